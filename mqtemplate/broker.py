@@ -56,6 +56,7 @@ class Capability(Enum):
     TRANSACTION_DELAY = "delays on a message in a transaction"
     REQUEST_REPLY = "requests and replies"
     SQL92 = "SQL92 selectors"
+    RECORD_BLOCK = "blocks of stored records"
 
 
 class MessageModel(Enum):

@@ -106,10 +106,8 @@ class EventLogger:
             self._write(level, event, fields)
 
     def _write(self, level: int, name: str, fields: dict[str, Any]) -> None:
-        from structlog.contextvars import get_contextvars
-
         method = logging.getLevelName(level).lower()
-        event = Event(get_contextvars())
+        event = Event(_context())
         event.update(self._fields)
         event.update(fields)
         event["event"] = name
@@ -190,6 +188,15 @@ def get_logger(name: str) -> EventLogger:
     return EventLogger(logging.getLogger(name), {})
 
 
+def _context() -> dict[str, Any]:
+    """Return the fields that the program has bound to its context; none on Spark's executors without structlog."""
+    try:
+        from structlog.contextvars import get_contextvars
+    except ImportError:
+        return {}
+    return get_contextvars()
+
+
 def _exc_info(event: Event) -> _ExcInfo:
     """Put the exception of an event into the one form that all formatters take; return it."""
     given = event.get("exc_info")
@@ -207,9 +214,11 @@ def _exc_info(event: Event) -> _ExcInfo:
 
 def _is_captured(logger: logging.Logger, method: str, event: Event) -> bool:
     """Return True if a test collects events: ``structlog.testing.capture_logs`` gets ours, too, and no handler does."""
-    import structlog
-    from structlog.testing import LogCapture
-
+    try:
+        import structlog
+        from structlog.testing import LogCapture
+    except ImportError:
+        return False
     processors = structlog.get_config()["processors"]
     if not processors or not isinstance(processors[-1], LogCapture):
         return False

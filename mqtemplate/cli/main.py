@@ -52,6 +52,7 @@ def _program() -> Any:
         delayed,
         folder,
         messages,
+        spark,
         topics,
     )
     from mqtemplate.cli.program import new_program
@@ -67,6 +68,7 @@ def _program() -> Any:
         application,
         bench,
         folder,
+        spark,
     ):
         module.add_commands(program)
     return get_command(program)

@@ -1,12 +1,16 @@
-"""RocketMQ's remoting protocol over TCP: server side and client side."""
+"""RocketMQ's remoting protocol over TCP: server side and client side. Names are imported when they are used."""
 
-from mqtemplate.remoting.client import RemotingClient
-from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.limits import ConnectionLimits
-from mqtemplate.remoting.server import RemotingServer
-from mqtemplate.remoting.settings import Credentials, RemotingClientSettings, RemotingServerSettings
-from mqtemplate.remoting.sockets import parse_address
-from mqtemplate.remoting.tls import ClientAuth, ClientTls, ServerTls, TlsMode
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mqtemplate.remoting.client import RemotingClient
+    from mqtemplate.remoting.connection import Connection
+    from mqtemplate.remoting.limits import ConnectionLimits
+    from mqtemplate.remoting.server import RemotingServer
+    from mqtemplate.remoting.settings import Credentials, RemotingClientSettings, RemotingServerSettings
+    from mqtemplate.remoting.sockets import parse_address
+    from mqtemplate.remoting.tls import ClientAuth, ClientTls, ServerTls, TlsMode
 
 __all__ = [
     "ClientAuth",
@@ -22,3 +26,24 @@ __all__ = [
     "TlsMode",
     "parse_address",
 ]
+
+_MODULES = {
+    "RemotingClient": "mqtemplate.remoting.client",
+    "Connection": "mqtemplate.remoting.connection",
+    "ConnectionLimits": "mqtemplate.remoting.limits",
+    "RemotingServer": "mqtemplate.remoting.server",
+    "Credentials": "mqtemplate.remoting.settings",
+    "RemotingClientSettings": "mqtemplate.remoting.settings",
+    "RemotingServerSettings": "mqtemplate.remoting.settings",
+    "parse_address": "mqtemplate.remoting.sockets",
+    "ClientAuth": "mqtemplate.remoting.tls",
+    "ClientTls": "mqtemplate.remoting.tls",
+    "ServerTls": "mqtemplate.remoting.tls",
+    "TlsMode": "mqtemplate.remoting.tls",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)

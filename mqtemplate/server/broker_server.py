@@ -34,6 +34,7 @@ from mqtemplate.server.processors.offset import OffsetProcessor
 from mqtemplate.server.processors.pull import PullProcessor
 from mqtemplate.server.processors.query import QueryProcessor
 from mqtemplate.server.processors.recall import RecallProcessor
+from mqtemplate.server.processors.record_block import RecordBlockProcessor
 from mqtemplate.server.processors.reply import ReplyProcessor
 from mqtemplate.server.processors.send import SendBackProcessor, SendProcessor
 from mqtemplate.server.processors.transaction import TransactionProcessor
@@ -52,6 +53,7 @@ _CLIENT_PROCESSORS = (
     TransactionProcessor,
     ReplyProcessor,
     DelayedMessageProcessor,
+    RecordBlockProcessor,
 )
 _ADMIN_PROCESSORS = (TopicAdmin, GroupAdmin, OffsetAdmin, BrokerAdmin, QueryProcessor, RelayProcessor, RecallProcessor)
 

@@ -18,14 +18,32 @@ class QueryCheckpoint:
     Spark writes ``offsets/<batch id>`` before it runs a batch, with the end of the batch, and ``commits/<batch id>``
     after it. Our file holds the start of the first batch. Spark asks the source for it again if the first batch is
     repeated, and the group's offset may have changed by then.
+
+    Args:
+        broker_name: Broker of the queues in offsets of version 1, which have no names of brokers.
+
+    Raises:
+        SparkError: From every method: a file is damaged, or the folder cannot be read. The text says what to do.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, broker_name: str = "broker-a") -> None:
         self.folder = folder
+        self._broker_name = broker_name
 
     def query_id(self) -> str:
         """Return the permanent id of the query. Together with a batch id it identifies a batch for ever."""
-        return str(json.loads((self.folder / "metadata").read_text())["id"])
+        path = self.folder / "metadata"
+        try:
+            return str(json.loads(_text(path) or "")["id"])
+        except (ValueError, TypeError, KeyError) as exc:
+            raise _damaged(path, "it has the id of the query", exc) from exc
+
+    def check(self) -> None:
+        """Check the files that are read at the start of a query, so that it does not start with a damaged one."""
+        if _text(self.folder / "metadata") is not None:
+            self.query_id()
+        for batch_id in {self.planned(), self.committed()} - {-1}:
+            self.end_of(batch_id)
 
     def planned(self) -> int:
         """Return the id of the newest planned batch; -1 if there is none."""
@@ -46,24 +64,28 @@ class QueryCheckpoint:
             SparkError: The file belongs to a query with other sources than one ``mqtemplate``.
         """
         path = self.folder / "offsets" / str(batch_id)
-        try:
-            lines = path.read_text().splitlines()
-        except FileNotFoundError:
+        text = _text(path)
+        if text is None:
             return None
         try:
-            (table,) = lines[2:]  # a version, metadata, then one line for each source
-            return from_spark(json.loads(table))
-        except (ValueError, AttributeError) as exc:
+            (table,) = text.splitlines()[2:]  # a version, metadata, then one line for each source
+            return from_spark(json.loads(table), self._broker_name)
+        except (ValueError, AttributeError, TypeError, KeyError) as exc:
             raise SparkError(
-                f"checkpoint {path} is not of a Spark listener's query ({exc}); give the listener a folder of its own"
+                f"checkpoint {path} is damaged, or is not of a Spark listener's query ({exc}); restore the folder from "
+                "a backup, or give the listener a folder of its own: a new one starts at the offsets of its group"
             ) from exc
 
     def first_offsets(self) -> OffsetTable | None:
         """Return the start of the first batch; None before the first start of the query."""
-        try:
-            return from_spark(json.loads((self.folder / _FIRST_OFFSETS).read_text()))
-        except FileNotFoundError:
+        path = self.folder / _FIRST_OFFSETS
+        text = _text(path)
+        if text is None:
             return None
+        try:
+            return from_spark(json.loads(text), self._broker_name)
+        except (ValueError, AttributeError, TypeError, KeyError) as exc:
+            raise _damaged(path, "it has the start of the first batch", exc) from exc
 
     def write_first_offsets(self, offsets: OffsetTable) -> None:
         """Write the start of the first batch, durably and atomically."""
@@ -78,4 +100,30 @@ class QueryCheckpoint:
 
 def _batch_ids(folder: Path) -> list[int]:
     """Return the batch ids in a folder of Spark. Its checksum and temporary files have other names."""
-    return [int(path.name) for path in folder.glob("*") if path.name.isdecimal()]
+    try:
+        return [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]
+    except FileNotFoundError:
+        return []
+    except OSError as exc:
+        raise _unreadable(folder, exc) from exc
+
+
+def _text(path: Path) -> str | None:
+    """Return the text of a file; None if there is none."""
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as exc:
+        raise _unreadable(path, exc) from exc
+
+
+def _unreadable(path: Path, exc: Exception) -> SparkError:
+    return SparkError(f"checkpoint {path} cannot be read ({exc}); check the permissions and the owner of the folder")
+
+
+def _damaged(path: Path, content: str, exc: Exception) -> SparkError:
+    return SparkError(
+        f"checkpoint {path} is damaged ({exc}); {content}. Restore the folder from a backup, or delete it: "
+        "the query then starts at the offsets of its group"
+    )

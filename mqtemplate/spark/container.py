@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _log = get_logger("mqtemplate.spark")
 _COMMIT_TIMEOUT_S = 10.0
 _POLL_S = 0.01
+_RAISED = "[USER_RAISED_EXCEPTION] "
 
 
 class _StoppingError(Exception):
@@ -85,7 +86,7 @@ class SparkListenerContainer:
             )
         self._function: Callable[[DataFrame, SparkBatch], object] = getattr(endpoint, "on_batch", endpoint)  # type: ignore[arg-type]
         self._spark, self._broker = spark, broker
-        self._checkpoint = QueryCheckpoint(_checkpoint_folder(Path(checkpoint_root), self.settings))
+        self._checkpoint = QueryCheckpoint(_checkpoint_folder(Path(checkpoint_root), self.settings), broker.name)
         self._topic = ",".join(self.settings.topics)
         self._log = _log.bind(listener=self.name, topic=self._topic, group=self.settings.consumer_group)
         self._query: StreamingQuery | None = None
@@ -112,6 +113,7 @@ class SparkListenerContainer:
         self._ended.clear()
         self._no_batch_runs.set()
         self._error, self._last_batch = None, -1
+        self._checkpoint.check()
         first = self._first_offsets()
         planned, committed = self._checkpoint.planned(), self._checkpoint.committed()
         self._replayed = planned if planned > committed else -1
@@ -198,6 +200,7 @@ class SparkListenerContainer:
         from mqtemplate.spark.store_reader import StoreReader
 
         reader = StoreReader(SourceOptions.parse(self._options(None), streaming=True))
+        reader.warn_of_missing_topics()
         first = reader.offsets_of(self._committed)
         self._checkpoint.write_first_offsets(first)
         return first
@@ -219,14 +222,9 @@ class SparkListenerContainer:
     def _with_payload(self, messages: DataFrame) -> DataFrame:
         if self.settings.payload is None:
             return messages
-        from pyspark.sql import functions as f
+        from mqtemplate.spark.reader.payload_column import with_payload
 
-        from mqtemplate.spark.schema import payload_schema
-
-        mode = {"null": "PERMISSIVE", "fail": "FAILFAST"}[self.settings.bad_records]
-        body = f.col("body").cast("string")
-        payload = f.from_json(body, payload_schema(self.settings.payload), {"mode": mode})
-        return messages.withColumn("payload", payload)
+        return with_payload(messages, self.settings.payload, self.settings.bad_records)
 
     def _watch(self, query: StreamingQuery) -> None:
         """Note the end of the query, which happens in a thread of Spark."""
@@ -300,18 +298,24 @@ class SparkListenerContainer:
         """Return the offsets of a batch. A queue that is new in it starts at 0."""
         before = self._checkpoint.end_of(batch_id - 1) if batch_id else first
         start = {**dict.fromkeys(end, 0), **(before or {})}
-        ranges = (QueueRange(*queue, start[queue], stop) for queue, stop in sorted(end.items()))
-        return tuple(found for found in ranges if len(found))
+        ranges = (QueueRange.of(queue, start[queue], stop) for queue, stop in sorted(end.items()))
+        found = tuple(each for each in ranges if len(each))
+        return found if self.settings.fail_on_data_loss else self._stored(found)
 
-    def _committed(self, topic: str, queue_id: int) -> int | None:
-        queue = MessageQueue(topic, self._broker.name, queue_id)
+    def _stored(self, ranges: tuple[QueueRange, ...]) -> tuple[QueueRange, ...]:
+        """Return what is left of some ranges after a data loss: the offsets of the rows of the DataFrame."""
+        from mqtemplate.spark.store_reader import StoreReader
+
+        return StoreReader(SourceOptions.parse(self._options(None), streaming=True)).stored_ranges(ranges)
+
+    def _committed(self, queue: MessageQueue) -> int | None:
         return self._broker.committed_offset(self.settings.consumer_group, queue)
 
     def _commit(self, end: OffsetTable) -> None:
         """Commit the end of a batch for the group, but no lower offset than before, as a repeated batch would."""
-        for (topic, queue_id), offset in sorted(end.items()):
-            if offset > (self._committed(topic, queue_id) or 0):
-                queue = MessageQueue(topic, self._broker.name, queue_id)
+        for stored, offset in sorted(end.items()):
+            queue = MessageQueue(stored.topic, self._broker.name, stored.queue_id)
+            if offset > (self._committed(queue) or 0):
                 self._broker.commit_offset(self.settings.consumer_group, queue, offset)
 
 
@@ -343,4 +347,7 @@ def _summary(error: object) -> str:
     """Return the message of a Spark error without its stacks; if it contains an error of this library, that one's."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith("mqtemplate.errors.")]
-    return ours[-1].partition(": ")[2] if ours else lines[0]
+    if ours:
+        return ours[-1].partition(": ")[2]
+    raised = [line for line in lines if _RAISED in line]  # by `raise_error` in the plan of the query
+    return raised[0].partition(_RAISED)[2].partition(" SQLSTATE")[0] if raised else lines[0]

@@ -1,21 +1,26 @@
-"""Offsets: tables as Spark stores them, ranges of a queue, and their distribution to tasks. Without Spark."""
+"""Offsets: tables as Spark stores them, ranges of a queue, and the limits of a batch. Without Spark."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from mqtemplate.errors import ConfigurationError
+from mqtemplate.errors import ConfigurationError, SparkError
+from mqtemplate.message import MessageQueue
 
-OffsetTable = dict[tuple[str, int], int]
-"""(topic, queue id) -> queue offset."""
+OffsetTable = dict[MessageQueue, int]
+"""Queue -> queue offset."""
+
+GivenOffsets = dict[tuple[str, str | None, int], int]
+"""(topic, name of the broker or None for any, queue id) -> queue offset, as an option gives them."""
 
 LATEST, EARLIEST = -1, -2
 """End and start of a queue in the JSON of an option, as in Spark's Kafka source."""
 
-_ROWS_A_PARTITION = 20_000  # below this number, one more task costs more than it saves
+FORMAT_VERSION = 2
+"""Version of the JSON in a checkpoint. Version 1 had no version and no level for the brokers: it was topic > queue."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -26,6 +31,17 @@ class QueueRange:
     queue_id: int
     start: int
     end: int
+    broker_name: str = ""
+
+    @classmethod
+    def of(cls, queue: MessageQueue, start: int, end: int) -> QueueRange:
+        """Return a range of *queue*."""
+        return cls(queue.topic, queue.queue_id, start, end, queue.broker_name)
+
+    @property
+    def queue(self) -> MessageQueue:
+        """The queue."""
+        return MessageQueue(self.topic, self.broker_name, self.queue_id)
 
     def __len__(self) -> int:
         return max(0, self.end - self.start)
@@ -33,23 +49,52 @@ class QueueRange:
     def split(self, size: int) -> Iterator[QueueRange]:
         """Yield the ranges of at most *size* messages that this one consists of."""
         for start in range(self.start, self.end, size):
-            yield QueueRange(self.topic, self.queue_id, start, min(start + size, self.end))
+            yield replace(self, start=start, end=min(start + size, self.end))
 
 
-def to_spark(offsets: OffsetTable) -> dict[str, dict[str, int]]:
-    """Return the JSON object that Spark stores in its checkpoint. It is sorted, since Spark compares the text."""
-    table: dict[str, dict[str, int]] = {}
-    for (topic, queue_id), offset in sorted(offsets.items()):
-        table.setdefault(topic, {})[str(queue_id)] = int(offset)
-    return table
+def to_spark(offsets: OffsetTable) -> dict[str, Any]:
+    """Return the JSON object that Spark stores in its checkpoint: topic > broker > queue.
+
+    It is sorted, since Spark compares the text.
+    """
+    topics: dict[str, dict[str, dict[str, int]]] = {}
+    for queue in sorted(offsets):
+        by_broker = topics.setdefault(queue.topic, {})
+        by_broker.setdefault(queue.broker_name, {})[str(queue.queue_id)] = int(offsets[queue])
+    return {"version": FORMAT_VERSION, "topics": topics}
 
 
-def from_spark(table: Mapping[str, Mapping[str, int]]) -> OffsetTable:
-    """Return the table of a JSON object from `to_spark`."""
-    return {(topic, int(queue_id)): offset for topic, queues in table.items() for queue_id, offset in queues.items()}
+def from_spark(table: Mapping[str, Any], broker_name: str) -> OffsetTable:
+    """Return the table of a JSON object from `to_spark`, or of one in version 1.
+
+    Args:
+        broker_name: Broker of the queues in version 1.
+
+    Raises:
+        SparkError: A newer release wrote the object.
+        ValueError, AttributeError, TypeError: The object is no table of offsets.
+    """
+    version = table.get("version")
+    if not isinstance(version, int):  # a topic may have this name
+        return {
+            MessageQueue(topic, broker_name, int(queue_id)): int(offset)
+            for topic, queues in table.items()
+            for queue_id, offset in queues.items()
+        }
+    if version != FORMAT_VERSION:
+        raise SparkError(
+            f"the offsets have version {version}, and this release of mqtemplate reads 1 and {FORMAT_VERSION}; "
+            "continue the query with the release that wrote its checkpoint, or a newer one"
+        )
+    return {
+        MessageQueue(topic, broker, int(queue_id)): int(offset)
+        for topic, by_broker in table["topics"].items()
+        for broker, queues in by_broker.items()
+        for queue_id, offset in queues.items()
+    }
 
 
-def parse_offsets(text: str, option: str) -> OffsetTable:
+def parse_offsets(text: str, option: str) -> GivenOffsets:
     """Parse an option such as ``{"orders": {"0": 23, "1": -2}}``; -1 means the end of a queue, -2 its start.
 
     rocketmq-spark's form with a level for the broker's name, ``{"orders": {"broker-a": {"0": 23}}}``, is allowed too.
@@ -58,26 +103,33 @@ def parse_offsets(text: str, option: str) -> OffsetTable:
         ConfigurationError: The text has another form.
     """
     try:
-        table = json.loads(text)
-        return {
-            (topic, int(queue_id)): _offset(offset)
-            for topic, queues in table.items()
-            for queue_id, offset in _without_broker(queues).items()
-        }
-    except (ValueError, AttributeError, TypeError, RecursionError) as exc:
+        return parse_queue_table(text, _offset)
+    except (ValueError, AttributeError, TypeError, KeyError, RecursionError) as exc:
         raise ConfigurationError(
             f"option {option}: {text!r} is not offsets ({exc}); "
             'write JSON such as {"orders": {"0": 23, "1": -2}} with -2 for earliest and -1 for latest'
         ) from exc
 
 
-def _without_broker(queues: Mapping[str, Any]) -> Mapping[str, Any]:
-    brokers = [inner for inner in queues.values() if isinstance(inner, dict)]
-    if not brokers:
-        return queues
-    if len(brokers) > 1 or len(queues) > 1:
-        raise ValueError("a folder holds the queues of one broker, and more than one is named")
-    return brokers[0]
+def parse_queue_table(text: str, value: Callable[[object], int]) -> GivenOffsets:
+    """Parse JSON with a number for each queue, with or without a level for the names of the brokers.
+
+    The form of a checkpoint and of Spark's progress is allowed, too.
+
+    Raises:
+        ValueError, AttributeError, TypeError: The text has another form.
+    """
+    found: GivenOffsets = {}
+    table = json.loads(text)
+    if isinstance(table.get("version"), int):
+        table = table["topics"]
+    for topic, inner in table.items():
+        for name, entry in inner.items():
+            if isinstance(entry, dict):
+                found |= {(topic, name, int(queue_id)): value(number) for queue_id, number in entry.items()}
+            else:
+                found[topic, None, int(name)] = value(entry)
+    return found
 
 
 def _offset(value: object) -> int:
@@ -101,33 +153,3 @@ def limited(start: OffsetTable, end: OffsetTable, max_messages: int | None) -> O
         queue: start.get(queue, 0) + (max(1, count * max_messages // total) if count else 0)
         for queue, count in unread.items()
     }
-
-
-def distribute(ranges: Iterable[QueueRange], min_partitions: int | None = None) -> list[tuple[QueueRange, ...]]:
-    """Distribute ranges over tasks, and leave out empty ranges. Return the ranges of each task.
-
-    By default a task gets whole queues, and small queues share a task: a task costs more than reading some thousand
-    messages. With *min_partitions*, large ranges are split as well.
-    """
-    filled = sorted((found for found in ranges if len(found)), key=len, reverse=True)
-    if not filled:
-        return []
-    total = sum(map(len, filled))
-    if min_partitions is None:
-        tasks = min(len(filled), -(-total // _ROWS_A_PARTITION))
-    else:
-        tasks = min(max(min_partitions, 1), total)
-        parts = (part for found in filled for part in found.split(-(-total // tasks)))
-        filled = sorted(parts, key=len, reverse=True)
-    return _pack(filled, tasks)
-
-
-def _pack(ranges: Sequence[QueueRange], tasks: int) -> list[tuple[QueueRange, ...]]:
-    """Assign each range to the task with the fewest messages, the largest range first."""
-    shares: list[list[QueueRange]] = [[] for _ in range(tasks)]
-    loads = [0] * tasks
-    for found in ranges:
-        lightest = loads.index(min(loads))
-        shares[lightest].append(found)
-        loads[lightest] += len(found)
-    return [tuple(sorted(share)) for share in shares if share]

@@ -6,45 +6,86 @@ import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
 
-from mqtemplate.errors import ConfigurationError, DestinationError, ListenerError, UnsupportedError
-from mqtemplate.listener.attributes import NOT_READABLE, Attribute, flag, number
+from mqtemplate.errors import ConfigurationError, ListenerError
 from mqtemplate.record.compression import MAX_BODY_BYTES
-from mqtemplate.selectors.tags import TagSelector, tag_selector
-from mqtemplate.spark.offsets import OffsetTable, parse_offsets
-from mqtemplate.topics import check_topic
+from mqtemplate.selectors.tags import Selector, SelectorType, make_selector
+from mqtemplate.spark.offsets import GivenOffsets, parse_offsets, parse_queue_table
+from mqtemplate.spark.reader import option_values as values
 
 OPTION_NAMES = (
-    *("store", "topic", "topicPattern", "tags", "subExpression", "group", "brokerName"),
+    *("store", "nameServer", "clientFile", "brokerName"),
+    *("topic", "topicPattern", "assign", "tags", "subExpression", "sql", "group"),
     *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"),
-    *("maxOffsetsPerTrigger", "minPartitions", "failOnDataLoss", "includeProperties", "maxDecompressedSize"),
+    *("startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy"),
+    *("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),
+    *("minPartitions", "maxRecordsPerPartition", "failOnDataLoss", "includeProperties", "maxDecompressedSize"),
 )
 """Names for ``.option(...)``; case does not matter."""
 
+_ALIASES = {
+    "path": "store",
+    "subscribe": "topic",
+    "subscribepattern": "topicPattern",
+    "kafka.group.id": "group",
+    "includeheaders": "includeProperties",
+}
+"""Other names for an option: that of Spark's file sources, and those of its Kafka source."""
+
+_SPARKS_OWN = frozenset({"provider", "owner", "location", "external", "comment", "serialization.format", "table"})
+"""Names, in lower case, that Spark adds to the options of a table of its catalog."""
+
 _BATCH_ONLY = (
-    ("endingOffsets", "endingTimestamp"),
+    ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
     "a stream has no end; leave it out, or read a batch with spark.read",
 )
-_STREAM_ONLY = ("maxOffsetsPerTrigger",), "a batch has no triggers; leave it out, or set endingOffsets"
-_EXCLUSIVE = (
-    ("topic", "topicPattern"),
-    ("tags", "subExpression"),
-    ("startingOffsets", "startingTimestamp"),
-    ("endingOffsets", "endingTimestamp"),
+_STREAM_ONLY = (
+    ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),
+    "a batch has no triggers; leave it out, or set endingOffsets",
 )
+_EXCLUSIVE = (
+    ("store", "nameServer"),
+    ("topic", "topicPattern", "assign"),
+    ("tags", "subExpression", "sql"),
+    ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp"),
+    ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
+)
+_SECRET = "it would show in plans and logs; set MQTEMPLATE_ACCESS_KEY and MQTEMPLATE_SECRET_KEY, or a clientFile"
 _HINTS = {
-    "path": "give the folder of the broker as option 'store'",
-    "subscribe": "the option is 'topic' here",
-    "subscribepattern": "the option is 'topicPattern' here",
+    "kafka.bootstrap.servers": "give the name servers of the cluster as option 'nameServer'",
+    "accesskey": _SECRET,
+    "secretkey": _SECRET,
+    "securitytoken": _SECRET,
 }
 _WORDS = ("earliest", "latest", "group")
-_NUMBER = number(None, 1, 2**63 - 1)
-_TRUE = flag(True)
+_STRATEGIES = ("error", "latest")
 
-Position = str | int | OffsetTable
-"""Start or end: ``earliest``, ``latest``, ``group``; a store time in epoch ms; or an offset for each queue."""
+
+@dataclass(frozen=True, slots=True)
+class OffsetsByTime:
+    """Start or end by a store time for each queue, in epoch milliseconds."""
+
+    times: GivenOffsets
+
+
+Position = str | int | GivenOffsets | OffsetsByTime
+"""Start or end: ``earliest``, ``latest``, ``group``; a store time; or an offset or a time for each queue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriggerLimits:
+    """Limits of a micro-batch, before messages are selected. None: no limit.
+
+    Attributes:
+        max_messages: Maximum number of messages.
+        max_bytes: Maximum size, estimated from some of the messages.
+        min_messages: A batch waits for so many, but no longer than *max_delay_ms* after the one before.
+    """
+
+    max_messages: int | None = None
+    max_bytes: int | None = None
+    min_messages: int | None = None
+    max_delay_ms: int = 15 * 60_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,29 +93,39 @@ class SourceOptions:
     """Checked options of one read.
 
     Attributes:
+        store: Folder to read; empty to read from *name_servers*.
+        name_servers: Addresses of a cluster, ``host:port``.
+        client_file: File on each machine with access key and TLS settings for the cluster.
         topics: Names; empty if *topic_pattern* selects the topics.
-        selector: Tags to keep.
+        assigned: Queues to read, of *topics*; empty for all. A name of a broker may be None.
+        selector: Messages to keep.
         group: Consumer group whose committed offsets ``startingOffsets=group`` means.
-        broker_name: Value of the column ``brokerName``; the store folder does not contain it.
+        broker_name: Value of the column ``brokerName``; a store folder does not contain it.
         start: Start of a batch, or of a query without a checkpoint.
         end: End of a batch.
-        max_offsets_per_trigger: Maximum number of messages in a micro-batch, before tags are selected; None: no limit.
+        fails_without_time: Fail if a queue has no message at or after the time of *start*; False: start at its end.
         min_partitions: Minimum number of tasks; None: the size decides.
+        max_records_per_partition: Maximum number of messages of a task; None: the size decides.
         fail_on_data_loss: Fail if messages that should be read are gone; False: warn, and continue after them.
         include_properties: Build the columns ``properties`` and ``msgId``, which take most time.
         max_body_bytes: Largest body that is decompressed; a larger one stays compressed in the column ``body``.
     """
 
     store: str
+    name_servers: tuple[str, ...]
+    client_file: str | None
     topics: tuple[str, ...]
     topic_pattern: re.Pattern[str] | None
-    selector: TagSelector
+    assigned: frozenset[tuple[str, str | None, int]]
+    selector: Selector
     group: str | None
     broker_name: str
     start: Position
     end: Position
-    max_offsets_per_trigger: int | None
+    fails_without_time: bool
+    limits: TriggerLimits
     min_partitions: int | None
+    max_records_per_partition: int | None
     fail_on_data_loss: bool
     include_properties: bool
     max_body_bytes: int
@@ -85,48 +136,63 @@ class SourceOptions:
 
         Raises:
             ConfigurationError: An option is unknown, malformed, missing, or contradicts another one.
-            UnsupportedError: The option ``nameServer`` is given: a remote broker cannot be read.
         """
         given = _known(options)
         _refuse_contradictions(given, streaming=streaming)
-        if "store" not in given:
-            raise ConfigurationError("option 'store' is missing: give the folder of the embedded broker")
+        if "store" not in given and "nameServer" not in given:
+            raise ConfigurationError(
+                "option 'store' is missing: give the folder of the embedded broker, or the name servers of a cluster "
+                "as 'nameServer'"
+            )
         group = given.get("group")
+        assigned = values.assigned_queues(given["assign"]) if "assign" in given else frozenset()
         return cls(
-            store=given["store"],
-            topics=_topics(given),
+            store=given.get("store", ""),
+            name_servers=_name_servers(given),
+            client_file=given.get("clientFile"),
+            topics=_topics(given, assigned),
             topic_pattern=_pattern(given),
+            assigned=assigned,
             selector=_selector(given),
             group=group,
             broker_name=given.get("brokerName", "broker-a"),
-            start=_position(given, "starting", "group" if streaming and group else "earliest"),
-            end=_position(given, "ending", "latest"),
-            max_offsets_per_trigger=_value(given, "maxOffsetsPerTrigger", _NUMBER),
-            min_partitions=_value(given, "minPartitions", _NUMBER),
-            fail_on_data_loss=_value(given, "failOnDataLoss", _TRUE),
-            include_properties=_value(given, "includeProperties", _TRUE),
-            max_body_bytes=_value(given, "maxDecompressedSize", _NUMBER) or MAX_BODY_BYTES,
+            start=_position(given, "starting", "group" if streaming and group else "earliest", streaming),
+            end=_position(given, "ending", "latest", streaming),
+            fails_without_time=_strategy(given) == "error",
+            limits=_limits(given),
+            min_partitions=values.whole_number(given, "minPartitions"),
+            max_records_per_partition=values.whole_number(given, "maxRecordsPerPartition"),
+            fail_on_data_loss=values.true_or_false(given, "failOnDataLoss", True),
+            include_properties=values.true_or_false(given, "includeProperties", True),
+            max_body_bytes=values.whole_number(given, "maxDecompressedSize") or MAX_BODY_BYTES,
         )
 
     @staticmethod
     def wants_properties(options: Mapping[str, str]) -> bool:
         """Return ``includeProperties`` only: Spark requests the schema before it says if the read is a stream."""
-        return bool(_value(_known(options), "includeProperties", _TRUE))
+        return values.true_or_false(_known(options), "includeProperties", True)
+
+    @property
+    def place(self) -> str:
+        """Name of the folder or the cluster, for errors."""
+        return f"store {self.store!r}" if self.store else f"cluster at {';'.join(self.name_servers)}"
 
 
 def _known(options: Mapping[str, str]) -> dict[str, str]:
     """Return the options under their exact names."""
-    options = {name.lower(): value for name, value in options.items()}
-    spellings = {name.lower(): name for name in OPTION_NAMES}
-    if "nameserver" in options:
-        raise UnsupportedError(
-            f"option nameServer={options['nameserver']!r}: reading from a remote broker is not supported; "
-            "read the folder of an embedded broker with option 'store'"
-        )
-    for name in options:
+    spellings = {name.lower(): name for name in OPTION_NAMES} | _ALIASES
+    given: dict[str, str] = {}
+    for written, value in options.items():
+        name = written.lower().removeprefix("option.")  # the prefix is that of a table of the catalog
+        if name in _SPARKS_OWN:
+            continue
         if name not in spellings:
             raise ConfigurationError(f"option {name!r} is unknown; {_hint(name, spellings)}")
-    return {spellings[name]: value for name, value in options.items()}
+        if given.setdefault(spellings[name], value) != value:
+            raise ConfigurationError(
+                f"option {spellings[name]!r} is given twice, with different values, also as {name!r}"
+            )
+    return given
 
 
 def _hint(name: str, spellings: Mapping[str, str]) -> str:
@@ -137,29 +203,37 @@ def _hint(name: str, spellings: Mapping[str, str]) -> str:
 
 
 def _refuse_contradictions(given: Mapping[str, str], *, streaming: bool) -> None:
-    for one, other in _EXCLUSIVE:
-        if one in given and other in given:
+    for names in _EXCLUSIVE:
+        found = [name for name in names if name in given]
+        if len(found) > 1:
+            one, other = found[:2]
             raise ConfigurationError(f"options {one!r} and {other!r} contradict each other; give one of them")
     wrong, reason = _BATCH_ONLY if streaming else _STREAM_ONLY
     for name in wrong:
         if name in given:
             raise ConfigurationError(f"option {name!r} does not apply: {reason}")
+    for name, needed in (("maxTriggerDelay", "minOffsetsPerTrigger"), ("clientFile", "nameServer")):
+        if name in given and needed not in given:
+            raise ConfigurationError(f"option {name!r} needs the option {needed!r}")
 
 
-def _topics(given: Mapping[str, str]) -> tuple[str, ...]:
+def _name_servers(given: Mapping[str, str]) -> tuple[str, ...]:
+    if "nameServer" not in given:
+        return ()
+    addresses = tuple(part.strip() for part in re.split("[;,]", given["nameServer"]) if part.strip())
+    if not addresses or not all(re.fullmatch(r".+:\d+", address) for address in addresses):
+        raise ConfigurationError(f"option nameServer={given['nameServer']!r}: give host:port, several joined by ';'")
+    return addresses
+
+
+def _topics(given: Mapping[str, str], assigned: frozenset[tuple[str, str | None, int]]) -> tuple[str, ...]:
+    if assigned:
+        return values.topic_names("assign", sorted({topic for topic, _, _ in assigned}))
     if "topic" not in given:
         if "topicPattern" in given:
             return ()
         raise ConfigurationError("option 'topic' is missing: give one topic, several as 'a,b', or a 'topicPattern'")
-    names = [name.strip() for name in given["topic"].split(",")]
-    for name in names:
-        try:
-            check_topic(name)
-        except DestinationError as exc:
-            raise ConfigurationError(f"option topic={given['topic']!r}: {exc}") from exc
-    if len(set(names)) < len(names):
-        raise ConfigurationError(f"option topic={given['topic']!r} names one topic twice; name each once")
-    return tuple(sorted(names))
+    return values.topic_names(f"topic={given['topic']!r}", [name.strip() for name in given["topic"].split(",")])
 
 
 def _pattern(given: Mapping[str, str]) -> re.Pattern[str] | None:
@@ -170,23 +244,31 @@ def _pattern(given: Mapping[str, str]) -> re.Pattern[str] | None:
         raise ConfigurationError(f"option topicPattern={text!r} is not a regular expression: {exc}") from exc
 
 
-def _selector(given: Mapping[str, str]) -> TagSelector:
-    expression = given.get("tags", given.get("subExpression", "*"))
+def _selector(given: Mapping[str, str]) -> Selector:
+    option = "sql" if "sql" in given else "tags"
+    expression = given.get("sql", given.get("tags", given.get("subExpression", "*")))
     try:
-        return tag_selector(expression)
+        return make_selector(SelectorType.SQL92 if option == "sql" else SelectorType.TAG, expression)
     except ListenerError as exc:
-        raise ConfigurationError(f"option tags: {exc}") from exc
+        raise ConfigurationError(f"option {option}: {exc}") from exc
 
 
-def _position(given: Mapping[str, str], which: str, default: str) -> Position:
+def _position(given: Mapping[str, str], which: str, default: str, streaming: bool) -> Position:
     timestamp = given.get(f"{which}Timestamp")
     if timestamp is not None:
-        return _milliseconds(f"{which}Timestamp", timestamp)
+        return values.milliseconds(f"{which}Timestamp", timestamp)
+    if f"{which}OffsetsByTimestamp" in given:
+        return _by_time(f"{which}OffsetsByTimestamp", given[f"{which}OffsetsByTimestamp"])
     option = f"{which}Offsets"
     text = given.get(option, default)
     if text.lstrip().startswith("{"):
         return parse_offsets(text, option)
     word = text.strip().lower()
+    if which == "starting" and word == "latest" and not streaming:
+        raise ConfigurationError(
+            "option startingOffsets='latest': a batch that starts at the end reads nothing; leave it out for all "
+            "messages, or set startingTimestamp"
+        )
     refused = {"starting": (), "ending": ("earliest", "group")}[which]
     if word not in _WORDS or word in refused:
         allowed = [word for word in _WORDS if word not in refused]
@@ -196,24 +278,31 @@ def _position(given: Mapping[str, str], which: str, default: str) -> Position:
     return word
 
 
-def _milliseconds(option: str, text: str) -> int:
-    if text.strip().isdecimal():
-        return int(text)
+def _by_time(option: str, text: str) -> OffsetsByTime:
     try:
-        moment = datetime.fromisoformat(text.strip())
-    except ValueError as exc:
+        return OffsetsByTime(parse_queue_table(text, lambda value: values.milliseconds(option, str(value))))
+    except (ValueError, AttributeError, TypeError) as exc:
         raise ConfigurationError(
-            f"option {option}={text!r}: give epoch milliseconds, or ISO 8601 such as 2026-01-31T12:00:00+00:00"
+            f'option {option}: {text!r} is not times ({exc}); write JSON such as {{"orders": {{"0": 1767225600000}}}}'
         ) from exc
-    if moment.tzinfo is None:
-        raise ConfigurationError(f"option {option}={text!r} has no time zone; add one, such as +00:00")
-    return int(moment.timestamp() * 1_000)
 
 
-def _value(given: Mapping[str, str], option: str, attribute: Attribute) -> Any:
-    if option not in given:
-        return attribute.default
-    try:
-        return attribute.read(given[option].strip())
-    except NOT_READABLE:
-        raise ConfigurationError(f"option {option}={given[option]!r} must be {attribute.allowed}") from None
+def _strategy(given: Mapping[str, str]) -> str:
+    option = "startingOffsetsByTimestampStrategy"
+    word = given.get(option, "latest").strip().lower()
+    if word not in _STRATEGIES:
+        raise ConfigurationError(f"option {option}={given[option]!r}: allowed are {', '.join(_STRATEGIES)}")
+    return word
+
+
+def _limits(given: Mapping[str, str]) -> TriggerLimits:
+    most = values.whole_number(given, "maxOffsetsPerTrigger")
+    least = values.whole_number(given, "minOffsetsPerTrigger")
+    if most is not None and least is not None and least > most:
+        raise ConfigurationError(f"option minOffsetsPerTrigger={least} is above maxOffsetsPerTrigger={most}")
+    return TriggerLimits(
+        max_messages=most,
+        max_bytes=values.whole_number(given, "maxBytesPerTrigger"),
+        min_messages=least,
+        max_delay_ms=values.duration(given, "maxTriggerDelay", "15m"),
+    )

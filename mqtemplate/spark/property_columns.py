@@ -28,7 +28,7 @@ class PropertyColumns:
     def __init__(self, encoded: pa.Array) -> None:
         encoded = _with_last_separator(encoded)
         self._count = len(encoded)
-        offsets, self._data = _parts(encoded)
+        offsets, self._data = cell_parts(encoded)
         # One entry for each pair of all messages: its start, its first 0x01, its 0x02, and the row of its message.
         stops = np.flatnonzero(self._data == _PAIR_END)
         starts = np.concatenate([np.zeros(min(1, len(stops)), np.int64), stops[:-1] + 1])
@@ -115,14 +115,14 @@ def text(cells: pa.Array) -> pa.Array:
 
 def _with_last_separator(encoded: pa.Array) -> pa.Array:
     """Return the cells with 0x02 at the end of each one that is not empty. An extra 0x02 is an empty pair."""
-    offsets, data = _parts(encoded)
+    offsets, data = cell_parts(encoded)
     filled = offsets[1:] > offsets[:-1]
     if (data[offsets[1:][filled] - 1] == _PAIR_END).all():
         return encoded
     return pc.binary_join_element_wise(encoded, pa.scalar(bytes([_PAIR_END])), pa.scalar(b""))
 
 
-def _parts(cells: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+def cell_parts(cells: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
     """Return the offsets and bytes of a binary array that starts at the start of its buffers."""
     _, offsets, data = cells.buffers()
     bounds = np.frombuffer(offsets, np.int32, len(cells) + 1).astype(np.int64)

@@ -7,10 +7,10 @@ gathers the numbers of the headers. Rare cases (a compressed body, text that is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
-from typing import Any
+from itertools import pairwise
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +25,8 @@ from mqtemplate.record import layout
 from mqtemplate.record.codec import BadRecordError, parse_record, unpack_host
 from mqtemplate.record.compression import MAX_BODY_BYTES, decompress_body
 from mqtemplate.record.layout import SysFlag
-from mqtemplate.spark.property_columns import PropertyColumns, adjacent_cells
-from mqtemplate.spark.store_folder import LogWindow, StoreFolder
+from mqtemplate.spark.property_columns import PropertyColumns, adjacent_cells, cell_parts
+from mqtemplate.spark.reader.record_block import RecordBlock
 
 _log = get_logger("mqtemplate.spark")
 
@@ -51,35 +51,17 @@ ARROW_SCHEMA = pa.schema(
 )
 """Columns of the source; ``deliverTimestamp`` is null unless the message was delayed to a time."""
 
-_ROWS = 8_192  # of a batch; from here to 32,768 rows the time per row is the same
-_BYTES = 32 * 1024 * 1024  # of a batch; bodies may be megabytes
 _LAST_MS = 2**63 // 1_000 - 1  # the last millisecond that a timestamp in microseconds can hold
+_U8 = np.uint64
+_HEADER = np.dtype(layout.HEADER_FIELDS)  # type: ignore[call-overload]
+Extra: TypeAlias = int | npt.NDArray[Any]
 _CODECS = {0x000: "zlib", 0x100: "lz4", 0x200: "zstd", 0x300: "zlib"}
 
 
-@dataclass(frozen=True, slots=True)
-class QueueSlice:
-    """Units of one queue, and the values that all their rows share.
-
-    Attributes:
-        queue_offsets: Queue offset of each unit, ascending.
-        units: Structured array of `CQ_UNIT_DTYPE`, one for each queue offset.
-    """
-
-    topic: str
-    broker_name: str
-    queue_id: int
-    queue_offsets: npt.NDArray[np.int64]
-    units: npt.NDArray[Any]
-
-    def __getitem__(self, part: slice) -> QueueSlice:
-        return QueueSlice(self.topic, self.broker_name, self.queue_id, self.queue_offsets[part], self.units[part])
-
-
 def record_batches(
-    folder: StoreFolder, queue: QueueSlice, schema: pa.Schema, max_body_bytes: int = MAX_BODY_BYTES
+    blocks: Iterable[RecordBlock], schema: pa.Schema, max_body_bytes: int = MAX_BODY_BYTES
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records of *queue* in order, some thousand in a batch.
+    """Yield the records of each block as one batch.
 
     Each record is checked: its length, magic code, own offset, the lengths inside, the CRC of its body, and the check
     that our own broker writes for the other bytes.
@@ -89,74 +71,63 @@ def record_batches(
 
     Raises:
         CorruptRecordError: A record is damaged; the text names the file and the physical offset.
-        OffsetOutOfRangeError: The file of a record was deleted.
     """
-    physical = queue.units["physical_offset"].astype(np.int64)
-    if (np.diff(physical) <= 0).any():
-        at = int(np.argmax(np.diff(physical) <= 0))
-        where = f"consume queue {queue.queue_id} of {queue.topic}"
-        raise CorruptRecordError(where, int(physical[at + 1]), "its units do not ascend")
-    for window, part in folder.windows(physical):
-        for piece in _pieces(queue.units["size"][part].astype(np.int64)):
-            start = part.start
-            chunk = queue[start + piece.start : start + piece.stop]
-            yield _Records(window, chunk, max_body_bytes).batch(schema)
-
-
-def _pieces(sizes: npt.NDArray[np.int64]) -> Iterator[slice]:
-    """Split records into batches by rows and by bytes; each batch has at least one record."""
-    ends = np.cumsum(sizes)
-    at = 0
-    while at < len(sizes):
-        before = int(ends[at - 1]) if at else 0
-        stop = min(at + _ROWS, int(np.searchsorted(ends, before + _BYTES, side="right")))
-        yield slice(at, max(stop, at + 1))
-        at = max(stop, at + 1)
+    for block in blocks:
+        yield _Records(block, max_body_bytes).batch(schema)
 
 
 class _Records:
-    """Records of one commit log file, with computed offsets of all fields. `mqtemplate.record.codec` has the layout."""
+    """Records of one block, with computed offsets of all fields. `mqtemplate.record.layout` has the layout."""
 
-    def __init__(self, window: LogWindow, queue: QueueSlice, max_body_bytes: int) -> None:
+    def __init__(self, block: RecordBlock, max_body_bytes: int) -> None:
+        self._block = block
         self._max_body_bytes = max_body_bytes
-        self._queue, self._path = queue, window.path
-        self._physical = queue.units["physical_offset"].astype(np.int64)
-        self._sizes = queue.units["size"].astype(np.int64)
-        first = int(self._physical[0]) - window.start
-        last = min(int(self._physical[-1] + self._sizes[-1]) - window.start, len(window.data))
-        self._data = window.data[first:last]
-        self._at = self._physical - window.start - first
+        self._data, self._at, self._sizes = block.data, block.at, block.sizes
+        self._taken: dict[int, pa.Array] = {}
         self._require(
             (self._sizes >= layout.SMALLEST_RECORD) & (self._at + self._sizes <= len(self._data)),
             "its length exceeds the file, or is below the smallest record",
         )
         self._find_fields()
-        self._check_sums()
         # Five cells a record: header, body, topic and lengths, properties, and check up to the next record.
         self._all_cells = adjacent_cells(
             self._data, self._at, self._body_at, self._body_end, self._properties_at, self._properties_end
         )
+        self._check_sums()
 
     def _find_fields(self) -> None:
         at, sizes = self._at, self._sizes
-        magic = self._i4(at + layout.MAGIC_AT)
-        self._require(self._i4(at) == sizes, "its length is not the one in the consume queue")
+        heads = self._heads = _gather(self._data, _HEADER, at)  # each record has at least as many bytes
+        magic = heads["magic"].astype(np.int32)
+        self._require(heads["size"] == sizes, "its length is not the one in the consume queue")
         self._require((magic == layout.MAGIC_V1) | (magic == layout.MAGIC_V2), "it has no magic code of a record")
-        own_offset = self._i8(at + layout.PHYSICAL_OFFSET_AT)
-        self._require(own_offset == self._physical, "its own physical offset is another one")
-        self._sys_flags = self._i4(at + layout.SYS_FLAG_AT)
-        self._born_extra = np.where(self._sys_flags & SysFlag.BORN_HOST_V6, layout.V6_EXTRA, 0)
-        hosts_extra = self._born_extra + np.where(self._sys_flags & SysFlag.STORE_HOST_V6, layout.V6_EXTRA, 0)
+        self._require(
+            heads["physical_offset"] == self._block.physical_offsets, "its own physical offset is another one"
+        )
+        self._sys_flags = heads["sys_flag"].astype(np.int32)
+        # The offset of fields after an address: the same number for all records, or an array with one for each.
+        self._born_extra: Extra = 0
+        hosts_extra: Extra = 0
+        if (self._sys_flags & layout.HOST_FLAGS).any():
+            self._born_extra = np.where(self._sys_flags & SysFlag.BORN_HOST_V6, layout.V6_EXTRA, 0)
+            hosts_extra = self._born_extra + np.where(self._sys_flags & SysFlag.STORE_HOST_V6, layout.V6_EXTRA, 0)
         # The retries, then prepared transaction offset, body length, body.
-        self._tail_at = at + layout.RECONSUME_TIMES_AT + hosts_extra
-        self._body_at = at + layout.BODY_AT + hosts_extra
-        topic_length_size = np.where(magic == layout.MAGIC_V2, 2, 1)
-        end, reason = at + sizes, "the lengths inside it do not add up"
-        self._require(self._body_at + topic_length_size + 2 <= end, reason)
-        body_length = self._i4(self._body_at - 4)
+        self._tail_at = at + (layout.RECONSUME_TIMES_AT + hosts_extra)
+        self._body_at = at + (layout.BODY_AT + hosts_extra)
+        self._find_ends(magic == layout.MAGIC_V2)
+
+    def _find_ends(self, is_v2: npt.NDArray[np.bool_]) -> None:
+        """Find the ends of body, topic and properties, from the lengths before them."""
+        end, reason = self._at + self._sizes, "the lengths inside it do not add up"
+        has_v2 = bool(is_v2.any())
+        topic_length_size: Extra = np.where(is_v2, 2, 1) if has_v2 else 1
+        self._require(self._body_at + (topic_length_size + 2) <= end, reason)
+        body_length = self._i4(self._body_at - 4).astype(np.int64)
         self._body_end = self._body_at + body_length
-        self._require((body_length >= 0) & (self._body_end + topic_length_size + 2 <= end), reason)
-        topic_length = np.where(magic == layout.MAGIC_V2, self._u2(self._body_end), self._data[self._body_end])
+        self._require((body_length >= 0) & (self._body_end + (topic_length_size + 2) <= end), reason)
+        topic_length = self._data[self._body_end].astype(np.int64)
+        if has_v2:
+            topic_length = np.where(is_v2, self._u2(self._body_end), topic_length)
         properties_length_at = self._body_end + topic_length_size + topic_length
         self._require(properties_length_at + 2 <= end, reason)
         self._properties_at = properties_length_at + 2
@@ -168,19 +139,17 @@ class _Records:
     def _find_checks(self, end: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Return which records end with a check of all bytes except the body."""
         start = np.maximum(end - layout.CHECK_SIZE, self._at)
-        expected = np.frombuffer(layout.CHECK_START, np.uint8)
-        same = (self._data[start[:, None] + np.arange(len(expected))] == expected).all(axis=1)
-        found: npt.NDArray[np.bool_] = same & (start >= self._properties_at)
+        names = _gather(self._data, "V7", start)
+        found: npt.NDArray[np.bool_] = (names == np.void(layout.CHECK_START)) & (start >= self._properties_at)
         return found
 
     def _check_sums(self) -> None:
-        data = self._data.data
-        body_at, body_end = self._body_at.tolist(), self._body_end.tolist()
-        spans = zip(body_at, body_end, strict=True)
-        bodies = np.array([crc32(data[start:end]) for start, end in spans], np.uint32) & 0x7FFF_FFFF
-        self._require(bodies == self._i4(self._at + layout.BODY_CRC_AT), "its body does not match its CRC-32")
-        around = zip(self._at.tolist(), body_at, body_end, self._properties_end.tolist(), strict=True)
-        rest = np.array([crc32(data[back:end], crc32(data[at:front])) for at, front, back, end in around], np.uint32)
+        """Compare the CRC of each body, and of the other bytes where a check states it. This takes most of the time."""
+        bodies = _crcs(self._cells(1)) & 0x7FFF_FFFF
+        self._require(bodies == self._heads["body_crc"], "its body does not match its CRC-32")
+        if not self._has_check.any():
+            return
+        rest = _crcs(pc.binary_join_element_wise(self._cells(0), self._cells(2), self._cells(3), b""))
         stated = self._hex8(self._properties_end + layout.CHECK_CRC_AT)
         for row in np.flatnonzero(self._has_check & (stated != rest)).tolist():
             self._parse_alone(row)
@@ -193,12 +162,14 @@ class _Records:
         except BadRecordError as exc:
             raise self._corrupt(row, str(exc)) from exc
 
-    def _hex8(self, at: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _hex8(self, at: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
         """Return eight lower-case hex digits as a number; for other characters, any number."""
-        positions = np.minimum(at[:, None] + np.arange(8), len(self._data) - 1)
-        digits = self._data[positions].astype(np.int64)
-        values = np.where(digits >= ord("a"), digits - ord("a") + 10, digits - ord("0"))
-        numbers: npt.NDArray[np.int64] = values @ (1 << np.arange(28, -1, -4))
+        digits = _gather(self._data, ">u8", np.minimum(at, len(self._data) - 8)).astype(np.uint64)
+        # One byte a digit: a letter has bit 6 and its low four bits are 1 to 6. Then two digits a byte, and so on.
+        values = (digits & _U8(0x0F0F_0F0F_0F0F_0F0F)) + (digits >> _U8(6) & _U8(0x0101_0101_0101_0101)) * _U8(9)
+        values = (values | values >> _U8(4)) & _U8(0x00FF_00FF_00FF_00FF)
+        values = (values | values >> _U8(8)) & _U8(0x0000_FFFF_0000_FFFF)
+        numbers: npt.NDArray[np.uint64] = (values | values >> _U8(16)) & _U8(0xFFFF_FFFF)
         return numbers
 
     def batch(self, schema: pa.Schema) -> pa.RecordBatch:
@@ -207,20 +178,20 @@ class _Records:
         return pa.RecordBatch.from_arrays([columns[name]() for name in schema.names], schema=schema)
 
     def _columns(self) -> dict[str, Callable[[], pa.Array]]:
-        count, queue = len(self._at), self._queue
+        count, queue = len(self._at), self._block.queue
         return {
             "topic": lambda: pa.repeat(pa.scalar(queue.topic), count),
             "brokerName": lambda: pa.repeat(pa.scalar(queue.broker_name), count),
             "queueId": lambda: pa.repeat(pa.scalar(queue.queue_id, pa.int32()), count),
-            "queueOffset": lambda: pa.array(queue.queue_offsets, pa.int64()),
+            "queueOffset": lambda: pa.array(self._block.queue_offsets, pa.int64()),
             "msgId": self._message_ids,
             "tags": lambda: self._properties.value(Property.TAGS),
             "keys": lambda: self._properties.value(Property.KEYS),
             "body": self._bodies,
-            "flag": lambda: pa.array(self._i4(self._at + layout.FLAG_AT), pa.int32()),
+            "flag": lambda: pa.array(self._heads["flag"].astype(np.int32)),
             "properties": self._maps,
-            "bornTimestamp": lambda: _timestamps(self._i8(self._at + layout.BORN_TIMESTAMP_AT)),
-            "storeTimestamp": lambda: _timestamps(self._i8(self._at + layout.STORE_TIMESTAMP_AT + self._born_extra)),
+            "bornTimestamp": lambda: _timestamps(self._heads["born_timestamp"].astype(np.int64)),
+            "storeTimestamp": lambda: _timestamps(self._i8(self._at + (layout.STORE_TIMESTAMP_AT + self._born_extra))),
             "deliverTimestamp": lambda: _deliver_timestamps(self._properties),
             "reconsumeTimes": lambda: pa.array(self._i4(self._tail_at), pa.int32()),
         }
@@ -233,8 +204,11 @@ class _Records:
         return self._properties.maps()
 
     def _cells(self, number: int) -> pa.Array:
-        """Return the cell with this number of each record; 1 is the body, 3 the properties."""
-        return self._all_cells.take(pa.array(np.arange(number, 5 * len(self._at), 5)))
+        """Return the cell with this number of each record: 0 header, 1 body, 2 topic and lengths, 3 properties."""
+        cells = self._taken.get(number)
+        if cells is None:
+            cells = self._taken[number] = self._all_cells.take(pa.array(np.arange(number, 5 * len(self._at), 5)))
+        return cells
 
     def _bodies(self) -> pa.Array:
         bodies = self._cells(1)
@@ -263,8 +237,8 @@ class _Records:
             raise self._corrupt(row, f"its {codec} body cannot be decompressed: {exc}") from exc
         _log.warning(
             "spark.body_too_large",
-            file=str(self._path),
-            physical_offset=int(self._physical[row]),
+            source=self._block.source,
+            physical_offset=int(self._block.physical_offsets[row]),
             max_bytes=limit,
             hint="the column body has it compressed; raise the option maxDecompressedSize",
         )
@@ -278,9 +252,9 @@ class _Records:
         known = ids.to_pylist()
         for row, unique in enumerate(known):
             if unique is None:
-                host_at = self._at[row] + layout.STORE_HOST_AT + self._born_extra[row]
-                host = self._data[host_at : self._tail_at[row]].tobytes()
-                known[row] = offset_msg_id(unpack_host(host), int(self._physical[row]))
+                extra = self._born_extra if isinstance(self._born_extra, int) else int(self._born_extra[row])
+                host = self._data[self._at[row] + layout.STORE_HOST_AT + extra : self._tail_at[row]].tobytes()
+                known[row] = offset_msg_id(unpack_host(host), int(self._block.physical_offsets[row]))
         return pa.array(known, pa.string())
 
     def _require(self, good: npt.NDArray[np.bool_], reason: str) -> None:
@@ -288,7 +262,7 @@ class _Records:
             raise self._corrupt(int(np.argmin(good)), reason)
 
     def _corrupt(self, row: int, reason: str) -> CorruptRecordError:
-        return CorruptRecordError(self._path, int(self._physical[row]), reason)
+        return CorruptRecordError(self._block.source, int(self._block.physical_offsets[row]), reason)
 
     # Overlapping views with one number at every byte: indexing them gathers big-endian numbers at any offset.
 
@@ -302,7 +276,15 @@ class _Records:
         return _gather(self._data, ">u2", np.minimum(at, len(self._data) - 2)).astype(np.int64)
 
 
-def _gather(data: npt.NDArray[np.uint8], kind: str, at: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+def _crcs(cells: pa.Array) -> npt.NDArray[np.uint32]:
+    """Return the CRC-32 of each cell of a binary array."""
+    offsets, data = cell_parts(cells)
+    view = data.data
+    sums = [crc32(view[start:end]) for start, end in pairwise(offsets.tolist())]
+    return np.array(sums, np.uint32)
+
+
+def _gather(data: npt.NDArray[np.uint8], kind: str | np.dtype[Any], at: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
     dtype = np.dtype(kind)
     every: npt.NDArray[Any] = np.ndarray((len(data) - dtype.itemsize + 1,), dtype, buffer=data.data, strides=(1,))
     return every[at]

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import shlex
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.spark.jvm.gateway import Gateway, archive_flags, launch
 from mqtemplate.spark.jvm.java import find_java, jvm_flags
+from mqtemplate.spark.package import write_package
+from mqtemplate.spark.reader.partitions import CORES_VARIABLE
 from mqtemplate.spark.requirements import require_pyspark
 
 if TYPE_CHECKING:
@@ -24,9 +30,13 @@ _TUNED = {
     "spark.sql.shuffle.partitions": "2",  # a micro-batch is small; 200 tasks cost more than they save
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.host": "127.0.0.1",
 }
+_LOOPBACK = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+_THREADS_OF_THIS_MACHINE = {
+    # Workers on other machines have the package for executors, and perhaps not this module.
+    "spark.python.daemon.module": "mqtemplate.spark.reader.daemon",
+}
+_MASTERS = ("local", "local[", "local-cluster[", "spark://", "yarn", "k8s://")
 _MEMORY, _JAVA_OPTIONS = "spark.driver.memory", "spark.driver.extraJavaOptions"
 
 
@@ -43,21 +53,23 @@ def session(
     It finds a Java (see `find_java`) and starts the driver's JVM, which ends with this process.
 
     Args:
-        master: A ``local`` master, since the source reads a folder of this machine.
+        master: ``local[*]``, ``local-cluster[2,1,1024]``, ``spark://host:port``, ``yarn`` or ``k8s://…``. A cluster
+            reads over the network (option ``nameServer``), or a folder that all its machines share. The executors get
+            the package that `mqtemplate.spark.package` writes.
         java_home: Java to use; by default it is searched.
         short_lived: True to start faster and compute slower: for tests, and for jobs of a minute.
         conf: Keys of Spark, ``session(**{"spark.sql.shuffle.partitions": "8"})``; they override the settings here.
 
     Raises:
         SparkError: PySpark or Java is missing or too old; the text says what to install.
-        ConfigurationError: A key is not one of Spark, or the master is not on this machine.
+        ConfigurationError: A key is not one of Spark, or the master is unknown.
     """
     require_pyspark()
     _check(master, conf)
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    settings = {**_TUNED, "spark.app.name": app_name, "spark.master": master, **conf}
+    settings = {**_TUNED, **_of_master(master), "spark.app.name": app_name, "spark.master": master, **conf}
     builder = SparkSession.builder
     for key, value in settings.items():
         builder = builder.config(key, value)
@@ -67,11 +79,13 @@ def session(
         java = find_java(java_home)
         flags = jvm_flags(java, settings.get(_MEMORY, "1g"), short_lived=short_lived)
         flags += shlex.split(settings[_JAVA_OPTIONS]) if _JAVA_OPTIONS in settings else archive_flags(java)
-        gateway = launch(java, flags, settings)
+        gateway = launch(java, flags, settings, _environment(master))
         atexit.register(_end, gateway)
         with _gateway_environment(gateway.port, gateway.secret):
             spark = builder.getOrCreate()
     register(spark)
+    if not _is_one_process(master):
+        _ship_package(spark)
     return spark
 
 
@@ -88,16 +102,46 @@ def register(spark: SparkSession) -> None:
 
 
 def _check(master: str, conf: dict[str, str]) -> None:
-    if not master.startswith("local"):
+    if not master.startswith(_MASTERS) or (master.startswith("local") and not _is_one_process(master, cluster=True)):
         raise ConfigurationError(
-            f"master {master!r}: the source reads a store folder of this machine, so Spark must run here too; "
-            "give 'local[*]', or 'local[2]' for two threads"
+            f"master {master!r} is unknown; give 'local[*]', 'local[2]' for two threads, 'spark://host:port', 'yarn' "
+            "or 'k8s://https://host:port'"
         )
     for key in conf:
         if not key.startswith("spark."):
             raise ConfigurationError(
                 f"{key!r} is not a key of Spark; these start with 'spark.', such as 'spark.sql.ansi.enabled'"
             )
+
+
+def _is_one_process(master: str, *, cluster: bool = False) -> bool:
+    """Return True if the tasks run in threads of the driver; with *cluster* also if Spark starts executors here."""
+    return bool(re.fullmatch(r"local|local\[(\d+|\*)(,\d+)?\]", master)) or (
+        cluster and re.fullmatch(r"local-cluster\[\d+,\d+,\d+\]", master) is not None
+    )
+
+
+def _of_master(master: str) -> dict[str, str]:
+    """Return the settings that depend on where the executors are."""
+    is_here = master.startswith(("local", "spark://127.0.0.1", "spark://localhost"))
+    return {**(_LOOPBACK if is_here else {}), **(_THREADS_OF_THIS_MACHINE if _is_one_process(master) else {})}
+
+
+def _environment(master: str) -> dict[str, str]:
+    """Return the variable with the number of tasks that run at once, which the planner of a read uses."""
+    counts = [int(number) for number in re.findall(r"\d+", master)] if master.startswith("local") else []
+    if master.startswith("local-cluster"):
+        return {CORES_VARIABLE: str(counts[0] * counts[1])}
+    if master == "local" or counts:
+        return {CORES_VARIABLE: str(counts[0] if counts else 1)}
+    return {}
+
+
+def _ship_package(spark: SparkSession) -> None:
+    """Send the package for executors, once for a session."""
+    folder = Path(tempfile.mkdtemp(prefix="mqtemplate-package-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    spark.sparkContext.addPyFile(str(write_package(folder / "mqtemplate-spark.zip")))
 
 
 def _end(gateway: Gateway) -> None:

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
 from pyspark.sql.types import StructType
 
 from mqtemplate.errors import ConfigurationError
-from mqtemplate.spark.offsets import OffsetTable, distribute, from_spark, limited, to_spark
+from mqtemplate.spark.offsets import OffsetTable, limited, to_spark
 from mqtemplate.spark.options import SourceOptions
+from mqtemplate.spark.reader.partitions import Share
+from mqtemplate.spark.reader.task import TaskReader
 from mqtemplate.spark.record_batches import ARROW_SCHEMA
 from mqtemplate.spark.schema import source_schema
-from mqtemplate.spark.store_reader import StoreReader
+
+if TYPE_CHECKING:
+    from mqtemplate.spark.store_reader import StoreReader
+
+_PROVIDER = "provider"  # only a table of the catalog has it
+_TABLE_OPTIONS = "mqtemplate.options"
 
 
 class MqTemplateSource(DataSource):
@@ -30,49 +47,76 @@ class MqTemplateSource(DataSource):
         return "mqtemplate"
 
     def schema(self) -> StructType:
-        return source_schema(include_properties=SourceOptions.wants_properties(self.options))
+        schema = source_schema(include_properties=SourceOptions.wants_properties(self.options))
+        if _PROVIDER in self.options:
+            schema.fields[0].metadata = {_TABLE_OPTIONS: json.dumps(dict(self.options))}
+        return schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return BatchReader(SourceOptions.parse(self.options, streaming=False), schema)
+        return BatchReader(SourceOptions.parse(_with_table_options(self.options, schema), streaming=False), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
-        return StreamReader(SourceOptions.parse(self.options, streaming=True), schema)
+        return StreamReader(SourceOptions.parse(_with_table_options(self.options, schema), streaming=True), schema)
 
 
-class _FolderReader:
-    """Common part of both readers."""
+def _with_table_options(options: Mapping[str, str], schema: StructType) -> dict[str, str]:
+    """Return the options of a table of the catalog, below those of the query.
+
+    Spark passes them when the table is created, with a key ``provider`` of its own, and not when it is read. It keeps
+    the schema with the metadata of its columns, so they are there.
+    """
+    stored = next((field.metadata[_TABLE_OPTIONS] for field in schema if _TABLE_OPTIONS in field.metadata), "{}")
+    return {**json.loads(stored), **options}
+
+
+class _Reader:
+    """Common part of both readers.
+
+    It has two halves: `StoreReader` plans in the process of the query, and `TaskReader` reads on the executors. Only
+    the second half is sent to them.
+    """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
-        self._schema = _arrow_schema(schema)
-        self._reader = StoreReader(options)
+        self._task = TaskReader(options, _arrow_schema(schema))
+
+    @cached_property
+    def _plan(self) -> StoreReader:
+        from mqtemplate.spark.store_reader import StoreReader
+
+        return StoreReader(self._options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_options": self._options, "_task": self._task}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the messages of one task, whose partition has its ranges."""
+        """Yield the messages of one task, whose partition has its share."""
         # If there are no partitions, Spark creates one of None.
-        return self._reader.batches(partition.value or (), self._schema)
+        return self._task.batches(partition.value or Share(()))
 
     def _partitions(self, start: OffsetTable, end: OffsetTable) -> list[InputPartition]:
-        ranges = self._reader.ranges(start, end)
-        return [InputPartition(share) for share in distribute(ranges, self._options.min_partitions)]
+        return [InputPartition(share) for share in self._plan.shares(start, end)]
 
 
-class BatchReader(_FolderReader, DataSourceReader):
+class BatchReader(_Reader, DataSourceReader):
     """Reader of a batch. Its start and end are fixed when Spark calls ``partitions``."""
 
     def partitions(self) -> Sequence[InputPartition]:
-        self._reader.require_topics()
-        start, end = self._reader.start_offsets(), self._reader.end_offsets()
-        for (topic, queue_id), offset in start.items():
-            if offset > end[topic, queue_id]:
+        self._plan.require_topics()
+        start, end = self._plan.start_offsets(), self._plan.end_offsets()
+        for queue, offset in start.items():
+            if offset > end[queue]:
                 raise ConfigurationError(
-                    f"{topic}, queue {queue_id}: the read would start at offset {offset} and end at "
-                    f"{end[topic, queue_id]}; check the starting and ending options"
+                    f"{queue.topic}, queue {queue.queue_id}: the read would start at offset {offset} and end at "
+                    f"{end[queue]}; check the starting and ending options"
                 )
         return self._partitions(start, end)
 
 
-class StreamReader(_FolderReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reader of a stream, which plans micro-batches. It lives as long as the query, in a Python process of Spark.
 
     - Offsets never decrease, and a range contains the same messages each time it is read.
@@ -84,35 +128,62 @@ class StreamReader(_FolderReader, DataSourceStreamReader, SupportsTriggerAvailab
         super().__init__(options, schema)
         self._first: OffsetTable | None = None
         self._target: OffsetTable | None = None
+        self._last_batch_s = time.monotonic()
 
-    def initialOffset(self) -> dict[str, dict[str, int]]:  # noqa: N802
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_first": None, "_target": None, "_last_batch_s": self._last_batch_s}
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         if self._first is None:
-            self._first = self._reader.start_offsets()
+            self._first = self._plan.start_offsets()
         return to_spark(self._first)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        most = self._options.max_offsets_per_trigger
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+        limits = self._options.limits
+        if limits.max_messages is not None:
+            return ReadMaxRows(limits.max_messages)
+        if limits.max_bytes is not None:
+            return ReadMaxBytes(limits.max_bytes)
+        return ReadAllAvailable() if limits.min_messages is None else ReadMinRows(limits.min_messages)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = self._reader.latest_offsets()
+        self._target = self._plan.latest_offsets()
 
-    def reportLatestOffset(self) -> dict[str, dict[str, int]]:  # noqa: N802
-        return to_spark(self._reader.latest_offsets())
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+        return to_spark(self._plan.latest_offsets())
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, dict[str, int]]:  # noqa: N802
-        known = from_spark(start)
-        latest = self._reader.latest_offsets()
-        self._reader.check_not_shrunk(known, latest)
-        known = self._reader.with_new_queues(known)
-        end = self._target if self._target is not None else latest
-        return to_spark(limited(known, end, limit.max_rows if isinstance(limit, ReadMaxRows) else None))
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        known = self._plan.from_checkpoint(start)
+        latest = self._plan.latest_offsets()
+        if not latest:
+            self._plan.warn_of_missing_topics()
+        self._plan.check_not_shrunk(known, latest)
+        known = self._plan.with_new_queues(known)
+        end = latest if self._target is None else self._target
+        if isinstance(limit, ReadAllAvailable):
+            return to_spark(limited(known, end, None))
+        if self._target is None and self._should_wait(known, end):
+            return to_spark(known)
+        return to_spark(self._plan.limited(known, end))
+
+    def _should_wait(self, start: OffsetTable, end: OffsetTable) -> bool:
+        """Return True if there are fewer messages than the minimum of a batch, and the longest wait is not over."""
+        limits = self._options.limits
+        if limits.min_messages is None:
+            return False
+        unread = sum(max(0, offset - start.get(queue, 0)) for queue, offset in end.items())
+        now_s = time.monotonic()
+        if unread < limits.min_messages and (now_s - self._last_batch_s) * 1_000 < limits.max_delay_ms:
+            return True
+        self._last_batch_s = now_s
+        return False
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        return self._partitions(from_spark(start), from_spark(end))
+        return self._partitions(self._plan.from_checkpoint(start), self._plan.from_checkpoint(end))
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing: the checkpoint has the progress, and the folder belongs to another process."""
+        """Commit the offsets of the group on a cluster. A folder belongs to another process, and has none to commit."""
+        self._plan.commit(self._plan.from_checkpoint(end))
 
     def stop(self) -> None:
         """Do nothing: no file is open."""

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mqtemplate.errors import CorruptRecordError, OffsetOutOfRangeError, SparkError
-from mqtemplate.record.layout import STORE_TIMESTAMP_AT, SYS_FLAG_AT, V6_EXTRA, SysFlag
+from mqtemplate.record.layout import BODY_AT, STORE_TIMESTAMP_AT, SYS_FLAG_AT, V6_EXTRA, SysFlag
 from mqtemplate.store.layout import CQ_UNIT_DTYPE, CQ_UNIT_SIZE, PRE_BLANK_SIZE_MARK
 
 _STORE_ENTRIES = ("commitlog", "lock")  # a broker that was started but has no message has only the second one
@@ -132,6 +132,14 @@ class StoreFolder:
             return self._store_timestamp(int(unit["physical_offset"])) >= timestamp_ms
 
         return first + _first_true(end - first, is_late_enough)
+
+    def record_head(self, topic: str, queue_id: int, queue_offset: int) -> bytes:
+        """Return the position of a record and the first bytes of its header; nothing if there is no such record."""
+        unit = _read_span(
+            self._queue_segments(topic, queue_id), queue_offset * CQ_UNIT_SIZE, queue_offset * CQ_UNIT_SIZE + 8
+        )
+        at = int.from_bytes(unit, "big")
+        return unit + _read_span(self.log_segments(), at, at + BODY_AT)
 
     def _queue_segments(self, topic: str, queue_id: int) -> list[Segment]:
         return _segments(self._queue_folder / topic / str(queue_id))

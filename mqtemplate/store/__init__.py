@@ -1,18 +1,25 @@
-"""The storage engine: commit log, consume queues, index, recovery and retention, in RocketMQ's files."""
+"""The storage engine: commit log, consume queues, index, recovery and retention, in RocketMQ's files.
 
-from mqtemplate.store.checkpoint import LogFollower
-from mqtemplate.store.cleaning import CleaningService, PendingMessages
-from mqtemplate.store.commit_log import PutResult
-from mqtemplate.store.consume_queue import ConsumeQueue
-from mqtemplate.store.consumer_offsets import ConsumerOffsets
-from mqtemplate.store.files.folder_store_files import FolderStoreFiles
-from mqtemplate.store.files.mapped_file import MappedFile
-from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
-from mqtemplate.store.files.store_files import MemoryStoreFiles, StoreFiles
-from mqtemplate.store.index.index_service import IndexService
-from mqtemplate.store.message_store import MessageStore
-from mqtemplate.store.settings import FlushDiskType, StoreSettings
-from mqtemplate.store.topics import TopicTable
+Names are imported when they are used: a reader of the files needs the byte layouts only.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mqtemplate.store.checkpoint import LogFollower
+    from mqtemplate.store.cleaning import CleaningService, PendingMessages
+    from mqtemplate.store.commit_log import PutResult
+    from mqtemplate.store.consume_queue import ConsumeQueue
+    from mqtemplate.store.consumer_offsets import ConsumerOffsets
+    from mqtemplate.store.files.folder_store_files import FolderStoreFiles
+    from mqtemplate.store.files.mapped_file import MappedFile
+    from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
+    from mqtemplate.store.files.store_files import MemoryStoreFiles, StoreFiles
+    from mqtemplate.store.index.index_service import IndexService
+    from mqtemplate.store.message_store import MessageStore
+    from mqtemplate.store.settings import FlushDiskType, StoreSettings
+    from mqtemplate.store.topics import TopicTable
 
 __all__ = [
     "CleaningService",
@@ -32,3 +39,28 @@ __all__ = [
     "StoreSettings",
     "TopicTable",
 ]
+
+_MODULES = {
+    "LogFollower": "mqtemplate.store.checkpoint",
+    "CleaningService": "mqtemplate.store.cleaning",
+    "PendingMessages": "mqtemplate.store.cleaning",
+    "PutResult": "mqtemplate.store.commit_log",
+    "ConsumeQueue": "mqtemplate.store.consume_queue",
+    "ConsumerOffsets": "mqtemplate.store.consumer_offsets",
+    "FolderStoreFiles": "mqtemplate.store.files.folder_store_files",
+    "MappedFile": "mqtemplate.store.files.mapped_file",
+    "MappedFileQueue": "mqtemplate.store.files.mapped_file_queue",
+    "MemoryStoreFiles": "mqtemplate.store.files.store_files",
+    "StoreFiles": "mqtemplate.store.files.store_files",
+    "IndexService": "mqtemplate.store.index.index_service",
+    "MessageStore": "mqtemplate.store.message_store",
+    "FlushDiskType": "mqtemplate.store.settings",
+    "StoreSettings": "mqtemplate.store.settings",
+    "TopicTable": "mqtemplate.store.topics",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)

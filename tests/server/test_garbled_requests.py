@@ -82,6 +82,7 @@ CODES = [
     RequestCode.RESCHEDULE_DELAYED_MESSAGE,
     RequestCode.GET_PENDING_MESSAGES,
     RequestCode.COUNT_PENDING_MESSAGES,
+    RequestCode.GET_RECORD_BLOCK,
 ]
 
 

@@ -16,6 +16,7 @@ from mqtemplate.errors import SparkError
 from mqtemplate.listener import ListenerSpec
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.spark import AVAILABLE_NOW, SparkBatch, SparkListenerContainer, spark_listener
+from mqtemplate.spark.source import MqTemplateSource
 from mqtemplate.testing import Harness
 
 if TYPE_CHECKING:
@@ -189,14 +190,19 @@ class TestRunningListener:
 
 
 def test_with_bad_records_fail_a_body_that_is_no_json_ends_the_query(start: Start, broker: EmbeddedBroker) -> None:
+    """The error has the position of the message, and what it contains."""
+
     @spark_listener("orders", "billing")
     def collect(messages: DataFrame, batch: SparkBatch) -> None:
         messages.select("payload.id").collect()
 
-    broker.send(Message("orders", b"not json"))
+    send(broker, 1)
+    broker.send(Message("orders", b"not json"), MessageQueue("orders", broker.name, 0))
     container = start(collect, payload=Order, bad_records="fail", max_attempts=1)
 
-    with pytest.raises(SparkError, match="Spark listener .*collect: "):
+    with pytest.raises(
+        SparkError, match="Spark listener .*collect: orders, queue 0, offset 1: the body is no JSON of Order: not json"
+    ):
         container.await_idle()
 
 
@@ -304,3 +310,15 @@ def test_a_damaged_record_ends_the_query_with_file_and_offset(start: Start, brok
 
     with pytest.raises(SparkError, match="0{20}: bad record at physical offset 0: its body does not match its CRC-32"):
         container.await_idle()
+
+
+def test_a_table_of_the_catalog_reads_a_topic(spark: SparkSession, broker: EmbeddedBroker) -> None:
+    """Spark adds options of its own to those of the table."""
+    send(broker, 1, 2, 3)
+    spark.dataSource.register(MqTemplateSource)
+    spark.sql(f"CREATE TABLE orders USING mqtemplate OPTIONS (store '{broker.path}', topic 'orders')")
+
+    try:
+        assert spark.sql("SELECT count(*) AS n FROM orders WHERE queueOffset >= 1").first() == (2,)
+    finally:
+        spark.sql("DROP TABLE orders")

@@ -19,12 +19,13 @@ pa = pytest.importorskip("pyarrow")
 from mqtemplate.brokers import EmbeddedBroker  # noqa: E402
 from mqtemplate.clock import VirtualClock  # noqa: E402
 from mqtemplate.errors import CorruptRecordError  # noqa: E402
-from mqtemplate.message import Message  # noqa: E402
+from mqtemplate.message import Message, MessageQueue  # noqa: E402
 from mqtemplate.record.codec import RecordDraft, parse_record  # noqa: E402
 from mqtemplate.record.compression import CompressionType, compress_body  # noqa: E402
 from mqtemplate.record.message_ext import to_message_ext  # noqa: E402
 from mqtemplate.record.properties import encode_properties  # noqa: E402
-from mqtemplate.spark.record_batches import ARROW_SCHEMA, QueueSlice, record_batches  # noqa: E402
+from mqtemplate.spark.reader.local_blocks import QueueSlice, local_blocks  # noqa: E402
+from mqtemplate.spark.record_batches import ARROW_SCHEMA, record_batches  # noqa: E402
 from mqtemplate.spark.store_folder import StoreFolder  # noqa: E402
 
 
@@ -32,8 +33,8 @@ def read_all(store: Path, topic: str = "orders", queue_id: int = 0, schema: Any 
     folder = StoreFolder(store)
     start, end = folder.min_offset(topic, queue_id), folder.max_offset(topic, queue_id)
     units = folder.units(topic, queue_id, start, end)
-    queue = QueueSlice(topic, "broker-a", queue_id, np.arange(start, end), units)
-    return [row for batch in record_batches(folder, queue, schema) for row in batch.to_pylist()]
+    queue = QueueSlice(MessageQueue(topic, "broker-a", queue_id), np.arange(start, end), units)
+    return [row for batch in record_batches(local_blocks(folder, queue), schema) for row in batch.to_pylist()]
 
 
 def expected_rows(store: Path, topic: str = "orders", queue_id: int = 0) -> list[dict[str, Any]]:
@@ -257,9 +258,9 @@ def test_batches_are_split_by_rows_and_at_the_end_of_each_log_file(
         tmp_path / "store", [foreign_record(body=bytes(100))] * 9_000, log_file_size=1 << 20, units_a_file=10_000
     )
     folder = StoreFolder(store)
-    queue = QueueSlice("orders", "b", 0, np.arange(9_000), folder.units("orders", 0, 0, 9_000))
+    queue = QueueSlice(MessageQueue("orders", "b", 0), np.arange(9_000), folder.units("orders", 0, 0, 9_000))
 
-    sizes = [batch.num_rows for batch in record_batches(folder, queue, ARROW_SCHEMA)]
+    sizes = [batch.num_rows for batch in record_batches(local_blocks(folder, queue), ARROW_SCHEMA)]
 
     in_first_file = sizes[0]
     assert in_first_file == ((1 << 20) - 8) // len(foreign_record(body=bytes(100)).pack(0, 0))

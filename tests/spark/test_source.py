@@ -16,15 +16,24 @@ pytest.importorskip("pyarrow")
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
+from structlog.testing import capture_logs
 
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import ConfigurationError, SparkError
 from mqtemplate.message import Message, MessageQueue
+from mqtemplate.spark.offsets import QueueRange, to_spark
+from mqtemplate.spark.options import SourceOptions
 from mqtemplate.spark.schema import source_schema
 from mqtemplate.spark.source import BatchReader, MqTemplateSource, StreamReader
+from mqtemplate.spark.store_reader import StoreReader
 
 ALL = ReadAllAvailable()
+
+
+def at_offsets(offsets: dict[int, int]) -> dict[str, Any]:
+    """Return the offsets of the topic as Spark stores them."""
+    return to_spark({MessageQueue("orders", "broker-a", queue_id): offset for queue_id, offset in offsets.items()})
 
 
 def send(broker: EmbeddedBroker, count: int, *, topic: str = "orders", tags: str = "pay", queue_id: int = 0) -> None:
@@ -191,6 +200,96 @@ def test_a_schema_with_other_columns_is_refused(broker: EmbeddedBroker, field: S
         source(broker).reader(StructType([field]))
 
 
+def test_a_pattern_without_a_topic_is_an_error_in_a_batch(broker: EmbeddedBroker) -> None:
+    send(broker, 1)
+    reader = MqTemplateSource({"store": str(broker.path), "topicpattern": "order"}).reader(source_schema())
+    assert isinstance(reader, BatchReader)
+
+    with pytest.raises(SparkError, match=r"no topic matches 'order' in the store .*; its topics are: .*orders"):
+        reader.partitions()
+
+
+def test_assigned_queues_are_read_and_no_others(broker: EmbeddedBroker) -> None:
+    for queue_id in range(3):
+        send(broker, 2, queue_id=queue_id)
+    options = {"store": str(broker.path), "assign": '{"orders": [0, 2]}'}
+    reader = MqTemplateSource(options).reader(source_schema())
+    missing = MqTemplateSource({**options, "assign": '{"orders": [7]}'}).reader(source_schema())
+    assert isinstance(reader, BatchReader)
+    assert isinstance(missing, BatchReader)
+
+    assert {row["queueId"] for row in rows(reader, reader.partitions())} == {0, 2}
+    with pytest.raises(SparkError, match=r"option assign names queue 7 of 'orders'; its queues are \[0, 1, 2\]"):
+        missing.partitions()
+
+
+def test_a_read_can_start_and_end_at_a_time_for_each_queue(tmp_path: Path) -> None:
+    clock = VirtualClock(start_ms=1_000_000)
+    with EmbeddedBroker(tmp_path / "store", clock=clock) as broker:
+        for _ in range(10):
+            send(broker, 1, queue_id=0)
+            send(broker, 1, queue_id=1)
+            clock.move_ms(1_000)
+
+        reader = batch_reader(
+            broker,
+            startingOffsetsByTimestamp='{"orders": {"0": 1003000}}',
+            endingOffsetsByTimestamp='{"orders": {"0": "1970-01-01T00:16:45Z", "1": 1002000}}',
+        )
+
+        assert offsets(rows(reader, reader.partitions())) == [
+            *(("orders", 0, number) for number in (3, 4)),
+            *(("orders", 1, number) for number in (0, 1)),
+        ]
+
+
+def test_a_start_after_the_last_message_can_be_an_error(broker: EmbeddedBroker) -> None:
+    send(broker, 1)
+    late = {"startingTimestamp": "99999999999999"}
+    strict = batch_reader(broker, **late, startingOffsetsByTimestampStrategy="error")
+
+    assert batch_reader(broker, **late).partitions() == []
+    with pytest.raises(ConfigurationError, match="no message was stored at or after 99999999999999; give an earlier"):
+        strict.partitions()
+
+
+def test_a_condition_in_sql_selects_messages(broker: EmbeddedBroker) -> None:
+    """It is evaluated over the properties; the columns of the result need not contain them."""
+    for price in (5, 15, 25):
+        broker.send(Message("orders", b"", {"price": str(price)}), MessageQueue("orders", broker.name, 0))
+    schema = StructType([StructField("queueOffset", LongType())])
+    reader = source(broker, sql="price BETWEEN 10 AND 20").reader(schema)
+    assert isinstance(reader, BatchReader)
+
+    assert rows(reader, reader.partitions()) == [{"queueOffset": 1}]
+
+
+def test_messages_of_a_delay_level_are_read_without_those_that_are_done(broker: EmbeddedBroker) -> None:
+    """Their units are marked on purpose. That is no damage."""
+    handles = [broker.send(Message("orders", b"%d" % n, {"DELAY": "5"})).handle for n in range(4)]
+    broker.cancel(handles[1])
+    reader = batch_reader(broker, topic="SCHEDULE_TOPIC_XXXX")
+
+    assert [row["body"] for row in rows(reader, reader.partitions())] == [b"0", b"2", b"3"]
+
+
+def test_a_task_that_sees_another_store_says_so(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    """A machine of a cluster may have another store under the path, and its rows would come silently."""
+    send(broker, 3)
+    reader = batch_reader(broker)
+    partitions = reader.partitions()
+    broker.close()
+    broker.path.rename(tmp_path / "away")
+
+    with pytest.raises(SparkError, match=r"the task on .*: store folder .* does not exist; .*nameServer"):
+        rows(reader, partitions)
+
+    with EmbeddedBroker(broker.path, clock=VirtualClock(start_ms=5)) as other:
+        send(other, 3)
+        with pytest.raises(SparkError, match=r"the task on .*is another store than was planned: message 2 of orders"):
+            rows(reader, partitions)
+
+
 # --- streams ----------------------------------------------------------------------------------------
 
 
@@ -202,7 +301,7 @@ def test_the_first_offset_of_a_stream_is_determined_once(broker: EmbeddedBroker)
     first = reader.initialOffset()
     send(broker, 3)
 
-    assert first == {"orders": {"0": 3}}
+    assert first == at_offsets({0: 3})
     assert reader.initialOffset() == first
 
 
@@ -235,9 +334,9 @@ def test_available_now_reads_the_messages_that_were_there_at_the_start(broker: E
 
     end = reader.latestOffset(reader.initialOffset(), ALL)
 
-    assert end == {"orders": {"0": 4}}
+    assert end == at_offsets({0: 4})
     assert reader.latestOffset(end, ALL) == end
-    assert reader.reportLatestOffset() == {"orders": {"0": 8}}
+    assert reader.reportLatestOffset() == at_offsets({0: 8})
 
 
 def test_a_queue_that_is_created_later_is_read_from_its_start(broker: EmbeddedBroker) -> None:
@@ -257,8 +356,8 @@ def test_a_stream_can_start_before_its_topic_has_messages(broker: EmbeddedBroker
     nothing_yet = reader.latestOffset(start, ALL)
     send(broker, 1)
 
-    assert start == nothing_yet == {}
-    assert reader.latestOffset(start, ALL) == {"orders": {"0": 1}}
+    assert start == nothing_yet == {"version": 2, "topics": {}}
+    assert reader.latestOffset(start, ALL) == at_offsets({0: 1})
 
 
 def test_deleted_messages_end_a_stream_unless_data_loss_is_allowed(
@@ -310,3 +409,72 @@ def test_a_reader_continues_in_the_next_file_of_a_queue(tmp_path: Path) -> None:
             at = end
 
         assert [row["queueOffset"] for row in found] == list(range(8 * 23))
+
+
+def test_a_stream_over_a_missing_topic_warns_once(broker: EmbeddedBroker) -> None:
+    """It may start before its topic exists, but a misspelt name must not look like a quiet topic."""
+    broker.create_topic("order")
+    reader = stream_reader(broker)
+    with capture_logs() as logs:
+        start = reader.initialOffset()
+        reader.latestOffset(start, ALL)
+        reader.latestOffset(start, ALL)
+
+    (warning,) = [entry for entry in logs if entry["event"] == "spark.topic_missing"]
+    assert "did you mean 'order'" in warning["reason"]
+
+
+def test_a_batch_is_limited_by_bytes(broker: EmbeddedBroker) -> None:
+    for _ in range(20):
+        broker.send(Message("orders", bytes(1_000)), MessageQueue("orders", broker.name, 0))
+    reader = stream_reader(broker, maxBytesPerTrigger="6000")
+
+    end = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+
+    assert end == at_offsets({0: 5})
+
+
+def test_a_batch_waits_for_a_minimum_of_messages(broker: EmbeddedBroker) -> None:
+    """A delay of zero ends the wait at once; with ``Trigger.AvailableNow`` there is none."""
+    patient = stream_reader(broker, minOffsetsPerTrigger="5", maxTriggerDelay="1h")
+    hasty = stream_reader(broker, minOffsetsPerTrigger="5", maxTriggerDelay="0s")
+    send(broker, 3)
+    start = at_offsets({0: 0})
+
+    assert patient.latestOffset(start, patient.getDefaultReadLimit()) == start
+    assert hasty.latestOffset(start, hasty.getDefaultReadLimit()) == at_offsets({0: 3})
+    send(broker, 2)
+    assert patient.latestOffset(start, patient.getDefaultReadLimit()) == at_offsets({0: 5})
+
+
+def test_a_topic_that_was_removed_from_a_query_is_named(broker: EmbeddedBroker) -> None:
+    """The store was not cleaned: the list of topics was changed."""
+    send(broker, 1)
+    table = to_spark({MessageQueue("orders", "broker-a", 0): 1, MessageQueue("refunds", "broker-a", 0): 4})
+
+    with pytest.raises(SparkError, match="the checkpoint has the topic 'refunds', which the query does not read any"):
+        stream_reader(broker).latestOffset(table, ALL)
+
+
+def test_offsets_of_version_1_are_continued(broker: EmbeddedBroker) -> None:
+    """Whatever the name of the broker is: a folder has only one."""
+    send(broker, 4)
+    reader = stream_reader(broker, brokerName="broker-b")
+
+    end = reader.latestOffset({"orders": {"0": 1}}, ALL)
+
+    assert end == to_spark({MessageQueue("orders", "broker-b", 0): 4})
+    assert [row["queueOffset"] for row in rows(reader, reader.partitions({"orders": {"0": 1}}, end))] == [1, 2, 3]
+
+
+def test_the_ranges_of_a_batch_after_a_data_loss_are_those_of_its_rows(
+    tmp_path: Path, foreign_record: Any, write_foreign_folder: Any
+) -> None:
+    records = [foreign_record(body=bytes(400))] * 20
+    store = write_foreign_folder(tmp_path / "store", records, log_file_size=1_200)
+    (store / "commitlog" / f"{0:020d}").unlink()
+    plan = StoreReader(SourceOptions.parse({"store": str(store), "topic": "orders"}, streaming=True))
+
+    assert plan.stored_ranges([QueueRange("orders", 0, 0, 4, "broker-a")]) == (
+        QueueRange("orders", 0, 2, 4, "broker-a"),
+    )

@@ -44,6 +44,10 @@ class Sql92Selector:
 
         object.__setattr__(self, "_evaluate", compile_expression(self.expression))
 
+    def __reduce__(self) -> tuple[type[Sql92Selector], tuple[str]]:
+        """Return what a pickle contains: the expression, which the other process compiles again."""
+        return Sql92Selector, (self.expression,)
+
     @property
     def selects_all(self) -> bool:
         """False: only the evaluation decides."""

@@ -186,6 +186,7 @@ RIGHTS: Mapping[int, RequestRights] = MappingProxyType(
         RequestCode.RESCHEDULE_DELAYED_MESSAGE: _CHANGED,
         RequestCode.GET_PENDING_MESSAGES: _PENDING,
         RequestCode.COUNT_PENDING_MESSAGES: _PENDING,
+        RequestCode.GET_RECORD_BLOCK: _topic_field("topic", Right.SUB),
     }
 )
 """Codes that need rights to topics or groups. All other codes need an administrator."""

@@ -42,7 +42,9 @@ def announced_capabilities(server: ServerParts) -> str:
         missing |= {Capability.SCHEDULE_CHANGE, Capability.TIMER_CHANGE}
     if not server.settings.enable_property_filter:
         missing.add(Capability.SQL92)
-    return ",".join(sorted(capability.name for capability in server.engine.capabilities - missing))
+    # Only a server has blocks: an embedded broker has the files.
+    capabilities = {*server.engine.capabilities, Capability.RECORD_BLOCK} - missing
+    return ",".join(sorted(capability.name for capability in capabilities))
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,24 @@ from mqtemplate.server.response import RefusedError
 from mqtemplate.server.topic_configs import queue_id_error
 
 
+def check_readable(server: ServerParts, topic: str, queue_id: int) -> None:
+    """Check that a queue exists and can be read.
+
+    Raises:
+        RefusedError: The topic is missing or not readable, or it has no such queue.
+    """
+    config = server.engine.topics.config(topic)
+    if config is None:
+        raise RefusedError(
+            ResponseCode.TOPIC_NOT_EXIST, f"topic {topic!r} does not exist; its first message creates it"
+        )
+    if not config["perm"] & Perm.READ:
+        raise RefusedError(ResponseCode.NO_PERMISSION, f"topic {topic!r} is not readable (perm)")
+    count = config.get("readQueueNums", 0)
+    if not 0 <= queue_id < count:
+        raise queue_id_error(topic, queue_id, count)
+
+
 @dataclass(frozen=True, slots=True)
 class PullProcessor:
     """Answers a pull at once if it found a message or may not wait. `PullHold` holds the others."""
@@ -45,7 +63,7 @@ class PullProcessor:
         may_compile: bool = True,
     ) -> RemotingCommand | None:
         group = self.server.group_for(connection, request, header.consumer_group)
-        self._check_queue(header)
+        check_readable(self.server, header.topic, header.queue_id)
         self._check_group(group)
         subscriptions = self.server.subscriptions
         expression = subscriptions.expression_of_pull(header)
@@ -70,18 +88,6 @@ class PullProcessor:
             self.server.hold.hold(HeldPull(connection, request, query, at, at, deadline_ms, owner))
             return None
         return found.response_to(request)
-
-    def _check_queue(self, header: PullMessageRequestHeader) -> None:
-        config = self.server.engine.topics.config(header.topic)
-        if config is None:
-            raise RefusedError(
-                ResponseCode.TOPIC_NOT_EXIST, f"topic {header.topic!r} does not exist; its first message creates it"
-            )
-        if not config["perm"] & Perm.READ:
-            raise RefusedError(ResponseCode.NO_PERMISSION, f"topic {header.topic!r} is not readable (perm)")
-        count = config.get("readQueueNums", 0)
-        if not 0 <= header.queue_id < count:
-            raise queue_id_error(header.topic, header.queue_id, count)
 
     def _check_group(self, group: SubscriptionGroupConfig) -> None:
         name = group.group_name

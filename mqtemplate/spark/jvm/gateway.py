@@ -49,10 +49,15 @@ class Gateway:
             self.process.wait()
 
 
-def launch(java: Java, flags: Sequence[str], conf: Mapping[str, str]) -> Gateway:
+def launch(
+    java: Java, flags: Sequence[str], conf: Mapping[str, str], environment: Mapping[str, str] | None = None
+) -> Gateway:
     """Start Spark's driver JVM without Spark's shell scripts; these add a flag that small Java runtimes refuse.
 
     The standard input of the JVM is a pipe. The JVM ends when the pipe is closed, also when this process is killed.
+
+    Args:
+        environment: Further variables of the JVM, which its Python workers inherit.
 
     Raises:
         SparkError: The JVM ended, or was not ready in time.
@@ -73,7 +78,8 @@ def launch(java: Java, flags: Sequence[str], conf: Mapping[str, str]) -> Gateway
             "pyspark-shell",
         ]
         # A process session of its own: only Python gets Ctrl-C, and it stops the queries in order.
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, env=_environment(connection), start_new_session=True)
+        variables = {**_environment(connection), **(environment or {})}
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, env=variables, start_new_session=True)
         _await_file(connection, process, java)
         data = connection.read_bytes()
     port, length = struct.unpack_from(">ii", data)

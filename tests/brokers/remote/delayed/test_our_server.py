@@ -196,4 +196,4 @@ def test_a_server_that_forbids_recalls_changes_no_message(tmp_path: Path) -> Non
 
 def test_the_capabilities_are_those_that_the_server_announces(tmp_path: Path) -> None:
     with server() as cluster, client(cluster.address, tmp_path) as broker:
-        assert broker.capabilities == cluster.engine.capabilities - {Capability.LOCAL_FILES}
+        assert broker.capabilities == cluster.engine.capabilities - {Capability.LOCAL_FILES} | {Capability.RECORD_BLOCK}

@@ -1,0 +1,226 @@
+"""A million messages read by Spark: from a folder, beside a source without our format, and over the network.
+
+python -m bench.spark_read            # bodies of 200 bytes
+python -m bench.spark_read 1024       # another size
+python -m bench.spark_read 200 remote # from our server, by blocks and by pulls; and from RocketMQ 5.5.0, if it is there
+
+The physical reference yields the same columns with as many bytes from ``range`` and ``mapInArrow``. It has the costs of
+Spark, Arrow and Python, and none of reading. CPU seconds are those of the JVM and all its Python processes.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from bench.measure import report, run, scratch_folder
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
+from mqtemplate.message import Message, MessageQueue
+from mqtemplate.store import FlushDiskType
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_COUNT = 1_000_000
+_REMOTE_COUNT = 200_000
+_QUEUES = 4
+_BATCH = 100
+_ROUNDS = 5
+_COLUMNS = "queueId int, queueOffset bigint, tags string, keys string, body binary, storeTimestamp timestamp"
+
+
+def fill(broker: Any, count: int, body_size: int, queues: int = _QUEUES) -> None:
+    """Send messages to the queues in turn, a hundred at a time."""
+    body = random.Random(1).randbytes(body_size)
+    for first in range(0, count, _BATCH):
+        numbers = range(first, first + _BATCH)
+        messages = [Message("orders", body, {"TAGS": ("pay", "ship")[n % 2], "KEYS": f"k{n}"}) for n in numbers]
+        broker.send_batch(messages, MessageQueue("orders", broker.name, first // _BATCH % queues))
+
+
+def write_folder(folder: Path, count: int, body_size: int, queues: int = _QUEUES) -> str:
+    """Write a store folder, and return its path."""
+    with EmbeddedBroker(folder, EmbeddedSettings(flush_disk_type=FlushDiskType.ASYNC_FLUSH)) as broker:
+        fill(broker, count, body_size, queues)
+    return str(folder)
+
+
+def source(spark: SparkSession, schema: str | None = _COLUMNS, **options: str) -> DataFrame:
+    """Return the topic as a table."""
+    reader = spark.read.format("mqtemplate").options(topic="orders", **options)
+    return (reader.schema(schema) if schema else reader).load()
+
+
+def reference(spark: SparkSession, count: int, body_size: int) -> DataFrame:
+    """Return a table with the same columns and sizes that needs no reading."""
+    return spark.range(0, _QUEUES, 1, 2).mapInArrow(_rows(count // _QUEUES, body_size), _COLUMNS)
+
+
+def _rows(count: int, body_size: int) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    def rows(queues: Iterator[Any]) -> Iterator[Any]:
+        import numpy as np
+        import pyarrow as pa
+
+        size = 8_192
+        body = pa.array([bytes(body_size)] * size, pa.binary())
+        text = pa.array(["pay", "ship"] * (size // 2))
+        stamp = pa.array(np.zeros(size, np.int64)).view(pa.timestamp("us", "UTC"))
+        names = [column.split()[0] for column in _COLUMNS.split(",")]
+        for batch in queues:
+            for queue_id in batch.column(0).to_pylist():
+                for first in range(0, count, size):
+                    number = pa.array(np.arange(first, first + size))
+                    ids = pa.array(np.full(size, queue_id, np.int32))
+                    whole = pa.RecordBatch.from_arrays([ids, number, text, text, body, stamp], names)
+                    yield whole.slice(0, min(size, count - first))
+
+    return rows
+
+
+def measured(table: Callable[[], DataFrame], count: int, rounds: int = _ROUNDS) -> tuple[float, float]:
+    """Return the median wall and CPU seconds of a pass over all rows and columns, after a first one."""
+    walls, cpus = [], []
+    for number in range(rounds + 1):
+        wall, cpu = time.perf_counter(), cpu_seconds()
+        table().write.format("noop").mode("overwrite").save()
+        if number:
+            walls.append(time.perf_counter() - wall)
+            cpus.append(cpu_seconds() - cpu)
+    return median(walls), median(cpus)
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time of this process's descendants, which are Spark's JVM and its Python processes."""
+    parents: dict[int, int] = {}
+    times: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:  # the process has ended
+            continue
+        pid = int(path.parent.name)
+        parents[pid], times[pid] = int(fields[1]), sum(map(int, fields[11:15]))
+    own = Path("/proc/self").resolve().name
+    ticks = sum(used for pid, used in times.items() if _descends(pid, int(own), parents))
+    return ticks / 100
+
+
+def _descends(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
+    while pid in parents:
+        pid = parents[pid]
+        if pid == ancestor:
+            return True
+    return False
+
+
+def compare_with_reference(spark: SparkSession, store: str, body_size: int) -> None:
+    """Print the six columns beside the reference, and all columns."""
+    peer_wall, peer_cpu = measured(lambda: reference(spark, _COUNT, body_size), _COUNT)
+    wall, cpu = measured(lambda: source(spark, store=store), _COUNT)
+    report(f"physical reference, 6 columns, {body_size} B", _COUNT / peer_wall, "/s", "the peer")
+    report("the source, the same columns", _COUNT / wall, "/s", "")
+    report("  of the reference, wall", peer_wall / wall, "x", ">= 0.75 (200 B), 0.8 (1 KiB)")
+    report("  of the reference, CPU", peer_cpu / cpu, "x", ">= 0.5 (200 B), 0.55 (1 KiB)")
+    all_wall, _ = measured(lambda: source(spark, None, store=store), _COUNT)
+    report("the source, all 14 columns", _COUNT / all_wall, "/s", ">= 500,000")
+
+
+def read_one_queue(spark: SparkSession, folder: Path, body_size: int) -> None:
+    """Print the rate of one queue without any option."""
+    count = _COUNT // 4
+    store = write_folder(folder, count, body_size, 1)
+    wall, _ = measured(lambda: source(spark, None, store=store), count)
+    report("one queue of 250,000, all columns, no option", count / wall, "/s", ">= 230,000")
+
+
+def first_count(spark: SparkSession, store: str) -> None:
+    """Print the time of the first count, in a session that has run nothing."""
+    start = time.perf_counter()
+    source(spark, None, store=store).count()
+    report("first load().count() of a session", time.perf_counter() - start, "s", "<= 4")
+    times = []
+    for _ in range(_ROUNDS):
+        start = time.perf_counter()
+        source(spark, None, store=store).limit(10).collect()
+        times.append(time.perf_counter() - start)
+    report("limit(10)", median(times), "s", "0.2, as Spark's Kafka connector")
+
+
+def read_from_our_server(spark: SparkSession, folder: Path, body_size: int) -> None:
+    """Print the rates of blocks and of pulls from our server, in a process of its own."""
+    from mqtemplate.spark.reader.remote_cluster import RemoteCluster
+    from tests.conformance.servers import BrokerProcess
+
+    with BrokerProcess(folder, flush_disk_type=FlushDiskType.ASYNC_FLUSH) as server:
+        _fill_remotely(server.address, body_size)
+        wall, _ = measured(lambda: source(spark, nameServer=server.address), _REMOTE_COUNT, 3)
+        report("our server, Spark, 6 columns, by blocks", _REMOTE_COUNT / wall, "/s", ">= 300,000")
+        place = RemoteCluster((server.address,), pulls=True)
+        report("our server, one task without Spark, by pulls", raw_rate(place), "/s", ">= 70,000")
+
+
+def read_from_rocketmq(spark: SparkSession, folder: Path, body_size: int) -> None:
+    """Print the rate from RocketMQ beside that of pulls whose messages are not parsed."""
+    from bench.peer.jvm import unavailable_reason
+    from bench.peer.rocketmq import NameServer, RocketMQ
+    from mqtemplate.spark.reader.remote_cluster import RemoteCluster
+
+    if (reason := unavailable_reason()) is not None:
+        print(f"RocketMQ: not measured: {reason}")
+        return
+    options = {"flushDiskType": FlushDiskType.ASYNC_FLUSH.value}
+    with NameServer() as name_server, RocketMQ(folder, name_server, options, for_speed=True):
+        _fill_remotely(name_server.address, body_size)
+        raw = raw_rate(RemoteCluster((name_server.address,), pulls=True))
+        wall, _ = measured(lambda: source(spark, nameServer=name_server.address), _REMOTE_COUNT, 3)
+        report("RocketMQ 5.5.0, raw pulls, one process", raw, "/s", "the peer")
+        report("RocketMQ 5.5.0, Spark, 6 columns", _REMOTE_COUNT / wall, "/s", "")
+        report("  of raw pulls", _REMOTE_COUNT / wall / raw, "x", ">= 0.7")
+
+
+def raw_rate(place: Any) -> float:
+    """Return the messages per second of pulls without Spark and without columns: the median of three passes."""
+    from mqtemplate.spark.offsets import QueueRange
+
+    rates = []
+    for _ in range(4):
+        start, count = time.perf_counter(), 0
+        for queue in place.queues("orders"):
+            found = QueueRange.of(queue, 0, place.max_offset(queue))
+            count += sum(len(block.at) for block in place.blocks(found, None))
+        rates.append(count / (time.perf_counter() - start))
+    return median(rates[1:])
+
+
+def _fill_remotely(address: str, body_size: int) -> None:
+    from mqtemplate.brokers import RemoteBroker, RemoteSettings
+
+    with RemoteBroker(RemoteSettings(name_servers=(address,))) as broker:
+        broker.create_topic("orders", _QUEUES)
+        fill(broker, _REMOTE_COUNT, body_size)
+
+
+def main() -> None:
+    from mqtemplate.spark import session
+
+    body_size = int(sys.argv[1]) if len(sys.argv) > 1 else 200
+    with scratch_folder() as folder:
+        spark = session(master="local[2]")
+        if "remote" in sys.argv:
+            read_from_our_server(spark, folder / "ours", body_size)
+            read_from_rocketmq(spark, folder / "peer", body_size)
+        else:
+            store = write_folder(folder / "store", _COUNT, body_size)
+            first_count(spark, store)
+            compare_with_reference(spark, store, body_size)
+            read_one_queue(spark, folder / "one", body_size)
+        spark.stop()
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,98 @@
+"""A stream of Spark over a folder: micro-batches of a backlog, and the latency of single messages.
+
+python -m bench.spark_stream
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from bench.measure import percentile, report, run, scratch_folder
+from bench.spark_read import write_folder
+from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.message import Message
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_COUNT = 1_000_000
+_A_TRIGGER = 100_000
+_PER_SECOND = 200
+_SECONDS = 20
+
+
+def read_backlog(spark: SparkSession, folder: Path) -> None:
+    """Print the time of a micro-batch of 100,000 messages of 200 bytes, over all 14 columns."""
+    store = write_folder(folder / "store", _COUNT, 200)
+    messages = spark.readStream.format("mqtemplate").options(
+        store=store, topic="orders", maxOffsetsPerTrigger=str(_A_TRIGGER)
+    )
+    query = (
+        messages.load()
+        .writeStream.format("noop")
+        .option("checkpointLocation", str(folder / "backlog"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    batches = [progress for progress in query.recentProgress if progress["numInputRows"]][2:]  # the JVM warms up
+    times = [progress["durationMs"]["triggerExecution"] for progress in batches]
+    report("micro-batch of 100,000 messages, 200 B", median(times), "ms", "<= 350 (Spark's Kafka connector: 430)")
+    report("  messages per second", _A_TRIGGER * 1_000 / median(times), "/s", ">= 220,000")
+
+
+def measure_latency(spark: SparkSession, folder: Path) -> None:
+    """Print the time from a send to the batch that contains the message, at 200 messages a second."""
+    late_ms: list[float] = []
+
+    def on_batch(messages: DataFrame, batch_id: int) -> None:
+        sent = messages.select("body").toArrow()["body"].to_pylist()
+        now = time.time() * 1_000
+        late_ms.extend(now - float(body) for body in sent)
+
+    with EmbeddedBroker(folder / "live") as broker:
+        broker.send(Message("orders", _now()))
+        stream = spark.readStream.format("mqtemplate").options(store=str(broker.path), topic="orders").load()
+        query = (
+            stream.writeStream.foreachBatch(on_batch)
+            .option("checkpointLocation", str(folder / "latency"))
+            .trigger(processingTime="0 seconds")
+            .start()
+        )
+        query.processAllAvailable()
+        _send_steadily(broker)
+        query.processAllAvailable()
+        query.stop()
+    measured = late_ms[_PER_SECOND * 3 :]  # the first seconds warm the JVM up
+    report("from send to batch at 200/s, trigger 0, median", percentile(measured, 0.5), "ms", "<= 250")
+    report("  99th percentile", percentile(measured, 0.99), "ms", "<= 500")
+
+
+def _send_steadily(broker: Any) -> None:
+    pause = threading.Event()
+    start = time.monotonic()
+    for number in range(_PER_SECOND * _SECONDS):
+        pause.wait(max(0.0, start + number / _PER_SECOND - time.monotonic()))
+        broker.send(Message("orders", _now()))
+
+
+def _now() -> bytes:
+    return b"%f" % (time.time() * 1_000)
+
+
+def main() -> None:
+    from mqtemplate.spark import session
+
+    with scratch_folder() as folder:
+        spark = session(master="local[2]")
+        read_backlog(spark, folder)
+        measure_latency(spark, folder)
+        spark.stop()
+
+
+if __name__ == "__main__":
+    run(main)

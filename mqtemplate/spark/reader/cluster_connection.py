@@ -1,0 +1,146 @@
+"""Connection of a planner or a task to a cluster: routes, requests with retries, capabilities of the brokers."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Collection
+from functools import lru_cache
+
+from mqtemplate.brokers.remote.errors import check_response
+from mqtemplate.brokers.remote.namespace import Namespace
+from mqtemplate.brokers.remote.routes import MASTER_ID, NameServers
+from mqtemplate.clock import SystemClock
+from mqtemplate.errors import BrokerError, RemoteConnectError, RemoteTimeoutError, SparkError
+from mqtemplate.message import MessageQueue
+from mqtemplate.remoting.client import RemotingClient
+from mqtemplate.remoting.pending_requests import InvokeCallback
+from mqtemplate.remoting.protocol.bodies.group import HeartbeatData
+from mqtemplate.remoting.protocol.codes import Perm, RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.remoting.protocol.headers.delayed import HeartbeatRequestHeader, HeartbeatResponseHeader
+from mqtemplate.remoting.protocol.headers.fields import CommandHeader
+from mqtemplate.spark.reader.client_file import client_settings
+
+BUSY = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL, ResponseCode.SERVICE_NOT_AVAILABLE})
+"""Responses of a broker that cannot answer now: a cold one sends them while its page cache fills."""
+TRANSIENT = (RemoteConnectError, RemoteTimeoutError)
+"""Errors after which a request is repeated."""
+ATTEMPTS = 6
+TIMEOUT_MS = 10_000
+_FIRST_PAUSE_S = 0.1
+_CONNECT_TIMEOUT_MS = 3_000
+
+
+@lru_cache(maxsize=8)
+def connect(name_servers: tuple[str, ...], client_file: str | None) -> ClusterConnection:
+    """Return this process's connection to a cluster: Spark reuses a Python process for many tasks."""
+    return ClusterConnection(name_servers, client_file)
+
+
+def named(queue: MessageQueue) -> str:
+    """Return the name of a queue for errors."""
+    return f"queue {queue.queue_id} of {queue.topic} on {queue.broker_name}"
+
+
+def pause(attempt: int) -> None:
+    """Wait before the next attempt: 0.1 s, 0.2 s, 0.4 s, …"""
+    threading.Event().wait(_FIRST_PAUSE_S * 2**attempt)
+
+
+class ClusterConnection:
+    """Requests to the name servers and brokers of a cluster. Thread-safe.
+
+    Raises:
+        ConfigurationError: The access key or TLS settings of this machine are wrong.
+    """
+
+    def __init__(self, name_servers: tuple[str, ...], client_file: str | None) -> None:
+        self.client = RemotingClient(client_settings(client_file), SystemClock())
+        self._place = f"the cluster at {';'.join(name_servers)}"
+        self._client_id = f"{socket.gethostname()}@{os.getpid()}#{time.time_ns()}"
+        self._names = NameServers(name_servers, self.client.invoke, _CONNECT_TIMEOUT_MS, Namespace(""))
+        self._addresses: dict[str, str] = {}
+        self._capabilities: dict[str, frozenset[str]] = {}
+
+    def topics(self) -> set[str]:
+        """Return the topics of the cluster."""
+        return set(self._names.topics())
+
+    def queues(self, topic: str) -> list[MessageQueue]:
+        """Return the readable queues of a topic on all brokers, sorted; none if the topic is missing."""
+        data = self._names.topic_route(topic)
+        if data is None:
+            return []
+        for broker in data.broker_datas:
+            addresses = broker.broker_addrs
+            if addresses:
+                self._addresses[broker.broker_name] = addresses.get(MASTER_ID) or next(iter(addresses.values()))
+        return sorted(
+            MessageQueue(topic, each.broker_name, queue_id)
+            for each in data.queue_datas
+            if each.perm & Perm.READ and each.broker_name in self._addresses
+            for queue_id in range(each.read_queue_nums)
+        )
+
+    def address(self, queue: MessageQueue) -> str:
+        """Return the address of the broker of a queue.
+
+        Raises:
+            SparkError: The cluster that this machine reaches does not have the broker.
+        """
+        if queue.broker_name not in self._addresses:
+            self.queues(queue.topic)
+        if queue.broker_name not in self._addresses:
+            raise SparkError(
+                f"{self._place} has no broker {queue.broker_name!r} with {queue.topic!r}: it was removed, or this "
+                "machine reaches another cluster under this address"
+            )
+        return self._addresses[queue.broker_name]
+
+    def call(
+        self, queue: MessageQueue, code: int, header: CommandHeader, what: str, accept: Collection[int] = ()
+    ) -> RemotingCommand:
+        """Send a request to the broker of a queue; repeat it if the broker is busy or does not answer.
+
+        Raises:
+            BrokerError: The broker refused, or did not answer several times.
+        """
+        codes = (ResponseCode.SUCCESS, *accept)
+        for attempt in range(ATTEMPTS):
+            is_last = attempt == ATTEMPTS - 1
+            address = self.address(queue)
+            try:
+                response = self.client.invoke(address, RemotingCommand.request(code, header), TIMEOUT_MS)
+            except TRANSIENT:
+                if is_last:
+                    raise
+                self._addresses.pop(queue.broker_name, None)  # the broker may have moved
+            else:
+                if response.code not in BUSY or is_last:
+                    return check_response(response, what, address, codes)
+            pause(attempt)
+        raise AssertionError("the last attempt returns or raises")
+
+    def send(self, queue: MessageQueue, request: RemotingCommand, done: InvokeCallback) -> None:
+        """Send a request to the broker of a queue; *done* gets the response or an error."""
+        self.client.invoke_async(self.address(queue), request, TIMEOUT_MS, done)
+
+    def has_capability(self, queue: MessageQueue, name: str) -> bool:
+        """Return True if the broker of a queue is a server of this library that announced the capability."""
+        address = self.address(queue)
+        if address not in self._capabilities:
+            header = HeartbeatRequestHeader(requests_capabilities=True)
+            body = HeartbeatData(client_id=self._client_id, producer_data_set=[], consumer_data_set=[]).encode()
+            request = RemotingCommand.request(RequestCode.HEART_BEAT, header, body)
+            try:
+                response = self.client.invoke(address, request, TIMEOUT_MS)
+            except BrokerError:
+                return False  # the request that follows fails too, and is repeated
+            if response.code != ResponseCode.SUCCESS:
+                return False
+            names = response.header(HeartbeatResponseHeader).capabilities or ""
+            self._capabilities[address] = frozenset(names.split(","))
+        return name in self._capabilities[address]
