@@ -18,6 +18,7 @@ from mqtemplate.remoting.protocol.acl import ACCESS_KEY, is_signed_with
 from mqtemplate.remoting.protocol.bodies.group import CheckClientRequestBody, HeartbeatData, LockBatchRequestBody
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.remoting.protocol.sequenced import read_runs
 from mqtemplate.server.acl_settings import Account, AclSettings, Right
 from mqtemplate.server.processors.delayed import decode_handles
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
@@ -180,6 +181,10 @@ def _change_delayed(request: RemotingCommand) -> list[_Need]:
     return [_Need("topic", None, Right.PUB)] if topic is None else [_topic(topic, Right.PUB)]
 
 
+def _send_sequenced(request: RemotingCommand) -> list[_Need]:
+    return [_topic(topic, Right.PUB) for topic in sorted({run.topic for run in read_runs(request.body)})]
+
+
 def _query_delayed(request: RemotingCommand) -> list[_Need]:
     """A query without a topic reaches all topics, and the retries of all groups."""
     topic = request.ext_fields.get("topic")
@@ -203,6 +208,7 @@ _NEEDS: dict[int, _Needs] = {
     RequestCode.SEND_MESSAGE: _topic_field("topic", Right.PUB),
     RequestCode.SEND_MESSAGE_V2: _topic_field("b", Right.PUB),
     RequestCode.SEND_BATCH_MESSAGE: _topic_field("b", Right.PUB),
+    RequestCode.SEND_SEQUENCED_MESSAGES: _send_sequenced,
     RequestCode.RECALL_MESSAGE: _topic_field("topic", Right.PUB),
     RequestCode.END_TRANSACTION: _end_transaction,
     RequestCode.PULL_MESSAGE: _consume,

@@ -18,10 +18,10 @@ from mqtemplate.delay.levels.table import DelayLevels
 from mqtemplate.errors import BrokerClosedError, BrokerError
 from mqtemplate.event_log import get_logger
 from mqtemplate.futures import AwaitableFuture
-from mqtemplate.message import Message, MessageExt, MessageQueue
+from mqtemplate.message import Message, MessageExt, MessageQueue, SendSequence
 from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange
 from mqtemplate.processes import OwnerProcess
-from mqtemplate.results import HalfMessage, PullResult, SendResult, TransactionState
+from mqtemplate.results import HalfMessage, PullResult, SendResult, SequencedResult, TransactionState
 from mqtemplate.selectors.tags import Selector
 from mqtemplate.services import Service, ServiceThread
 
@@ -136,6 +136,11 @@ class RemoteBroker(Broker):
 
     def send_one_way(self, message: Message, queue: MessageQueue | None = None) -> None:
         self._client.producer.send_one_way(message, queue)
+
+    def send_sequenced(
+        self, messages: Sequence[tuple[Message, MessageQueue]], sequence: SendSequence, timeout_ms: int = 10_000
+    ) -> SequencedResult:
+        return self._client.sequenced.send(messages, sequence, timeout_ms)
 
     # --- transactions and requests -------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from mqtemplate.brokers.remote.outages import Outages, log_failure
 from mqtemplate.brokers.remote.periodic_service import PeriodicService
 from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.brokers.remote.producing.requests import Requests
+from mqtemplate.brokers.remote.producing.sequenced import SequencedSends
 from mqtemplate.brokers.remote.producing.transactions import Transactions
 from mqtemplate.brokers.remote.queries import Queries
 from mqtemplate.brokers.remote.routes import NameServers, RouteTable
@@ -57,6 +58,7 @@ class ClusterClient:
             settings, clock, self._namespace, first, self._routes, SentOffsets(clock)
         )
         self.producer = Producer(context)
+        self.sequenced = SequencedSends(context)
         self.queries = Queries(context)
         self.transactions = Transactions(context, self.producer)
         self.requests = Requests(context, self.producer)
