@@ -285,10 +285,10 @@ class SendSequence:
             raise MessageError(
                 f"app_id must have 1..{_MAX_APP_ID_LENGTH} printable characters without spaces, got {name[:300]!r}"
             )
-        for field, most in (("version", _MAX_LONG), ("partition", 2**31 - 1), ("first", _MAX_LONG)):
-            value = getattr(self, field)
+        for name, most in (("version", _MAX_LONG), ("partition", 2**31 - 1), ("first", _MAX_LONG)):
+            value = getattr(self, name)
             if not 0 <= value <= most:
-                raise MessageError(f"{field} of a sequenced send must be 0..{most}, got {value}")
+                raise MessageError(f"{name} of a sequenced send must be 0..{most}, got {value}")
 
     def after(self, count: int) -> SendSequence:
         """Return the sequence of the messages after the first *count* ones."""

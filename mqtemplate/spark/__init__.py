@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mqtemplate.spark.broker_access.local_server import LocalServer
     from mqtemplate.spark.container import SparkListenerContainer
     from mqtemplate.spark.jvm.java import find_java
     from mqtemplate.spark.listener import (
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from mqtemplate.spark.sessions import register, session
 else:
     _MODULES = {
+        "LocalServer": "broker_access.local_server",
         "SparkListenerContainer": "container",
         "find_java": "jvm.java",
         "QueueRange": "offsets",
@@ -38,6 +40,7 @@ else:
 
 __all__ = [
     "AVAILABLE_NOW",
+    "LocalServer",
     "QueueRange",
     "SparkBatch",
     "SparkListenerAttributes",

@@ -15,7 +15,7 @@ from mqtemplate.remoting.protocol.headers.sequenced import SendSequencedRequestH
 from mqtemplate.remoting.protocol.sequenced import decode_runs, read_runs
 from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.registration import handles
-from mqtemplate.server.response import RefusedError, reply_when_durable
+from mqtemplate.server.response import RefusedError
 from mqtemplate.topics import AUTO_CREATE_TOPIC, DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 
 
@@ -26,7 +26,7 @@ class SequencedSendProcessor:
     server: ServerParts
 
     @handles(RequestCode.SEND_SEQUENCED_MESSAGES, slow=True)
-    def _send(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
+    def _send(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         header = request.header(SendSequencedRequestHeader)
         runs = list(read_runs(request.body))
         self._create_topics({run.topic for run in runs})
@@ -45,9 +45,9 @@ class SequencedSendProcessor:
         except SendError as exc:
             raise RefusedError(ResponseCode.SERVICE_NOT_AVAILABLE, str(exc)) from exc
         answer = SendSequencedResponseHeader(stored=result.stored, repeated=result.repeated)
-        store = self.server.engine.store
-        reply_when_durable(store, connection, request, end, tuple(topics), answer, ResponseCode.FLUSH_DISK_TIMEOUT)
-        return None
+        if self.server.engine.store.confirm(end, topics):
+            return request.response(ResponseCode.SUCCESS, answer)
+        return request.response(ResponseCode.FLUSH_DISK_TIMEOUT, remark="stored, but not flushed in time; send again")
 
     def _create_topics(self, topics: Iterable[str]) -> None:
         server = self.server

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from mqtemplate.broker import Capability
@@ -85,6 +85,7 @@ class SequencedSends:
                 failure = exc
             else:
                 if response.code == ResponseCode.SUCCESS:
+                    self._forget_default_routes(topics)
                     answer = response.header(SendSequencedResponseHeader)
                     return SequencedResult(answer.stored, answer.repeated)
                 failure = response.remark
@@ -92,6 +93,13 @@ class SequencedSends:
                     address = context.routes.address(broker_name)
                     raise send_error(response, f"send {len(part)} numbered messages", address, has_timer=False)
             threading.Event().wait(min(_RETRY_S, max(0.0, deadline - time.monotonic())))
+
+    def _forget_default_routes(self, topics: Iterable[str]) -> None:
+        """Look up the real queues of topics that the server has just created."""
+        for topic in topics:
+            route = self.context.routes.cached(topic)
+            if route is not None and route.is_default:
+                self.context.routes.forget(topic)
 
     def _invoke(self, broker_name: str, request: RemotingCommand, timeout_ms: int) -> RemotingCommand:
         context = self.context
