@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         spark_listener_specs,
     )
     from mqtemplate.spark.offsets import QueueRange
+    from mqtemplate.spark.pending.changes import cancel_pending, reschedule_pending
     from mqtemplate.spark.schema import payload_schema, source_schema
     from mqtemplate.spark.sessions import register, session
 else:
@@ -28,6 +29,7 @@ else:
         "SparkListenerContainer": "container",
         "find_java": "jvm.java",
         "QueueRange": "offsets",
+        **dict.fromkeys(("cancel_pending", "reschedule_pending"), "pending.changes"),
         **dict.fromkeys(("payload_schema", "source_schema"), "schema"),
         **dict.fromkeys(("register", "session"), "sessions"),
     }
@@ -45,10 +47,12 @@ __all__ = [
     "SparkBatch",
     "SparkListenerAttributes",
     "SparkListenerContainer",
+    "cancel_pending",
     "find_java",
     "payload_schema",
     "refuse_shared_groups",
     "register",
+    "reschedule_pending",
     "session",
     "source_schema",
     "spark_listener",

@@ -20,6 +20,7 @@ from pyspark.sql.types import StructType
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.spark.offsets import OffsetTable, distribute, from_spark, limited, to_spark
 from mqtemplate.spark.options import SourceOptions
+from mqtemplate.spark.pending.view import is_pending_view
 from mqtemplate.spark.record_batches import ARROW_SCHEMA
 from mqtemplate.spark.schema import source_schema
 from mqtemplate.spark.store_reader import StoreReader
@@ -37,12 +38,23 @@ class MqTemplateSource(DataSource):
         return "mqtemplate"
 
     def schema(self) -> StructType:
+        if is_pending_view(self.options):
+            from mqtemplate.spark.pending.options import pending_schema
+
+            return pending_schema()
         return source_schema(include_properties=SourceOptions.wants_properties(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        if is_pending_view(self.options):
+            from mqtemplate.spark.pending.options import PendingOptions
+            from mqtemplate.spark.pending.reader import PendingReader
+
+            return PendingReader(PendingOptions.parse(self.options))
         return BatchReader(SourceOptions.parse(self.options, streaming=False), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
+        if is_pending_view(self.options):
+            raise ConfigurationError("option view='pending' is for batches; read it with spark.read")
         return StreamReader(SourceOptions.parse(self.options, streaming=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:

@@ -517,6 +517,11 @@ class EmbeddedBroker(Broker):
         self._check_open()
         return self._pending.count(query, bucket_ms, max_buckets)
 
+    def pending_positions(self, query: PendingQuery, after: tuple[int, int], max_count: int) -> bytes:
+        """Return where the records of pending messages are, for readers of the files; see `PendingView.positions`."""
+        self._check_open()
+        return self._pending.positions(query, after, max_count).tobytes()
+
     def change_delay_levels(self, text: str) -> None:
         """Use another level table, such as ``"1s 10s 2h"``, until the next start.
 

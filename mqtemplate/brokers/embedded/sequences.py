@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from mqtemplate.brokers.embedded.draft import DraftMaker
 from mqtemplate.errors import SendError, SendTimeoutError, StoreError
 from mqtemplate.event_log import get_logger
-from mqtemplate.message import Message, MessageQueue, Property, SendSequence, copy_properties
+from mqtemplate.message import Message, MessageExt, MessageQueue, Property, SendSequence, copy_properties
 from mqtemplate.record.codec import RecordDraft, StoredRecord, pack_host
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import SEQUENCE, find_property, property_format
@@ -213,7 +213,7 @@ class SequencedSender:
         now_ms, drafts = self._store.clock.now_ms(), []
         prefix = f"{sequence.app_id} {sequence.version} {sequence.partition}".encode()
         for number, (message, queue_id) in enumerate(messages, sequence.first):
-            reconsume_times = 0
+            reconsume_times, original = 0, message
             if Property.SEQUENCE in message.properties or Property.RECONSUME_TIME in message.properties:
                 reconsume_times = int(message.properties.get(Property.RECONSUME_TIME, 0))
                 properties = copy_properties(message.properties, Property.SEQUENCE, Property.RECONSUME_TIME)
@@ -222,6 +222,9 @@ class SequencedSender:
             draft.properties += _SEQUENCE % (prefix, number)
             draft.sys_flag |= SysFlag.SEQUENCED
             draft.reconsume_times = reconsume_times
+            if isinstance(original, MessageExt):  # a copy of a stored message, such as a retry
+                draft.reconsume_times, draft.born_timestamp = original.reconsume_times, original.born_timestamp
+                draft.born_host = pack_host(original.born_host)
             complete(draft)
             drafts.append(draft)
         return drafts

@@ -213,6 +213,10 @@ class RemoteBroker(Broker):
     def count_pending(self, query: PendingQuery, bucket_ms: int = 60_000) -> PendingCounts:
         return self._client.delayed.count_pending(query, bucket_ms)
 
+    def pending_positions(self, query: PendingQuery, after: tuple[int, int], max_count: int) -> bytes:
+        """Return positions in the files of a server of this machine; see `EmbeddedBroker.pending_positions`."""
+        return self._client.our_server.positions(query, after, max_count)
+
     def change_delay_levels(self, text: str) -> None:
         """Use another level table on each server, such as ``"1s 10s 2h"``, until its next start.
 

@@ -62,7 +62,7 @@ class ClusterClient:
         self.queries = Queries(context)
         self.transactions = Transactions(context, self.producer)
         self.requests = Requests(context, self.producer)
-        self._our_server = OurServer(context)
+        self.our_server = OurServer(context)
         self._rocketmq_cluster = RocketMQCluster(context, self.queries, self.producer)
         self.members = Members(context, self.queries, self.producer, self._new_instance, self._heartbeats.trigger)
         first.producer_groups.add(self._namespace.wrap(settings.producer_group))
@@ -115,7 +115,7 @@ class ClusterClient:
         masters = self._routes.masters()
         self._first.register_at(masters)
         is_ours = all(Capability.PENDING in self._first.announced.get(address, ()) for address in masters)
-        return self._our_server if masters and is_ours else self._rocketmq_cluster
+        return self.our_server if masters and is_ours else self._rocketmq_cluster
 
     def leave(self) -> None:
         """Close the members and unregister, while the services still run."""

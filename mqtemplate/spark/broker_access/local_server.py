@@ -25,7 +25,7 @@ from mqtemplate.server.name_server.processor import NameServer
 from mqtemplate.server.name_server.registered_brokers import RegisteredBrokers
 from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.processors.client import ClientProcessor
-from mqtemplate.server.processors.delayed import DelayedMessageProcessor
+from mqtemplate.server.processors.delayed import DelayedMessageProcessor, PendingPositionsProcessor
 from mqtemplate.server.processors.sequenced import SequencedSendProcessor
 from mqtemplate.server.registration import register
 from mqtemplate.server.response import problem_response
@@ -115,7 +115,13 @@ class LocalServer:
             error_response=problem_response,
         )
         self._parts = parts = ServerParts(self._broker, settings, lambda: str(remoting.address))
-        register(remoting, ClientProcessor(parts), SequencedSendProcessor(parts), DelayedMessageProcessor(parts))
+        register(
+            remoting,
+            ClientProcessor(parts),
+            SequencedSendProcessor(parts),
+            DelayedMessageProcessor(parts),
+            PendingPositionsProcessor(parts),
+        )
         store_files = self._broker.store.store_files
         others = RegisteredBrokers(self._broker.name, clock)
         NameServer(parts.topics, KVConfig(store_files), others, parts.address).register(remoting)
