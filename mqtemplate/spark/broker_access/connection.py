@@ -36,7 +36,7 @@ _connecting = threading.Lock()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerLocation:
-    """Where a broker is: the folder of an embedded one, or the name servers of a cluster."""
+    """Location of a broker: the folder of an embedded one, or the name servers of a cluster."""
 
     store: str | None = None
     name_server: str | None = None

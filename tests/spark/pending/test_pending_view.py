@@ -62,7 +62,7 @@ def test_the_view_equals_the_pending_messages_of_the_broker(spark: SparkSession,
 
     gone = spark.createDataFrame([(handles[3],), (handles[0],), ("no handle",)], "handle string")
     results = cancel_pending(orders.where("delayLevel = 0").select("handle").union(gone), store=str(served.path))
-    moved = reschedule_pending(orders, delay="2h", broker=served)
+    moved = reschedule_pending(view(spark, served, topic="orders"), delay="2h", broker=served)
 
     counts = {row.status: row["count"] for row in results.groupBy("status").count().collect()}
     assert counts == {
