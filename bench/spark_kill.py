@@ -107,11 +107,11 @@ def sink_kill_rounds(folder: Path, port: int, kills: int, seed: int, batches: in
                 outcome.kills["executor"] += 1
         for partition, writer in enumerate(writers):
             if writer.poll() not in (None, 0):
-                writer.communicate()
+                _close(writer)
                 writers[partition] = _start(write_tasks, *arguments[partition])
     _kill(server)
     for writer in writers:
-        writer.communicate()
+        _close(writer)
     with EmbeddedBroker(folder, EmbeddedSettings(**_SMALL)) as broker:
         outcome.check(_numbers(broker, TARGET), _PARTITIONS * batches * rows)
     return outcome
@@ -169,7 +169,7 @@ def query_kill_rounds(folder: Path, kills: int, seed: int, count: int = 20_000) 
     driver = _start(copy_and_listen, folder)
     while (exit_code := driver.poll()) != 0:
         if exit_code is not None:
-            driver.communicate()
+            _close(driver)
             driver = _start(copy_and_listen, folder)
         if sum(outcome.kills.values()) < kills:
             jvm = int(_await_line(driver) or 0)
@@ -178,7 +178,7 @@ def query_kill_rounds(folder: Path, kills: int, seed: int, count: int = 20_000) 
             if _kill_one(victim, driver, jvm, chance):
                 outcome.kills[victim] += 1
         driver.wait(_TIMEOUT_S)
-    driver.communicate()
+    _close(driver)
     with EmbeddedBroker(folder / "store", EmbeddedSettings(**_SMALL)) as broker:
         outcome.check(_numbers(broker, TARGET), count)
     handled = [json.loads(path.read_text()) for path in (folder / "batches").iterdir() if not path.suffix]
@@ -227,7 +227,13 @@ def _await_line(process: subprocess.Popen[str]) -> str:
 
 def _kill(process: subprocess.Popen[str]) -> None:
     process.kill()
-    process.communicate()
+    _close(process)
+
+
+def _close(process: subprocess.Popen[str]) -> None:
+    process.wait(_TIMEOUT_S)
+    assert process.stdout is not None
+    process.stdout.close()
 
 
 def _numbers(broker: EmbeddedBroker, topic: str) -> list[int]:

@@ -10,7 +10,7 @@ from mqtemplate.brokers.embedded.draft import DraftMaker
 from mqtemplate.errors import SendError, SendTimeoutError, StoreError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property, SendSequence, copy_properties
-from mqtemplate.record.codec import RecordDraft, StoredRecord, pack_host
+from mqtemplate.record.codec import EncodedMessage, RecordDraft, StoredRecord, pack_host
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import SEQUENCE, find_property, property_format
 from mqtemplate.results import SequencedResult
@@ -21,6 +21,8 @@ _log = get_logger("mqtemplate.broker")
 
 _FILE = "config/sendSequences.json"
 _MAX_PUT_BYTES = 1 << 20
+_MAX_HEADER_BYTES = 400
+"""More than a record has besides body and properties, with the longest topic."""
 _SEQUENCE = property_format(SEQUENCE, b"%b %d")
 
 
@@ -172,7 +174,7 @@ class SequencedSender:
 
     def put(
         self,
-        messages: Sequence[tuple[Message, int]],
+        messages: Sequence[tuple[Message | EncodedMessage, int]],
         sequence: SendSequence,
         complete: Callable[[RecordDraft], None] = lambda draft: None,
     ) -> tuple[SequencedResult, int, frozenset[str]]:
@@ -208,35 +210,44 @@ class SequencedSender:
         return result, self._store.end_offset, frozenset(draft.topic for draft in drafts)
 
     def _make(
-        self, messages: Sequence[tuple[Message, int]], sequence: SendSequence, complete: Callable[[RecordDraft], None]
+        self,
+        messages: Sequence[tuple[Message | EncodedMessage, int]],
+        sequence: SendSequence,
+        complete: Callable[[RecordDraft], None],
     ) -> list[RecordDraft]:
         now_ms, drafts = self._store.clock.now_ms(), []
         prefix = f"{sequence.app_id} {sequence.version} {sequence.partition}".encode()
         for number, (message, queue_id) in enumerate(messages, sequence.first):
-            reconsume_times, original = 0, message
-            if Property.SEQUENCE in message.properties or Property.RECONSUME_TIME in message.properties:
-                reconsume_times = int(message.properties.get(Property.RECONSUME_TIME, 0))
-                properties = copy_properties(message.properties, Property.SEQUENCE, Property.RECONSUME_TIME)
-                message = Message(message.topic, message.body, properties, message.flag)
-            draft, _ = self._drafts.make(message, queue_id, now_ms)
-            draft.properties += _SEQUENCE % (prefix, number)
+            added = _SEQUENCE % (prefix, number)
+            if isinstance(message, EncodedMessage):
+                draft = self._drafts.make_encoded(message, queue_id, now_ms, added)
+            else:
+                draft = self._make_one(message, queue_id, now_ms, added)
             draft.sys_flag |= SysFlag.SEQUENCED
-            draft.reconsume_times = reconsume_times
-            if isinstance(original, MessageExt):  # a copy of a stored message, such as a retry
-                draft.reconsume_times, draft.born_timestamp = original.reconsume_times, original.born_timestamp
-                draft.born_host = pack_host(original.born_host)
             complete(draft)
             drafts.append(draft)
         return drafts
 
+    def _make_one(self, message: Message, queue_id: int, now_ms: int, added: bytes) -> RecordDraft:
+        original, times = message, message.properties.get(Property.RECONSUME_TIME, "0")
+        if Property.SEQUENCE in message.properties or Property.RECONSUME_TIME in message.properties:
+            properties = copy_properties(message.properties, Property.SEQUENCE, Property.RECONSUME_TIME)
+            message = Message(message.topic, message.body, properties, message.flag)
+        draft, _ = self._drafts.make(message, queue_id, now_ms)
+        draft.properties += added
+        draft.reconsume_times = int(times) if times.isdecimal() else 0
+        if isinstance(original, MessageExt):  # a copy of a stored message, such as a retry
+            draft.reconsume_times, draft.born_timestamp = original.reconsume_times, original.born_timestamp
+            draft.born_host = pack_host(original.born_host)
+        return draft
+
     def _parts(self, drafts: Sequence[RecordDraft]) -> list[list[RecordDraft]]:
         """Divide records into parts that fit into a file of the log."""
         most = min(_MAX_PUT_BYTES, self._store.sizes.commit_log // 2)
-        host = pack_host(self._store.settings.listen_host)
         parts: list[list[RecordDraft]] = []
         left = 0
         for draft in drafts:
-            size = draft.size(host)
+            size = len(draft.body) + len(draft.properties) + _MAX_HEADER_BYTES
             if size > left:
                 parts.append([])
                 left = most
