@@ -141,7 +141,14 @@ class StreamReader(_FolderReader, DataSourceStreamReader, SupportsTriggerAvailab
         return self._partitions(from_spark(start), from_spark(end))
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing: the checkpoint has the progress, and the folder belongs to another process."""
+        """Show the progress as that of the group, if the owner of the folder runs a `LocalServer`.
+
+        The checkpoint has the progress. Spark calls this for a batch together with the next one.
+        """
+        if self._options.group is not None:
+            from mqtemplate.spark.broker_access.group_offsets import commit_group_offsets
+
+            commit_group_offsets(self._options.store, self._options.group, from_spark(end))
 
     def stop(self) -> None:
         """Do nothing: no file is open."""

@@ -76,15 +76,24 @@ def open_broker(location: BrokerLocation) -> Iterator[Broker]:
         yield _remote(addresses, _credentials(), _tls())
         return
     assert location.store is not None
-    local = LocalServerAddress.read(location.store)
-    if local is not None and (client := _local_client(local)) is not None:
-        try:
-            yield client
-        finally:
-            client.close()
-        return
+    with open_local_server(location.store) as local:
+        if local is not None:
+            yield local
+            return
     with _opened(Path(location.store)) as broker:
         yield broker
+
+
+@contextmanager
+def open_local_server(store: str) -> Iterator[RemoteBroker | None]:
+    """Yield a client of the `LocalServer` of a folder; None if none runs."""
+    local = LocalServerAddress.read(store)
+    client = None if local is None else _local_client(local)
+    try:
+        yield client
+    finally:
+        if client is not None:
+            client.close()
 
 
 def _local_client(local: LocalServerAddress) -> RemoteBroker | None:

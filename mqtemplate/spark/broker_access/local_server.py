@@ -26,6 +26,7 @@ from mqtemplate.server.name_server.registered_brokers import RegisteredBrokers
 from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.processors.client import ClientProcessor
 from mqtemplate.server.processors.delayed import DelayedMessageProcessor, PendingPositionsProcessor
+from mqtemplate.server.processors.offset import OffsetProcessor
 from mqtemplate.server.processors.sequenced import SequencedSendProcessor
 from mqtemplate.server.registration import register
 from mqtemplate.server.response import problem_response
@@ -118,6 +119,7 @@ class LocalServer:
         register(
             remoting,
             ClientProcessor(parts),
+            OffsetProcessor(parts),
             SequencedSendProcessor(parts),
             DelayedMessageProcessor(parts),
             PendingPositionsProcessor(parts),
