@@ -20,7 +20,7 @@ from mqtemplate.testing import Harness, messages_in
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:.*:ResourceWarning")]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore:.*:ResourceWarning")]
 
 Start = Callable[..., SparkListenerContainer]
 

@@ -37,6 +37,7 @@ def view(spark: SparkSession, broker: EmbeddedBroker, **options: str) -> DataFra
 
 
 @pytest.mark.spark
+@pytest.mark.timeout(240)
 def test_the_view_equals_the_pending_messages_of_the_broker(spark: SparkSession, served: EmbeddedBroker) -> None:
     """Levels and timers; what was cancelled or delivered is not in it. Then half of it is cancelled, half moved."""
     handles = [send(served, "orders", f"k{n}", TIMER_DELAY_MS=str(60_000 * (n + 1))) for n in range(20)]

@@ -18,7 +18,7 @@ from mqtemplate.testing import Harness, messages_in
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
 
 @pytest.fixture
