@@ -157,9 +157,10 @@ class SequencedSender:
 
     def persist(self) -> int | None:
         """Write the table, once the messages in it are durable: a number must not outlive its message."""
-        if not self._is_dirty:
-            return None
+        # With the lock: between a record and its number in the table there must be no checkpoint after the record.
         with self._lock:
+            if not self._is_dirty:
+                return None
             self._is_dirty = False
             applications = self._table.to_json()
         try:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import secrets
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -75,6 +75,58 @@ class LocalServerAddress:
         fresh.replace(path)
 
 
+class _FolderServer:
+    """The listener socket for one folder, with the processors that Spark's processes need."""
+
+    def __init__(self, broker: EmbeddedBroker, store: Path) -> None:
+        self._store = store
+        key = secrets.token_hex()
+        account = Account(access_key=f"spark-{secrets.token_hex(8)}", secret_key=key, admin=True)
+        clock, settings = broker.clock, BrokerServerSettings(listen=_LISTEN)
+        self._remoting = remoting = RemotingServer(
+            _LISTEN,
+            RemotingServerSettings(),
+            clock,
+            guard=AclGuard(AclSettings(accounts=(account,))),
+            error_response=problem_response,
+        )
+        self._parts = parts = ServerParts(broker, settings, lambda: str(remoting.address))
+        kinds = (
+            ClientProcessor,
+            OffsetProcessor,
+            SequencedSendProcessor,
+            DelayedMessageProcessor,
+            PendingPositionsProcessor,
+        )
+        register(remoting, *(kind(parts) for kind in kinds))
+        others = RegisteredBrokers(broker.name, clock)
+        NameServer(parts.topics, KVConfig(broker.store.store_files), others, parts.address).register(remoting)
+        _let_topics_be_created(broker)
+        remoting.start()
+        LocalServerAddress(str(remoting.address), account.access_key, os.getpid(), key).write(store)
+        _log.debug("spark.server_started", address=str(remoting.address))
+
+    def stop(self) -> None:
+        """Remove the address and close all connections."""
+        (self._store / _FILE).unlink(missing_ok=True)
+        self._remoting.stop()
+        self._parts.deferred_work.close()
+        _log.debug("spark.server_stopped")
+
+
+def _let_topics_be_created(engine: EmbeddedBroker) -> None:
+    """Give clients the route by which they send to a new topic, as the broker itself creates topics."""
+    if engine.settings.auto_create_topic_enable and engine.topics.config(AUTO_CREATE_TOPIC) is None:
+        count = engine.settings.default_topic_queue_nums
+        perm = Perm.READ | Perm.WRITE | Perm.INHERIT
+        engine.topics.update(AUTO_CREATE_TOPIC, {"readQueueNums": count, "writeQueueNums": count, "perm": int(perm)})
+
+
+_running: dict[Path, tuple[_FolderServer, int]] = {}
+"""Folder -> its server in this process, and the number of `LocalServer` objects that use it."""
+_changing = threading.Lock()
+
+
 class LocalServer:
     """Lets Spark's processes write to an embedded broker of this process, and list its pending messages.
 
@@ -85,7 +137,7 @@ class LocalServer:
         with LocalServer(broker):
             df.write.format("mqtemplate").mode("append").option("store", broker.path).save()
 
-    Several of one folder in this process share one server.
+    Several of one folder share one server, which stops with the last of them.
 
     Raises:
         SparkError: The broker has no folder.
@@ -98,66 +150,28 @@ class LocalServer:
                 "folder, such as rocketmq.name-server: embedded:./data"
             )
         self._broker, self._store = broker, broker.path
-        self._remoting: RemotingServer | None = None
-        self._parts: ServerParts | None = None
+        self._is_started = False
 
     def start(self) -> None:
         """Listen, and write the address. A second call has no effect."""
-        if self._remoting is not None or self._is_served_here():
-            return
-        key = secrets.token_hex()
-        account = Account(access_key=f"spark-{secrets.token_hex(8)}", secret_key=key, admin=True)
-        clock, settings = self._broker.clock, BrokerServerSettings(listen=_LISTEN)
-        remoting = RemotingServer(
-            _LISTEN,
-            RemotingServerSettings(),
-            clock,
-            guard=AclGuard(AclSettings(accounts=(account,))),
-            error_response=problem_response,
-        )
-        self._parts = parts = ServerParts(self._broker, settings, lambda: str(remoting.address))
-        register(
-            remoting,
-            ClientProcessor(parts),
-            OffsetProcessor(parts),
-            SequencedSendProcessor(parts),
-            DelayedMessageProcessor(parts),
-            PendingPositionsProcessor(parts),
-        )
-        store_files = self._broker.store.store_files
-        others = RegisteredBrokers(self._broker.name, clock)
-        NameServer(parts.topics, KVConfig(store_files), others, parts.address).register(remoting)
-        self._let_topics_be_created()
-        remoting.start()
-        self._remoting = remoting
-        LocalServerAddress(str(remoting.address), account.access_key, os.getpid(), key).write(self._store)
-        _log.debug("spark.server_started", address=str(remoting.address))
-
-    def _is_served_here(self) -> bool:
-        with contextlib.suppress(SparkError):
-            known = LocalServerAddress.read(self._store)
-            return known is not None and known.process_id == os.getpid()
-        return False
-
-    def _let_topics_be_created(self) -> None:
-        """Give clients the route by which they send to a new topic, as the broker itself creates topics."""
-        engine = self._broker
-        if engine.settings.auto_create_topic_enable and engine.topics.config(AUTO_CREATE_TOPIC) is None:
-            count = engine.settings.default_topic_queue_nums
-            perm = Perm.READ | Perm.WRITE | Perm.INHERIT
-            engine.topics.update(
-                AUTO_CREATE_TOPIC, {"readQueueNums": count, "writeQueueNums": count, "perm": int(perm)}
-            )
+        with _changing:
+            if self._is_started:
+                return
+            server, users = _running.get(self._store) or (_FolderServer(self._broker, self._store), 0)
+            _running[self._store] = server, users + 1
+            self._is_started = True
 
     def stop(self) -> None:
-        """Remove the address and close all connections. A second call has no effect."""
-        remoting, self._remoting = self._remoting, None
-        if remoting is None or self._parts is None:
-            return
-        (self._store / _FILE).unlink(missing_ok=True)
-        remoting.stop()
-        self._parts.deferred_work.close()
-        _log.debug("spark.server_stopped")
+        """Remove the address and close all connections, unless another one uses them. A second call has no effect."""
+        with _changing:
+            if not self._is_started:
+                return
+            self._is_started = False
+            server, users = _running.pop(self._store)
+            if users > 1:
+                _running[self._store] = server, users - 1
+            else:
+                server.stop()
 
     def __enter__(self) -> Self:
         self.start()
