@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
@@ -39,17 +41,14 @@ class MqTemplateSource(DataSource):
 
     def schema(self) -> StructType:
         if is_pending_view(self.options):
-            from mqtemplate.spark.pending.options import pending_schema
-
-            return pending_schema()
+            schema: StructType = _load("pending.options").pending_schema()
+            return schema
         return source_schema(include_properties=SourceOptions.wants_properties(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         if is_pending_view(self.options):
-            from mqtemplate.spark.pending.options import PendingOptions
-            from mqtemplate.spark.pending.reader import PendingReader
-
-            return PendingReader(PendingOptions.parse(self.options))
+            pending: DataSourceReader = _load("pending.reader").create_reader(self.options)
+            return pending
         return BatchReader(SourceOptions.parse(self.options, streaming=False), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
@@ -58,14 +57,13 @@ class MqTemplateSource(DataSource):
         return StreamReader(SourceOptions.parse(self.options, streaming=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from mqtemplate.spark.sink.writer import create_batch_writer
-
-        return create_batch_writer(self.options, schema, overwrite=overwrite)
+        writer: DataSourceWriter = _load("sink.writer").create_batch_writer(self.options, schema, overwrite=overwrite)
+        return writer
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
-        from mqtemplate.spark.sink.writer import create_stream_writer
-
-        return create_stream_writer(self.options, schema, overwrite=overwrite)
+        create = _load("sink.writer").create_stream_writer
+        writer: DataSourceStreamArrowWriter = create(self.options, schema, overwrite=overwrite)
+        return writer
 
 
 class _FolderReader:
@@ -146,12 +144,16 @@ class StreamReader(_FolderReader, DataSourceStreamReader, SupportsTriggerAvailab
         The checkpoint has the progress. Spark calls this for a batch together with the next one.
         """
         if self._options.group is not None:
-            from mqtemplate.spark.broker_access.group_offsets import commit_group_offsets
-
-            commit_group_offsets(self._options.store, self._options.group, from_spark(end))
+            offsets = _load("broker_access.group_offsets")
+            offsets.commit_group_offsets(self._options.store, self._options.group, from_spark(end))
 
     def stop(self) -> None:
         """Do nothing: no file is open."""
+
+
+def _load(module: str) -> ModuleType:
+    """Return a module that only writes or the pending view need: a plain read must not load it."""
+    return import_module(f"mqtemplate.spark.{module}")
 
 
 def _arrow_schema(schema: StructType) -> pa.Schema:

@@ -6,9 +6,8 @@ import fcntl
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from mqtemplate.broker import Broker
@@ -19,6 +18,7 @@ from mqtemplate.errors import ConfigurationError, RemoteConnectError, SparkError
 from mqtemplate.remoting.settings import Credentials
 from mqtemplate.remoting.tls import ClientTls
 from mqtemplate.spark.broker_access.local_server import LocalServerAddress
+from mqtemplate.spark.broker_access.location import BrokerLocation
 
 ACCESS_KEY, SECRET_KEY = "MQTEMPLATE_SPARK_ACCESS_KEY", "MQTEMPLATE_SPARK_SECRET_KEY"
 TRUST_CERT_PATH = "MQTEMPLATE_SPARK_TLS_TRUST_CERT_PATH"
@@ -32,31 +32,6 @@ _MAX_CACHED = 8
 _connected: dict[tuple[object, ...], RemoteBroker] = {}
 """Connections of this process: Spark uses its Python processes for many tasks."""
 _connecting = threading.Lock()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerLocation:
-    """Location of a broker: the folder of an embedded one, or the name servers of a cluster."""
-
-    store: str | None = None
-    name_server: str | None = None
-
-    @classmethod
-    def of_options(cls, options: Mapping[str, str]) -> BrokerLocation:
-        """Return the location in options with lower-case names: ``store`` (or ``path``), or ``nameserver``.
-
-        Raises:
-            ConfigurationError: None of them is given, or both are.
-        """
-        if "store" in options and "path" in options:
-            raise ConfigurationError("options 'store' and 'path' contradict each other; give one of them")
-        store, name_server = options.get("store", options.get("path")), options.get("nameserver")
-        if (store is None) == (name_server is None):
-            raise ConfigurationError(
-                "give either option 'store', the folder of an embedded broker on this machine, or option 'nameServer', "
-                "such as 'localhost:9876'"
-            )
-        return cls(store=store, name_server=name_server)
 
 
 @contextmanager

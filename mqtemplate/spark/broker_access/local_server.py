@@ -4,39 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import threading
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
-from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.errors import SparkError
-from mqtemplate.event_log import get_logger
-from mqtemplate.message import HostAddress
-from mqtemplate.remoting.protocol.codes import Perm
-from mqtemplate.remoting.server import RemotingServer
-from mqtemplate.remoting.settings import RemotingServerSettings
-from mqtemplate.server.acl import AclGuard
-from mqtemplate.server.acl_settings import Account, AclSettings
-from mqtemplate.server.name_server.kv_config import KVConfig
-from mqtemplate.server.name_server.processor import NameServer
-from mqtemplate.server.name_server.registered_brokers import RegisteredBrokers
-from mqtemplate.server.parts import ServerParts
-from mqtemplate.server.processors.client import ClientProcessor
-from mqtemplate.server.processors.delayed import DelayedMessageProcessor, PendingPositionsProcessor
-from mqtemplate.server.processors.offset import OffsetProcessor
-from mqtemplate.server.processors.sequenced import SequencedSendProcessor
-from mqtemplate.server.registration import register
-from mqtemplate.server.response import problem_response
-from mqtemplate.server.settings import BrokerServerSettings
-from mqtemplate.topics import AUTO_CREATE_TOPIC
 
-_log = get_logger("mqtemplate.spark")
+if TYPE_CHECKING:
+    from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 
 _FILE = Path("config", "sparkServer.json")
-_LISTEN = HostAddress("127.0.0.1", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +45,11 @@ class LocalServerAddress:
                 f"{Path(store, _FILE)} cannot be read ({exc}); delete it, and start its server again"
             ) from exc
 
+    @staticmethod
+    def remove(store: Path) -> None:
+        """Remove the file."""
+        (store / _FILE).unlink(missing_ok=True)
+
     def write(self, store: Path) -> None:
         """Write the file, readable by this user only: the key gives all rights to the broker."""
         path = store / _FILE
@@ -75,54 +60,7 @@ class LocalServerAddress:
         fresh.replace(path)
 
 
-class _FolderServer:
-    """The listener socket for one folder, with the processors that Spark's processes need."""
-
-    def __init__(self, broker: EmbeddedBroker, store: Path) -> None:
-        self._store = store
-        key = secrets.token_hex()
-        account = Account(access_key=f"spark-{secrets.token_hex(8)}", secret_key=key, admin=True)
-        clock, settings = broker.clock, BrokerServerSettings(listen=_LISTEN)
-        self._remoting = remoting = RemotingServer(
-            _LISTEN,
-            RemotingServerSettings(),
-            clock,
-            guard=AclGuard(AclSettings(accounts=(account,))),
-            error_response=problem_response,
-        )
-        self._parts = parts = ServerParts(broker, settings, lambda: str(remoting.address))
-        kinds = (
-            ClientProcessor,
-            OffsetProcessor,
-            SequencedSendProcessor,
-            DelayedMessageProcessor,
-            PendingPositionsProcessor,
-        )
-        register(remoting, *(kind(parts) for kind in kinds))
-        others = RegisteredBrokers(broker.name, clock)
-        NameServer(parts.topics, KVConfig(broker.store.store_files), others, parts.address).register(remoting)
-        _let_topics_be_created(broker)
-        remoting.start()
-        LocalServerAddress(str(remoting.address), account.access_key, os.getpid(), key).write(store)
-        _log.debug("spark.server_started", address=str(remoting.address))
-
-    def stop(self) -> None:
-        """Remove the address and close all connections."""
-        (self._store / _FILE).unlink(missing_ok=True)
-        self._remoting.stop()
-        self._parts.deferred_work.close()
-        _log.debug("spark.server_stopped")
-
-
-def _let_topics_be_created(engine: EmbeddedBroker) -> None:
-    """Give clients the route by which they send to a new topic, as the broker itself creates topics."""
-    if engine.settings.auto_create_topic_enable and engine.topics.config(AUTO_CREATE_TOPIC) is None:
-        count = engine.settings.default_topic_queue_nums
-        perm = Perm.READ | Perm.WRITE | Perm.INHERIT
-        engine.topics.update(AUTO_CREATE_TOPIC, {"readQueueNums": count, "writeQueueNums": count, "perm": int(perm)})
-
-
-_running: dict[Path, tuple[_FolderServer, int]] = {}
+_running: dict[Path, tuple[Any, int]] = {}
 """Folder -> its server in this process, and the number of `LocalServer` objects that use it."""
 _changing = threading.Lock()
 
@@ -157,9 +95,14 @@ class LocalServer:
         with _changing:
             if self._is_started:
                 return
-            server, users = _running.get(self._store) or (_FolderServer(self._broker, self._store), 0)
+            server, users = _running.get(self._store) or (self._listen(), 0)
             _running[self._store] = server, users + 1
             self._is_started = True
+
+    def _listen(self) -> Any:
+        # By name: the server's parts load only where one runs.
+        module = import_module("mqtemplate.spark.broker_access.folder_server")
+        return module.FolderServer(self._broker, self._store)
 
     def stop(self) -> None:
         """Remove the address and close all connections, unless another one uses them. A second call has no effect."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,7 +12,7 @@ from mqtemplate.broker import Broker
 from mqtemplate.durations import Duration, duration_ms
 from mqtemplate.errors import ConfigurationError, MQTemplateError
 from mqtemplate.pending import ScheduleChange
-from mqtemplate.spark.broker_access.connection import BrokerLocation, open_broker
+from mqtemplate.spark.broker_access.location import BrokerLocation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -106,7 +107,9 @@ def _opened(store: str | None, name_server: str | None, broker: Broker | None) -
         return
     given = {"store": store, "nameserver": name_server}
     location = BrokerLocation.of_options({name: value for name, value in given.items() if value is not None})
-    with open_broker(location) as opened:
+    # By name: clients and brokers load only where one is used.
+    connection = import_module("mqtemplate.spark.broker_access.connection")
+    with connection.open_broker(location) as opened:
         yield opened
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.pending import PendingQuery
-from mqtemplate.spark.broker_access.connection import BrokerLocation
+from mqtemplate.spark.broker_access.location import BrokerLocation
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,6 +84,11 @@ class PendingReader(DataSourceReader):
                 rows = [row for row in rows if row[0] == topic]
             if rows:
                 yield _batch(rows)
+
+
+def create_reader(options: Mapping[str, str]) -> PendingReader:
+    """Return the reader of a read with these options; errors as in `PendingOptions.parse`."""
+    return PendingReader(PendingOptions.parse(options))
 
 
 def _positions(broker: Broker, options: PendingOptions) -> np.ndarray:
