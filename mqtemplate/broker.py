@@ -17,10 +17,11 @@ from types import TracebackType
 from typing import Protocol, Self, TypeAlias
 
 from mqtemplate.clock import Clock
+from mqtemplate.errors import UnsupportedError
 from mqtemplate.futures import AwaitableFuture
-from mqtemplate.message import Message, MessageExt, MessageQueue
+from mqtemplate.message import Message, MessageExt, MessageQueue, SendSequence
 from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange
-from mqtemplate.results import HalfMessage, PullResult, SendResult, TransactionState
+from mqtemplate.results import HalfMessage, PullResult, SendResult, SequencedResult, TransactionState
 from mqtemplate.selectors.tags import Selector
 from mqtemplate.services import Service
 
@@ -57,6 +58,7 @@ class Capability(Enum):
     REQUEST_REPLY = "requests and replies"
     SQL92 = "SQL92 selectors"
     RECORD_BLOCK = "blocks of stored records"
+    SEQUENCED_SEND = "sends whose repeats are dropped"
 
 
 class MessageModel(Enum):
@@ -351,6 +353,24 @@ class Broker(DelayedMessages):
     @abstractmethod
     def send_one_way(self, message: Message, queue: MessageQueue | None = None) -> None:
         """Send a message without a response."""
+
+    def send_sequenced(
+        self, messages: Sequence[tuple[Message, MessageQueue]], sequence: SendSequence, timeout_ms: int = 10_000
+    ) -> SequencedResult:
+        """Store messages of any topics in this order, except those that the broker has stored already.
+
+        The first message has the number ``sequence.first``, the next one the following number. A process that repeats
+        a partition sends the same messages with the same numbers; each message is stored once, also across a kill of
+        the broker. Arguments and errors as in `send`.
+
+        Args:
+            messages: Each with its queue. All queues are on one broker.
+
+        Raises:
+            SendError: Also if numbers were left out since the last send of the partition.
+            UnsupportedError: The broker does not have `Capability.SEQUENCED_SEND`.
+        """
+        raise UnsupportedError(f"broker {self.name!r} does not drop repeated sends; use send_batch")
 
     # --- transactions --------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ __all__ = [
     "MessageQueue",
     "PackedBody",
     "Property",
+    "SendSequence",
     "copy_properties",
     "create_unique_id",
     "join_keys",
@@ -90,6 +91,10 @@ class Property:
     """Of this library. On an op message: the id of the message that is stored right after it, in place of the half
     message."""
 
+    SEQUENCE = "__SEQUENCE"
+    """Of this library. Application id, version, partition and number of a message in a sequenced send; see
+    `SendSequence`."""
+
     # requests and replies
     CORRELATION_ID = "CORRELATION_ID"
     REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
@@ -139,6 +144,8 @@ RESERVED_PROPERTIES = frozenset(value for name, value in vars(Property).items() 
 """Names that an application cannot use for its own properties: all names in `Property`."""
 
 
+_MAX_APP_ID_LENGTH = 255
+_MAX_LONG = 2**63 - 1
 _OFFSET_MSG_ID = re.compile(r"(?:[0-9a-fA-F]{32}|[0-9a-fA-F]{56})")
 
 
@@ -267,6 +274,43 @@ class MessageExt(Message):
         """Deliver time of a message that was delayed by a timer; None for other messages."""
         text = self.properties.get(Property.TIMER_DELIVER_MS)
         return int(text) if text and Property.REAL_TOPIC in self.properties else None
+
+
+@dataclass(frozen=True, slots=True)
+class SendSequence:
+    """Numbers of the messages of one sequenced send.
+
+    An application, such as a streaming query, writes one version after the other, such as its micro-batches. The tasks
+    of a version write one partition each. Messages of a partition have the numbers 0, 1, 2, …
+
+    Attributes:
+        app_id: Id of the application, without spaces.
+        version: The broker drops messages of a version below the newest one of the application.
+        first: Number of the first message.
+
+    Raises:
+        MessageError: A value is not allowed.
+    """
+
+    app_id: str
+    version: int
+    partition: int
+    first: int = 0
+
+    def __post_init__(self) -> None:
+        name = self.app_id
+        if not 0 < len(name) <= _MAX_APP_ID_LENGTH or not name.isprintable() or " " in name:
+            raise MessageError(
+                f"app_id must have 1..{_MAX_APP_ID_LENGTH} printable characters without spaces, got {name[:300]!r}"
+            )
+        for name, most in (("version", _MAX_LONG), ("partition", 2**31 - 1), ("first", _MAX_LONG)):
+            value = getattr(self, name)
+            if not 0 <= value <= most:
+                raise MessageError(f"{name} of a sequenced send must be 0..{most}, got {value}")
+
+    def after(self, count: int) -> SendSequence:
+        """Return the sequence of the messages after the first *count* ones."""
+        return SendSequence(self.app_id, self.version, self.partition, self.first + count)
 
 
 def offset_msg_id(store_host: HostAddress, physical_offset: int) -> str:

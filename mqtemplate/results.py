@@ -13,6 +13,7 @@ __all__ = [
     "PullStatus",
     "SendResult",
     "SendStatus",
+    "SequencedResult",
     "TransactionSendResult",
     "TransactionState",
 ]
@@ -71,6 +72,19 @@ class TransactionSendResult(SendResult):
     """
 
     local_transaction_state: TransactionState = TransactionState.UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class SequencedResult:
+    """Result of a sequenced send.
+
+    Attributes:
+        stored: Number of messages that this send stored.
+        repeated: Number of messages that the broker had stored before.
+    """
+
+    stored: int
+    repeated: int
 
 
 @dataclass(frozen=True, slots=True)

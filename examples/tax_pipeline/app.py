@@ -13,11 +13,12 @@ from .one_payment_listener import WATCHED_ID, OnePaymentListener
 from .payment_sender import LEVEL_5, LONGEST_MS, PaymentSender
 from .pipeline_settings import PipelineSettings
 from .summary_listener import Progress, SummaryListener
+from .sums_listener import ReceivedSums, SumsListener
 from .sums_table import read_sums, table
 from .tax_data import read_payments, sums_by_region_and_period, write_payments
 
 HERE = Path(__file__).parent
-COMPONENTS = (PaymentSender, OnePaymentListener, SummaryListener, Progress)
+COMPONENTS = (PaymentSender, OnePaymentListener, SummaryListener, Progress, SumsListener, ReceivedSums)
 MAX_WAIT_S = 60
 
 
@@ -40,12 +41,15 @@ def main() -> int:
 
 
 def send_and_wait(
-    settings: Annotated[PipelineSettings, Section("tax-pipeline")], sender: PaymentSender, progress: Progress
+    settings: Annotated[PipelineSettings, Section("tax-pipeline")],
+    sender: PaymentSender,
+    progress: Progress,
+    received: ReceivedSums,
 ) -> bool:
     """Send all payments and wait for Spark. The application injects the arguments by their types.
 
     Returns:
-        True if Spark received every payment.
+        True if Spark received every payment, and its sums of all of them arrived as messages.
     """
     payments = read_payments(settings.input_file)
     watched = next(payment for payment in payments if payment.id == WATCHED_ID)
@@ -58,7 +62,10 @@ def send_and_wait(
     print(f"All are due within {LONGEST_MS / 1_000:g} s; Spark reads a batch about once a second ...")
     is_complete = progress.wait_for(len(payments), MAX_WAIT_S)
     print(f"Spark has received {progress.messages} messages in {progress.batches} batches.")
-    return is_complete
+    has_sums = is_complete and received.wait_for(len(payments), MAX_WAIT_S)
+    total = sum(payment.amount_cents for payment in payments)
+    print(f"Its sums came back as messages: {received.payments} payments, {received.amount_cents / 100:,.2f} in total.")
+    return has_sums and received.payments == len(payments) and received.amount_cents == total
 
 
 def print_and_compare(settings: PipelineSettings) -> bool:

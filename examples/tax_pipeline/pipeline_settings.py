@@ -19,6 +19,11 @@ class PipelineSettings(BaseModel, frozen=True):
         return self.folder / "tax-data-2021S4.jsonl"
 
     @property
+    def store_folder(self) -> Path:
+        """Folder of the broker."""
+        return self.folder / "store"
+
+    @property
     def result_folder(self) -> Path:
         """Directory of the Parquet files."""
         return self.folder / "sums.parquet"

@@ -41,17 +41,19 @@ class Progress:
     consumer_group="tax-summary-group",
     selector_expression="2021S4",
     payload=TaxPayment,
+    bad_records="dlq",
     include_properties=False,
 )
 class SummaryListener:
-    """Spark listener that writes the sums by region and period, one folder for each batch.
+    """Spark listener that writes the sums by region and period: as Parquet, and as messages to ``tax-sums``.
 
-    After a crash Spark repeats a batch with the same number and the same messages. The batch then overwrites its own
-    folder, so each payment counts once.
+    After a crash Spark repeats a batch with the same ids and the same messages. The Parquet folder has the id of the
+    query and of the batch, so the repeated batch overwrites its own folder, and a new checkpoint no older one. The
+    broker drops messages of the batch that it has stored already. So each payment counts once, in both.
     """
 
     def __init__(self, settings: Annotated[PipelineSettings, Section("tax-pipeline")], progress: Progress) -> None:
-        self._result_folder = settings.result_folder
+        self._settings = settings
         self._progress = progress
 
     def on_batch(self, messages: DataFrame, batch: SparkBatch) -> None:
@@ -61,5 +63,13 @@ class SummaryListener:
         sums = messages.groupBy("payload.region", "payload.period").agg(
             f.count("*").alias("payments"), f.sum("payload.amount_cents").alias("amount_cents")
         )
-        sums.coalesce(1).write.mode("overwrite").parquet(str(self._result_folder / f"batch={batch.batch_id}"))
+        sums = sums.coalesce(1).sortWithinPartitions("region", "period").persist()
+        folder = self._settings.result_folder / f"query={batch.query_id}" / f"batch={batch.batch_id}"
+        sums.write.mode("overwrite").parquet(str(folder))
+        # The numbers of the rows must be the same in a repeated batch, so they are sorted.
+        outgoing = sums.select(f.struct("*").alias("body"), f.concat_ws("/", "region", "period").alias("keys"))
+        outgoing.write.format("mqtemplate").mode("append").options(
+            store=str(self._settings.store_folder), topic="tax-sums", tags="2021S4", **batch.write_options()
+        ).save()
+        sums.unpersist()
         self._progress.add(batch.message_count)

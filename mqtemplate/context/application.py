@@ -86,6 +86,7 @@ class MQApplication:
         starters: Iterable[StarterSource] | None = None,
     ) -> None:
         self._invalid: MQTemplateError | None = None
+        self.is_ready = threading.Event()
         given: tuple[object, ...] = ()
         try:
             if not isinstance(settings, AppSettings):
@@ -97,10 +98,9 @@ class MQApplication:
                 )
             self.settings = settings
             given = collect_components(components)
-            self.context = ApplicationContext(self.settings, overrides, given)
+            self.context = ApplicationContext(self.settings, overrides, given, is_ready=self.is_ready)
         except MQTemplateError as exc:
             self._invalid = exc  # raised by the first use, so that `run` can report it
-        self.is_ready = threading.Event()
         self._clock = clock or _clock_of_broker((*given, *(overrides or {}).values()))
         self._starters = starters
         self._stop_requests = StopRequests()
@@ -214,7 +214,9 @@ class MQApplication:
                 raise
             if self._clock is None or not self._clock.is_virtual:
                 self.context.lifecycle.push("process exit", stop_at_exit(self._stop_at_exit))
-            self.is_ready.set()
+            # A part that failed already, such as a query of Spark, keeps the application from becoming ready.
+            if all(getattr(part, "is_ready", True) for part in self.context.parts):
+                self.is_ready.set()
         log_ready(self.context, round((time.monotonic() - begin) * 1_000))
 
     def stop(self) -> None:

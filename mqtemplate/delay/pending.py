@@ -120,6 +120,24 @@ class PendingView:
                 )
         return PendingCounts(counts.total(), dict(sorted(counts.items())))
 
+    # --- positions -----------------------------------------------------------------------------
+
+    def positions(self, query: PendingQuery, after: tuple[int, int], max_count: int) -> np.ndarray:
+        """Return where the records of pending messages are: an array of `PENDING_DTYPE`, by due time and offset.
+
+        Only the times of the query and, if it does not cost reading records, its topic are compared: the reader of the
+        records compares the rest.
+
+        Args:
+            after: Due time and physical offset of the last position that the caller has; (-1, -1) for the first ones.
+        """
+        pieces = [piece.rows for piece in self._pieces(query, after[0])]
+        rows = np.concatenate(pieces) if pieces else np.empty(0, PENDING_DTYPE)
+        due_ms, offsets = rows["due_ms"], rows["physical_offset"]
+        rows = rows[(due_ms > after[0]) | ((due_ms == after[0]) & (offsets > after[1]))]
+        in_order: np.ndarray = rows[np.lexsort((rows["physical_offset"], rows["due_ms"]))]
+        return in_order[:max_count]
+
     def _shares_its_hash(self, topic: str | None) -> bool:
         """Return True if another topic has the hash of *topic*, so that rows of both look alike."""
         if topic is None:

@@ -104,6 +104,15 @@ def _encode_topic(topic: str) -> tuple[int, bytes]:
     return layout.MAGIC_V1, len(name).to_bytes(1, "big") + name
 
 
+class EncodedMessage(NamedTuple):
+    """A message whose properties are encoded and are those of an application only: no delay, no id."""
+
+    topic: str
+    body: bytes
+    properties: bytes
+    flag: int
+
+
 class StoredRecord(NamedTuple):
     """A parsed record. Hosts are raw: 4 or 16 address bytes, then the port as i4."""
 

@@ -61,6 +61,8 @@ class SysFlag:
     BORN_HOST_V6 = 0x10
     STORE_HOST_V6 = 0x20
     COMPRESSION_MASK = 0x700
+    SEQUENCED = 0x100_0000
+    """Of this library: the record has the property `Property.SEQUENCE`. RocketMQ uses bits 0 to 10."""
 
 
 HOST_FLAGS = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6

@@ -37,6 +37,7 @@ from mqtemplate.server.processors.recall import RecallProcessor
 from mqtemplate.server.processors.record_block import RecordBlockProcessor
 from mqtemplate.server.processors.reply import ReplyProcessor
 from mqtemplate.server.processors.send import SendBackProcessor, SendProcessor
+from mqtemplate.server.processors.sequenced import SequencedSendProcessor
 from mqtemplate.server.processors.transaction import TransactionProcessor
 from mqtemplate.server.registration import register
 from mqtemplate.server.response import problem_response
@@ -54,6 +55,7 @@ _CLIENT_PROCESSORS = (
     ReplyProcessor,
     DelayedMessageProcessor,
     RecordBlockProcessor,
+    SequencedSendProcessor,
 )
 _ADMIN_PROCESSORS = (TopicAdmin, GroupAdmin, OffsetAdmin, BrokerAdmin, QueryProcessor, RelayProcessor, RecallProcessor)
 

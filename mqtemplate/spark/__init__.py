@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mqtemplate.spark.broker_access.local_server import LocalServer
     from mqtemplate.spark.container import SparkListenerContainer
     from mqtemplate.spark.jvm.java import find_java
     from mqtemplate.spark.listener import (
@@ -19,13 +20,16 @@ if TYPE_CHECKING:
         spark_listener_specs,
     )
     from mqtemplate.spark.offsets import QueueRange
+    from mqtemplate.spark.pending.changes import cancel_pending, reschedule_pending
     from mqtemplate.spark.schema import payload_schema, source_schema
     from mqtemplate.spark.sessions import register, session
 else:
     _MODULES = {
+        "LocalServer": "broker_access.local_server",
         "SparkListenerContainer": "container",
         "find_java": "jvm.java",
         "QueueRange": "offsets",
+        **dict.fromkeys(("cancel_pending", "reschedule_pending"), "pending.changes"),
         **dict.fromkeys(("payload_schema", "source_schema"), "schema"),
         **dict.fromkeys(("register", "session"), "sessions"),
     }
@@ -38,14 +42,17 @@ else:
 
 __all__ = [
     "AVAILABLE_NOW",
+    "LocalServer",
     "QueueRange",
     "SparkBatch",
     "SparkListenerAttributes",
     "SparkListenerContainer",
+    "cancel_pending",
     "find_java",
     "payload_schema",
     "refuse_shared_groups",
     "register",
+    "reschedule_pending",
     "session",
     "source_schema",
     "spark_listener",

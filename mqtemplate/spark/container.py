@@ -9,13 +9,14 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from mqtemplate.errors import ListenerError, SparkError
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.attributes import ListenerSpec, Resolve
 from mqtemplate.listener.resolution import default_resolve
 from mqtemplate.message import MessageQueue
+from mqtemplate.spark.broker_access.local_server import LocalServer
 from mqtemplate.spark.checkpoint import QueryCheckpoint
 from mqtemplate.spark.listener import (
     AVAILABLE_NOW,
@@ -24,6 +25,15 @@ from mqtemplate.spark.listener import (
     resolve_spark_spec,
     spark_listener_specs,
 )
+from mqtemplate.spark.listening.monitor import ListenerMonitor
+from mqtemplate.spark.listening.payloads import (
+    refuse_bad_records,
+    rows_of,
+    split_bad_records,
+    with_payload,
+    without_rows,
+)
+from mqtemplate.spark.listening.redelivery import FailedRow, Redelivery
 from mqtemplate.spark.offsets import OffsetTable, QueueRange, to_spark
 from mqtemplate.spark.options import SourceOptions
 from mqtemplate.spark.requirements import require_pyspark
@@ -37,7 +47,7 @@ if TYPE_CHECKING:
 _log = get_logger("mqtemplate.spark")
 _COMMIT_TIMEOUT_S = 10.0
 _POLL_S = 0.01
-_RAISED = "[USER_RAISED_EXCEPTION] "
+_MAX_RESTART_DELAY_S = 300.0
 
 
 class _StoppingError(Exception):
@@ -52,6 +62,8 @@ class SparkListenerContainer:
     - The end of a batch is reported to the group when the function has returned. If the process ends before Spark
       commits the batch, the batch is repeated.
     - One batch at a time, in the driver's process: the function can use the application's objects.
+    - The retry topic of the group is one more topic of the query. Rows that are sent back are stored once.
+    - Spark's processes can write to the broker while the container runs: see `LocalServer`.
 
     Args:
         endpoint: A decorated function, or an object of a decorated class.
@@ -60,6 +72,10 @@ class SparkListenerContainer:
         checkpoint_root: Folder for the listener's checkpoint folder, unless the listener names its own.
         resolve: Function that replaces placeholders; by default, with their defaults.
         spec: Spec to run, if the endpoint has several.
+        on_change: Called in another thread when the query ended with an error, and when it was started again.
+
+    Attributes:
+        monitor: Metrics, and the lag of the group.
 
     Raises:
         SparkError: PySpark is missing, or the broker has no folder.
@@ -75,6 +91,7 @@ class SparkListenerContainer:
         *,
         resolve: Resolve = default_resolve,
         spec: ListenerSpec | None = None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = _name_of(endpoint)
         self.settings = resolve_spark_spec(spec or _only_spec(endpoint), self.name, resolve)
@@ -88,9 +105,18 @@ class SparkListenerContainer:
         self._spark, self._broker = spark, broker
         self._checkpoint = QueryCheckpoint(_checkpoint_folder(Path(checkpoint_root), self.settings), broker.name)
         self._topic = ",".join(self.settings.topics)
+        settings = self.settings
+        self._redelivery = Redelivery(
+            broker, settings.consumer_group, self.name, self._checkpoint.folder, settings.max_redeliveries
+        )
+        self._topics = (*settings.topics, self._redelivery.retry_topic)
+        self.monitor = ListenerMonitor(broker, settings.consumer_group, self._topics)
+        self._server = LocalServer(broker)
+        self._on_change = on_change
         self._log = _log.bind(listener=self.name, topic=self._topic, group=self.settings.consumer_group)
         self._query: StreamingQuery | None = None
-        self._lock = threading.Lock()
+        self._lock, self._lifecycle = threading.Lock(), threading.Lock()
+        self._restarts = 0
         self._stopping, self._no_batch_runs, self._ended = threading.Event(), threading.Event(), threading.Event()
         self._last_batch = self._replayed = -1
         self._error: Exception | None = None
@@ -103,13 +129,20 @@ class SparkListenerContainer:
         Raises:
             SparkError: Java is missing, or the folder is not a store.
         """
-        from mqtemplate.spark.source import MqTemplateSource
-
         if self.is_running:
             return
+        self._stopping.clear()
+        self._restarts = 0
+        self._broker.create_topic(self._redelivery.retry_topic, 1)
+        self._server.start()
+        with self._lifecycle:
+            self._begin()
+
+    def _begin(self) -> None:
+        from mqtemplate.spark.source import MqTemplateSource
+
         spark = self._spark() if callable(self._spark) else self._spark
         spark.dataSource.register(MqTemplateSource)
-        self._stopping.clear()
         self._ended.clear()
         self._no_batch_runs.set()
         self._error, self._last_batch = None, -1
@@ -119,16 +152,18 @@ class SparkListenerContainer:
         self._replayed = planned if planned > committed else -1
         self._commit(self._checkpoint.end_of(committed) or {})
         self._query = self._start_query(spark, first)
+        self.monitor.is_running = True
         threading.Thread(target=self._watch, args=(self._query,), name=f"watch-{self.name}", daemon=True).start()
         self._log.debug("spark.started")
 
     def stop(self, timeout_s: float = 30.0) -> None:
         """Wait for the running batch, at most *timeout_s*, and end the query. Stopping twice is harmless."""
-        query, self._query = self._query, None
-        if query is None:
-            return
         with self._lock:
             self._stopping.set()
+        with self._lifecycle:
+            query, self._query = self._query, None
+        if query is None:
+            return
         if self._no_batch_runs.wait(timeout_s):
             self._await_commit()
         else:
@@ -136,6 +171,8 @@ class SparkListenerContainer:
         if not self._ended.is_set():
             query.stop()
             self._ended.wait(timeout_s)
+        self.monitor.is_running = False
+        self._server.stop()
         self._log.debug("spark.stopped")
 
     @property
@@ -178,7 +215,7 @@ class SparkListenerContainer:
         settings = self.settings
         options = {
             "store": str(self._broker.path),
-            "topic": self._topic,
+            "topic": ",".join(self._topics),
             "tags": settings.selector_expression,
             "group": settings.consumer_group,
             "brokerName": self._broker.name,
@@ -208,7 +245,7 @@ class SparkListenerContainer:
     def _start_query(self, spark: SparkSession, first: OffsetTable) -> StreamingQuery:
         messages = spark.readStream.format("mqtemplate").options(**self._options(first)).load()
         writer = (
-            self._with_payload(messages)
+            with_payload(messages, self.settings.payload, self.settings.bad_records)
             .writeStream.foreachBatch(partial(self._on_batch, first))
             .option("checkpointLocation", str(self._checkpoint.folder.absolute()))
             .queryName(f"{self.settings.consumer_group}@{self._topic}")
@@ -219,28 +256,50 @@ class SparkListenerContainer:
         span = f"{trigger // timedelta(milliseconds=1)} milliseconds" if isinstance(trigger, timedelta) else trigger
         return writer.trigger(processingTime=span).start()
 
-    def _with_payload(self, messages: DataFrame) -> DataFrame:
-        if self.settings.payload is None:
-            return messages
-        from mqtemplate.spark.reader.payload_column import with_payload
-
-        return with_payload(messages, self.settings.payload, self.settings.bad_records)
-
     def _watch(self, query: StreamingQuery) -> None:
-        """Note the end of the query, which happens in a thread of Spark."""
+        """Note the end of the query, which happens in a thread of Spark. After an error, start it again by policy."""
         from pyspark.errors import StreamingQueryException
 
         try:
             query.awaitTermination()
         except Exception as exc:
             if not self._stopping.is_set():
-                error = (
-                    exc if isinstance(exc, StreamingQueryException) else SparkError(f"Spark's JVM has ended ({exc})")
-                )
-                self._error = self._error or error
-                self._log.error("spark.failed", exc_info=self._error)
+                of_query = isinstance(exc, StreamingQueryException)
+                self._failed(exc if of_query else SparkError(f"Spark's JVM has ended ({exc})"))
         finally:
+            self.monitor.is_running = False
             self._ended.set()
+        if self._error is not None:
+            self._on_change()
+            self._restart()
+
+    def _failed(self, error: Exception) -> None:
+        """Log one event: with the stack of the listener's function, or with the text of an error of Spark."""
+        own, self._error = self._error, self._error or error
+        self.monitor.failures.add()
+        left = self.settings.max_restarts - self._restarts
+        self._log.error("spark.failed", reason=_summary(self._error), restarts_left=left, exc_info=own)
+
+    def _restart(self) -> None:
+        """Start the query again, unless the restarts are used up; wait before, longer each time."""
+        while self._error is not None and self._restarts < self.settings.max_restarts:
+            delay_s = min(self.settings.restart_delay * 2**self._restarts, _MAX_RESTART_DELAY_S)
+            if self._stopping.wait(delay_s):
+                return
+            self._restarts += 1
+            self.monitor.restarts.add()
+            with self._lifecycle:
+                if self._stopping.is_set():
+                    return
+                try:
+                    self._begin()
+                except Exception as exc:
+                    self._error = None
+                    self._failed(exc)
+                    self._ended.set()
+                    continue
+            self._log.info("spark.restarted", restart=self._restarts)
+            self._on_change()
 
     def _await_commit(self) -> None:
         """Wait until Spark has committed the last batch; otherwise a restart would repeat it."""
@@ -258,41 +317,78 @@ class SparkListenerContainer:
             self._no_batch_runs.clear()
         try:
             end = self._checkpoint.end_of(batch_id) or {}
+            query_id = self._checkpoint.query_id()
             batch = partial(
                 SparkBatch,
-                query_id=self._checkpoint.query_id(),
+                query_id=query_id,
                 batch_id=batch_id,
                 ranges=self._ranges(first, end, batch_id),
                 is_replay=batch_id == self._replayed,
                 topic=self._topic,
                 consumer_group=self.settings.consumer_group,
             )
-            self._handle(messages, batch)
+            sent_back = self._redelivery.resume(query_id, batch_id)
+            self._handle(self._good_records(without_rows(messages, sent_back), query_id, batch_id), batch)
             self._commit(end)
-            self._last_batch = batch_id
+            self._last_batch, self._restarts = batch_id, 0
         finally:
             self._no_batch_runs.set()
 
+    def _good_records(self, messages: DataFrame, query_id: str, batch_id: int) -> DataFrame:
+        """Return the rows with a payload; refuse the others, or send them to the dead-letter topic."""
+        good, bad = split_bad_records(messages, self.settings.payload)
+        if self.settings.bad_records == "fail":
+            try:
+                refuse_bad_records(bad)
+            except SparkError as exc:
+                self._error = exc
+                raise
+        self._redelivery.send(query_id, batch_id, bad)
+        return good
+
     def _handle(self, messages: DataFrame, make_batch: Callable[..., SparkBatch]) -> None:
-        """Call the function until it returns, at most *max_attempts* times."""
+        """Call the function until it returns, at most *max_attempts* times. Send the rows back that failed."""
         attempts = self.settings.max_attempts
         for attempt in range(1, attempts + 1):
             batch = make_batch(attempt=attempt)
             log = self._log.bind(batch=batch.batch_id, attempt=attempt)
             started = time.monotonic()
             try:
-                self._function(messages, batch)
+                result = self._function(messages, batch)
+                failed = rows_of(cast(Any, result), "the listener returned it") if _is_frame(result) else []
             except Exception as exc:
-                log.error("spark.batch_failed", exc_info=exc)
+                self.monitor.failed_attempts.add()
                 if attempt == attempts:
-                    self._error = exc
-                    raise
+                    self._give_up(messages, batch, exc)
+                    return
+                log.warning("spark.attempt_failed", reason=f"{type(exc).__name__}: {_summary(exc)}", attempts=attempts)
                 if self._stopping.wait(self.settings.retry_delay * 2 ** (attempt - 1)):
                     raise
             else:
-                took_ms = int((time.monotonic() - started) * 1_000)
-                log.info("spark.batch_handled", took_ms=took_ms, messages=batch.message_count, replay=batch.is_replay)
+                count = self._redelivery.send(batch.query_id, batch.batch_id, self._delayed(failed))
+                self._handled(batch, started, log, count)
                 return
+
+    def _give_up(self, messages: DataFrame, batch: SparkBatch, error: Exception) -> None:
+        """After the last attempt: end the query, or send all rows back and go on."""
+        if self.settings.on_failure == "stop":
+            self._error = error
+            raise error
+        reason = f"{type(error).__name__}: {_summary(error)}"
+        rows = rows_of(messages, reason, is_dead=self.settings.on_failure == "dlq")
+        count = self._redelivery.send(batch.query_id, batch.batch_id, self._delayed(rows), error)
+        self._log.error("spark.batch_sent_back", batch=batch.batch_id, rows=count, exc_info=error)
+
+    def _delayed(self, rows: list[FailedRow]) -> list[FailedRow]:
+        default = self.settings.redelivery_delay
+        return [row if row.delay_ms is not None else row._replace(delay_ms=default) for row in rows]
+
+    def _handled(self, batch: SparkBatch, started: float, log: Any, sent_back: int) -> None:
+        took_ms, count = int((time.monotonic() - started) * 1_000), batch.message_count
+        self.monitor.batches.add()
+        self.monitor.rows.add(count)
+        self.monitor.batch_ms.observe(took_ms)
+        log.info("spark.batch_handled", took_ms=took_ms, messages=count, replay=batch.is_replay, sent_back=sent_back)
 
     def _ranges(self, first: OffsetTable, end: OffsetTable, batch_id: int) -> tuple[QueueRange, ...]:
         """Return the offsets of a batch. A queue that is new in it starts at 0."""
@@ -317,6 +413,11 @@ class SparkListenerContainer:
             queue = MessageQueue(stored.topic, self._broker.name, stored.queue_id)
             if offset > (self._committed(queue) or 0):
                 self._broker.commit_offset(self.settings.consumer_group, queue, offset)
+
+
+def _is_frame(result: object) -> bool:
+    """Return True for a DataFrame of Spark, also of Spark Connect."""
+    return hasattr(result, "toArrow") and hasattr(result, "sparkSession")
 
 
 def _name_of(endpoint: object) -> str:
@@ -345,9 +446,8 @@ def _checkpoint_folder(root: Path, settings: SparkListenerSettings) -> Path:
 
 def _summary(error: object) -> str:
     """Return the message of a Spark error without its stacks; if it contains an error of this library, that one's."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     ours = [line for line in lines if line.startswith("mqtemplate.errors.")]
     if ours:
         return ours[-1].partition(": ")[2]
-    raised = [line for line in lines if _RAISED in line]  # by `raise_error` in the plan of the query
-    return raised[0].partition(_RAISED)[2].partition(" SQLSTATE")[0] if raised else lines[0]
+    return lines[0]

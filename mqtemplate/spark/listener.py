@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, TypedDict, TypeVar, Unpack
 
-from mqtemplate.errors import ListenerError, UnsupportedError
+from mqtemplate.durations import ALLOWED, Duration, duration_ms
+from mqtemplate.errors import ListenerError
 from mqtemplate.listener import attributes as declared
 from mqtemplate.listener.attributes import Attribute, ListenerDecorator, ListenerSpec, Resolve
 from mqtemplate.listener.decorator import SPARK_LISTENER_ATTRIBUTE
@@ -22,11 +23,6 @@ AVAILABLE_NOW = "available-now"
 
 _Target = TypeVar("_Target", bound=Callable[..., object])
 _INTERVAL = re.compile(r"\d+(\.\d+)?\s*(milli)?(second|minute|hour)s?", re.IGNORECASE)
-_UNSUPPORTED = {
-    ("on_failure", "redeliver"): "sending a batch back through the retry topic",
-    ("on_failure", "dlq"): "sending a batch to the dead letter topic",
-    ("bad_records", "dlq"): "sending a record to the dead letter topic",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,16 +49,31 @@ class SparkBatch:
     topic: str
     consumer_group: str
 
+    def write_options(self, name: str = "") -> dict[str, str]:
+        """Return the options that identify a write of this batch to a topic: a repeated batch writes its rows once.
+
+        ``sums.write.format("mqtemplate").mode("append").options(**batch.write_options(), …).save()``
+
+        Args:
+            name: Name of the write, without spaces, if the listener has several.
+        """
+        return {"txnAppId": f"{self.query_id}/{name}", "txnVersion": str(self.batch_id)}
+
     @property
     def message_count(self) -> int:
         """Number of messages in the ranges, before tags are selected."""
         return sum(map(len, self.ranges))
 
 
-def _one_of(*words: str, unsupported: Sequence[str] = ()) -> Attribute:
-    """Return an attribute that takes one of these words. *unsupported* ones are refused later, with a reason."""
-    known = {word: word for word in (*words, *unsupported)}
-    return Attribute(words[0], " or ".join(map(repr, words)), known.__getitem__)
+def _one_of(*words: str) -> Attribute:
+    """Return an attribute that takes one of these words; the first is the default."""
+    known = {word: word for word in words}
+    allowed = ", ".join(map(repr, words[:-1])) + f" or {words[-1]!r}"
+    return Attribute(words[0], allowed, known.__getitem__)
+
+
+def _delay_ms(value: Duration | None) -> int | None:
+    return None if value is None else duration_ms(value, 1_000)
 
 
 def _trigger(value: timedelta | str) -> timedelta | str:
@@ -82,10 +93,12 @@ class SparkListenerAttributes(TypedDict, total=False):
 
     selector_expression: Annotated[str, declared.text("*")]
     """Tags joined by two bars; ``*`` for all messages."""
-    payload: Annotated[type | None, declared.as_written(None)]
-    """A pydantic model or dataclass: the DataFrame gets a column ``payload`` with the JSON body as a struct."""
-    bad_records: Annotated[str, _one_of("null", "fail", unsupported=["dlq"])]
-    """``payload`` of a body that is no JSON: ``null`` (its fields are null), or ``fail`` the batch."""
+    payload: Annotated[type | Callable[..., object] | None, declared.as_written(None)]
+    """A pydantic model or dataclass: the DataFrame gets a column ``payload`` with the JSON body as a struct. Or a
+    function from the column ``body`` to that column, such as ``lambda body: from_avro(body, schema)``."""
+    bad_records: Annotated[str, _one_of("null", "fail", "dlq")]
+    """``payload`` of a body that cannot be read: ``null`` (its fields are null), ``fail`` the batch, or send only such
+    rows to the dead-letter topic (``dlq``)."""
     trigger: Annotated[timedelta | str, _TRIGGER]
     """Time between two batches: a timedelta, ``"5 seconds"``, or `AVAILABLE_NOW`."""
     max_offsets_per_trigger: Annotated[int | str, declared.number(100_000, 1)]
@@ -100,8 +113,17 @@ class SparkListenerAttributes(TypedDict, total=False):
     """Number of calls for one batch before *on_failure*."""
     retry_delay: Annotated[float, declared.as_written(1.0)]
     """Seconds before the second attempt; doubled before each further one."""
-    on_failure: Annotated[str, _one_of("stop", unsupported=["redeliver", "dlq"])]
-    """``stop``: the query ends, and a restart handles the same batch again."""
+    on_failure: Annotated[str, _one_of("stop", "redeliver", "dlq")]
+    """After the last attempt: ``stop`` ends the query, and a restart handles the same batch again. ``redeliver`` sends
+    the rows through the retry topic and goes on. ``dlq`` sends them to the dead-letter topic and goes on."""
+    max_redeliveries: Annotated[int | str, declared.number(16, 0)]
+    """Retries of a row that was sent back, before it goes to the dead-letter topic."""
+    redelivery_delay: Annotated[Duration | None, Attribute(None, ALLOWED, _delay_ms)]
+    """Delay of such a retry; None: the broker's retry delays, from 10 s to 2 h."""
+    max_restarts: Annotated[int | str, declared.number(0, 0)]
+    """Restarts of a query that ended with an error, without a successful batch in between."""
+    restart_delay: Annotated[float, declared.as_written(10.0)]
+    """Seconds before the first restart; doubled before each further one, up to 5 minutes."""
     checkpoint: Annotated[str | None, declared.as_written(None)]
     """Folder for the progress of the query; by default one named by group and topics."""
 
@@ -113,7 +135,7 @@ class SparkListenerSettings:
     topics: tuple[str, ...]
     consumer_group: str
     selector_expression: str
-    payload: type | None
+    payload: type | Callable[..., object] | None
     bad_records: str
     trigger: timedelta | str
     max_offsets_per_trigger: int
@@ -123,6 +145,10 @@ class SparkListenerSettings:
     max_attempts: int
     retry_delay: float
     on_failure: str
+    max_redeliveries: int
+    redelivery_delay: int | None
+    max_restarts: int
+    restart_delay: float
     checkpoint: str | None
 
 
@@ -130,7 +156,7 @@ _SPARK_LISTENER = ListenerDecorator(
     "@spark_listener",
     SPARK_LISTENER_ATTRIBUTE,
     "on_batch",
-    "def on_batch(self, messages: DataFrame, batch: SparkBatch) -> None: ...",
+    "def on_batch(self, messages: DataFrame, batch: SparkBatch) -> DataFrame | None: ...",
     inspect.isroutine,
     SparkListenerAttributes,
 )
@@ -141,7 +167,8 @@ def spark_listener(
 ) -> Callable[[_Target], _Target]:
     """Make a function, or a class with ``on_batch``, a listener for batches of messages as DataFrames.
 
-    It is called with ``(DataFrame, SparkBatch)``. The object is returned unchanged: a test calls it like any other.
+    It is called with ``(DataFrame, SparkBatch)``. It may return a DataFrame of rows that failed: only those are sent
+    back. The object is returned unchanged: a test calls it like any other.
 
     Args:
         consumer_group: Group under which the broker shows the progress. It may have no other listener.
@@ -167,16 +194,9 @@ def resolve_spark_spec(spec: ListenerSpec, name: str, resolve: Resolve) -> Spark
 
     Raises:
         ListenerError: The value of an attribute is not allowed.
-        UnsupportedError: An attribute is set to a value that is not supported.
     """
     listener = f"Spark listener {name}"
     values = _SPARK_LISTENER.read(listener, spec, resolve)
-    for (attribute, value), what in _UNSUPPORTED.items():
-        if values[attribute] == value:
-            raise UnsupportedError(
-                f"{listener}: {attribute}={value!r}: {what} is not supported; "
-                "catch the error in the listener and send the rows with the template"
-            )
     topics, group = resolve_topics(listener, spec, resolve), resolve_group(listener, spec, resolve)
     try:
         tag_selector(values["selector_expression"])

@@ -6,10 +6,19 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    DataSourceWriter,
+    InputPartition,
+)
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -23,6 +32,7 @@ from pyspark.sql.types import StructType
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.spark.offsets import OffsetTable, limited, to_spark
 from mqtemplate.spark.options import SourceOptions
+from mqtemplate.spark.pending.view import is_pending_view
 from mqtemplate.spark.reader.partitions import Share
 from mqtemplate.spark.reader.task import TaskReader
 from mqtemplate.spark.record_batches import ARROW_SCHEMA
@@ -47,16 +57,33 @@ class MqTemplateSource(DataSource):
         return "mqtemplate"
 
     def schema(self) -> StructType:
+        if is_pending_view(self.options):
+            pending: StructType = _load("pending.options").pending_schema()
+            return pending
         schema = source_schema(include_properties=SourceOptions.wants_properties(self.options))
         if _PROVIDER in self.options:
             schema.fields[0].metadata = {_TABLE_OPTIONS: json.dumps(dict(self.options))}
         return schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        if is_pending_view(self.options):
+            pending: DataSourceReader = _load("pending.reader").create_reader(self.options)
+            return pending
         return BatchReader(SourceOptions.parse(_with_table_options(self.options, schema), streaming=False), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
+        if is_pending_view(self.options):
+            raise ConfigurationError("option view='pending' is for batches; read it with spark.read")
         return StreamReader(SourceOptions.parse(_with_table_options(self.options, schema), streaming=True), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        writer: DataSourceWriter = _load("sink.writer").create_batch_writer(self.options, schema, overwrite=overwrite)
+        return writer
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
+        create = _load("sink.writer").create_stream_writer
+        writer: DataSourceStreamArrowWriter = create(self.options, schema, overwrite=overwrite)
+        return writer
 
 
 def _with_table_options(options: Mapping[str, str], schema: StructType) -> dict[str, str]:
@@ -182,11 +209,20 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._partitions(self._plan.from_checkpoint(start), self._plan.from_checkpoint(end))
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Commit the offsets of the group on a cluster. A folder belongs to another process, and has none to commit."""
+        """Commit the offsets of the group, for tools: the checkpoint has the progress.
+
+        Spark calls this for a batch together with the next one. A folder belongs to another process, so its group is
+        committed only while the owner runs a `LocalServer`.
+        """
         self._plan.commit(self._plan.from_checkpoint(end))
 
     def stop(self) -> None:
         """Do nothing: no file is open."""
+
+
+def _load(module: str) -> ModuleType:
+    """Return a module that only writes or the pending view need: a plain read must not load it."""
+    return import_module(f"mqtemplate.spark.{module}")
 
 
 def _arrow_schema(schema: StructType) -> pa.Schema:

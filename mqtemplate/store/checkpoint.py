@@ -18,7 +18,7 @@ from mqtemplate.store.layout import (
 
 
 class LogFollower(Protocol):
-    """A component whose state is derived from the commit log: a delay service."""
+    """A component whose state is derived from the commit log: a delay service, or the table of sequenced sends."""
 
     def replay_from(self) -> int | None:
         """Return the physical offset from which it needs the log at the load.
@@ -31,7 +31,7 @@ class LogFollower(Protocol):
 
         A record may be replayed twice. The owner starts the follower later. Only records are replayed that may replace
         a delayed one: those with a ``prepared_transaction_offset``, and those that RocketMQ wrote (without check) with
-        ``DELAY`` or ``TIMER_OUT_MS``.
+        ``DELAY`` or ``TIMER_OUT_MS``; and records of sequenced sends.
         """
 
     def persist(self) -> int | None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from mqtemplate.event_log import get_logger
 from mqtemplate.record.batch import RecordBatch
 from mqtemplate.record.codec import BadRecordError, StoredRecord, parse_record
+from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import DELAY, TIMER_OUT_MS, may_have_property
 from mqtemplate.store.checkpoint import LogFollower
 from mqtemplate.store.commit_log import CommitLog
@@ -293,11 +294,11 @@ def _is_valid_with_size(data: bytes, lost: int) -> bool:
 
 
 def _replayed_rows(batch: RecordBatch) -> NDArray[np.int64]:
-    """Return the rows that replace a delayed record, or may do so because RocketMQ wrote them.
+    """Return the rows that replace a delayed record, or may do so because RocketMQ wrote them; and sequenced ones.
 
     A copy made by mqtemplate has a ``prepared_transaction_offset``. RocketMQ's copies have no such link.
     """
-    replaces = batch.prepared_transaction_offset != 0
+    replaces = (batch.prepared_transaction_offset != 0) | (batch.sys_flag & SysFlag.SEQUENCED != 0)
     for row in np.flatnonzero(~batch.has_check & ~replaces).tolist():
         properties = batch.properties(row)
         replaces[row] = may_have_property(properties, DELAY) or may_have_property(properties, TIMER_OUT_MS)

@@ -44,6 +44,8 @@ class SparkAutoConfiguration(AutoConfiguration):
 class SparkListeners:
     """The Spark listeners of an application. They start after the message listeners and stop before them.
 
+    While a query has ended with an error, the application is not ready.
+
     The start creates a session from ``mqtemplate.spark.*`` and the stop ends it. If the application has a
     ``SparkSession``, that one is used instead and not ended.
 
@@ -57,6 +59,7 @@ class SparkListeners:
         self._context = context
         self._marked = marked
         self._session: SparkSession | None = None
+        self._is_stopping = False
         self.containers: list[SparkListenerContainer] = []
 
     def start(self) -> None:
@@ -77,12 +80,25 @@ class SparkListeners:
         for container in self.containers:
             container.start()
 
+    @property
+    def is_ready(self) -> bool:
+        """False while a query has ended with an error."""
+        return all(container.exception is None for container in self.containers)
+
+    def _update_readiness(self) -> None:
+        """Show in ``MQApplication.is_ready`` that a query has ended with an error, or runs again."""
+        if not self.is_ready:
+            self._context.is_ready.clear()
+        elif not self._is_stopping:
+            self._context.is_ready.set()
+
     def stop(self) -> None:
         """Stop the queries, the last one first, then the session.
 
         Raises:
             ExceptionGroup: The errors of the stops that failed; all others succeeded.
         """
+        self._is_stopping = True
         stops: list[Callable[[], object]] = [container.stop for container in reversed(self.containers)]
         if self._session is not None:
             stops.append(self._session.stop)
@@ -111,6 +127,7 @@ class SparkListeners:
             settings.mqtemplate.spark.checkpoint_path.expanduser(),
             resolve=settings.resolve_text,
             spec=spec,
+            on_change=self._update_readiness,
         )
 
     def _endpoint(self, component: object) -> object:

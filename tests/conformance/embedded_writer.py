@@ -17,7 +17,7 @@ import structlog
 
 from mqtemplate.broker import ConsumerSpec
 from mqtemplate.brokers import EmbeddedBroker
-from mqtemplate.message import HostAddress, Message, MessageQueue
+from mqtemplate.message import HostAddress, Message, MessageQueue, SendSequence
 from mqtemplate.pending import ScheduleChangeStatus
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.store import FlushDiskType
@@ -27,6 +27,7 @@ from tests.conformance.store_contents import (
     DELAYED,
     IPV6,
     LONG_TOPIC,
+    NUMBERED,
     ORDERS,
     READERS,
     Sent,
@@ -77,6 +78,7 @@ def _fill(folder: Path, port: int) -> tuple[EmbeddedBroker, Written]:
     stored += [send(broker, Message(LONG_TOPIC, b"long %d" % number, {"KEYS": f"long-{number}"})) for number in (0, 1)]
     stored += _batch(broker)
     stored += [send(broker, Message(BIG, b"%02d" % number * 20_000, {"KEYS": f"big-{number}"})) for number in range(40)]
+    _send_numbered(broker)
     broker.commit_offset(READERS, MessageQueue(ORDERS, broker.name, 0), 4)
     delivered = [
         send_delayed(broker, "level 1 before the end", level=1),
@@ -120,6 +122,14 @@ def _batch(broker: EmbeddedBroker) -> list[Sent]:
         Sent(BATCHES, queue.queue_id, result.queue_offset + at, message.body, None, message.keys, own, offset)
         for at, (message, own, offset) in enumerate(ids)
     ]
+
+
+def _send_numbered(broker: EmbeddedBroker) -> None:
+    """Send messages by a sequenced send, and repeat it: each is stored once."""
+    queue = broker.queues(NUMBERED)[0]
+    messages = [(Message(NUMBERED, b"numbered %d" % number), queue) for number in range(5)]
+    for _ in range(2):
+        broker.send_sequenced(messages, SendSequence("a-query", 7, 0))
 
 
 def _cancel_some(broker: EmbeddedBroker) -> None:

@@ -18,6 +18,7 @@ FAR_DELAYED = "far-delayed"
 IPV6 = "ipv6"
 LONG_TOPIC = "%RETRY%" + "long-group-name-" * 12
 """199 characters: more than the one length byte of a V1 record can hold."""
+NUMBERED = "numbered"
 READERS = "readers"
 
 LEVELS = "1s 2s 8s 2h"

@@ -21,6 +21,7 @@ from tests.conformance.store_contents import (
     DELAYED,
     IPV6,
     LONG_TOPIC,
+    NUMBERED,
     ORDERS,
     READERS,
     Sent,
@@ -66,6 +67,15 @@ def test_every_message_is_read_as_it_was_sent(opened: Opened) -> None:
     found = [message for topic in _TOPICS for message in opened.java.read(topic)]
 
     assert sorted(map(_as_sent, found)) == sorted(map(_comparable, opened.written.stored))
+
+
+def test_messages_of_a_sequenced_send_are_ordinary_messages(opened: Opened) -> None:
+    """Their number is a property, and RocketMQ ignores the table of numbers and the bit in the flags."""
+    found = opened.java.read(NUMBERED)
+
+    assert [(message.body, message.properties["__SEQUENCE"]) for message in found] == [
+        (b"numbered %d" % number, f"a-query 7 0 {number}") for number in range(5)
+    ]
 
 
 def _comparable(sent: Sent) -> tuple[object, ...]:

@@ -6,11 +6,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mqtemplate.message import Message
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.sequenced import encode_runs
 from mqtemplate.server.response import problem_response
 from tests.remoting.protocol.code_tables import REQUEST_HEADERS
 from tests.server.serving import RecordingConnection, Serving
 
+RUN_TOPICS = {"orders": "orders", "%RETRY%billing": "%RETRY%billing"}
 NUMBERS = st.one_of(
     st.integers(-3, 40),
     st.sampled_from([2**31 - 1, -(2**31), 2**31, 2**63 - 1, -(2**63), 2**63]),
@@ -24,6 +27,7 @@ TEXTS = st.one_of(
 BODIES = st.one_of(
     st.binary(max_size=60),
     st.sampled_from([b"", b"{}", b"[]", b'{"clientID":"c"}', b'{"consumerGroup":"g","clientId":"c","mqSet":[{}]}']),
+    st.just(encode_runs([(Message("orders", b"x"), 0), (Message("%RETRY%billing", b"y"), 0)], RUN_TOPICS)),
     st.just(b'{"clientID":"c","consumerDataSet":[{"groupName":"g","subscriptionDataSet":[{"topic":"orders"}]}]}'),
 )
 
@@ -83,6 +87,7 @@ CODES = [
     RequestCode.GET_PENDING_MESSAGES,
     RequestCode.COUNT_PENDING_MESSAGES,
     RequestCode.GET_RECORD_BLOCK,
+    RequestCode.SEND_SEQUENCED_MESSAGES,
 ]
 
 

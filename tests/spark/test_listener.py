@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mqtemplate.brokers import EmbeddedBroker
-from mqtemplate.errors import ListenerError, SparkError, UnsupportedError
+from mqtemplate.errors import ListenerError, SparkError
 from mqtemplate.listener import ListenerSpec
 from mqtemplate.spark import (
     AVAILABLE_NOW,
@@ -100,18 +100,12 @@ def test_placeholders_are_replaced_when_the_container_is_created(tmp_path: Path)
             {"max_offsets_per_trigger": "many"},
             "max_offsets_per_trigger must be a whole number from 1 to .*, got 'many'",
         ),
-        ({"on_failure": "shrug"}, "on_failure must be 'stop', got 'shrug'"),
-        ({"bad_records": "skip"}, "bad_records must be 'null' or 'fail', got 'skip'"),
+        ({"on_failure": "shrug"}, "on_failure must be 'stop', 'redeliver' or 'dlq', got 'shrug'"),
+        ({"bad_records": "skip"}, "bad_records must be 'null', 'fail' or 'dlq', got 'skip'"),
     ],
 )
 def test_the_error_for_a_wrong_attribute_names_it(attributes: dict[str, Any], words: str) -> None:
     with pytest.raises(ListenerError, match=f"^Spark listener work: .*{words}"):
-        resolved(**attributes)
-
-
-@pytest.mark.parametrize("attributes", [{"on_failure": "redeliver"}, {"on_failure": "dlq"}, {"bad_records": "dlq"}])
-def test_unsupported_values_are_refused_with_an_alternative(attributes: dict[str, str]) -> None:
-    with pytest.raises(UnsupportedError, match="is not supported; catch the error in the listener"):
         resolved(**attributes)
 
 
@@ -135,6 +129,10 @@ def test_the_defaults_suit_batches_of_a_second() -> None:
         max_attempts=3,
         retry_delay=1.0,
         on_failure="stop",
+        max_redeliveries=16,
+        redelivery_delay=None,
+        max_restarts=0,
+        restart_delay=10.0,
         checkpoint=None,
     )
 

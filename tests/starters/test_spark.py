@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 import structlog
 
-from mqtemplate import MQApplication, RocketMQTemplate, SparkBatch, VirtualClock, spark_listener
+from mqtemplate import EmbeddedBroker, MQApplication, RocketMQTemplate, SparkBatch, VirtualClock, spark_listener
 from mqtemplate.errors import DependencyError
 from mqtemplate_starter_embedded import EmbeddedAutoConfiguration
 from mqtemplate_starter_spark import SparkAutoConfiguration
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -116,3 +117,29 @@ def test_a_spark_listener_receives_batches(tmp_path: Path) -> None:
 
     assert (tmp_path / "checkpoints").is_dir()
     assert not any(container.is_running for container in part.containers)  # type: ignore[attr-defined]
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_an_application_with_a_query_that_ended_with_an_error_is_not_ready(tmp_path: Path) -> None:
+    """The other parts go on; a monitor sees it by ``is_ready`` and by the metrics."""
+
+    @spark_listener("orders", "broken", max_attempts=1)
+    def fail(orders: DataFrame, batch: SparkBatch) -> None:
+        raise ValueError("the sink is down")
+
+    keys = {
+        "rocketmq.name-server": f"embedded:{tmp_path / 'store'}",
+        "mqtemplate.spark": {"master": "local[1]", "checkpoint-path": str(tmp_path / "checkpoints")},
+    }
+    starters = [EmbeddedAutoConfiguration, SparkAutoConfiguration]
+
+    with MQApplication(fail, settings=keys, environment={}, starters=starters) as app:
+        app.get(RocketMQTemplate).sync_send("orders", "a")
+        eventually(lambda: not app.is_ready.is_set(), "the application is not ready", timeout_s=120)
+        broker = app.broker
+        assert isinstance(broker, EmbeddedBroker)
+        metrics = broker.metrics.snapshot()
+
+    assert (metrics["spark.broken.failures"], metrics["spark.broken.running"]) == (1, 0)

@@ -19,6 +19,7 @@ from mqtemplate.brokers.embedded.offsets import CommittedOffsets
 from mqtemplate.brokers.embedded.queue_reader import QueueReader
 from mqtemplate.brokers.embedded.routing import TopicRoutes
 from mqtemplate.brokers.embedded.sender import Sender
+from mqtemplate.brokers.embedded.sequences import LocalSequencedSends, SequencedSender
 from mqtemplate.brokers.embedded.settings import EmbeddedSettings
 from mqtemplate.brokers.embedded.transactions.checkers import LocalCheckers, TransactionChecker
 from mqtemplate.brokers.embedded.transactions.service import TransactionService
@@ -36,12 +37,20 @@ from mqtemplate.delay.timers.timer_message_store import TimerMessageStore
 from mqtemplate.errors import BrokerClosedError, ListenerError, MessageError, SendError, SendTimeoutError, StoreError
 from mqtemplate.event_log import get_logger
 from mqtemplate.futures import AwaitableFuture
-from mqtemplate.message import Message, MessageExt, MessageQueue, Property, create_unique_id, parse_offset_msg_id
+from mqtemplate.message import (
+    Message,
+    MessageExt,
+    MessageQueue,
+    Property,
+    SendSequence,
+    create_unique_id,
+    parse_offset_msg_id,
+)
 from mqtemplate.metrics import Metrics
 from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange
 from mqtemplate.processes import OwnerProcess
 from mqtemplate.record.compression import max_body_bytes
-from mqtemplate.results import HalfMessage, PullResult, PullStatus, SendResult, TransactionState
+from mqtemplate.results import HalfMessage, PullResult, PullStatus, SendResult, SequencedResult, TransactionState
 from mqtemplate.selectors.tags import Selector
 from mqtemplate.services import Service, ServiceThread, WakeEvent
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles
@@ -90,6 +99,7 @@ class EmbeddedBroker(Broker):
         drafts: Creates the records of messages.
         writer: Stores the records of messages.
         offsets: Committed offsets of the clustering groups.
+        sequences: Stores the messages of sequenced sends.
         transactions: Half messages and transaction checks.
         requests: The requests of this process that have no reply yet.
         client_id: The client id in these requests.
@@ -175,6 +185,8 @@ class EmbeddedBroker(Broker):
         self._sender = Sender(
             self.store, self.routes, self.drafts, self.writer, self.transactions.prepare, settings.listen_host
         )
+        self.sequences = SequencedSender(self.store, self.drafts, settings.max_send_sequences)
+        self._sequenced = LocalSequencedSends(self.sequences, self.store, self.routes.select)
 
     def _capabilities(self) -> frozenset[Capability]:
         timers = {Capability.TIMER, Capability.TIMER_CHANGE, Capability.RETRY_DELAY}
@@ -216,7 +228,7 @@ class EmbeddedBroker(Broker):
             return
         self._owner = self._this_process()
         was_clean = not self._store_files.was_left_open()
-        self.store.load([self._schedule, self._timer], self._delay_control)
+        self.store.load([self._schedule, self._timer, self.sequences], self._delay_control)
         try:
             self._load_tables()
             self._schedule.start()
@@ -340,6 +352,12 @@ class EmbeddedBroker(Broker):
         """Store a message that a member of a group sends back; see `Consumer.send_back`."""
         self._check_open()
         self._sender.send_back(sent_back)
+
+    def send_sequenced(
+        self, messages: Sequence[tuple[Message, MessageQueue]], sequence: SendSequence, timeout_ms: int = 10_000
+    ) -> SequencedResult:
+        self._check_open()
+        return self._sequenced.send(messages, sequence, timeout_ms)
 
     # --- transactions and requests -------------------------------------------------------------
 
@@ -537,6 +555,11 @@ class EmbeddedBroker(Broker):
         """
         self._check_open()
         return self._pending.count(query, bucket_ms, max_buckets)
+
+    def pending_positions(self, query: PendingQuery, after: tuple[int, int], max_count: int) -> bytes:
+        """Return where the records of pending messages are, for readers of the files; see `PendingView.positions`."""
+        self._check_open()
+        return self._pending.positions(query, after, max_count).tobytes()
 
     def change_delay_levels(self, text: str) -> None:
         """Use another level table, such as ``"1s 10s 2h"``, until the next start.

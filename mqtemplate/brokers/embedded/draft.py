@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from mqtemplate.brokers.embedded.transactions.records import committed_properties, copy_half, half_properties
 from mqtemplate.brokers.retry import FIRST_RETRY_LEVEL, SentBack
@@ -19,9 +20,17 @@ from mqtemplate.message import (
     Property,
     create_unique_id,
 )
-from mqtemplate.record.codec import RecordDraft, StoredRecord, pack_host
+from mqtemplate.record.codec import EncodedMessage, RecordDraft, StoredRecord, pack_host
 from mqtemplate.record.layout import SysFlag
-from mqtemplate.record.properties import UNIQ_KEY, decode_properties, encode_properties, property_format
+from mqtemplate.record.properties import (
+    PROPERTY_SEPARATOR,
+    TAGS,
+    UNIQ_KEY,
+    decode_properties,
+    encode_properties,
+    find_property,
+    property_format,
+)
 from mqtemplate.topics import HALF_TOPIC
 
 _Encoded = tuple[bytes, int, str | None, bool]
@@ -32,6 +41,7 @@ _SPECIAL_PROPERTIES = BROKER_PROPERTIES.union(DELAY_PROPERTIES)
 
 _DEFAULT_LEVELS = DelayLevels.parse()
 
+_tags_code = lru_cache(maxsize=1_024)(tags_code)
 _UNIQUE_ID = property_format(UNIQ_KEY, b"%b")
 
 
@@ -92,6 +102,21 @@ class DraftMaker:
             topic, queue_id, encoded, delay_ms = self._apply_delay(with_id, topic, queue_id, now_ms)
         draft = RecordDraft(topic, queue_id, body, encoded, code, delay_ms, message.flag, 0, now_ms, self._born_host)
         return draft, unique_id
+
+    def make_encoded(self, message: EncodedMessage, queue_id: int, now_ms: int, added: bytes) -> RecordDraft:
+        """Return the record of a message that is not delayed, with *added* after its properties and its new id.
+
+        Raises:
+            MessageError: The message is too large.
+        """
+        topic, body, properties, flag = message
+        if len(body) > self._max_message_size:
+            raise self._too_large(Message(topic, body))
+        if properties and not properties.endswith(PROPERTY_SEPARATOR):
+            properties += PROPERTY_SEPARATOR
+        properties = b"".join((properties, _UNIQUE_ID % create_unique_id().encode(), added))
+        code = _tags_code(find_property(properties, TAGS))
+        return RecordDraft(topic, queue_id, body, properties, code, -1, flag, 0, now_ms, self._born_host)
 
     def _encode(self, properties: dict[str, str]) -> _Encoded:
         result = (

@@ -67,6 +67,10 @@ class EmbeddedSettings(StoreSettings):
     transaction_check_max: Annotated[int, Ge(1)] = 15
     """Transaction checks without an answer before the message goes to ``TRANS_CHECK_MAX_TIME_TOPIC``."""
 
+    max_send_sequences: Annotated[int, Ge(1)] = 100_000
+    """Partitions of sequenced sends that the broker remembers. With more, it forgets the writer that is unused for the
+    longest time: repeats of its messages would be stored again."""
+
     def timer_limits(self) -> TimerLimits:
         """Return the limits of timers."""
         return TimerLimits(

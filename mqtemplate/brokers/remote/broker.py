@@ -19,10 +19,10 @@ from mqtemplate.delay.levels.table import DelayLevels
 from mqtemplate.errors import BrokerClosedError, BrokerError
 from mqtemplate.event_log import get_logger
 from mqtemplate.futures import AwaitableFuture
-from mqtemplate.message import Message, MessageExt, MessageQueue
+from mqtemplate.message import Message, MessageExt, MessageQueue, SendSequence
 from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange
 from mqtemplate.processes import OwnerProcess
-from mqtemplate.results import HalfMessage, PullResult, SendResult, TransactionState
+from mqtemplate.results import HalfMessage, PullResult, SendResult, SequencedResult, TransactionState
 from mqtemplate.selectors.tags import Selector
 from mqtemplate.services import Service, ServiceThread
 
@@ -146,6 +146,11 @@ class RemoteBroker(Broker):
     def send_one_way(self, message: Message, queue: MessageQueue | None = None) -> None:
         self._client.producer.send_one_way(message, queue)
 
+    def send_sequenced(
+        self, messages: Sequence[tuple[Message, MessageQueue]], sequence: SendSequence, timeout_ms: int = 10_000
+    ) -> SequencedResult:
+        return self._client.sequenced.send(messages, sequence, timeout_ms)
+
     # --- transactions and requests -------------------------------------------------------------
 
     def send_half(
@@ -217,6 +222,10 @@ class RemoteBroker(Broker):
 
     def count_pending(self, query: PendingQuery, bucket_ms: int = 60_000) -> PendingCounts:
         return self._client.delayed.count_pending(query, bucket_ms)
+
+    def pending_positions(self, query: PendingQuery, after: tuple[int, int], max_count: int) -> bytes:
+        """Return positions in the files of a server of this machine; see `EmbeddedBroker.pending_positions`."""
+        return self._client.our_server.positions(query, after, max_count)
 
     def change_delay_levels(self, text: str) -> None:
         """Use another level table on each server, such as ``"1s 10s 2h"``, until its next start.

@@ -15,6 +15,7 @@ from mqtemplate.brokers.remote.outages import Outages, log_failure
 from mqtemplate.brokers.remote.periodic_service import PeriodicService
 from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.brokers.remote.producing.requests import Requests
+from mqtemplate.brokers.remote.producing.sequenced import SequencedSends
 from mqtemplate.brokers.remote.producing.transactions import Transactions
 from mqtemplate.brokers.remote.queries import Queries
 from mqtemplate.brokers.remote.routes import NameServers, RouteTable
@@ -73,10 +74,11 @@ class ClusterClient:
             settings, clock, self._namespace, first, self._routes, SentOffsets(clock)
         )
         self.producer = Producer(context)
+        self.sequenced = SequencedSends(context)
         self.queries = Queries(context)
         self.transactions = Transactions(context, self.producer)
         self.requests = Requests(context, self.producer)
-        self._our_server = OurServer(context)
+        self.our_server = OurServer(context)
         self._rocketmq_cluster = RocketMQCluster(context, self.queries, self.producer)
         self.members = Members(context, self.queries, self.producer, self._new_instance, self._heartbeats.trigger)
         first.producer_groups.add(self._namespace.wrap(settings.producer_group))
@@ -129,7 +131,7 @@ class ClusterClient:
         masters = self._routes.masters()
         self._first.register_at(masters)
         is_ours = all(Capability.PENDING in self._first.announced.get(address, ()) for address in masters)
-        return self._our_server if masters and is_ours else self._rocketmq_cluster
+        return self.our_server if masters and is_ours else self._rocketmq_cluster
 
     def leave(self) -> None:
         """Close the members and unregister, while the services still run."""

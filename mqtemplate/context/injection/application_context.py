@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -97,11 +98,17 @@ class ApplicationContext:
         parts: Components that starters added to run beside the listeners.
         conditions: The outcome of each starter.
         lifecycle: Stops of everything that is open; the last one added runs first.
+        is_ready: Set while the application is ready; a part that fails while it runs clears it.
         owns_process: True while ``run()`` has the process to itself: starters may then write to standard error.
     """
 
     def __init__(
-        self, settings: AppSettings, overrides: Mapping[type, object] | None = None, components: tuple[object, ...] = ()
+        self,
+        settings: AppSettings,
+        overrides: Mapping[type, object] | None = None,
+        components: tuple[object, ...] = (),
+        *,
+        is_ready: threading.Event | None = None,
     ) -> None:
         self.settings = settings
         self.components = components
@@ -110,6 +117,7 @@ class ApplicationContext:
         self.conditions: list[ConditionOutcome] = []
         self.lifecycle = Lifecycle()
         self.owns_process = False
+        self.is_ready = is_ready or threading.Event()
         self._definitions = Definitions()
         self._wiring = Wiring(self._definitions, settings)
         self._linked = False

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 
 from mqtemplate.errors import MessageError, RemoteProtocolError
 from mqtemplate.message import Message, MessageExt
-from mqtemplate.record.codec import BadRecordError, parse_record
+from mqtemplate.record.codec import BadRecordError, EncodedMessage, parse_record
 from mqtemplate.record.compression import MAX_BODY_BYTES
 from mqtemplate.record.layout import SMALLEST_RECORD, read_size_and_magic
 from mqtemplate.record.message_ext import to_message_ext
@@ -94,7 +94,15 @@ def decode_batch(body: bytes, topic: str) -> list[Message]:
     Raises:
         RemoteProtocolError: The bytes are not a batch.
     """
-    messages: list[Message] = []
+    return [
+        Message(topic, data, decode_properties(properties), flag)
+        for _, data, properties, flag in split_batch(body, topic)
+    ]
+
+
+def split_batch(body: bytes, topic: str) -> list[EncodedMessage]:
+    """Return the messages of a batch with their properties as they are; errors as `decode_batch`."""
+    messages: list[EncodedMessage] = []
     at = 0
     while at < len(body):
         try:
@@ -109,7 +117,6 @@ def decode_batch(body: bytes, topic: str) -> list[Message]:
         end = properties_at + length
         if length < 0 or size != end - at or end > len(body):
             raise RemoteProtocolError(f"the lengths in message {len(messages)} of the batch do not add up to {size}")
-        properties = decode_properties(body[properties_at:end])
-        messages.append(Message(topic, body[body_at:body_end], properties, flag))
+        messages.append(EncodedMessage(topic, body[body_at:body_end], body[properties_at:end], flag))
         at = end
     return messages

@@ -17,6 +17,7 @@ from mqtemplate.errors import RemoteProtocolError
 from mqtemplate.remoting.protocol.bodies.group import CheckClientRequestBody, HeartbeatData, LockBatchRequestBody
 from mqtemplate.remoting.protocol.codes import RequestCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.remoting.protocol.sequenced import read_runs
 from mqtemplate.server.acl.settings import Right
 from mqtemplate.server.processors.handles import decode_handles
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_broker_topic
@@ -79,6 +80,10 @@ def _topic_field(name: str, right: Right) -> RequestRights:
     return RequestRights(
         f"{str(right).replace('|', ' or ')} on the topic", lambda request: [topic_need(_field(request, name), right)]
     )
+
+
+def _sequenced(request: RemotingCommand) -> list[Need]:
+    return [topic_need(topic, Right.PUB) for topic in sorted({run.topic for run in read_runs(request.body)})]
 
 
 def _group_field(name: str, text: str = "SUB on the group") -> RequestRights:
@@ -159,6 +164,7 @@ RIGHTS: Mapping[int, RequestRights] = MappingProxyType(
         RequestCode.SEND_MESSAGE: _topic_field("topic", Right.PUB),
         RequestCode.SEND_MESSAGE_V2: _topic_field("b", Right.PUB),
         RequestCode.SEND_BATCH_MESSAGE: _topic_field("b", Right.PUB),
+        RequestCode.SEND_SEQUENCED_MESSAGES: RequestRights("PUB on each topic", _sequenced),
         RequestCode.RECALL_MESSAGE: _topic_field("topic", Right.PUB),
         RequestCode.END_TRANSACTION: RequestRights("PUB on the topic of the half message", _ended),
         RequestCode.PULL_MESSAGE: _CONSUMED,
@@ -196,6 +202,7 @@ CHANGES = frozenset(
         RequestCode.SEND_MESSAGE,
         RequestCode.SEND_MESSAGE_V2,
         RequestCode.SEND_BATCH_MESSAGE,
+        RequestCode.SEND_SEQUENCED_MESSAGES,
         RequestCode.SEND_REPLY_MESSAGE,
         RequestCode.SEND_REPLY_MESSAGE_V2,
         RequestCode.CONSUMER_SEND_MSG_BACK,

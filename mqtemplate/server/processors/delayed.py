@@ -19,6 +19,7 @@ from mqtemplate.remoting.protocol.headers.delayed import (
     CancelDelayedMessageRequestHeader,
     CountPendingMessagesRequestHeader,
     GetPendingMessagesRequestHeader,
+    GetPendingPositionsRequestHeader,
     PendingQueryRequestHeader,
     RescheduleDelayedMessageRequestHeader,
 )
@@ -29,6 +30,8 @@ from mqtemplate.server.response import RefusedError
 
 _MAX_PAGE = 1_000
 _MAX_PAGE_BYTES = 1 << 20
+_MAX_POSITIONS = 400_000
+"""Positions of a page: 24 bytes each, in a frame of at most 16 MiB."""
 _MESSAGE_BYTES = 300
 """Bytes of one message of a page in JSON, without its texts."""
 _MAX_BUCKETS = 100_000
@@ -103,6 +106,18 @@ class DelayedMessageProcessor:
         with refusing_invalid():
             counts = self.server.engine.count_pending(_query(header), header.bucket_millis, max_buckets=_MAX_BUCKETS)
         return PendingCountsData(total=counts.total, buckets=counts.buckets)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingPositionsProcessor:
+    """Positions of pending messages in the files of this broker, for Spark's processes on the same machine."""
+
+    server: ServerParts
+
+    @answers(RequestCode.GET_PENDING_POSITIONS, slow=True)
+    def _positions(self, header: GetPendingPositionsRequestHeader) -> bytes:
+        after, count = (header.after_due, header.after_offset), min(header.max_count, _MAX_POSITIONS)
+        return self.server.engine.pending_positions(_query(header), after, count)
 
 
 def _change_data(change: ScheduleChange) -> ScheduleChangeData:

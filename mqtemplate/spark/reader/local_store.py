@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,9 @@ class LocalStore:
         return None if offset is None else int(offset)
 
     def commit(self, group: str, offsets: OffsetTable) -> None:
-        """Do nothing: the file with the offsets belongs to the process of the broker."""
+        """Commit through the owner of the folder, to which the file with the offsets belongs, if it has a server."""
+        # Only the process of a query commits. The package for executors follows imports, and does not need this one.
+        import_module("mqtemplate.spark.broker_access.group_offsets").commit_group_offsets(self.store, group, offsets)
 
     def make_durable(self, latest: OffsetTable) -> None:
         """Flush the commit log up to the last of these messages."""

@@ -20,6 +20,7 @@ from mqtemplate.testing.contract.retries import RetryContract
 from mqtemplate.testing.contract.schedule_changes import ScheduleChangeContract
 from mqtemplate.testing.contract.selectors import SelectorContract
 from mqtemplate.testing.contract.sending import SendContract
+from mqtemplate.testing.contract.sequenced_sends import SequencedSendContract
 from mqtemplate.testing.contract.transactions import TransactionContract
 from mqtemplate.testing.contract.under_test import BrokerUnderTest
 
@@ -36,5 +37,6 @@ __all__ = [
     "ScheduleChangeContract",
     "SelectorContract",
     "SendContract",
+    "SequencedSendContract",
     "TransactionContract",
 ]

@@ -12,6 +12,7 @@ from mqtemplate.testing.contract.retries import RetryContract
 from mqtemplate.testing.contract.schedule_changes import ScheduleChangeContract
 from mqtemplate.testing.contract.selectors import SelectorContract
 from mqtemplate.testing.contract.sending import SendContract
+from mqtemplate.testing.contract.sequenced_sends import SequencedSendContract
 from mqtemplate.testing.contract.transactions import TransactionContract
 
 
@@ -27,5 +28,6 @@ class BrokerContract(
     TransactionContract,
     ReplyContract,
     ReceiveContract,
+    SequencedSendContract,
 ):
     """Guarantees of every broker, as tests. A subclass has the fixture ``under_test``."""

@@ -38,6 +38,7 @@ from mqtemplate.remoting.protocol.headers.delayed import (
     CancelDelayedMessageRequestHeader,
     CountPendingMessagesRequestHeader,
     GetPendingMessagesRequestHeader,
+    GetPendingPositionsRequestHeader,
     RescheduleDelayedMessageRequestHeader,
 )
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader
@@ -157,6 +158,14 @@ class OurServer(DelayedMessages):
         has_more = next(in_order, None) is not None
         cursors |= {listed.broker_name: listed.cursor for listed in shown}
         return PendingPage(tuple(listed.message for listed in shown), _encode_cursor(cursors) if has_more else None)
+
+    def positions(self, query: PendingQuery, after: tuple[int, int], max_count: int) -> bytes:
+        """Return positions of a `LocalServer`, which runs on this machine; see `EmbeddedBroker.pending_positions`."""
+        (name,) = self._masters()
+        header = GetPendingPositionsRequestHeader(
+            **self._conditions(query), after_due=after[0], after_offset=after[1], max_count=max_count
+        )
+        return self._call(name, RequestCode.GET_PENDING_POSITIONS, header, "list pending messages").body
 
     def _listed(self, broker_name: str, query: PendingQuery, count: int, cursor: str | None) -> Iterator[_Listed]:
         """Yield the messages of one server, in order; request the next page when it is needed."""

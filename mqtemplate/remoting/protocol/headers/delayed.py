@@ -90,3 +90,16 @@ class CountPendingMessagesRequestHeader(PendingQueryRequestHeader):
     """
 
     bucket_millis: Long
+
+
+class GetPendingPositionsRequestHeader(PendingQueryRequestHeader):
+    """Request for the positions of pending messages in the files of the server, for readers on its machine.
+
+    Attributes:
+        after_due: Due time of the last position that the client has; -1 for the first ones.
+        after_offset: Its physical offset.
+    """
+
+    after_due: Long = -1
+    after_offset: Long = -1
+    max_count: int = 100_000

@@ -1,0 +1,111 @@
+"""Rows per second of `df.write.format("mqtemplate")`, and the time to read many pending messages as a DataFrame.
+
+Writes: 200,000 rows with a body of 200 bytes and a key, `local[2]`, four tasks, warm; the median of five. The embedded
+broker is in the driver's process, our server in a process of its own, in both flush modes. The peer is the same job
+into Spark's ``noop`` sink, which makes the rows and drops them.
+
+    python -m bench.spark_sink [ROWS] [PENDING]      200,000 and 1,000,000 by default
+"""
+
+from __future__ import annotations
+
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bench.measure import quiet, report, run, scratch_folder
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
+from mqtemplate.message import HostAddress, Message, Property
+from mqtemplate.server import BrokerServerSettings, LocalCluster
+from mqtemplate.spark import LocalServer, session
+from mqtemplate.store import FlushDiskType
+
+_ROUNDS = 5
+_TARGET = "50,000"
+
+
+def serve(folder: str, port: str, mode: str) -> None:
+    """Run a server until its standard input is closed."""
+    quiet()
+    address = HostAddress("127.0.0.1", int(port))
+    engine = EmbeddedBroker(folder, EmbeddedSettings(listen_host=address, flush_disk_type=FlushDiskType(mode)))
+    with LocalCluster(engine, BrokerServerSettings(listen=address)):
+        print("serving", flush=True)
+        sys.stdin.read()
+
+
+@contextmanager
+def _server(folder: Path, mode: FlushDiskType) -> Iterator[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    code = "import sys; from bench.spark_sink import serve; serve(*sys.argv[1:])"
+    command = [sys.executable, "-c", code, str(folder), str(port), mode.value]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield f"127.0.0.1:{port}"
+        process.communicate("")
+
+
+def _median_rate(write: Callable[[], object], count: int) -> float:
+    write()  # warm-up
+    rates = []
+    for _ in range(_ROUNDS):
+        started = time.perf_counter()
+        write()
+        rates.append(count / (time.perf_counter() - started))
+    return statistics.median(rates)
+
+
+def _writes(spark: Any, folder: Path, count: int) -> None:
+    rows = spark.range(0, count, 1, 4).selectExpr("repeat('x', 200) AS body", "concat('k', id) AS keys").cache()
+    rows.count()
+    noop = _median_rate(lambda: rows.write.format("noop").mode("overwrite").save(), count)
+    report("noop sink", noop, "rows/s", "-")
+
+    def write(**options: str) -> Callable[[], object]:
+        return lambda: rows.write.format("mqtemplate").mode("append").options(topic="orders", **options).save()
+
+    for mode in FlushDiskType:
+        store = folder / f"embedded-{mode.value}"
+        with EmbeddedBroker(store, EmbeddedSettings(flush_disk_type=mode)) as broker, LocalServer(broker):
+            rate = _median_rate(write(store=str(store)), count)
+        report(f"embedded broker, {mode.value}", rate, "rows/s", _TARGET)
+        with _server(folder / f"server-{mode.value}", mode) as address:
+            rate = _median_rate(write(nameServer=address), count)
+        report(f"our server, {mode.value}", rate, "rows/s", _TARGET)
+
+
+def _pending(spark: Any, folder: Path, count: int) -> None:
+    store = folder / "pending"
+    with EmbeddedBroker(store, EmbeddedSettings(flush_disk_type=FlushDiskType.ASYNC_FLUSH)) as broker:
+        for start in range(0, count, 1_000):
+            delays = range(start, min(start + 1_000, count))
+            properties = [{Property.TIMER_DELAY_MS: str(86_400_000 + n), Property.KEYS: f"k{n}"} for n in delays]
+            broker.send_batch([Message("reminders", b"x" * 200, each) for each in properties])
+        with LocalServer(broker):
+            started = time.perf_counter()
+            view = spark.read.format("mqtemplate").options(view="pending", store=str(store)).load()
+            found = view.selectExpr("count(handle)", "max(deliverTime)").collect()[0][0]
+            report(f"{found:,} pending messages as a DataFrame", time.perf_counter() - started, "s", "5")
+
+
+def main() -> None:
+    """Run both measurements."""
+    count, pending = (int(text) for text in [*sys.argv[1:], *("200000", "1000000")[len(sys.argv) - 1 :]])
+    with scratch_folder() as folder:
+        spark = session(master="local[2]", **{"spark.driver.memory": "1g"})
+        _writes(spark, folder, count)
+        _pending(spark, folder, pending)
+        spark.stop()
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,63 @@
+"""Code 500,010: sequenced sends, whose repeats are dropped. RocketMQ has no such request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mqtemplate.errors import MessageError, SendError
+from mqtemplate.message import SendSequence
+from mqtemplate.record.codec import RecordDraft, pack_host
+from mqtemplate.remoting.connection import Connection
+from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.remoting.protocol.headers.sequenced import SendSequencedRequestHeader, SendSequencedResponseHeader
+from mqtemplate.remoting.protocol.sequenced import decode_runs, read_runs
+from mqtemplate.server.parts import ServerParts
+from mqtemplate.server.registration import handles
+from mqtemplate.server.response import RefusedError
+from mqtemplate.topics import AUTO_CREATE_TOPIC, DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
+
+
+@dataclass(frozen=True, slots=True)
+class SequencedSendProcessor:
+    """Stores the messages of a sequenced send that are not stored yet, and replies when all of them are durable."""
+
+    server: ServerParts
+
+    @handles(RequestCode.SEND_SEQUENCED_MESSAGES, slow=True)
+    def _send(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        header = request.header(SendSequencedRequestHeader)
+        runs = list(read_runs(request.body))
+        self._create_topics({run.topic for run in runs})
+        for topic, queue_id in {(run.topic, run.queue_id) for run in runs}:
+            if queue_id < 0:
+                raise MessageError(f"a sequenced send names the queue of each message, got {queue_id} for {topic!r}")
+            self.server.topics.queue(topic, queue_id)
+        born_host = pack_host(connection.remote)
+
+        def complete(draft: RecordDraft) -> None:
+            draft.born_host, draft.born_timestamp = born_host, header.born_timestamp
+
+        sequence = SendSequence(header.app_id, header.version, header.partition, header.first)
+        try:
+            result, end, topics = self.server.engine.sequences.put(decode_runs(runs), sequence, complete)
+        except SendError as exc:
+            raise RefusedError(ResponseCode.SERVICE_NOT_AVAILABLE, str(exc)) from exc
+        answer = SendSequencedResponseHeader(stored=result.stored, repeated=result.repeated)
+        if self.server.engine.store.confirm(end, topics):
+            return request.response(ResponseCode.SUCCESS, answer)
+        return request.response(ResponseCode.FLUSH_DISK_TIMEOUT, remark="stored, but not flushed in time; send again")
+
+    def _create_topics(self, topics: Iterable[str]) -> None:
+        server = self.server
+        for topic in topics:
+            if server.topics.has(topic):
+                continue
+            if topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)):
+                server.groups.ensure(topic.removeprefix(RETRY_TOPIC_PREFIX).removeprefix(DLQ_TOPIC_PREFIX))
+                server.topics.create_group_topic(topic, 1)
+            else:
+                server.topics.create_by_first_message(
+                    topic, AUTO_CREATE_TOPIC, server.settings.default_topic_queue_nums
+                )

@@ -1,0 +1,157 @@
+"""Connection of a Spark process to the broker that its options name."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mqtemplate.broker import Broker
+from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+from mqtemplate.brokers.remote.broker import RemoteBroker
+from mqtemplate.brokers.remote.settings import RemoteSettings
+from mqtemplate.errors import ConfigurationError, RemoteConnectError, SparkError, StoreLockedError
+from mqtemplate.remoting.settings import Credentials
+from mqtemplate.remoting.tls import ClientTls
+from mqtemplate.spark.broker_access.local_server import LocalServerAddress
+from mqtemplate.spark.broker_access.location import BrokerLocation
+
+ACCESS_KEY, SECRET_KEY = "MQTEMPLATE_SPARK_ACCESS_KEY", "MQTEMPLATE_SPARK_SECRET_KEY"
+TRUST_CERT_PATH = "MQTEMPLATE_SPARK_TLS_TRUST_CERT_PATH"
+"""Environment variables of the executors and of the driver. Options would show in the plans of queries."""
+
+_LOCK_FILE = "sparkWriter.lock"
+_LOCK_TIMEOUT_S = 600.0
+_POLL_S = 0.02
+_MAX_CACHED = 8
+
+_connected: dict[tuple[object, ...], RemoteBroker] = {}
+"""Connections of this process: Spark uses its Python processes for many tasks."""
+_connecting = threading.Lock()
+
+
+@contextmanager
+def open_broker(location: BrokerLocation) -> Iterator[Broker]:
+    """Yield a started broker.
+
+    - By ``nameServer``: a client, which this process keeps for its next tasks.
+    - By ``store``: the `LocalServer` of the process that owns the folder, if it runs one. If no process owns the
+      folder, this process opens it; tasks that write at the same time wait for each other.
+
+    Raises:
+        SparkError: Another process owns the folder and runs no `LocalServer`.
+        RemoteConnectError: No name server answers.
+    """
+    if location.name_server is not None:
+        addresses = tuple(part.strip() for part in location.name_server.split(";") if part.strip())
+        yield _remote(addresses, _credentials(), _tls())
+        return
+    assert location.store is not None
+    with open_local_server(location.store) as local:
+        if local is not None:
+            yield local
+            return
+    with _opened(Path(location.store)) as broker:
+        yield broker
+
+
+@contextmanager
+def open_local_server(store: str) -> Iterator[RemoteBroker | None]:
+    """Yield a client of the `LocalServer` of a folder; None if none runs."""
+    local = LocalServerAddress.read(store)
+    client = None if local is None else _local_client(local)
+    try:
+        yield client
+    finally:
+        if client is not None:
+            client.close()
+
+
+def _local_client(local: LocalServerAddress) -> RemoteBroker | None:
+    """Return a client of a server of this machine; None if the process that wrote the address was killed."""
+    credentials = Credentials(access_key=local.access_key, secret_key=local.secret_key)
+    client = _client((local.address,), credentials, None)
+    try:
+        client.start()
+    except RemoteConnectError:
+        return None
+    return client
+
+
+def _remote(addresses: tuple[str, ...], credentials: Credentials | None, tls: ClientTls | None) -> RemoteBroker:
+    key = (addresses, credentials, tls, os.getpid())
+    with _connecting:
+        client = _connected.get(key)
+        if client is None:
+            client = _client(addresses, credentials, tls)
+            client.start()
+            while len(_connected) >= _MAX_CACHED:
+                _connected.pop(next(iter(_connected))).close()
+            _connected[key] = client
+        return client
+
+
+def _client(addresses: tuple[str, ...], credentials: Credentials | None, tls: ClientTls | None) -> RemoteBroker:
+    return RemoteBroker(
+        RemoteSettings(name_servers=addresses, credentials=credentials, tls=tls, producer_group="spark-sink")
+    )
+
+
+def close_connections() -> None:
+    """Close the connections of this process."""
+    with _connecting:
+        while _connected:
+            _connected.popitem()[1].close()
+
+
+def _credentials() -> Credentials | None:
+    access_key, secret_key = os.environ.get(ACCESS_KEY), os.environ.get(SECRET_KEY)
+    if (access_key is None) != (secret_key is None):
+        raise ConfigurationError(f"set both environment variables {ACCESS_KEY} and {SECRET_KEY}, or none of them")
+    return (
+        None if access_key is None or secret_key is None else Credentials(access_key=access_key, secret_key=secret_key)
+    )
+
+
+def _tls() -> ClientTls | None:
+    path = os.environ.get(TRUST_CERT_PATH)
+    return None if path is None else ClientTls(trust_cert_path=path)
+
+
+@contextmanager
+def _opened(store: Path) -> Iterator[EmbeddedBroker]:
+    if not store.is_dir():
+        raise SparkError(
+            f"store folder {str(store)!r} does not exist; give the folder of an embedded broker that was started once"
+        )
+    with _exclusive(store), EmbeddedBroker(store) as broker:
+        yield broker
+
+
+@contextmanager
+def _exclusive(store: Path) -> Iterator[None]:
+    """Let one Spark process at a time open the folder. An application that owns it is not waited for."""
+    with (store / _LOCK_FILE).open("ab") as file:
+        deadline = time.monotonic() + _LOCK_TIMEOUT_S
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise SparkError(
+                        f"store folder {str(store)!r} was used by another Spark task for {_LOCK_TIMEOUT_S:g} s; "
+                        "write with fewer tasks, or run the broker as a server and give option 'nameServer'"
+                    ) from None
+                threading.Event().wait(_POLL_S)
+        try:
+            yield
+        except StoreLockedError as exc:
+            raise SparkError(
+                f"{exc}. For writes from Spark, that process runs mqtemplate.spark.LocalServer(broker), as a Spark "
+                "listener container does; or run the broker as a server, and give option 'nameServer'"
+            ) from exc

@@ -1,0 +1,1 @@
+"""Parts of the container of a Spark listener: payloads, redelivery, metrics."""

@@ -1,0 +1,135 @@
+"""Cancelling and rescheduling the pending messages of a DataFrame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
+
+from mqtemplate.broker import Broker
+from mqtemplate.durations import Duration, duration_ms
+from mqtemplate.errors import ConfigurationError, MQTemplateError
+from mqtemplate.pending import ScheduleChange
+from mqtemplate.spark.broker_access.location import BrokerLocation
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_AT_ONCE = 256
+
+
+class _Changed(NamedTuple):
+    """Result for one row: the status, or ``error`` with a reason."""
+
+    handle: str
+    status: str
+    reason: str | None = None
+
+
+def cancel_pending(
+    rows: DataFrame, *, store: str | None = None, name_server: str | None = None, broker: Broker | None = None
+) -> DataFrame:
+    """Cancel the pending messages with the handles of a DataFrame, and return the result of each row.
+
+    The changes are done when the function returns; they are no lazy operation of Spark.
+
+    Args:
+        rows: Has the column ``handle``, as ``view=pending`` and `SendResult.handle` have it.
+        store: Folder of an embedded broker; or *name_server* of a cluster, or a *broker* of this process.
+
+    Returns:
+        ``handle``, ``status`` (``CANCELLED``, ``ALREADY_DELIVERED``, ``UNKNOWN`` or ``ERROR``) and ``reason``.
+
+    Raises:
+        ConfigurationError: A column or the broker is missing.
+    """
+    _check_columns(rows, "handle")
+    handles = [handle for handle in rows.select("handle").toArrow()["handle"].to_pylist() if handle is not None]
+    with _opened(store, name_server, broker) as delayed:
+        changed = [each for part in _parts(handles) for each in _change(part, delayed.cancel)]
+    return _frame(rows, changed)
+
+
+def reschedule_pending(
+    rows: DataFrame,
+    *,
+    delay: Duration | None = None,
+    store: str | None = None,
+    name_server: str | None = None,
+    broker: Broker | None = None,
+) -> DataFrame:
+    """Change the deliver time of the pending messages of a DataFrame, and return the result of each row.
+
+    Args:
+        rows: Has the column ``handle``; and ``newDeliverTime`` (timestamp), unless *delay* is given.
+        delay: Delay of all messages, counted from now; a number is seconds.
+
+    Returns:
+        As `cancel_pending`, with the status ``RESCHEDULED``. The view lists the new handles.
+    """
+    _check_columns(rows, "handle", *(() if delay is not None else ("newDeliverTime",)))
+    with _opened(store, name_server, broker) as delayed:
+        times = _deliver_times(rows, None if delay is None else delayed.clock.now_ms() + duration_ms(delay, 1_000))
+        changed = [
+            each
+            for deliver_ms, group in groupby(sorted(times), key=lambda each: each[0])
+            for part in _parts([handle for _, handle in group])
+            for each in _change(part, lambda text, at=deliver_ms: delayed.reschedule(text, at))  # type: ignore[misc]
+        ]
+    return _frame(rows, changed)
+
+
+def _deliver_times(rows: DataFrame, deliver_ms: int | None) -> list[tuple[int, str]]:
+    from pyspark.sql import functions as f
+
+    time = f.lit(deliver_ms) if deliver_ms is not None else f.unix_millis("newDeliverTime")
+    table = rows.select("handle", time.cast("bigint").alias("deliver_ms")).dropna().toArrow()
+    return list(zip(table["deliver_ms"].to_pylist(), table["handle"].to_pylist(), strict=True))
+
+
+def _check_columns(rows: DataFrame, *names: str) -> None:
+    missing = [name for name in names if name not in rows.columns]
+    if missing:
+        raise ConfigurationError(
+            f"the DataFrame lacks {', '.join(missing)}; it has {', '.join(rows.columns)}. The view has the column "
+            "'handle': spark.read.format('mqtemplate').option('view', 'pending')"
+        )
+
+
+@contextmanager
+def _opened(store: str | None, name_server: str | None, broker: Broker | None) -> Iterator[Broker]:
+    if broker is not None:
+        if store is not None or name_server is not None:
+            raise ConfigurationError("give one of 'broker', 'store' and 'name_server'")
+        yield broker
+        return
+    given = {"store": store, "nameserver": name_server}
+    location = BrokerLocation.of_options({name: value for name, value in given.items() if value is not None})
+    # By name: clients and brokers load only where one is used.
+    connection = import_module("mqtemplate.spark.broker_access.connection")
+    with connection.open_broker(location) as opened:
+        yield opened
+
+
+def _parts(handles: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(handles), _AT_ONCE):
+        yield handles[start : start + _AT_ONCE]
+
+
+def _change(handles: Sequence[str], change: Callable[[str], ScheduleChange]) -> list[_Changed]:
+    """Change all of them with one request; if some could not be changed, request the state of each."""
+    try:
+        result = change(",".join(handles))
+    except MQTemplateError as exc:
+        if len(handles) == 1:
+            return [_Changed(handles[0], "ERROR", str(exc))]
+    else:
+        if len(handles) in (1, result.count):
+            return [_Changed(handle, result.status.name) for handle in handles]
+    return [each for handle in handles for each in _change([handle], change)]
+
+
+def _frame(rows: DataFrame, changed: list[_Changed]) -> DataFrame:
+    return rows.sparkSession.createDataFrame(changed, "handle string, status string, reason string")

@@ -1,0 +1,158 @@
+"""Reader of the pending view: positions from the broker, records from its folder; or pages of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from mqtemplate.broker import Broker
+from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+from mqtemplate.brokers.remote.broker import RemoteBroker
+from mqtemplate.delay.pending_rows import PENDING_DTYPE
+from mqtemplate.delay.recall_handle import handle_of
+from mqtemplate.delay.record_lookup import is_marker
+from mqtemplate.message import Property
+from mqtemplate.pending import PendingMessage
+from mqtemplate.record.codec import StoredRecord, parse_record
+from mqtemplate.record.properties import decode_properties
+from mqtemplate.spark.broker_access.connection import open_broker
+from mqtemplate.spark.pending.options import PENDING_SCHEMA, PendingOptions
+from mqtemplate.spark.store_folder import StoreFolder
+from mqtemplate.topics import SCHEDULE_TOPIC
+
+_PAGE = 400_000
+_MAX_PER_TASK = 100_000
+_CLUSTER_PAGE = 1_000
+_BATCH = 8_192
+
+
+class _Positions(NamedTuple):
+    """Records to read in one task: bytes of `PENDING_DTYPE`."""
+
+    data: bytes
+    broker_name: str
+
+
+class PendingReader(DataSourceReader):
+    """Reader of ``view=pending``.
+
+    With ``store``, the broker says where the pending records are when Spark plans the read, and each task reads some of
+    them from the files. A message that is delivered or cancelled meanwhile is still listed. With ``nameServer``, one
+    task requests page after page.
+    """
+
+    def __init__(self, options: PendingOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return the positions of each task."""
+        if self._options.location.store is None:
+            return [InputPartition(None)]
+        with open_broker(self._options.location) as broker:
+            positions, name = _positions(broker, self._options), broker.name
+        if not len(positions):
+            return [InputPartition(_Positions(b"", name))]
+        tasks = max(2, -(-len(positions) // _MAX_PER_TASK)) if len(positions) > _BATCH else 1
+        return [InputPartition(_Positions(part.tobytes(), name)) for part in np.array_split(positions, tasks)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the pending messages of one task."""
+        value: _Positions | None = partition.value
+        if value is None:
+            yield from _pages(self._options)
+        else:
+            yield from self._records(np.frombuffer(value.data, PENDING_DTYPE), value.broker_name)
+
+    def _records(self, positions: np.ndarray, broker_name: str) -> Iterator[pa.RecordBatch]:
+        folder, topic = StoreFolder(str(self._options.location.store)), self._options.query.topic
+        for start in range(0, len(positions), _BATCH):
+            part = positions[start : start + _BATCH]
+            # By physical offset, so that each file of the log is mapped once.
+            part = part[np.argsort(part["physical_offset"])]
+            rows = []
+            for window, where in folder.windows(part["physical_offset"].astype(np.int64)):
+                for due_ms, physical_offset, size, _ in part[where].tolist():
+                    at = physical_offset - window.start
+                    record = parse_record(bytes(window.data[at : at + size]))
+                    if not is_marker(record):
+                        rows.append(_row(record, due_ms, physical_offset, broker_name))
+            if topic is not None:
+                rows = [row for row in rows if row[0] == topic]
+            if rows:
+                yield _batch(rows)
+
+
+def create_reader(options: Mapping[str, str]) -> PendingReader:
+    """Return the reader of a read with these options; errors as in `PendingOptions.parse`."""
+    return PendingReader(PendingOptions.parse(options))
+
+
+def _positions(broker: Broker, options: PendingOptions) -> np.ndarray:
+    assert isinstance(broker, EmbeddedBroker | RemoteBroker)
+    pages: list[np.ndarray] = []
+    after = (-1, -1)
+    while True:
+        page = np.frombuffer(broker.pending_positions(options.query, after, _PAGE), PENDING_DTYPE)
+        if not len(page):
+            return np.concatenate(pages) if pages else page
+        pages.append(page)
+        after = int(page[-1]["due_ms"]), int(page[-1]["physical_offset"])
+
+
+def _row(record: StoredRecord, due_ms: int, physical_offset: int, broker_name: str) -> tuple[Any, ...]:
+    raw = record.properties_bytes
+    properties = decode_properties(raw)
+    topic, rolls = properties.get(Property.REAL_TOPIC, ""), properties.get(Property.TIMER_ROLL_TIMES, "0")
+    return (
+        topic,
+        due_ms * 1_000,
+        record.queue_id + 1 if record.topic == SCHEDULE_TOPIC else 0,
+        properties.get(Property.TAGS),
+        properties.get(Property.KEYS),
+        properties.get(Property.UNIQ_KEY),
+        len(record.body),
+        int(rolls) if rolls.isdecimal() else 0,
+        record.born_timestamp * 1_000,
+        record.store_timestamp * 1_000,
+        handle_of(topic, broker_name, raw, due_ms, physical_offset),
+    )
+
+
+def _pages(options: PendingOptions) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of a cluster, as far as its brokers list them."""
+    cursor = None
+    with open_broker(options.location) as broker:
+        while True:
+            page = broker.pending(options.query, _CLUSTER_PAGE, cursor)
+            if page.messages:
+                yield _batch([_listed(message) for message in page.messages])
+            cursor = page.cursor
+            if cursor is None:
+                return
+
+
+def _listed(message: PendingMessage) -> tuple[Any, ...]:
+    return (
+        message.topic,
+        message.deliver_ms * 1_000,
+        message.delay_level,
+        message.tags,
+        message.keys,
+        message.msg_id,
+        message.body_size,
+        message.roll_count,
+        message.born_timestamp * 1_000,
+        message.store_timestamp * 1_000,
+        message.handle,
+    )
+
+
+def _batch(rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
+    columns = [
+        pa.array(values, field.type) for values, field in zip(zip(*rows, strict=True), PENDING_SCHEMA, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=PENDING_SCHEMA)

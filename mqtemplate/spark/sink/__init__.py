@@ -1,0 +1,1 @@
+"""Sink: rows of a DataFrame as messages."""

@@ -1,0 +1,161 @@
+"""Options and columns of the sink, parsed and checked. Without Spark's session."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from mqtemplate.durations import duration_ms
+from mqtemplate.errors import ConfigurationError, DestinationError
+from mqtemplate.listener.attributes import NOT_READABLE, Attribute, flag, number
+from mqtemplate.spark.broker_access.location import BrokerLocation
+from mqtemplate.topics import check_send_topic
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+SINK_OPTIONS = (
+    *("store", "nameServer", "topic", "tags", "keys", "queueId", "delayLevel", "delay", "deliverTime"),
+    *("txnAppId", "txnVersion", "idempotent", "sendTimeoutMs"),
+)
+"""Names for ``.option(...)``; case does not matter."""
+
+_OF_SPARK = frozenset({"path", "checkpointlocation", "queryname", "provider", "mode"})
+_DEFAULTS = ("tags", "keys", "queueId", "delayLevel", "delay", "deliverTime")
+_VERSION, _TIMEOUT = number(None, 0, 2**63 - 1), number(30_000, 1)
+_IDEMPOTENT = replace(flag(True), default=None)
+_DELAYS = ("delayLevel", "delay", "deliverTime")
+
+_TEXT, _NUMBER = frozenset({"string"}), frozenset({"tinyint", "smallint", "int", "bigint"})
+COLUMNS: dict[str, tuple[frozenset[str], str]] = {
+    "body": (frozenset({"string", "binary", "struct"}), "string, binary, or a struct (sent as JSON)"),
+    "topic": (_TEXT, "string"),
+    "tags": (_TEXT, "string"),
+    "keys": (frozenset({"string", "array<string>"}), "string or array<string>"),
+    "properties": (frozenset({"map<string,string>"}), "map<string,string>"),
+    "queueId": (_NUMBER, "int"),
+    "shardingKey": (_TEXT, "string"),
+    "delayLevel": (_NUMBER, "int"),
+    "delay": (_TEXT | _NUMBER | {"float", "double", "interval"}, "seconds, text such as '90s', or an interval"),
+    "deliverTime": (frozenset({"timestamp", "bigint"}), "timestamp, or bigint in milliseconds"),
+}
+"""Column -> its types, and the same for errors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkOptions:
+    """Checked options of one write.
+
+    Attributes:
+        topic: Topic of all rows; None if the column ``topic`` has it.
+        defaults: Column -> value for rows without one.
+        txn_app_id: With *txn_version*: a write with the same pair is a repeat, whose rows are stored once.
+        idempotent: True: fail if the broker does not drop repeats. False: do not number the messages. None: number them
+            if the broker drops repeats.
+    """
+
+    location: BrokerLocation
+    topic: str | None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    txn_app_id: str | None = None
+    txn_version: int | None = None
+    idempotent: bool | None = None
+    send_timeout_ms: int = 30_000
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> SinkOptions:
+        """Return the checked options of a write.
+
+        Raises:
+            ConfigurationError: An option is unknown, malformed, missing, or contradicts another one.
+        """
+        given = {name.lower(): value for name, value in options.items()}
+        known = {name.lower(): name for name in SINK_OPTIONS}
+        for name in given:
+            if name not in known and name not in _OF_SPARK:
+                close = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {known[close[0]]!r}?" if close else f"known are {', '.join(SINK_OPTIONS)}"
+                raise ConfigurationError(f"option {name!r} is unknown for a write; {hint}")
+        if ("txnappid" in given) != ("txnversion" in given):
+            raise ConfigurationError("give both options 'txnAppId' and 'txnVersion', or none of them")
+        delays = [name for name in _DELAYS if name.lower() in given]
+        if len(delays) > 1:
+            raise ConfigurationError(
+                f"options {' and '.join(map(repr, delays))} contradict each other; give one of them"
+            )
+        return cls(
+            location=BrokerLocation.of_options(given),
+            topic=None if "topic" not in given else _topic(given["topic"]),
+            defaults={name: _default(name, given[name.lower()]) for name in _DEFAULTS if name.lower() in given},
+            txn_app_id=given.get("txnappid"),
+            txn_version=_value(given, "txnVersion", _VERSION),
+            idempotent=_value(given, "idempotent", _IDEMPOTENT),
+            send_timeout_ms=_value(given, "sendTimeoutMs", _TIMEOUT),
+        )
+
+    def check_columns(self, schema: StructType) -> None:
+        """Check the columns of a DataFrame.
+
+        Raises:
+            ConfigurationError: A column is unknown, missing, or has another type.
+        """
+        for column in schema:
+            if column.name not in COLUMNS:
+                close = difflib.get_close_matches(column.name, COLUMNS, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else f"a message has {', '.join(COLUMNS)}"
+                raise ConfigurationError(
+                    f"column {column.name!r} is unknown; {hint}. Put data into the body, such as "
+                    "select(struct('*').alias('body'))"
+                )
+            kinds, text = COLUMNS[column.name]
+            kind = column.dataType.simpleString()
+            if not kinds & {kind, kind.split("<")[0], kind.split(" ")[0]}:
+                raise ConfigurationError(f"column {column.name!r} must be {text}, got {kind}; cast it before the write")
+        if "body" not in schema.names:
+            raise ConfigurationError(
+                f"column 'body' is missing; there are {', '.join(schema.names)}. For JSON of all columns write "
+                "select(struct('*').alias('body'))"
+            )
+        if self.topic is None and "topic" not in schema.names:
+            raise ConfigurationError("the topic is missing: give option 'topic', or a column 'topic'")
+
+
+def _value(given: Mapping[str, str], name: str, attribute: Attribute) -> Any:
+    text = given.get(name.lower())
+    if text is None:
+        return attribute.default
+    try:
+        return attribute.read(text.strip())
+    except NOT_READABLE:
+        raise ConfigurationError(f"option {name}={text!r} must be {attribute.allowed}") from None
+
+
+def _topic(text: str) -> str:
+    try:
+        return check_send_topic(text)
+    except DestinationError as exc:
+        raise ConfigurationError(f"option topic={text!r}: {exc}") from exc
+
+
+def _default(name: str, text: str) -> Any:
+    """Return a default for rows, in the form of its column; a deliver time in milliseconds."""
+    try:
+        if name in ("queueId", "delayLevel"):
+            return int(text)
+        if name == "delay":
+            return duration_ms(text, 1_000) / 1_000
+        if name == "deliverTime":
+            return int(text) if text.strip().isdecimal() else _milliseconds(text)
+    except ValueError as exc:
+        raise ConfigurationError(f"option {name}={text!r}: {exc}") from exc
+    return text
+
+
+def _milliseconds(text: str) -> int:
+    moment = datetime.fromisoformat(text.strip())
+    if moment.tzinfo is None:
+        raise ValueError("it has no time zone; add one, such as +00:00")
+    return int(moment.timestamp() * 1_000)

@@ -1,0 +1,191 @@
+"""Rows of Arrow batches as messages."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from itertools import repeat
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from mqtemplate.durations import duration_ms
+from mqtemplate.errors import DestinationError, MessageError
+from mqtemplate.message import RESERVED_PROPERTIES, Message, Property
+from mqtemplate.spark.sink.options import COLUMNS, SinkOptions
+from mqtemplate.topics import check_send_topic
+
+_MAX_LEVEL = 18
+
+
+class OutgoingRow(NamedTuple):
+    """A message, and what the row says about its queue.
+
+    Attributes:
+        queue_id: None: the sink chooses the queue.
+        sharding_key: Messages with equal keys go to one queue; None: no order.
+    """
+
+    message: Message
+    queue_id: int | None
+    sharding_key: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RowReader:
+    """Creates the messages of rows.
+
+    Args:
+        partition: Number of the task, for errors.
+    """
+
+    options: SinkOptions
+    partition: int
+
+    def read(self, batch: pa.RecordBatch, first_row: int) -> list[OutgoingRow]:
+        """Return the messages of a batch.
+
+        Args:
+            first_row: Number of its first row in the task, for errors.
+
+        Raises:
+            MessageError: A row is not a message; it names the row and the reason.
+        """
+        rows = []
+        for number, values in enumerate(self._values(batch), first_row):
+            try:
+                rows.append(self._row(*values))
+            except (MessageError, ValueError, TypeError) as exc:
+                raise MessageError(
+                    f"row {number} of partition {self.partition} cannot be sent: {exc}; filter or correct such rows "
+                    "before the write"
+                ) from exc
+        return rows
+
+    def _values(self, batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
+        columns = [self._column(batch, name) for name in COLUMNS]
+        return iter(zip(*columns, strict=False)) if batch.num_rows else iter(())
+
+    def _column(self, batch: pa.RecordBatch, name: str) -> Any:
+        """Return the values of a column, with its default for null; the default without end if it is missing."""
+        default = self.options.topic if name == "topic" else self.options.defaults.get(name)
+        if name not in batch.schema.names or (name == "topic" and default is not None):
+            return repeat(default)
+        column = batch.column(name)
+        if pa.types.is_timestamp(column.type):
+            column = column.cast(pa.int64())
+            values = [None if value is None else -(-value // 1_000) for value in column.to_pylist()]  # never early
+        else:
+            values = column.to_pylist()
+        return values if default is None else [default if value is None else value for value in values]
+
+    def _row(
+        self,
+        body: Any,
+        topic: str | None,
+        tags: str | None,
+        keys: str | Sequence[str] | None,
+        properties: Sequence[tuple[str, str]] | Mapping[str, str] | None,
+        queue_id: int | None,
+        sharding_key: str | None,
+        delay_level: int | None,
+        delay: Any,
+        deliver_time: int | None,
+    ) -> OutgoingRow:
+        if topic is None:
+            raise MessageError("topic is null")
+        sent: dict[str, str] = _own_properties(properties) if properties else {}
+        if tags:
+            sent[Property.TAGS] = _one_line("tags", tags)
+        if keys:
+            sent[Property.KEYS] = _one_line("keys", keys if isinstance(keys, str) else " ".join(filter(None, keys)))
+        if sharding_key is not None:
+            sent[Property.SHARDING_KEY] = _one_line("shardingKey", sharding_key)
+        if delay_level is not None or delay is not None or deliver_time is not None:
+            self._add_delay(sent, delay_level, delay, deliver_time)
+        return OutgoingRow(Message(_checked_topic(topic), _body(body), sent), queue_id, sharding_key)
+
+    def _add_delay(self, sent: dict[str, str], level: int | None, delay: Any, deliver_time: int | None) -> None:
+        given = [
+            name
+            for name, value in (("delayLevel", level or None), ("delay", delay), ("deliverTime", deliver_time))
+            if value is not None
+        ]
+        if len(given) > 1:
+            raise MessageError(f"it has {' and '.join(given)}; a message has one delay")
+        if level:
+            if not 0 < level <= _MAX_LEVEL:
+                raise MessageError(f"delayLevel must be 0..{_MAX_LEVEL}, got {level}")
+            sent[Property.DELAY] = str(level)
+        elif delay is not None:
+            sent[Property.TIMER_DELAY_MS] = str(duration_ms(delay, 1_000))
+        elif deliver_time is not None:
+            sent[Property.TIMER_DELIVER_MS] = str(deliver_time)
+
+
+_checked: set[str] = set()
+
+
+def _checked_topic(topic: str) -> str:
+    if topic not in _checked:
+        try:
+            check_send_topic(topic)
+        except DestinationError as exc:
+            raise MessageError(f"topic: {exc}") from exc
+        if len(_checked) < 10_000:
+            _checked.add(topic)
+    return topic
+
+
+def _own_properties(properties: Sequence[tuple[str, str]] | Mapping[str, str]) -> dict[str, str]:
+    """Return the properties of the application; those of the broker, such as ``UNIQ_KEY``, are left out.
+
+    So messages that were read from a topic can be written to another one with their properties.
+    """
+    own = dict(properties)
+    for name in RESERVED_PROPERTIES.intersection(own):
+        del own[name]
+    return {_one_line("a property's name", name): _one_line(name, value) for name, value in own.items() if value}
+
+
+def _one_line(what: str, text: str) -> str:
+    if "\x01" in text or "\x02" in text:
+        raise MessageError(f"{what} {text!r} contains a separator of properties, 0x01 or 0x02")
+    return text
+
+
+def _body(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, dict):
+        return json.dumps(
+            _without_nulls(value), default=_json_value, ensure_ascii=False, separators=(",", ":")
+        ).encode()
+    raise MessageError("body is null" if value is None else f"body is {type(value).__name__}")
+
+
+def _without_nulls(value: Any) -> Any:
+    """Leave out null fields, as Spark's ``to_json`` does."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
+    if isinstance(value, list):
+        return [_without_nulls(each) for each in value]
+    return value
+
+
+def _json_value(value: object) -> object:
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return str(value)
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    raise MessageError(f"body: a value of type {type(value).__name__} has no form in JSON")

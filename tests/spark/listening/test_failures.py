@@ -1,0 +1,151 @@
+"""Failures of Spark listeners: returned rows, bad records, restarts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pydantic import BaseModel
+
+from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.errors import SparkError
+from mqtemplate.listener import ListenerSpec
+from mqtemplate.message import Message, MessageQueue
+from mqtemplate.spark import SparkBatch, SparkListenerContainer
+from mqtemplate.testing import Harness, messages_in
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore:.*:ResourceWarning")]
+
+Start = Callable[..., SparkListenerContainer]
+
+
+class Order(BaseModel):
+    id: int
+
+
+@pytest.fixture
+def start(spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path) -> Iterator[Start]:
+    running: list[SparkListenerContainer] = []
+
+    def start(
+        endpoint: object, on_change: Callable[[], None] = lambda: None, **attributes: Any
+    ) -> SparkListenerContainer:
+        attributes = {"trigger": "0 seconds", "retry_delay": 0, "payload": Order, **attributes}
+        spec = ListenerSpec(topics=("orders",), consumer_group="billing", attributes=attributes)
+        container = SparkListenerContainer(
+            endpoint, spark, broker, tmp_path / "checkpoints", spec=spec, on_change=on_change
+        )
+        running.append(container)
+        container.start()
+        return container
+
+    yield start
+    for container in running:
+        container.stop()
+
+
+def send(broker: EmbeddedBroker, *bodies: bytes) -> None:
+    for body in bodies:
+        broker.send(Message("orders", body), MessageQueue("orders", broker.name, 0))
+
+
+def orders(*ids: int) -> list[bytes]:
+    return [b'{"id": %d}' % number for number in ids]
+
+
+def ids(broker: EmbeddedBroker, topic: str) -> list[bytes]:
+    return sorted(message.body for message in messages_in(broker, topic))
+
+
+def test_returned_rows_and_bad_records_cost_only_themselves(start: Start, broker: EmbeddedBroker) -> None:
+    """One bad body goes to the dead-letter topic, one returned row comes back once and then goes there as well."""
+    handled: list[tuple[int, int]] = []
+
+    def work(messages: DataFrame, batch: SparkBatch) -> DataFrame:
+        rows = messages.select("payload.id", "reconsumeTimes").collect()
+        handled.extend((row.id, row.reconsumeTimes) for row in rows)
+        return messages.where("payload.id = 2").selectExpr("*", "'no such customer' AS reason")
+
+    send(broker, *orders(1, 2), b"not json", *orders(3))
+    container = start(work, bad_records="dlq", max_redeliveries=1, redelivery_delay="10s")
+    container.await_idle()
+    Harness(broker).advance("10s")
+    container.await_idle()
+
+    assert sorted(handled) == [(1, 0), (2, 0), (2, 1), (3, 0)]
+    reasons = {each.body: each.properties["dead_letter_message"] for each in messages_in(broker, "%DLQ%billing")}
+    assert reasons == {b"not json": "the body is not JSON of Order: 'not json'", b'{"id": 2}': "no such customer"}
+    assert container.monitor.lag().keys() == {MessageQueue("orders", broker.name, number) for number in range(4)} | {
+        MessageQueue("%RETRY%billing", broker.name, 0)
+    }
+    assert sum(container.monitor.lag().values()) == 0
+
+
+@pytest.mark.slow
+def test_a_failing_batch_is_sent_back_and_the_query_goes_on(start: Start, broker: EmbeddedBroker) -> None:
+    """With ``on_failure="redeliver"`` the rows come back with their delay; one query handles what comes after them."""
+    fails = [True]
+    handled: list[int] = []
+
+    def work(messages: DataFrame, batch: SparkBatch) -> None:
+        found = [row.id for row in messages.select("payload.id").collect()]
+        if fails[0] and found:
+            raise ValueError("the sink is down")
+        handled.extend(found)
+
+    send(broker, *orders(1, 2))
+    container = start(work, on_failure="redeliver", max_attempts=2)
+    container.await_idle()
+    fails[0] = False
+    send(broker, *orders(3))
+    container.await_idle()
+    assert handled == [3]
+    Harness(broker).advance("10s")
+    container.await_idle()
+
+    assert sorted(handled) == [1, 2, 3]
+    metrics = broker.metrics.snapshot()
+    assert (metrics["spark.billing.redelivered"], metrics["spark.billing.failed_attempts"]) == (2, 2)
+    assert (metrics["spark.billing.failures"], metrics["spark.billing.running"]) == (0, 1)
+
+
+@pytest.mark.slow
+def test_a_query_that_ended_with_an_error_is_started_again_by_policy(start: Start, broker: EmbeddedBroker) -> None:
+    """The failure is visible in the metrics, and the restarted query repeats the batch."""
+    attempts: list[SparkBatch] = []
+    changes = threading.Semaphore(0)
+
+    def work(messages: DataFrame, batch: SparkBatch) -> None:
+        attempts.append(batch)
+        if len(attempts) == 1:
+            raise ValueError("the sink is down")
+
+    send(broker, *orders(1))
+    container = start(work, on_change=changes.release, max_attempts=1, max_restarts=1, restart_delay=0.0)
+    assert changes.acquire(timeout=60)  # it failed
+    assert changes.acquire(timeout=60)  # it runs again
+    container.await_idle()
+
+    assert [(batch.batch_id, batch.is_replay) for batch in attempts[:2]] == [(0, False), (0, True)]
+    assert container.is_running
+    assert container.exception is None
+    metrics = broker.metrics.snapshot()
+    assert (metrics["spark.billing.failures"], metrics["spark.billing.restarts"]) == (1, 1)
+
+
+@pytest.mark.slow
+def test_a_bad_record_that_fails_the_batch_is_named(start: Start, broker: EmbeddedBroker) -> None:
+    def work(messages: DataFrame, batch: SparkBatch) -> None:
+        messages.collect()
+
+    send(broker, *orders(1), b"not json")
+    container = start(work, bad_records="fail")
+
+    with pytest.raises(SparkError, match="1 bad records; the first is orders, queue 0, offset 1: the body is not JSON"):
+        container.await_idle()

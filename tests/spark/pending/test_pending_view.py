@@ -1,0 +1,120 @@
+"""Pending messages as a DataFrame: the same as `pending` and `count_pending`, and changes row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.clock import VirtualClock
+from mqtemplate.errors import ConfigurationError
+from mqtemplate.message import Message, Property
+from mqtemplate.pending import PendingQuery
+from mqtemplate.spark import LocalServer, cancel_pending, reschedule_pending
+from mqtemplate.testing import Harness, messages_in
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker(tmp_path / "store", clock=VirtualClock()) as broker, LocalServer(broker):
+        yield broker
+
+
+def send(broker: EmbeddedBroker, topic: str, key: str, **delay: str) -> str:
+    handle = broker.send(Message(topic, b"body", {"KEYS": key, "TAGS": "late", **delay})).handle
+    assert handle is not None
+    return handle
+
+
+def view(spark: SparkSession, broker: EmbeddedBroker, **options: str) -> DataFrame:
+    return spark.read.format("mqtemplate").options(view="pending", store=str(broker.path), **options).load()
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+def test_the_view_equals_the_pending_messages_of_the_broker(spark: SparkSession, served: EmbeddedBroker) -> None:
+    """Levels and timers; what was cancelled or delivered is not in it. Then half of it is cancelled, half moved."""
+    handles = [send(served, "orders", f"k{n}", TIMER_DELAY_MS=str(60_000 * (n + 1))) for n in range(20)]
+    handles += [send(served, "orders", f"level{n}", DELAY=str(5 + n)) for n in range(5)]
+    send(served, "invoices", "other", TIMER_DELAY_MS="90000")
+    served.cancel(handles[3])
+    served.reschedule(handles[4], served.clock.now_ms() + 3_600_000)
+    Harness(served).advance("61s")
+
+    rows = view(spark, served).collect()
+    orders = view(spark, served, topic="orders")
+
+    listed = served.pending(PendingQuery(), 1_000).messages
+    assert len(rows) == served.count_pending(PendingQuery()).total == len(listed) > 20
+    assert {(row.handle, row.keys, row.tags, row.delayLevel, row.bodySize, row.msgId, row.topic) for row in rows} == {
+        (each.handle, each.keys, each.tags, each.delay_level, each.body_size, each.msg_id, each.topic)
+        for each in listed
+    }
+    assert {row.handle: round(row.deliverTime.timestamp() * 1_000) for row in rows} == {
+        each.handle: each.deliver_ms for each in listed
+    }
+    assert orders.count() == served.count_pending(PendingQuery(topic="orders")).total
+
+    gone = spark.createDataFrame([(handles[3],), (handles[0],), ("no handle",)], "handle string")
+    results = cancel_pending(orders.where("delayLevel = 0").select("handle").union(gone), store=str(served.path))
+    moved = reschedule_pending(view(spark, served, topic="orders"), delay="2h", broker=served)
+
+    counts = {row.status: row["count"] for row in results.groupBy("status").count().collect()}
+    assert counts == {
+        "CANCELLED": len([row for row in rows if row.topic == "orders" and not row.delayLevel]) + 1,
+        "ALREADY_DELIVERED": 1,
+        "ERROR": 1,
+    }
+    assert {row.status for row in moved.collect()} == {"RESCHEDULED"}
+    assert served.count_pending(PendingQuery(topic="orders")).total == moved.count() > 0
+    Harness(served).advance("119m")
+    assert {message.keys for message in messages_in(served, "orders")} == {"k0", "level0"}
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"view": "waiting"}, "option view='waiting': allowed are 'messages', which is the default, and 'pending'"),
+        ({"view": "pending", "store": "x", "tags": "a"}, "option 'tags' is unknown for view='pending'; known are view"),
+        ({"view": "pending"}, "give either option 'store'"),
+        ({"view": "pending", "store": "x", "dueAfter": "soon"}, "option dueAfter='soon': give epoch milliseconds"),
+        ({"view": "pending", "store": "x", "dueBefore": "2026-01-31T12:00:00"}, "has no time zone; add one"),
+    ],
+)
+def test_a_wrong_option_is_refused(options: dict[str, str], reason: str) -> None:
+    pytest.importorskip("pyspark")
+    from mqtemplate.spark.pending.options import PendingOptions
+    from mqtemplate.spark.pending.view import is_pending_view
+
+    def read() -> None:
+        assert is_pending_view(options)
+        PendingOptions.parse(options)
+
+    with pytest.raises(ConfigurationError) as failure:
+        read()
+
+    assert reason in str(failure.value)
+
+
+def test_positions_are_paged_in_the_order_of_their_due_times(served: EmbeddedBroker) -> None:
+    """The pages have each message once, also if several are due at one time."""
+    import numpy as np
+
+    from mqtemplate.delay.pending_rows import PENDING_DTYPE
+
+    for number in range(50):
+        send(served, "orders", f"k{number}", **{Property.TIMER_DELAY_MS: str(1_000 * (1 + number % 3))})
+    found: list[tuple[int, int]] = []
+    after = (-1, -1)
+    while data := served.pending_positions(PendingQuery(), after, 7):
+        page = [(int(row["due_ms"]), int(row["physical_offset"])) for row in np.frombuffer(data, PENDING_DTYPE)]
+        found, after = found + page, page[-1]
+
+    assert len(found) == len(set(found)) == 50
+    assert found == sorted(found)

@@ -1,0 +1,26 @@
+"""Kills while the sink publishes: each row is stored once."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from bench.spark_kill import sink_kill_rounds
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_kills_of_writers_and_of_the_server_store_each_row_once(tmp_path: Path) -> None:
+    """The tasks' own code in processes, a server with a folder, and SIGKILLs at random moments."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+
+    outcome = sink_kill_rounds(tmp_path, port, kills=6, seed=4_466, batches=10)
+
+    assert (outcome.lost, outcome.doubled) == ([], [])
+    assert sum(outcome.kills.values()) >= 3

@@ -1,0 +1,135 @@
+"""Publishing of the rows of one task: queues, numbers, and brokers that drop no repeats. Without Spark."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pa = pytest.importorskip("pyarrow")
+pytest.importorskip("pyspark")
+
+from mqtemplate.broker import Capability  # noqa: E402
+from mqtemplate.brokers import EmbeddedBroker  # noqa: E402
+from mqtemplate.clock import SystemClock  # noqa: E402
+from mqtemplate.errors import MessageError, UnsupportedError  # noqa: E402
+from mqtemplate.message import HostAddress, Message, MessageQueue, SendSequence  # noqa: E402
+from mqtemplate.server import Account, AclSettings, BrokerServerSettings, LocalCluster, Right  # noqa: E402
+from mqtemplate.spark.broker_access import connection  # noqa: E402
+from mqtemplate.spark.sink.options import SinkOptions  # noqa: E402
+from mqtemplate.spark.sink.publisher import PlainPublisher, QueueChooser, create_publisher  # noqa: E402
+from mqtemplate.spark.sink.rows import OutgoingRow  # noqa: E402
+from mqtemplate.spark.sink.writer import Published, publish  # noqa: E402
+from mqtemplate.testing import Harness, messages_in  # noqa: E402
+from tests.server.tool import ANY_PORT, make_engine  # noqa: E402
+
+SECRET = "a secret that is never shown"
+
+
+def batches(*sizes: int) -> Iterator[pa.RecordBatch]:
+    first = 0
+    for size in sizes:
+        yield pa.RecordBatch.from_pydict({"body": [str(number) for number in range(first, first + size)]})
+        first += size
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCluster]:
+    """Our server with access control; the environment has the keys."""
+    account = Account(
+        access_key="spark-writer",
+        secret_key=SECRET,
+        topic_perms={"orders": Right.PUB},
+        group_perms={"spark-sink": Right.SUB},
+    )
+    monkeypatch.setenv(connection.ACCESS_KEY, account.access_key)
+    monkeypatch.setenv(connection.SECRET_KEY, account.secret_key)
+    settings = BrokerServerSettings(listen=ANY_PORT)
+    with LocalCluster(make_engine(SystemClock()), settings, acl=AclSettings(accounts=(account,))) as cluster:
+        cluster.engine.create_topic("orders", 2)
+        yield cluster
+        connection.close_connections()
+
+
+def test_a_repeated_task_stores_its_rows_once_on_our_server(cluster: LocalCluster) -> None:
+    """The keys come from the environment: options would show in the plan of the query."""
+    options = SinkOptions.parse({"nameServer": str(cluster.address), "topic": "orders"})
+    sequence = SendSequence("query", 0, 3)
+
+    results = [publish(batches(30, 20), options, sequence) for _ in range(2)]
+
+    assert results == [Published(50, 0), Published(0, 50)]
+    stored = messages_in(cluster.engine, "orders")
+    assert sorted(int(message.body) for message in stored) == list(range(50))
+    assert Counter(message.queue_id for message in stored) == {0: 30, 1: 20}
+
+
+def test_one_of_two_keys_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(connection.ACCESS_KEY, "spark-writer")
+    options = SinkOptions.parse({"nameServer": "127.0.0.1:1", "topic": "orders"})
+
+    with pytest.raises(Exception, match="set both environment variables MQTEMPLATE_SPARK_ACCESS_KEY and"):
+        publish(batches(1), options, SendSequence("query", 0, 0))
+
+
+@pytest.fixture
+def plain(broker: EmbeddedBroker) -> EmbeddedBroker:
+    """Broker with the capabilities of RocketMQ: no numbers, and no delays in batches."""
+    broker.capabilities -= {Capability.SEQUENCED_SEND, Capability.BATCH_DELAY}
+    return broker
+
+
+def test_a_broker_that_drops_no_repeats_gets_batches_and_single_delayed_messages(plain: EmbeddedBroker) -> None:
+    publisher = create_publisher(plain, SinkOptions.parse({"store": "x", "topic": "orders"}), SendSequence("q", 0, 0))
+    rows = [OutgoingRow(Message("orders", b"%d" % n, {"DELAY": "1"} if n == 2 else {}), 0, None) for n in range(5)]
+
+    publisher.publish(QueueChooser(plain, 0).choose(rows))
+    result = publisher.finish()
+
+    assert isinstance(publisher, PlainPublisher)
+    assert result.stored == 5
+    Harness(plain).advance("1s")
+    assert sorted(message.body for message in messages_in(plain, "orders")) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_a_write_that_must_drop_repeats_is_refused_by_a_broker_that_does_not(plain: EmbeddedBroker) -> None:
+    options = SinkOptions.parse({"store": "x", "topic": "orders", "idempotent": "true"})
+    with pytest.raises(UnsupportedError, match="the brokers of RocketMQ do not drop repeats"):
+        create_publisher(plain, options, SendSequence("q", 0, 0))
+
+
+def test_rows_with_one_sharding_key_go_to_one_queue_and_a_queue_id_is_checked(broker: EmbeddedBroker) -> None:
+    chooser = QueueChooser(broker, 0)
+    rows = [OutgoingRow(Message("orders", b"x"), None, f"customer-{n % 3}") for n in range(30)]
+
+    chosen = chooser.choose(rows)
+
+    queues: dict[str | None, set[MessageQueue]] = {}
+    for row, (_, queue) in zip(rows, chosen, strict=True):
+        queues.setdefault(row.sharding_key, set()).add(queue)
+    assert all(len(found) == 1 for found in queues.values())
+    assert len({queue for _, queue in chosen}) > 1
+    with pytest.raises(MessageError, match="queueId must be 0..3 for topic 'orders', got 4"):
+        chooser.choose([OutgoingRow(Message("orders", b"x"), 4, None)])
+
+
+def test_the_address_of_a_killed_process_is_not_used(tmp_path: Path) -> None:
+    """Its file is left behind; the task opens the folder itself."""
+    with EmbeddedBroker(tmp_path) as broker:
+        broker.create_topic("orders", 1)
+    address = connection.LocalServerAddress(str(HostAddress("127.0.0.1", 1)), "spark-x", 1, "secret-key")
+    address.write(tmp_path)
+
+    publish(batches(3), SinkOptions.parse({"store": str(tmp_path), "topic": "orders"}), SendSequence("q", 0, 0))
+
+    with EmbeddedBroker(tmp_path) as broker:
+        assert len(messages_in(broker, "orders")) == 3
+    assert (tmp_path / "config" / "sparkServer.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_folder_that_does_not_exist_is_not_created(tmp_path: Path) -> None:
+    options = SinkOptions.parse({"store": str(tmp_path / "missing"), "topic": "orders"})
+    with pytest.raises(Exception, match="does not exist; give the folder of an embedded broker that was started once"):
+        publish(batches(1), options, SendSequence("q", 0, 0))
