@@ -17,8 +17,8 @@ from mqtemplate.server.settings import BrokerServerSettings
 
 _MAX_LENGTH = 8_192
 """Longest expression in characters, of tags as of SQL92."""
-_SHORT = 128
-"""Longest SQL92 expression that is compiled in the I/O thread: about a millisecond."""
+LONG_EXPRESSION = 128
+"""Longest expression that is compiled in the I/O thread: about a millisecond."""
 _CACHED_CHARACTERS = 1 << 20
 _COST_OF_AN_ENTRY = 256
 
@@ -42,9 +42,9 @@ class SelectorCache:
         """Return the number of cached expressions."""
         return len(self._compiled)
 
-    def find(self, expression_type: str | None, expression: str) -> _Compiled | None:
-        """Return a compiled expression, or None if it is not cached."""
-        return self._compiled.get((expression_type, expression))
+    def find(self, expression: tuple[str | None, str]) -> _Compiled | None:
+        """Return a compiled expression, by its type and its text; None if it is not cached."""
+        return self._compiled.get(expression)
 
     def compile(self, expression_type: str | None, expression: str) -> _Compiled:
         """Compile an expression.
@@ -97,19 +97,14 @@ class Subscriptions:
     settings: BrokerServerSettings
     cache: SelectorCache = field(default_factory=SelectorCache)
 
-    def selector(self, expression_type: str | None, expression: str) -> Selector | None:
-        """Return the selector of an expression, or None if it selects all messages."""
+    def compile(self, expression_type: str | None, expression: str) -> _Compiled:
+        """Return a compiled expression, and cache it."""
         if expression_type == SelectorType.SQL92.value and not self.settings.enable_property_filter:
             raise RefusedError(
                 ResponseCode.SYSTEM_ERROR,
                 "SQL92 is disabled on this broker; subscribe by tags, or set enable-property-filter to true",
             )
-        found = self.cache.find(expression_type, expression) or self.cache.compile(expression_type, expression)
-        return found.selector
-
-    def takes_long(self, expression_type: str | None, expression: str) -> bool:
-        """Return True if `selector` would compile a long expression, which takes milliseconds."""
-        return len(expression) > _SHORT and self.cache.find(expression_type, expression) is None
+        return self.cache.find((expression_type, expression)) or self.cache.compile(expression_type, expression)
 
     def expression_of_pull(self, pull: PullMessageRequestHeader) -> tuple[str | None, str]:
         """Return the type and the text of the expression of a pull.

@@ -20,8 +20,8 @@ def test_the_cache_has_a_limit_of_text() -> None:
         cache.compile("TAG", f"tag-{number}")
 
     assert 3 < len(cache) < 16
-    assert cache.find("TAG", "tag-99") is not None
-    assert cache.find("TAG", "tag-0") is None
+    assert cache.find(("TAG", "tag-99")) is not None
+    assert cache.find(("TAG", "tag-0")) is None
 
 
 @pytest.mark.parametrize("kind", ["TAG", "SQL92"])

@@ -148,4 +148,4 @@ class ClientProcessor:
     def _check_client(self, query: CheckClientRequestBody) -> None:
         """Check the expression of a subscription: a consumer requests this before it starts."""
         subscription = query.subscription_data
-        self.server.subscriptions.selector(subscription.expression_type, subscription.sub_string)
+        self.server.subscriptions.compile(subscription.expression_type, subscription.sub_string)

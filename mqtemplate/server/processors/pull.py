@@ -20,6 +20,7 @@ from mqtemplate.server.pull_hold import HeldPull
 from mqtemplate.server.raw_reader import RawQuery, RawStatus
 from mqtemplate.server.registration import handles
 from mqtemplate.server.response import RefusedError
+from mqtemplate.server.subscriptions import LONG_EXPRESSION
 from mqtemplate.server.topic_configs import queue_id_error
 
 
@@ -67,9 +68,12 @@ class PullProcessor:
         self._check_group(group)
         subscriptions = self.server.subscriptions
         expression = subscriptions.expression_of_pull(header)
-        if not may_compile and subscriptions.takes_long(*expression):
-            return self.server.deferred_work.run(connection, request, partial(self._pull, connection, request, header))
-        selector = subscriptions.selector(*expression)
+        compiled = subscriptions.cache.find(expression)
+        if compiled is None:
+            if not may_compile and len(expression[1]) > LONG_EXPRESSION:
+                again = partial(self._pull, connection, request, header)
+                return self.server.deferred_work.run(connection, request, again)
+            compiled = subscriptions.compile(*expression)
         if header.sys_flag & PullSysFlag.COMMIT_OFFSET:
             offset = max(0, header.commit_offset)
             self.server.engine.offsets.commit(header.consumer_group, header.topic, header.queue_id, offset)
@@ -78,7 +82,7 @@ class PullProcessor:
         max_bytes = self.server.settings.max_pull_bytes
         if header.max_msg_bytes is not None:
             max_bytes = min(max_bytes, max(1, header.max_msg_bytes))
-        query, at = RawQuery(queue, max_count, max_bytes, selector), header.queue_offset
+        query, at = RawQuery(queue, max_count, max_bytes, compiled.selector), header.queue_offset
         found = self.server.raw.pull(query, at)
         may_wait = header.sys_flag & PullSysFlag.SUSPEND and header.suspend_timeout_millis > 0
         if found.status is RawStatus.NO_NEW_MSG and may_wait:
