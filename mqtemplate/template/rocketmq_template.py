@@ -24,10 +24,15 @@ from mqtemplate.futures import AwaitableFuture, refuse_on_handler_loop
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.results import SendResult, TransactionSendResult
 from mqtemplate.selectors.tags import SelectorType
-from mqtemplate.template import reselection
 from mqtemplate.template.background import Background, awaitable
 from mqtemplate.template.callbacks import add_callbacks
-from mqtemplate.template.destination import MessageQueueSelector, hash_key_text, select_queue_by_hash
+from mqtemplate.template.destination import (
+    MessageQueueSelector,
+    hash_key_text,
+    select_queue_by_hash,
+    send_again,
+    send_async_again,
+)
 from mqtemplate.template.lite_pull import LitePullConsumer, PullSettings, Receipt, ReceiveFuture
 from mqtemplate.template.outbound import NO_EXTRAS, Extras, MessageFactory, read_options
 from mqtemplate.template.pending_verbs import PendingVerbs
@@ -145,7 +150,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
             except SendError as exc:
                 if not exc.queue_is_away or "hash_key" not in options:
                     raise
-                return reselection.send_again(plan, partial(self._selected_queue, options=options), send, exc)
+                return send_again(plan, partial(self._selected_queue, options=options), send, exc)
         return self.broker.send(self._messages.one(destination, payload, extras), None, timeout_ms)
 
     def _send_one(self, plan: SendPlan) -> SendResult:
@@ -178,7 +183,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
             plan = self._plan("async_send", destination, payload, timeout, delay_level, options)
             if "hash_key" in options:
                 select = partial(self._selected_queue, options=options)
-                future = reselection.send_async(plan, select, lambda plan: self.broker.send_async(*plan))
+                future = send_async_again(plan, select, lambda plan: self.broker.send_async(*plan))
             else:
                 future = self.broker.send_async(*plan)
         except MessageError:

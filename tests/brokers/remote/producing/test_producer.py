@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -251,46 +252,77 @@ def client_of_two(names: ScriptedBroker) -> Iterator[tuple[RemoteBroker, Scripte
             yield broker, leaving
 
 
-def stop(leaving: ScriptedBroker, names: ScriptedBroker) -> None:
-    """Stop a broker; the name server notices it at once."""
+def stop(broker: RemoteBroker, leaving: ScriptedBroker) -> None:
+    """Stop a broker, and wait until the client has noticed it."""
+    leaving.stop()
+    eventually(lambda: not broker._client._lost.is_empty, "the loss is noticed")
+
+
+def wait_for_failed_try(broker: RemoteBroker) -> None:
+    eventually(lambda: "broker-b" in broker._client.producer._avoid_until, "the first try has failed")
+
+
+def leave_route(names: ScriptedBroker) -> None:
+    """Have the name server notice that the other broker has stopped."""
     names.others = []
     names.topic("orders", queues=1)
-    leaving.stop()
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_queue_whose_broker_has_left_the_route_is_an_error_before_the_timeout(kind: str) -> None:
-    with ScriptedBroker("broker-a") as names, client_of_two(names) as (broker, leaving):
-        stop(leaving, names)
+    with (
+        ScriptedBroker("broker-a") as names,
+        client_of_two(names) as (broker, leaving),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        stop(broker, leaving)
+        sending = pool.submit(send, broker, kind, MessageQueue("orders", "broker-b", 0), 600_000)
+        wait_for_failed_try(broker)
+        leave_route(names)
 
-        with pytest.raises(SendError) as failed:
-            send(broker, kind, MessageQueue("orders", "broker-b", 0), 600_000)
+        error = sending.exception(60)
 
-    assert failed.value.queue_is_away
-    assert 0 < failed.value.left_ms < 600_000
-    assert "not in the route of its topic any more" in failed.value.tries[-1]
-    assert "send again to another queue, or when the broker is back" in str(failed.value)
+    assert isinstance(error, SendError)
+    assert error.queue_is_away
+    assert 0 < error.left_ms < 600_000
+    assert "not in the route of its topic any more" in error.tries[-1]
+    assert "send again to another queue, or when the broker is back" in str(error)
 
 
 @pytest.mark.parametrize("kind", ["sync", "async", "batch"])
 def test_a_message_with_a_hash_key_goes_to_another_queue_when_its_broker_stops(kind: str) -> None:
-    with ScriptedBroker("broker-a") as names, client_of_two(names) as (broker, leaving):
+    with (
+        ScriptedBroker("broker-a") as names,
+        client_of_two(names) as (broker, leaving),
+        ThreadPoolExecutor(1) as pool,
+    ):
         names.script(RequestCode.SEND_BATCH_MESSAGE, names.accept)
-        template = RocketMQTemplate(broker, message_queue_selector=lambda queues, message, key: queues[-1])
-        stop(leaving, names)
+        selected: list[str] = []
 
+        def select_last(queues: Sequence[MessageQueue], message: Message, key: str) -> MessageQueue:
+            selected.append(queues[-1].broker_name)
+            return queues[-1]
+
+        template = RocketMQTemplate(broker, message_queue_selector=select_last)
+        stop(broker, leaving)
         if kind == "async":
-            result = template.async_send("orders", "x", "10m", hash_key="k").result(60)
+            sending: Future[SendResult] = template.async_send("orders", "x", "10m", hash_key="k")
         else:
-            result = template.sync_send("orders", ["x", "y"] if kind == "batch" else "x", "10m", hash_key="k")
+            payload = ["x", "y"] if kind == "batch" else "x"
+            sending = pool.submit(lambda: template.sync_send("orders", payload, "10m", hash_key="k"))
+        wait_for_failed_try(broker)
+        leave_route(names)
 
-    assert result.message_queue.broker_name == "broker-a"
+        result = sending.result(60)
+
+    assert (selected, result.message_queue.broker_name) == (["broker-b", "broker-a"], "broker-a")
 
 
 def test_a_lost_broker_leaves_the_routes_at_once() -> None:
     """So messages with a hash_key go to other queues, and not only after the next poll of the name server."""
     with ScriptedBroker("broker-a") as names, client_of_two(names) as (broker, leaving):
-        stop(leaving, names)
+        leave_route(names)
+        stop(broker, leaving)
 
         eventually(lambda: len(broker.queues("orders")) == 1, "the queue of the lost broker is gone", timeout_s=20)
 
