@@ -120,6 +120,12 @@ def archive_flags(java: Java) -> list[str]:
     return [f"-XX:SharedArchiveFile={path}", QUIET] if path.is_file() else []
 
 
+def scala_version() -> str:
+    """Return the version of Scala that Spark uses. Its scripts set it; a worker starts no executor without it."""
+    (core,) = (_spark_home() / "jars").glob("spark-core_*.jar")
+    return core.name.removeprefix("spark-core_").partition("-")[0]
+
+
 def _spark_home() -> Path:
     import pyspark
 
@@ -131,6 +137,7 @@ def _environment(connection: Path) -> dict[str, str]:
     return {
         **os.environ,
         "SPARK_HOME": str(_spark_home()),
+        "SPARK_SCALA_VERSION": scala_version(),
         "SPARK_CONNECT_MODE": "0",
         "SPARK_LOCAL_IP": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"),
         "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),

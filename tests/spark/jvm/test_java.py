@@ -102,7 +102,8 @@ def test_the_error_for_missing_pyspark_says_what_to_install(monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("master", "conf", "words"),
     [
-        ("spark://host:7077", {}, "the source reads a store folder of this machine, so Spark must run here too"),
+        ("mesos://host:5050", {}, r"master 'mesos://host:5050' is unknown; give 'local\[\*\]'"),
+        ("local[many]", {}, r"master 'local\[many\]' is unknown"),
         ("local[2]", {"shuffle.partitions": "2"}, "'shuffle.partitions' is not a key of Spark"),
     ],
 )
