@@ -105,7 +105,12 @@ def consume(url: str, name_server: str, ready: Connection) -> None:
             table = EFFECTS if inbox.is_new(session, message) else REPEATS
             session.execute(table.insert().values(order_id=order_id))
 
-    with MQApplication(bill, settings={"rocketmq.name-server": name_server}, environment={}):
+    settings = {
+        "rocketmq.name-server": name_server,
+        # Progress is stored each 5 s by default. A consumer that lives shorter would read the first messages forever.
+        "mqtemplate.cluster.persist-consumer-offset-interval-ms": 200,
+    }
+    with MQApplication(bill, settings=settings, environment={}):
         ready.send(None)
         signal.pause()
 
@@ -176,7 +181,9 @@ def kill_rounds(url: str, folder: Path, rounds: int, seed: int) -> dict[str, int
         pair = Pair(url, str(server.name_server))
         pair.start("producer")
         pair.start("consumer")
-        for _ in range(rounds):
+        for done in range(rounds):
+            if done and done % 100 == 0:
+                print(f"{done} rounds are done", flush=True)
             if chance.random() < _KILLED_AFTER_START:
                 pair.wait_until_ready()
             time.sleep(chance.uniform(0, _LONGEST_LIFE_S))
