@@ -131,7 +131,7 @@ def refusal(serving: Serving, code: int, names: Names) -> str | None:
 
 def is_served(code: int) -> bool:
     with Serving() as serving:
-        return code in serving.server.processors
+        return code in serving.server.all_processors
 
 
 SERVED = [code for code in CODES if is_served(code)]
