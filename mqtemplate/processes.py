@@ -1,4 +1,4 @@
-"""The process that an object belongs to. A forked child has the memory of its parent, but must not use its objects."""
+"""The process: the owner of objects that a forked child must not use, and the limit of open files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from weakref import WeakSet
 
 from mqtemplate.errors import ForkedError
 
-__all__ = ["OwnerProcess", "Unusable", "UsedByOneProcess", "call_after_fork"]
+__all__ = [
+    "OwnerProcess",
+    "Unusable",
+    "UsedByOneProcess",
+    "call_after_fork",
+    "descriptor_limit",
+    "raise_descriptor_limit",
+]
+
+_NO_LIMIT = 1 << 30
 
 _ADVICE = (
     "start it after the fork, in the process that uses it (gunicorn: post_fork, Celery: worker_process_init, "
@@ -98,3 +107,29 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
     os.register_at_fork(after_in_child=_after_fork)
+
+
+def descriptor_limit() -> int:
+    """Return the soft limit of open files and sockets (``RLIMIT_NOFILE``)."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return _NO_LIMIT
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _NO_LIMIT if soft == resource.RLIM_INFINITY else min(soft, _NO_LIMIT)
+
+
+def raise_descriptor_limit() -> bool:
+    """Raise the soft limit to the hard limit. Return False if it is there already, or the system does not allow it."""
+    try:
+        import resource
+    except ImportError:
+        return False
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == hard:
+        return False
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError):  # macOS: the hard limit is infinite, the kernel's own limit is not
+        return False
+    return True

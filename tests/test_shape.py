@@ -19,7 +19,6 @@ ROOT = Path(__file__).parents[1]
 LEVELS: dict[str, int] = {
     # package or module -> level, as docs/architecture/README.md shows them; a package imports from lower levels only
     "mqtemplate.clock": 0,
-    "mqtemplate.descriptors": 0,
     "mqtemplate.durations": 0,
     "mqtemplate.errors": 0,
     "mqtemplate.event_log": 0,

@@ -6,9 +6,9 @@ import errno
 import socket
 from collections.abc import Callable
 
-from mqtemplate.descriptors import descriptor_limit, raise_descriptor_limit
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import HostAddress
+from mqtemplate.processes import descriptor_limit, raise_descriptor_limit
 from mqtemplate.remoting.io_loop import READ, IoLoop
 from mqtemplate.remoting.sockets import listen_at, peer_address
 

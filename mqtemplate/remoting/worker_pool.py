@@ -55,9 +55,14 @@ class WorkerPool:
         self._threads = [
             threading.Thread(target=self._loop, name=f"{name}_{number}", daemon=True) for number in range(threads)
         ]
+        self._is_started = False
 
     def start(self) -> None:
-        """Start the threads."""
+        """Start the threads. A second call has no effect."""
+        with self._changed:
+            if self._is_started:
+                return
+            self._is_started = True
         for thread in self._threads:
             thread.start()
 

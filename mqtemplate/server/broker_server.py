@@ -95,7 +95,8 @@ class BrokerServer:
         hold: Held pulls.
         limits: What clients may hold and create.
         name_server: The name server.
-        processors: Request code -> processor.
+        processors: Request code -> processor, of the requests that producers and consumers send.
+        all_processors: Request code -> processor.
         guard: Check of each request before its processor; None without access control.
         remoting: The listener socket and its connections.
     """
@@ -129,9 +130,9 @@ class BrokerServer:
         self.remoting.on_close(self.clients.forget)
         self.remoting.on_close(self.hold.forget)
         self.remoting.on_close(access.forget)
-        processors = [kind(parts) for kind in (*_CLIENT_PROCESSORS, *_ADMIN_PROCESSORS)]
-        self.processors = register(self.remoting, parts.locks, *processors)
-        self.processors |= self.name_server.register(self.remoting)
+        self.processors = register(self.remoting, parts.locks, *(kind(parts) for kind in _CLIENT_PROCESSORS))
+        admin = register(self.remoting, *(kind(parts) for kind in _ADMIN_PROCESSORS))
+        self.all_processors = self.processors | admin | self.name_server.register(self.remoting)
         logs = (parts.peer_log, parts.topics.peer_log, self.remoting.peer_log)
         sweeps = (parts.locks.sweep, parts.limits.sweep, *(log.summarize for log in logs))
         expiry = ClientExpiry(self.clients, clock, settings.client_expire_ms, settings.client_scan_interval_ms, sweeps)

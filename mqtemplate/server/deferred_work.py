@@ -40,7 +40,6 @@ class DeferredWork:
             self._pool = WorkerPool(
                 "mqtemplate-server-deferred", _THREADS, _MAX_PENDING, _MAX_PENDING_PER_CONNECTION, _MAX_BYTES
             )
-            self._pool.start()
 
     def run(self, connection: Connection, request: RemotingCommand, work: _Work) -> RemotingCommand | None:
         """Run *work* in a thread and reply with the response that it returns. It may raise what a processor may raise.
@@ -55,6 +54,7 @@ class DeferredWork:
             raise RefusedError(ResponseCode.SERVICE_NOT_AVAILABLE, "the server is stopping")
         if self._pool is None:
             return work()
+        self._pool.start()  # with the first work: a server that is never started has no threads
         if not self._pool.submit(connection, partial(self._run, connection, request, work), len(request.body)):
             raise RefusedError(
                 ResponseCode.SYSTEM_BUSY,

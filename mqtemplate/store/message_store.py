@@ -11,12 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqtemplate.clock import Clock
-from mqtemplate.descriptors import descriptor_limit
 from mqtemplate.errors import StoreError, StoreFullError
 from mqtemplate.event_log import get_logger
 from mqtemplate.hashes.java_hash import tags_code
 from mqtemplate.metrics import Metrics
-from mqtemplate.processes import OwnerProcess, Unusable, call_after_fork
+from mqtemplate.processes import OwnerProcess, Unusable, call_after_fork, descriptor_limit
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.properties import TAGS, find_property
 from mqtemplate.record.run import RecordRun

@@ -110,7 +110,7 @@ class Serving:
     def process(self, connection: RecordingConnection, request: RemotingCommand) -> RemotingCommand | None:
         """Return the response to a prepared request."""
         before = len(connection.replies)
-        processor, guard = self.server.processors[request.code], self.server.guard
+        processor, guard = self.server.all_processors[request.code], self.server.guard
         try:
             response = None if guard is None else guard(connection, request)  # type: ignore[arg-type]
             if response is None:

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from mqtemplate.descriptors import raise_descriptor_limit
 from mqtemplate.errors import StoreError, StoreFullError
+from mqtemplate.processes import raise_descriptor_limit
 from mqtemplate.store.files.system_calls import allocate_blocks, pwrite, sync_data, sync_folder_entries
 
 _Result = TypeVar("_Result")

@@ -222,7 +222,7 @@ def _values(field: dataclasses.Field[object], others: Others) -> st.SearchStrate
 def test_a_low_privilege_account_reads_and_changes_nothing_of_others(data: st.DataObject) -> None:
     others = Others()
     serving, attacker = others.serving, RecordingConnection(access_key="low-privilege")
-    codes = tuple(sorted(serving.server.processors))
+    codes = tuple(sorted(serving.server.all_processors))
     before = others.state()
     responses = []
     for request in data.draw(st.lists(requests(codes, others), min_size=20, max_size=40)):

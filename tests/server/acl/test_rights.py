@@ -20,6 +20,7 @@ from mqtemplate.remoting.protocol.bodies.group import (
     LockBatchRequestBody,
 )
 from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
+from mqtemplate.remoting.protocol.sequenced import encode_runs
 from mqtemplate.server import Account, AclSettings, Right
 from mqtemplate.server.acl.rights import ANY_ACCOUNT, CHANGES, RIGHTS
 from tests.remoting.protocol.code_tables import REQUEST_HEADERS
@@ -55,6 +56,7 @@ PERMITTED = {
     RequestCode.SEND_MESSAGE: PUBLISHED,
     RequestCode.SEND_MESSAGE_V2: PUBLISHED,
     RequestCode.SEND_BATCH_MESSAGE: PUBLISHED,
+    RequestCode.SEND_SEQUENCED_MESSAGES: PUBLISHED,
     RequestCode.RECALL_MESSAGE: PUBLISHED,
     RequestCode.END_TRANSACTION: PUBLISHED,
     RequestCode.CANCEL_DELAYED_MESSAGE: PUBLISHED,
@@ -66,6 +68,7 @@ PERMITTED = {
     RequestCode.QUERY_MESSAGE: READ,
     RequestCode.GET_PENDING_MESSAGES: READ,
     RequestCode.COUNT_PENDING_MESSAGES: READ,
+    RequestCode.GET_RECORD_BLOCK: READ,
     RequestCode.PULL_MESSAGE: CONSUMED,
     RequestCode.LITE_PULL_MESSAGE: CONSUMED,
     RequestCode.QUERY_CONSUMER_OFFSET: CONSUMED,
@@ -107,6 +110,9 @@ def _value(field: dataclasses.Field[object], names: Names) -> object:
 
 
 def _body(code: int, names: Names) -> bytes:
+    if code == RequestCode.SEND_SEQUENCED_MESSAGES:
+        topic = names.topic or ""
+        return encode_runs([(Message(topic, b"x"), 0)], {topic: topic})
     subscription = SubscriptionData(topic=names.topic or "", sub_string="*")
     if code == RequestCode.HEART_BEAT:
         consumer = ConsumerData(group_name=names.group or "", subscription_data_set=[subscription])
@@ -131,7 +137,7 @@ def refusal(serving: Serving, code: int, names: Names) -> str | None:
 
 def is_served(code: int) -> bool:
     with Serving() as serving:
-        return code in serving.server.processors
+        return code in serving.server.all_processors
 
 
 SERVED = [code for code in CODES if is_served(code)]

@@ -116,4 +116,4 @@ def test_a_connection_that_closed_while_its_request_was_processed_keeps_no_lock(
         serving.request(RequestCode.LOCK_BATCH_MQ, None, body, over=connection)
 
         assert serving.server.locks.lock("billing", "b", QUEUES) == QUEUES
-        assert serving.server.locks._connections == {}
+        assert serving.server.locks._of_connection == {}
