@@ -18,6 +18,7 @@ from mqtemplate.remoting.protocol.headers import admin as admin_headers
 from mqtemplate.remoting.protocol.headers import delayed as delayed_headers
 from mqtemplate.remoting.protocol.headers import group as group_headers
 from mqtemplate.remoting.protocol.headers import message as message_headers
+from mqtemplate.remoting.protocol.headers import record_block
 from mqtemplate.remoting.protocol.headers import sequenced as sequenced_headers
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader
 from tests.remoting.protocol.other_side import ConsumeMessageDirectlyResult
@@ -113,6 +114,7 @@ REQUEST_HEADERS: Mapping[int, type[CommandHeader]] = MappingProxyType(
         RequestCode.GET_PENDING_MESSAGES: delayed_headers.GetPendingMessagesRequestHeader,
         RequestCode.COUNT_PENDING_MESSAGES: delayed_headers.CountPendingMessagesRequestHeader,
         RequestCode.SEND_SEQUENCED_MESSAGES: sequenced_headers.SendSequencedRequestHeader,
+        RequestCode.GET_RECORD_BLOCK: record_block.GetRecordBlockRequestHeader,
         RequestCode.GET_PENDING_POSITIONS: delayed_headers.GetPendingPositionsRequestHeader,
     }
 )
