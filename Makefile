@@ -19,11 +19,11 @@ FIND_JAVA = for java in $${JAVA_HOME:+"$$JAVA_HOME/bin/java"} java; do \
 PIP_INSTALL = $(PYTHON) -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test test-all lint bench clean
 
 help: ## Show this list
 	@echo "mqtemplate: delayed messages as RocketMQ has them, for Python and Spark"
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-15s %s\n", $$1, $$2 }'
 
 $(READY): pyproject.toml
 	@test -n "$(PY)" || { \
@@ -73,8 +73,13 @@ lint: $(READY) ## Check format, lint and types
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/mypy
 
-test: setup lint ## Lint, then run all tests
-	@$(VENV)/bin/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+PYTEST = $(VENV)/bin/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
+test: setup lint ## Lint, then run all tests but the longest
+	@$(PYTEST) -m "not thorough"
+
+test-all: setup lint ## Lint, then run all tests
+	@$(PYTEST)
 
 bench: setup ## Run every bench; each prints its figures
 	@for bench in $$(grep -l "^if __name__ ==" bench/*.py); do \

@@ -13,7 +13,7 @@ settings.register_profile("mqtemplate", deadline=None)
 settings.load_profile("mqtemplate")
 
 
-_LONG = ("conformance", "spark", "slow")
+_LONG = ("conformance", "spark", "slow", "thorough")
 
 
 def pytest_configure() -> None:

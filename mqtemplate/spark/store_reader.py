@@ -249,7 +249,9 @@ class StoreReader:
             known = self._blocks.queues(topic)
             if broker is not None and broker not in {queue.broker_name for queue in known}:
                 names = ", ".join(sorted({queue.broker_name for queue in known}))
-                raise ConfigurationError(f"option {option} names broker {broker!r} of {topic!r}; it is on {names}")
+                raise ConfigurationError(
+                    f"option {option}: topic {topic!r} is not on broker {broker!r}; name one of {names}"
+                )
             ids = sorted({queue.queue_id for queue in known if broker in (None, queue.broker_name)})
             if queue_id not in ids:
                 raise ConfigurationError(f"option {option} names queue {queue_id} of {topic!r}; its queues are {ids}")

@@ -17,7 +17,7 @@ from tests.admin.brokers import create_dead_letters, fill
 from tests.cli.running import CommandLine
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.conformance, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.conformance, pytest.mark.thorough, pytest.mark.timeout(300)]
 
 _OPTIONS = {"timerFlushIntervalMs": 10_000, "recallMessageEnable": "true"}
 

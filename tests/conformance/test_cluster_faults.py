@@ -8,7 +8,7 @@ import pytest
 
 from bench.cluster_faults import run_trial
 
-pytestmark = [pytest.mark.conformance, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.conformance, pytest.mark.thorough, pytest.mark.timeout(300)]
 
 
 def test_our_client_loses_and_reorders_nothing_while_brokers_fail(rocketmq: None, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from mqtemplate.message import Message, MessageQueue
 from tests.conformance.rocketmq_writer import TIMEOUT_MS, send_delayed
 from tests.conformance.store_contents import DELAYED, ORDERS, read_all, send, settings
 
-pytestmark = [pytest.mark.conformance, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.conformance, pytest.mark.thorough, pytest.mark.timeout(180)]
 
 
 def test_timers_in_a_snapshot_of_the_wheel_are_delivered_once(

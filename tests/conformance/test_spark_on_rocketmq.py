@@ -22,7 +22,7 @@ from mqtemplate.testing import messages_in  # noqa: E402
 from tests.contract.test_remote_rocketmq import cluster  # noqa: E402
 from tests.waiting import eventually  # noqa: E402
 
-pytestmark = [pytest.mark.conformance, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.conformance, pytest.mark.thorough, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

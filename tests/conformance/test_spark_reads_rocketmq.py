@@ -21,7 +21,11 @@ from mqtemplate.spark.schema import source_schema
 from mqtemplate.spark.source import BatchReader, MqTemplateSource, StreamReader
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.conformance, pytest.mark.timeout(600)]  # two brokers start, on a machine that may be busy
+pytestmark = [
+    pytest.mark.conformance,
+    pytest.mark.thorough,
+    pytest.mark.timeout(600),
+]  # two brokers start, on a machine that may be busy
 
 _BROKERS = ("broker-a", "broker-b")
 _COUNT = 120

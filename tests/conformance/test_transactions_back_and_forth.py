@@ -17,7 +17,7 @@ from mqtemplate.topics import HALF_TOPIC, OP_TOPIC
 from tests.conformance.store_contents import read_all, settings
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.conformance, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.conformance, pytest.mark.thorough, pytest.mark.timeout(300)]
 
 _TOPIC = "transactions"
 _ROCKETMQ_OPTIONS = {"transactionTimeOut": 1_000, "transactionCheckInterval": 1_000}

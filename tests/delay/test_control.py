@@ -320,7 +320,7 @@ class Group:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("frequent_thread_switches", "unformatted_log")
-@pytest.mark.parametrize("kind", ["level", "timer"])
+@pytest.mark.parametrize("kind", [pytest.param("level", marks=pytest.mark.thorough), "timer"])
 def test_a_race_against_delivery_has_one_winner(kind: str) -> None:
     """At least 50,000 messages are changed and released at once: each has one winner, never both, never neither."""
     engine = DelayEngine(levels="2s", log_file_size=1 << 22)

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(240)
 def test_the_cells_count_all_pending_messages_and_draw_them(tmp_path: Path) -> None:
     notebook = json.loads((ROOT / "examples" / "pending_per_minute.ipynb").read_text())

@@ -135,7 +135,7 @@ def test_the_program_runs_unchanged_on_our_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.feature("C10")
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.conformance
 def test_the_program_runs_unchanged_on_rocketmq(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     if reason := unavailable_reason():

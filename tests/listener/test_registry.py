@@ -267,7 +267,7 @@ def test_a_failed_fetch_is_reported_and_retried(app: App, monkeypatch: pytest.Mo
 
     assert received == ["x"]
     assert tries[:3] == [0, 1_000, 2_000]
-    assert [event["event"] for event in logs if event["log_level"] == "error"] == ["listener.poll_failed"] * 2
+    assert [event["event"] for event in logs if event["log_level"] == "warning"] == ["listener.poll_failed"] * 2
 
 
 def test_a_new_group_can_start_at_a_timestamp(app: App) -> None:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # a hang guard: two processes start in each round
 @pytest.mark.feature("X15")
-@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.thorough)])
 def test_every_effect_happens_once_while_both_sides_are_killed(database: str) -> None:
     """A process of its own forks producer and consumer. This one may have threads."""
     if database == "postgresql" and binaries() is None:

@@ -201,7 +201,8 @@ def test_with_bad_records_fail_a_body_that_is_no_json_ends_the_query(start: Star
     container = start(collect, payload=Order, bad_records="fail", max_attempts=1)
 
     with pytest.raises(
-        SparkError, match="Spark listener .*collect: orders, queue 0, offset 1: the body is no JSON of Order: not json"
+        SparkError,
+        match="the first is orders, queue 0, offset 1: the body is not JSON of Order: 'not json'",
     ):
         container.await_idle()
 

@@ -289,11 +289,10 @@ def test_a_body_that_becomes_too_large_stays_compressed(tmp_path: Path) -> None:
         broker.writer.put(RecordDraft("orders", 0, body, b"", sys_flag=flag), "orders", 0)
 
     folder = StoreFolder(tmp_path)
-    queue = QueueSlice("orders", "broker-a", 0, np.arange(4), folder.units("orders", 0, 0, 4))
+    queue = QueueSlice(MessageQueue("orders", "broker-a", 0), np.arange(4), folder.units("orders", 0, 0, 4))
     with capture_logs() as events:
-        bodies = [
-            row["body"] for batch in record_batches(folder, queue, ARROW_SCHEMA, 1_000) for row in batch.to_pylist()
-        ]
+        batches = list(record_batches(local_blocks(folder, queue), ARROW_SCHEMA, 1_000))
+        bodies = [row["body"] for batch in batches for row in batch.to_pylist()]
 
     packed = [compress_body(bytes(1_001), kind)[0] for kind in (CompressionType.ZLIB, CompressionType.ZSTD)]
     assert bodies[:2] == packed

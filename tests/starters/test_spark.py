@@ -120,7 +120,7 @@ def test_a_spark_listener_receives_batches(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(240)
 def test_an_application_with_a_query_that_ended_with_an_error_is_not_ready(tmp_path: Path) -> None:
     """The other parts go on; a monitor sees it by ``is_ready`` and by the metrics."""

@@ -230,7 +230,7 @@ def one_call_of_each_path(disk: FaultyDisk, mode: FlushDiskType) -> list[int]:
     [
         (FlushDiskType.SYNC_FLUSH, errno.EIO),
         (FlushDiskType.ASYNC_FLUSH, errno.EIO),
-        (FlushDiskType.SYNC_FLUSH, errno.ENOSPC),
+        pytest.param(FlushDiskType.SYNC_FLUSH, errno.ENOSPC, marks=pytest.mark.thorough),
     ],
     ids=["sync-EIO", "async-EIO", "sync-ENOSPC"],
 )

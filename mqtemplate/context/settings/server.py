@@ -12,10 +12,12 @@ from mqtemplate.context.config.contradiction import ContradictionError
 from mqtemplate.context.settings.properties import (
     SECTION_CONFIG,
     HostPort,
+    Milliseconds,
     OptionalSecret,
     OptionalText,
     Properties,
     UpperCase,
+    duration_in,
     host_and_port,
 )
 from mqtemplate.message import HostAddress
@@ -64,7 +66,7 @@ class AclSection(Properties):
     accounts: tuple[AccountSettings, ...] = ()
     """A list; each has ``access-key``, ``secret-key``, ``admin``, ``default-topic-perm``, ``default-group-perm``,
     ``topic-perms`` and ``group-perms``."""
-    replay_window_ms: int = Field(default=0, ge=0, le=3_600_000)
+    replay_window_ms: Milliseconds = Field(default=0, ge=0, le=3_600_000)
     """Milliseconds in which a signature may not be used again by a request that changes something; 0 permits that. It
     refuses recorded requests, also those with another code, and a client's identical second try. See
     [server](server.md#security)."""
@@ -120,6 +122,7 @@ class ServerSettings(ServerOptions):
     tls: ServerTlsSettings = ServerTlsSettings()
 
     _address = field_validator("listen", mode="before")(host_and_port)
+    _milliseconds = field_validator("max_suspend_ms", mode="before")(duration_in(1))
 
     @field_validator("listen", "name_server", "advertise")
     @classmethod

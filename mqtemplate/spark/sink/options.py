@@ -116,7 +116,7 @@ class SinkOptions:
                 raise ConfigurationError(f"column {column.name!r} must be {text}, got {kind}; cast it before the write")
         if "body" not in schema.names:
             raise ConfigurationError(
-                f"column 'body' is missing; there are {', '.join(schema.names)}. For JSON of all columns write "
+                f"column 'body' is missing among {', '.join(schema.names)}; for JSON of all columns write "
                 "select(struct('*').alias('body'))"
             )
         if self.topic is None and "topic" not in schema.names:

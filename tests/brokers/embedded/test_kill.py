@@ -12,7 +12,9 @@ from mqtemplate.store import FlushDiskType
 
 @pytest.mark.feature("U6", "U7", "U27")
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", FlushDiskType)
+@pytest.mark.parametrize(
+    "mode", [FlushDiskType.SYNC_FLUSH, pytest.param(FlushDiskType.ASYNC_FLUSH, marks=pytest.mark.thorough)]
+)
 def test_kills_lose_or_repeat_no_acknowledged_message_and_deliver_none_early(
     tmp_path: Path, mode: FlushDiskType
 ) -> None:

@@ -87,7 +87,7 @@ def test_returned_rows_and_bad_records_cost_only_themselves(start: Start, broker
     assert sum(container.monitor.lag().values()) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_failing_batch_is_sent_back_and_the_query_goes_on(start: Start, broker: EmbeddedBroker) -> None:
     """With ``on_failure="redeliver"`` the rows come back with their delay; one query handles what comes after them."""
     fails = [True]
@@ -115,7 +115,7 @@ def test_a_failing_batch_is_sent_back_and_the_query_goes_on(start: Start, broker
     assert (metrics["spark.billing.failures"], metrics["spark.billing.running"]) == (0, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_query_that_ended_with_an_error_is_started_again_by_policy(start: Start, broker: EmbeddedBroker) -> None:
     """The failure is visible in the metrics, and the restarted query repeats the batch."""
     attempts: list[SparkBatch] = []
@@ -139,7 +139,7 @@ def test_a_query_that_ended_with_an_error_is_started_again_by_policy(start: Star
     assert (metrics["spark.billing.failures"], metrics["spark.billing.restarts"]) == (1, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_bad_record_that_fails_the_batch_is_named(start: Start, broker: EmbeddedBroker) -> None:
     def work(messages: DataFrame, batch: SparkBatch) -> None:
         messages.collect()

@@ -174,7 +174,7 @@ def schema_of(**columns: pa.DataType) -> StructType:
     [
         ({"value": TEXT}, "column 'value' is unknown; a message has body, topic"),
         ({"bodies": TEXT}, "column 'bodies' is unknown; did you mean 'body'?"),
-        ({"tags": TEXT}, "column 'body' is missing; there are tags"),
+        ({"tags": TEXT}, "column 'body' is missing among tags"),
         ({"body": NUMBER}, "column 'body' must be string, binary, or a struct (sent as JSON), got int; cast it"),
         ({"body": TEXT, "delayLevel": TEXT}, "column 'delayLevel' must be int, got string"),
         ({"body": TEXT, "properties": pa.map_(TEXT, NUMBER)}, "column 'properties' must be map<string,string>"),

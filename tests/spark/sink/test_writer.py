@@ -49,7 +49,7 @@ def test_a_batch_is_written_once_however_often_it_is_started(spark: SparkSession
     assert len(bodies(served)) == 1_001
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_delayed_row_is_delivered_when_it_is_due(spark: SparkSession, served: EmbeddedBroker) -> None:
     rows = spark.sql("select 'body' as body, interval 3 hours as delay union all select 'now', null")
     write(rows, served, topic="later")
@@ -88,7 +88,7 @@ def test_a_stream_is_written_once_although_its_last_batch_is_repeated(
     assert served.metrics.snapshot()["sequence.repeated"] == 500
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_folder_that_no_process_owns_is_opened_by_the_tasks(spark: SparkSession, tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path / "store") as broker:
         broker.create_topic("orders", 2)
@@ -100,7 +100,7 @@ def test_a_folder_that_no_process_owns_is_opened_by_the_tasks(spark: SparkSessio
         assert bodies(broker) == list(range(100))
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_write_that_cannot_work_says_what_to_do(spark: SparkSession, broker: EmbeddedBroker) -> None:
     """A folder whose owner runs no server; a mode that would overwrite; a wrong column."""
     rows: Any = spark.range(1).selectExpr("cast(id as string) as body")
