@@ -45,6 +45,14 @@ class StopRequests:
             with suppress(queue.Empty):
                 return self._reasons.get(timeout=_LONGEST_WAIT_S)
 
+    def wait_up_to(self, seconds: float) -> bool:
+        """Wait for a request, but no longer than *seconds*. Return True if there is one."""
+        try:
+            self._reasons.get(timeout=seconds)
+        except queue.Empty:
+            return False
+        return True
+
     @contextmanager
     def from_signals(self) -> Iterator[None]:
         """Handle the signals inside the context. Only the main thread can; in another one their handlers stay."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -193,23 +192,23 @@ def tail(
 
     It joins no consumer group, so it takes no message from a consumer. Retry, dead-letter and system topics work too.
     """
+    from mqtemplate.context.signals import StopRequests
+
     selector = _selector(tags, sql)
-    with call.admin() as admin:
+    # Not by KeyboardInterrupt: Python ignores one that is raised while an object of the last poll is removed.
+    stop_requests = StopRequests()
+    with call.admin() as admin, stop_requests.from_signals():
         follow = _tail(admin, topic, start, last, selector)
         shown = 0
-        try:
-            while True:
-                for message in follow():
-                    if key is None or key in (message.msg_id, *(message.keys or "").split()):
-                        _print_message(call, message)
-                        shown += 1
-                    if shown == max_count:
-                        return
-                if no_follow:
+        while True:
+            for message in follow():
+                if key is None or key in (message.msg_id, *(message.keys or "").split()):
+                    _print_message(call, message)
+                    shown += 1
+                if shown == max_count:
                     return
-                threading.Event().wait(_POLL_S)
-        except KeyboardInterrupt:
-            return
+            if no_follow or stop_requests.wait_up_to(_POLL_S):
+                return
 
 
 def _tail(
