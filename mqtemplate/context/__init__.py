@@ -1,15 +1,19 @@
-"""The application: configuration, dependency injection, starters, life cycle."""
+"""The application: configuration, dependency injection, starters, life cycle. Names are imported when they are used."""
 
-from mqtemplate.context.application import MQApplication
-from mqtemplate.context.autoconfigure import AutoConfiguration
-from mqtemplate.context.config.source import load_settings
-from mqtemplate.context.injection.application_context import ApplicationContext, ConditionOutcome, Part
-from mqtemplate.context.injection.container import MQContainer
-from mqtemplate.context.injection.marks import Section, Value, service
-from mqtemplate.context.logging import configure_logging, event_formatter, has_handlers, show_events
-from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.context.settings.broker_support import check_embedded_support, unneeded_keys
-from mqtemplate.context.settings.remote_settings import remote_settings
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mqtemplate.context.application import MQApplication
+    from mqtemplate.context.autoconfigure import AutoConfiguration
+    from mqtemplate.context.config.source import load_settings
+    from mqtemplate.context.injection.application_context import ApplicationContext, ConditionOutcome, Part
+    from mqtemplate.context.injection.container import MQContainer
+    from mqtemplate.context.injection.marks import Section, Value, service
+    from mqtemplate.context.logging import configure_logging, event_formatter, has_handlers, show_events
+    from mqtemplate.context.settings.app import AppSettings
+    from mqtemplate.context.settings.broker_support import check_embedded_support, unneeded_keys
+    from mqtemplate.context.settings.remote_settings import remote_settings
 
 __all__ = [
     "AppSettings",
@@ -31,3 +35,30 @@ __all__ = [
     "show_events",
     "unneeded_keys",
 ]
+
+_MODULES = {
+    "AppSettings": "mqtemplate.context.settings.app",
+    "ApplicationContext": "mqtemplate.context.injection.application_context",
+    "AutoConfiguration": "mqtemplate.context.autoconfigure",
+    "ConditionOutcome": "mqtemplate.context.injection.application_context",
+    "MQApplication": "mqtemplate.context.application",
+    "MQContainer": "mqtemplate.context.injection.container",
+    "Part": "mqtemplate.context.injection.application_context",
+    "Section": "mqtemplate.context.injection.marks",
+    "Value": "mqtemplate.context.injection.marks",
+    "check_embedded_support": "mqtemplate.context.settings.broker_support",
+    "configure_logging": "mqtemplate.context.logging",
+    "event_formatter": "mqtemplate.context.logging",
+    "has_handlers": "mqtemplate.context.logging",
+    "load_settings": "mqtemplate.context.config.source",
+    "remote_settings": "mqtemplate.context.settings.remote_settings",
+    "service": "mqtemplate.context.injection.marks",
+    "show_events": "mqtemplate.context.logging",
+    "unneeded_keys": "mqtemplate.context.settings.broker_support",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)
