@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import resource
 import subprocess
@@ -164,6 +165,7 @@ def test_full_and_flushed_files_keep_one_descriptor(tmp_path: Path) -> None:
 @pytest.fixture
 def few_files() -> Iterator[int]:
     """A low soft limit of open files, which may be raised to the hard limit."""
+    gc.collect()  # files that others left open must not be closed while this test opens its own
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     low = len(os.listdir("/proc/self/fd")) + 40  # noqa: PTH208
     resource.setrlimit(resource.RLIMIT_NOFILE, (low, hard))

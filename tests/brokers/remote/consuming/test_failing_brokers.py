@@ -113,9 +113,10 @@ def test_a_restarted_broker_gets_the_members_within_seconds(tmp_path: Path) -> N
             join(broker)
             port = first.port
         eventually(lambda: not broker._client._lost.is_empty, "the loss is noticed")
-        with ScriptedBroker("broker-b", port=port) as restarted:
+        restarted = ScriptedBroker("broker-b", port=port)
+        groups = ScriptedGroups(restarted)  # before it answers the first heartbeat
+        with restarted:
             names.others = [restarted]
-            groups = ScriptedGroups(restarted)
             eventually(lambda: groups.members.get(GROUP), "the member is registered", timeout_s=20)
             eventually(lambda: broker._client._lost.is_empty, "the broker is not looked for any more")
             stack.close()
@@ -200,10 +201,11 @@ def test_the_log_of_an_outage_does_not_grow_with_the_queues(mode: ConsumeMode, t
         names.others = []
         names.topic("orders", 12)
         eventually(lambda: len(broker.queues("orders")) == 12, "the route drops the broker")
-        with ScriptedBroker("broker-b", port=port) as restarted:
+        restarted = ScriptedBroker("broker-b", port=port)
+        ScriptedGroups(restarted)
+        with restarted:
             names.others = [restarted]
             names.topic("orders", 12)
-            ScriptedGroups(restarted)
             eventually(lambda: restarted.count(RequestCode.PULL_MESSAGE) > 11, "all queues are read again")
             stack.close()
 
