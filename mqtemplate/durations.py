@@ -15,7 +15,7 @@ Duration: TypeAlias = str | timedelta | float
 """A duration as text, as a timedelta, or as a number in the unit that the parameter documents."""
 
 ALLOWED = "'3h', '1h 30m', '250ms' (units: d h m s ms) or a timedelta"
-"""What a duration may be, for errors."""
+"""The forms of a duration, for errors."""
 
 _UNITS_MS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
 _UNIT_NAMES = {1: "milliseconds", 1_000: "seconds", 60_000: "minutes", 3_600_000: "hours", 86_400_000: "days"}

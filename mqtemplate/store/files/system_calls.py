@@ -42,9 +42,9 @@ def is_locked(fd: int) -> bool:
     """Return True if another process has the first byte of a file locked. It takes no lock itself where possible."""
     import fcntl
 
-    if sys.platform == "linux" and _FLOCK.size == 32:
-        lock = fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
-        return bool(_FLOCK.unpack(lock)[0] != fcntl.F_UNLCK)
+    lock = _lock_of_other(fd)
+    if lock is not None:
+        return lock[0] != fcntl.F_UNLCK
     try:
         fcntl.lockf(fd, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, 0)  # a shared lock needs no write permission
     except OSError:
@@ -59,13 +59,19 @@ def process_with_lock(fd: int) -> str:
     The abort file is no source for it: the owner writes that after it has the lock, and until then the file names the
     owner before. A process in another pid namespace (a container) has the id 0 here.
     """
+    lock = _lock_of_other(fd)
+    return str(lock[1]) if lock is not None and lock[1] > 0 else ""
+
+
+def _lock_of_other(fd: int) -> tuple[int, int] | None:
+    """Return type and process id of another process' lock on the first byte; None if the system does not tell."""
     if sys.platform != "linux" or _FLOCK.size != 32:
-        return ""
+        return None
     import fcntl
 
     lock = fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
-    process_id = _FLOCK.unpack(lock)[-1]
-    return str(process_id) if process_id > 0 else ""
+    kind, *_, process_id = _FLOCK.unpack(lock)
+    return kind, process_id
 
 
 def allocate_blocks(fd: int, at: int, size: int) -> None:
