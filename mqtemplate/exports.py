@@ -4,9 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import typing
+from collections.abc import Callable, Mapping
 from importlib import import_module
 
-__all__ = ["load_export"]
+__all__ = ["late_import", "load_export"]
+
+
+def late_import(package: str, modules: Mapping[str, str]) -> Callable[[str], object]:
+    """Return the ``__getattr__`` of a package whose names are imported when they are used.
+
+    Args:
+        modules: Name -> the module that defines it.
+    """
+
+    def load(name: str) -> object:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(modules[name]), name)
+
+    return load
 
 
 def load_export(package: str, module: str, name: str) -> object:

@@ -1,7 +1,8 @@
 """The application: configuration, dependency injection, starters, life cycle. Names are imported when they are used."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from mqtemplate.exports import late_import
 
 if TYPE_CHECKING:
     from mqtemplate.context.application import MQApplication
@@ -36,29 +37,26 @@ __all__ = [
     "unneeded_keys",
 ]
 
-_MODULES = {
-    "AppSettings": "mqtemplate.context.settings.app",
-    "ApplicationContext": "mqtemplate.context.injection.application_context",
-    "AutoConfiguration": "mqtemplate.context.autoconfigure",
-    "ConditionOutcome": "mqtemplate.context.injection.application_context",
-    "MQApplication": "mqtemplate.context.application",
-    "MQContainer": "mqtemplate.context.injection.container",
-    "Part": "mqtemplate.context.injection.application_context",
-    "Section": "mqtemplate.context.injection.marks",
-    "Value": "mqtemplate.context.injection.marks",
-    "check_embedded_support": "mqtemplate.context.settings.broker_support",
-    "configure_logging": "mqtemplate.context.logging",
-    "event_formatter": "mqtemplate.context.logging",
-    "has_handlers": "mqtemplate.context.logging",
-    "load_settings": "mqtemplate.context.config.source",
-    "remote_settings": "mqtemplate.context.settings.remote_settings",
-    "service": "mqtemplate.context.injection.marks",
-    "show_events": "mqtemplate.context.logging",
-    "unneeded_keys": "mqtemplate.context.settings.broker_support",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
+__getattr__ = late_import(
+    __name__,
+    {
+        "AppSettings": "mqtemplate.context.settings.app",
+        "ApplicationContext": "mqtemplate.context.injection.application_context",
+        "AutoConfiguration": "mqtemplate.context.autoconfigure",
+        "ConditionOutcome": "mqtemplate.context.injection.application_context",
+        "MQApplication": "mqtemplate.context.application",
+        "MQContainer": "mqtemplate.context.injection.container",
+        "Part": "mqtemplate.context.injection.application_context",
+        "Section": "mqtemplate.context.injection.marks",
+        "Value": "mqtemplate.context.injection.marks",
+        "check_embedded_support": "mqtemplate.context.settings.broker_support",
+        "configure_logging": "mqtemplate.context.logging",
+        "event_formatter": "mqtemplate.context.logging",
+        "has_handlers": "mqtemplate.context.logging",
+        "load_settings": "mqtemplate.context.config.source",
+        "remote_settings": "mqtemplate.context.settings.remote_settings",
+        "service": "mqtemplate.context.injection.marks",
+        "show_events": "mqtemplate.context.logging",
+        "unneeded_keys": "mqtemplate.context.settings.broker_support",
+    },
+)

@@ -1,7 +1,8 @@
 """RocketMQ's remoting protocol over TCP: server side and client side. Names are imported when they are used."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from mqtemplate.exports import late_import
 
 if TYPE_CHECKING:
     from mqtemplate.remoting.client import RemotingClient
@@ -27,23 +28,20 @@ __all__ = [
     "parse_address",
 ]
 
-_MODULES = {
-    "RemotingClient": "mqtemplate.remoting.client",
-    "Connection": "mqtemplate.remoting.connection",
-    "ConnectionLimits": "mqtemplate.remoting.limits",
-    "RemotingServer": "mqtemplate.remoting.server",
-    "Credentials": "mqtemplate.remoting.settings",
-    "RemotingClientSettings": "mqtemplate.remoting.settings",
-    "RemotingServerSettings": "mqtemplate.remoting.settings",
-    "parse_address": "mqtemplate.remoting.sockets",
-    "ClientAuth": "mqtemplate.remoting.tls",
-    "ClientTls": "mqtemplate.remoting.tls",
-    "ServerTls": "mqtemplate.remoting.tls",
-    "TlsMode": "mqtemplate.remoting.tls",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
+__getattr__ = late_import(
+    __name__,
+    {
+        "RemotingClient": "mqtemplate.remoting.client",
+        "Connection": "mqtemplate.remoting.connection",
+        "ConnectionLimits": "mqtemplate.remoting.limits",
+        "RemotingServer": "mqtemplate.remoting.server",
+        "Credentials": "mqtemplate.remoting.settings",
+        "RemotingClientSettings": "mqtemplate.remoting.settings",
+        "RemotingServerSettings": "mqtemplate.remoting.settings",
+        "parse_address": "mqtemplate.remoting.sockets",
+        "ClientAuth": "mqtemplate.remoting.tls",
+        "ClientTls": "mqtemplate.remoting.tls",
+        "ServerTls": "mqtemplate.remoting.tls",
+        "TlsMode": "mqtemplate.remoting.tls",
+    },
+)

@@ -3,8 +3,9 @@
 Names are imported when they are used: a reader of the files needs the byte layouts only.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from mqtemplate.exports import late_import
 
 if TYPE_CHECKING:
     from mqtemplate.store.checkpoint import LogFollower
@@ -40,27 +41,24 @@ __all__ = [
     "TopicTable",
 ]
 
-_MODULES = {
-    "LogFollower": "mqtemplate.store.checkpoint",
-    "CleaningService": "mqtemplate.store.cleaning",
-    "PendingMessages": "mqtemplate.store.cleaning",
-    "PutResult": "mqtemplate.store.commit_log",
-    "ConsumeQueue": "mqtemplate.store.consume_queue",
-    "ConsumerOffsets": "mqtemplate.store.consumer_offsets",
-    "FolderStoreFiles": "mqtemplate.store.files.folder_store_files",
-    "MappedFile": "mqtemplate.store.files.mapped_file",
-    "MappedFileQueue": "mqtemplate.store.files.mapped_file_queue",
-    "MemoryStoreFiles": "mqtemplate.store.files.store_files",
-    "StoreFiles": "mqtemplate.store.files.store_files",
-    "IndexService": "mqtemplate.store.index.index_service",
-    "MessageStore": "mqtemplate.store.message_store",
-    "FlushDiskType": "mqtemplate.store.settings",
-    "StoreSettings": "mqtemplate.store.settings",
-    "TopicTable": "mqtemplate.store.topics",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
+__getattr__ = late_import(
+    __name__,
+    {
+        "LogFollower": "mqtemplate.store.checkpoint",
+        "CleaningService": "mqtemplate.store.cleaning",
+        "PendingMessages": "mqtemplate.store.cleaning",
+        "PutResult": "mqtemplate.store.commit_log",
+        "ConsumeQueue": "mqtemplate.store.consume_queue",
+        "ConsumerOffsets": "mqtemplate.store.consumer_offsets",
+        "FolderStoreFiles": "mqtemplate.store.files.folder_store_files",
+        "MappedFile": "mqtemplate.store.files.mapped_file",
+        "MappedFileQueue": "mqtemplate.store.files.mapped_file_queue",
+        "MemoryStoreFiles": "mqtemplate.store.files.store_files",
+        "StoreFiles": "mqtemplate.store.files.store_files",
+        "IndexService": "mqtemplate.store.index.index_service",
+        "MessageStore": "mqtemplate.store.message_store",
+        "FlushDiskType": "mqtemplate.store.settings",
+        "StoreSettings": "mqtemplate.store.settings",
+        "TopicTable": "mqtemplate.store.topics",
+    },
+)
