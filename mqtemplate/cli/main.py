@@ -44,10 +44,11 @@ def _program() -> Any:
     """Return the program with all commands, as typer's command."""
     from typer.main import get_command
 
-    from mqtemplate.cli import broker_command, capabilities_command
     from mqtemplate.cli.commands import (
         application,
         bench,
+        broker,
+        capabilities,
         dead_letters,
         delayed,
         folder,
@@ -59,8 +60,8 @@ def _program() -> Any:
 
     program = new_program()
     for module in (
-        broker_command,
-        capabilities_command,
+        broker,
+        capabilities,
         messages,
         topics,
         delayed,

@@ -1,18 +1,23 @@
-"""Listeners: decorated functions and classes that handle messages."""
+"""Listeners: decorated functions and classes that handle messages. Names are imported when they are used."""
 
-from mqtemplate.listener.attributes import ListenerSpec
-from mqtemplate.listener.consuming.container import ContainerState, ListenerContainer
-from mqtemplate.listener.current import add_current_message, current_group, current_message, current_messages
-from mqtemplate.listener.decorator import LISTENER_ATTRIBUTE, ListenerAttributes, listener_specs, message_listener
-from mqtemplate.listener.discovery import make_endpoints
-from mqtemplate.listener.endpoint import Endpoint
-from mqtemplate.listener.failures.outcomes import DeadLetter, RetryLater
-from mqtemplate.listener.failures.schedule import Backoff
-from mqtemplate.listener.handler_result import BatchFailure, ConsumeStatus
-from mqtemplate.listener.headers import message_headers
-from mqtemplate.listener.registry import ListenerRegistry, check_subscriptions
-from mqtemplate.listener.resolution import default_resolve, resolve_spec
-from mqtemplate.listener.settings import ConsumeMode, ListenerSettings, RetryDefaults
+from typing import TYPE_CHECKING
+
+from mqtemplate.exports import late_import
+
+if TYPE_CHECKING:
+    from mqtemplate.listener.attributes import ListenerSpec
+    from mqtemplate.listener.consuming.container import ContainerState, ListenerContainer
+    from mqtemplate.listener.current import add_current_message, current_group, current_message, current_messages
+    from mqtemplate.listener.decorator import LISTENER_ATTRIBUTE, ListenerAttributes, listener_specs, message_listener
+    from mqtemplate.listener.discovery import make_endpoints
+    from mqtemplate.listener.endpoint import Endpoint
+    from mqtemplate.listener.failures.outcomes import DeadLetter, RetryLater
+    from mqtemplate.listener.failures.schedule import Backoff
+    from mqtemplate.listener.handler_result import BatchFailure, ConsumeStatus
+    from mqtemplate.listener.headers import message_headers
+    from mqtemplate.listener.registry import ListenerRegistry, check_subscriptions
+    from mqtemplate.listener.resolution import default_resolve, resolve_spec
+    from mqtemplate.listener.settings import ConsumeMode, ListenerSettings, RetryDefaults
 
 __all__ = [
     "LISTENER_ATTRIBUTE",
@@ -42,3 +47,35 @@ __all__ = [
     "message_listener",
     "resolve_spec",
 ]
+
+__getattr__ = late_import(
+    __name__,
+    {
+        "Backoff": "mqtemplate.listener.failures.schedule",
+        "BatchFailure": "mqtemplate.listener.handler_result",
+        "ConsumeMode": "mqtemplate.listener.settings",
+        "ConsumeStatus": "mqtemplate.listener.handler_result",
+        "ContainerState": "mqtemplate.listener.consuming.container",
+        "DeadLetter": "mqtemplate.listener.failures.outcomes",
+        "Endpoint": "mqtemplate.listener.endpoint",
+        "LISTENER_ATTRIBUTE": "mqtemplate.listener.decorator",
+        "ListenerAttributes": "mqtemplate.listener.decorator",
+        "ListenerContainer": "mqtemplate.listener.consuming.container",
+        "ListenerRegistry": "mqtemplate.listener.registry",
+        "ListenerSettings": "mqtemplate.listener.settings",
+        "ListenerSpec": "mqtemplate.listener.attributes",
+        "RetryDefaults": "mqtemplate.listener.settings",
+        "RetryLater": "mqtemplate.listener.failures.outcomes",
+        "add_current_message": "mqtemplate.listener.current",
+        "check_subscriptions": "mqtemplate.listener.registry",
+        "current_group": "mqtemplate.listener.current",
+        "current_message": "mqtemplate.listener.current",
+        "current_messages": "mqtemplate.listener.current",
+        "default_resolve": "mqtemplate.listener.resolution",
+        "listener_specs": "mqtemplate.listener.decorator",
+        "make_endpoints": "mqtemplate.listener.discovery",
+        "message_headers": "mqtemplate.listener.headers",
+        "message_listener": "mqtemplate.listener.decorator",
+        "resolve_spec": "mqtemplate.listener.resolution",
+    },
+)

@@ -13,7 +13,8 @@ from random import Random
 import pytest
 from structlog.testing import capture_logs
 
-from mqtemplate.delay import DelayStore, TimerLimits
+from mqtemplate.delay.delay_store import DelayStore
+from mqtemplate.delay.divert import TimerLimits
 from mqtemplate.delay.release import released_source
 from mqtemplate.errors import DelayError, MessageError
 from mqtemplate.pending import ScheduleChangeStatus

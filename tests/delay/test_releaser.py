@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqtemplate.clock import VirtualClock
-from mqtemplate.delay import DEAD_LETTER_TOPIC, releaser
-from mqtemplate.delay.release import DueRecord
+from mqtemplate.delay import releaser
+from mqtemplate.delay.release import DEAD_LETTER_TOPIC, DueRecord
 from mqtemplate.delay.releaser import Releaser, count_copies, read_rows
 from mqtemplate.errors import StoreFullError
 from mqtemplate.message import HostAddress

@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 from mqtemplate.broker import ConsumerSpec
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
-from mqtemplate.delay import TimerMessageStore
+from mqtemplate.delay.timers.timer_message_store import TimerMessageStore
 from mqtemplate.errors import MQTemplateError, SendError, StoreError
 from mqtemplate.message import Message
 from mqtemplate.results import SendStatus

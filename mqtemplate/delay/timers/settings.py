@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
-
-import numpy as np
+from typing import TYPE_CHECKING, TypeVar
 
 from mqtemplate.errors import ConfigurationError
 
-_Times = TypeVar("_Times", int, np.ndarray)
+if TYPE_CHECKING:
+    import numpy as np
+
+_Times = TypeVar("_Times", int, "np.ndarray")
 
 
 def slot_of(deliver_ms: _Times, precision_ms: int) -> _Times:

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
-from mqtemplate.delay import TimerMessageStore
+from mqtemplate.delay.timers.timer_message_store import TimerMessageStore
 from mqtemplate.message import Message, MessageExt
 from mqtemplate.results import HalfMessage, TransactionState
 from mqtemplate.store import FolderStoreFiles

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqtemplate.delay import DelayLevels
+from mqtemplate.delay.levels.table import DelayLevels
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.properties import decode_properties, encode_properties
 from mqtemplate.store import PutResult

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from mqtemplate.delay import DEAD_LETTER_TOPIC, TimerLimits
+from mqtemplate.delay.divert import TimerLimits
+from mqtemplate.delay.release import DEAD_LETTER_TOPIC
 from mqtemplate.errors import StoreFullError
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.properties import encode_properties

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mqtemplate.broker import Capability
-from mqtemplate.brokers.embedded.broker import EmbeddedBroker
-from mqtemplate.brokers.remote.broker import RemoteBroker
 from mqtemplate.cli.invocation import Invocation, command
-from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.context.settings.name_server import RemoteCluster
-from mqtemplate.context.settings.remote_settings import remote_settings
+
+if TYPE_CHECKING:
+    from mqtemplate.context.settings.app import AppSettings
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -48,6 +46,11 @@ def capabilities_of(settings: AppSettings) -> tuple[str, frozenset[Capability]]:
     Raises:
         MQTemplateError: The settings are invalid, or the broker does not answer.
     """
+    from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+    from mqtemplate.brokers.remote.broker import RemoteBroker
+    from mqtemplate.context.settings.name_server import RemoteCluster
+    from mqtemplate.context.settings.remote_settings import remote_settings
+
     name = settings.rocketmq.name_server
     if not isinstance(settings.broker_choice, RemoteCluster):
         return name, EmbeddedBroker(settings.store_path).capabilities  # without opening the store

@@ -1,4 +1,4 @@
-"""Run a broker and its name server in this process: ``mqtemplate broker``."""
+"""A broker and its name server in this process, from the settings to the end by a signal."""
 
 from __future__ import annotations
 
@@ -8,22 +8,16 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
-from mqtemplate.cli import exit_codes
-from mqtemplate.cli.invocation import Invocation, command
 from mqtemplate.cli.output import print_line
 from mqtemplate.cli.port_owner import port_owner
 from mqtemplate.context.config.source import load_settings
-from mqtemplate.context.failure_report import failure_report, is_debug
 from mqtemplate.context.logging import has_handlers, show_events
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.settings.server import AccountSettings, AclSection, ServerSettings, ServerTlsSettings
 from mqtemplate.context.signals import StopRequests
-from mqtemplate.errors import BrokerError, MQTemplateError
+from mqtemplate.errors import BrokerError
 from mqtemplate.message import HostAddress
 from mqtemplate.remoting.settings import RemotingServerSettings
 from mqtemplate.remoting.tls import ClientAuth, ServerTls, TlsMode
@@ -34,64 +28,6 @@ from mqtemplate.server.settings import BrokerServerSettings, ServerOptions
 _SWITCH_INTERVAL_S = 0.0005
 """Time after which a busy thread lets another one run. With Python's 5 ms, the I/O thread would wait so long after each
 system call while a worker thread parses a large request, and a response needs several system calls."""
-
-_KEYS = {
-    # option -> key
-    "store": "mqtemplate.broker.store-path",
-    "listen": "mqtemplate.server.listen",
-    "name_server": "mqtemplate.server.name-server",
-    "advertise": "mqtemplate.server.advertise",
-    "cluster_name": "mqtemplate.server.cluster-name",
-    "broker_name": "mqtemplate.broker.broker-name",
-}
-
-
-def add_commands(app: typer.Typer) -> None:
-    """Add the command to the program."""
-    examples = ("broker --store ./data", "broker --listen 127.0.0.1:10911 --name-server 127.0.0.1:9876")
-    command(app, "broker", *examples, without=("name_server", "as_json"))(broker)
-
-
-def broker(
-    call: Invocation,
-    store: Annotated[str | None, typer.Option(metavar="DIR", help="the store directory; one process owns it")] = None,
-    listen: Annotated[
-        str | None, typer.Option(metavar="IP:PORT", help="address of the broker (default 127.0.0.1:10911)")
-    ] = None,
-    name_server: Annotated[
-        str | None,
-        typer.Option(
-            metavar="IP:PORT",
-            help="address of the name server (default 127.0.0.1:9876); 'none': the broker's address",
-        ),
-    ] = None,
-    advertise: Annotated[
-        str | None, typer.Option(metavar="IP:PORT", help="address that clients connect to (default: --listen)")
-    ] = None,
-    cluster_name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="the cluster's name (default DefaultCluster)")
-    ] = None,
-    broker_name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="the broker's name (default broker-a)")
-    ] = None,
-) -> None:
-    """Run a broker and its name server.
-
-    Both run in this process, for RocketMQ's clients of every language and for applications of mqtemplate
-    (rocketmq.name-server: 127.0.0.1:9876).
-
-    All other settings are read from application.yml (keys mqtemplate.server.* and mqtemplate.broker.*)
-    and from the environment. Ctrl-C or SIGTERM stops the broker cleanly.
-    """
-    given = (store, listen, name_server, advertise, cluster_name, broker_name)
-    arguments = {key: value for key, value in zip(_KEYS.values(), given, strict=True) if value is not None}
-    try:
-        run(call.config, call.profile, arguments)
-    except MQTemplateError as exc:
-        if call.debug or is_debug():
-            raise
-        print_line(failure_report(exc), sys.stderr)
-        raise typer.Exit(exit_codes.FAILED) from exc
 
 
 def run(config: str | None, profiles: Sequence[str], given: Mapping[str, object]) -> None:
