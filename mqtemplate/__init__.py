@@ -16,7 +16,17 @@ if TYPE_CHECKING:
     from mqtemplate.brokers.remote.broker import RemoteBroker
     from mqtemplate.brokers.remote.settings import RemoteSettings
     from mqtemplate.clock import Clock, SystemClock, VirtualClock
-    from mqtemplate.context import AppSettings, MQApplication, Section, Value, load_settings, service
+    from mqtemplate.context import (
+        AppSettings,
+        MQApplication,
+        Named,
+        Section,
+        Value,
+        ext_consumer,
+        ext_template,
+        load_settings,
+        service,
+    )
     from mqtemplate.converter import JsonMessageConverter, MessageConverter
     from mqtemplate.durations import DelayLevel
     from mqtemplate.errors import MQTemplateError
@@ -27,9 +37,12 @@ if TYPE_CHECKING:
         ConsumeMode,
         ConsumeStatus,
         DeadLetter,
+        PreparedConsumer,
         RetryLater,
         current_message,
+        listener_enhancer,
         message_listener,
+        on_tag,
     )
     from mqtemplate.message import Message, MessageExt, MessageQueue
     from mqtemplate.pending import PendingCounts, PendingMessage, PendingPage, ScheduleChange, ScheduleChangeStatus
@@ -46,8 +59,12 @@ __all__ = [
     "service",
     "Value",
     "Section",
+    "Named",
     "AppSettings",
     "load_settings",
+    # several templates and clusters
+    "ext_template",
+    "ext_consumer",
     # sending
     "RocketMQTemplate",
     "Message",
@@ -69,6 +86,9 @@ __all__ = [
     "PendingCounts",
     # receiving
     "message_listener",
+    "on_tag",
+    "listener_enhancer",
+    "PreparedConsumer",
     "MessageExt",
     "MessageQueue",
     "ConsumeMode",
@@ -112,7 +132,17 @@ _MODULES = {
     "broker": ["Broker", "ConsumeFromWhere", "MessageModel"],
     "brokers": ["EmbeddedBroker", "EmbeddedSettings", "RemoteBroker", "RemoteSettings"],
     "clock": ["Clock", "SystemClock", "VirtualClock"],
-    "context": ["AppSettings", "MQApplication", "Section", "Value", "load_settings", "service"],
+    "context": [
+        "AppSettings",
+        "MQApplication",
+        "Named",
+        "Section",
+        "Value",
+        "ext_consumer",
+        "ext_template",
+        "load_settings",
+        "service",
+    ],
     "converter": ["JsonMessageConverter", "MessageConverter"],
     "durations": ["DelayLevel"],
     "errors": ["MQTemplateError"],
@@ -124,8 +154,11 @@ _MODULES = {
         "ConsumeStatus",
         "DeadLetter",
         "RetryLater",
+        "PreparedConsumer",
         "current_message",
+        "listener_enhancer",
         "message_listener",
+        "on_tag",
     ],
     "message": ["Message", "MessageExt", "MessageQueue"],
     "pending": ["PendingCounts", "PendingMessage", "PendingPage", "ScheduleChange", "ScheduleChangeStatus"],

@@ -302,6 +302,10 @@ class Broker(DelayedMessages):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
+    def outage(self) -> str | None:
+        """Return why the broker cannot be reached now; None if it can, as far as is known without a request."""
+        return None
+
     # --- sending -------------------------------------------------------------------------------
 
     @abstractmethod

@@ -17,6 +17,7 @@ from mqtemplate.clock import Clock
 from mqtemplate.context.autoconfigure import StarterSource, apply_starters, find_starters
 from mqtemplate.context.config.source import load_settings
 from mqtemplate.context.failure_report import reported_failures
+from mqtemplate.context.health import Health, read_health
 from mqtemplate.context.hooks import AwaitingCaller, BlockingCaller, HookCaller, finish
 from mqtemplate.context.injection.application_context import ApplicationContext
 from mqtemplate.context.injection.components import collect_components
@@ -25,6 +26,7 @@ from mqtemplate.context.process_exit import stop_at_exit
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.signals import StopRequests
 from mqtemplate.context.startup import link, log_ready, open_all, register_components
+from mqtemplate.context.templates.clusters import Clusters
 from mqtemplate.errors import ConfigurationError, DependencyError, EventLoopBlockedError, MQTemplateError
 from mqtemplate.event_log import get_logger
 from mqtemplate.futures import running_loop
@@ -139,6 +141,17 @@ class MQApplication:
         return self.get(Broker)  # type: ignore[type-abstract]  # selected by its base class
 
     @property
+    def brokers(self) -> Mapping[str, Broker]:
+        """All brokers: ``broker``, the application's own, then those of further templates by the template's name, then
+        those of listeners by the address that they name."""
+        further = self.get(Clusters).brokers()
+        return {"broker": self.broker, **{each.name: each.broker for each in further}}
+
+    def health(self) -> Health:
+        """Return the health of all brokers and listeners now, for a probe; it sends no request."""
+        return read_health(self.is_ready.is_set(), self.brokers, self.containers)
+
+    @property
     def listeners(self) -> ListenerRegistry:
         """The registry of the listeners."""
         return self.get(ListenerRegistry)
@@ -171,8 +184,8 @@ class MQApplication:
         return self.listeners.containers
 
     def services(self) -> Sequence[Service]:
-        """Return the services in the order in which a harness steps them: those of the broker, then the listeners."""
-        return (*self.broker.services(), *self.containers)
+        """Return the services in the order in which a harness steps them: those of the brokers, then the listeners."""
+        return (*(service for broker in self.brokers.values() for service in broker.services()), *self.containers)
 
     # --- life cycle ----------------------------------------------------------------------------
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from mqtemplate.broker import Broker
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
@@ -13,14 +14,17 @@ from mqtemplate.context.failure_report import pointing_to
 from mqtemplate.context.hooks import HookCaller
 from mqtemplate.context.injection.application_context import ApplicationContext
 from mqtemplate.context.injection.components import is_injectable, is_listener, is_spark_listener
-from mqtemplate.context.injection.definitions import Definition, snake_case
+from mqtemplate.context.injection.definitions import Definition
 from mqtemplate.context.injection.marks import name_of
 from mqtemplate.context.lifecycle import closing_of, hook_of
-from mqtemplate.converter import MessageConverter
+from mqtemplate.context.templates.clusters import Clusters
+from mqtemplate.context.templates.decorator import ext_template_mark
+from mqtemplate.context.templates.startup import register_templates, start_templates
 from mqtemplate.errors import ConfigurationError, ConversionError, DependencyError, ListenerError
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.listener.discovery import declared_topics
+from mqtemplate.listener.registration.enhancers import Enhancer, enhancer_order
 from mqtemplate.listener.registry import ListenerRegistry
 from mqtemplate.scheduling.discovery import is_scheduled
 from mqtemplate.scheduling.listeners import register_schedules, start_schedules
@@ -37,7 +41,7 @@ def register_components(context: ApplicationContext, clock: Clock | None) -> Non
     if clock is not None:
         context.register(clock, name="clock")
     for component in context.components:
-        if is_injectable(component):
+        if is_injectable(component) and ext_template_mark(component) is None:
             context.register(component)
 
 
@@ -49,6 +53,7 @@ def link(context: ApplicationContext) -> None:
     """
     _log_sources(context)
     _check_spark_listeners(context)
+    register_templates(context)
     context.link()
 
 
@@ -62,6 +67,8 @@ async def open_all(context: ApplicationContext, caller: HookCaller) -> None:
         MQTemplateError: Something cannot start. The caller then stops what is open: ``context.lifecycle``.
     """
     _start_broker(context)
+    start_templates(context)
+    _expect_topics(context)
     context.lifecycle.push("event loop", context.get(ListenerRegistry).loop.stop)
     for definition in context.in_order():
         await _start_object(definition, context, caller)
@@ -80,6 +87,8 @@ def log_ready(context: ApplicationContext, took_ms: int) -> None:
         fields["files"] = "memory" if broker.path is None else str(broker.path.absolute())
     else:
         fields["name_server"] = settings.rocketmq.name_server
+    if templates := [each.qualifier for each in context.qualified(RocketMQTemplate)]:
+        fields["templates"] = ",".join(map(str, templates))
     _log.info(
         "application.ready",
         **fields,
@@ -97,25 +106,30 @@ def _start_broker(context: ApplicationContext) -> None:
     if definition.is_owned:
         context.lifecycle.push("broker", broker.close)
     broker.start()
-    _expect_topics(broker, context)
     definition = context.definition_for(RocketMQTemplate)
     if definition.is_default:
         context.lifecycle.push("template", context.build(definition).close)
 
 
-def _expect_topics(broker: Broker, context: ApplicationContext) -> None:
-    """Report the topics of all listeners to the broker. Services may send to them before the listeners start."""
+def _expect_topics(context: ApplicationContext) -> None:
+    """Report the topics of all listeners to the brokers. Services may send to them before the listeners start.
+
+    A service may send to any of the brokers, whichever the listener reads from.
+    """
+    own: Broker = context.get(Broker)  # type: ignore[type-abstract]  # selected by its base class
     for component in context.components:
         with contextlib.suppress(ListenerError, ConfigurationError):  # reported when the listener is registered
-            broker.expect_topics(declared_topics(component, context.settings.resolve_text))
+            topics = declared_topics(component, context.settings.resolve_text)
+            for broker in (own, *(each.broker for each in context.get(Clusters).brokers())):
+                broker.expect_topics(topics)
     if _scheduled_components(context):
-        broker.expect_topics({context.settings.mqtemplate.schedules.topic})
+        own.expect_topics({context.settings.mqtemplate.schedules.topic})
 
 
 async def _start_object(definition: Definition, context: ApplicationContext, caller: HookCaller) -> None:
     """Build one object and call its ``on_start``. ``close`` undoes the first, ``on_stop`` the second."""
     instance = context.build(definition)
-    if not definition.is_owned or definition is context.definition_for(Broker):
+    if not definition.is_owned or definition.qualifier or definition is context.definition_for(Broker):
         return
     name = definition.title
     if (close := closing_of(instance)) is not None:
@@ -150,13 +164,13 @@ def _add_transaction_listeners(context: ApplicationContext) -> None:
 
 def _template_named(bean_name: str, context: ApplicationContext) -> RocketMQTemplate:
     """Return the template with a name in Java's form or in ours. The default name also selects the only template."""
-    names = (bean_name, snake_case(bean_name))
     templates = [each for each in context.in_order() if issubclass(each.kind, RocketMQTemplate)]
-    named = next((each for each in templates if each.name in names), None)
+    named = next((each for each in templates if each.is_called(bean_name)), None)
     if named is None and bean_name == DEFAULT_TEMPLATE_BEAN_NAME:
         return context.get(RocketMQTemplate)
     if named is None:
-        known = ", ".join(sorted(each.name for each in templates)) or "only the application's own, rocketmqTemplate"
+        names = sorted(each.qualifier or each.name for each in templates)
+        known = ", ".join(names) or "only the application's own, rocketmqTemplate"
         raise DependencyError(f"there is no template {bean_name!r} (there is: {known}); name one of these")
     template: RocketMQTemplate = context.build(named)
     return template
@@ -164,20 +178,31 @@ def _template_named(bean_name: str, context: ApplicationContext) -> RocketMQTemp
 
 def _start_listeners(context: ApplicationContext) -> None:
     registry = context.get(ListenerRegistry)
-    context.lifecycle.push("listeners", registry.stop_listeners)
+    for enhancer in _enhancers(context):
+        registry.add_enhancer(enhancer)
     for component in context.components:
         target = _handler_object(component, context)
         if target is None or not is_listener(target):
             continue
         with pointing_to(component):
             try:
-                _check_types(registry.register(target), context.get(MessageConverter))  # type: ignore[type-abstract]
+                _check_types(registry.register(target))
             except ConfigurationError as exc:
                 raise ConfigurationError(f"@message_listener on {name_of(component)}: {exc}") from exc
     runners = _register_schedules(context, registry)
+    context.lifecycle.push("listeners", registry.stop_listeners)  # after the brokers that listeners name by address
     registry.start()
     if runners:
         start_schedules(runners, context.get(Schedules))
+
+
+def _enhancers(context: ApplicationContext) -> Iterator[Enhancer]:
+    """Yield the enhancers of listeners in their order: functions, and built objects of classes."""
+    marked = [(order, each) for each in context.components if (order := enhancer_order(each)) is not None]
+    for _, component in sorted(marked, key=lambda each: each[0]):
+        definition = context.definition_of(component)
+        enhancer: Any = component if definition is None else context.build(definition)
+        yield enhancer
 
 
 def _register_schedules(context: ApplicationContext, registry: ListenerRegistry) -> list[ScheduleRunner]:
@@ -216,21 +241,21 @@ def _handler_object(component: object, context: ApplicationContext) -> object | 
     return None if definition is None else context.build(definition)
 
 
-def _check_types(containers: Iterable[ListenerContainer], converter: MessageConverter) -> None:
+def _check_types(containers: Iterable[ListenerContainer]) -> None:
     """Refuse a handler whose parameter has a type that no body can become.
 
     Raises:
         ListenerError: It names the listener and the types that are allowed.
     """
-    check = getattr(converter, "check_type", None)
     for container in containers:
-        plan = container.endpoint.plan
-        if plan.is_raw or check is None:
-            continue
-        try:
-            check(plan.payload_type)
-        except ConversionError as exc:
-            raise ListenerError(f"{container.endpoint.id}: {exc}") from exc
+        check = getattr(container.converter, "check_type", None)
+        for plan in container.endpoint.plan.plans():
+            if plan.is_raw or check is None:
+                continue
+            try:
+                check(plan.payload_type)
+            except ConversionError as exc:
+                raise ListenerError(f"{container.endpoint.id}: {exc}") from exc
 
 
 def _check_spark_listeners(context: ApplicationContext) -> None:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import get_type_hints
 
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener.attributes import ListenerSpec, Resolve
 from mqtemplate.listener.decorator import listener_specs
-from mqtemplate.listener.endpoint import Endpoint, Handler
+from mqtemplate.listener.endpoint import Endpoint, Handler, HandlerPlan
 from mqtemplate.listener.handler_result import is_allowed_result
+from mqtemplate.listener.registration.enhancers import Enhancer, enhanced
+from mqtemplate.listener.registration.error_handlers import error_handler_of
+from mqtemplate.listener.registration.preparation import hook_of
+from mqtemplate.listener.registration.tag_routes import routed_plan, tag_expression
+from mqtemplate.listener.registration.tags import tag_methods
 from mqtemplate.listener.resolution import default_resolve, resolve_spec, resolve_topics
+from mqtemplate.listener.settings import ListenerSettings
 from mqtemplate.listener.signature import plan_handler
+from mqtemplate.selectors.tags import SelectorType
 
 _OTHER_RESULTS = {
     True: ", or the indices of those that failed as list[int]",
@@ -20,10 +28,15 @@ _OTHER_RESULTS = {
 }
 
 
-def make_endpoints(target: object, resolve: Resolve = default_resolve) -> list[Endpoint]:
+def make_endpoints(
+    target: object, resolve: Resolve = default_resolve, enhancers: Sequence[Enhancer] = ()
+) -> list[Endpoint]:
     """Return the endpoints of a decorated function, or of an object of a decorated class; one for each decorator.
 
     Methods may be decorated too. Each one is a listener of its own.
+
+    Args:
+        enhancers: Functions that may change the attributes of the decorators.
 
     Raises:
         ListenerError: There is no decorator, or an attribute or the signature of the handler is wrong.
@@ -33,7 +46,10 @@ def make_endpoints(target: object, resolve: Resolve = default_resolve) -> list[E
         raise ListenerError(
             f"{target.__qualname__} is a class; register an object of it, or let the application build one"
         )
-    endpoints = [_make_endpoint(spec, handler, name, resolve) for spec, handler, name in _handlers(target)]
+    endpoints = [
+        _make_endpoint(enhanced(spec, _declared(target), enhancers), target, handler, name, resolve)
+        for spec, handler, name in _handlers(target)
+    ]
     if not endpoints:
         raise ListenerError(
             f"{target!r} is no listener; decorate it with @message_listener(topic=..., consumer_group=...)"
@@ -53,14 +69,19 @@ def declared_topics(component: object, resolve: Resolve = default_resolve) -> se
     return {topic for spec in specs for topic in resolve_topics(f"listener of {kind.__name__}", spec, resolve)}
 
 
-def _handlers(target: object) -> Iterator[tuple[ListenerSpec, Handler, str]]:
-    """Yield spec, handler and default name of each listener of an object."""
+def _declared(target: object) -> object:
+    """Return what the decorator stands on: the function, or the class of the object."""
+    return target if inspect.isroutine(target) else type(target)
+
+
+def _handlers(target: object) -> Iterator[tuple[ListenerSpec, Handler | None, str]]:
+    """Yield spec, handler and default name of each listener of an object; None for a class with tag methods only."""
     if callable(target) and (own := listener_specs(target)):
         yield from _numbered(own, target, _name_of(target))
         return
     kind = type(target)
     if specs := listener_specs(kind):
-        yield from _numbered(specs, target.on_message, _name_of(kind))  # type: ignore[attr-defined]
+        yield from _numbered(specs, getattr(target, "on_message", None), _name_of(kind))
     seen: set[str] = set()
     for owner in kind.__mro__:
         for name, member in vars(owner).items():
@@ -70,8 +91,8 @@ def _handlers(target: object) -> Iterator[tuple[ListenerSpec, Handler, str]]:
 
 
 def _numbered(
-    specs: tuple[ListenerSpec, ...], handler: Handler, name: str
-) -> Iterator[tuple[ListenerSpec, Handler, str]]:
+    specs: tuple[ListenerSpec, ...], handler: Handler | None, name: str
+) -> Iterator[tuple[ListenerSpec, Handler | None, str]]:
     for number, spec in enumerate(specs, start=1):
         yield spec, handler, name if number == 1 else f"{name}#{number}"
 
@@ -81,8 +102,23 @@ def _name_of(target: object) -> str:
     return f"{getattr(target, '__module__', '')}.{qualname}".replace("<locals>.", "")
 
 
-def _make_endpoint(spec: ListenerSpec, handler: Handler, name: str, resolve: Resolve) -> Endpoint:
-    settings = resolve_spec(spec, resolve, name)
+def _make_endpoint(
+    spec: ListenerSpec, target: object, handler: Handler | None, name: str, resolve: Resolve
+) -> Endpoint:
+    routes = _tag_methods(target, handler)
+    if routes:
+        spec = _with_tags(spec, routes, handler is not None)
+    settings = resolve_spec(spec, resolve, name, hook_of(target))
+    on_error = error_handler_of(spec.attributes.get("error_handler"), target, f"listener {settings.id}")
+    other = None if handler is None else _plan(handler, settings)
+    if not routes:
+        assert other is not None  # a decorator refuses a class without a handler
+        return Endpoint(settings, other, on_error)
+    plans = {tag: _plan(method, settings) for tag, method in routes.items()}
+    return Endpoint(settings, routed_plan(plans, other, f"listener {settings.id}"), on_error)
+
+
+def _plan(handler: Handler, settings: ListenerSettings) -> HandlerPlan:
     plan = plan_handler(handler, f"listener {settings.id}", batch=settings.batch, is_orderly=settings.is_orderly)
     result = get_type_hints(handler).get("return", None) if inspect.isroutine(handler) else None
     if not is_allowed_result(result, plan.is_batch):
@@ -91,4 +127,20 @@ def _make_endpoint(spec: ListenerSpec, handler: Handler, name: str, resolve: Res
             "here; return None when the message is done, ConsumeStatus.RECONSUME_LATER to get it again"
             + _OTHER_RESULTS[plan.is_batch]
         )
-    return Endpoint(settings, plan)
+    return plan
+
+
+def _tag_methods(target: object, handler: Handler | None) -> dict[str, Handler]:
+    """Return the tag methods of the listener that a class is; a decorated method has none."""
+    is_of_class = handler is None or getattr(handler, "__name__", "") == "on_message"
+    return tag_methods(target) if is_of_class and not inspect.isroutine(target) else {}
+
+
+def _with_tags(spec: ListenerSpec, routes: Mapping[str, Handler], has_other: bool) -> ListenerSpec:
+    """Return a spec that selects the tags of the methods."""
+    kind = spec.attributes.get("selector_type", SelectorType.TAG)
+    if kind not in (SelectorType.TAG, SelectorType.TAG.value):
+        return spec
+    given = spec.attributes.get("selector_expression", "*")
+    expression = given if "${" in given else tag_expression("the listener", routes, given.strip(), has_other)
+    return replace(spec, attributes={**spec.attributes, "selector_expression": expression})

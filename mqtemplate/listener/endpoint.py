@@ -17,6 +17,9 @@ Read = Callable[[MessageExt], object]
 BatchCall = Callable[[list[object], Sequence[MessageExt]], object]
 """Function that calls a batch handler with its payloads and their messages."""
 
+ErrorHandler = Callable[[BaseException, Any], object]
+"""Function (error, message or messages) that may decide what happens to them."""
+
 
 def read_message(message: MessageExt) -> MessageExt:
     """Return the message itself."""
@@ -43,6 +46,10 @@ class HandlerPlan:
     is_batch: bool
     is_raw: bool
     extras: Mapping[str, Read]
+
+    def plans(self) -> Sequence[HandlerPlan]:
+        """Return the signatures of all functions that may be called: one, unless methods are chosen by tag."""
+        return (self,)
 
     def single_call(self, converter: MessageConverter) -> Read:
         """Return the handler as a function of the message. It runs for each message, so common cases are short."""
@@ -88,10 +95,15 @@ class HandlerPlan:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One listener, ready for a container."""
+    """One listener, ready for a container.
+
+    Attributes:
+        on_error: Function that is called when the handler raised; None if the listener has none.
+    """
 
     settings: ListenerSettings
     plan: HandlerPlan
+    on_error: ErrorHandler | None = None
 
     @property
     def id(self) -> str:

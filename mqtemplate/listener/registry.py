@@ -15,6 +15,9 @@ from mqtemplate.listener.consuming.async_loop import choose_loop
 from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.listener.discovery import make_endpoints
 from mqtemplate.listener.endpoint import Endpoint
+from mqtemplate.listener.registration.clusters import BrokerOf, no_other_cluster
+from mqtemplate.listener.registration.enhancers import Enhancer
+from mqtemplate.listener.registration.payloads import ConverterOf, converter_of
 from mqtemplate.listener.resolution import default_resolve
 from mqtemplate.listener.settings import ListenerSettings, RetryDefaults
 from mqtemplate.selectors.tags import SelectorType, TagSelector
@@ -36,6 +39,8 @@ class ListenerRegistry:
         is_enabled: Switch for single listeners, as ``rocketmq.consumer.listeners.<group>.<topic>: false``. A listener
             of several topics loses the disabled one.
         retry_defaults: Retry policy of listeners whose decorator does not say otherwise.
+        broker_of: Finds the broker of a listener that names another cluster.
+        converter_of_class: Returns the converter for a class that a listener names.
 
     Attributes:
         loop: Event loop of the ``async def`` handlers: the one that runs in the thread that creates the registry.
@@ -49,12 +54,17 @@ class ListenerRegistry:
         resolve: Resolve = default_resolve,
         is_enabled: IsEnabled = lambda _group, _topic: True,
         retry_defaults: RetryDefaults = _NO_DEFAULTS,
+        broker_of: BrokerOf = no_other_cluster,
+        converter_of_class: ConverterOf = lambda kind: kind(),
     ) -> None:
         self._broker = broker
         self._converter = converter
         self._resolve = resolve
         self._is_enabled = is_enabled
         self._retry_defaults = retry_defaults
+        self._broker_of = broker_of
+        self._converter_of_class = converter_of_class
+        self._enhancers: list[Enhancer] = []
         self.loop = choose_loop(broker.clock)
         self._containers: dict[str, ListenerContainer] = {}
 
@@ -83,6 +93,10 @@ class ListenerRegistry:
         """True if every listener with ``auto_startup`` is running."""
         return all(container.is_running for container in self if container.endpoint.settings.auto_startup)
 
+    def add_enhancer(self, enhancer: Enhancer) -> None:
+        """Let a function change the attributes of the listeners that are registered from now on."""
+        self._enhancers.append(enhancer)
+
     def register(self, target: object) -> list[ListenerContainer]:
         """Add a decorated function, or an object of a decorated class. Return a container for each decorator.
 
@@ -91,16 +105,24 @@ class ListenerRegistry:
             UnsupportedError: The broker cannot honour an attribute.
         """
         added = []
-        for endpoint in make_endpoints(target, self._resolve):
+        for endpoint in make_endpoints(target, self._resolve, self._enhancers):
             if endpoint.id in self._containers:
                 raise ListenerError(
                     f"two listeners have the id {endpoint.id!r}; give one another id=, or register the object once"
                 )
             if (enabled := self._enabled_part(endpoint)) is not None:
-                container = ListenerContainer(self._broker, enabled, self._converter, loop=self.loop)
+                broker = self._broker_for(enabled)
+                converter = converter_of(
+                    endpoint.id, enabled.settings.payloads, self._converter, self._converter_of_class
+                )
+                container = ListenerContainer(broker, enabled, converter, loop=self.loop)
                 self._containers[endpoint.id] = container
                 added.append(container)
         return added
+
+    def _broker_for(self, endpoint: Endpoint) -> Broker:
+        cluster = endpoint.settings.cluster
+        return self._broker if cluster is None else self._broker_of(endpoint.id, cluster)
 
     def _enabled_part(self, endpoint: Endpoint) -> Endpoint | None:
         settings = endpoint.settings
@@ -117,7 +139,8 @@ class ListenerRegistry:
             ListenerError: Subscriptions contradict each other; no listener was started.
             Exception: A listener could not start; those started before it were stopped again.
         """
-        check_subscriptions(container.endpoint.settings for container in self)
+        for broker in {id(container.broker): container.broker for container in self}.values():
+            check_subscriptions(each.endpoint.settings for each in self if each.broker is broker)
         with contextlib.ExitStack() as undo:
             for container in self:
                 if container.endpoint.settings.auto_startup and not container.is_running:

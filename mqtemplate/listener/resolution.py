@@ -12,8 +12,11 @@ from mqtemplate.errors import DestinationError, ListenerError
 from mqtemplate.listener.attributes import ListenerSpec, Resolve
 from mqtemplate.listener.decorator import MESSAGE_LISTENER
 from mqtemplate.listener.failures.schedule import Backoff
+from mqtemplate.listener.registration.clusters import read_choice
+from mqtemplate.listener.registration.payloads import PayloadSettings
+from mqtemplate.listener.registration.preparation import Prepare, PreparedConsumer
 from mqtemplate.listener.settings import ConsumeMode, ListenerSettings
-from mqtemplate.listener.unsupported import check_supported
+from mqtemplate.listener.unsupported import check_supported, own_name_server
 from mqtemplate.selectors.tags import Selector, SelectorType, TagSelector, make_selector
 from mqtemplate.topics import check_topic
 
@@ -41,11 +44,14 @@ def default_resolve(text: str) -> str:
     return text
 
 
-def resolve_spec(spec: ListenerSpec, resolve: Resolve = default_resolve, name: str = "") -> ListenerSettings:
+def resolve_spec(
+    spec: ListenerSpec, resolve: Resolve = default_resolve, name: str = "", prepare: Prepare | None = None
+) -> ListenerSettings:
     """Return the resolved settings of a spec.
 
     Args:
         name: Name of the listener where its spec gives no id.
+        prepare: Hook of the listener, which may change values.
 
     Raises:
         ListenerError: A value has the wrong type, is out of its range, or contradicts another one.
@@ -54,19 +60,26 @@ def resolve_spec(spec: ListenerSpec, resolve: Resolve = default_resolve, name: s
     listener_id = resolve(spec.attributes.get("id", "")) or name or spec.consumer_group
     listener = f"listener {listener_id}"
     values = MESSAGE_LISTENER.read(listener, spec, resolve)
+    topics, group = resolve_topics(listener, spec, resolve), resolve_group(listener, spec, resolve)
+    if prepare is not None:
+        prepare(PreparedConsumer(listener, topics, group, values))
     if values["consume_mode"] is ConsumeMode.ORDERLY and values["message_model"] is MessageModel.BROADCASTING:
         raise ListenerError(
             f"{listener}: BROADCASTING and ORDERLY exclude each other: a queue can be locked for order by one member "
             "only; use CLUSTERING with ORDERLY, or BROADCASTING with CONCURRENTLY"
         )
     _check_retry(listener, values)
-    check_supported(listener_id, values, resolve)
+    cluster = read_choice(listener, values, spec.attributes, own_name_server(resolve))
+    if cluster is None:
+        check_supported(listener_id, values, resolve)
     settings: dict[str, Any] = {attribute: value for attribute, value in values.items() if attribute in _SETTINGS} | {
         "id": listener_id,
-        "topics": resolve_topics(listener, spec, resolve),
-        "group": resolve_group(listener, spec, resolve),
+        "topics": topics,
+        "group": group,
         "selector": _selector(listener, values["selector_type"], values["selector_expression"]),
         "instance_name": values["instance_name"] or "DEFAULT",
+        "cluster": cluster,
+        "payloads": PayloadSettings(values["converter"], values["content_type"], values["charset"]),
     }
     return ListenerSettings(**settings)
 

@@ -73,6 +73,11 @@ def test_the_defaults_are_those_of_the_spring_annotation() -> None:
         "consume_message_batch_max_size": 1,
         "consume_from_where": ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
         # attributes that Spring does not have
+        "broker": "",
+        "error_handler": None,
+        "converter": None,
+        "content_type": "",
+        "charset": "",
         "retry": None,
         "retry_for": (),
         "not_retry_for": (),

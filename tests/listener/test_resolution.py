@@ -164,7 +164,6 @@ def test_broadcasting_in_order_is_refused() -> None:
         ({"enable_msg_trace": True}, "writes no trace topic"),
         ({"customized_trace_topic": "traces"}, "writes no trace topic"),
         ({"access_channel": "CLOUD"}, "no cloud broker"),
-        ({"name_server": "10.0.0.1:9876"}, "a listener of another cluster needs an application of its own"),
     ],
 )
 def test_an_attribute_that_cannot_be_honoured_is_refused_with_a_reason(attributes: dict[str, Any], reason: str) -> None:

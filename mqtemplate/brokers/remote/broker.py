@@ -110,6 +110,9 @@ class RemoteBroker(Broker):
         """Routes, namespace and connections of this client, for the requests of administrators."""
         return self._client.context
 
+    def outage(self) -> str | None:
+        return "the client is not running" if self._started is None else self._started.outage()
+
     @property
     def delay_levels_ms(self) -> Sequence[int]:
         return _LEVELS_MS

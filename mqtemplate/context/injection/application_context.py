@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from dependency_injector import providers
@@ -168,6 +168,33 @@ class ApplicationContext:
         if not hasattr(self.container, chosen):
             self.container.set_provider(chosen, provider)
         return True
+
+    def add_qualified(
+        self, qualifier: str, kind: type, build: Callable[..., object], uses: Sequence[Definition]
+    ) -> Definition:
+        """Add an object that is injected by its class or by a name, beside the application's own of that type.
+
+        Args:
+            qualifier: The name.
+            build: Builds the object from those of *uses*, in this order.
+        """
+        provider = providers.ThreadSafeSingleton(build, *(each.provider for each in uses))
+        name = f"rocketmq.templates.{qualifier}.{snake_case(kind.__name__)}"  # with dots: no class has such a name
+        definition = Definition(name, kind, provider, "configuration", qualifier=qualifier)
+        self._definitions.add(definition)
+        self._wiring.add_built_in(definition, list(uses))
+        return definition
+
+    def add_alias(self, qualifier: str, definition: Definition) -> None:
+        """Let an object be injected by one more name."""
+        name = f"rocketmq.templates.{qualifier}.{snake_case(definition.kind.__name__)}"
+        alias = replace(definition, name=name, origin="configuration", is_owned=False, qualifier=qualifier, target=None)
+        self._definitions.add(alias)
+        self._wiring.add_built_in(alias, [definition])
+
+    def qualified(self, wanted: type) -> list[Definition]:
+        """Return the definitions of a type that were added with a name."""
+        return [each for each in self._definitions.fitting(wanted) if each.qualifier is not None and each.is_owned]
 
     def add_part(self, part: Part) -> None:
         """Add a component that runs beside the listeners: it starts after them and stops before them."""

@@ -9,6 +9,7 @@ from pydantic_settings import BaseSettings
 
 from mqtemplate.clock import SystemClock
 from mqtemplate.converter import JsonMessageConverter
+from mqtemplate.listener.registration.clusters import no_other_cluster
 from mqtemplate.listener.registry import ListenerRegistry
 from mqtemplate.scheduling.schedules import Schedules
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
@@ -41,6 +42,8 @@ class MQContainer(containers.DeclarativeContainer):
         selector_expression=settings.provided.rocketmq.pull_consumer.selector_expression,
         message_model=settings.provided.rocketmq.pull_consumer.message_model,
     )
+    converter_of_class: providers.Provider[Any] = providers.Object(lambda kind: kind())
+    broker_of: providers.Provider[Any] = providers.Object(no_other_cluster)
     listeners: providers.Provider[Any] = providers.ThreadSafeSingleton(
         ListenerRegistry,
         broker,
@@ -48,6 +51,8 @@ class MQContainer(containers.DeclarativeContainer):
         resolve=settings.provided.resolve_text,
         is_enabled=settings.provided.rocketmq.consumer.is_listener_enabled,
         retry_defaults=settings.provided.mqtemplate.listener.retry_defaults,
+        broker_of=broker_of,
+        converter_of_class=converter_of_class,
     )
     schedules: providers.Provider[Any] = providers.ThreadSafeSingleton(
         Schedules, broker, topic=settings.provided.mqtemplate.schedules.topic

@@ -102,4 +102,5 @@ def _check(settings: AppSettings, refused: Mapping[str, Mapping[str, str]], no_c
 
 
 def _unsupported(settings: AppSettings, key: str, reason: str) -> UnsupportedError:
-    return UnsupportedError(f"{settings.origins.of(key)}: {key} cannot be honoured: {reason}; remove the key")
+    shown = settings.as_written(key)
+    return UnsupportedError(f"{settings.origins.of(shown)}: {shown} cannot be honoured: {reason}; remove the key")

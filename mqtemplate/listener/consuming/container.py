@@ -81,7 +81,7 @@ class ListenerContainer:
         self._converter = converter
         self._owns_loop = loop is None
         self._loop = loop or choose_loop(broker.clock)
-        self._is_async = is_async(endpoint.plan.handler)
+        self._is_async = any(is_async(plan.handler) for plan in endpoint.plan.plans())
         self._failures = FailureLog(endpoint.id, endpoint.settings.group, broker.clock)
         self._log = _log.bind(listener=endpoint.id, group=endpoint.settings.group)
         self._observers: list[Observer] = []
@@ -100,6 +100,16 @@ class ListenerContainer:
         self._repositioning: Repositioning
         self._requests: PollingRequests
         self._service: ConsumeService[Any, Any]
+
+    @property
+    def converter(self) -> MessageConverter:
+        """The converter of the listener's bodies and replies."""
+        return self._converter
+
+    @property
+    def broker(self) -> Broker:
+        """The broker from which the listener reads."""
+        return self._broker
 
     @property
     def is_running(self) -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from mqtemplate.broker import Broker
 from mqtemplate.converter import CONTENT_TYPE, MessageConverter
-from mqtemplate.errors import MQTemplateError
+from mqtemplate.errors import ListenerError, MQTemplateError
 from mqtemplate.listener.consuming.handler_loop import RunAwaitable
 from mqtemplate.listener.current import enter_batch, enter_message, handler_context
 from mqtemplate.listener.endpoint import Endpoint
@@ -15,6 +15,10 @@ from mqtemplate.listener.failures.failure import HANDLER_ERRORS, Failure
 from mqtemplate.listener.failures.failure_log import FailureLog
 from mqtemplate.listener.handler_result import BatchFailure, ConsumeStatus, failed_indices
 from mqtemplate.message import MessageExt, Property
+
+
+def _no_properties(payload: object) -> Mapping[str, str]:
+    return {}
 
 
 class Invocation:
@@ -34,10 +38,12 @@ class Invocation:
         self._reply_timeout_ms = endpoint.settings.reply_timeout
         self._broker = broker
         self._converter = converter
+        self._properties_of: Callable[[object], Mapping[str, str]] = getattr(converter, "properties_of", _no_properties)
         self._is_batch = endpoint.plan.is_batch
         self._run_awaitable = run_awaitable
         self._log = log
         self._warned = False
+        self._on_error = endpoint.on_error
         if self._is_batch:
             self._read, self._call_many = endpoint.plan.payload_reader(converter), endpoint.plan.batch_call()
         else:
@@ -61,7 +67,7 @@ class Invocation:
                 return None
             return Failure((message,), None)
         except HANDLER_ERRORS as error:
-            return Failure((message,), error)
+            return self._failed((message,), error, message)
 
     def _handle_batch(self, messages: Sequence[MessageExt]) -> list[Failure]:
         enter_batch(self._group, messages)
@@ -86,8 +92,26 @@ class Invocation:
             except BatchFailure as failure:
                 failed, error = failed_indices(failure.failed, count), failure
         except HANDLER_ERRORS as raised:
-            return Failure(messages, raised)
+            return self._failed(messages, raised, messages)
         return Failure([messages[index] for index in sorted(failed)], error) if failed else None
+
+    def _failed(self, messages: Sequence[MessageExt], error: BaseException, handled: object) -> Failure | None:
+        """Return the failure, as the error handler of the listener decides; None if the messages are done.
+
+        Args:
+            handled: What the error handler gets: the message, or the list of a batch.
+        """
+        if self._on_error is None:
+            return Failure(messages, error)
+        try:
+            verdict = self._awaited(self._on_error(error, handled))
+            if verdict is None:
+                return Failure(messages, error)
+            if not isinstance(verdict, ConsumeStatus):
+                raise ListenerError(f"the error handler returned {verdict!r:.200}; return None or a ConsumeStatus")
+        except HANDLER_ERRORS as raised:
+            return Failure(messages, raised)
+        return None if verdict is ConsumeStatus.CONSUME_SUCCESS else Failure(messages, None)
 
     def _asks_for_redelivery(self, message: MessageExt, result: object) -> bool:
         result = self._awaited(result)
@@ -108,7 +132,9 @@ class Invocation:
         """
         try:
             body, content_type = self._converter.to_body(result)
-            properties = {} if content_type is None else {CONTENT_TYPE: content_type}
+            properties = self._properties_of(result)
+            if content_type is not None:
+                properties = {**properties, CONTENT_TYPE: content_type}
             self._broker.reply(request, body, properties, self._reply_timeout_ms)
         except MQTemplateError as exc:
             self._log.reply_failed(request, exc)
