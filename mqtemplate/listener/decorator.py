@@ -148,10 +148,12 @@ class ListenerAttributes(TypedDict, total=False):
     namespace: Annotated[str, text("")]
     namespace_v2: Annotated[str, text("")]
 
-    # Every broker refuses these with a reason, unless they have no effect.
-    enable_msg_trace: Annotated[bool | str, flag(False)]
+    enable_msg_trace: Annotated[bool | str, flag("${rocketmq.consumer.enable-msg-trace:false}")]
+    """True: write a record into the trace topic before and after each call of the handler."""
     customized_trace_topic: Annotated[str, text("${rocketmq.consumer.customized-trace-topic:}")]
+    """Topic of the traces; by default RocketMQ's own."""
     access_channel: Annotated[str, text("${rocketmq.access-channel:}")]
+    """``LOCAL``, or ``CLOUD`` for a cluster of a cloud provider: its traces go to a topic for each region."""
 
 
 MESSAGE_LISTENER = ListenerDecorator(

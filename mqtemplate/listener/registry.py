@@ -20,6 +20,8 @@ from mqtemplate.listener.registration.enhancers import Enhancer
 from mqtemplate.listener.registration.payloads import ConverterOf, converter_of
 from mqtemplate.listener.resolution import default_resolve
 from mqtemplate.listener.settings import ListenerSettings, RetryDefaults
+from mqtemplate.message_trace.dispatcher import TraceDispatcher
+from mqtemplate.message_trace.traces import TraceOf
 from mqtemplate.selectors.tags import SelectorType, TagSelector
 
 IsEnabled = Callable[[str, str], bool]
@@ -41,6 +43,7 @@ class ListenerRegistry:
         retry_defaults: Retry policy of listeners whose decorator does not say otherwise.
         broker_of: Finds the broker of a listener that names another cluster.
         converter_of_class: Returns the converter for a class that a listener names.
+        trace_of: Returns the sender of trace records: (broker, trace topic, is_cloud=...).
 
     Attributes:
         loop: Event loop of the ``async def`` handlers: the one that runs in the thread that creates the registry.
@@ -56,6 +59,7 @@ class ListenerRegistry:
         retry_defaults: RetryDefaults = _NO_DEFAULTS,
         broker_of: BrokerOf = no_other_cluster,
         converter_of_class: ConverterOf = lambda kind: kind(),
+        trace_of: TraceOf = TraceDispatcher,
     ) -> None:
         self._broker = broker
         self._converter = converter
@@ -64,6 +68,7 @@ class ListenerRegistry:
         self._retry_defaults = retry_defaults
         self._broker_of = broker_of
         self._converter_of_class = converter_of_class
+        self._trace_of = trace_of
         self._enhancers: list[Enhancer] = []
         self.loop = choose_loop(broker.clock)
         self._containers: dict[str, ListenerContainer] = {}
@@ -115,7 +120,8 @@ class ListenerRegistry:
                 converter = converter_of(
                     endpoint.id, enabled.settings.payloads, self._converter, self._converter_of_class
                 )
-                container = ListenerContainer(broker, enabled, converter, loop=self.loop)
+                trace = self._trace_for(broker, enabled.settings)
+                container = ListenerContainer(broker, enabled, converter, loop=self.loop, trace=trace)
                 self._containers[endpoint.id] = container
                 added.append(container)
         return added
@@ -123,6 +129,12 @@ class ListenerRegistry:
     def _broker_for(self, endpoint: Endpoint) -> Broker:
         cluster = endpoint.settings.cluster
         return self._broker if cluster is None else self._broker_of(endpoint.id, cluster)
+
+    def _trace_for(self, broker: Broker, settings: ListenerSettings) -> TraceDispatcher | None:
+        if not settings.enable_msg_trace:
+            return None
+        is_cloud = settings.access_channel.upper() == "CLOUD"
+        return self._trace_of(broker, settings.customized_trace_topic, is_cloud=is_cloud)
 
     def _enabled_part(self, endpoint: Endpoint) -> Endpoint | None:
         settings = endpoint.settings

@@ -78,6 +78,9 @@ class ListenerSettings:
     auto_startup: bool
     cluster: ClusterChoice | None = None
     payloads: PayloadSettings = _DEFAULT_PAYLOADS
+    enable_msg_trace: bool = False
+    customized_trace_topic: str = ""
+    access_channel: str = ""
 
     @property
     def is_orderly(self) -> bool:

@@ -43,6 +43,8 @@ def test_the_defaults_are_those_of_the_spring_annotation() -> None:
     spec = ListenerSpec(topics=("t",), consumer_group="g", attributes={})
 
     def resolve(text: str) -> str:
+        if "enable-msg-trace" in text:
+            return "false"
         return "1000" if "await-termination" in text else text
 
     assert MESSAGE_LISTENER.read("listener t", spec, resolve) == {

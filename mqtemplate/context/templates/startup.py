@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from dependency_injector import providers
 
 from mqtemplate.broker import Broker
 from mqtemplate.context.injection.application_context import ApplicationContext
-from mqtemplate.context.settings.app import AppSettings
+from mqtemplate.context.injection.new_template import new_template
 from mqtemplate.context.templates.clusters import Clusters, start_broker
 from mqtemplate.context.templates.template_specs import TemplateSpec, template_specs
 from mqtemplate.converter import MessageConverter
+from mqtemplate.message_trace.traces import Traces
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 
 
@@ -26,6 +26,8 @@ def register_templates(context: ApplicationContext) -> None:
     clusters = Clusters(context)
     with context.contributions("configuration"):
         context.register(clusters, name="mqtemplate.clusters")
+    traces = Traces(context.lifecycle.push)
+    context.container.trace_of.override(providers.Object(traces.dispatcher))
     for spec in template_specs(context.settings, context.components):
         _register(spec, clusters, context)
     context.container.broker_of.override(providers.Object(clusters.broker_of))
@@ -42,27 +44,12 @@ def _converter_of(kind: type, context: ApplicationContext) -> MessageConverter:
 def _register(spec: TemplateSpec, clusters: Clusters, context: ApplicationContext) -> None:
     broker = clusters.add_template(spec)
     converter = context.definition_for(MessageConverter)
-    options = template_options(spec.settings)
+    trace_of = context.container.trace_of()
 
     def build(broker: Broker, converter: MessageConverter) -> RocketMQTemplate:
-        return spec.kind(broker, converter=converter, **options)
+        return new_template(spec.kind, broker, converter, spec.settings.rocketmq, trace_of)
 
     context.add_qualified(spec.name, spec.kind, build, [broker, converter])
-
-
-def template_options(settings: AppSettings) -> Mapping[str, Any]:
-    """Return the arguments of a template's constructor that the configuration sets."""
-    producer, receiving = settings.rocketmq.producer, settings.rocketmq.pull_consumer
-    return {
-        "send_message_timeout": producer.send_message_timeout,
-        "max_message_size": producer.max_message_size,
-        "producer_group": producer.group,
-        "consumer_group": receiving.group,
-        "consumer_topic": receiving.topic,
-        "selector_type": receiving.selector_type,
-        "selector_expression": receiving.selector_expression,
-        "message_model": receiving.message_model,
-    }
 
 
 def start_templates(context: ApplicationContext) -> None:

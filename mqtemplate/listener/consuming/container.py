@@ -26,11 +26,13 @@ from mqtemplate.listener.consuming.polling_requests import PollingRequests
 from mqtemplate.listener.consuming.process_queue import ProcessQueues
 from mqtemplate.listener.consuming.repositioning import Repositioning, epoch_ms
 from mqtemplate.listener.consuming.thread_pool import ConsumeThreadPool
+from mqtemplate.listener.consuming.traced import TracedHandling
 from mqtemplate.listener.consuming.virtual_threads import VirtualThreads
 from mqtemplate.listener.endpoint import Endpoint
 from mqtemplate.listener.failures.failure_log import FailureLog
 from mqtemplate.listener.failures.policy import FailurePolicy
 from mqtemplate.message import MessageQueue
+from mqtemplate.message_trace.dispatcher import TraceDispatcher
 
 _log = get_logger("mqtemplate.listener")
 
@@ -63,6 +65,7 @@ class ListenerContainer:
 
     Args:
         loop: Loop for ``async def`` handlers; by default one of the container's own.
+        trace: Writes the calls into RocketMQ's message trace; None for no trace.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class ListenerContainer:
         converter: MessageConverter,
         *,
         loop: HandlerLoop | None = None,
+        trace: TraceDispatcher | None = None,
     ) -> None:
         self.name = f"listener {endpoint.id}"
         self.endpoint = endpoint
@@ -79,6 +83,7 @@ class ListenerContainer:
         self._broker = broker
         self._clock = broker.clock
         self._converter = converter
+        self._trace = trace
         self._owns_loop = loop is None
         self._loop = loop or choose_loop(broker.clock)
         self._is_async = any(is_async(plan.handler) for plan in endpoint.plan.plans())
@@ -181,7 +186,10 @@ class ListenerContainer:
         return OrderlyConsumeService(context) if settings.is_orderly else ConcurrentConsumeService(context)
 
     def _make_handling(self) -> Handling:
-        invocation = Invocation(self.endpoint, self._broker, self._converter, self._loop.run, self._failures)
+        invocation: Handling = Invocation(self.endpoint, self._broker, self._converter, self._loop.run, self._failures)
+        if self._trace is not None:
+            group = self.endpoint.settings.group
+            invocation = TracedHandling(invocation, self._trace, group, self._clock.now_ms)
         # A virtual clock is that of a test. On a real clock an observer would cost time for each message.
         return ObservedHandling(invocation, self._observers) if self._clock.is_virtual else invocation
 
