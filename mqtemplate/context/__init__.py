@@ -9,19 +9,25 @@ if TYPE_CHECKING:
     from mqtemplate.context.autoconfigure import AutoConfiguration
     from mqtemplate.context.config.source import load_settings
     from mqtemplate.context.health import Health
-    from mqtemplate.context.injection.application_context import ApplicationContext, ConditionOutcome, Part
+    from mqtemplate.context.injection.application_context import (
+        ApplicationContext,
+        ConditionOutcome,
+        Part,
+    )
     from mqtemplate.context.injection.container import MQContainer
     from mqtemplate.context.injection.marks import Named, Section, Value, service
     from mqtemplate.context.logging import configure_logging, event_formatter, has_handlers, show_events
     from mqtemplate.context.settings.app import AppSettings
     from mqtemplate.context.settings.broker_support import check_embedded_support, unneeded_keys
     from mqtemplate.context.settings.remote_settings import remote_settings
+    from mqtemplate.context.templates.clusters import BrokerFactory
     from mqtemplate.context.templates.decorator import ext_consumer, ext_template
 
 __all__ = [
     "AppSettings",
     "ApplicationContext",
     "AutoConfiguration",
+    "BrokerFactory",
     "ConditionOutcome",
     "Health",
     "MQApplication",
@@ -49,6 +55,7 @@ __getattr__ = late_import(
         "AppSettings": "mqtemplate.context.settings.app",
         "ApplicationContext": "mqtemplate.context.injection.application_context",
         "AutoConfiguration": "mqtemplate.context.autoconfigure",
+        "BrokerFactory": "mqtemplate.context.templates.clusters",
         "ConditionOutcome": "mqtemplate.context.injection.application_context",
         "Health": "mqtemplate.context.health",
         "MQApplication": "mqtemplate.context.application",

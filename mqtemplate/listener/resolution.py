@@ -12,7 +12,7 @@ from mqtemplate.errors import DestinationError, ListenerError
 from mqtemplate.listener.attributes import ListenerSpec, Resolve
 from mqtemplate.listener.decorator import MESSAGE_LISTENER
 from mqtemplate.listener.failures.schedule import Backoff
-from mqtemplate.listener.registration.clusters import read_choice
+from mqtemplate.listener.registration.cluster_choice import read_choice
 from mqtemplate.listener.registration.payloads import PayloadSettings
 from mqtemplate.listener.registration.preparation import Prepare, PreparedConsumer
 from mqtemplate.listener.settings import ConsumeMode, ListenerSettings
@@ -62,7 +62,7 @@ def resolve_spec(
     values = MESSAGE_LISTENER.read(listener, spec, resolve)
     topics, group = resolve_topics(listener, spec, resolve), resolve_group(listener, spec, resolve)
     if prepare is not None:
-        prepare(PreparedConsumer(listener, topics, group, values))
+        prepare(PreparedConsumer(listener, topics, group, values, MESSAGE_LISTENER))
     if values["consume_mode"] is ConsumeMode.ORDERLY and values["message_model"] is MessageModel.BROADCASTING:
         raise ListenerError(
             f"{listener}: BROADCASTING and ORDERLY exclude each other: a queue can be locked for order by one member "

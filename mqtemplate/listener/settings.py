@@ -7,7 +7,7 @@ from enum import Enum
 
 from mqtemplate.broker import ConsumeFromWhere, ConsumerSpec, MessageModel
 from mqtemplate.listener.failures.schedule import RetrySchedule
-from mqtemplate.listener.registration.clusters import ClusterChoice
+from mqtemplate.listener.registration.cluster_choice import ClusterChoice
 from mqtemplate.listener.registration.payloads import PayloadSettings
 from mqtemplate.selectors.tags import Selector
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from mqtemplate.errors import UnsupportedError
-from mqtemplate.listener.registration.clusters import EMBEDDED
+from mqtemplate.listener.registration.cluster_choice import EMBEDDED
 
 _NO_EFFECT: dict[str, set[object]] = {"access_channel": {"", "LOCAL"}}
 """Attribute -> values that are allowed everywhere; of the other attributes, an empty text and False."""

@@ -103,7 +103,7 @@ class TraceDispatcher:
             _log.warning("trace.failed", topic=message.topic, reason=str(exc))
 
     def close(self) -> None:
-        """Send what waits, and end."""
+        """Send the remaining records, and end."""
         if self._thread is not None:
             self._thread.stop()
         elif isinstance(self._clock, VirtualClock) and self in self._clock.services:

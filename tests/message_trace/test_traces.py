@@ -151,7 +151,7 @@ def test_traces_are_not_traced() -> None:
         assert [record[0] for record in records_in(app.broker)] == ["Pub"]
 
 
-def test_what_waits_is_sent_before_the_broker_is_closed() -> None:
+def test_the_last_records_are_sent_before_the_broker_is_closed() -> None:
     clock = VirtualClock()
     broker = EmbeddedBroker(clock=clock)
     with broker:

@@ -19,6 +19,7 @@ from mqtemplate.context.injection.marks import name_of, service_mark, type_hints
 from mqtemplate.context.injection.wiring import Wiring
 from mqtemplate.context.lifecycle import Lifecycle
 from mqtemplate.context.settings.app import AppSettings
+from mqtemplate.context.templates.clusters import BrokerFactory
 from mqtemplate.converter import MessageConverter
 from mqtemplate.errors import DependencyError, MQTemplateError
 from mqtemplate.listener.registry import ListenerRegistry
@@ -99,6 +100,7 @@ class ApplicationContext:
         conditions: The outcome of each starter.
         lifecycle: Stops of everything that is open; the last one added runs first.
         is_ready: Set while the application is ready; a part that fails while it runs clears it.
+        broker_factories: Functions of the starters that find the factory of a further broker.
         owns_process: True while ``run()`` has the process to itself: starters may then write to standard error.
     """
 
@@ -115,6 +117,7 @@ class ApplicationContext:
         self.container = MQContainer(settings=settings)
         self.parts: list[Part] = []
         self.conditions: list[ConditionOutcome] = []
+        self.broker_factories: list[Callable[[AppSettings], BrokerFactory | None]] = []
         self.lifecycle = Lifecycle()
         self.owns_process = False
         self.is_ready = is_ready or threading.Event()

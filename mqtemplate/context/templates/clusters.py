@@ -2,28 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import ValidationError
 
 from mqtemplate.broker import Broker
-from mqtemplate.brokers.embedded.broker import EmbeddedBroker
-from mqtemplate.brokers.remote.broker import RemoteBroker
 from mqtemplate.clock import Clock
-from mqtemplate.context.injection.application_context import ApplicationContext
 from mqtemplate.context.injection.definitions import Definition
+from mqtemplate.context.injection.marks import type_hints
+from mqtemplate.context.lifecycle import Lifecycle
 from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.context.settings.broker_support import check_embedded_support
 from mqtemplate.context.settings.name_server import EmbeddedStore, parse_name_server
-from mqtemplate.context.settings.remote_settings import remote_settings
 from mqtemplate.context.settings.rocketmq import TemplateSettings
 from mqtemplate.context.settings.template_settings import settings_of_template
 from mqtemplate.context.templates.template_specs import TemplateSpec
-from mqtemplate.errors import ListenerError
-from mqtemplate.listener.registration.clusters import ClusterChoice
+from mqtemplate.errors import ConfigurationError, ListenerError
+from mqtemplate.listener.registration.cluster_choice import ClusterChoice
+
+BrokerFactory = Callable[[AppSettings, Clock], Broker]
+"""Function that creates the broker which settings choose."""
+
+
+class Objects(Protocol):
+    """The part of an application's context that templates and their brokers need."""
+
+    settings: AppSettings
+    lifecycle: Lifecycle
+    broker_factories: list[Callable[[AppSettings], BrokerFactory | None]]
+
+    def definition_for(self, wanted: type, name: str | None = None) -> Definition:
+        """Return the definition of the application's own object of a type."""
+
+    def build(self, definition: Definition) -> Any:
+        """Return the object of a definition."""
+
+    def add_qualified(
+        self, qualifier: str, kind: type, build: Callable[..., object], uses: Sequence[Definition]
+    ) -> Definition:
+        """Add an object that is injected by its class or by a name."""
+
+    def add_alias(self, qualifier: str, definition: Definition) -> None:
+        """Let an object be injected by one more name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +63,13 @@ class NamedBroker:
 class Clusters:
     """All brokers of one application. Two clusters never share a client.
 
-    - A store directory has one broker, whoever names it.
+    - A store directory has one broker, for all templates and listeners that name it.
     - ``embedded:memory`` is a store of its own for each template that names it.
     - A cluster has a client for each template that names it, or that uses it without a name, because a client has one
       producer group and one account; and one for all listeners that name its address with the same account.
     """
 
-    def __init__(self, context: ApplicationContext) -> None:
+    def __init__(self, context: Objects) -> None:
         self._context = context
         self._of_template: dict[str, Definition] = {}
         self._of_folder: dict[Path, Definition] = {}
@@ -63,20 +85,24 @@ class Clusters:
             UnsupportedError: A key is set that the broker does not support.
             ConfigurationError: The keys of the template contradict each other.
         """
-        self._check(spec.settings)
+        factory = self._factory(spec.settings)
         shared = self._shared(spec)
-        definition = self._own(spec) if shared is None else shared
+        definition = self._own(spec, factory) if shared is None else shared
         if shared is not None:
             self._context.add_alias(spec.name, shared)
         self._of_template[spec.name] = definition
         self._address_of_template[spec.name] = _address(spec.settings)
         return definition
 
-    def _check(self, settings: AppSettings) -> None:
-        if settings.is_embedded:
-            check_embedded_support(settings)
-        else:
-            remote_settings(settings)
+    def _factory(self, settings: AppSettings) -> BrokerFactory:
+        """Return the factory of the broker that settings choose; a starter has it, and checks the settings."""
+        for find in self._context.broker_factories:
+            if (factory := find(settings)) is not None:
+                return factory
+        raise ConfigurationError(
+            f"no starter creates a broker for name-server {settings.rocketmq.name_server!r}; install mqtemplate with "
+            "its starters, or remove the name from mqtemplate.autoconfigure.exclude"
+        )
 
     def _shared(self, spec: TemplateSpec) -> Definition | None:
         """Return the broker of another template or of the application, if this template has to use it too."""
@@ -88,15 +114,17 @@ class Clusters:
         # A broker that the program or a test gave stands for the cluster of the application.
         return own if not spec.names_broker and not own.origin.startswith("starter") else None
 
-    def _own(self, spec: TemplateSpec) -> Definition:
-        kind = EmbeddedBroker if spec.settings.is_embedded else RemoteBroker
+    def _own(self, spec: TemplateSpec, factory: BrokerFactory) -> Definition:
+        kind = type_hints(factory)["return"]
         clock = self._context.definition_for(Clock)
-        definition = self._context.add_qualified(
-            spec.name, kind, lambda clock: create_broker(spec.settings, clock), [clock]
-        )
+        definition = self._context.add_qualified(spec.name, kind, lambda clock: factory(spec.settings, clock), [clock])
         if (folder := _folder(spec.settings)) is not None and spec.settings.is_embedded:
             self._of_folder[folder] = definition
         return definition
+
+    def _clock(self) -> Clock:
+        clock: Clock = self._context.build(self._context.definition_for(Clock))
+        return clock
 
     def definitions(self) -> Iterator[tuple[str, Definition]]:
         """Yield the brokers that templates have beside that of the application, each once."""
@@ -162,8 +190,7 @@ class Clusters:
         key = self._key(choice)
         if key not in self._of_listeners:
             settings = self._settings_for(listener, choice)
-            self._check(settings)
-            broker = create_broker(settings, self._context.get(Clock))  # type: ignore[type-abstract]  # its base class
+            broker = self._factory(settings)(settings, self._clock())
             start_broker(broker, f"listener {listener}: name_server={choice.name_server!r}")
             self._context.lifecycle.push(f"broker {choice.name_server}", broker.close)
             self._of_listeners[key] = NamedBroker(choice.name_server, broker)
@@ -188,14 +215,6 @@ class Clusters:
             reasons = "; ".join(each["msg"].removeprefix("Value error, ") for each in exc.errors())
             raise ListenerError(f"listener {listener}: name_server={choice.name_server!r}: {reasons}") from None
         return settings_of_template(self._context.settings, keys, f"listener {listener}")
-
-
-def create_broker(settings: AppSettings, clock: Clock) -> Broker:
-    """Return the broker that settings choose; it is not started."""
-    if settings.is_embedded:
-        path = settings.store_path
-        return EmbeddedBroker(path, settings.mqtemplate.broker, clock)
-    return RemoteBroker(remote_settings(settings), clock)
 
 
 def start_broker(broker: Broker, title: str) -> None:

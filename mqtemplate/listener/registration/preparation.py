@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mqtemplate.errors import ListenerError
-from mqtemplate.listener.decorator import MESSAGE_LISTENER
+from mqtemplate.listener.attributes import ListenerDecorator
 
 Prepare = Callable[["PreparedConsumer"], object]
 _HOOK = "prepare_start"
@@ -34,9 +34,23 @@ class PreparedConsumer:
 
     topic: tuple[str, ...]
     consumer_group: str
+    _decorator: ListenerDecorator
 
-    def __init__(self, listener: str, topics: tuple[str, ...], group: str, values: dict[str, Any]) -> None:
-        own = {"topic": topics, "consumer_group": group, "_listener": listener, "_values": values}
+    def __init__(
+        self,
+        listener: str,
+        topics: tuple[str, ...],
+        group: str,
+        values: dict[str, Any],
+        decorator: ListenerDecorator,
+    ) -> None:
+        own = {
+            "topic": topics,
+            "consumer_group": group,
+            "_listener": listener,
+            "_values": values,
+            "_decorator": decorator,
+        }
         for name, value in own.items():
             object.__setattr__(self, name, value)
 
@@ -53,8 +67,8 @@ class PreparedConsumer:
             raise ListenerError(
                 f"{self._listener}: {_HOOK} cannot change {name}; an enhancer can: @listener_enhancer()"
             )
-        MESSAGE_LISTENER.check_names([name])
-        self._values[name] = MESSAGE_LISTENER.read_value(self._listener, name, value)
+        self._decorator.check_names([name])
+        self._values[name] = self._decorator.read_value(self._listener, name, value)
 
 
 def hook_of(target: object) -> Prepare | None:

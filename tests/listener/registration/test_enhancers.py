@@ -15,6 +15,7 @@ from mqtemplate import (
     message_listener,
 )
 from mqtemplate.errors import ListenerError
+from mqtemplate.listener.decorator import MESSAGE_LISTENER
 from mqtemplate.listener.settings import ListenerSettings
 from mqtemplate.testing import Harness
 
@@ -198,7 +199,7 @@ def test_a_wrong_hook_is_refused_at_the_start(listener: type, text: str) -> None
 
 
 def test_an_unknown_attribute_of_the_consumer_is_an_error() -> None:
-    consumer = PreparedConsumer("listener x", ("orders",), "billing", {"pull_interval": 0})
+    consumer = PreparedConsumer("listener x", ("orders",), "billing", {"pull_interval": 0}, MESSAGE_LISTENER)
 
     with pytest.raises(AttributeError, match="a listener has no attribute 'pul_interval'; it has pull_interval"):
         consumer.pul_interval  # noqa: B018 (reading it is the test)
