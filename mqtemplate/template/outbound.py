@@ -95,6 +95,7 @@ class MessageFactory:
     def __init__(
         self, converter: MessageConverter, now_ms: Callable[[], int], max_body_bytes: int | None = None
     ) -> None:
+        self.converter = converter
         self._to_body = converter.to_body
         self._properties_of: Callable[[object], Mapping[str, str]] | None = getattr(converter, "properties_of", None)
         self._now_ms = now_ms
