@@ -17,6 +17,7 @@ from mqtemplate.listener.registration.error_handlers import error_handler_of
 from mqtemplate.listener.registration.preparation import hook_of
 from mqtemplate.listener.registration.tag_routes import routed_plan, tag_expression
 from mqtemplate.listener.registration.tags import tag_methods
+from mqtemplate.listener.registration.topic_patterns import is_pattern
 from mqtemplate.listener.resolution import default_resolve, resolve_spec, resolve_topics
 from mqtemplate.listener.settings import ListenerSettings
 from mqtemplate.listener.signature import plan_handler
@@ -66,7 +67,9 @@ def declared_topics(component: object, resolve: Resolve = default_resolve) -> se
     kind = component if inspect.isclass(component) or inspect.isroutine(component) else type(component)
     members = vars(kind).values() if inspect.isclass(kind) else ()
     specs = [spec for holder in (kind, *members) for spec in listener_specs(holder)]
-    return {topic for spec in specs for topic in resolve_topics(f"listener of {kind.__name__}", spec, resolve)}
+    name = f"listener of {kind.__name__}"
+    topics = (topic for spec in specs for topic in resolve_topics(name, spec, resolve))
+    return {topic for topic in topics if not is_pattern(topic)}
 
 
 def _declared(target: object) -> object:

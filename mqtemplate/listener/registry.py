@@ -18,6 +18,7 @@ from mqtemplate.listener.endpoint import Endpoint
 from mqtemplate.listener.registration.clusters import BrokerOf, no_other_cluster
 from mqtemplate.listener.registration.enhancers import Enhancer
 from mqtemplate.listener.registration.payloads import ConverterOf, converter_of
+from mqtemplate.listener.registration.topic_watch import TopicWatch
 from mqtemplate.listener.resolution import default_resolve
 from mqtemplate.listener.settings import ListenerSettings, RetryDefaults
 from mqtemplate.message_trace.dispatcher import TraceDispatcher
@@ -72,6 +73,7 @@ class ListenerRegistry:
         self._enhancers: list[Enhancer] = []
         self.loop = choose_loop(broker.clock)
         self._containers: dict[str, ListenerContainer] = {}
+        self._watch = TopicWatch(broker.clock)
 
     @property
     def containers(self) -> Sequence[ListenerContainer]:
@@ -139,7 +141,7 @@ class ListenerRegistry:
     def _enabled_part(self, endpoint: Endpoint) -> Endpoint | None:
         settings = endpoint.settings
         topics = tuple(topic for topic in settings.topics if self._is_enabled(settings.group, topic))
-        if not settings.enabled or not topics:
+        if not settings.enabled or not (topics or settings.topic_patterns):
             _log.info("listener.disabled", listener=endpoint.id, group=settings.group, topics=list(settings.topics))
             return None
         return replace(endpoint, settings=replace(settings, topics=topics).with_defaults(self._retry_defaults))
@@ -154,10 +156,12 @@ class ListenerRegistry:
         for broker in {id(container.broker): container.broker for container in self}.values():
             check_subscriptions(each.endpoint.settings for each in self if each.broker is broker)
         with contextlib.ExitStack() as undo:
+            undo.callback(self._watch.stop)
             for container in self:
                 if container.endpoint.settings.auto_startup and not container.is_running:
                     container.start()
                     undo.callback(container.stop)
+            self._watch.start(self)
             undo.pop_all()
 
     def stop(self) -> None:
@@ -177,6 +181,7 @@ class ListenerRegistry:
         Raises:
             ExceptionGroup: Some could not be stopped cleanly; all others were stopped.
         """
+        self._watch.stop()
         containers = list(reversed(self.containers))
         for container in containers:
             container.stop_fetching()
@@ -222,5 +227,6 @@ def check_subscriptions(listeners: Iterable[ListenerSettings]) -> None:
 
 
 def _subscription(listener: ListenerSettings) -> str:
+    topics = listener.topic_patterns or listener.topics  # the topics of a pattern are found when the listener starts
     kind = "" if isinstance(listener.selector, TagSelector) else f" ({SelectorType.SQL92.value})"
-    return ", ".join(f"{topic}:{listener.selector.expression}{kind}" for topic in sorted(listener.topics))
+    return ", ".join(f"{topic}:{listener.selector.expression}{kind}" for topic in sorted(topics))

@@ -15,6 +15,7 @@ from mqtemplate.listener.failures.schedule import Backoff
 from mqtemplate.listener.registration.cluster_choice import read_choice
 from mqtemplate.listener.registration.payloads import PayloadSettings
 from mqtemplate.listener.registration.preparation import Prepare, PreparedConsumer
+from mqtemplate.listener.registration.topic_patterns import is_pattern
 from mqtemplate.listener.settings import ConsumeMode, ListenerSettings
 from mqtemplate.listener.unsupported import check_supported, own_name_server
 from mqtemplate.selectors.tags import Selector, SelectorType, TagSelector, make_selector
@@ -74,7 +75,8 @@ def resolve_spec(
         check_supported(listener_id, values, resolve)
     settings: dict[str, Any] = {attribute: value for attribute, value in values.items() if attribute in _SETTINGS} | {
         "id": listener_id,
-        "topics": topics,
+        "topics": tuple(topic for topic in topics if not is_pattern(topic)),
+        "topic_patterns": tuple(filter(is_pattern, topics)),
         "group": group,
         "selector": _selector(listener, values["selector_type"], values["selector_expression"]),
         "instance_name": values["instance_name"] or "DEFAULT",
@@ -101,7 +103,7 @@ def _check_retry(listener: str, values: Mapping[str, Any]) -> None:
 
 
 def resolve_topics(listener: str, spec: ListenerSpec, resolve: Resolve) -> tuple[str, ...]:
-    """Return the topics of a spec. A placeholder may stand for several, joined by commas.
+    """Return the topics of a spec, and its patterns. A placeholder may stand for several, joined by commas.
 
     Raises:
         ListenerError: A name is not allowed, or is used twice.
@@ -109,7 +111,8 @@ def resolve_topics(listener: str, spec: ListenerSpec, resolve: Resolve) -> tuple
     names = [name.strip() for topic in spec.topics for name in resolve(topic).split(",")]
     for name in names:
         try:
-            check_topic(name)
+            if not is_pattern(name):
+                check_topic(name)
         except DestinationError as error:
             raise ListenerError(f"{listener}: topic: {error}") from error
     if len(set(names)) < len(names):

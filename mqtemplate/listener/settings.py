@@ -48,6 +48,8 @@ class ListenerSettings:
     Attributes:
         cluster: The cluster to use; None for that of the application.
         payloads: What the listener says about its converter.
+        topics: Topics to read: those that the decorator names, and those that match a pattern.
+        topic_patterns: Patterns of further topics.
     """
 
     id: str
@@ -81,6 +83,7 @@ class ListenerSettings:
     enable_msg_trace: bool = False
     customized_trace_topic: str = ""
     access_channel: str = ""
+    topic_patterns: tuple[str, ...] = ()
 
     @property
     def is_orderly(self) -> bool:

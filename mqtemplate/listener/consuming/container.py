@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from enum import Enum
 from typing import Any
 
-from mqtemplate.broker import Broker, Consumer
+from mqtemplate.broker import Broker, ConsumeFromWhere, Consumer
 from mqtemplate.clock import VirtualClock
 from mqtemplate.converter import MessageConverter
 from mqtemplate.durations import Duration, duration_ms
@@ -31,6 +32,7 @@ from mqtemplate.listener.consuming.virtual_threads import VirtualThreads
 from mqtemplate.listener.endpoint import Endpoint
 from mqtemplate.listener.failures.failure_log import FailureLog
 from mqtemplate.listener.failures.policy import FailurePolicy
+from mqtemplate.listener.registration.topic_patterns import matching
 from mqtemplate.message import MessageQueue
 from mqtemplate.message_trace.dispatcher import TraceDispatcher
 
@@ -84,6 +86,7 @@ class ListenerContainer:
         self._clock = broker.clock
         self._converter = converter
         self._trace = trace
+        self._named_topics = endpoint.settings.topics
         self._owns_loop = loop is None
         self._loop = loop or choose_loop(broker.clock)
         self._is_async = any(is_async(plan.handler) for plan in endpoint.plan.plans())
@@ -135,6 +138,8 @@ class ListenerContainer:
                 return
             if self.state is ContainerState.STOPPING:
                 raise ListenerError(f"{self.name} is being stopped; start it when stop() has returned")
+            if self.endpoint.settings.topic_patterns:
+                self._find_topics()
             settings = self.endpoint.settings
             self._consumer = self._broker.subscribe(settings.consumer_spec(self._clock.now_ms()))
             self._queues = ProcessQueues(self._consumer)
@@ -275,6 +280,34 @@ class ListenerContainer:
                     self._pool.wake()
                 self._wake_polling()
         self._wake()
+
+    # --- topics ------------------------------------------------------------------------------------
+
+    def _find_topics(self) -> bool:
+        """Add the topics that match the patterns of the listener. Return True if they differ from those before."""
+        settings = self.endpoint.settings
+        found = matching(settings.topic_patterns, self._broker.topic_names())
+        topics = tuple(dict.fromkeys((*self._named_topics, *found)))
+        is_changed = topics != settings.topics
+        if is_changed:
+            self.endpoint = replace(self.endpoint, settings=replace(settings, topics=topics))
+        return is_changed
+
+    def follow_topics(self) -> None:
+        """Join the group again if there are new topics that match the patterns of the listener.
+
+        A new topic is read from its start: its messages were sent after the listener had started.
+        """
+        before = self.endpoint.settings
+        if not self._find_topics():
+            return
+        self._log.info(
+            "listener.topics_changed", before=list(before.topics), topics=list(self.endpoint.settings.topics)
+        )
+        self.stop()
+        settings = replace(self.endpoint.settings, consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+        self.endpoint = replace(self.endpoint, settings=settings)
+        self.start()
 
     # --- positions ---------------------------------------------------------------------------------
 

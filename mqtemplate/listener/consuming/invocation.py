@@ -33,7 +33,7 @@ class Invocation:
         log: FailureLog,
     ) -> None:
         self._group = endpoint.settings.group
-        self._topics = endpoint.settings.topics
+        self._topics = endpoint.settings.topics or endpoint.settings.topic_patterns
         self._context = handler_context(self._group, self._topics)
         self._reply_timeout_ms = endpoint.settings.reply_timeout
         self._broker = broker
