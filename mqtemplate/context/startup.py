@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from dependency_injector import providers
+
 from mqtemplate.broker import Broker
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.clock import Clock
@@ -16,16 +18,19 @@ from mqtemplate.context.injection.application_context import ApplicationContext
 from mqtemplate.context.injection.components import is_injectable, is_listener, is_spark_listener
 from mqtemplate.context.injection.definitions import Definition
 from mqtemplate.context.injection.marks import name_of
+from mqtemplate.context.injection.new_template import new_template
 from mqtemplate.context.lifecycle import closing_of, hook_of
-from mqtemplate.context.templates.clusters import Clusters
+from mqtemplate.context.templates.clusters import Clusters, start_broker
 from mqtemplate.context.templates.decorator import ext_template_mark
-from mqtemplate.context.templates.startup import register_templates, start_templates
+from mqtemplate.context.templates.template_specs import TemplateSpec, template_specs
+from mqtemplate.converter import MessageConverter
 from mqtemplate.errors import ConfigurationError, ConversionError, DependencyError, ListenerError
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.listener.discovery import declared_topics
 from mqtemplate.listener.registration.enhancers import Enhancer, enhancer_order
 from mqtemplate.listener.registry import ListenerRegistry
+from mqtemplate.message_trace.traces import Traces
 from mqtemplate.scheduling.discovery import is_scheduled
 from mqtemplate.scheduling.listeners import register_schedules, start_schedules
 from mqtemplate.scheduling.runner import ScheduleRunner
@@ -53,7 +58,7 @@ def link(context: ApplicationContext) -> None:
     """
     _log_sources(context)
     _check_spark_listeners(context)
-    register_templates(context)
+    _register_templates(context)
     context.link()
 
 
@@ -67,7 +72,7 @@ async def open_all(context: ApplicationContext, caller: HookCaller) -> None:
         MQTemplateError: Something cannot start. The caller then stops what is open: ``context.lifecycle``.
     """
     _start_broker(context)
-    start_templates(context)
+    _start_templates(context)
     _expect_topics(context)
     context.lifecycle.push("event loop", context.get(ListenerRegistry).loop.stop)
     for definition in context.in_order():
@@ -109,6 +114,57 @@ def _start_broker(context: ApplicationContext) -> None:
     definition = context.definition_for(RocketMQTemplate)
     if definition.is_default:
         context.lifecycle.push("template", context.build(definition).close)
+
+
+def _register_templates(context: ApplicationContext) -> None:
+    """Register the further templates and their brokers, after the starters. Nothing is opened yet.
+
+    Raises:
+        ConfigurationError: A name is not allowed or used twice, or a class lacks its section.
+        UnsupportedError: A key is set that the broker of a template does not support.
+    """
+    clusters = Clusters(context)
+    with context.contributions("configuration"):
+        context.register(clusters, name="mqtemplate.clusters")
+    traces = Traces(context.lifecycle.push)
+    context.container.trace_of.override(providers.Object(traces.dispatcher))
+    for spec in template_specs(context.settings, context.components):
+        _register_template(spec, clusters, context)
+    context.container.broker_of.override(providers.Object(clusters.broker_of))
+    context.container.converter_of_class.override(providers.Object(lambda kind: _converter_of(kind, context)))
+
+
+def _converter_of(kind: type, context: ApplicationContext) -> MessageConverter:
+    """Return the converter that a listener names by its class: that of the application, else a new one."""
+    found: Any = context.get(kind) if context.has(kind) else context.call(kind)
+    converter: MessageConverter = found
+    return converter
+
+
+def _register_template(spec: TemplateSpec, clusters: Clusters, context: ApplicationContext) -> None:
+    broker = clusters.add_template(spec)
+    converter = context.definition_for(MessageConverter)
+    trace_of = context.container.trace_of()
+
+    def build(broker: Broker, converter: MessageConverter) -> RocketMQTemplate:
+        return new_template(spec.kind, broker, converter, spec.settings.rocketmq, trace_of)
+
+    context.add_qualified(spec.name, spec.kind, build, [broker, converter])
+
+
+def _start_templates(context: ApplicationContext) -> None:
+    """Start the brokers of the templates, and build the templates.
+
+    Raises:
+        RemoteConnectError: A cluster cannot be reached; a note names the template.
+    """
+    for name, definition in context.get(Clusters).definitions():
+        broker = context.build(definition)
+        context.lifecycle.push(f"broker of rocketmq.templates.{name}", broker.close)
+        start_broker(broker, f"rocketmq.templates.{name}")
+    for definition in context.qualified(RocketMQTemplate):
+        template = context.build(definition)
+        context.lifecycle.push(f"template {definition.qualifier}", template.close)
 
 
 def _expect_topics(context: ApplicationContext) -> None:

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from mqtemplate.clock import Clock, VirtualClock
 from mqtemplate.event_log import get_logger
-from mqtemplate.listener.consuming.container import ListenerContainer
+from mqtemplate.listener.endpoint import Endpoint
 from mqtemplate.services import Service, ServiceThread
 
 _log = get_logger("mqtemplate.listener")
 
 _INTERVAL_MS = 30_000
 """Time between two searches for new topics. Source: ``client: ClientConfig.pollNameServerInterval``."""
+
+
+class Follower(Protocol):
+    """A listener container, as far as the search needs it."""
+
+    endpoint: Endpoint
+
+    @property
+    def is_running(self) -> bool: ...
+
+    def follow_topics(self) -> None:
+        """Join the group again if there are new topics."""
 
 
 class TopicWatch:
@@ -25,11 +38,11 @@ class TopicWatch:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._containers: list[ListenerContainer] = []
+        self._containers: list[Follower] = []
         self._due_ms = clock.now_ms() + _INTERVAL_MS
         self._thread: ServiceThread | None = None
 
-    def start(self, containers: Iterable[ListenerContainer]) -> None:
+    def start(self, containers: Iterable[Follower]) -> None:
         """Watch for the containers that have patterns; do nothing if there are none."""
         self._containers = [each for each in containers if each.endpoint.settings.topic_patterns]
         if not self._containers:
