@@ -104,15 +104,18 @@ class ListenerRegistry:
         """Let a function change the attributes of the listeners that are registered from now on."""
         self._enhancers.append(enhancer)
 
-    def register(self, target: object) -> list[ListenerContainer]:
+    def register(self, target: object, *, enhance: bool = True) -> list[ListenerContainer]:
         """Add a decorated function, or an object of a decorated class. Return a container for each decorator.
+
+        Args:
+            enhance: False: the enhancers of the application do not change its attributes.
 
         Raises:
             ListenerError: The object is no listener, is declared wrongly, or its id is taken.
             UnsupportedError: The broker cannot honour an attribute.
         """
         added = []
-        for endpoint in make_endpoints(target, self._resolve, self._enhancers):
+        for endpoint in make_endpoints(target, self._resolve, self._enhancers if enhance else ()):
             if endpoint.id in self._containers:
                 raise ListenerError(
                     f"two listeners have the id {endpoint.id!r}; give one another id=, or register the object once"

@@ -34,7 +34,8 @@ def register_schedules(
     since_ms = schedules.topic.broker.clock.now_ms()
     runners = [ScheduleRunner(schedule, schedules.topic, since_ms) for schedule in own]
     # A schedule that is disabled has no listener, and this process does not start it.
-    return [runner for runner in runners if registry.register(listener_of(runner, schedules.topic))]
+    # Their listeners are no part of the application, so its enhancers do not see them.
+    return [runner for runner in runners if registry.register(listener_of(runner, schedules.topic), enhance=False)]
 
 
 def start_schedules(runners: Iterable[ScheduleRunner], schedules: Schedules) -> None:

@@ -13,6 +13,7 @@ from mqtemplate import (
     VirtualClock,
     listener_enhancer,
     message_listener,
+    scheduled,
 )
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener.decorator import MESSAGE_LISTENER
@@ -84,6 +85,21 @@ def test_an_enhancer_may_be_a_class_that_the_application_builds() -> None:
 
     InTestGroups.__init__.__annotations__["suffix"] = Suffix
     assert settings_of(bill, Suffix, InTestGroups).group == "billing-test"
+
+
+def test_the_listeners_of_schedules_are_not_changed() -> None:
+    seen: list[object] = []
+
+    @listener_enhancer()
+    def note(attributes: dict[str, Any], listener: object) -> None:
+        seen.append(attributes["consumer_group"])
+
+    @scheduled(every="10m")
+    def report() -> None: ...
+
+    with app_of(bill, note, report) as app:
+        assert len(app.containers) == 2
+    assert seen == ["billing"]
 
 
 @pytest.mark.parametrize(
