@@ -5,6 +5,7 @@
     Pub       time region group topic msg_id tags keys store_host body_bytes cost_ms type offset_msg_id success
     SubBefore time region group request_id msg_id retries keys
     SubAfter  request_id msg_id cost_ms success keys code [time group]
+    EndTransaction time region group topic msg_id tags keys store_host type transaction_id state from_check
 
 The byte 1 is between fields, the byte 2 after each record. A missing text is ``null``, as Java writes it. Source:
 RocketMQ ``client: TraceDataEncoder``, ``TraceConstants``.
@@ -70,6 +71,29 @@ def sent_record(
     """Return the record of one sent message."""
     fields = ("Pub", time_ms, region, group, topic, msg_id, tags, keys, store_host, body_bytes, cost_ms, int(kind))
     return TraceRecord(_joined(*fields, offset_msg_id, success), _keys(msg_id, keys), region)
+
+
+def transaction_record(
+    *,
+    time_ms: int,
+    region: str,
+    group: str,
+    topic: str,
+    msg_id: str,
+    tags: str | None,
+    keys: str | None,
+    store_host: str,
+    transaction_id: str | None,
+    state: str,
+) -> TraceRecord:
+    """Return the record of the end of a transaction.
+
+    Args:
+        state: Name in RocketMQ: ``COMMIT_MESSAGE``, ``ROLLBACK_MESSAGE`` or ``UNKNOW``.
+    """
+    fields = ("EndTransaction", time_ms, region, group, topic, msg_id, tags, keys, store_host)
+    text = _joined(*fields, int(TraceMessageType.COMMIT), transaction_id, state, False)
+    return TraceRecord(text, _keys(msg_id, keys), region)
 
 
 def before_record(

@@ -10,11 +10,17 @@ from mqtemplate.broker import Broker
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import DELAY_PROPERTIES, Message, MessageExt, MessageQueue, Property, parse_offset_msg_id
 from mqtemplate.message_trace.dispatcher import TraceDispatcher
-from mqtemplate.message_trace.records import TraceMessageType, sent_record
-from mqtemplate.results import HalfMessage, SendResult, SendStatus
+from mqtemplate.message_trace.records import TraceMessageType, sent_record, transaction_record
+from mqtemplate.results import HalfMessage, SendResult, SendStatus, TransactionState
 
 DEFAULT_REGION = "DefaultRegion"
 """Region of a broker that reports none. Source: ``common: MixAll.DEFAULT_TRACE_REGION_ID``."""
+
+_STATES = {
+    TransactionState.COMMIT: "COMMIT_MESSAGE",
+    TransactionState.ROLLBACK: "ROLLBACK_MESSAGE",
+    TransactionState.UNKNOWN: "UNKNOW",  # as RocketMQ spells it
+}
 
 
 class TracedBroker:
@@ -73,6 +79,26 @@ class TracedBroker:
         half = self._broker.send_half(message, group, queue, timeout_ms)
         self._note((message,), half.send_result, started_ms, TraceMessageType.HALF)
         return half
+
+    def end_transaction(self, half: HalfMessage, state: TransactionState, remark: str | None = None) -> None:
+        """Do `Broker.end_transaction` and note the state."""
+        self._broker.end_transaction(half, state, remark)
+        message, result = half.message, half.send_result
+        if not result.trace_on or not self._dispatcher.is_traced(message.topic):
+            return
+        record = transaction_record(
+            time_ms=self._now_ms(),
+            region=result.region_id or DEFAULT_REGION,
+            group=self._group,
+            topic=message.topic,
+            msg_id=result.msg_id,
+            tags=message.tags,
+            keys=message.keys,
+            store_host=str(parse_offset_msg_id(result.offset_msg_id)[0]),
+            transaction_id=result.transaction_id,
+            state=_STATES[state],
+        )
+        self._dispatcher.append(record)
 
     def request(
         self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000

@@ -7,7 +7,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from mqtemplate import MQApplication, message_listener
+from mqtemplate import Message, MQApplication, TransactionState, message_listener, transaction_listener
 from tests.conformance.java_clients import Case
 from tests.waiting import eventually
 
@@ -53,3 +53,29 @@ def test_mqadmin_shows_who_sent_and_who_consumed_a_message(newest: Case, trace_t
     rows = [line.split() for line in text.splitlines() if line.strip()]
     assert any(row[:2] == ["Pub", "shop"] and "success" in row for row in rows), text
     assert re.search(rf"Sub\s+{re.escape(group)}\b", text), text
+
+
+@transaction_listener()
+class Committed:
+    def execute_local_transaction(self, message: Message, arg: object) -> TransactionState:
+        return TransactionState.COMMIT
+
+    def check_local_transaction(self, message: Message) -> TransactionState:
+        return TransactionState.COMMIT
+
+
+def test_mqadmin_reads_the_trace_of_a_transaction(newest: Case) -> None:
+    topic = newest.topic("traced-transaction")
+    settings = {
+        "rocketmq.name-server": newest.server.address,
+        "rocketmq.producer.group": "traced-shop",
+        "rocketmq.producer.enable-msg-trace": True,
+    }
+    with MQApplication(Committed, settings=settings, environment={}) as app:
+        sent = app.template.send_in_transaction(topic, "tea")
+
+    def shown() -> str | None:
+        text = newest.tools.mqadmin("queryMsgTraceById", "-n", newest.server.address, "-i", sent.msg_id)
+        return text if "traced-shop" in text else None
+
+    assert eventually(shown, "the trace can be found by the id of the message", timeout_s=PATIENCE_S)

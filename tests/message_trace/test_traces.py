@@ -71,8 +71,10 @@ def test_each_verb_is_traced_with_the_kind_of_its_message() -> None:
         app.template.send_one_way("orders", "e")
         Harness(app).advance("1s")
 
-        kinds = {record[5]: record[11] for record in records_in(app.broker)}
+        kinds = {record[5]: record[11] for record in records_in(app.broker) if record[0] == "Pub"}
         assert kinds == {**dict.fromkeys(batch.msg_id.split(","), "0"), delayed.msg_id: "3", half.msg_id: "1"}
+        [end] = [record for record in records_in(app.broker) if record[0] == "EndTransaction"]
+        assert (end[4:6], end[9:]) == (["orders", half.msg_id], ["2", half.msg_id, "COMMIT_MESSAGE", "false"])
 
 
 def test_a_failed_handler_is_traced_with_its_reason_and_the_retry_with_its_number() -> None:
