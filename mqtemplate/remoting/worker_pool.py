@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -43,7 +44,7 @@ class ProcessorTime:
 
     def _lately(self, address: str) -> float:
         seconds, since_s = self._used.get(address, (0.0, 0.0))
-        return seconds * 0.5 ** ((self._now_s() - since_s) / _HALF_LIFE_S)
+        return seconds * math.exp2((since_s - self._now_s()) / _HALF_LIFE_S)
 
 
 @dataclass(slots=True)
