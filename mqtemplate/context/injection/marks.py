@@ -135,7 +135,7 @@ def read_parameters(target: Callable[..., object], known: Mapping[str, type]) ->
     hints = type_hints(target, known)
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [
-        _read(target, parameter, hints.get(parameter.name, inspect.Parameter.empty))
+        read_parameter(target, parameter, hints.get(parameter.name, inspect.Parameter.empty))
         for parameter in signature.parameters.values()
         if parameter.kind not in variable
     ]
@@ -168,7 +168,12 @@ def type_hints(target: Callable[..., object], known: Mapping[str, type] | None =
         raise DependencyError(f"{name_of(target)}: an annotation cannot be read: {exc}") from exc
 
 
-def _read(target: object, parameter: inspect.Parameter, annotation: Any) -> Parameter:
+def read_parameter(target: object, parameter: inspect.Parameter, annotation: Any) -> Parameter:
+    """Return one parameter of a constructor or function.
+
+    Raises:
+        DependencyError: It has no annotation, or a marker of dependency-injector.
+    """
     where = f"{name_of(target)}: parameter {parameter.name!r}"
     has_default = parameter.default is not inspect.Parameter.empty
     if annotation is inspect.Parameter.empty and not has_default:
