@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator
+from typing import Any
 
 from mqtemplate.durations import Duration, duration_ms
 from mqtemplate.errors import ConfigurationError
@@ -42,17 +43,17 @@ class CircuitBreaker:
         errors: type[Exception] | tuple[type[Exception], ...] = Exception,
         name: str = "",
     ) -> None:
-        if isinstance(failures, bool) or not isinstance(failures, int) or failures < 1:
+        if type(failures) is not int or failures < 1:
             raise ConfigurationError(f"CircuitBreaker: failures must be a whole number, 1 or more, got {failures!r}")
         try:
             self._pause_ms = max(1, duration_ms(pause, 1_000))
         except ValueError as error:
             raise ConfigurationError(f"CircuitBreaker: pause must be {error}") from None
-        kinds = errors if isinstance(errors, tuple) else (errors,)
+        kinds: tuple[Any, ...] = errors if isinstance(errors, tuple) else (errors,)
         if not kinds or not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):
             raise ConfigurationError(f"CircuitBreaker: errors must be classes of exceptions, got {errors!r}")
         self._limit = failures
-        self._errors = kinds
+        self._errors: tuple[type[Exception], ...] = kinds
         self._name = name
         self._lock = threading.Lock()
         self._failures = 0

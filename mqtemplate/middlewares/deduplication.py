@@ -49,7 +49,7 @@ class Deduplication:
         keep: Duration = "10m",
         max_keys: int = 100_000,
     ) -> None:
-        if isinstance(max_keys, bool) or not isinstance(max_keys, int) or max_keys < 1:
+        if type(max_keys) is not int or max_keys < 1:
             raise ConfigurationError(f"Deduplication: max_keys must be a whole number, 1 or more, got {max_keys!r}")
         try:
             self._keep_ms = duration_ms(keep, 1_000)

@@ -28,7 +28,7 @@ class RateLimit:
 
     def __init__(self, count: int, per: Duration = "1s", burst: int | None = None) -> None:
         for name, value in (("count", count), ("burst", count if burst is None else burst)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if type(value) is not int or value < 1:
                 raise ConfigurationError(f"RateLimit: {name} must be a whole number, 1 or more, got {value!r}")
         try:
             per_ms = duration_ms(per, 1_000)

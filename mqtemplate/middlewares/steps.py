@@ -88,7 +88,7 @@ def leave(opened: list[Steps], result: Any, error: BaseException | None) -> Any:
         del error  # else its traceback would contain this frame, and the frame the error
 
 
-def _yielded_twice(steps: Steps | AsyncSteps) -> RuntimeError:
+def _yielded_twice(steps: Any) -> RuntimeError:
     return RuntimeError(f"middleware {steps.__qualname__} yielded twice; it yields once, and the call happens there")
 
 
@@ -108,7 +108,7 @@ async def call_around_async(
     try:
         is_passed, result = True, item
         for around, is_async in arounds:
-            steps = around(result)
+            steps: Any = around(result)
             is_passed, passed = await _start_async(steps) if is_async else _start(steps)
             if not is_passed:
                 result = passed

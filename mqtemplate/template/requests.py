@@ -10,7 +10,7 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.converter import MessageConverter, payload_of
 from mqtemplate.futures import AwaitableFuture, HandlerFuture
 from mqtemplate.message import Message, MessageExt
-from mqtemplate.template.middlewares import Sender
+from mqtemplate.middlewares.sender import Sender
 from mqtemplate.template.send_options import SendPlan
 
 T = TypeVar("T")

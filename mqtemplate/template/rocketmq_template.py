@@ -22,6 +22,7 @@ from mqtemplate.errors import (
 )
 from mqtemplate.futures import AwaitableFuture, refuse_on_handler_loop
 from mqtemplate.message import Message, MessageQueue
+from mqtemplate.middlewares.sender import sender_of
 from mqtemplate.results import SendResult, TransactionSendResult
 from mqtemplate.selectors.tags import SelectorType
 from mqtemplate.template.background import Background, awaitable
@@ -34,7 +35,6 @@ from mqtemplate.template.destination import (
     send_async_again,
 )
 from mqtemplate.template.lite_pull import LitePullConsumer, PullSettings, Receipt, ReceiveFuture
-from mqtemplate.template.middlewares import sender_of
 from mqtemplate.template.outbound import NO_EXTRAS, Extras, MessageFactory, read_options
 from mqtemplate.template.pending_verbs import PendingVerbs
 from mqtemplate.template.requests import Requests

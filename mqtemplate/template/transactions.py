@@ -18,9 +18,9 @@ from mqtemplate.converter import MessageConverter, payload_of
 from mqtemplate.errors import ConfigurationError, ListenerError, MQTemplateError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import Message, MessageExt, Property, create_unique_id
+from mqtemplate.middlewares.sender import Sender
 from mqtemplate.results import SendResult, SendStatus, TransactionSendResult, TransactionState
 from mqtemplate.template.destination import parse_destination
-from mqtemplate.template.middlewares import Sender
 from mqtemplate.template.send_options import SendPlan
 from mqtemplate.template.transaction_spec import TransactionListenerSpec, transaction_listener_spec
 

@@ -30,7 +30,7 @@ def test_a_result_means_a_set_of_failed_indices(result: Any, failed: set[int]) -
 
 @pytest.mark.parametrize("result", [True, "0", 1, {"a": 1}])
 def test_a_result_without_indices_is_refused(result: Any) -> None:
-    with pytest.raises(ListenerError, match="return nothing, a ConsumeStatus, or the indices of those that failed"):
+    with pytest.raises(ListenerError, match="return nothing, a ConsumeStatus, the indices of those that failed"):
         failed_indices(result, 3)
 
 

@@ -71,7 +71,7 @@ class Publisher:
     def through(self, sender: ResultSender, result: object) -> Iterator[object]:
         """Send what a result requests by another sender, and yield what it returns."""
         for send in self._sends(result):
-            yield sender.send(send.destination, send.payload, send.delay_level, **send.options)  # type: ignore[misc]
+            yield sender.send(send.destination, send.payload, send.delay_level, **send.options)
 
     def around(self, call: Callable[[Any], Any], *, is_async: bool) -> Callable[[Any], Any]:
         """Return a handler, as a function of one argument, that sends its results before it returns."""
@@ -96,7 +96,7 @@ class Publisher:
             return ()
         if is_sends(result):
             return [result] if isinstance(result, Send) else result  # type: ignore[return-value]  # of `Send`
-        return [Send(spec.destination, result, spec.delay_level, **spec.options) for spec in self.specs]  # type: ignore[misc]
+        return [Send(spec.destination, result, spec.delay_level, **spec.options) for spec in self.specs]
 
     def _found(self) -> Template:
         if self._template is None:

@@ -6,8 +6,9 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from typing import Any, Protocol
 
+from mqtemplate.errors import ListenerError
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.consuming.handler_loop import HandlerLoop
 from mqtemplate.listener.consuming.watchdog import RunningCall
@@ -21,7 +22,7 @@ _THREADS_FOR_FAILURES = 4
 
 StartTask = Callable[[MessageExt, asyncio.AbstractEventLoop], "asyncio.Task[Failure | None]"]
 """Function that creates the task for one message."""
-_Running = RunningCall[tuple[object, MessageExt]]
+_Running = RunningCall[Any]
 
 
 class LoopWork(Protocol):
@@ -79,9 +80,13 @@ class AsyncConsumePool:
             self._is_scheduled = True
             try:
                 self._handler_loop.open().call_soon_threadsafe(self._fill)
-            except BaseException:
+            except ListenerError as error:  # the program has closed its loop
                 self._is_scheduled = False
-                raise
+                self._fail_ready(error)
+
+    def _fail_ready(self, error: ListenerError) -> None:
+        while not self._abandoned and (running := self._work.begin_next()) is not None:
+            self._settle(running, Failure((running.work[0][1],), error))
 
     def supervise(self) -> bool:
         """Return False: a task that ends takes the next message at once."""

@@ -92,7 +92,7 @@ class Invocation:
         except SystemExit as error:
             # asyncio would end the loop, which runs the handlers of all listeners.
             return Failure((message,), RuntimeError(f"the handler called sys.exit({error.code!r})"))
-        except HANDLER_ERRORS as error:
+        except Exception as error:  # a cancelled task stays one
             return Failure((message,), error)
 
     def _handle_batch(self, batch: BatchCalls, messages: Sequence[MessageExt]) -> list[Failure]:

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar, cast
 
-from mqtemplate.broker import Broker, HalfMessage
+from mqtemplate.broker import Broker
 from mqtemplate.errors import MessageDroppedError, MessageError
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.middlewares.declaration import arounds
 from mqtemplate.middlewares.outgoing import Outgoing
 from mqtemplate.middlewares.steps import Around, Steps, call_around, enter, leave
-from mqtemplate.results import SendResult
+from mqtemplate.results import HalfMessage, SendResult
 
 T = TypeVar("T")
 
