@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from asyncio import sleep as virtual_sleep
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -39,7 +40,7 @@ def listener(is_async: bool, handle: Callable[[str], object], group: str = "bill
         return handle(order)
 
     async def with_await(order: str) -> object:
-        await asyncio.sleep(0)
+        await virtual_sleep(0)
         return handle(order)
 
     return message_listener("orders", group, **attributes)(with_await if is_async else plain)
@@ -166,11 +167,13 @@ def test_timing_logs_each_call_and_each_send(
     timing = Timing("INFO", slow="2s")
 
     async def handle(order: str) -> None:
-        await asyncio.sleep(int(order))
+        await virtual_sleep(int(order))
         if order == "1":
             raise OSError("no")
 
-    mqtemplate_app(message_listener("orders", "billing", id="bill", max_reconsume_times=0, middlewares=[timing])(handle))
+    mqtemplate_app(
+        message_listener("orders", "billing", id="bill", max_reconsume_times=0, middlewares=[timing])(handle)
+    )
     template = RocketMQTemplate(mqtemplate_broker, middlewares=[timing])
     for seconds in range(3):
         template.sync_send("orders:paid", str(seconds))
@@ -179,7 +182,11 @@ def test_timing_logs_each_call_and_each_send(
     lines = [record for record in caplog.records if record.name == "mqtemplate.middlewares"]
     events: list[Any] = [(line.levelno, line.msg) for line in lines]
     handled = [(each["event"], each["took_ms"], each["outcome"]) for _, each in events if "listener" in each]
-    assert handled == [("message.handled", 0, "done"), ("message.handled", 1_000, "OSError"), ("handler.slow", 2_000, "done")]
+    assert handled == [
+        ("message.handled", 0, "done"),
+        ("message.handled", 1_000, "OSError"),
+        ("handler.slow", 2_000, "done"),
+    ]
     assert [level for level, each in events if "listener" in each] == [logging.INFO, logging.INFO, logging.WARNING]
     sent = [each for _, each in events if each["event"] == "message.sent"]
     assert [(each["topic"], each["tag"], each["verb"], each["outcome"]) for each in sent] == [
@@ -237,7 +244,7 @@ def test_a_repeat_of_a_message_that_is_being_handled_comes_later(
     got: list[str] = []
 
     async def handle(order: str) -> None:
-        await asyncio.sleep(3)
+        await virtual_sleep(3)
         got.append(order)
 
     deduplication = Deduplication(lambda message: message.keys)
@@ -282,9 +289,7 @@ def test_the_number_of_keys_is_bounded_and_groups_do_not_share_keys(
     assert len(deduplication) == 2
 
     mqtemplate_app(
-        listener(
-            False, got.append, "two", consume_from_where="CONSUME_FROM_FIRST_OFFSET", middlewares=[deduplication]
-        )
+        listener(False, got.append, "two", consume_from_where="CONSUME_FROM_FIRST_OFFSET", middlewares=[deduplication])
     )
     mqtemplate_harness.run_until_idle()
     assert got == ["a", "b", "c", "a", "a", "b", "c", "a"]
@@ -302,7 +307,7 @@ def test_an_async_handler_is_cancelled_after_its_time(
 
     async def handle(order: str) -> None:
         try:
-            await asyncio.sleep(3 if len(events) else 60)
+            await virtual_sleep(3 if len(events) else 60)
         except asyncio.CancelledError:
             events.append("cancelled")
             raise
@@ -327,7 +332,7 @@ def test_an_async_handler_may_catch_its_cancellation_and_return(
 
     async def handle(order: str) -> None:
         try:
-            await asyncio.sleep(60)
+            await virtual_sleep(60)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             assert task is not None
@@ -427,8 +432,8 @@ class Bank:
 
 
 @pytest.fixture
-def bank(mqtemplate_harness: Harness) -> Iterator[Bank]:
-    yield Bank(mqtemplate_harness.clock.now_ms)
+def bank(mqtemplate_harness: Harness) -> Bank:
+    return Bank(mqtemplate_harness.clock.now_ms)
 
 
 @BOTH
@@ -442,9 +447,7 @@ def test_a_breaker_pauses_the_listener_while_its_dependency_is_down(
 ) -> None:
     """After three failures one message is tried each minute. The outage uses up no retries but those three calls."""
     breaker = CircuitBreaker(3, "1m", errors=OSError, name="bank")
-    mqtemplate_app(
-        listener(is_async, bank.pay, retry=["1h"], consume_thread_number=1, middlewares=[breaker])
-    )
+    mqtemplate_app(listener(is_async, bank.pay, retry=["1h"], consume_thread_number=1, middlewares=[breaker]))
     send(mqtemplate_template, *"abcde")
     mqtemplate_harness.advance("150s")
 

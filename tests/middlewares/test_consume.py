@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from asyncio import sleep as virtual_sleep
 from collections.abc import AsyncGenerator, Callable, Generator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -46,14 +46,14 @@ class Noting:
 
 class NotingAsync(Noting):
     async def consume(self, delivery: Delivery) -> AsyncGenerator[Delivery, object]:  # type: ignore[override]
-        await asyncio.sleep(0)
+        await virtual_sleep(0)
         self.events.append(f"{self.name} before")
         try:
             result = yield delivery
         except Exception as error:
             self.events.append(f"{self.name} {type(error).__name__}")
             raise
-        await asyncio.sleep(0)
+        await virtual_sleep(0)
         self.events.append(f"{self.name} after {result}")
 
 
@@ -64,7 +64,7 @@ def handler(is_async: bool, handle: Callable[[str], object]) -> Callable[..., An
         return handle(order)
 
     async def with_await(order: str) -> object:
-        await asyncio.sleep(0)
+        await virtual_sleep(0)
         return handle(order)
 
     return with_await if is_async else plain
@@ -89,7 +89,7 @@ def test_middlewares_are_around_the_handler_in_their_order(
     """Plain and async ones, in any mixture, around plain and async handlers."""
     events: list[Any] = []
     listen = message_listener("orders", "billing", middlewares=[outer(events, "outer"), inner(events, "inner")])
-    mqtemplate_app(listen(handler(is_async, lambda order: events.append(order))))
+    mqtemplate_app(listen(handler(is_async, events.append)))
 
     mqtemplate_template.sync_send("orders", "tea")
     mqtemplate_harness.run_until_idle()
@@ -269,7 +269,9 @@ def test_a_middleware_that_raises_fails_the_message(
                 raise OSError("no audit")
             yield delivery
 
-    mqtemplate_app(message_listener("orders", "billing", retry=["1s"], middlewares=[Broken()])(handler(False, got.append)))
+    mqtemplate_app(
+        message_listener("orders", "billing", retry=["1s"], middlewares=[Broken()])(handler(False, got.append))
+    )
     mqtemplate_template.sync_send("orders", "tea")
     mqtemplate_harness.advance("1s")
 
