@@ -67,9 +67,10 @@ def _sending(call: Call, sender: int, publisher: Publisher) -> Call:
         result = call(source, values)
         for sent in publisher.through(values[sender], result):
             if inspect.isawaitable(sent):
-                raise ListenerError(
-                    f"{type(values[sender]).__name__}.send is async; write the handler with 'async def'"
-                )
+                if inspect.iscoroutine(sent):
+                    sent.close()
+                name = type(values[sender]).__name__
+                raise ListenerError(f"{name}.send is async; write the handler with 'async def'")
         return result
 
     return send
