@@ -24,7 +24,6 @@ from bench.peer.python_environment import install, python_of
 from mqtemplate import Delivery, Depends, EmbeddedBroker, MessageExt, MQApplication, Timing, message_listener
 from mqtemplate.converter import JsonMessageConverter
 from mqtemplate.listener import ListenerRegistry
-from mqtemplate.listener.consuming.invocation import Invocation
 from mqtemplate.message import Message
 
 _ROUNDS = 9
@@ -91,9 +90,10 @@ def per_call_us(call: Callable[[MessageExt], object], message: MessageExt, count
 def overhead(count: int) -> None:
     """Measure what is around a handler."""
     with MQApplication(*handlers().values(), Audit, settings=_SETTINGS, environment={}) as app:
-        calls = {name: container._invocation.handle_one for name, container in zip(handlers(), app.containers, strict=True)}
+        containers = zip(handlers(), app.containers, strict=True)
+        calls = {name: container._invocation.handle_one for name, container in containers}
         app.broker.send(Message("read", b"x" * 100))
-        [message] = app.broker.pull(app.broker.queues("read")[0], 0).messages or pulled(app)
+        [message] = [found for queue in app.broker.queues("read") for found in app.broker.pull(queue, 0).messages]
         results: dict[str, list[float]] = {name: [] for name in calls}
         for _ in range(_ROUNDS + 1):
             for name, call in calls.items():
@@ -103,11 +103,6 @@ def overhead(count: int) -> None:
     report("a bare handler", bare, "us", "-")
     for name, median in medians.items():
         report(f"  {name}, more", median - bare, "us", "< 5 us" if name == "with all three" else "-")
-
-
-def pulled(app: MQApplication) -> list[MessageExt]:
-    """Return the only message of the topic ``read``, from the queue that has it."""
-    return [message for queue in app.broker.queues("read") for message in app.broker.pull(queue, 0).messages]
 
 
 def async_rate(name: str, target: str, handler: Callable[..., Any], attributes: dict[str, Any]) -> None:

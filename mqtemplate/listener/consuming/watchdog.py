@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from mqtemplate.clock import Clock
@@ -57,9 +58,21 @@ class RunningCall(Generic[_Work]):
     def stack(self) -> str:
         """Return the current stack of its thread, or of its task."""
         if self.task is not None:
-            return "".join(line for frame in self.task.get_stack() for line in traceback.format_stack(frame, 1))
+            return "".join(line for frame in _frames(self.task) for line in traceback.format_stack(frame, 1))
         frame = sys._current_frames().get(self.thread_id)
         return "".join(traceback.format_stack(frame)) if frame else ""
+
+
+def _frames(task: asyncio.Task[Any]) -> Iterator[FrameType]:
+    """Yield the frames of the coroutines that a task awaits, the outermost first; the task itself knows only that."""
+    awaited: Any = task.get_coro()
+    while awaited is not None:
+        prefix = next((name for name in ("cr", "gi", "ag") if hasattr(awaited, f"{name}_frame")), None)
+        if prefix is None:
+            return
+        if (frame := getattr(awaited, f"{prefix}_frame")) is not None:
+            yield frame
+        awaited = getattr(awaited, "gi_yieldfrom" if prefix == "gi" else f"{prefix}_await")
 
 
 class Watchdog(Generic[_Work]):
