@@ -32,7 +32,7 @@ class HandlerPlan:
         payload_type: Type that a body is converted to; in a batch, the type of one item.
         is_raw: True if the payload is the message itself and nothing is converted.
         arguments: Arguments for the parameters after the payload.
-        scope: Providers of values that are made for one call.
+        scope: Providers of values that are created for one call.
     """
 
     handler: Handler

@@ -76,9 +76,10 @@ class TimeLimit:
             timer.cancel()
 
     def _interrupting(self, delivery: Delivery) -> Generator[Delivery, object, None]:
-        call = self._interruptions.start()
+        call = _Call()
         try:
             try:
+                self._interruptions.start(call)
                 yield delivery
             finally:
                 self._interruptions.finish(call)
@@ -94,8 +95,8 @@ class _Call:
 
     __slots__ = ("due", "is_interrupted", "thread_id")
 
-    def __init__(self, due: float) -> None:
-        self.due = due
+    def __init__(self) -> None:
+        self.due = 0.0
         self.is_interrupted = False
         self.thread_id = threading.get_ident()
 
@@ -112,15 +113,14 @@ class _Interruptions:
         self._calls: dict[_Call, None] = {}
         self._is_watched = False
 
-    def start(self) -> _Call:
-        """Note that this thread calls a handler."""
-        call = _Call(time.monotonic() + self._limit_s)
+    def start(self, call: _Call) -> None:
+        """Note that this thread calls a handler. From now on the exception may be raised in it."""
         with self._lock:
+            call.due = time.monotonic() + self._limit_s
             self._calls[call] = None
             starts, self._is_watched = not self._is_watched, True
         if starts:
             threading.Thread(target=self._watch, name="mqtemplate-time-limit", daemon=True).start()
-        return call
 
     def finish(self, call: _Call) -> None:
         """Note that the handler of this thread returned. No exception is raised in the thread after this."""

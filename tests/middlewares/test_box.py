@@ -26,6 +26,7 @@ from mqtemplate import (
 )
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.middlewares import TimeLimitError
+from mqtemplate.middlewares.time_limit import _Call, _Interruptions
 from mqtemplate.testing import Harness, RecordingTemplate
 from mqtemplate.testing.start_app import StartApp
 from tests.waiting import eventually
@@ -540,9 +541,15 @@ def test_an_argument_that_is_not_allowed_is_refused(create: Callable[[], object]
         create()
 
 
-def test_the_thread_of_time_limits_ends_when_no_handler_runs() -> None:
-    limit = TimeLimit("1ms")
-    calls = limit._interruptions
-    calls.finish(calls.start())
+def test_calls_are_interrupted_in_their_order_and_finished_ones_never() -> None:
+    """With none left the thread that watches them ends."""
+    calls, first, second = _Interruptions(10), _Call(), _Call()
+    calls._is_watched = True  # this test is the thread
+    calls.start(first)
+    calls.start(second)
+    calls.finish(first)
 
-    eventually(lambda: not calls._is_watched, "the thread has ended")
+    assert calls._interrupt_due(second.due - 3) == 3
+    calls.finish(second)
+    assert calls._interrupt_due(second.due) is None
+    assert not (first.is_interrupted or second.is_interrupted or calls._is_watched)

@@ -16,8 +16,10 @@ from mqtemplate import (
     Delivery,
     MessageExt,
     RetryLater,
+    ScheduledRun,
     message_listener,
     middleware,
+    scheduled,
 )
 from mqtemplate.errors import ConfigurationError, DependencyError, ListenerError
 from mqtemplate.testing import Harness, RecordingTemplate
@@ -538,6 +540,20 @@ def test_a_function_or_an_object_can_be_marked(
     mqtemplate_harness.run_until_idle()
 
     assert (ORDER, events) == (["Configured"], ["inner before", "inner after None"])
+
+
+def test_global_middlewares_are_around_runs_of_schedules(mqtemplate_app: StartApp, mqtemplate_harness: Harness) -> None:
+    """A run is a message."""
+    events: list[Any] = []
+
+    @scheduled(every="1h", name="report")
+    def report(run: ScheduledRun) -> None:
+        events.append(run.attempt)
+
+    mqtemplate_app(report, middleware(Noting(events, "global")))
+    mqtemplate_harness.advance("1h")
+
+    assert events == ["global before", 1, "global after None"]
 
 
 class NoMethod: ...

@@ -1,4 +1,4 @@
-"""`Depends`: parameters of handlers whose values are made for one call and closed after it."""
+"""`Depends`: parameters of handlers whose values are created for one call and closed after it."""
 
 from __future__ import annotations
 

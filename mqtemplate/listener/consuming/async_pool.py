@@ -146,7 +146,7 @@ class AsyncConsumePool:
         else:
             failure = task.result()
         if failure is None:
-            self._work.end(running, None)
+            self._settle(running, None)
         elif not self._abandoned:
             self._end_failed(running, failure)
         self._fill()
@@ -157,7 +157,7 @@ class AsyncConsumePool:
         self._ending += 1
         self._loop.run_in_executor(self._threads, self._settle, running, failure).add_done_callback(self._settled)
 
-    def _settle(self, running: _Running, failure: Failure) -> None:
+    def _settle(self, running: _Running, failure: Failure | None) -> None:
         try:
             self._work.end(running, failure)
         except Exception:
