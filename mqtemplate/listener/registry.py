@@ -94,15 +94,23 @@ class ListenerRegistry:
         """True if every listener with ``auto_startup`` is running."""
         return all(container.is_running for container in self if container.endpoint.settings.auto_startup)
 
-    def register(self, target: object) -> list[ListenerContainer]:
+    @property
+    def middlewares(self) -> Sequence[object]:
+        """Middlewares of all listeners, the outermost first."""
+        return (*self._middlewares, *(() if self._objects is None else self._objects.middlewares()))
+
+    def register(self, target: object, *, with_shared_middlewares: bool = True) -> list[ListenerContainer]:
         """Add a decorated function, or an object of a decorated class. Return a container for each decorator.
+
+        Args:
+            with_shared_middlewares: False: it has only the middlewares of its own decorator.
 
         Raises:
             ListenerError: The object is no listener, is declared wrongly, or its id is taken.
             UnsupportedError: The broker cannot honour an attribute.
         """
         added = []
-        shared = (*self._middlewares, *(() if self._objects is None else self._objects.middlewares()))
+        shared = self.middlewares if with_shared_middlewares else ()
         for endpoint in make_endpoints(target, self._resolve, objects=self._objects, template=self._template):
             if endpoint.id in self._containers:
                 raise ListenerError(

@@ -552,4 +552,5 @@ def test_calls_are_interrupted_in_their_order_and_finished_ones_never() -> None:
     assert calls._interrupt_due(second.due - 3) == 3
     calls.finish(second)
     assert calls._interrupt_due(second.due) is None
-    assert not (first.is_interrupted or second.is_interrupted or calls._is_watched)
+    assert [call for call in (first, second) if call.is_interrupted] == []
+    assert calls._is_watched is False

@@ -15,6 +15,7 @@ from mqtemplate import (
     ConsumeStatus,
     Delivery,
     MessageExt,
+    PauseListener,
     RetryLater,
     ScheduledRun,
     message_listener,
@@ -542,18 +543,42 @@ def test_a_function_or_an_object_can_be_marked(
     assert (ORDER, events) == (["Configured"], ["inner before", "inner after None"])
 
 
-def test_global_middlewares_are_around_runs_of_schedules(mqtemplate_app: StartApp, mqtemplate_harness: Harness) -> None:
-    """A run is a message."""
+@BOTH
+@pytest.mark.parametrize("kind", [Noting, NotingAsync])
+def test_global_middlewares_are_around_the_functions_of_schedules(
+    is_async: bool, kind: type[Noting], mqtemplate_app: StartApp, mqtemplate_harness: Harness
+) -> None:
+    """A run that a middleware drops is skipped, and the schedule goes on; a paused one is repeated."""
     events: list[Any] = []
+    calls: list[int] = []
+
+    class SecondIsDroppedThirdIsPaused:
+        def consume(self, delivery: Delivery) -> Consuming:
+            calls.append(delivery.attempt)
+            if len(calls) == 3:
+                raise PauseListener("1m")
+            if len(calls) != 2:
+                yield delivery
 
     @scheduled(every="1h", name="report")
     def report(run: ScheduledRun) -> None:
-        events.append(run.attempt)
+        events.append(run.scheduled_at.hour)
 
-    mqtemplate_app(report, middleware(Noting(events, "global")))
-    mqtemplate_harness.advance("1h")
+    @scheduled(every="1h", name="report")
+    async def report_async(run: ScheduledRun) -> None:
+        await virtual_sleep(0)
+        events.append(run.scheduled_at.hour)
 
-    assert events == ["global before", 1, "global after None"]
+    mqtemplate_app(
+        report_async if is_async else report,
+        middleware(SecondIsDroppedThirdIsPaused()),
+        middleware(order=1)(kind(events, "inner")),
+    )
+    mqtemplate_harness.advance("3h")
+    mqtemplate_harness.advance("1m")
+
+    assert calls == [1, 1, 1, 1]
+    assert events == ["inner before", 1, "inner after None", "inner before", 3, "inner after None"]
 
 
 class NoMethod: ...

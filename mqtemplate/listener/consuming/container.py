@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from enum import Enum
 from typing import Any
@@ -31,7 +31,7 @@ from mqtemplate.listener.consuming.virtual_threads import VirtualThreads
 from mqtemplate.listener.endpoint import Endpoint
 from mqtemplate.listener.failures.failure_log import FailureLog
 from mqtemplate.listener.failures.policy import FailurePolicy
-from mqtemplate.message import MessageQueue
+from mqtemplate.message import MessageExt, MessageQueue
 from mqtemplate.middlewares.declaration import arounds
 from mqtemplate.middlewares.steps import is_async_around
 
@@ -182,6 +182,10 @@ class ListenerContainer:
         )
         # A virtual clock is that of a test. On a real clock an observer would cost time for each message.
         return ObservedHandling(invocation, self._observers) if self._clock.is_virtual else invocation
+
+    def around(self, middlewares: Iterable[object], call: Callable[[MessageExt], Any]) -> Callable[[MessageExt], Any]:
+        """Return a function of a message with middlewares around it, for a handler that calls them itself."""
+        return self._invocation.around(middlewares, call)
 
     def observe(self, observer: Observer) -> None:
         """Report each call of the handler to a function, on a virtual clock only."""

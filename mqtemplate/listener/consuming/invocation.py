@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from mqtemplate.broker import Broker
@@ -49,7 +49,12 @@ class Invocation:
         self._log = log
         self._publisher = endpoint.publisher
         self._warned = bool(endpoint.publisher.specs)
-        self._call, self._sends_results, self._batch = _composed(endpoint, converter, run_awaitable, broker, resume)
+        self._info = _info(endpoint, broker, resume)
+        self._call, self._sends_results, self._batch = _composed(endpoint, converter, run_awaitable, self._info)
+
+    def around(self, middlewares: Iterable[object], call: Callable[[MessageExt], Any]) -> Callable[[MessageExt], Any]:
+        """Return a function of a message with middlewares around it, in place of those around the handler."""
+        return single_call(call, arounds(middlewares, "consume"), self._info, self._run_awaitable)
 
     def handle(self, messages: Sequence[MessageExt]) -> list[Failure]:
         """Handle several messages: in one call if the handler takes batches, else one after the other."""
@@ -130,26 +135,28 @@ class Invocation:
         return self._run_awaitable(result) if inspect.isawaitable(result) else result
 
 
-def _composed(
-    endpoint: Endpoint,
-    converter: MessageConverter,
-    run: RunAwaitable,
-    broker: Broker,
-    resume: Callable[[], None],
-) -> tuple[Callable[[MessageExt], Any], bool, BatchCalls | None]:
-    """Return the handler of single messages with all that is around it, True if it sends its results, and batches."""
-    plan, publisher, settings = endpoint.plan, endpoint.publisher, endpoint.settings
-    around = arounds(endpoint.middlewares, "consume")
-    info = ListenerInfo(
+def _info(endpoint: Endpoint, broker: Broker, resume: Callable[[], None]) -> ListenerInfo:
+    return ListenerInfo(
         id=endpoint.id,
-        group=settings.group,
-        topics=settings.topics,
-        is_batch=plan.is_batch,
-        is_async=plan.is_async,
+        group=endpoint.settings.group,
+        topics=endpoint.settings.topics,
+        is_batch=endpoint.plan.is_batch,
+        is_async=endpoint.plan.is_async,
         clock=broker.clock,
         is_done=is_done,
         resume=resume,
     )
+
+
+def _composed(
+    endpoint: Endpoint,
+    converter: MessageConverter,
+    run: RunAwaitable,
+    info: ListenerInfo,
+) -> tuple[Callable[[MessageExt], Any], bool, BatchCalls | None]:
+    """Return the handler of single messages with all that is around it, True if it sends its results, and batches."""
+    plan, publisher = endpoint.plan, endpoint.publisher
+    around = arounds(endpoint.middlewares, "consume")
     call = plan.single_call(converter, publisher)
     if plan.is_batch:
         return call, True, BatchCalls(plan, converter, publisher, around, info, run)
