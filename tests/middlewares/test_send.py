@@ -21,7 +21,13 @@ from mqtemplate import (
     transaction_listener,
 )
 from mqtemplate.clock import SystemClock
-from mqtemplate.errors import ConfigurationError, MessageDroppedError, MessageError, RequestTimeoutError
+from mqtemplate.errors import (
+    ConfigurationError,
+    DependencyError,
+    MessageDroppedError,
+    MessageError,
+    RequestTimeoutError,
+)
 from mqtemplate.testing import Harness, messages_in
 from mqtemplate.testing.start_app import StartApp
 
@@ -283,3 +289,23 @@ def test_a_global_middleware_acts_on_the_template_of_the_application() -> None:
         harness.run_until_idle()
 
     assert SENT == [b"tea", b"tea received"]
+
+
+def test_a_send_middleware_that_needs_the_template_is_a_circle(mqtemplate_broker: EmbeddedBroker) -> None:
+    """The error names the middleware and the parameter."""
+    from mqtemplate import MQApplication, service
+
+    @middleware
+    class Copying:
+        def __init__(self, template: RocketMQTemplate) -> None:
+            self.template = template
+
+        def send(self, outgoing: Outgoing) -> Sending:
+            return (yield outgoing)
+
+    @service
+    class Shop: ...
+
+    app = MQApplication(Copying, Shop, settings={"rocketmq.name-server": "embedded:memory"}, environment={})
+    with pytest.raises(DependencyError, match=r"these need each other to be built: .*Copying\(template\)"):
+        app.start()

@@ -301,14 +301,18 @@ class ListenerContainer:
     def _resume_due(self, now_ms: int) -> None:
         """End a requested pause whose time has come. The polling thread calls it."""
         due_ms = self._resume_ms
-        if due_ms is not None and due_ms <= now_ms:
-            with self._state_lock:
-                if self._resume_ms != due_ms or self.state is not ContainerState.RUNNING:
-                    return
-                self._resume_ms = None
-                self._service.is_paused = False
-            if self._pool is not None:
-                self._pool.wake()
+        # Without waiting for the lock: `stop` waits for this thread under it. The next round tries again.
+        if due_ms is None or due_ms > now_ms or not self._state_lock.acquire(blocking=False):
+            return
+        try:
+            if self._resume_ms != due_ms or self.state is not ContainerState.RUNNING:
+                return
+            self._resume_ms = None
+            self._service.is_paused = False
+        finally:
+            self._state_lock.release()
+        if self._pool is not None:
+            self._pool.wake()
 
     # --- positions ---------------------------------------------------------------------------------
 
@@ -411,7 +415,7 @@ class ListenerContainer:
                 self._requests.run()
                 now_ms = self._clock.now_ms()
                 self._resume_due(now_ms)
-                rest_ms = (self._resume_ms or self._next_poll_ms) - now_ms
+                rest_ms = self._next_poll_ms - now_ms if self._resume_ms is None else max(self._resume_ms - now_ms, 1)
                 if not self._may_fetch or rest_ms > 0:
                     self._wake_event.wait((min(wait_ms, rest_ms) if rest_ms > 0 else wait_ms) / 1_000)
                     self._wake_event.clear()
