@@ -79,12 +79,12 @@ def handlers() -> dict[str, Callable[..., None]]:
 
 
 def per_call_us(call: Callable[[MessageExt], object], message: MessageExt, count: int) -> float:
-    """Return the microseconds of one call."""
+    """Return the microseconds of processor time of one call: it waits for nothing."""
     gc.collect()
-    start = time.perf_counter()
+    start = time.thread_time()
     for _ in range(count):
         call(message)
-    return (time.perf_counter() - start) / count * 1e6
+    return (time.thread_time() - start) / count * 1e6
 
 
 def overhead(count: int) -> None:
@@ -178,10 +178,10 @@ async def measure(middlewares, with_dependency):
     rounds = []
     async with TestNatsBroker(broker) as test:
         for _ in range(ROUNDS):
-            start = time.perf_counter()
+            start = time.process_time()
             for _ in range(COUNT):
                 await test.publish(b"x" * 100, "orders")
-            rounds.append((time.perf_counter() - start) / COUNT * 1e6)
+            rounds.append((time.process_time() - start) / COUNT * 1e6)
     return statistics.median(rounds)
 
 async def main():

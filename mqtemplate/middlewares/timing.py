@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any
 
 from mqtemplate.clock import Clock
@@ -46,64 +46,62 @@ class Timing:
 
     def consume(self, delivery: Delivery) -> Generator[Delivery, object, None]:
         """Log the call of a handler."""
-        took_ms = _stopwatch(delivery.listener.clock)
+        clock = delivery.listener.clock
+        started_ms = _now_ms(clock)
         try:
             result = yield delivery
         except PauseListener:
             raise  # the message is handled later
         except BaseException as error:
-            self._handled(delivery, took_ms(), type(error).__name__)
+            self._handled(delivery, _now_ms(clock) - started_ms, type(error).__name__)
             raise
-        self._handled(delivery, took_ms(), "done" if delivery.listener.is_done(result) else "not_done")
+        took_ms = _now_ms(clock) - started_ms
+        if took_ms >= self._slow_ms or _log.is_enabled_for(self._level):
+            self._handled(delivery, took_ms, "done" if delivery.listener.is_done(result) else "not_done")
 
     def send(self, outgoing: Outgoing) -> Generator[Outgoing, object, None]:
         """Log a send."""
-        took_ms = _stopwatch(outgoing.clock)
+        started_ms = _now_ms(outgoing.clock)
         try:
             yield outgoing
         except BaseException as error:
-            self._sent(outgoing, took_ms(), type(error).__name__)
+            self._sent(outgoing, _now_ms(outgoing.clock) - started_ms, type(error).__name__)
             raise
-        self._sent(outgoing, took_ms(), "done")
+        self._sent(outgoing, _now_ms(outgoing.clock) - started_ms, "done")
 
     def _handled(self, delivery: Delivery, took_ms: float, outcome: str) -> None:
         is_slow = took_ms >= self._slow_ms
-        if is_slow or _log.is_enabled_for(self._level):
-            message = delivery.message
-            self._write(
-                "handler.slow" if is_slow else "message.handled",
-                is_slow,
-                listener=delivery.listener.id,
-                topic=message.topic,
-                msg_id=message.msg_id,
-                attempt=delivery.attempt,
-                count=len(delivery.messages),
-                took_ms=round(took_ms, 3),
-                outcome=outcome,
-            )
+        message = delivery.message
+        self._write(
+            "handler.slow" if is_slow else "message.handled",
+            is_slow,
+            listener=delivery.listener.id,
+            topic=message.topic,
+            msg_id=message.msg_id,
+            attempt=delivery.attempt,
+            count=len(delivery.messages),
+            took_ms=round(took_ms, 3),
+            outcome=outcome,
+        )
 
     def _sent(self, outgoing: Outgoing, took_ms: float, outcome: str) -> None:
         is_slow = took_ms >= self._slow_ms
-        if is_slow or _log.is_enabled_for(self._level):
-            self._write(
-                "send.slow" if is_slow else "message.sent",
-                is_slow,
-                topic=outgoing.message.topic,
-                tag=outgoing.message.tags,
-                verb=outgoing.verb,
-                count=len(outgoing.messages),
-                took_ms=round(took_ms, 3),
-                outcome=outcome,
-            )
+        message = outgoing.message
+        self._write(
+            "send.slow" if is_slow else "message.sent",
+            is_slow,
+            topic=message.topic,
+            tag=message.tags,
+            verb=outgoing.verb,
+            count=len(outgoing.messages),
+            took_ms=round(took_ms, 3),
+            outcome=outcome,
+        )
 
     def _write(self, event: str, is_slow: bool, **fields: Any) -> None:
         _log.log(max(logging.WARNING, self._level) if is_slow else self._level, event, **fields)
 
 
-def _stopwatch(clock: Clock) -> Callable[[], float]:
-    """Return a function that returns the milliseconds since this call."""
-    if clock.is_virtual:
-        started_ms = clock.now_ms()
-        return lambda: clock.now_ms() - started_ms
-    started = time.perf_counter()
-    return lambda: (time.perf_counter() - started) * 1_000
+def _now_ms(clock: Clock) -> float:
+    """Return a time to compare with a later one. The wall clock of the machine may jump."""
+    return clock.now_ms() if clock.is_virtual else time.perf_counter() * 1_000

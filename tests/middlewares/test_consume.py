@@ -523,6 +523,25 @@ def test_global_middlewares_are_outside_of_those_of_a_listener(
     assert ORDER == ["First", "Configured", "Second", "OfListener", "Configured", "tea"]
 
 
+def test_middlewares_of_the_library_can_be_configured_by_name(
+    mqtemplate_app: StartApp,
+    mqtemplate_template: RecordingTemplate,
+    mqtemplate_harness: Harness,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """With the defaults of their arguments."""
+
+    @message_listener("orders", "billing")
+    def handle(order: str) -> None: ...
+
+    names = "mqtemplate.Timing, mqtemplate.Deduplication, mqtemplate.CircuitBreaker"
+    mqtemplate_app(handle, settings={"mqtemplate.middlewares": names})
+    mqtemplate_template.sync_send("orders", "tea")
+    mqtemplate_harness.run_until_idle()
+
+    assert "message.handled" in caplog.text
+
+
 def test_a_function_or_an_object_can_be_marked(
     mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
 ) -> None:

@@ -135,7 +135,7 @@ def read_parameters(target: Callable[..., object], known: Mapping[str, type]) ->
     hints = type_hints(target, known)
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [
-        read_parameter(target, parameter, hints.get(parameter.name, inspect.Parameter.empty))
+        _read(target, parameter, hints.get(parameter.name, inspect.Parameter.empty))
         for parameter in signature.parameters.values()
         if parameter.kind not in variable
     ]
@@ -174,6 +174,10 @@ def read_parameter(target: object, parameter: inspect.Parameter, annotation: Any
     Raises:
         DependencyError: It has no annotation, or a marker of dependency-injector.
     """
+    return _read(target, parameter, annotation)
+
+
+def _read(target: object, parameter: inspect.Parameter, annotation: Any) -> Parameter:
     where = f"{name_of(target)}: parameter {parameter.name!r}"
     has_default = parameter.default is not inspect.Parameter.empty
     if annotation is inspect.Parameter.empty and not has_default:
