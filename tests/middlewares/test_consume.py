@@ -5,10 +5,12 @@ from __future__ import annotations
 from asyncio import sleep as virtual_sleep
 from collections.abc import AsyncGenerator, Callable, Generator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import mqtemplate
 from mqtemplate import (
     BatchFailure,
     ConsumeMode,
@@ -18,6 +20,7 @@ from mqtemplate import (
     PauseListener,
     RetryLater,
     ScheduledRun,
+    Timing,
     message_listener,
     middleware,
     scheduled,
@@ -279,6 +282,28 @@ def test_a_middleware_that_raises_fails_the_message(
     mqtemplate_harness.advance("1s")
 
     assert (calls, got) == ([1, 2], ["tea"])
+
+
+@BOTH
+@pytest.mark.mqtemplate(raise_handler_errors=False)
+def test_the_stack_of_a_dead_letter_is_that_of_the_users_code(
+    is_async: bool, mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
+) -> None:
+    """The middlewares of the user are in it, and what drives them is not."""
+
+    def fail(order: str) -> None:
+        raise KeyError(order)
+
+    listen = message_listener("orders", "billing", max_reconsume_times=0, middlewares=[Timing(), Noting([], "outer")])
+    mqtemplate_app(listen(handler(is_async, fail)))
+    mqtemplate_template.sync_send("orders", "tea")
+    mqtemplate_harness.run_until_idle()
+
+    [letter] = mqtemplate_harness.assert_dead_lettered("billing")
+    stack = letter.properties["dead_letter_stack"]
+    assert "in consume" in stack
+    assert stack.endswith("KeyError: 'tea'")
+    assert str(Path(mqtemplate.__file__).parent) not in stack
 
 
 @BOTH
