@@ -69,10 +69,15 @@ def failed_indices(result: object, count: int) -> frozenset[int]:
 
 
 def is_done(result: object) -> bool:
-    """Return True unless a handler's result says that some of its messages must be handled again."""
-    if isinstance(result, list | tuple | set | frozenset) and result:
-        return not all(type(index) is int for index in result)
+    """Return True unless the result of a handler of single messages requests its message again."""
     return result is not ConsumeStatus.RECONSUME_LATER
+
+
+def is_batch_done(result: object) -> bool:
+    """Return True unless the result of a batch handler says that some of its messages failed."""
+    if isinstance(result, list | tuple | set | frozenset):
+        return not result or is_sends(result)
+    return is_done(result)
 
 
 def is_allowed_result(annotation: Any, is_batch: bool) -> bool:

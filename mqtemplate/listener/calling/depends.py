@@ -49,6 +49,8 @@ def kind_of(provider: Callable[..., object], where: str) -> ProviderKind:
     target: Any = provider
     while isinstance(target, functools.partial):
         target = target.func
+    if not inspect.isroutine(target) and not inspect.isclass(target):
+        target = type(target).__call__
     if inspect.isasyncgenfunction(target):
         return ProviderKind.ASYNC_GENERATOR
     if inspect.isgeneratorfunction(target):

@@ -109,7 +109,10 @@ class ParameterReader:
         slots: dict[str, int] = {}
         for parameter in parameters:
             annotation = hints.get(parameter.name)
-            if (depends := _depends(parameter, annotation)) is not None:
+            depends = _depends(parameter, annotation)
+            if depends is not None and parameter.kind is parameter.POSITIONAL_ONLY:
+                raise self._unknown(parameter, annotation, name)
+            if depends is not None:
                 slots[parameter.name] = self._slot(depends.provider, f"{name}: parameter {parameter.name!r}")
                 self._note_sender(parameter, annotation, slots[parameter.name])
             elif (extra := _extra(parameter, annotation, self._is_batch)) is not None:
@@ -162,6 +165,8 @@ class ParameterReader:
 
     def _unknown(self, parameter: inspect.Parameter, annotation: Any, name: str) -> ListenerError:
         shown = "no type" if annotation is None else f"the type {inspect.formatannotation(annotation)}"
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            shown += " and can only be passed by position"
         return ListenerError(
             f"{name}: parameter {parameter.name!r} has {shown}; after the payload a handler may take "
             f"{_ALLOWED_IN_BATCH if self._is_batch else _ALLOWED}, objects of the application by their types, and "

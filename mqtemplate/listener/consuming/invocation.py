@@ -17,7 +17,7 @@ from mqtemplate.listener.current import enter_batch, enter_message, handler_cont
 from mqtemplate.listener.endpoint import Endpoint
 from mqtemplate.listener.failures.failure import HANDLER_ERRORS, Failure
 from mqtemplate.listener.failures.failure_log import FailureLog
-from mqtemplate.listener.handler_result import ConsumeStatus, is_done
+from mqtemplate.listener.handler_result import ConsumeStatus, is_batch_done, is_done
 from mqtemplate.message import MessageExt, Property
 from mqtemplate.middlewares.declaration import arounds
 from mqtemplate.middlewares.delivery import ListenerInfo
@@ -143,7 +143,7 @@ def _info(endpoint: Endpoint, broker: Broker, resume: Callable[[], None]) -> Lis
         is_batch=endpoint.plan.is_batch,
         is_async=endpoint.plan.is_async,
         clock=broker.clock,
-        is_done=is_done,
+        is_done=is_batch_done if endpoint.plan.is_batch else is_done,
         resume=resume,
     )
 

@@ -296,6 +296,26 @@ def test_depends_may_be_the_default_as_in_fastapi(
     assert EVENTS == ["open", 1, "commit", "close"]
 
 
+class Numbers:
+    """Provider that is an object."""
+
+    def __call__(self, audit: Audit) -> Iterator[int]:
+        EVENTS.append("open")
+        yield len(audit.name)
+
+
+def test_a_provider_may_be_an_object_that_is_called(
+    mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
+) -> None:
+    @message_listener("orders", "billing")
+    def handle(order: str, number: Annotated[int, Depends(Numbers())]) -> None:
+        EVENTS.append(number)
+
+    run(mqtemplate_app, mqtemplate_template, mqtemplate_harness, handle)
+
+    assert EVENTS == ["open", 5]
+
+
 def test_a_registry_without_an_application_takes_providers(mqtemplate_harness: Harness) -> None:
     def one() -> int:
         return 1
@@ -348,6 +368,7 @@ def async_in_plain(order: str, session: AsyncDbSession) -> None: ...
 def in_a_circle(order: str, value: Annotated[int, Depends(round_one)]) -> None: ...
 def with_manager(order: str, value: Annotated[int, Depends(managed)]) -> None: ...
 def no_function(order: str, value: Annotated[int, Depends("session")]) -> None: ...  # type: ignore[arg-type]
+def by_position(order: str, value: Annotated[int, Depends(swallow)], /) -> None: ...
 def untyped(order: str, value) -> None: ...  # type: ignore[no-untyped-def]
 
 
@@ -364,6 +385,7 @@ def untyped(order: str, value) -> None: ...  # type: ignore[no-untyped-def]
         (in_a_circle, "these providers need each other: round_one -> round_two -> round_one; break the circle"),
         (with_manager, "managed is wrapped, probably by contextmanager, .*give Depends the function with yield itself"),
         (no_function, "parameter 'value': Depends takes a function, got 'session'"),
+        (by_position, "parameter 'value' has the type .* and can only be passed by position"),
         (untyped, r"parameter 'value' has no type; .*objects of the application by their types, and values of func"),
     ],
 )
