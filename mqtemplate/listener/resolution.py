@@ -14,7 +14,8 @@ from mqtemplate.listener.decorator import MESSAGE_LISTENER
 from mqtemplate.listener.failures.schedule import Backoff
 from mqtemplate.listener.settings import ConsumeMode, ListenerSettings
 from mqtemplate.listener.unsupported import check_supported
-from mqtemplate.selectors.tags import Selector, SelectorType, TagSelector, make_selector
+from mqtemplate.selectors.creation import make_selector
+from mqtemplate.selectors.tags import Selector, SelectorType, TagSelector
 from mqtemplate.topics import check_topic
 
 _PLACEHOLDER = re.compile(r"\$\{([^${}:]+)(?::([^${}]*))?\}")
