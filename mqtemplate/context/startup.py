@@ -48,6 +48,9 @@ def register_components(context: ApplicationContext, clock: Clock | None) -> Non
     for component in context.components:
         if is_injectable(component) and ext_template_mark(component) is None:
             context.register(component)
+    for component in context.configured_middlewares:
+        if context.definition_of(component) is None:
+            context.register(component)
 
 
 def link(context: ApplicationContext) -> None:
@@ -146,10 +149,10 @@ def _register_template(spec: TemplateSpec, clusters: Clusters, context: Applicat
     converter = context.definition_for(MessageConverter)
     trace_of = context.container.trace_of()
 
-    def build(broker: Broker, converter: MessageConverter) -> RocketMQTemplate:
-        return new_template(spec.kind, broker, converter, spec.settings.rocketmq, trace_of)
+    def build(broker: Broker, converter: MessageConverter, *middlewares: object) -> RocketMQTemplate:
+        return new_template(spec.kind, broker, converter, spec.settings.rocketmq, trace_of, middlewares)
 
-    context.add_qualified(spec.name, spec.kind, build, [broker, converter])
+    context.add_qualified(spec.name, spec.kind, build, [broker, converter, *context.sending_middlewares()])
 
 
 def _start_templates(context: ApplicationContext) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import get_type_hints
+from types import NoneType
+from typing import NamedTuple, get_type_hints
 
-from mqtemplate.errors import ListenerError
+from mqtemplate.errors import ConfigurationError, DependencyError, DestinationError, ListenerError
 from mqtemplate.listener.attributes import ListenerSpec, Resolve
+from mqtemplate.listener.calling.objects import ObjectSource
+from mqtemplate.listener.calling.publisher import Publisher, Template
+from mqtemplate.listener.calling.send import PublishSpec, publish_specs
 from mqtemplate.listener.decorator import listener_specs
 from mqtemplate.listener.endpoint import Endpoint, Handler, HandlerPlan
 from mqtemplate.listener.handler_result import is_allowed_result
@@ -21,7 +25,9 @@ from mqtemplate.listener.registration.topic_patterns import is_pattern
 from mqtemplate.listener.resolution import default_resolve, resolve_spec, resolve_topics
 from mqtemplate.listener.settings import ListenerSettings
 from mqtemplate.listener.signature import plan_handler
+from mqtemplate.middlewares.declaration import check_middleware, name_of
 from mqtemplate.selectors.tags import SelectorType
+from mqtemplate.template.destination import parse_destination
 
 _OTHER_RESULTS = {
     True: ", or the indices of those that failed as list[int]",
@@ -29,8 +35,20 @@ _OTHER_RESULTS = {
 }
 
 
+class _Sources(NamedTuple):
+    """Sources of what endpoints need beside their decorator; see `make_endpoints`."""
+
+    resolve: Resolve
+    objects: ObjectSource | None
+    template: Callable[[], Template] | None
+
+
 def make_endpoints(
-    target: object, resolve: Resolve = default_resolve, enhancers: Sequence[Enhancer] = ()
+    target: object,
+    resolve: Resolve = default_resolve,
+    enhancers: Sequence[Enhancer] = (),
+    objects: ObjectSource | None = None,
+    template: Callable[[], Template] | None = None,
 ) -> list[Endpoint]:
     """Return the endpoints of a decorated function, or of an object of a decorated class; one for each decorator.
 
@@ -38,6 +56,8 @@ def make_endpoints(
 
     Args:
         enhancers: Functions that may change the attributes of the decorators.
+        objects: Source of the objects that handlers take by type, and of middlewares.
+        template: Function that returns the template for results of handlers.
 
     Raises:
         ListenerError: There is no decorator, or an attribute or the signature of the handler is wrong.
@@ -47,8 +67,9 @@ def make_endpoints(
         raise ListenerError(
             f"{target.__qualname__} is a class; register an object of it, or let the application build one"
         )
+    sources = _Sources(resolve, objects, template)
     endpoints = [
-        _make_endpoint(enhanced(spec, _declared(target), enhancers), target, handler, name, resolve)
+        _make_endpoint(enhanced(spec, _declared(target), enhancers), target, handler, name, sources)
         for spec, handler, name in _handlers(target)
     ]
     if not endpoints:
@@ -106,31 +127,37 @@ def _name_of(target: object) -> str:
 
 
 def _make_endpoint(
-    spec: ListenerSpec, target: object, handler: Handler | None, name: str, resolve: Resolve
+    spec: ListenerSpec, target: object, handler: Handler | None, name: str, sources: _Sources
 ) -> Endpoint:
     routes = _tag_methods(target, handler)
     if routes:
         spec = _with_tags(spec, routes, handler is not None)
-    settings = resolve_spec(spec, resolve, name, hook_of(target))
-    on_error = error_handler_of(spec.attributes.get("error_handler"), target, f"listener {settings.id}")
-    other = None if handler is None else _plan(handler, settings)
+    settings = resolve_spec(spec, sources.resolve, name, hook_of(target))
+    where = f"listener {settings.id}"
+    on_error = error_handler_of(spec.attributes.get("error_handler"), target, where)
+    middlewares = own_middlewares(settings.middlewares, sources.objects, where)
+    other = None if handler is None else _plan(handler, settings, sources)
     if not routes:
         assert other is not None  # a decorator refuses a class without a handler
-        return Endpoint(settings, other, on_error)
-    plans = {tag: _plan(method, settings) for tag, method in routes.items()}
-    return Endpoint(settings, routed_plan(plans, other, f"listener {settings.id}"), on_error)
+        return Endpoint(settings, other, middlewares, on_error)
+    plans = {tag: _plan(method, settings, sources) for tag, method in routes.items()}
+    return Endpoint(settings, routed_plan(plans, other, where), middlewares, on_error)
 
 
-def _plan(handler: Handler, settings: ListenerSettings) -> HandlerPlan:
-    plan = plan_handler(handler, f"listener {settings.id}", batch=settings.batch, is_orderly=settings.is_orderly)
+def _plan(handler: Handler, settings: ListenerSettings, sources: _Sources) -> HandlerPlan:
+    where, objects = f"listener {settings.id}", sources.objects
+    plan = plan_handler(handler, where, batch=settings.batch, is_orderly=settings.is_orderly, objects=objects)
     result = get_type_hints(handler).get("return", None) if inspect.isroutine(handler) else None
     if not is_allowed_result(result, plan.is_batch):
         raise ListenerError(
-            f"listener {settings.id}: the handler returns {inspect.formatannotation(result)}, which has no meaning "
+            f"{where}: the handler returns {inspect.formatannotation(result)}, which has no meaning "
             "here; return None when the message is done, ConsumeStatus.RECONSUME_LATER to get it again"
             + _OTHER_RESULTS[plan.is_batch]
         )
-    return plan
+    specs = [_resolved(each, sources.resolve, where) for each in publish_specs(handler)]
+    if specs:
+        _check_publishes(plan, result, where)
+    return replace(plan, publisher=Publisher(where, specs, sources.template))
 
 
 def _tag_methods(target: object, handler: Handler | None) -> dict[str, Handler]:
@@ -147,3 +174,44 @@ def _with_tags(spec: ListenerSpec, routes: Mapping[str, Handler], has_other: boo
     given = spec.attributes.get("selector_expression", "*")
     expression = given if "${" in given else tag_expression("the listener", routes, given.strip(), has_other)
     return replace(spec, attributes={**spec.attributes, "selector_expression": expression})
+
+
+def _resolved(spec: PublishSpec, resolve: Resolve, where: str) -> PublishSpec:
+    destination = resolve(spec.destination).strip()
+    try:
+        parse_destination(destination)
+    except DestinationError as error:
+        raise ListenerError(f"{where}: @publishes: {error}") from error
+    return replace(spec, destination=destination)
+
+
+def _check_publishes(plan: HandlerPlan, result: object, where: str) -> None:
+    if plan.is_batch:
+        raise ListenerError(
+            f"{where}: @publishes is for handlers of single messages, since a list that a batch handler returns names "
+            "messages that failed; return Send(...) or a list of them"
+        )
+    if result is NoneType:
+        raise ListenerError(f"{where}: @publishes sends what the handler returns, and it returns None")
+
+
+def own_middlewares(given: Iterable[object], objects: ObjectSource | None, where: str) -> tuple[object, ...]:
+    """Return the middlewares of one listener; classes are built.
+
+    Raises:
+        ListenerError: Something is no middleware for listeners.
+    """
+    found = []
+    for each in given:
+        try:
+            check_middleware(each)
+            built = each if not inspect.isclass(each) else each() if objects is None else objects.middleware(each)
+        except (ConfigurationError, DependencyError) as error:
+            raise ListenerError(f"{where}: middlewares: {error}") from error
+        if not hasattr(built, "consume"):
+            raise ListenerError(
+                f"{where}: middlewares: {name_of(built)} has no consume, so it does nothing for a listener; "
+                "give it to the template"
+            )
+        found.append(built)
+    return tuple(found)

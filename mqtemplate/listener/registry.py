@@ -11,6 +11,8 @@ from mqtemplate.converter import MessageConverter
 from mqtemplate.errors import ListenerError
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.attributes import Resolve
+from mqtemplate.listener.calling.objects import ObjectSource
+from mqtemplate.listener.calling.publisher import Template
 from mqtemplate.listener.consuming.async_loop import choose_loop
 from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.listener.discovery import make_endpoints
@@ -45,6 +47,9 @@ class ListenerRegistry:
         broker_of: Finds the broker of a listener that names another cluster.
         converter_of_class: Returns the converter for a class that a listener names.
         trace_of: Returns the sender of trace records: (broker, trace topic, is_cloud=...).
+        middlewares: Middlewares of all listeners, the outermost first; those of *objects* are inside of them.
+        objects: Source of the objects that handlers take by type, and of middlewares.
+        template: Function that returns the template for results of handlers.
 
     Attributes:
         loop: Event loop of the ``async def`` handlers: the one that runs in the thread that creates the registry.
@@ -61,6 +66,9 @@ class ListenerRegistry:
         broker_of: BrokerOf = no_other_cluster,
         converter_of_class: ConverterOf = lambda kind: kind(),
         trace_of: TraceOf = TraceDispatcher,
+        middlewares: Iterable[object] = (),
+        objects: ObjectSource | None = None,
+        template: Callable[[], Template] | None = None,
     ) -> None:
         self._broker = broker
         self._converter = converter
@@ -71,6 +79,9 @@ class ListenerRegistry:
         self._converter_of_class = converter_of_class
         self._trace_of = trace_of
         self._enhancers: list[Enhancer] = []
+        self._middlewares = tuple(middlewares)
+        self._objects = objects
+        self._template = template
         self.loop = choose_loop(broker.clock)
         self._containers: dict[str, ListenerContainer] = {}
         self._watch = TopicWatch(broker.clock)
@@ -100,36 +111,46 @@ class ListenerRegistry:
         """True if every listener with ``auto_startup`` is running."""
         return all(container.is_running for container in self if container.endpoint.settings.auto_startup)
 
+    @property
+    def middlewares(self) -> Sequence[object]:
+        """Middlewares of all listeners, the outermost first."""
+        return (*self._middlewares, *(() if self._objects is None else self._objects.middlewares()))
+
     def add_enhancer(self, enhancer: Enhancer) -> None:
         """Let a function change the attributes of the listeners that are registered from now on."""
         self._enhancers.append(enhancer)
 
-    def register(self, target: object, *, enhance: bool = True) -> list[ListenerContainer]:
+    def register(self, target: object, *, is_internal: bool = False) -> list[ListenerContainer]:
         """Add a decorated function, or an object of a decorated class. Return a container for each decorator.
 
         Args:
-            enhance: False: the enhancers of the application do not change its attributes.
+            is_internal: True for a listener of the library itself: the enhancers and middlewares of the application do
+                not act on it.
 
         Raises:
             ListenerError: The object is no listener, is declared wrongly, or its id is taken.
             UnsupportedError: The broker cannot honour an attribute.
         """
         added = []
-        for endpoint in make_endpoints(target, self._resolve, self._enhancers if enhance else ()):
+        enhancers = () if is_internal else self._enhancers
+        for endpoint in make_endpoints(target, self._resolve, enhancers, self._objects, self._template):
             if endpoint.id in self._containers:
                 raise ListenerError(
                     f"two listeners have the id {endpoint.id!r}; give one another id=, or register the object once"
                 )
             if (enabled := self._enabled_part(endpoint)) is not None:
-                broker = self._broker_for(enabled)
-                converter = converter_of(
-                    endpoint.id, enabled.settings.payloads, self._converter, self._converter_of_class
-                )
-                trace = self._trace_for(broker, enabled.settings)
-                container = ListenerContainer(broker, enabled, converter, loop=self.loop, trace=trace)
+                container = self._container_of(enabled, () if is_internal else self.middlewares)
                 self._containers[endpoint.id] = container
                 added.append(container)
         return added
+
+    def _container_of(self, endpoint: Endpoint, shared: Sequence[object]) -> ListenerContainer:
+        """Return a container for an endpoint, with middlewares around its own."""
+        broker = self._broker_for(endpoint)
+        converter = converter_of(endpoint.id, endpoint.settings.payloads, self._converter, self._converter_of_class)
+        trace = self._trace_for(broker, endpoint.settings)
+        with_shared = replace(endpoint, middlewares=(*shared, *endpoint.middlewares))
+        return ListenerContainer(broker, with_shared, converter, loop=self.loop, trace=trace)
 
     def _broker_for(self, endpoint: Endpoint) -> Broker:
         cluster = endpoint.settings.cluster

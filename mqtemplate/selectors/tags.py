@@ -1,4 +1,4 @@
-"""Tag selectors, and the type and constructor of all selectors."""
+"""Tag selectors, and the type of all selectors."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TypeAlias
+from typing import Protocol
 
 from mqtemplate.errors import ListenerError
 from mqtemplate.hashes.java_hash import java_string_hash
 from mqtemplate.message import Property
-from mqtemplate.selectors.sql92.selector import Sql92Selector
 
 _TAGS = Property.TAGS
 _OTHER_SEPARATOR = re.compile(r"\||[,;]|\s(?:or|OR|Or)\s")
@@ -22,6 +21,25 @@ class SelectorType(Enum):
 
     TAG = "TAG"
     SQL92 = "SQL92"
+
+
+class Selector(Protocol):
+    """Decision which messages are selected: a `TagSelector`, or a `Sql92Selector`."""
+
+    @property
+    def expression(self) -> str:
+        """The text that the selector was created from."""
+
+    @property
+    def selects_all(self) -> bool:
+        """True if all messages are selected."""
+
+    @property
+    def codes(self) -> frozenset[int] | None:
+        """Hash codes of the selected tags; None if hash codes cannot decide."""
+
+    def matches(self, properties: Mapping[str, str]) -> bool:
+        """Return True if a message with these properties is selected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +75,6 @@ class TagSelector:
         return not self.tags or properties.get(_TAGS) in self.tags
 
 
-Selector: TypeAlias = TagSelector | Sql92Selector
-"""Either kind of selector. Both have ``selects_all``, ``matches(properties)`` and ``codes``: hash codes of the selected
-tags, or None if the selector cannot be decided by hash codes."""
-
-
 def tag_selector(expression: str) -> TagSelector:
     """Create a tag selector from what a user wrote.
 
@@ -79,12 +92,3 @@ def tag_selector(expression: str) -> TagSelector:
             f"write {' || '.join(tag.strip() for tag in tags)!r}"
         )
     return selector
-
-
-def make_selector(selector_type: SelectorType, expression: str) -> Selector:
-    """Create the selector of this type.
-
-    Raises:
-        ListenerError: The expression is invalid; for SQL92 a `SelectorError`, which names the column.
-    """
-    return Sql92Selector(expression) if selector_type is SelectorType.SQL92 else tag_selector(expression)

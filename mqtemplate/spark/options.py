@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from mqtemplate.errors import ConfigurationError, ListenerError
 from mqtemplate.record.compression import MAX_BODY_BYTES
-from mqtemplate.selectors.tags import Selector, SelectorType, make_selector
+from mqtemplate.selectors.creation import make_selector
+from mqtemplate.selectors.tags import Selector, SelectorType
 from mqtemplate.spark.offsets import GivenOffsets, parse_offsets, parse_queue_table
 from mqtemplate.spark.reader import option_values as values
 

@@ -16,7 +16,8 @@ from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.processes import call_after_fork
 from mqtemplate.record.dead_letter import dead_letter_properties
-from mqtemplate.selectors.tags import SelectorType, make_selector
+from mqtemplate.selectors.creation import make_selector
+from mqtemplate.selectors.tags import SelectorType
 from mqtemplate.topics import check_topic
 
 _log = get_logger("mqtemplate.template")

@@ -7,7 +7,8 @@ import pytest
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener import message_listener, resolve_spec
 from mqtemplate.listener.decorator import listener_specs
-from mqtemplate.selectors.tags import SelectorType, TagSelector, make_selector
+from mqtemplate.selectors.creation import make_selector
+from mqtemplate.selectors.tags import SelectorType, TagSelector
 
 
 @pytest.mark.parametrize(

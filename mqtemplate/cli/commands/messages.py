@@ -278,7 +278,8 @@ def messages(
 
 
 def _selector(tags: str | None, sql: str | None) -> Selector | None:
-    from mqtemplate.selectors.tags import SelectorType, make_selector
+    from mqtemplate.selectors.creation import make_selector
+    from mqtemplate.selectors.tags import SelectorType
 
     if tags is not None and sql is not None:
         raise typer.BadParameter("give --tags or --sql, not both", param_hint="--sql")

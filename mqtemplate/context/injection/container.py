@@ -32,7 +32,7 @@ class MQContainer(containers.DeclarativeContainer):
     broker: providers.Dependency[Any] = providers.Dependency()
     converter: providers.Provider[Any] = providers.ThreadSafeSingleton(JsonMessageConverter)
     trace_of: providers.Provider[Any] = providers.Object(TraceDispatcher)
-    template: providers.Provider[Any] = providers.ThreadSafeSingleton(
+    template: providers.ThreadSafeSingleton[Any] = providers.ThreadSafeSingleton(
         new_template,
         RocketMQTemplate,
         broker,
@@ -42,7 +42,7 @@ class MQContainer(containers.DeclarativeContainer):
     )
     converter_of_class: providers.Provider[Any] = providers.Object(lambda kind: kind())
     broker_of: providers.Provider[Any] = providers.Object(no_other_cluster)
-    listeners: providers.Provider[Any] = providers.ThreadSafeSingleton(
+    listeners: providers.ThreadSafeSingleton[Any] = providers.ThreadSafeSingleton(
         ListenerRegistry,
         broker,
         converter,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import cast
 
 from mqtemplate.broker import Broker
@@ -20,11 +21,13 @@ def new_template(
     converter: MessageConverter,
     settings: RocketMQSettings,
     trace_of: TraceOf,
+    middlewares: Iterable[object] = (),
 ) -> RocketMQTemplate:
     """Return a template over a broker, as the settings describe it.
 
     Args:
         trace_of: Returns the sender of trace records.
+        middlewares: Middlewares around each send, the outermost first.
     """
     producer, receiving = settings.producer, settings.pull_consumer
     if producer.enable_msg_trace:
@@ -41,4 +44,5 @@ def new_template(
         selector_type=receiving.selector_type,
         selector_expression=receiving.selector_expression,
         message_model=receiving.message_model,
+        middlewares=middlewares,
     )

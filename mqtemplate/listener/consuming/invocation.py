@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from mqtemplate.broker import Broker
 from mqtemplate.converter import CONTENT_TYPE, MessageConverter
-from mqtemplate.errors import ListenerError, MQTemplateError
+from mqtemplate.errors import MQTemplateError
+from mqtemplate.listener.calling.batch import BatchCalls, single_call
+from mqtemplate.listener.calling.error_decision import deciding
+from mqtemplate.listener.calling.send import is_sends
 from mqtemplate.listener.consuming.handler_loop import RunAwaitable
 from mqtemplate.listener.current import enter_batch, enter_message, handler_context
 from mqtemplate.listener.endpoint import Endpoint
 from mqtemplate.listener.failures.failure import HANDLER_ERRORS, Failure
 from mqtemplate.listener.failures.failure_log import FailureLog
-from mqtemplate.listener.handler_result import BatchFailure, ConsumeStatus, failed_indices
+from mqtemplate.listener.handler_result import ConsumeStatus, is_batch_done, is_done
 from mqtemplate.message import MessageExt, Property
+from mqtemplate.middlewares.declaration import arounds
+from mqtemplate.middlewares.delivery import ListenerInfo
 
 
 def _no_properties(payload: object) -> Mapping[str, str]:
@@ -22,7 +29,11 @@ def _no_properties(payload: object) -> Mapping[str, str]:
 
 
 class Invocation:
-    """Handler of one endpoint, as functions from messages to failures. They never raise an error of the handler."""
+    """Handler of one endpoint, as functions from messages to failures. They never raise an error of the handler.
+
+    Args:
+        resume: Function that ends a pause of the listener.
+    """
 
     def __init__(
         self,
@@ -31,6 +42,7 @@ class Invocation:
         converter: MessageConverter,
         run_awaitable: RunAwaitable,
         log: FailureLog,
+        resume: Callable[[], None],
     ) -> None:
         self._group = endpoint.settings.group
         self._topics = endpoint.settings.topics or endpoint.settings.topic_patterns
@@ -39,85 +51,72 @@ class Invocation:
         self._broker = broker
         self._converter = converter
         self._properties_of: Callable[[object], Mapping[str, str]] = getattr(converter, "properties_of", _no_properties)
-        self._is_batch = endpoint.plan.is_batch
         self._run_awaitable = run_awaitable
         self._log = log
-        self._warned = False
-        self._on_error = endpoint.on_error
-        if self._is_batch:
-            self._read, self._call_many = endpoint.plan.payload_reader(converter), endpoint.plan.batch_call()
-        else:
-            self._call = endpoint.plan.single_call(converter)
+        self._publisher = endpoint.plan.publisher
+        self._warned = endpoint.plan.publishes
+        self._info = _info(endpoint, broker, resume)
+        self._call, self._sends_results, self._batch = _composed(endpoint, converter, run_awaitable, self._info)
+
+    def around(self, middlewares: Iterable[object], call: Callable[[MessageExt], Any]) -> Callable[[MessageExt], Any]:
+        """Return a function of a message with middlewares around it, in place of those around the handler."""
+        return single_call(call, arounds(middlewares, "consume"), self._info, self._run_awaitable)
 
     def handle(self, messages: Sequence[MessageExt]) -> list[Failure]:
         """Handle several messages: in one call if the handler takes batches, else one after the other."""
-        if self._is_batch:
-            return self._context.copy().run(self._handle_batch, messages)
+        if self._batch is not None:
+            return self._context.copy().run(self._handle_batch, self._batch, messages)
         return [failure for message in messages if (failure := self.handle_one(message)) is not None]
 
     def handle_one(self, message: MessageExt) -> Failure | None:
         """Handle one message with a handler that takes single messages."""
         return self._context.copy().run(self._handle_one, message)
 
+    def task_of(self, message: MessageExt, loop: asyncio.AbstractEventLoop) -> asyncio.Task[Failure | None]:
+        """Return a task on a loop that handles one message with an ``async def`` handler of single messages."""
+        return loop.create_task(self._handle_on_loop(message), context=self._context.copy())
+
     def _handle_one(self, message: MessageExt) -> Failure | None:
         enter_message(self._group, self._topics, message)
         try:
             result = self._call(message)
-            if result is None or not self._asks_for_redelivery(message, result):
+            if result is None or not self._asks_for_redelivery(message, self._awaited(result)):
                 return None
             return Failure((message,), None)
         except HANDLER_ERRORS as error:
-            return self._failed((message,), error, message)
+            return Failure((message,), error)
 
-    def _handle_batch(self, messages: Sequence[MessageExt]) -> list[Failure]:
+    async def _handle_on_loop(self, message: MessageExt) -> Failure | None:
+        enter_message(self._group, self._topics, message)
+        try:
+            result = await self._call(message)
+            if result is None:
+                return None
+            if not self._sends_results and is_sends(result):
+                await self._publisher.publish_async(result)
+                return None
+            if isinstance(result, ConsumeStatus) or not message.properties.get(Property.REPLY_TO_CLIENT):
+                asks = self._asks_for_redelivery(message, result)
+            else:  # a reply waits for the broker, and this loop runs other handlers
+                asks = await asyncio.to_thread(self._asks_for_redelivery, message, result)
+            return Failure((message,), None) if asks else None
+        except SystemExit as error:
+            # asyncio would end the loop, which runs the handlers of all listeners.
+            return Failure((message,), RuntimeError(f"the handler called sys.exit({error.code!r})"))
+        except Exception as error:  # a cancelled task stays one
+            return Failure((message,), error)
+
+    def _handle_batch(self, batch: BatchCalls, messages: Sequence[MessageExt]) -> list[Failure]:
         enter_batch(self._group, messages)
-        failures: list[Failure] = []
-        payloads: list[object] = []
-        readable: list[MessageExt] = []
-        for message in messages:
-            try:  # each body is read alone, so that an unreadable one fails alone
-                payloads.append(self._read(message))
-                readable.append(message)
-            except HANDLER_ERRORS as error:
-                failures.append(Failure((message,), error))
-        if readable and (failure := self._call_batch(payloads, readable)):
-            failures.append(failure)
-        return failures
-
-    def _call_batch(self, payloads: list[object], messages: list[MessageExt]) -> Failure | None:
-        count, error = len(messages), None
-        try:
-            try:
-                failed = failed_indices(self._awaited(self._call_many(payloads, messages)), count)
-            except BatchFailure as failure:
-                failed, error = failed_indices(failure.failed, count), failure
-        except HANDLER_ERRORS as raised:
-            return self._failed(messages, raised, messages)
-        return Failure([messages[index] for index in sorted(failed)], error) if failed else None
-
-    def _failed(self, messages: Sequence[MessageExt], error: BaseException, handled: object) -> Failure | None:
-        """Return the failure, as the error handler of the listener decides; None if the messages are done.
-
-        Args:
-            handled: What the error handler gets: the message, or the list of a batch.
-        """
-        if self._on_error is None:
-            return Failure(messages, error)
-        try:
-            verdict = self._awaited(self._on_error(error, handled))
-            if verdict is None:
-                return Failure(messages, error)
-            if not isinstance(verdict, ConsumeStatus):
-                raise ListenerError(f"the error handler returned {verdict!r:.200}; return None or a ConsumeStatus")
-        except HANDLER_ERRORS as raised:
-            return Failure(messages, raised)
-        return None if verdict is ConsumeStatus.CONSUME_SUCCESS else Failure(messages, None)
+        return batch.handle(messages)
 
     def _asks_for_redelivery(self, message: MessageExt, result: object) -> bool:
-        result = self._awaited(result)
         if result is None or isinstance(result, ConsumeStatus):
             return result is ConsumeStatus.RECONSUME_LATER
-        if message.properties.get(Property.REPLY_TO_CLIENT):
+        if is_sends(result):
+            if not self._sends_results:
+                self._publisher.publish(result)
+        elif message.properties.get(Property.REPLY_TO_CLIENT):
             self._reply(message, result)
         elif not self._warned:
             self._warned = True
@@ -142,3 +141,40 @@ class Invocation:
     def _awaited(self, result: object) -> object:
         """Return the result of an ``async def`` handler; other results unchanged."""
         return self._run_awaitable(result) if inspect.isawaitable(result) else result
+
+
+def _info(endpoint: Endpoint, broker: Broker, resume: Callable[[], None]) -> ListenerInfo:
+    return ListenerInfo(
+        id=endpoint.id,
+        group=endpoint.settings.group,
+        topics=endpoint.settings.topics,
+        is_batch=endpoint.plan.is_batch,
+        is_async=endpoint.plan.is_async,
+        clock=broker.clock,
+        is_done=is_batch_done if endpoint.plan.is_batch else is_done,
+        resume=resume,
+    )
+
+
+def _composed(
+    endpoint: Endpoint,
+    converter: MessageConverter,
+    run: RunAwaitable,
+    info: ListenerInfo,
+) -> tuple[Callable[[MessageExt], Any], bool, BatchCalls | None]:
+    """Return the handler of single messages with all that is around it, True if it sends its results, and batches."""
+    plan = endpoint.plan
+    around = arounds(endpoint.middlewares, "consume")
+    if plan.is_batch:
+        call_many = _with_error_handler(plan.batch_call(), endpoint, run)
+        return call_many, True, BatchCalls(plan.payload_reader(converter), call_many, around, info, run)
+    # The results of most handlers are None. Only what is around a handler needs that it sends them itself.
+    sends_results = bool(around or endpoint.on_error or plan.sends_results)
+    call = plan.sending_call(converter) if sends_results else plan.single_call(converter)
+    call = _with_error_handler(call, endpoint, run)
+    return single_call(call, around, info, run) if around else call, sends_results, None
+
+
+def _with_error_handler(call: Callable[..., Any], endpoint: Endpoint, run: RunAwaitable) -> Callable[..., Any]:
+    on_error = endpoint.on_error
+    return call if on_error is None else deciding(call, on_error, run, is_async=endpoint.plan.is_async)

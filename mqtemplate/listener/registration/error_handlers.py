@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from mqtemplate.errors import ListenerError
-from mqtemplate.listener.endpoint import ErrorHandler
+from mqtemplate.listener.calling.error_decision import ErrorHandler
 
 _ALLOWED = "a function (error, message), or the name of a method of the listener class"
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from mqtemplate.converter import MessageConverter
 from mqtemplate.errors import ListenerError
-from mqtemplate.listener.endpoint import HandlerPlan, Read
+from mqtemplate.listener.calling.parameters import Read
+from mqtemplate.listener.endpoint import HandlerPlan
 from mqtemplate.listener.failures.outcomes import DeadLetter
 from mqtemplate.message import MessageExt
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TagRoutedPlan(HandlerPlan):
     """Signatures of the methods of one class, chosen by the tag of the message.
 
@@ -32,10 +34,30 @@ class TagRoutedPlan(HandlerPlan):
         if self.other is not None:
             yield self.other
 
+    @cached_property
+    def is_async(self) -> bool:
+        """True if all methods are ``async def``. If only some are, a consume thread waits for each of their calls."""
+        return all(plan.is_async for plan in self.plans())
+
+    @property
+    def publishes(self) -> bool:
+        return any(plan.publishes for plan in self.plans())
+
+    @property
+    def sends_results(self) -> bool:
+        return any(plan.sends_results for plan in self.plans())
+
     def single_call(self, converter: MessageConverter) -> Read:
         """Return a function that calls the method of a message's tag."""
-        calls: Mapping[str | None, Read] = {tag: plan.single_call(converter) for tag, plan in self.routes.items()}
-        other = _no_method if self.other is None else self.other.single_call(converter)
+        return self._by_tag(lambda plan: plan.single_call(converter))
+
+    def sending_call(self, converter: MessageConverter) -> Read:
+        """Return a function that calls the method of a message's tag, and sends the results of that method."""
+        return self._by_tag(lambda plan: plan.sending_call(converter))
+
+    def _by_tag(self, call_of: Callable[[HandlerPlan], Read]) -> Read:
+        calls: Mapping[str | None, Read] = {tag: call_of(plan) for tag, plan in self.routes.items()}
+        other = _no_method if self.other is None else call_of(self.other)
         return lambda message: calls.get(message.tags, other)(message)
 
 
@@ -63,7 +85,7 @@ def routed_plan(routes: Mapping[str, HandlerPlan], other: HandlerPlan | None, li
         payload_type=first.payload_type,
         is_batch=False,
         is_raw=False,
-        extras={},
+        publisher=first.publisher,
         routes=routes,
         other=other,
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from mqtemplate.listener.consuming.consume_service import Handling
 from mqtemplate.listener.failures.failure import Failure
@@ -12,13 +14,22 @@ from mqtemplate.message_trace.records import ConsumeCode, after_record, before_r
 from mqtemplate.message_trace.traced_broker import DEFAULT_REGION
 
 
+class AsyncHandling(Handling, Protocol):
+    """Handling that also has tasks for an event loop."""
+
+    def task_of(self, message: MessageExt, loop: asyncio.AbstractEventLoop) -> asyncio.Task[Failure | None]:
+        """Return a task that handles one message."""
+
+
 class TracedHandling:
     """Handling that writes a record before and after each call.
 
     Source: RocketMQ ``client: ConsumeMessageTraceHookImpl``.
     """
 
-    def __init__(self, handling: Handling, dispatcher: TraceDispatcher, group: str, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, handling: AsyncHandling, dispatcher: TraceDispatcher, group: str, now_ms: Callable[[], int]
+    ) -> None:
         self._handling = handling
         self._dispatcher = dispatcher
         self._group = group
@@ -36,9 +47,20 @@ class TracedHandling:
         """Handle one message with a handler that takes single messages."""
         request_id, started_ms = self._before((message,))
         failure = self._handling.handle_one(message)
-        codes = {} if failure is None else {id(message): _code(failure)}
-        self._after((message,), request_id, started_ms, codes)
+        self._after((message,), request_id, started_ms, {id(message): _code(failure)})
         return failure
+
+    def task_of(self, message: MessageExt, loop: asyncio.AbstractEventLoop) -> asyncio.Task[Failure | None]:
+        """Return a task that handles one message with an ``async def`` handler of single messages."""
+        request_id, started_ms = self._before((message,))
+        task = self._handling.task_of(message, loop)
+
+        def note(done: asyncio.Task[Failure | None]) -> None:
+            code = ConsumeCode.EXCEPTION if done.cancelled() else _code(done.result())
+            self._after((message,), request_id, started_ms, {id(message): code})
+
+        task.add_done_callback(note)
+        return task
 
     def _before(self, messages: Sequence[MessageExt]) -> tuple[str, int]:
         request_id, now_ms = create_unique_id(), self._now_ms()
@@ -81,5 +103,7 @@ def _region(message: MessageExt) -> str:
     return message.properties.get(Property.MSG_REGION, DEFAULT_REGION)
 
 
-def _code(failure: Failure) -> ConsumeCode:
+def _code(failure: Failure | None) -> ConsumeCode:
+    if failure is None:
+        return ConsumeCode.SUCCESS
     return ConsumeCode.FAILED if failure.error is None else ConsumeCode.EXCEPTION
