@@ -12,12 +12,13 @@ from mqtemplate.converter import CONTENT_TYPE, MessageConverter
 from mqtemplate.errors import MQTemplateError
 from mqtemplate.listener.calling.batch import BatchCalls, single_call
 from mqtemplate.listener.calling.send import is_sends
+from mqtemplate.listener.consume_status import ConsumeStatus
 from mqtemplate.listener.consuming.handler_loop import RunAwaitable
 from mqtemplate.listener.current import enter_batch, enter_message, handler_context
 from mqtemplate.listener.endpoint import Endpoint
 from mqtemplate.listener.failures.failure import HANDLER_ERRORS, Failure
 from mqtemplate.listener.failures.failure_log import FailureLog
-from mqtemplate.listener.handler_result import ConsumeStatus, is_batch_done, is_done
+from mqtemplate.listener.handler_result import is_batch_done, is_done
 from mqtemplate.message import MessageExt, Property
 from mqtemplate.middlewares.declaration import arounds
 from mqtemplate.middlewares.delivery import ListenerInfo
