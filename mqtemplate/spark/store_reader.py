@@ -122,6 +122,10 @@ class StoreReader:
         self._blocks.make_durable(latest)
         return latest
 
+    def offset_at(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """Return the first queue offset stored at or after *timestamp_ms*; the end of the queue if there is none."""
+        return self._blocks.search_offset(queue, timestamp_ms)
+
     def with_new_queues(self, start: OffsetTable) -> OffsetTable:
         """Return *start*, with the start of each queue that was created later."""
         new = set(self.queues()) - set(start)
