@@ -53,13 +53,17 @@ class StoreReader:
                 raise SparkError(f"option assign names queue {queue_id} of {topic!r}; its queues are {ids}")
 
     def warn_of_missing_topics(self) -> None:
-        """Log once that a topic does not exist: a stream may start before its topic, or its name may be misspelt."""
-        problems = set(self._missing_topics())
+        """Log once that a topic does not exist: a stream may start before its topic, or its name may be misspelt.
+
+        A retry topic is created with the first retry.
+        """
+        problems = set(self._missing_topics(expected=RETRY_TOPIC_PREFIX))
         for problem in sorted(problems - self._missing):
             _log.warning("spark.topic_missing", reason=problem, hint="the query waits until there is one")
         self._missing = problems
 
-    def _missing_topics(self) -> Iterator[str]:
+    def _missing_topics(self, expected: str | None = None) -> Iterator[str]:
+        """Yield a text for each topic that is missing, except those with the prefix *expected*."""
         options = self._options
         if options.topic_pattern is not None:
             if not self._topics():
@@ -70,7 +74,7 @@ class StoreReader:
         unused = [topic for topic in options.topics if not self._blocks.queues(topic)]
         known = self._blocks.topics() if unused else set()
         for topic in unused:
-            if topic not in known:
+            if topic not in known and not (expected and topic.startswith(expected)):
                 close = difflib.get_close_matches(topic, known, n=1)
                 topics = ", ".join(sorted(known)) or "none"
                 hint = f"did you mean {close[0]!r}?" if close else f"its topics are: {topics}"
