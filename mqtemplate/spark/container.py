@@ -25,7 +25,7 @@ from mqtemplate.spark.listener import (
     spark_listener_specs,
 )
 from mqtemplate.spark.listening.batches import BatchWork, ListenerFunction, summary_of
-from mqtemplate.spark.listening.connect import ConnectBatches, ImportedFunction, is_connect
+from mqtemplate.spark.listening.connect import ConnectBatches, ImportedFunction, is_connect, messages_of
 from mqtemplate.spark.listening.monitor import ListenerMonitor
 from mqtemplate.spark.listening.payloads import with_payload
 from mqtemplate.spark.listening.places import commit_offsets, place_of
@@ -311,14 +311,14 @@ class SparkListenerContainer:
         if not is_connect(query):
             query.awaitTermination()
             return
-        last = -1
+        first, last = self._checkpoint.first_offsets() or {}, -1
         while True:
             has_ended = query.awaitTermination(_PROGRESS_S)
             for progress in query.recentProgress:
-                if progress["batchId"] > last and progress["numInputRows"]:
+                if progress["batchId"] > last and (count := messages_of(progress, first)):
                     last = progress["batchId"]
                     self._restarts = 0
-                    self.monitor.count(progress["numInputRows"], progress["durationMs"].get("addBatch", 0))
+                    self.monitor.count(count, progress["durationMs"].get("addBatch", 0))
             if has_ended:
                 return
 

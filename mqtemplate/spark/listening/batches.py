@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _log = get_logger("mqtemplate.spark")
+
+_STACK = "Traceback (most recent call last):"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,9 +160,15 @@ def _is_frame(result: object) -> bool:
 
 
 def summary_of(error: object) -> str:
-    """Return the message of a Spark error without its stacks; if it contains an error of this library, that one's."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    """Return the message of a Spark error without its stacks; if it contains an error of this library, that one's.
+
+    An error of a process of Spark Connect contains the stack of Python: its last line is the message.
+    """
+    text = str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
     ours = [line for line in lines if line.startswith("mqtemplate.errors.")]
     if ours:
         return ours[-1].partition(": ")[2]
-    return lines[0]
+    _, is_stack, stack = text.rpartition(_STACK)
+    raised = re.search(r"^[A-Za-z_][\w.]*: (.+)$", stack, re.MULTILINE) if is_stack else None
+    return lines[0] if raised is None else raised[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +27,7 @@ from mqtemplate.spark.listening.batches import BatchWork, ListenerFunction
 from mqtemplate.spark.listening.monitor import BatchMetrics
 from mqtemplate.spark.listening.places import commit_offsets
 from mqtemplate.spark.listening.redelivery import EmbeddedSendBacks, Redelivery, RemoteSendBacks, SendBacks
-from mqtemplate.spark.offsets import OffsetTable
+from mqtemplate.spark.offsets import OffsetTable, from_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -35,6 +36,22 @@ if TYPE_CHECKING:
 def is_connect(spark: object) -> bool:
     """Return True for a session of Spark Connect."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def messages_of(progress: Any, first: OffsetTable) -> int:
+    """Return the number of messages between the offsets of a batch, before tags are selected.
+
+    Args:
+        progress: Progress of the query, of one batch. Its numbers of rows count a row each time that it is read.
+        first: Start of the first batch.
+    """
+    (source,) = progress["sources"]
+    # A missing offset is null, as JSON or as JSON in a string.
+    start, end = (json.loads(source[name] or "null") for name in ("startOffset", "endOffset"))
+    if end is None:
+        return 0
+    known = first if start is None else from_spark(start, "")
+    return sum(max(0, offset - known.get(queue, 0)) for queue, offset in from_spark(end, "").items())
 
 
 @dataclass(frozen=True, slots=True)

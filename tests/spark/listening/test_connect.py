@@ -7,14 +7,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("pyspark")
 
 from mqtemplate.errors import ListenerError
+from mqtemplate.message import MessageQueue
 from mqtemplate.spark import SparkBatch
-from mqtemplate.spark.listening.connect import ImportedFunction
+from mqtemplate.spark.listening.batches import summary_of
+from mqtemplate.spark.listening.connect import ImportedFunction, messages_of
+from mqtemplate.spark.offsets import to_spark
 from tests.spark.listening.connect_listeners import Collect, NeedsService, fail
 
 ROOT = Path(__file__).parents[3]
@@ -27,7 +31,13 @@ def test_a_listener_runs_over_spark_connect(tmp_path: Path) -> None:
     """Its batches, payloads, redeliveries, dead letters, metrics and errors are those of an ordinary session."""
     pytest.importorskip("grpc", reason="Spark Connect needs the packages of pyspark[connect]")
     command = [sys.executable, "-m", "tests.spark.listening.connect_program", str(tmp_path)]
-    variables = {**os.environ, "SEEN": str(tmp_path / "seen"), "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"}
+    variables = {
+        **os.environ,
+        "SEEN": str(tmp_path / "seen"),
+        "PYTHONPATH": str(ROOT),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
 
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=variables, check=False)
 
@@ -42,6 +52,31 @@ def test_a_listener_runs_over_spark_connect(tmp_path: Path) -> None:
     }
     assert found["failure"] == {"error": "Spark listener fail: no place for 4 messages", "failures": 1}
     assert found["read"] == 2
+
+
+def test_the_message_of_an_error_is_the_last_line_of_its_stack() -> None:
+    """Spark's own lines before and after it are left out."""
+    text = (
+        "[STREAM_FAILED] Query [id = 1] terminated with exception: [PYTHON_EXCEPTION] Found error: "
+        'Traceback (most recent call last):\n  File "work.py", line 1, in fail\n    raise ValueError("x")\n'
+        "ValueError: the sink is down\n SQLSTATE: 38000\n\nJVM stacktrace:\norg.apache.spark.SparkException: x"
+    )
+
+    assert summary_of(RuntimeError(text)) == "the sink is down"
+
+
+def test_the_messages_of_a_batch_are_counted_by_its_offsets() -> None:
+    """A batch with a new queue, and the first batch, which has no start."""
+    queues = [MessageQueue("orders", "broker-a", queue_id) for queue_id in range(2)]
+    first, second = {queues[0]: 3}, {queues[0]: 10, queues[1]: 4}
+
+    def progress(start: dict[MessageQueue, int] | None, end: dict[MessageQueue, int]) -> dict[str, Any]:
+        texts = [None if table is None else json.dumps(to_spark(table)) for table in (start, end)]
+        return {"sources": [dict(zip(("startOffset", "endOffset"), texts, strict=True))]}
+
+    assert messages_of(progress(None, second), first) == 7 + 4
+    assert messages_of({"sources": [{"startOffset": "null", "endOffset": "null"}]}, first) == 0
+    assert messages_of(progress(second, {**second, queues[1]: 5}), first) == 1
 
 
 def test_a_listener_is_found_by_its_module() -> None:
