@@ -30,7 +30,6 @@ _TUNED = {
     "spark.sql.shuffle.partitions": "2",  # a micro-batch is small; 200 tasks cost more than they save
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    "spark.sql.python.filterPushdown.enabled": "true",
 }
 _LOOPBACK = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 _THREADS_OF_THIS_MACHINE = {

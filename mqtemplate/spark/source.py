@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
 from types import ModuleType
@@ -18,7 +17,6 @@ from pyspark.sql.datasource import (
     DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     DataSourceWriter,
-    Filter,
     InputPartition,
 )
 from pyspark.sql.streaming.datasource import (
@@ -36,7 +34,6 @@ from mqtemplate.spark.offsets import OffsetTable, limited, to_spark
 from mqtemplate.spark.options import SourceOptions
 from mqtemplate.spark.pending.view import is_pending_view
 from mqtemplate.spark.reader.partitions import Share
-from mqtemplate.spark.reader.pushed_filters import PushedFilters
 from mqtemplate.spark.reader.task import TaskReader
 from mqtemplate.spark.record_batches import ARROW_SCHEMA
 from mqtemplate.spark.schema import source_schema
@@ -134,21 +131,6 @@ class _Reader:
 class BatchReader(_Reader, DataSourceReader):
     """Reader of a batch. Its start and end are fixed when Spark calls ``partitions``."""
 
-    def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        super().__init__(options, schema)
-        self._pushed = PushedFilters()
-
-    @property
-    def pushFilters(self) -> _OptionalPushdown:  # noqa: N802 (Spark's name)
-        """Function that takes the filters of the query; Spark calls it before ``partitions``."""
-        return _OptionalPushdown(self)
-
-    def take_filters(self, filters: Iterable[Filter]) -> Iterable[Filter]:
-        """Apply the filters that reduce what is read; return those that Spark has to evaluate."""
-        self._pushed, left = PushedFilters.split(filters)
-        self._task = replace(self._task, tags=self._pushed.tags)
-        return left
-
     def partitions(self) -> Sequence[InputPartition]:
         self._plan.require_topics()
         start, end = self._plan.start_offsets(), self._plan.end_offsets()
@@ -158,23 +140,7 @@ class BatchReader(_Reader, DataSourceReader):
                     f"{queue.topic}, queue {queue.queue_id}: the read would start at offset {offset} and end at "
                     f"{end[queue]}; check the starting and ending options"
                 )
-        return self._partitions(*self._pushed.narrowed(start, end, self._plan.offset_at))
-
-
-class _OptionalPushdown:
-    """Function ``pushFilters`` of a reader that also works where the session does not pass filters on.
-
-    Spark refuses a reader with such a method unless ``spark.sql.python.filterPushdown.enabled`` is true. It recognises
-    the method by its function. Source: ``pyspark.sql.worker.plan_data_source_read``.
-    """
-
-    __func__ = staticmethod(DataSourceReader.pushFilters)
-
-    def __init__(self, reader: BatchReader) -> None:
-        self._reader = reader
-
-    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
-        return self._reader.take_filters(filters)
+        return self._partitions(start, end)
 
 
 class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):

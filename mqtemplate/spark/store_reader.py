@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from mqtemplate.errors import ConfigurationError, SparkError
+from mqtemplate.errors import BrokerError, ConfigurationError, SparkError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
 from mqtemplate.spark.offsets import EARLIEST, LATEST, GivenOffsets, OffsetTable, QueueRange, from_spark, limited
@@ -71,14 +71,19 @@ class StoreReader:
                 pattern = options.topic_pattern.pattern
                 yield f"no topic matches {pattern!r} in the {options.place}; its topics are: {topics}"
             return
-        unused = [topic for topic in options.topics if not self._blocks.queues(topic)]
-        known = self._blocks.topics() if unused else set()
-        for topic in unused:
-            if topic not in known and not (expected and topic.startswith(expected)):
-                close = difflib.get_close_matches(topic, known, n=1)
-                topics = ", ".join(sorted(known)) or "none"
-                hint = f"did you mean {close[0]!r}?" if close else f"its topics are: {topics}"
-                yield f"topic {topic!r} is not in the {options.place}; {hint}"
+        missing = [topic for topic in options.topics if not self._blocks.queues(topic)]
+        missing = [topic for topic in missing if not (expected and topic.startswith(expected))]
+        known = self._known_topics() if missing else set()
+        for topic in missing:
+            if known is None or topic not in known:  # a known one has no messages yet
+                yield f"topic {topic!r} is not in the {options.place}; {_hint(topic, known)}"
+
+    def _known_topics(self) -> set[str] | None:
+        """Return all topics; None if a cluster does not list them, as to an account without administrator's rights."""
+        try:
+            return self._blocks.topics()
+        except BrokerError:
+            return None
 
     def _topics(self) -> tuple[str, ...]:
         pattern = self._options.topic_pattern
@@ -125,10 +130,6 @@ class StoreReader:
         latest = {queue: self._blocks.max_offset(queue) for queue in self.queues()}
         self._blocks.make_durable(latest)
         return latest
-
-    def offset_at(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """Return the first queue offset stored at or after *timestamp_ms*; the end of the queue if there is none."""
-        return self._blocks.search_offset(queue, timestamp_ms)
 
     def with_new_queues(self, start: OffsetTable) -> OffsetTable:
         """Return *start*, with the start of each queue that was created later."""
@@ -273,6 +274,13 @@ class StoreReader:
                 "with the remaining ones, or start again with another checkpoint"
             )
         _log.warning("spark.data_lost", topic=topic, queue=queue_id, start=start, end=end, reason=why)
+
+
+def _hint(topic: str, known: set[str] | None) -> str:
+    if known is None:
+        return "check its name: this account may not list the topics"
+    close = difflib.get_close_matches(topic, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"its topics are: {', '.join(sorted(known)) or 'none'}"
 
 
 def _given(table: GivenOffsets, queue: MessageQueue) -> int | None:

@@ -141,6 +141,20 @@ def test_a_folder_is_read_as_a_table(spark: SparkSession, broker: EmbeddedBroker
     assert copied.where("tags = 'refunded'").count() == 5
 
 
+def test_a_condition_of_one_query_does_not_limit_the_next_one(spark: SparkSession, broker: EmbeddedBroker) -> None:
+    """Spark keeps the planned read of a DataFrame. With filters passed to the source, the next query lacks rows."""
+    send(broker, *range(4), queue_id=0)
+    send(broker, *range(3), queue_id=1)
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        read = spark.read.format("mqtemplate").options(store=str(broker.path), topic="orders").load()
+        first = read.where("queueId = 1 AND tags = 'paid'").count()
+
+        assert (first, read.count(), read.where("queueId = 0").count()) == (3, 7, 4)
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
 def test_an_error_of_the_source_keeps_its_text(spark: SparkSession, broker: EmbeddedBroker) -> None:
     from pyspark.errors import AnalysisException
 

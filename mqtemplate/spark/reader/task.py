@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from mqtemplate.errors import OffsetOutOfRangeError, SparkError
-from mqtemplate.hashes.java_hash import java_string_hash
-from mqtemplate.selectors.sql92.selector import Sql92Selector
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.spark.options import SourceOptions
 from mqtemplate.spark.reader.blocks import Blocks
@@ -43,12 +41,10 @@ class TaskReader:
 
     Args:
         schema: Columns to build.
-        tags: Further condition for the tags, from the filters of the query; None: any.
     """
 
     options: SourceOptions
     schema: pa.Schema
-    tags: frozenset[str] | None = None
 
     def batches(self, share: Share) -> Iterator[pa.RecordBatch]:
         """Yield the messages of a task.
@@ -60,7 +56,7 @@ class TaskReader:
         if not share.ranges:
             return
         options = self.options
-        codes = self._tag_codes()
+        codes = None if options.selector.codes is None or options.selector.selects_all else _codes(options)
         blocks: Blocks = LocalStore(options.store, options.broker_name) if options.store else open_blocks(options)
         if share.identity:
             blocks.check_identity(share.ranges[0], share.identity)
@@ -71,43 +67,29 @@ class TaskReader:
             except OffsetOutOfRangeError as exc:
                 raise SparkError(f"messages were deleted during the read: {exc}; run it again") from exc
 
-    def _tag_codes(self) -> npt.NDArray[np.int64] | None:
-        """Return the hash codes of the tags to read; None for all."""
-        tags, codes = self._tags(), self.options.selector.codes
-        if tags is not None:
-            codes = frozenset(map(java_string_hash, tags))
-        elif self.options.selector.selects_all:
-            codes = None
-        return None if codes is None else np.fromiter(codes, np.int64)
-
-    def _tags(self) -> frozenset[str] | None:
-        """Return the tags to read; None for all."""
-        selector = self.options.selector
-        own = selector.tags if isinstance(selector, TagSelector) and not selector.selects_all else None
-        if own is None or self.tags is None:
-            return self.tags if own is None else own
-        return own & self.tags
-
     def _needed(self) -> pa.Schema:
-        """Return the columns to build: those of the result, and those that the conditions need."""
-        needed = [] if self._tags() is None else ["tags"]
-        if isinstance(self.options.selector, Sql92Selector):
-            needed.append("properties")
-        added = [ARROW_SCHEMA.field(name) for name in needed if name not in self.schema.names]
-        return pa.schema([*self.schema, *added])
+        """Return the columns to build: those of the result, and those that the selector needs."""
+        selector, schema = self.options.selector, self.schema
+        if selector.selects_all:
+            return schema
+        name = "tags" if isinstance(selector, TagSelector) else "properties"
+        return schema if name in schema.names else schema.append(ARROW_SCHEMA.field(name))
 
     def _selected(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        selector, tags = self.options.selector, self._tags()
-        if tags is None and selector.selects_all:
+        selector = self.options.selector
+        if selector.selects_all:
             yield from batches
             return
-        allowed = None if tags is None else pa.array(sorted(tags), pa.string())
+        tags: Any = pa.array(sorted(selector.tags)) if isinstance(selector, TagSelector) else None
         for batch in batches:
-            if allowed is not None:
-                batch = batch.filter(pc.is_in(batch["tags"], allowed))
-            if isinstance(selector, Sql92Selector):
-                properties = batch["properties"].to_pylist()
-                batch = batch.filter(pa.array([selector.matches(dict(pairs)) for pairs in properties], pa.bool_()))
-            batch = batch.select(self.schema.names)
+            if tags is not None:
+                mask = pc.is_in(batch["tags"], tags)
+            else:
+                mask = pa.array([selector.matches(dict(pairs)) for pairs in batch["properties"].to_pylist()])
+            batch = batch.filter(mask).select(self.schema.names)
             if batch.num_rows:
                 yield batch
+
+
+def _codes(options: SourceOptions) -> Any:
+    return np.fromiter(options.selector.codes or (), np.int64)

@@ -34,7 +34,7 @@ ACCOUNT = Account(
     access_key=KEYS.access_key,
     secret_key=KEYS.secret_key,
     topic_perms={"orders": Right.PUB | Right.SUB},
-    group_perms={"billing": Right.PUB | Right.SUB, "mqtemplate-producer": Right.PUB | Right.SUB},
+    group_perms={"billing": Right.PUB | Right.SUB, "TOOLS_CONSUMER": Right.SUB},
 )
 
 
