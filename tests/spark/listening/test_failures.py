@@ -11,7 +11,6 @@ import pytest
 from pydantic import BaseModel
 
 from mqtemplate.brokers import EmbeddedBroker
-from mqtemplate.errors import SparkError
 from mqtemplate.listener import ListenerSpec
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.spark import SparkBatch, SparkListenerContainer
@@ -137,18 +136,6 @@ def test_a_query_that_ended_with_an_error_is_started_again_by_policy(start: Star
     assert container.exception is None
     metrics = broker.metrics.snapshot()
     assert (metrics["spark.billing.failures"], metrics["spark.billing.restarts"]) == (1, 1)
-
-
-@pytest.mark.thorough
-def test_a_bad_record_that_fails_the_batch_is_named(start: Start, broker: EmbeddedBroker) -> None:
-    def work(messages: DataFrame, batch: SparkBatch) -> None:
-        messages.collect()
-
-    send(broker, *orders(1), b"not json")
-    container = start(work, bad_records="fail")
-
-    with pytest.raises(SparkError, match="1 bad records; the first is orders, queue 0, offset 1: the body is not JSON"):
-        container.await_idle()
 
 
 @pytest.mark.thorough
