@@ -3,7 +3,7 @@
 python -m bench.spark_read              # a million messages with bodies of 200 bytes
 python -m bench.spark_read 1024         # another size
 python -m bench.spark_read 200 100000   # and another number of messages
-python -m bench.spark_read remote       # from our server, by blocks and by pulls; and from RocketMQ 5.5.0, if it is there
+python -m bench.spark_read remote       # from our server, by blocks and by pulls; and from RocketMQ 5.5.0
 
 The physical reference yields the same columns with as many bytes from ``range`` and ``mapInArrow``. It has the costs of
 Spark, Arrow and Python, and none of reading. CPU seconds are those of the JVM and all its Python processes.
