@@ -15,8 +15,6 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-import pyspark
-
 from bench.measure import report, run, scratch_folder
 from bench.peer.kafka import Kafka, connector_jars, fetch_kafka
 from bench.spark_read import measured, source, write_folder
@@ -100,7 +98,7 @@ def main() -> None:
     from mqtemplate.spark import session
 
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
-    if (reason := fetch_kafka(pyspark.__version__)) is not None:
+    if (reason := fetch_kafka()) is not None:
         print(f"not measured: {reason}")
         return
     with scratch_folder() as folder:

@@ -12,12 +12,11 @@ _POMS = Path(__file__).with_name("packages")
 _FETCH_SECONDS = 600
 
 
-def fetch(name: str, title: str, *properties: str) -> str | None:
+def fetch(name: str, title: str) -> str | None:
     """Fetch the packages of a folder of ``packages/`` if they are missing. Return the reason if that fails.
 
     Args:
         title: What it is, for the user.
-        properties: Further properties of Maven, ``spark.version=4.3.0``.
     """
     if (PACKAGES_FOLDER / name).exists():
         return None
@@ -27,17 +26,10 @@ def fetch(name: str, title: str, *properties: str) -> str | None:
     print(f"Fetching {title} from Maven into .rocketmq/{name}, about 100 MB the first time.", flush=True)
     PACKAGES_FOLDER.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{name}.tmp-", dir=PACKAGES_FOLDER) as folder:
-        given = [f"-D{each}" for each in (f"peer.folder={folder}", *properties)]
+        goal = ("dependency:copy-dependencies", f"-Dpeer.folder={folder}")
         try:
             done = subprocess.run(
-                [
-                    maven,
-                    "--batch-mode",
-                    "--file",
-                    str(_POMS / name / "pom.xml"),
-                    "dependency:copy-dependencies",
-                    *given,
-                ],
+                [maven, "--batch-mode", "--file", str(_POMS / name / "pom.xml"), *goal],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,

@@ -16,16 +16,15 @@ from bench.peer.rocketmq import free_port
 _CLUSTER_ID = "4L6g3nShT-eMCtK--X86sw"
 
 
-def fetch_kafka(spark_version: str) -> str | None:
+def fetch_kafka() -> str | None:
     """Fetch Kafka and Spark's connector for it if they are missing. Return the reason if that fails."""
-    return fetch("kafka", "Apache Kafka 3.9") or fetch(
-        "kafka-spark", "Spark's connector for Kafka", f"spark.version={spark_version}"
-    )
+    return fetch("kafka", "Apache Kafka 3.9") or fetch("kafka-spark", "Spark's connector for Kafka")
 
 
 def connector_jars() -> list[str]:
-    """Return the jars of Spark's connector for Kafka."""
-    return sorted(map(str, (PACKAGES_FOLDER / "kafka-spark").glob("*.jar")))
+    """Return the jars of Spark's connector for Kafka, without those that PySpark has."""
+    folder = PACKAGES_FOLDER / "kafka-spark"
+    return sorted(str(path) for pattern in ("*kafka*.jar", "commons-pool2*.jar") for path in folder.glob(pattern))
 
 
 class Kafka:
@@ -46,7 +45,7 @@ class Kafka:
             "controller.quorum.voters": f"1@127.0.0.1:{controller}",
             "listeners": f"PLAINTEXT://{self.address},CONTROLLER://127.0.0.1:{controller}",
             "controller.listener.names": "CONTROLLER",
-            "log.dirs": folder,
+            "log.dirs": folder.absolute(),
             "num.partitions": partitions,
             "offsets.topic.replication.factor": 1,
             "transaction.state.log.replication.factor": 1,
@@ -56,6 +55,7 @@ class Kafka:
         self._run("kafka.tools.StorageTool", "format", "-t", _CLUSTER_ID, "-c", f"{home}/server.properties")
         command = [*self._java("1g"), "kafka.Kafka", f"{home}/server.properties"]
         self._process = PeerProcess("kafka", command, home)
+        self._process.wait_for("Kafka Server started")
 
     def _java(self, heap: str) -> list[str]:
         return ["java", f"-Xmx{heap}", "-XX:+UseG1GC", "-cp", f"{PACKAGES_FOLDER}/kafka/*"]
