@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from mqtemplate.errors import ListenerError, SparkError
@@ -25,10 +27,9 @@ from mqtemplate.spark.listener import (
     spark_listener_specs,
 )
 from mqtemplate.spark.listening.batches import BatchWork, ListenerFunction, summary_of
-from mqtemplate.spark.listening.connect import ConnectBatches, ImportedFunction, is_connect, messages_of
-from mqtemplate.spark.listening.monitor import ListenerMonitor
+from mqtemplate.spark.listening.monitor import ListenerMonitor, messages_of
 from mqtemplate.spark.listening.payloads import with_payload
-from mqtemplate.spark.listening.places import commit_offsets, place_of
+from mqtemplate.spark.listening.place import Place, commit_offsets
 from mqtemplate.spark.listening.redelivery import Redelivery
 from mqtemplate.spark.offsets import OffsetTable, to_spark
 from mqtemplate.spark.options import SourceOptions
@@ -99,7 +100,7 @@ class SparkListenerContainer:
         self.name = _name_of(endpoint)
         self.settings = resolve_spark_spec(spec or _only_spec(endpoint), self.name, resolve)
         require_pyspark()
-        self._place = place_of(broker, f"Spark listener {self.name}")
+        self._place: Place = _load("places").place_of(broker, f"Spark listener {self.name}")
         self._endpoint = endpoint
         self._function: Callable[[DataFrame, SparkBatch], object] = getattr(endpoint, "on_batch", endpoint)  # type: ignore[arg-type]
         self._spark = spark
@@ -252,10 +253,11 @@ class SparkListenerContainer:
 
     def _batches(self, spark: object, first: OffsetTable) -> Callable[[DataFrame, int], None]:
         """Return the function for batches: of this object, or one that a process of Spark Connect can call."""
-        if not is_connect(spark):
+        if not _is_connect(spark):
             return partial(self._on_batch, self._work(first))
-        return ConnectBatches(
-            endpoint=ImportedFunction.of(self._endpoint, f"Spark listener {self.name}"),
+        connect = _load("connect")
+        batches: Callable[[DataFrame, int], None] = connect.ConnectBatches(
+            endpoint=connect.ImportedFunction.of(self._endpoint, f"Spark listener {self.name}"),
             name=self.name,
             settings=self.settings,
             options=self._options(None),
@@ -265,6 +267,7 @@ class SparkListenerContainer:
             first=first,
             replayed=self._replayed,
         )
+        return batches
 
     def _work(self, first: OffsetTable) -> BatchWork:
         settings, place = self.settings, self._place
@@ -308,7 +311,7 @@ class SparkListenerContainer:
 
     def _await_end(self, query: StreamingQuery) -> None:
         """Wait for the end of the query. Over Spark Connect, count its batches: another process handles them."""
-        if not is_connect(query):
+        if not _is_connect(query):
             query.awaitTermination()
             return
         first, last = self._checkpoint.first_offsets() or {}, -1
@@ -380,6 +383,16 @@ class SparkListenerContainer:
     def _commit(self, end: OffsetTable) -> None:
         """Commit the end of a batch for the group, but no lower offset than before, as a repeated batch would."""
         commit_offsets(self._place.broker, self._place.queue, self.settings.consumer_group, end)
+
+
+def _load(module: str) -> ModuleType:
+    """Return a module that imports clients and brokers: a process that has none must not load them."""
+    return import_module(f"mqtemplate.spark.listening.{module}")
+
+
+def _is_connect(spark: object) -> bool:
+    """Return True for a session or query of Spark Connect."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
 def _name_of(endpoint: object) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,8 +13,6 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from mqtemplate.broker import Broker
-from mqtemplate.brokers.embedded.broker import EmbeddedBroker
-from mqtemplate.brokers.remote.broker import RemoteBroker
 from mqtemplate.errors import ListenerError
 from mqtemplate.message import MessageQueue
 from mqtemplate.metrics import Metrics
@@ -25,33 +22,13 @@ from mqtemplate.spark.checkpoint import QueryCheckpoint
 from mqtemplate.spark.listener import SparkListenerSettings
 from mqtemplate.spark.listening.batches import BatchWork, ListenerFunction
 from mqtemplate.spark.listening.monitor import BatchMetrics
-from mqtemplate.spark.listening.places import commit_offsets
-from mqtemplate.spark.listening.redelivery import EmbeddedSendBacks, Redelivery, RemoteSendBacks, SendBacks
-from mqtemplate.spark.offsets import OffsetTable, from_spark
+from mqtemplate.spark.listening.place import commit_offsets
+from mqtemplate.spark.listening.places import send_backs_of
+from mqtemplate.spark.listening.redelivery import Redelivery
+from mqtemplate.spark.offsets import OffsetTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-
-def is_connect(spark: object) -> bool:
-    """Return True for a session of Spark Connect."""
-    return type(spark).__module__.startswith("pyspark.sql.connect")
-
-
-def messages_of(progress: Any, first: OffsetTable) -> int:
-    """Return the number of messages between the offsets of a batch, before tags are selected.
-
-    Args:
-        progress: Progress of the query, of one batch. Its numbers of rows count a row each time that it is read.
-        first: Start of the first batch.
-    """
-    (source,) = progress["sources"]
-    # A missing offset is null, as JSON or as JSON in a string.
-    start, end = (json.loads(source[name] or "null") for name in ("startOffset", "endOffset"))
-    if end is None:
-        return 0
-    known = first if start is None else from_spark(start, "")
-    return sum(max(0, offset - known.get(queue, 0)) for queue, offset in from_spark(end, "").items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +112,7 @@ class ConnectBatches:
             replayed=self.replayed,
             redelivery=Redelivery(
                 broker,
-                _send_backs(broker),
+                send_backs_of(broker),
                 metrics,
                 group=settings.consumer_group,
                 listener=self.name,
@@ -149,10 +126,3 @@ class ConnectBatches:
 
     def _queue(self, name: str, read: MessageQueue) -> MessageQueue:
         return read if self.location.store is None else MessageQueue(read.topic, name, read.queue_id)
-
-
-def _send_backs(broker: Broker) -> SendBacks:
-    if isinstance(broker, EmbeddedBroker):
-        return EmbeddedSendBacks(broker)
-    assert isinstance(broker, RemoteBroker)
-    return RemoteSendBacks(broker)

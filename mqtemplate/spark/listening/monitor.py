@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Any
 
 from mqtemplate.message import MessageQueue
 from mqtemplate.metrics import Metrics
+from mqtemplate.spark.offsets import OffsetTable, from_spark
 
 if TYPE_CHECKING:
-    from mqtemplate.spark.listening.places import Place
+    from mqtemplate.spark.listening.place import Place
 
 
 class BatchMetrics:
@@ -55,3 +57,19 @@ class ListenerMonitor(BatchMetrics):
                 committed = max(broker.committed_offset(self._group, queue) or 0, start)
                 lags[queue] = max(0, broker.max_offset(queue) - committed)
         return lags
+
+
+def messages_of(progress: Any, first: OffsetTable) -> int:
+    """Return the number of messages between the offsets of a batch, before tags are selected.
+
+    Args:
+        progress: Progress of the query, of one batch. Its numbers of rows count a row each time that it is read.
+        first: Start of the first batch.
+    """
+    (source,) = progress["sources"]
+    # A missing offset is null, as JSON or as JSON in a string.
+    start, end = (json.loads(source[name] or "null") for name in ("startOffset", "endOffset"))
+    if end is None:
+        return 0
+    known = first if start is None else from_spark(start, "")
+    return sum(max(0, offset - known.get(queue, 0)) for queue, offset in from_spark(end, "").items())

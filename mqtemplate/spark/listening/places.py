@@ -2,58 +2,56 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from mqtemplate.broker import Broker
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.brokers.remote.broker import RemoteBroker
+from mqtemplate.brokers.retry import SentBack
 from mqtemplate.errors import SparkError
-from mqtemplate.message import MessageQueue
+from mqtemplate.message import Message, MessageQueue, SendSequence
 from mqtemplate.metrics import Metrics
 from mqtemplate.spark.broker_access.local_server import LocalServer
 from mqtemplate.spark.broker_access.location import ACCESS_KEY, CLIENT_FILE, BrokerLocation
-from mqtemplate.spark.listening.redelivery import EmbeddedSendBacks, RemoteSendBacks, SendBacks
-from mqtemplate.spark.offsets import OffsetTable
+from mqtemplate.spark.listening.place import Place
+from mqtemplate.spark.listening.redelivery import SendBacks
 
 
-class Place(Protocol):
-    """Broker of a listener, as Spark's processes reach it.
+@dataclass(frozen=True, slots=True)
+class EmbeddedSendBacks:
+    """Stores retries and dead letters with numbers: a repeated batch stores none of them again."""
 
-    Attributes:
-        metrics: Metrics of the broker, or of the listener alone if the broker is a cluster.
-        send_backs: Sender of rows that come back.
-    """
+    broker: EmbeddedBroker
 
-    metrics: Metrics
-    send_backs: SendBacks
+    def send(self, sent_back: Sequence[SentBack], sequence: SendSequence) -> None:
+        """See `SendBacks.send`."""
+        self.broker.send_sequenced([self._copy(each) for each in sent_back], sequence)
 
-    @property
-    def broker(self) -> Broker: ...
+    def _copy(self, sent_back: SentBack) -> tuple[Message, MessageQueue]:
+        copy = sent_back.dead_letter() if sent_back.is_dead else self.broker.drafts.delayed_retry(sent_back)
+        self.broker.create_topic(copy.topic, 1)
+        message, times = sent_back.message, sent_back.message.reconsume_times + 1
+        stored = replace(message, topic=copy.topic, properties=copy.properties, reconsume_times=times)
+        return stored, self.broker.queues(copy.topic)[0]
 
-    def start(self, retry_topic: str) -> None:
-        """Let Spark's processes reach the broker. A second call has no effect."""
 
-    def stop(self) -> None:
-        """End what `start` started. A second call has no effect."""
+@dataclass(frozen=True, slots=True)
+class RemoteSendBacks:
+    """Requests of a client: the broker creates retries and dead letters. A repeated batch sends its rows again."""
 
-    def location(self) -> BrokerLocation:
-        """Return the location for Spark's processes."""
+    broker: RemoteBroker
 
-    def options(self) -> dict[str, str]:
-        """Return the options of the source for it."""
-
-    def queues(self, topic: str) -> Sequence[MessageQueue]:
-        """Return the queues of a topic; none if it is missing."""
-
-    def queue(self, read: MessageQueue) -> MessageQueue:
-        """Return the queue of the broker for one in a checkpoint."""
+    def send(self, sent_back: Sequence[SentBack], sequence: SendSequence) -> None:
+        """See `SendBacks.send`."""
+        for each in sent_back:
+            self.broker.send_back(each)
 
 
 class FolderPlace:
@@ -166,26 +164,20 @@ def place_of(broker: Broker, listener: str) -> Place:
     return FolderPlace(broker)
 
 
-def commit_offsets(
-    broker: Broker, queue_of: Callable[[MessageQueue], MessageQueue], group: str, end: OffsetTable
-) -> None:
-    """Commit the end of a batch for a group, but no lower offset than before, as a repeated batch would.
-
-    Args:
-        queue_of: Returns the queue of the broker for one in a checkpoint.
-    """
-    for read, offset in sorted(end.items()):
-        queue = queue_of(read)
-        if offset > (broker.committed_offset(group, queue) or 0):
-            broker.commit_offset(group, queue, offset)
+def send_backs_of(broker: Broker) -> SendBacks:
+    """Return the sender of rows that come back, for a broker of this process or a client."""
+    if isinstance(broker, EmbeddedBroker):
+        return EmbeddedSendBacks(broker)
+    assert isinstance(broker, RemoteBroker)
+    return RemoteSendBacks(broker)
 
 
 def _client_file(broker: RemoteBroker) -> dict[str, Any]:
     credentials, tls = broker.settings.credentials, broker.settings.tls
     given: dict[str, Any] = {}
     if credentials is not None:
-        named = dataclasses.asdict(credentials)
+        named = asdict(credentials)
         given |= {name.replace("_", "-"): value for name, value in named.items() if value is not None}
     if tls is not None:
-        given["tls"] = {name.replace("_", "-"): value for name, value in dataclasses.asdict(tls).items()}
+        given["tls"] = {name.replace("_", "-"): value for name, value in asdict(tls).items()}
     return given

@@ -5,21 +5,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from mqtemplate.broker import Broker, ConsumerSpec
 from mqtemplate.brokers.retry import SentBack, send_back_of
 from mqtemplate.errors import OffsetOutOfRangeError, SparkError
 from mqtemplate.event_log import get_logger
-from mqtemplate.message import Message, MessageExt, MessageQueue, SendSequence
+from mqtemplate.message import MessageExt, MessageQueue, SendSequence
 from mqtemplate.metrics import Metrics
 from mqtemplate.record.dead_letter import dead_letter_properties
-
-if TYPE_CHECKING:
-    from mqtemplate.brokers.embedded.broker import EmbeddedBroker
-    from mqtemplate.brokers.remote.broker import RemoteBroker
 
 _log = get_logger("mqtemplate.spark")
 
@@ -99,36 +95,6 @@ class SendBacks(Protocol):
         Args:
             sequence: Numbers of the messages; a broker in this process stores each number once.
         """
-
-
-@dataclass(frozen=True, slots=True)
-class EmbeddedSendBacks:
-    """Stores retries and dead letters with numbers: a repeated batch stores none of them again."""
-
-    broker: EmbeddedBroker
-
-    def send(self, sent_back: Sequence[SentBack], sequence: SendSequence) -> None:
-        """See `SendBacks.send`."""
-        self.broker.send_sequenced([self._copy(each) for each in sent_back], sequence)
-
-    def _copy(self, sent_back: SentBack) -> tuple[Message, MessageQueue]:
-        copy = sent_back.dead_letter() if sent_back.is_dead else self.broker.drafts.delayed_retry(sent_back)
-        self.broker.create_topic(copy.topic, 1)
-        message, times = sent_back.message, sent_back.message.reconsume_times + 1
-        stored = replace(message, topic=copy.topic, properties=copy.properties, reconsume_times=times)
-        return stored, self.broker.queues(copy.topic)[0]
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteSendBacks:
-    """Requests of a client: the broker creates retries and dead letters. A repeated batch sends its rows again."""
-
-    broker: RemoteBroker
-
-    def send(self, sent_back: Sequence[SentBack], sequence: SendSequence) -> None:
-        """See `SendBacks.send`."""
-        for each in sent_back:
-            self.broker.send_back(each)
 
 
 class Redelivery:

@@ -18,7 +18,8 @@ from mqtemplate.remoting.settings import Credentials
 from mqtemplate.remoting.tls import ClientTls
 from mqtemplate.server import BrokerServerSettings, LocalCluster
 from mqtemplate.spark.listening.monitor import ListenerMonitor
-from mqtemplate.spark.listening.places import ClusterPlace, FolderPlace, commit_offsets, place_of
+from mqtemplate.spark.listening.place import commit_offsets
+from mqtemplate.spark.listening.places import ClusterPlace, FolderPlace, place_of
 from mqtemplate.spark.listening.redelivery import FailedRow, Redelivery
 from mqtemplate.testing import messages_in
 from tests.server.tool import ANY_PORT, make_engine

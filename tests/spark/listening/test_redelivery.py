@@ -9,7 +9,8 @@ import pytest
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.errors import SparkError
 from mqtemplate.message import Message, MessageExt, MessageQueue
-from mqtemplate.spark.listening.redelivery import EmbeddedSendBacks, FailedRow, Redelivery, RedeliveryPlan
+from mqtemplate.spark.listening.places import EmbeddedSendBacks
+from mqtemplate.spark.listening.redelivery import FailedRow, Redelivery, RedeliveryPlan
 from mqtemplate.testing import Harness, messages_in
 
 QUERY = "a-query"
