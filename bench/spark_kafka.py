@@ -3,7 +3,7 @@
     python -m bench.spark_kafka [COUNT]       1,000,000 messages of 200 bytes in 4 queues by default
 
 Kafka runs in its own process on loopback, in KRaft mode; Maven fetches it and the connector once. Both sides read six
-columns. A stream reads 100,000 messages a trigger.
+columns, the stream of Kafka all seven that it has. A stream reads 100,000 messages a trigger.
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ def compare(spark: SparkSession, store: str, address: str, folder: Path, count: 
         .option("maxOffsetsPerTrigger", _A_TRIGGER)
         .load(),
         "our folder": spark.readStream.format("mqtemplate")
+        .schema(_OURS)
         .options(store=store, topic="orders", maxOffsetsPerTrigger=str(_A_TRIGGER))
         .load(),
     }

@@ -28,7 +28,7 @@ from mqtemplate.testing import messages_in
 from tests.spark.bare_python import bare_python
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.spark, pytest.mark.thorough, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.spark, pytest.mark.thorough, pytest.mark.timeout(900)]
 
 SPARK_HOME = Path(pyspark.__file__).parent
 ANY_PORT = HostAddress("127.0.0.1", 0)

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.mark.spark
 @pytest.mark.thorough
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_listener_runs_over_spark_connect(tmp_path: Path) -> None:
     """Its batches, payloads, redeliveries, dead letters, metrics and errors are those of an ordinary session."""
     pytest.importorskip("grpc", reason="Spark Connect needs the packages of pyspark[connect]")
