@@ -13,7 +13,7 @@ from mqtemplate.brokers.remote.delayed.levels import change_delay_levels
 from mqtemplate.brokers.remote.outages import log_failure
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.brokers.remote.topics import create_topic, topic_queues
-from mqtemplate.brokers.retry import FIRST_RETRY_LEVEL
+from mqtemplate.brokers.retry import FIRST_RETRY_LEVEL, SentBack
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.delay.levels.table import DelayLevels
 from mqtemplate.errors import BrokerClosedError, BrokerError
@@ -203,6 +203,10 @@ class RemoteBroker(Broker):
 
     def committed_offset(self, group: str, queue: MessageQueue) -> int | None:
         return self._client.members.committed_offset(group, queue)
+
+    def send_back(self, sent_back: SentBack) -> None:
+        """Send a message back for a group without a member here; see `Consumer.send_back`."""
+        self._client.members.send_back(sent_back)
 
     def commit_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
         self._client.members.commit_offset(group, queue, queue_offset)
