@@ -48,6 +48,7 @@ LEVELS: dict[str, int] = {
     "mqtemplate.admin": 7,
     "mqtemplate.context": 7,
     "mqtemplate.outbox": 7,
+    "mqtemplate.running": 7,
     "mqtemplate.spark": 7,
     "mqtemplate.testing": 7,
     "mqtemplate.cli": 8,
@@ -59,6 +60,7 @@ LEVELS: dict[str, int] = {
 
 SAME_LEVEL = {
     # importer -> imported, where both stand on one level
+    ("mqtemplate.running", "mqtemplate.context"),
     ("mqtemplate.testing", "mqtemplate.context"),
     ("mqtemplate.scheduling", "mqtemplate.listener"),
 }

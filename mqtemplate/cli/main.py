@@ -52,7 +52,9 @@ def _program() -> Any:
         dead_letters,
         delayed,
         folder,
+        init,
         messages,
+        run,
         spark,
         topics,
     )
@@ -60,6 +62,8 @@ def _program() -> Any:
 
     program = new_program()
     for module in (
+        init,
+        run,
         broker,
         capabilities,
         messages,
