@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
-from weakref import WeakSet
 
 from mqtemplate.context.application import MQApplication
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
@@ -15,9 +14,7 @@ from mqtemplate.template.rocketmq_template import RocketMQTemplate
 T = TypeVar("T")
 
 RUN_ATTRIBUTE = "__mqtemplate__"
-"""Attribute of a web application with its `ProcessApplication`, so that ``mqtemplate run`` finds it."""
-
-_all: WeakSet[ProcessApplication] = WeakSet()
+"""Attribute of a web application with its `ProcessApplication`: ``mqtemplate run`` and hooks of servers look for it."""
 
 
 class _Current:
@@ -47,7 +44,6 @@ class ProcessApplication:
         self._options = options
         self._prepare: list[Callable[[MQApplication], object]] = []
         self._current = _Current()
-        _all.add(self)
 
     def prepare(self, function: Callable[[MQApplication], object]) -> None:
         """Call a function with each new application before its start."""
@@ -135,13 +131,7 @@ class ProcessApplication:
         return self._current
 
 
-def start_all() -> None:
-    """Start the application of each `ProcessApplication` in this process: for hooks of web servers after a fork."""
-    for each in list(_all):
-        each.start()
-
-
-def stop_all() -> None:
-    """Stop the application of each `ProcessApplication` in this process."""
-    for each in list(_all):
-        each.stop()
+def process_of(web_application: object) -> ProcessApplication | None:
+    """Return the messages of a web application, or the object itself if it is that; None if there are none."""
+    process = getattr(web_application, RUN_ATTRIBUTE, web_application)
+    return process if isinstance(process, ProcessApplication) else None

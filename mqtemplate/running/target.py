@@ -13,7 +13,7 @@ from typing import Any
 from mqtemplate.context.application import MQApplication
 from mqtemplate.context.injection.components import is_injectable, is_listener
 from mqtemplate.errors import DependencyError
-from mqtemplate.running.process_application import RUN_ATTRIBUTE, ProcessApplication
+from mqtemplate.running.process_application import process_of
 
 _EXPECTED = (
     "give module:name of an MQApplication or of a function that returns one, or a module with listeners, "
@@ -85,6 +85,8 @@ def _application(found: Any, target: str) -> MQApplication:
     if inspect.isclass(found) or is_listener(found) or (inspect.isroutine(found) and is_injectable(found)):
         return MQApplication(found)
     if inspect.isroutine(found):
+        if not _takes_no_arguments(found):
+            raise DependencyError(f"{target} is a function that needs arguments; {_EXPECTED}")
         created = found()
         if (known := _known(created)) is not None:
             return known
@@ -92,12 +94,20 @@ def _application(found: Any, target: str) -> MQApplication:
     raise DependencyError(f"{target} is {_described(found)}, which is no MQApplication; {_EXPECTED}")
 
 
+def _takes_no_arguments(function: Any) -> bool:
+    try:
+        inspect.signature(function).bind()
+    except (TypeError, ValueError):  # an argument is missing, or a function in C shows no signature
+        return False
+    return True
+
+
 def _known(found: Any) -> MQApplication | None:
     """Return an application, or a new one of an object of a web framework that has one; None for anything else."""
     if isinstance(found, MQApplication):
         return found
-    process = getattr(found, RUN_ATTRIBUTE, found)
-    return process.new_application() if isinstance(process, ProcessApplication) else None
+    process = process_of(found)
+    return None if process is None else process.new_application()
 
 
 def _described(value: object) -> str:

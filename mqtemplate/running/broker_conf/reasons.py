@@ -17,6 +17,12 @@ _FLUSH = "the broker writes these files as it needs to; flushDiskType decides wh
 _TRACE = "the broker writes no trace messages; clients may"
 _ACCESS = "access control is mqtemplate.server.acl in application.yml"
 _TIMER = "the timer of this broker has its own pace and no brakes"
+_STORE = "this broker has its own way to write, read and recover the same files"
+_FILTER = "SQL92 selectors are evaluated for each message, without bloom filters"
+_COMPACTION = "topics with compaction are not supported"
+_OFFSETS = "consumer offsets are written together, every flushConsumerOffsetInterval"
+_LIMITS = "this server has limits of its own; see mqtemplate.server.*"
+_TRANSACTIONS = "transactions are checked by this broker's own service"
 _OTHER = "it belongs to a part of RocketMQ's broker that this one does not have"
 
 _EXACT = {
@@ -67,6 +73,18 @@ _PATTERNS = (
         _CONNECTIONS,
     ),
     (r"[cC]old|[sS]wap|[wW]arm|[tT]ransientStore|InMemory|InDisk|dataReadAhead|Heap|Mmap|OnMessage|BufferNum", _MEMORY),
+    (r"ompaction|OffsetMap", _COMPACTION),
+    (r"[fF]ilter|[bB]itMap|expectConsumerNum", _FILTER),
+    (r"^transaction|^trans[A-Z]|TransactionMessage", _TRANSACTIONS),
+    (r"OffsetUpdateVersion|BroadcastOffset|broadcastOffset|ConsumerOffsetIncr|ExpiredOffset|ResetOffset", _OFFSETS),
+    (r"^max|[fF]lowControl|Fallbehind|ReadSlowly|Threshold|BatchMax", _LIMITS),
+    (
+        (
+            r"CommitLog|ConsumeQueue|Cq|CQ|CRC|Recover|Reput|Offset|index|Lock|ABS|Disk|putM|Checksum|BatchPush|Calc|"
+            r"readUnC|useMessageVersion|TopicLen|sample|spinLock"
+        ),
+        _STORE,
+    ),
     (r"^flush|^commit[A-Z]|^delete|^destroy|^redelete|^clean|wakeFlush|wakeCommit|Flush", _FLUSH),
 )
 
