@@ -29,8 +29,8 @@ def test_a_new_project_passes_its_test_and_runs(run: CommandLine, tmp_path: Path
         check=False,
         timeout=100,
     )
-    with Program(project, "mqtemplate", "run", "app") as program:
-        program.wait_for("^hello, shop-demo$")
+    with Program(project, "mqtemplate", "run", "app", PYTHONUNBUFFERED="1") as program:
+        program.wait_for("hello, shop-demo")
         code = program.stop()
 
     assert result.code == 0, result
