@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.metadata import version
 from typing import Any
 
@@ -13,6 +14,21 @@ from mqtemplate.errors import MQTemplateError, StoreLockedError, UnknownNameErro
 
 PROGRAM = "mqtemplate"
 
+_COMMANDS = (
+    # modules in `mqtemplate.cli.commands`, in the order of the help
+    "init",
+    "run",
+    "broker",
+    "capabilities",
+    "messages",
+    "topics",
+    "delayed",
+    "dead_letters",
+    "application",
+    "bench",
+    "folder",
+    "spark",
+)
 _CODES: dict[type[MQTemplateError], int] = {
     UnknownNameError: exit_codes.UNKNOWN_NAME,
     UnsupportedError: exit_codes.UNSUPPORTED,
@@ -44,36 +60,9 @@ def _program() -> Any:
     """Return the program with all commands, as typer's command."""
     from typer.main import get_command
 
-    from mqtemplate.cli.commands import (
-        application,
-        bench,
-        broker,
-        capabilities,
-        dead_letters,
-        delayed,
-        folder,
-        init,
-        messages,
-        run,
-        spark,
-        topics,
-    )
     from mqtemplate.cli.program import new_program
 
     program = new_program()
-    for module in (
-        init,
-        run,
-        broker,
-        capabilities,
-        messages,
-        topics,
-        delayed,
-        dead_letters,
-        application,
-        bench,
-        folder,
-        spark,
-    ):
-        module.add_commands(program)
+    for name in _COMMANDS:
+        import_module(f"mqtemplate.cli.commands.{name}").add_commands(program)
     return get_command(program)

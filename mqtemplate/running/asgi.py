@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, TypeAlias
-
-from mqtemplate.running.process_application import RUN_ATTRIBUTE, ProcessApplication
+from typing import Any, Protocol, TypeAlias
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -13,6 +11,16 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _ENDS = ("lifespan.startup.failed", "lifespan.shutdown.complete", "lifespan.shutdown.failed")
+
+
+class Messages(Protocol):
+    """A `mqtemplate.running.hosting.ProcessApplication`."""
+
+    async def start_async(self) -> object:
+        """Start, unless it is started, and return the application."""
+
+    async def stop_async(self) -> None:
+        """Stop."""
 
 
 class MQTemplateASGI:
@@ -24,10 +32,9 @@ class MQTemplateASGI:
     ``scope["mqtemplate"]`` of each request is the started `MQApplication`.
     """
 
-    def __init__(self, app: ASGIApp, messages: ProcessApplication) -> None:
+    def __init__(self, app: ASGIApp, messages: Messages) -> None:
         self._app = app
-        self._messages = messages
-        setattr(self, RUN_ATTRIBUTE, messages)
+        self._messages = self.__mqtemplate__ = messages  # `mqtemplate.running.hosting.process_of`
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":

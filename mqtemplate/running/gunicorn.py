@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mqtemplate.running.process_application import process_of
+from mqtemplate.running.hosting import process_of
 
 
 def post_worker_init(worker: Any) -> None:

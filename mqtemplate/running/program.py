@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from mqtemplate.context.application import MQApplication
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.running.options import RunOptions
-
-Report = Callable[[str], None]
-"""Function that prints a line for people."""
+from mqtemplate.running.supervisor import Report, Serve, Supervisor
+from mqtemplate.running.target import load_application
 
 
 def run(
     options: RunOptions,
     report: Report,
+    serve: Serve,
     *,
     workers: int | None = None,
     watched: Sequence[Path] = (),
@@ -26,6 +26,7 @@ def run(
     """Run an application until a signal arrives. Return the exit code of the program.
 
     Args:
+        serve: Serves a store directory to several workers.
         workers: Number of processes; None: this process runs the application, unless files are watched.
         watched: Folders whose changes start new processes.
         stop_timeout_s: Time after which a process that stops is killed.
@@ -36,13 +37,13 @@ def run(
     """
     if workers is not None and workers < 1:
         raise ConfigurationError(f"--workers must be 1 or more, got {workers}")
-    app = options.load()
+    app = load_application(options)
     if workers is None and not watched:
         _run_here(app, options.target, report)
         return 0
-    from mqtemplate.running.supervisor import Supervisor  # it needs the server, which one process does not
-
-    supervisor = Supervisor(options, app.settings, workers or 1, report, watched=watched, stop_timeout_s=stop_timeout_s)
+    supervisor = Supervisor(
+        options, app.settings, workers or 1, report, serve, watched=watched, stop_timeout_s=stop_timeout_s
+    )
     return supervisor.run()
 
 
@@ -62,7 +63,7 @@ def check(options: RunOptions) -> str:
     Raises:
         MQTemplateError: The application could not start.
     """
-    app = options.load()
+    app = load_application(options)
     app.check()
     names = [container.endpoint.id for container in app.context.container.listeners().containers]
     objects = sum(1 for _ in app.context.in_order())

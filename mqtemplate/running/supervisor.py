@@ -8,7 +8,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -18,8 +18,13 @@ from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.running.backoff import RestartBackoff
 from mqtemplate.running.file_changes import file_changes
 from mqtemplate.running.options import RunOptions
-from mqtemplate.running.shared_server import shared_server
 from mqtemplate.running.worker_process import WorkerProcess, exit_text
+
+Report = Callable[[str], None]
+"""Function that prints a line for people."""
+
+Serve = Callable[[AppSettings, int, Report], AbstractContextManager[str | None]]
+"""Context that serves the store directory of settings to so many workers: `mqtemplate.running.shared_server`."""
 
 _LONGEST_WAIT_S = 0.25  # see `mqtemplate.context.signals`: a signal may arrive just before a wait
 _MANY_FILES = 3
@@ -64,6 +69,7 @@ class Supervisor:
     Args:
         settings: Settings of the application.
         report: Prints a line for people.
+        serve: Serves a store directory to several workers.
         watched: Folders whose changes replace the workers.
         stop_timeout_s: Time after which a worker that stops is killed.
     """
@@ -73,7 +79,8 @@ class Supervisor:
         options: RunOptions,
         settings: AppSettings,
         workers: int,
-        report: Callable[[str], None],
+        report: Report,
+        serve: Serve,
         *,
         watched: Sequence[Path] = (),
         stop_timeout_s: float = 60.0,
@@ -82,6 +89,7 @@ class Supervisor:
         self._settings = settings
         self._slots = [_Slot(number) for number in range(1, workers + 1)]
         self._report = report
+        self._serve = serve
         self._watched = watched
         self._stop_timeout_s = stop_timeout_s
         # A signal handler may put into a SimpleQueue while the thread that it interrupts waits on it.
@@ -100,7 +108,7 @@ class Supervisor:
         count = len(self._slots)
         with (
             self._signals(),
-            shared_server(self._settings, count, self._report) as name_server,
+            self._serve(self._settings, count, self._report) as name_server,
             file_changes(self._watched, lambda files: self._calls.put(lambda: self._reload(_named(files)))),
         ):
             if name_server is not None:

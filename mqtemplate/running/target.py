@@ -1,8 +1,9 @@
-"""Import of an application by its name: ``module`` or ``module:attribute``."""
+"""Import of an application by its name, ``module`` or ``module:attribute``, with the options of a run in force."""
 
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from importlib import import_module
 from importlib.util import find_spec
@@ -11,14 +12,38 @@ from types import ModuleType
 from typing import Any
 
 from mqtemplate.context.application import MQApplication
+from mqtemplate.context.config.command_line import PROCESS, CommandLine
+from mqtemplate.context.config.env_file import read_env_file
 from mqtemplate.context.injection.components import is_injectable, is_listener
-from mqtemplate.errors import DependencyError
-from mqtemplate.running.process_application import process_of
+from mqtemplate.errors import ConfigurationError, DependencyError
+from mqtemplate.running.hosting import process_of
+from mqtemplate.running.options import RunOptions
 
 _EXPECTED = (
     "give module:name of an MQApplication or of a function that returns one, or a module with listeners, "
     "such as shop.main:app"
 )
+
+
+def load_application(options: RunOptions) -> MQApplication:
+    """Import an application with these options in force. This process belongs to it from now on.
+
+    Raises:
+        ConfigurationError: The file of variables is invalid, or the program ignores the chosen broker.
+        DependencyError: There is no such application.
+    """
+    if options.env_file is not None:
+        for name, value in read_env_file(Path(options.env_file)).items():
+            os.environ.setdefault(name, value)
+    PROCESS.given = CommandLine(options.profiles, options.keys())
+    app = import_application(options.target)
+    if options.name_server is not None and app.settings.rocketmq.name_server != options.name_server:
+        raise ConfigurationError(
+            f"{options.target} was created with finished settings, so it would use the broker "
+            f"{app.settings.rocketmq.name_server!r} and not {options.name_server!r}; create it with "
+            "load_settings(...), or from application.yml"
+        )
+    return app
 
 
 def import_application(target: str) -> MQApplication:

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from mqtemplate.context.application import MQApplication
 from mqtemplate.context.failure_report import reported_failures
 from mqtemplate.running.options import RunOptions
-
-READY = b"ready\n"
+from mqtemplate.running.target import load_application
+from mqtemplate.running.worker_process import READY
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> None:
     supervisor.set_inheritable(False)  # a process that the application starts must not keep it open
     threading.Thread(target=_stop_with, args=(supervisor,), name="mqtemplate-supervisor", daemon=True).start()
     with reported_failures():
-        app = options.load()
+        app = load_application(options)
     threading.Thread(target=_report_ready, args=(app, supervisor), name="mqtemplate-ready", daemon=True).start()
     app.run()
 

@@ -10,7 +10,9 @@ import threading
 from collections.abc import Callable
 
 from mqtemplate.running.options import RunOptions
-from mqtemplate.running.worker import READY
+
+READY = b"ready\n"
+"""Line that a worker writes when its application is ready."""
 
 
 class WorkerProcess:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
-
-from mqtemplate.running.process_application import RUN_ATTRIBUTE, ProcessApplication
+from typing import Any, Protocol, TypeAlias
 
 WSGIApp: TypeAlias = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+
+class Messages(Protocol):
+    """A `mqtemplate.running.hosting.ProcessApplication`."""
+
+    def start(self) -> object:
+        """Start, unless it is started, and return the application."""
 
 
 class MQTemplateWSGI:
@@ -19,10 +24,9 @@ class MQTemplateWSGI:
     ``environ["mqtemplate"]`` of each request is the started `MQApplication`.
     """
 
-    def __init__(self, app: WSGIApp, messages: ProcessApplication) -> None:
+    def __init__(self, app: WSGIApp, messages: Messages) -> None:
         self._app = app
-        self._messages = messages
-        setattr(self, RUN_ATTRIBUTE, messages)
+        self._messages = self.__mqtemplate__ = messages  # `mqtemplate.running.hosting.process_of`
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         environ["mqtemplate"] = self._messages.start()

@@ -23,10 +23,11 @@ class MQTemplateConfig(AppConfig):  # type: ignore[misc]  # Django has no types
 def check_settings(**_: Any) -> list[CheckMessage]:
     """Report an invalid setting ``MQTEMPLATE`` as ``mqtemplate.E001``. No broker is opened."""
     from mqtemplate.errors import MQTemplateError
+    from mqtemplate_starter_django.messages import settings_of
     from mqtemplate_starter_django.project import read_project
 
     try:
-        read_project().settings()
+        settings_of(read_project())
     except MQTemplateError as exc:
         return [Error(str(exc), hint="docs/configuration.md lists every key", id="mqtemplate.E001")]
     return []

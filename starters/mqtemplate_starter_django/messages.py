@@ -9,13 +9,16 @@ from django.apps import apps
 from django.core.signals import setting_changed
 from django.db import transaction
 
-from mqtemplate import MQApplication, RocketMQTemplate, SendResult
+from mqtemplate.context import AppSettings, MQApplication, load_settings
 from mqtemplate.errors import ConfigurationError
-from mqtemplate.running import MQTemplateASGI, MQTemplateWSGI, ProcessApplication
-from mqtemplate.template import SendOptions
-from mqtemplate_starter_django.project import listener_modules, read_project
+from mqtemplate.results import SendResult
+from mqtemplate.running import MQTemplateASGI, MQTemplateWSGI
+from mqtemplate.running.hosting import ProcessApplication
+from mqtemplate.template import RocketMQTemplate, SendOptions
+from mqtemplate_starter_django.project import Project, listener_modules, read_project
 
 _OUTBOX_APP = "mqtemplate.outbox.django"
+_ENABLED = "mqtemplate.listener.enabled"
 _process: ProcessApplication | None = None
 
 
@@ -28,13 +31,27 @@ def messages() -> ProcessApplication:
     global _process
     if _process is None:
         project = read_project()
+        keys = dict(project.keys)
+        if settings_of(project).origins.of(_ENABLED) == "default":
+            keys[_ENABLED] = False  # a process of a web server sends, and others handle
         components = [*listener_modules(), *project.components]
         if apps.is_installed(_OUTBOX_APP):
             from mqtemplate.outbox.django import DjangoOutbox
 
             components.append(DjangoOutbox)
-        _process = ProcessApplication(*components, **project.options())
+        _process = ProcessApplication(
+            *components, settings=keys, config_folder=project.config_folder, profiles=tuple(project.profiles)
+        )
     return _process
+
+
+def settings_of(project: Project) -> AppSettings:
+    """Return the settings of a project.
+
+    Raises:
+        ConfigurationError: A key is invalid.
+    """
+    return load_settings(project.config_folder, tuple(project.profiles), arguments=project.keys)
 
 
 def new_application() -> MQApplication:

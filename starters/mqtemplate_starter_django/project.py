@@ -12,13 +12,11 @@ from typing import Any
 from django.apps import apps
 from django.conf import settings
 
-from mqtemplate import AppSettings, load_settings
 from mqtemplate.errors import ConfigurationError
 
 _NAME = "MQTEMPLATE"
 _OWN = ("COMPONENTS", "CONFIG_FOLDER", "PROFILES")
 _LISTENERS = "listeners"
-_ENABLED = "mqtemplate.listener.enabled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +34,6 @@ class Project:
     components: Sequence[object] = ()
     config_folder: Any = None
     profiles: Sequence[str] = ()
-
-    def settings(self) -> AppSettings:
-        """Return the settings of the project.
-
-        Raises:
-            ConfigurationError: A key is invalid.
-        """
-        return load_settings(self.config_folder, tuple(self.profiles), arguments=self.keys)
-
-    def options(self) -> dict[str, Any]:
-        """Return the options of `MQApplication`. A process of a web server runs no listeners unless a key says so."""
-        keys = dict(self.keys)
-        if self.settings().origins.of(_ENABLED) == "default":
-            keys[_ENABLED] = False
-        return {"settings": keys, "config_folder": self.config_folder, "profiles": tuple(self.profiles)}
 
 
 def read_project() -> Project:

@@ -5,8 +5,9 @@ from typing import Annotated, Any, TypeVar
 from fastapi import Depends
 from starlette.requests import HTTPConnection
 
-from mqtemplate import MQApplication, RocketMQTemplate
+from mqtemplate.context import MQApplication
 from mqtemplate.errors import DependencyError
+from mqtemplate.template import RocketMQTemplate
 
 T = TypeVar("T")
 

@@ -5,8 +5,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from mqtemplate import MQApplication
-from mqtemplate.running import health_of
+from mqtemplate.context import MQApplication
+from mqtemplate.running.hosting import health_of
 
 _READY, _LIVE = "/health/ready", "/health/live"
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 
-from mqtemplate.running import ProcessApplication
+from mqtemplate.running.hosting import ProcessApplication
 
 App = TypeVar("App", bound=Starlette)
 Lifespan = Callable[[App], AbstractAsyncContextManager[Mapping[str, Any] | None]]

@@ -7,9 +7,10 @@ from typing import Any, TypeVar
 
 from flask import Flask, Response, current_app, has_app_context, jsonify
 
-from mqtemplate import MQApplication, RocketMQTemplate
+from mqtemplate.context import MQApplication
 from mqtemplate.errors import ConfigurationError, DependencyError, MQTemplateError
-from mqtemplate.running import Health, ProcessApplication, health_of
+from mqtemplate.running.hosting import Health, ProcessApplication, health_of
+from mqtemplate.template import RocketMQTemplate
 
 T = TypeVar("T")
 

@@ -12,8 +12,9 @@ import pytest
 
 from mqtemplate.context import MQApplication
 from mqtemplate.errors import ConfigurationError
-from mqtemplate.running import MQTemplateASGI, MQTemplateWSGI, ProcessApplication, health_of
+from mqtemplate.running import MQTemplateASGI, MQTemplateWSGI
 from mqtemplate.running.gunicorn import post_worker_init, worker_exit
+from mqtemplate.running.hosting import ProcessApplication, health_of
 from mqtemplate.template import RocketMQTemplate
 from tests.forking import in_child
 

@@ -15,7 +15,7 @@ from tests.waiting import eventually
 APP = """
 import os
 import pathlib
-import time
+import threading
 
 from mqtemplate import MQApplication, RocketMQTemplate, message_listener, service
 
@@ -25,7 +25,7 @@ VERSION = 1
 def bill(order: str) -> None:
     print(f"billing {order} in {os.getpid()}", flush=True)
     while pathlib.Path("hold").exists():
-        time.sleep(0.01)
+        threading.Event().wait(0.01)
     print(f"billed {order}", flush=True)
 
 @service

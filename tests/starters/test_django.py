@@ -204,7 +204,7 @@ def test_an_unknown_listener_is_an_error_of_the_command(shop: Path) -> None:
     done = python(shop, "manage.py", "mqtemplate", "run", "--check", "--listeners", "pack")
 
     assert done.returncode == 1
-    assert "CommandError: mqtemplate.listener.only selects 'pack'" in done.stderr
+    assert "ListenerError: mqtemplate.listener.only selects 'pack'" in done.stderr
 
 
 def test_the_outbox_needs_its_app(shop: Path) -> None:

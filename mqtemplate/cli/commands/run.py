@@ -57,6 +57,7 @@ def run(
     from mqtemplate.running.options import RunOptions
     from mqtemplate.running.program import check as check_application
     from mqtemplate.running.program import run as run_application
+    from mqtemplate.running.shared_server import shared_server
 
     options = RunOptions(
         target=target,
@@ -73,6 +74,7 @@ def run(
         code = run_application(
             options,
             lambda text: print_line(text, sys.stderr),
+            shared_server,
             workers=workers,
             watched=watched,
             stop_timeout_s=stop_timeout,

@@ -78,7 +78,7 @@ _ALLOWED = {
 
 @dataclass(frozen=True, slots=True)
 class BrokerConf:
-    """What a property file says.
+    """Content of a property file.
 
     Attributes:
         root: The keys that act here, as `load_settings` takes them.

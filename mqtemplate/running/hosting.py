@@ -1,4 +1,4 @@
-"""The application of a web server's process: created and started there, after a fork."""
+"""One application for each process of a web server, created and started there after a fork; and its health."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from mqtemplate.context.application import MQApplication
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 
+__all__ = ["RUN_ATTRIBUTE", "Health", "ProcessApplication", "health_of", "process_of"]
+
 T = TypeVar("T")
+
+_OK, _UNAVAILABLE = 200, 503
 
 RUN_ATTRIBUTE = "__mqtemplate__"
 """Attribute of a web application with its `ProcessApplication`: ``mqtemplate run`` and hooks of servers look for it."""
@@ -135,3 +140,28 @@ def process_of(web_application: object) -> ProcessApplication | None:
     """Return the messages of a web application, or the object itself if it is that; None if there are none."""
     process = getattr(web_application, RUN_ATTRIBUTE, web_application)
     return process if isinstance(process, ProcessApplication) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Answer to a probe.
+
+    Attributes:
+        status_code: Status of HTTP: 200 or 503.
+        body: The answer as JSON.
+    """
+
+    status_code: int
+    body: dict[str, str]
+
+
+def health_of(app: MQApplication | None) -> Health:
+    """Return the readiness of an application; None: this process has started none yet.
+
+    503 during start and stop, and while a part that has failed keeps the application from working.
+    """
+    if app is None:
+        return Health(_UNAVAILABLE, {"status": "DOWN", "reason": "the application is not started"})
+    if not app.is_ready.is_set():
+        return Health(_UNAVAILABLE, {"status": "DOWN", "reason": "the application is not ready"})
+    return Health(_OK, {"status": "UP", "broker": app.broker.name})
