@@ -222,6 +222,25 @@ def test_two_workers_of_gunicorn_send_for_django(project: Path, preload: list[st
         listeners.stop()
 
 
+def test_an_asgi_server_starts_the_listeners_of_django_before_the_first_request(project: Path) -> None:
+    """``asgi(get_asgi_application())`` adds the lifespan that Django does not have."""
+    settings = (project / "settings.py").read_text("utf-8")
+    settings = settings.replace('"CONFIG_FOLDER"', '"mqtemplate.listener.enabled": True, "CONFIG_FOLDER"')
+    (project / "settings.py").write_text(settings, "utf-8")
+    text = (
+        WSGI.replace("wsgi", "asgi") + "\nfrom mqtemplate_starter_django import asgi\napplication = asgi(application)\n"
+    )
+    (project / "asgi.py").write_text(text, "utf-8")
+
+    with WebServer(project, "uvicorn", "--port", "0", "asgi:application") as server:
+        eventually(lambda: "Application startup complete" in server.output, "the messages work")
+        server.get()
+        eventually(lambda: "billed 1" in server.output and "shipped 1" in server.output, "the message was handled")
+        server.stop()
+
+    assert "Application shutdown complete" in server.output
+
+
 # --- probes -------------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ from mqtemplate.errors import ConfigurationError
 from mqtemplate.running import MQTemplateASGI, MQTemplateWSGI
 from mqtemplate.running.gunicorn import post_worker_init, worker_exit
 from mqtemplate.running.hosting import ProcessApplication, health_of
+from mqtemplate.running.target import import_application
 from mqtemplate.template import RocketMQTemplate
 from tests.forking import in_child
 
@@ -106,6 +107,18 @@ def test_health_needs_a_started_application(messages: ProcessApplication) -> Non
     assert (started.status_code, started.body["status"]) == (200, "UP")
 
 
+module_messages = ProcessApplication(settings=IN_MEMORY, environment={})
+
+
+@pytest.mark.parametrize("target", ["module_messages", "asgi_application"])
+def test_mqtemplate_run_finds_the_messages_of_a_web_application(target: str) -> None:
+    """It gets an application of its own, which is not started."""
+    app = import_application(f"{__name__}:{target}")
+
+    assert not app.is_ready.is_set()
+    assert not module_messages.is_started
+
+
 # --- ASGI and WSGI ------------------------------------------------------------------------------------
 
 
@@ -145,6 +158,9 @@ async def inner_with_lifespan(scope: Any, receive: Any, send: Any) -> None:
 
 async def inner_without_lifespan(scope: Any, receive: Any, send: Any) -> None:
     raise ValueError("Django can only handle ASGI/HTTP connections, not lifespan.")
+
+
+asgi_application = MQTemplateASGI(inner_without_lifespan, module_messages)
 
 
 @pytest.mark.parametrize("inner", [inner_with_lifespan, inner_without_lifespan])
