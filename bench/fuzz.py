@@ -20,23 +20,21 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
 
 from bench.measure import percentile, report, run
+from bench.other_client import other_client
 from mqtemplate.clock import SystemClock
 from mqtemplate.errors import BrokerError, RemoteProtocolError
 from mqtemplate.message import HostAddress
 from mqtemplate.remoting import (
     Connection,
-    RemotingClient,
-    RemotingClientSettings,
     RemotingServer,
     RemotingServerSettings,
     parse_address,
@@ -261,6 +259,13 @@ class Outcome:
     hanging: list[str] = field(default_factory=list)
     other_us: list[float] = field(default_factory=list)
     other_errors: list[str] = field(default_factory=list)
+
+    def add_other(self, took_us: float, response: RemotingCommand | BrokerError) -> None:
+        """Record a request of the other client."""
+        self.other_us.append(took_us)
+        if isinstance(response, BrokerError):
+            self.other_errors.append(str(response))
+
     seconds: float = 0.0
 
 
@@ -337,29 +342,9 @@ def attack(address: HostAddress, frames: int, seed: int, connections: int, secon
     outcome.seconds = time.monotonic() - start
 
 
-@contextmanager
-def other_client(address: HostAddress, outcome: Outcome) -> Iterator[None]:
-    """Send a request every few milliseconds over another connection, and record each time and each error."""
-    client = RemotingClient(RemotingClientSettings(), SystemClock())
-    stopped = threading.Event()
-
-    def send_requests() -> None:
-        while not stopped.wait(0.003):
-            start = time.perf_counter()
-            try:
-                client.invoke(str(address), RemotingCommand(CHECK, ext_fields={"topic": "t"}), 10_000)
-            except BrokerError as exc:
-                outcome.other_errors.append(str(exc))
-            outcome.other_us.append((time.perf_counter() - start) * 1e6)
-
-    thread = threading.Thread(target=send_requests, name="other client")
-    thread.start()
-    try:
-        yield
-    finally:
-        stopped.set()
-        thread.join()
-        client.close()
+def checking_client(address: HostAddress, outcome: Outcome) -> AbstractContextManager[None]:
+    """Return the context of a client that sends a valid request every few milliseconds."""
+    return other_client(address, lambda: RemotingCommand(CHECK, ext_fields={"topic": "t"}), 0.003, outcome.add_other)
 
 
 # --- the attacked server ----------------------------------------------------------------------------
@@ -435,7 +420,7 @@ def measure(address: HostAddress, pid: int | None, options: argparse.Namespace) 
     outcome, warm = Outcome(), Outcome()
     attack(address, min(20_000, options.frames), options.seed + 1, options.connections, options.seconds, warm)
     before = process_mib(pid) if pid else 0.0
-    with other_client(address, outcome):
+    with checking_client(address, outcome):
         attack(address, options.frames, options.seed, options.connections, options.seconds, outcome)
     print(
         f"{outcome.frames:,} damaged frames (seed {options.seed}) in {outcome.seconds:,.0f} s: {outcome.survived:,} "

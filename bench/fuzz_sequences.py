@@ -20,13 +20,13 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.fuzz import process_mib, server_process
 from bench.measure import percentile, report, run
+from bench.other_client import other_client
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import SystemClock
 from mqtemplate.errors import BrokerError
@@ -55,6 +55,12 @@ class Outcome:
     hanging: list[str] = field(default_factory=list)
     sent_us: list[float] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)  # errors of the other client
+
+    def add_other(self, took_us: float, response: RemotingCommand | BrokerError) -> None:
+        """Record a send of the other client."""
+        self.sent_us.append(took_us)
+        if isinstance(response, BrokerError) or response.code != ResponseCode.SUCCESS:
+            self.lost.append(str(response))
 
 
 class Client:
@@ -269,11 +275,7 @@ class Client:
 # --- the run ----------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def other_client(address: HostAddress, outcome: Outcome) -> Iterator[None]:
-    """Send a message to another topic every 20 ms, and record each time and each error."""
-    client = RemotingClient(RemotingClientSettings(), SystemClock())
-    stopped = threading.Event()
+def _other_send() -> RemotingCommand:
     header = message.SendMessageRequestHeaderV2(
         producer_group="other",
         topic="other",
@@ -284,27 +286,7 @@ def other_client(address: HostAddress, outcome: Outcome) -> Iterator[None]:
         born_timestamp=0,
         flag=0,
     )
-
-    def send() -> None:
-        while not stopped.wait(0.02):
-            start = time.perf_counter()
-            try:
-                sent = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, header, b"x")
-                response = client.invoke(str(address), sent, _TIMEOUT_MS)
-                if response.code != ResponseCode.SUCCESS:
-                    outcome.lost.append(str(response))
-            except BrokerError as exc:
-                outcome.lost.append(str(exc))
-            outcome.sent_us.append((time.perf_counter() - start) * 1e6)
-
-    thread = threading.Thread(target=send, name="other client")
-    thread.start()
-    try:
-        yield
-    finally:
-        stopped.set()
-        thread.join()
-        client.close()
+    return RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, header, b"x")
 
 
 def attack(address: HostAddress, options: argparse.Namespace, outcome: Outcome) -> None:
@@ -339,7 +321,7 @@ def measure(options: argparse.Namespace) -> None:
     outcome = Outcome()
     with server_process("bench.fuzz_sequences") as (address, pid):
         before = process_mib(pid)
-        with other_client(address, outcome):
+        with other_client(address, _other_send, 0.02, outcome.add_other):
             attack(address, options, outcome)
         grown = process_mib(pid) - before
         stop_start = time.monotonic()

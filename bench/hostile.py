@@ -8,7 +8,7 @@ other addresses of the loopback network than the neighbours.
     python -m bench.hostile [--seconds 5] [--neighbours 20] [--only NAME]
 
 The time of a message is from before it is written until its response is read. The programs of the attacks run on the
-same machine: with few processors they also take the processor from the server.
+same machine, with the lowest priority: hostile clients elsewhere do not take the processor from the server.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import os
 import signal
 import socket
 import subprocess
@@ -258,6 +259,7 @@ def idle_connections(address: HostAddress, place: int, count: int) -> list[socke
 
 def attacks_process(address: HostAddress, names: list[str]) -> None:
     """Run attacks with two connections each until the standard input ends."""
+    os.nice(19)
     stopped = threading.Event()
     idle = idle_connections(address, 250, 2_000) if "idle_connections" in names else []
     for place, name in enumerate(name for name in [*names, *names] if name in ATTACKS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -16,11 +17,41 @@ _log = get_logger("mqtemplate.remoting")
 _Job = tuple[Callable[[], None], int]
 """Work, and the bytes that it holds."""
 
+_HEAVY_S = 0.1
+"""With more processor time than this within about a second, an address is a heavy one."""
+_HALF_LIFE_S = 1.0
+
+
+class ProcessorTime:
+    """Processor time that the work of each address took lately; it counts half after each second.
+
+    It is kept by address: a client could open a new connection for each request.
+    """
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._used: dict[str, tuple[float, float]] = {}  # address -> seconds, time to which they belong
+
+    def add(self, address: str, seconds: float) -> None:
+        """Count the processor time of a piece of work."""
+        self._used[address] = self._lately(address) + seconds, self._now_s()
+        if len(self._used) > 1_000:
+            self._used = {each: entry for each, entry in self._used.items() if self._lately(each) > _HEAVY_S / 100}
+
+    def is_heavy(self, address: str) -> bool:
+        """Return True if the work of *address* took much time lately."""
+        return self._lately(address) > _HEAVY_S
+
+    def _lately(self, address: str) -> float:
+        seconds, since_s = self._used.get(address, (0.0, 0.0))
+        return seconds * math.exp2((since_s - self._now_s()) / _HALF_LIFE_S)
+
 
 @dataclass(slots=True)
 class _Line:
     """The waiting work of one connection, and the number of its threads."""
 
+    address: str
     jobs: deque[_Job] = field(default_factory=deque)
     running: int = 0
 
@@ -30,6 +61,8 @@ class WorkerPool:
 
     - After each piece of work of one connection, the next connection has its turn.
     - One connection has half of the threads at most, and at least one.
+    - The work of all heavy addresses (`ProcessorTime`) has one thread together. The threads share the interpreter with
+      the I/O thread: each busy one more takes an equal part of its time.
     - The queue is bounded: in total, for one connection, and in bytes.
     - Queued work of a connection that is closed, or of a pool that is stopped, is dropped.
     - Its threads are daemons: work that never ends does not hold the end of the process.
@@ -38,19 +71,31 @@ class WorkerPool:
         max_jobs: Largest number of pieces of work that wait or run.
         max_waiting_per_connection: Largest number of pieces of work of one connection that wait.
         max_bytes: With more bytes in all work, no more is accepted.
+        thread_time: Returns the processor time of the current thread, in seconds.
     """
 
-    def __init__(self, name: str, threads: int, max_jobs: int, max_waiting_per_connection: int, max_bytes: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        threads: int,
+        max_jobs: int,
+        max_waiting_per_connection: int,
+        max_bytes: int,
+        thread_time: Callable[[], float] = time.thread_time,
+    ) -> None:
         self._name = name
         self._max_jobs = max_jobs
         self._max_waiting = max_waiting_per_connection
         self._max_bytes = max_bytes
         self._max_running = max(threads // 2, 1)
+        self._thread_time = thread_time
         self._changed = threading.Condition(threading.Lock())  # protects the attributes that follow
         self._lines: dict[int, _Line] = {}
         self._ready: deque[int] = deque()  # connections with waiting work that may have one more thread, each once
         self._jobs = 0
         self._bytes = 0
+        self._processor_time = ProcessorTime()
+        self._is_heavy_running = False
         self._is_stopped = False
         self._threads = [
             threading.Thread(target=self._loop, name=f"{name}_{number}", daemon=True) for number in range(threads)
@@ -77,7 +122,7 @@ class WorkerPool:
                 return False
             line = self._lines.get(connection.id)
             if line is None:
-                line = self._lines[connection.id] = _Line()
+                line = self._lines[connection.id] = _Line(connection.remote.ip)
             elif len(line.jobs) >= self._max_waiting:
                 return False
             if not line.jobs and line.running < self._max_running:
@@ -120,35 +165,50 @@ class WorkerPool:
 
     def _loop(self) -> None:
         while (taken := self._take()) is not None:
-            connection_id, (work, size) = taken
+            connection_id, (work, size), is_heavy = taken
+            start_s = self._thread_time()
             try:
                 work()
             except Exception:
                 _log.exception("remoting.work_failed", loop=self._name)
             del work, taken  # a request may hold megabytes
-            self._finish(connection_id, size)
+            self._finish(connection_id, size, self._thread_time() - start_s, is_heavy=is_heavy)
 
-    def _take(self) -> tuple[int, _Job] | None:
-        """Wait for work; return None when the pool is stopped."""
+    def _take(self) -> tuple[int, _Job, bool] | None:
+        """Wait for work; return it with its connection and True if it is heavy. None when the pool is stopped."""
         with self._changed:
-            while not self._ready and not self._is_stopped:
+            while (found := None if self._is_stopped else self._next_ready()) is None:
+                if self._is_stopped:
+                    return None
                 self._changed.wait()
-            if self._is_stopped:
-                return None
-            connection_id = self._ready.popleft()
+            connection_id, is_heavy = found
+            self._is_heavy_running |= is_heavy
             line = self._lines[connection_id]
             job = line.jobs.popleft()
             line.running += 1
             if line.jobs and line.running < self._max_running:
                 self._ready.append(connection_id)
                 self._changed.notify()
-            return connection_id, job
+            return connection_id, job, is_heavy
 
-    def _finish(self, connection_id: int, size: int) -> None:
+    def _next_ready(self) -> tuple[int, bool] | None:
+        """Remove the next connection whose work may run now from those that are ready. Others keep their order."""
+        for position, connection_id in enumerate(self._ready):
+            is_heavy = self._processor_time.is_heavy(self._lines[connection_id].address)
+            if not (is_heavy and self._is_heavy_running):
+                del self._ready[position]
+                return connection_id, is_heavy
+        return None
+
+    def _finish(self, connection_id: int, size: int, seconds: float, *, is_heavy: bool) -> None:
         with self._changed:
             self._jobs -= 1
             self._bytes -= size
             line = self._lines[connection_id]
+            self._processor_time.add(line.address, seconds)
+            if is_heavy:
+                self._is_heavy_running = False
+                self._changed.notify()
             if line.jobs and line.running == self._max_running:
                 self._ready.append(connection_id)
                 self._changed.notify()

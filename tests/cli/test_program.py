@@ -7,13 +7,17 @@ import re
 import signal
 import subprocess
 import sys
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.cli import exit_codes, main
+from mqtemplate.cli.main import _COMMANDS
+from mqtemplate.cli.program import new_program
 from mqtemplate.message import Message
 from tests.cli.running import CommandLine, prepare
 
@@ -44,6 +48,18 @@ def store(tmp_path: Path) -> Path:
 
 
 # --- help ---------------------------------------------------------------------------------------
+
+
+def test_each_command_is_found_in_the_module_that_adds_it() -> None:
+    added = {name: module for module in set(_COMMANDS.values()) for name in commands_of(module)}
+
+    assert added == _COMMANDS
+
+
+def commands_of(module: str) -> list[str]:
+    program = new_program()
+    import_module(f"mqtemplate.cli.commands.{module}").add_commands(program)
+    return list(get_command(program).commands)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -281,7 +281,7 @@ def test_changes_are_counted(engine: DelayEngine) -> None:
 
 # --- races --------------------------------------------------------------------------------------
 
-ROUNDS = 50
+ROUNDS = 20
 MAX_ROUNDS = 500
 LEAST_WINS = 300  # on a busy machine one side wins most races, so there may be more rounds
 GROUPS = 40
@@ -323,7 +323,7 @@ class Group:
 @pytest.mark.usefixtures("frequent_thread_switches", "unformatted_log")
 @pytest.mark.parametrize("kind", [pytest.param("level", marks=pytest.mark.thorough), "timer"])
 def test_a_race_against_delivery_has_one_winner(kind: str) -> None:
-    """At least 50,000 messages are changed and released at once: each has one winner, never both, never neither."""
+    """At least 20,000 messages are changed and released at once: each has one winner, never both, never neither."""
     engine = DelayEngine(levels="2s", log_file_size=1 << 22)
     service: DelayStore = engine.schedule if kind == "level" else engine.timer
     delay = {"DELAY": 1} if kind == "level" else {"TIMER_DELAY_MS": 2_000}
@@ -344,7 +344,7 @@ def test_a_race_against_delivery_has_one_winner(kind: str) -> None:
     message_count = messages_of(groups)
     cancelled_count = sum(group.changed_count for group in groups if group.is_cancelled)
     moved_count = sum(group.changed_count for group in groups if not group.is_cancelled)
-    assert message_count >= 50_000
+    assert message_count >= 20_000
     assert len(delivered) == len({record.body for record in delivered}) == message_count - cancelled_count
     assert len(markers) == cancelled_count + moved_count
     # One record replaces each message: its copy in the real topic, or a marker. A moved message is released later, too.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from structlog.testing import capture_logs
 
-from bench.fuzz import Mutator, Outcome, attack, decoding_server, other_client
+from bench.fuzz import Mutator, Outcome, attack, checking_client, decoding_server
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -13,7 +13,7 @@ def test_damaged_frames_affect_only_their_own_connection(seed: int) -> None:
     server, outcome = decoding_server(), Outcome()
     server.start()
 
-    with capture_logs() as logs, other_client(server.address, outcome):
+    with capture_logs() as logs, checking_client(server.address, outcome):
         attack(server.address, 1_500, seed, 8, 100.0, outcome)
     server.stop()
 

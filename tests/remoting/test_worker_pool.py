@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +15,7 @@ from structlog.testing import capture_logs
 from mqtemplate.message import HostAddress
 from mqtemplate.remoting import RemotingServerSettings
 from mqtemplate.remoting.protocol import RemotingCommand, encode_command
-from mqtemplate.remoting.worker_pool import WorkerPool
+from mqtemplate.remoting.worker_pool import ProcessorTime, WorkerPool
 from tests.remoting.conftest import OpenPeer, StartServer
 from tests.remoting.wire import SLOW, TIMEOUT_S
 from tests.waiting import eventually
@@ -24,21 +26,28 @@ MakePool = Callable[..., WorkerPool]
 class Peer:
     """What the pool needs of a connection."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, ip: str = "127.0.0.1") -> None:
         self.id = number
-        self.remote = HostAddress("127.0.0.1", number)
+        self.remote = HostAddress(ip, number)
 
 
 HOSTILE: Any = Peer(1)
 NEIGHBOUR: Any = Peer(2)
+HEAVY: list[Any] = [Peer(number, "127.0.1.1") for number in (11, 12, 13)]
 
 
 @pytest.fixture
 def make_pool() -> Iterator[MakePool]:
     pools = []
 
-    def make(threads: int = 1, jobs: int = 1_000, waiting: int = 1_000, max_bytes: int = 1_000) -> WorkerPool:
-        pools.append(WorkerPool("test", threads, jobs, waiting, max_bytes))
+    def make(
+        threads: int = 1,
+        jobs: int = 1_000,
+        waiting: int = 1_000,
+        max_bytes: int = 1_000,
+        thread_time: Callable[[], float] = time.thread_time,
+    ) -> WorkerPool:
+        pools.append(WorkerPool("test", threads, jobs, waiting, max_bytes, thread_time))
         return pools[-1]
 
     yield make
@@ -78,6 +87,61 @@ def test_one_connection_has_half_of_the_threads(make_pool: MakePool) -> None:
     assert started.empty()
     gate.set()
     assert [started.get(timeout=TIMEOUT_S) for _ in range(8)] == list(range(2, 10))
+
+
+def test_heavy_addresses_have_one_thread_together(make_pool: MakePool) -> None:
+    """A client that opens a connection for each request is as heavy as one with a single connection."""
+    times = itertools.count(step=10)  # each piece of work takes ten seconds of a processor
+    pool, started, gate, done = (
+        make_pool(4, thread_time=lambda: next(times)),
+        queue.Queue[int](),
+        threading.Event(),
+        queue.Queue[str](),
+    )
+    pool.start()
+    pool.submit(HEAVY[0], lambda: done.put("counted"))
+    assert done.get(timeout=TIMEOUT_S) == "counted"
+
+    def block(number: int) -> None:
+        started.put(number)
+        gate.wait(TIMEOUT_S)
+
+    eventually(lambda: pool._processor_time.is_heavy("127.0.1.1"), "the time of the first work is counted")
+    pool.submit(HEAVY[0], lambda: block(0))
+    assert started.get(timeout=TIMEOUT_S) == 0
+    for number in (1, 2):
+        pool.submit(HEAVY[number], lambda number=number: block(number))
+    pool.submit(NEIGHBOUR, lambda: done.put("neighbour"))
+
+    assert done.get(timeout=TIMEOUT_S) == "neighbour"
+    assert started.empty()
+    gate.set()
+    assert [started.get(timeout=TIMEOUT_S) for _ in range(2)] == [1, 2]
+
+
+def test_processor_time_counts_half_after_each_second() -> None:
+    now = [100.0]
+    used = ProcessorTime(lambda: now[0])
+    used.add("10.0.0.1", 0.15)
+
+    assert used.is_heavy("10.0.0.1")
+    assert not used.is_heavy("10.0.0.2")
+    now[0] += 1
+    assert not used.is_heavy("10.0.0.1")
+    used.add("10.0.0.1", 0.03)
+    assert used.is_heavy("10.0.0.1")
+
+
+def test_addresses_that_need_no_time_any_more_are_forgotten() -> None:
+    now = [100.0]
+    used = ProcessorTime(lambda: now[0])
+    for number in range(1_000):
+        used.add(f"10.0.0.{number}", 0.01)
+
+    now[0] += 60
+    used.add("10.0.1.1", 0.2)
+
+    assert list(used._used) == ["10.0.1.1"]
 
 
 def test_the_queue_is_bounded_in_total_for_one_connection_and_in_bytes(make_pool: MakePool) -> None:

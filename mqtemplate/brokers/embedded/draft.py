@@ -34,9 +34,9 @@ from mqtemplate.record.properties import (
 from mqtemplate.topics import HALF_TOPIC
 
 _Encoded = tuple[bytes, int, str | None, bool]
-"""Encoded properties, tags code, the message id or None, and True if one of `_SPECIAL_PROPERTIES` is among them."""
+"""Encoded properties, tags code, the message id or None, and True if one of `SPECIAL_PROPERTIES` is among them."""
 
-_SPECIAL_PROPERTIES = BROKER_PROPERTIES.union(DELAY_PROPERTIES)
+SPECIAL_PROPERTIES = BROKER_PROPERTIES.union(DELAY_PROPERTIES)
 """Properties that request a delay, or that only a broker may set. Most messages have none."""
 
 _DEFAULT_LEVELS = DelayLevels.parse()
@@ -103,6 +103,18 @@ class DraftMaker:
         draft = RecordDraft(topic, queue_id, body, encoded, code, delay_ms, message.flag, 0, now_ms, self._born_host)
         return draft, unique_id
 
+    def make_complete(
+        self, topic: str, queue_id: int, body: bytes, properties: bytes, tags_code: int, now_ms: int
+    ) -> RecordDraft:
+        """Return the record of a message that is not delayed, with its encoded properties as they are.
+
+        Raises:
+            MessageError: The message is too large.
+        """
+        if len(body) > self._max_message_size:
+            raise self._too_large(Message(topic, body))
+        return RecordDraft(topic, queue_id, body, properties, tags_code, -1, 0, 0, now_ms, self._born_host)
+
     def make_encoded(self, message: EncodedMessage, queue_id: int, now_ms: int, added: bytes) -> RecordDraft:
         """Return the record of a message that is not delayed, with *added* after its properties and its new id.
 
@@ -123,7 +135,7 @@ class DraftMaker:
             encode_properties(properties),
             tags_code(properties.get(Property.TAGS)),
             properties.get(Property.UNIQ_KEY),
-            not _SPECIAL_PROPERTIES.isdisjoint(properties),
+            not SPECIAL_PROPERTIES.isdisjoint(properties),
         )
         self._last = (properties.copy(), result)
         return result

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 
 from mqtemplate.clock import Clock
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.acl import ACCESS_KEY, is_signed_with
 from mqtemplate.remoting.protocol.codes import RequestCode
@@ -33,6 +32,7 @@ class AclGuard:
         self._access = access
         self._repeated = RepeatedSignatures(clock, settings.replay_window_ms) if settings.replay_window_ms > 0 else None
         self._logged: set[tuple[int, str]] = set()
+        self._limited_log = LimitedLog(_log, clock.now_ms)
 
     def __call__(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
         """Return the response to a request that is refused, or None if the request is permitted.
@@ -47,10 +47,10 @@ class AclGuard:
         return request.response(refusal_code(request), remark=reason)
 
     def _log_refusal(self, connection: Connection, request: RemotingCommand, reason: str) -> None:
-        """Log a warning once for each connection and reason: a refused client may retry for days."""
+        """Log a warning once for each connection and reason, ten in a minute: a refused client may retry for days."""
         key = (connection.id, reason)
-        level = logging.DEBUG if key in self._logged else logging.WARNING
-        _log.log(level, "acl.refused", request=str(request), remote=str(connection.remote), reason=reason)
+        log = _log.debug if key in self._logged else self._limited_log.warning
+        log("acl.refused", request=str(request), remote=str(connection.remote), reason=reason)
         if len(self._logged) >= _MAX_LOGGED:
             self._logged.clear()
         self._logged.add(key)

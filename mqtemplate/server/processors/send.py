@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
-from mqtemplate.brokers.embedded.draft import batch_topic
 from mqtemplate.brokers.embedded.message_writer import StoredBatch
 from mqtemplate.brokers.retry import dead_letter, is_exhausted, retry
 from mqtemplate.errors import MessageError
@@ -22,9 +21,10 @@ from mqtemplate.message import (
     copy_properties,
     offset_msg_id,
 )
-from mqtemplate.record.codec import RecordDraft, pack_host
-from mqtemplate.record.layout import CHECK_NAME, SysFlag
+from mqtemplate.record.codec import EncodedMessage, RecordDraft, pack_host
+from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.message_ext import to_message_ext
+from mqtemplate.record.properties import decode_properties
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
@@ -35,11 +35,12 @@ from mqtemplate.remoting.protocol.headers.message import (
     SendMessageRequestHeaderV2,
     SendMessageResponseHeader,
 )
-from mqtemplate.remoting.protocol.messages import count_batch, decode_batch
+from mqtemplate.remoting.protocol.messages import count_batch, split_batch
 from mqtemplate.remoting.protocol.properties import decode_properties_text
 from mqtemplate.server.acl.settings import Right
 from mqtemplate.server.group_table import max_reconsume_times
 from mqtemplate.server.parts import ServerParts
+from mqtemplate.server.processors.sent_properties import BROKER_ONLY_PROPERTIES, SentProperties
 from mqtemplate.server.registration import handles
 from mqtemplate.server.response import RefusedError, reply_when_durable
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
@@ -47,8 +48,6 @@ from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 _pack_host = lru_cache(maxsize=65_536)(pack_host)
 _INLINE_MESSAGES = 64
 """Longest batch that is stored in the I/O thread: about a millisecond."""
-_BROKER_ONLY_PROPERTIES = ("POP_CK", CHECK_NAME)
-"""Properties that describe a record inside one broker. A producer that forwards a message may send them along."""
 
 
 @dataclass(slots=True)
@@ -61,6 +60,7 @@ class SendProcessor:
 
     server: ServerParts
     _added_properties: dict[str, str] = field(init=False)
+    _properties: SentProperties = field(init=False)
 
     def __post_init__(self) -> None:
         settings = self.server.settings
@@ -69,6 +69,7 @@ class SendProcessor:
             "TRACE_ON": "true" if settings.trace_on else "false",
             "CLUSTER": settings.cluster_name,
         }
+        self._properties = SentProperties(self._added_properties)
 
     @handles(RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, max_body_bytes=None)
     def _send(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
@@ -116,11 +117,36 @@ class SendProcessor:
         if sent.batch or request.code == RequestCode.SEND_BATCH_MESSAGE:
             self._check_and_store_batch(connection, request, sent, topic)
             return
-        server, is_dead = self.server, topic is not sent.topic
-        engine = server.engine
-        queue_id = server.topics.queue(topic, -1 if is_dead else sent.queue_id)
-        properties = decode_properties_text(sent.properties)
-        self._complete(properties)
+        is_dead = topic is not sent.topic
+        queue_id = self.server.topics.queue(topic, -1 if is_dead else sent.queue_id)
+        complete = None if is_dead else self._properties.complete_text(sent.properties)
+        if complete is None:
+            stored = self._store_decoded(connection, request, sent, topic, queue_id, is_dead=is_dead)
+        else:
+            engine = self.server.engine
+            draft = engine.drafts.make_complete(
+                topic, queue_id, request.body, complete.encoded, complete.tags_code, engine.clock.now_ms()
+            )
+            draft.flag = sent.flag
+            self._set_origin(draft, sent, connection.remote)
+            put = engine.writer.put(draft, topic, queue_id)
+            msg_id = offset_msg_id(engine.settings.listen_host, put.physical_offset)
+            stored = StoredBatch(put.end, (topic,), complete.unique_id, msg_id, put.queue_offset, None)
+        self._reply(connection, request, queue_id, stored)
+
+    def _store_decoded(
+        self,
+        connection: Connection,
+        request: RemotingCommand,
+        sent: SendMessageRequestHeader,
+        topic: str,
+        queue_id: int,
+        *,
+        is_dead: bool,
+    ) -> StoredBatch:
+        """Store a message that may be delayed or in a transaction."""
+        engine = self.server.engine
+        properties = self._properties.complete(decode_properties_text(sent.properties))
         if is_dead:
             properties = copy_properties(properties, *DELAY_PROPERTIES)
         message, now_ms, handle = Message(topic, request.body, properties, sent.flag), engine.clock.now_ms(), None
@@ -138,8 +164,7 @@ class SendProcessor:
             if draft.topic != topic and not topic.startswith(RETRY_TOPIC_PREFIX):
                 handle = engine.writer.handle(draft, put, topic)
         msg_id = offset_msg_id(engine.settings.listen_host, put.physical_offset)
-        stored = StoredBatch(put.end, topics, unique_id, msg_id, put.queue_offset, handle)
-        self._reply(connection, request, queue_id, stored)
+        return StoredBatch(put.end, topics, unique_id, msg_id, put.queue_offset, handle)
 
     def _check_and_store_batch(
         self, connection: Connection, request: RemotingCommand, sent: SendMessageRequestHeader, topic: str
@@ -170,21 +195,29 @@ class SendProcessor:
             raise MessageError(
                 f"a batch cannot be sent to the retry topic {sent.topic!r}; send its messages one by one"
             )
-        messages, engine = decode_batch(request.body, topic), self.server.engine
-        batch_topic(messages)  # raises an error for an empty batch
+        messages, engine = split_batch(request.body, topic), self.server.engine
+        if not messages:
+            raise MessageError("the batch is empty; give at least one message")
         queue_id = self.server.topics.queue(topic, sent.queue_id)
+        now_ms = engine.clock.now_ms()
+        drafts, ids = [], []
         for message in messages:
-            self._complete(message.properties)
-        drafts, ids = engine.drafts.make_batch(messages, queue_id, engine.clock.now_ms())
-        for draft in drafts:
+            draft, unique_id = self._make_of_batch(message, queue_id, now_ms)
             self._set_origin(draft, sent, connection.remote)
+            drafts.append(draft)
+            ids.append(unique_id)
         self._reply(connection, request, queue_id, engine.writer.put_batch(drafts, ids, topic, queue_id))
 
-    def _complete(self, properties: dict[str, str]) -> None:
-        """Add the properties that a broker adds, and remove those that only a broker may set."""
-        for name in _BROKER_ONLY_PROPERTIES:
-            properties.pop(name, None)
-        properties.update(self._added_properties)
+    def _make_of_batch(self, message: EncodedMessage, queue_id: int, now_ms: int) -> tuple[RecordDraft, str]:
+        topic, body, encoded, flag = message
+        drafts = self.server.engine.drafts
+        complete = self._properties.complete_encoded(encoded)
+        if complete is None:
+            properties = self._properties.complete(decode_properties(encoded))
+            return drafts.make(Message(topic, body, properties, flag), queue_id, now_ms)
+        draft = drafts.make_complete(topic, queue_id, body, complete.encoded, complete.tags_code, now_ms)
+        draft.flag = flag
+        return draft, complete.unique_id
 
     def _set_origin(self, draft: RecordDraft, sent: SendMessageRequestHeader, remote: HostAddress) -> None:
         """Set the fields of a record that the request header and the connection determine."""
@@ -287,6 +320,6 @@ def _new_message(
             del message.properties[Property.DELAY]
             message.properties[Property.TIMER_DELAY_MS] = str(header.delay_ms)
     added = decode_properties_text(header.properties)
-    message.properties |= copy_properties(added, *DELAY_PROPERTIES, *_BROKER_ONLY_PROPERTIES)
+    message.properties |= copy_properties(added, *DELAY_PROPERTIES, *BROKER_ONLY_PROPERTIES)
     message.properties[Property.WAIT] = "false"
     return message

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -108,8 +109,11 @@ def state_of(folder: Path) -> object:
         files.close()
 
 
+@pytest.mark.parametrize("third", [0, *(pytest.param(number, marks=pytest.mark.thorough) for number in (1, 2))])
 @pytest.mark.parametrize("kind", [TIMER_WHEEL_FILE, TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDER])
-def test_every_single_wrong_bit_is_detected_or_harmless(original: Original, tmp_path: Path, kind: str) -> None:
+def test_every_single_wrong_bit_is_detected_or_harmless(
+    original: Original, tmp_path: Path, kind: str, third: int
+) -> None:
     """For each written bit: the files have the same state as undamaged, or are rebuilt."""
     folder = original.copy(tmp_path / "store")
     contents = {name: (folder / name).read_bytes() for name in files_of(original)}
@@ -119,7 +123,7 @@ def test_every_single_wrong_bit_is_detected_or_harmless(original: Original, tmp_
     harmless = rebuilt = 0
     with capture_logs():  # thousands of warnings
         for name in [name for name in contents if name.startswith(kind)]:
-            for at, bit in used_bits(contents[name]):
+            for at, bit in islice(used_bits(contents[name]), third, None, 3):
                 for other, data in contents.items():
                     (folder / other).write_bytes(data)
                 damaged = bytearray(contents[name])
@@ -128,7 +132,7 @@ def test_every_single_wrong_bit_is_detected_or_harmless(original: Original, tmp_
                 state = state_of(folder)
                 assert state in (None, undamaged), f"{name}: bit {bit} of byte {at}"
                 harmless, rebuilt = harmless + (state is not None), rebuilt + (state is None)
-    assert harmless + rebuilt > 300
+    assert harmless + rebuilt > 100
 
 
 @pytest.mark.parametrize("kind", [TIMER_WHEEL_FILE, TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDER])

@@ -172,6 +172,13 @@ def test_a_request_of_4_9_3_may_leave_one_field_unsigned(cluster: LocalCluster) 
     assert codes == [ResponseCode.QUERY_NOT_FOUND, ResponseCode.SYSTEM_ERROR]
 
 
+@pytest.fixture
+def new_period(cluster: LocalCluster) -> None:
+    """Let the minute pass in which refusals of other tests were logged."""
+    cluster.engine.clock.move_ms(60_000)
+
+
+@pytest.mark.usefixtures("new_period")
 def test_repeated_refusals_of_a_client_are_logged_once_as_a_warning(cluster: LocalCluster) -> None:
     with structlog.testing.capture_logs() as logged, Tool(cluster.address) as first, Tool(cluster.address) as second:
         for tool in (first, first, first, second):
@@ -179,6 +186,22 @@ def test_repeated_refusals_of_a_client_are_logged_once_as_a_warning(cluster: Loc
 
     levels = [event["log_level"] for event in logged if event["event"] == "acl.refused"]
     assert levels == ["warning", "debug", "debug", "warning"]
+
+
+@pytest.mark.usefixtures("new_period")
+def test_the_refusals_of_many_connections_are_ten_lines_a_minute_and_a_count(cluster: LocalCluster) -> None:
+    def refuse(connections: int) -> None:
+        for _ in range(connections):
+            with Tool(cluster.address) as tool:
+                tool.request(RequestCode.GET_BROKER_CONFIG)
+
+    with structlog.testing.capture_logs() as logged:
+        refuse(25)
+        cluster.engine.clock.move_ms(60_000)
+        refuse(1)
+
+    warnings = [event for event in logged if event["event"] == "acl.refused" and event["log_level"] == "warning"]
+    assert [event.get("suppressed", 0) for event in warnings] == [0] * 10 + [15]
 
 
 # --- rights -----------------------------------------------------------------------------------------
