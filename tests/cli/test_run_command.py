@@ -136,6 +136,35 @@ def test_a_function_may_return_the_application(run: Cli, shop: Path) -> None:
     assert check(run, "shop:create").code == 0
 
 
+def test_a_function_that_returns_something_else_is_an_error(run: Cli, shop: Path) -> None:
+    """A web application without messages is recognised by being callable."""
+    (shop / "shop.py").write_text(APP + "def create(): return print\n", "utf-8")
+
+    errors = check(run, "shop:create").errors
+
+    assert "shop:create() returned a builtin_function_or_method (a web application runs in its own server" in errors
+
+
+def test_a_program_that_would_ignore_the_given_broker_is_an_error(run: Cli, shop: Path) -> None:
+    """Finished settings read neither files nor options."""
+    text = APP.replace("(__name__)", "(__name__, settings=AppSettings(rocketmq={'name_server': 'embedded:memory'}))")
+    (shop / "shop.py").write_text(text.replace("import MQApplication", "import AppSettings, MQApplication"), "utf-8")
+
+    errors = check(run, "shop:app", "--name-server", "127.0.0.1:9876").errors
+
+    assert "it would use the broker 'embedded:memory' and not '127.0.0.1:9876'" in errors
+    assert "What to do  create it with load_settings(...), or from application.yml" in errors
+
+
+def test_reload_without_watchfiles_names_the_extra(run: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "watchfiles", None)
+
+    errors = run.plain("run", "shop:app", "--reload").errors
+
+    assert "--reload needs watchfiles, which is not installed" in errors
+    assert "What to do  pip install 'mqtemplate[reload]'" in errors
+
+
 def test_workers_cannot_share_a_store_in_memory(run: Cli) -> None:
     result = run.plain("run", "shop:app", "--workers", "2", "--name-server", "embedded:memory")
 

@@ -178,6 +178,23 @@ def test_two_workers_of_gunicorn_share_the_server(tmp_path: Path, preload: list[
     assert "Error" not in server.output
 
 
+@pytest.mark.usefixtures("broker")
+def test_gunicorn_sends_and_mqtemplate_run_handles_in_the_application_context(tmp_path: Path) -> None:
+    (tmp_path / "web.py").write_text(FLASK, "utf-8")
+    command = ("gunicorn", "-w", "2", "--bind", "127.0.0.1:0", "web:create_app()")
+
+    with Program(tmp_path, "mqtemplate", "run", "web:create_app") as listeners:
+        with WebServer(tmp_path, *command, environment={"MQTEMPLATE_LISTENER_ENABLED": "false"}) as server:
+            workers = both_workers(server.get)
+            server.stop()
+        for worker in workers:
+            listeners.wait_for(rf"^billed from {worker} in shop$")
+        code = listeners.stop()
+
+    assert code == 0
+    assert "billed" not in server.output
+
+
 # --- Django -------------------------------------------------------------------------------------------
 
 
