@@ -6,6 +6,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
+from mqtemplate.clock import Clock
 from mqtemplate.context import ApplicationContext, AppSettings, AutoConfiguration
 
 
@@ -23,6 +24,10 @@ class DjangoAutoConfiguration(AutoConfiguration):
         return bool(apps and apps.apps.ready) or "Django is not set up in this process"
 
     def contribute(self, context: ApplicationContext) -> None:
+        if context.has(Clock) and context.get(Clock).is_virtual:  # type: ignore[type-abstract]  # selected by its base class
+            # A test owns its connections, and there are no threads. Django's test client does not close them either.
+            context.note_nothing_to_do("the clock is virtual: the test owns the connections")
+            return
         context.add_handler_scope(clean_connections, clean_connections_async)
 
 

@@ -75,6 +75,20 @@ def test_a_handler_runs_inside_of_the_contexts_of_starters(
     assert events == ["enter outer", "enter sync", "A1", "leave sync", "leave outer"]
 
 
+def test_a_test_names_the_handler_and_not_what_is_around_it(
+    mqtemplate_app: StartApp, mqtemplate_harness: Harness
+) -> None:
+    class Packing:
+        @message_listener(topic="orders", consumer_group="packing")
+        def pack(self, order: str) -> None: ...
+
+    mqtemplate_app(bill, Packing, starters=STARTERS).template.sync_send("orders", "A1")
+    mqtemplate_harness.run_until_idle()
+
+    mqtemplate_harness.assert_received(bill, times=1)
+    mqtemplate_harness.assert_received(Packing, times=1)
+
+
 def test_an_async_handler_runs_inside_of_async_contexts(mqtemplate_app: StartApp, mqtemplate_harness: Harness) -> None:
     mqtemplate_app(ship, starters=STARTERS).template.sync_send("orders", "A1")
     mqtemplate_harness.run_until_idle()
