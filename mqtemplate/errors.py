@@ -6,7 +6,8 @@
     ├── MessageError               the message itself cannot be sent; a retry cannot help
     │   ├── DestinationError       a destination is not "topic:tag", or the topic name is illegal
     │   ├── ConversionError        a payload cannot become a body, or a body cannot become the requested type
-    │   └── DelayError             the broker cannot keep the requested delay
+    │   ├── DelayError             the broker cannot keep the requested delay
+    │   └── MessageDroppedError    a middleware of the template dropped the message
     ├── SendError                  the broker did not accept the message; a retry may help
     │   └── SendTimeoutError       no response in time; the broker may have stored the message
     ├── BrokerError                the broker cannot carry out the request now
@@ -54,6 +55,7 @@ __all__ = [
     "ForkedError",
     "ListenerError",
     "MQTemplateError",
+    "MessageDroppedError",
     "MessageError",
     "OffsetOutOfRangeError",
     "RemoteConnectError",
@@ -102,6 +104,10 @@ class BodyTooLargeError(ConversionError):
 
 class DelayError(MessageError):
     """The requested delay is contradictory, not a number, or longer than the broker supports."""
+
+
+class MessageDroppedError(MessageError):
+    """A middleware of the template dropped the message; nothing was sent."""
 
 
 class SendError(MQTemplateError):

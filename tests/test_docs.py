@@ -95,6 +95,8 @@ def test_the_quickstart_test_passes(quickstart: Path) -> None:
         "async.md",
         "schedules.md",
         "effect-once.md",
+        "handlers.md",
+        "middlewares.md",
     ],
 )
 def test_the_example_of_a_page_prints_the_shown_text(page: str, tmp_path: Path) -> None:

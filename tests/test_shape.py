@@ -43,6 +43,7 @@ LEVELS: dict[str, int] = {
     "mqtemplate.brokers": 5,
     "mqtemplate.template": 6,
     "mqtemplate.listener": 6,
+    "mqtemplate.middlewares": 6,
     "mqtemplate.scheduling": 6,
     "mqtemplate.server": 6,
     "mqtemplate.admin": 7,
@@ -68,12 +69,16 @@ SAME_LEVEL = {
     ("mqtemplate.running", "mqtemplate.context"),
     ("mqtemplate.testing", "mqtemplate.context"),
     ("mqtemplate.scheduling", "mqtemplate.listener"),
+    ("mqtemplate.listener", "mqtemplate.middlewares"),
+    ("mqtemplate.template", "mqtemplate.middlewares"),
+    ("mqtemplate.listener", "mqtemplate.template"),  # the options of what a handler sends on
 }
 
 FORBIDDEN = {
     # importer -> packages that it must not know, whatever their level
     "mqtemplate.template": ["mqtemplate.store", "mqtemplate.delay", "mqtemplate.brokers", "mqtemplate.remoting"],
     "mqtemplate.listener": ["mqtemplate.store", "mqtemplate.delay", "mqtemplate.brokers", "mqtemplate.remoting"],
+    "mqtemplate.middlewares": ["mqtemplate.store", "mqtemplate.delay", "mqtemplate.brokers", "mqtemplate.remoting"],
     "mqtemplate.brokers.embedded": ["mqtemplate.remoting"],
     "mqtemplate.brokers.remote": ["mqtemplate.store", "mqtemplate.brokers.embedded"],
 }

@@ -39,6 +39,9 @@ def register_components(context: ApplicationContext, clock: Clock | None) -> Non
     for component in context.components:
         if is_injectable(component):
             context.register(component)
+    for component in context.configured_middlewares:
+        if context.definition_of(component) is None:
+            context.register(component)
 
 
 def link(context: ApplicationContext) -> None:

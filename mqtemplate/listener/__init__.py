@@ -6,6 +6,8 @@ from mqtemplate.exports import late_import
 
 if TYPE_CHECKING:
     from mqtemplate.listener.attributes import ListenerSpec
+    from mqtemplate.listener.calling.depends import Depends
+    from mqtemplate.listener.calling.send import ResultSender, Send, publishes
     from mqtemplate.listener.consuming.container import ContainerState, ListenerContainer
     from mqtemplate.listener.current import add_current_message, current_group, current_message, current_messages
     from mqtemplate.listener.decorator import LISTENER_ATTRIBUTE, ListenerAttributes, listener_specs, message_listener
@@ -27,14 +29,17 @@ __all__ = [
     "ConsumeStatus",
     "ContainerState",
     "DeadLetter",
+    "Depends",
     "Endpoint",
     "ListenerAttributes",
     "ListenerContainer",
     "ListenerRegistry",
     "ListenerSettings",
     "ListenerSpec",
+    "ResultSender",
     "RetryDefaults",
     "RetryLater",
+    "Send",
     "add_current_message",
     "check_subscriptions",
     "current_group",
@@ -45,6 +50,7 @@ __all__ = [
     "make_endpoints",
     "message_headers",
     "message_listener",
+    "publishes",
     "resolve_spec",
 ]
 
@@ -57,6 +63,7 @@ __getattr__ = late_import(
         "ConsumeStatus": "mqtemplate.listener.handler_result",
         "ContainerState": "mqtemplate.listener.consuming.container",
         "DeadLetter": "mqtemplate.listener.failures.outcomes",
+        "Depends": "mqtemplate.listener.calling.depends",
         "Endpoint": "mqtemplate.listener.endpoint",
         "LISTENER_ATTRIBUTE": "mqtemplate.listener.decorator",
         "ListenerAttributes": "mqtemplate.listener.decorator",
@@ -64,8 +71,10 @@ __getattr__ = late_import(
         "ListenerRegistry": "mqtemplate.listener.registry",
         "ListenerSettings": "mqtemplate.listener.settings",
         "ListenerSpec": "mqtemplate.listener.attributes",
+        "ResultSender": "mqtemplate.listener.calling.send",
         "RetryDefaults": "mqtemplate.listener.settings",
         "RetryLater": "mqtemplate.listener.failures.outcomes",
+        "Send": "mqtemplate.listener.calling.send",
         "add_current_message": "mqtemplate.listener.current",
         "check_subscriptions": "mqtemplate.listener.registry",
         "current_group": "mqtemplate.listener.current",
@@ -76,6 +85,7 @@ __getattr__ = late_import(
         "make_endpoints": "mqtemplate.listener.discovery",
         "message_headers": "mqtemplate.listener.headers",
         "message_listener": "mqtemplate.listener.decorator",
+        "publishes": "mqtemplate.listener.calling.send",
         "resolve_spec": "mqtemplate.listener.resolution",
     },
 )

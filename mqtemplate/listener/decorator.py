@@ -22,6 +22,7 @@ from mqtemplate.listener.attributes import (
 )
 from mqtemplate.listener.failures.schedule import SCHEDULE_FORMS, Backoff, read_schedule
 from mqtemplate.listener.settings import ConsumeMode
+from mqtemplate.middlewares.declaration import read_middlewares
 from mqtemplate.selectors.tags import SelectorType
 
 LISTENER_ATTRIBUTE = "__mqtemplate_listener__"
@@ -45,6 +46,7 @@ def _epoch_ms(value: int | str) -> int | None:
 
 
 _AWAIT_TERMINATION = "${rocketmq.consumer.await-termination-millis-when-shutdown:1000}"
+_MIDDLEWARES = "objects, classes, or dotted names of these, such as 'shop.audit.Audit'"
 _TIMESTAMP = Attribute("", "epoch milliseconds or yyyyMMddHHmmss (local time)", _epoch_ms)
 
 
@@ -92,6 +94,10 @@ class ListenerAttributes(TypedDict, total=False):
     batch: Annotated[bool | None, as_written(None)]
     """True: a ``list[...]`` payload means several messages. False: it means one message with a JSON list as its body.
     None: several messages, if the annotation names the type of the items."""
+
+    middlewares: Annotated[Sequence[object] | str, Attribute((), _MIDDLEWARES, read_middlewares)]
+    """Middlewares around each call of the handler, the outermost first, inside of those of all listeners: objects,
+    classes that the application builds, or dotted names of these."""
 
     retry: Annotated[Sequence[Duration] | Backoff | str | None, Attribute(None, SCHEDULE_FORMS, read_schedule)]
     """Delays before the retries: ``["5s", "1m", "1h"]``, or a `Backoff`. After the last retry the message goes to the

@@ -2,71 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from mqtemplate.converter import MessageConverter
+from mqtemplate.listener.calling.depends import Arguments, Scope
+from mqtemplate.listener.calling.parameters import Read, read_message
+from mqtemplate.listener.calling.publisher import Publisher
+from mqtemplate.listener.calling.scope import compose
+from mqtemplate.listener.consuming.handler_loop import is_async
 from mqtemplate.listener.failures.outcomes import INVALID_BODY_ERRORS, InvalidBodyError
 from mqtemplate.listener.settings import ListenerSettings
-from mqtemplate.message import MessageExt, MessageQueue, PackedBody
+from mqtemplate.message import MessageExt, PackedBody
 
 Handler = Callable[..., object]
-Read = Callable[[MessageExt], object]
-"""Function that returns a value of the message, such as that of a parameter."""
 BatchCall = Callable[[list[object], Sequence[MessageExt]], object]
 """Function that calls a batch handler with its payloads and their messages."""
 
-
-def read_message(message: MessageExt) -> MessageExt:
-    """Return the message itself."""
-    return message
+_NOTHING_TO_SEND = Publisher()
 
 
-def read_queue(message: MessageExt) -> MessageQueue:
-    """Return the queue of the message."""
-    return message.message_queue
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class HandlerPlan:
     """Signature of one handler, read once.
 
     Attributes:
         payload_type: Type that a body is converted to; in a batch, the type of one item.
         is_raw: True if the payload is the message itself and nothing is converted.
-        extras: Parameter after the payload -> function that reads its value.
+        arguments: Arguments for the parameters after the payload.
+        scope: Providers of values that are created for one call.
     """
 
     handler: Handler
     payload_type: Any
     is_batch: bool
     is_raw: bool
-    extras: Mapping[str, Read]
+    arguments: Arguments = field(default_factory=Arguments)
+    scope: Scope = field(default_factory=Scope)
 
-    def single_call(self, converter: MessageConverter) -> Read:
-        """Return the handler as a function of the message. It runs for each message, so common cases are short."""
-        handler, read = self.handler, self.payload_reader(converter)
-        extras = tuple(self.extras.items())
+    @cached_property
+    def is_async(self) -> bool:
+        """True if the handler is ``async def``."""
+        return is_async(self.handler)
+
+    def single_call(self, converter: MessageConverter, publisher: Publisher = _NOTHING_TO_SEND) -> Read:
+        """Return the handler as a function of the message. It runs for each message, so common cases are short.
+
+        Args:
+            publisher: Sender of results, where the scope of the handler sends them.
+        """
+        handler, read = self.arguments.bind(self.handler), self.payload_reader(converter)
+        if self.scope.providers:
+            call = compose(self.handler, self.arguments, self.scope, publisher, is_async=self.is_async)
+            return lambda message: call(message, [read(message)])
+        extras = tuple(self.arguments.reads.items())
         if extras:
             return lambda message: handler(read(message), **{name: extra(message) for name, extra in extras})
         if self.is_raw:
             return handler
         return lambda message: handler(read(message))
 
-    def batch_call(self) -> BatchCall:
-        """Return the handler as a function of payloads and messages."""
-        handler, extras = self.handler, tuple(self.extras.items())
-
-        def call(payloads: list[object], messages: Sequence[MessageExt]) -> object:
-            named = {
-                # Only an orderly batch may have a queue parameter: all its messages are of one queue.
-                name: extra(messages[0]) if extra is read_queue else [extra(message) for message in messages]
-                for name, extra in extras
-            }
-            return handler(payloads, **named)
-
-        return call
+    def batch_call(self, publisher: Publisher = _NOTHING_TO_SEND) -> BatchCall:
+        """Return the handler as a function of payloads and messages; it sends its results."""
+        call = compose(self.handler, self.arguments, self.scope, publisher, is_async=self.is_async)
+        if self.scope.sender is not None:
+            return lambda payloads, messages: call(messages, [payloads])
+        published = publisher.around(lambda source: call(source[1], [source[0]]), is_async=self.is_async)
+        return lambda payloads, messages: published((payloads, messages))
 
     def payload_reader(self, converter: MessageConverter) -> Read:
         """Return the function that converts the body of a message to the payload; it raises `InvalidBodyError`."""
@@ -88,10 +92,17 @@ class HandlerPlan:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One listener, ready for a container."""
+    """One listener, ready for a container.
+
+    Attributes:
+        middlewares: Middlewares around each call, the outermost first.
+        publisher: Sender of the results of the handler.
+    """
 
     settings: ListenerSettings
     plan: HandlerPlan
+    middlewares: tuple[object, ...] = ()
+    publisher: Publisher = _NOTHING_TO_SEND
 
     @property
     def id(self) -> str:

@@ -9,6 +9,7 @@ from types import NoneType, UnionType
 from typing import Any, NoReturn, Union, get_args, get_origin
 
 from mqtemplate.errors import ListenerError
+from mqtemplate.listener.calling.send import Send, is_sends
 
 _INDEX_COLLECTIONS = (
     list,
@@ -45,24 +46,38 @@ def failed_indices(result: object, count: int) -> frozenset[int]:
     """Return the indices of the messages that failed, from the result of a batch handler.
 
     Args:
-        result: None or ``CONSUME_SUCCESS``: none failed. ``RECONSUME_LATER``: all failed. Numbers: these failed.
+        result: None, ``CONSUME_SUCCESS`` or messages to send: none failed. ``RECONSUME_LATER``: all failed. Numbers:
+            these failed.
         count: Number of messages that the handler got.
 
     Raises:
         ListenerError: The result is none of these, or an index is not in the batch.
     """
-    if result is None or result is ConsumeStatus.CONSUME_SUCCESS:
+    if result is None or result is ConsumeStatus.CONSUME_SUCCESS or is_sends(result):
         return frozenset()
     if result is ConsumeStatus.RECONSUME_LATER:
         return frozenset(range(count))
     if not isinstance(result, list | tuple | set | frozenset):
         raise ListenerError(
-            f"a batch handler returned {result!r}; return nothing, a ConsumeStatus, or the indices of those that failed"
+            f"a batch handler returned {result!r}; return nothing, a ConsumeStatus, the indices of those that failed, "
+            "or messages to send: Send(...)"
         )
     for index in result:
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < count:
             raise ListenerError(f"a batch handler named message {index!r} as failed, the batch has 0..{count - 1}")
     return frozenset(result)
+
+
+def is_done(result: object) -> bool:
+    """Return True unless the result of a handler of single messages requests its message again."""
+    return result is not ConsumeStatus.RECONSUME_LATER
+
+
+def is_batch_done(result: object) -> bool:
+    """Return True unless the result of a batch handler says that some of its messages failed."""
+    if isinstance(result, list | tuple | set | frozenset):
+        return not result or is_sends(result)
+    return is_done(result)
 
 
 def is_allowed_result(annotation: Any, is_batch: bool) -> bool:
@@ -79,4 +94,4 @@ def is_allowed_result(annotation: Any, is_batch: bool) -> bool:
         return is_allowed_result(arguments[-1], is_batch)
     if not is_batch:
         return annotation is not bool
-    return origin in _INDEX_COLLECTIONS and int in arguments
+    return annotation is Send or (origin in _INDEX_COLLECTIONS and (int in arguments or Send in arguments))

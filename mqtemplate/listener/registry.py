@@ -11,6 +11,8 @@ from mqtemplate.converter import MessageConverter
 from mqtemplate.errors import ListenerError
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.attributes import Resolve
+from mqtemplate.listener.calling.objects import ObjectSource
+from mqtemplate.listener.calling.publisher import Template
 from mqtemplate.listener.consuming.async_loop import choose_loop
 from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.listener.discovery import make_endpoints
@@ -39,6 +41,9 @@ class ListenerRegistry:
         retry_defaults: Retry policy of listeners whose decorator does not say otherwise.
         enabled: False: this process runs no listeners.
         only: Names of the listeners that run in this process: ids, or the last parts of ids. Empty for all.
+        middlewares: Middlewares of all listeners, the outermost first; those of *objects* are inside of them.
+        objects: Source of the objects that handlers take by type, and of middlewares.
+        template: Function that returns the template for results of handlers.
 
     Attributes:
         scopes: Contexts around each call of a handler; to be added before the listeners are registered.
@@ -55,6 +60,9 @@ class ListenerRegistry:
         retry_defaults: RetryDefaults = _NO_DEFAULTS,
         enabled: bool = True,
         only: Sequence[str] = (),
+        middlewares: Iterable[object] = (),
+        objects: ObjectSource | None = None,
+        template: Callable[[], Template] | None = None,
     ) -> None:
         self._broker = broker
         self._converter = converter
@@ -65,6 +73,9 @@ class ListenerRegistry:
         self._only = tuple(only)
         self._known: list[str] = []
         self.scopes: list[HandlerScope] = []
+        self._middlewares = tuple(middlewares)
+        self._objects = objects
+        self._template = template
         self.loop = choose_loop(broker.clock)
         self._containers: dict[str, ListenerContainer] = {}
 
@@ -93,22 +104,32 @@ class ListenerRegistry:
         """True if every listener with ``auto_startup`` is running."""
         return all(container.is_running for container in self if container.endpoint.settings.auto_startup)
 
-    def register(self, target: object) -> list[ListenerContainer]:
+    @property
+    def middlewares(self) -> Sequence[object]:
+        """Middlewares of all listeners, the outermost first."""
+        return (*self._middlewares, *(() if self._objects is None else self._objects.middlewares()))
+
+    def register(self, target: object, *, with_shared_middlewares: bool = True) -> list[ListenerContainer]:
         """Add a decorated function, or an object of a decorated class. Return a container for each decorator.
+
+        Args:
+            with_shared_middlewares: False: it has only the middlewares of its own decorator.
 
         Raises:
             ListenerError: The object is no listener, is declared wrongly, or its id is taken.
             UnsupportedError: The broker cannot honour an attribute.
         """
         added = []
-        for endpoint in make_endpoints(target, self._resolve):
+        shared = self.middlewares if with_shared_middlewares else ()
+        for endpoint in make_endpoints(target, self._resolve, objects=self._objects, template=self._template):
             if endpoint.id in self._containers:
                 raise ListenerError(
                     f"two listeners have the id {endpoint.id!r}; give one another id=, or register the object once"
                 )
             self._known.append(endpoint.id)
             if (enabled := self._enabled_part(endpoint)) is not None:
-                container = ListenerContainer(self._broker, enabled, self._converter, loop=self.loop)
+                with_shared = replace(enabled, middlewares=(*shared, *endpoint.middlewares))
+                container = ListenerContainer(self._broker, with_shared, self._converter, loop=self.loop)
                 self._containers[endpoint.id] = container
                 added.append(container)
         return added

@@ -66,6 +66,7 @@ class ListenerSettings:
     consume_from_where: ConsumeFromWhere
     consume_timestamp: int | None
     batch: bool | None
+    middlewares: tuple[object, ...]
     enabled: bool
     auto_startup: bool
 

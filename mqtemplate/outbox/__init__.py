@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from mqtemplate.exports import load_export
 from mqtemplate.outbox.relay import OutboxRelay
 from mqtemplate.outbox.row import OutboxRow
+from mqtemplate.outbox.session import OutboxSession
 
 if TYPE_CHECKING:
     from mqtemplate.outbox.sqlalchemy import AsyncSQLAlchemyOutbox, SQLAlchemyInbox, SQLAlchemyOutbox, outbox_tables
@@ -13,6 +14,7 @@ __all__ = [
     "AsyncSQLAlchemyOutbox",
     "OutboxRelay",
     "OutboxRow",
+    "OutboxSession",
     "SQLAlchemyInbox",
     "SQLAlchemyOutbox",
     "outbox_tables",

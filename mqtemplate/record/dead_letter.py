@@ -30,7 +30,7 @@ _FRAMES = 8
 # RocketMQ stores the length of all properties in two bytes, with a sign; the broker adds some of its own.
 _MAX_PROPERTIES_BYTES = 32_767 - 1_500
 _SEPARATORS = dict.fromkeys(range(3), " ")  # RocketMQ separates properties by \x01 and \x02
-_LIBRARY = str(Path(__file__).parents[1] / "listener")
+_LIBRARY = tuple(str(Path(__file__).parents[1] / package) for package in ("listener", "middlewares"))
 
 
 def dead_letter_properties(
@@ -77,7 +77,7 @@ def short_stack(error: BaseException) -> str:
 
 
 def own_frames(error: BaseException) -> list[tuple[FrameType, int]]:
-    """Return frames and line numbers of the stack of an exception, without those of the listener package."""
+    """Return frames and line numbers of the stack of an exception, without those of the library around handlers."""
     frames = traceback.walk_tb(error.__traceback__)
     return [each for each in frames if not each[0].f_code.co_filename.startswith(_LIBRARY)]
 

@@ -14,6 +14,7 @@ from mqtemplate.listener.registry import ListenerRegistry
 from mqtemplate.listener.resolution import default_resolve
 from mqtemplate.message import MessageExt
 from mqtemplate.scheduling.discovery import make_schedules
+from mqtemplate.scheduling.run import ScheduledRun
 from mqtemplate.scheduling.runner import ScheduleRunner
 from mqtemplate.scheduling.schedules import Schedules
 from mqtemplate.scheduling.topic import ScheduleTopic
@@ -34,7 +35,11 @@ def register_schedules(
     since_ms = schedules.topic.broker.clock.now_ms()
     runners = [ScheduleRunner(schedule, schedules.topic, since_ms) for schedule in own]
     # A schedule that is disabled has no listener, and this process does not start it.
-    return [runner for runner in runners if registry.register(listener_of(runner, schedules.topic))]
+    return [
+        runner
+        for runner in runners
+        if registry.register(listener_of(runner, schedules.topic, registry), with_shared_middlewares=False)
+    ]
 
 
 def start_schedules(runners: Iterable[ScheduleRunner], schedules: Schedules) -> None:
@@ -44,8 +49,13 @@ def start_schedules(runners: Iterable[ScheduleRunner], schedules: Schedules) -> 
         runner.start(pending.get(runner.schedule.name, ()))
 
 
-def listener_of(runner: ScheduleRunner, topic: ScheduleTopic) -> Callable[[MessageExt], object]:
+def listener_of(
+    runner: ScheduleRunner, topic: ScheduleTopic, registry: ListenerRegistry
+) -> Callable[[MessageExt], object]:
     """Return a function, decorated as a listener, that reads the run messages of a schedule and calls its function.
+
+    The middlewares of *registry* are around the function, and not around the message: one that drops a run must not end
+    the schedule.
 
     One thread in one process reads the only queue of a schedule, so its runs do not overlap; only a run that failed
     may be retried during the next one.
@@ -62,20 +72,36 @@ def listener_of(runner: ScheduleRunner, topic: ScheduleTopic) -> Callable[[Messa
         "consume_thread_max": 1,
     }
     decorate = message_listener(topic.name, topic.group_of(schedule.name), **attributes)
-    return decorate(_async_handler(runner, topic) if is_async(schedule.handler) else _handler(runner))
+    if is_async(schedule.handler):
+        return decorate(_async_handler(runner, topic, registry))
+    return decorate(_handler(runner, registry))
 
 
-def _handler(runner: ScheduleRunner) -> Callable[[MessageExt], object]:
+def _with_middlewares(
+    runner: ScheduleRunner, run: ScheduledRun, registry: ListenerRegistry
+) -> Callable[[MessageExt], Any]:
+    """Return the function of a schedule with its middlewares, as a function of the message."""
+
+    def call(_: MessageExt) -> Any:
+        return runner.schedule.call(run)
+
+    middlewares = registry.middlewares
+    return registry.container(runner.schedule.name).around(middlewares, call) if middlewares else call
+
+
+def _handler(runner: ScheduleRunner, registry: ListenerRegistry) -> Callable[[MessageExt], object]:
     def run_schedule(message: MessageExt) -> None:
         run = runner.admit(message)
         if run is not None:
             with runner.running(run):
-                runner.schedule.call(run)
+                _with_middlewares(runner, run, registry)(message)
 
     return run_schedule
 
 
-def _async_handler(runner: ScheduleRunner, topic: ScheduleTopic) -> Callable[[MessageExt], Awaitable[None]]:
+def _async_handler(
+    runner: ScheduleRunner, topic: ScheduleTopic, registry: ListenerRegistry
+) -> Callable[[MessageExt], Awaitable[None]]:
     is_virtual = topic.broker.clock.is_virtual
 
     async def run_schedule(message: MessageExt) -> None:
@@ -83,6 +109,6 @@ def _async_handler(runner: ScheduleRunner, topic: ScheduleTopic) -> Callable[[Me
         run = runner.admit(message) if is_virtual else await asyncio.to_thread(runner.admit, message)
         if run is not None:
             with runner.running(run):
-                await runner.schedule.call(run)  # type: ignore[misc]  # the function is async
+                await _with_middlewares(runner, run, registry)(message)
 
     return run_schedule

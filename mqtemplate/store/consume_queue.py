@@ -115,8 +115,7 @@ class ConsumeQueue:
             return
         start, end = self.max_offset * CQ_UNIT_SIZE, (self.max_offset + count) * CQ_UNIT_SIZE
         while not self._files.files or self._files.end < end:
-            file = self._files.append_file(start)
-            file.view[:CQ_UNIT_SIZE] = layout.NO_UNIT_YET
+            self._append_file(start)
         while start < end:
             found = self._files.find(start)
             assert found is not None, "the files up to the last unit exist"
@@ -125,6 +124,19 @@ class ConsumeQueue:
             start = file_start + self._file_size
         self._open_at(self.max_offset)
         self._mapped.note(self)
+
+    def create_first_file(self) -> None:
+        """Create the file of a queue that nobody else knows yet, with space for the first unit.
+
+        Raises:
+            StoreFullError: There is no space for it.
+        """
+        self._append_file(0)
+        self._open_at(0)
+
+    def _append_file(self, start: int) -> None:
+        file = self._files.append_file(start)
+        file.view[:CQ_UNIT_SIZE] = layout.NO_UNIT_YET
 
     def release(self) -> None:
         """Unmap the files until the next unit is written."""

@@ -81,6 +81,8 @@ class MessageStore:
         self._flush_ns = self.metrics.histogram("store.flush_ns")
         self._tags_code_of = tags_code_of
         self._lock = threading.Lock()
+        self._creation_ended = threading.Condition(self._lock)
+        self._in_creation: set[tuple[str, int]] = set()  # queues whose file is created now; protected by the lock
         self._checkpoint_lock = threading.Lock()  # held while the consume queues are flushed, or their files deleted
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._mapped_queues = MappedQueues(max(min(settings.max_mapped_queues, descriptor_limit() // 8), 1))
@@ -346,8 +348,34 @@ class MessageStore:
         Raises:
             StoreFullError: There is no space for it.
         """
+        if (topic, queue_id) not in self._queues:
+            self._create_queue(topic, queue_id)
         with self._lock:
             self._queue(topic, queue_id).reserve(1)
+
+    def _create_queue(self, topic: str, queue_id: int) -> None:
+        """Create a queue with its file, without the lock: while a busy disk takes its time, other writers go on."""
+        key = topic, queue_id
+        with self._lock:
+            if key in self._queues or key in self._in_creation:
+                return
+            self._in_creation.add(key)
+        created = None
+        try:
+            queue = self._new_queue(*key)
+            queue.create_first_file()
+            created = queue
+        finally:
+            with self._lock:
+                self._in_creation.remove(key)
+                self._creation_ended.notify_all()
+                if created is not None:
+                    self._queues[key] = created
+                    self._mapped_queues.note(created)
+
+    def has_queue(self, topic: str, queue_id: int) -> bool:
+        """Return True if a queue exists; its file is created by `prepare` or by its first message."""
+        return (topic, queue_id) in self._queues
 
     def _mark_dirty(self) -> None:
         self._is_dirty = True
@@ -474,14 +502,21 @@ class MessageStore:
         return self._queues.get((topic, queue_id)) or self._open_queue(topic, queue_id)
 
     def _open_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
+        key = topic, queue_id
+        while key in self._in_creation:
+            self._creation_ended.wait()
+        if key not in self._queues:
+            self._queues[key] = self._new_queue(*key)
+        return self._queues[key]
+
+    def _new_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         if not is_file_name(topic):
             raise StoreError(f"topic {topic[:40]!r} has no queues: it cannot be the name of a folder; use another name")
         setting = self.settings.mapped_file_size_consume_queue and "mapped-file-size-consume-queue"
         files = self.store_files.mapped_queue(
             f"consumequeue/{topic}/{queue_id}", self.sizes.consume_queue, setting=setting or "", rebuildable=True
         )
-        queue = self._queues[topic, queue_id] = ConsumeQueue(files, self._mapped_queues)
-        return queue
+        return ConsumeQueue(files, self._mapped_queues)
 
     # --- durability and retention --------------------------------------------------------------
 

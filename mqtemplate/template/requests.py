@@ -10,6 +10,7 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.converter import MessageConverter, payload_of
 from mqtemplate.futures import AwaitableFuture, HandlerFuture
 from mqtemplate.message import Message, MessageExt
+from mqtemplate.middlewares.sender import Sender
 from mqtemplate.template.send_options import SendPlan
 
 T = TypeVar("T")
@@ -18,8 +19,8 @@ T = TypeVar("T")
 class Requests:
     """Requests of one template: sends them and converts the replies."""
 
-    def __init__(self, broker: Broker, converter: MessageConverter) -> None:
-        self._broker = broker
+    def __init__(self, broker: Broker, converter: MessageConverter, sender: Sender) -> None:
+        self._sender = sender
         self._converter = converter
         self._virtual_clock = broker.clock if isinstance(broker.clock, VirtualClock) else None
 
@@ -35,7 +36,7 @@ class Requests:
             except Exception as exc:
                 answer.set_exception(exc)
 
-        self._broker.request(message, plan.queue, plan.timeout_ms).add_done_callback(arrived)
+        self._sender.request(message, plan.queue, plan.timeout_ms).add_done_callback(arrived)
         return answer
 
     def _convert(self, reply: MessageExt, reply_type: type[T]) -> T:

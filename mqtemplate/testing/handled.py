@@ -9,8 +9,9 @@ from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.listener.failures.failure import Failure
 from mqtemplate.listener.failures.outcomes import DeadLetter, RetryLater
 from mqtemplate.message import MessageExt
+from mqtemplate.middlewares.pause import PauseListener
 
-_REQUESTS = (RetryLater, DeadLetter)
+_REQUESTS = (RetryLater, DeadLetter, PauseListener)
 """Exceptions by which a handler requests something: no failure of the test."""
 
 

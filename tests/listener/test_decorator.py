@@ -78,6 +78,7 @@ def test_the_defaults_are_those_of_the_spring_annotation() -> None:
         "not_retry_for": (),
         "consume_timestamp": None,
         "batch": None,
+        "middlewares": (),
         "enabled": True,
         "auto_startup": True,
         "id": "",

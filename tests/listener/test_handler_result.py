@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from mqtemplate.errors import ListenerError
-from mqtemplate.listener import BatchFailure, ConsumeStatus
-from mqtemplate.listener.handler_result import failed_indices
+from mqtemplate.listener import BatchFailure, ConsumeStatus, Send
+from mqtemplate.listener.handler_result import failed_indices, is_batch_done, is_done
 
 
 @pytest.mark.feature("X8")  # partial acknowledgement
@@ -30,8 +30,16 @@ def test_a_result_means_a_set_of_failed_indices(result: Any, failed: set[int]) -
 
 @pytest.mark.parametrize("result", [True, "0", 1, {"a": 1}])
 def test_a_result_without_indices_is_refused(result: Any) -> None:
-    with pytest.raises(ListenerError, match="return nothing, a ConsumeStatus, or the indices of those that failed"):
+    with pytest.raises(ListenerError, match="return nothing, a ConsumeStatus, the indices of those that failed"):
         failed_indices(result, 3)
+
+
+def test_the_reply_of_a_handler_of_single_messages_may_be_a_list() -> None:
+    """Only a batch handler returns indices of messages that failed."""
+    assert is_done([0, 1])
+    assert not is_done(ConsumeStatus.RECONSUME_LATER)
+    assert [is_batch_done(result) for result in (None, [], [Send("a", "b")], Send("a", "b"))] == [True] * 4
+    assert [is_batch_done(result) for result in ([0], {1}, ConsumeStatus.RECONSUME_LATER)] == [False] * 3
 
 
 @pytest.mark.parametrize("index", [3, -1, True, "0"])

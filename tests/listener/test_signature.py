@@ -230,7 +230,7 @@ def positional_only(order: str, message: MessageExt, /) -> None: ...
         (no_type, "parameter 'message' has no type; annotate it with the type to convert the body to"),
         (bare_list, r"a bare list may mean two things; write list\[Order\]"),
         (queue_first, "the first parameter is the payload; put the MessageQueue after it"),
-        (unknown_service, "parameter 'audit' has the type .*Order; .*services are injected through the constructor"),
+        (unknown_service, "parameter 'audit' has the type .*Order; .*objects of the application by their types"),
         (untyped_extra, "parameter 'more' has no type"),
         (unseen_name, "an annotation cannot be read: name 'Decimal' is not defined; import or define the name"),
         (extra_of_a_batch, r"parameter 'message' has the type .*; after the payload a handler may take list\[Message"),

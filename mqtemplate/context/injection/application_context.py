@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from dependency_injector import providers
@@ -15,6 +16,7 @@ from mqtemplate.broker import Broker
 from mqtemplate.clock import Clock
 from mqtemplate.context.injection.container import MQContainer
 from mqtemplate.context.injection.definitions import Definition, Definitions, fits, snake_case
+from mqtemplate.context.injection.handler_objects import HandlerObjects, ordered_middlewares
 from mqtemplate.context.injection.marks import name_of, service_mark, type_hints
 from mqtemplate.context.injection.wiring import Wiring
 from mqtemplate.context.lifecycle import Lifecycle
@@ -98,6 +100,7 @@ class ApplicationContext:
         container: dependency-injector's container; its providers have the names of the definitions.
         parts: Components that starters added to run beside the listeners.
         handler_scopes: Contexts of frameworks around each call of a handler.
+        configured_middlewares: Middlewares that the configuration names.
         conditions: The outcome of each starter.
         lifecycle: Stops of everything that is open; the last one added runs first.
         is_ready: Set while the application is ready; a part that fails while it runs clears it.
@@ -114,6 +117,7 @@ class ApplicationContext:
     ) -> None:
         self.settings = settings
         self.components = components
+        self.configured_middlewares = settings.mqtemplate.configured_middlewares
         self.container = MQContainer(settings=settings)
         self.parts: list[Part] = []
         self.handler_scopes: list[HandlerScope] = []
@@ -128,6 +132,9 @@ class ApplicationContext:
         self._notes: list[str] = []
         self._by_component: dict[int, Definition] = {}
         self._overrides = dict(overrides or {})
+        self.container.listeners.add_kwargs(
+            objects=HandlerObjects(self, self._wiring), template=partial(self.get, RocketMQTemplate)
+        )
         self._add_built_in()
         for kind, replacement in self._overrides.items():
             self._add_override(kind, replacement)
@@ -254,9 +261,12 @@ class ApplicationContext:
             DependencyError: A dependency is missing or ambiguous, or part of a circle.
         """
         chosen = {slot: self.definition_for(kind) for slot, kind in _SLOTS.items()}
+        senders = [each for each in ordered_middlewares(self) if hasattr(each.kind, "send")]
+        self.container.template.add_kwargs(middlewares=providers.List(*(each.provider for each in senders)))
         for slot in ("template", "listeners", "schedules"):
             if chosen[slot].is_default:
-                self._wiring.add_built_in(chosen[slot], [chosen["broker"], chosen["converter"]])
+                more = senders if slot == "template" else []
+                self._wiring.add_built_in(chosen[slot], [chosen["broker"], chosen["converter"], *more])
         for definition in self._definitions.values():
             self._wiring.link(definition)
         for slot, definition in chosen.items():

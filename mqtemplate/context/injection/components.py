@@ -11,12 +11,14 @@ from types import ModuleType
 from mqtemplate.context.injection.marks import SERVICE_ATTRIBUTE, name_of, service_mark
 from mqtemplate.errors import DependencyError
 from mqtemplate.listener.decorator import LISTENER_ATTRIBUTE, SPARK_LISTENER_ATTRIBUTE, listener_specs
+from mqtemplate.middlewares.declaration import MIDDLEWARE_ATTRIBUTE, middleware_order
 from mqtemplate.scheduling.decorator import SCHEDULED_ATTRIBUTE
 from mqtemplate.template.transaction_spec import TRANSACTION_LISTENER_ATTRIBUTE
 
 _MARKS = (
     SERVICE_ATTRIBUTE,
     LISTENER_ATTRIBUTE,
+    MIDDLEWARE_ATTRIBUTE,
     SCHEDULED_ATTRIBUTE,
     SPARK_LISTENER_ATTRIBUTE,
     TRANSACTION_LISTENER_ATTRIBUTE,
@@ -39,8 +41,9 @@ def collect_components(given: Iterable[object]) -> tuple[object, ...]:
 
 
 def is_injectable(component: object) -> bool:
-    """Return True for classes, objects, and functions marked ``@service``, whose result is injected."""
-    return not inspect.isroutine(component) or service_mark(component) is not None
+    """Return True for classes, objects, and functions marked ``@service`` or ``@middleware``, which build an object."""
+    is_marked = service_mark(component) is not None or middleware_order(component) is not None
+    return is_marked or not inspect.isroutine(component)
 
 
 def is_listener(component: object) -> bool:
@@ -75,8 +78,8 @@ def _components_of(given: ModuleType | str) -> list[object]:
     if not found and module.__name__ != "__main__":  # a script may only want the template
         raise DependencyError(
             f"MQApplication was given the module {module.__name__!r} ({getattr(module, '__file__', 'built in')}), "
-            "and nothing in it is marked with @message_listener, @scheduled, @spark_listener, @transaction_listener or "
-            "@service; "
+            "and nothing in it is marked with @message_listener, @scheduled, @spark_listener, @transaction_listener, "
+            "@middleware or @service; "
             "mark a class or function there, or give the module that defines them"
         )
     return found
@@ -106,6 +109,6 @@ def _checked(component: object) -> object:
     if inspect.isfunction(component) and not any(mark in vars(component) for mark in _MARKS):
         raise DependencyError(
             f"{name_of(component)} is a plain function; mark it with @message_listener, @scheduled, "
-            "@spark_listener or @service"
+            "@spark_listener, @middleware or @service"
         )
     return component

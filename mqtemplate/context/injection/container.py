@@ -28,7 +28,7 @@ class MQContainer(containers.DeclarativeContainer):
     clock: providers.Provider[Any] = providers.ThreadSafeSingleton(SystemClock)
     broker: providers.Dependency[Any] = providers.Dependency()
     converter: providers.Provider[Any] = providers.ThreadSafeSingleton(JsonMessageConverter)
-    template: providers.Provider[Any] = providers.ThreadSafeSingleton(
+    template: providers.ThreadSafeSingleton[Any] = providers.ThreadSafeSingleton(
         RocketMQTemplate,
         broker,
         converter=converter,
@@ -41,7 +41,7 @@ class MQContainer(containers.DeclarativeContainer):
         selector_expression=settings.provided.rocketmq.pull_consumer.selector_expression,
         message_model=settings.provided.rocketmq.pull_consumer.message_model,
     )
-    listeners: providers.Provider[Any] = providers.ThreadSafeSingleton(
+    listeners: providers.ThreadSafeSingleton[Any] = providers.ThreadSafeSingleton(
         ListenerRegistry,
         broker,
         converter,

@@ -168,6 +168,15 @@ def type_hints(target: Callable[..., object], known: Mapping[str, type] | None =
         raise DependencyError(f"{name_of(target)}: an annotation cannot be read: {exc}") from exc
 
 
+def read_parameter(target: object, parameter: inspect.Parameter, annotation: Any) -> Parameter:
+    """Return one parameter of a constructor or function.
+
+    Raises:
+        DependencyError: It has no annotation, or a marker of dependency-injector.
+    """
+    return _read(target, parameter, annotation)
+
+
 def _read(target: object, parameter: inspect.Parameter, annotation: Any) -> Parameter:
     where = f"{name_of(target)}: parameter {parameter.name!r}"
     has_default = parameter.default is not inspect.Parameter.empty

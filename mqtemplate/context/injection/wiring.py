@@ -125,6 +125,18 @@ class Wiring:
                 arguments.named[parameter.name] = argument
         return arguments
 
+    def object_for(self, target: Callable[..., object], parameter: Parameter) -> object:
+        """Return the object for one parameter; build it if necessary.
+
+        Raises:
+            DependencyError: There is none, several have the type, or building it failed.
+        """
+        uses: list[Definition] = []
+        found = self._argument(target, parameter, uses)
+        for used in uses:
+            self.link(used)
+        return found()
+
     def _parameters(self, target: Callable[..., object]) -> list[Parameter]:
         return read_parameters(target, {each.kind.__name__: each.kind for each in self._definitions.values()})
 

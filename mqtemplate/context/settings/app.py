@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import ModelWrapValidatorHandler, PrivateAttr, ValidationError, model_validator
+from pydantic import ModelWrapValidatorHandler, PrivateAttr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from mqtemplate.context.config.configuration import Configuration, Model
@@ -19,10 +19,11 @@ from mqtemplate.context.settings.broker import DEFAULT_STORE_PATH, BrokerSetting
 from mqtemplate.context.settings.cluster import ClusterSettings
 from mqtemplate.context.settings.listener import ListenerDefaultSettings
 from mqtemplate.context.settings.name_server import EmbeddedStore, RemoteCluster, parse_name_server
-from mqtemplate.context.settings.properties import Properties
+from mqtemplate.context.settings.properties import CommaList, Properties
 from mqtemplate.context.settings.rocketmq import RocketMQSettings
 from mqtemplate.context.settings.server import ServerSettings
 from mqtemplate.errors import ConfigurationError
+from mqtemplate.middlewares.declaration import check_middleware, read_middlewares
 
 
 class MQTemplateSettings(Properties):
@@ -38,6 +39,27 @@ class MQTemplateSettings(Properties):
     spark: starters.SparkSettings = starters.SparkSettings()
     autoconfigure: starters.AutoconfigureSettings = starters.AutoconfigureSettings()
     profiles: starters.ProfilesSettings = starters.ProfilesSettings()
+    middlewares: CommaList = ()
+    """Classes of middlewares for all listeners and the template, such as ``[shop.audit.Audit]``, the outermost first;
+    see [middlewares](middlewares.md)."""
+
+    @field_validator("middlewares")
+    @classmethod
+    def _check_middlewares(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            try:
+                [found] = read_middlewares(name)
+                check_middleware(found)
+            except (ValueError, AttributeError):
+                raise ValueError(f"must be dotted names of middlewares, such as shop.audit.Audit, got {name}") from None
+            except ConfigurationError as exc:
+                raise ValueError(f"has a name that is no middleware: {exc}") from None
+        return value
+
+    @property
+    def configured_middlewares(self) -> tuple[object, ...]:
+        """The middlewares that ``middlewares`` names."""
+        return tuple(found for name in self.middlewares for found in read_middlewares(name))
 
 
 class AppSettings(BaseSettings):

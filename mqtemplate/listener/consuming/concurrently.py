@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from mqtemplate.durations import format_ms
 from mqtemplate.listener.consuming.consume_service import ConsumeContext, ConsumeService
 from mqtemplate.listener.consuming.process_queue import ProcessQueue
-from mqtemplate.listener.consuming.watchdog import ReplaceThread
+from mqtemplate.listener.consuming.watchdog import ReplaceThread, RunningCall
 from mqtemplate.listener.failures.failure import Decision, Failure, NextStep
 from mqtemplate.message import MessageExt, MessageQueue
 
@@ -71,12 +71,39 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
             return False
         self.taken += 1
         if not self._handle(work):
+            self._queues.commit()  # the listener pauses, perhaps for long
             return False
         self._uncommitted += len(work)
         if not self._ready or self._uncommitted >= _COMMIT_EVERY:
             self._uncommitted = 0
             self._queues.commit()
         return True
+
+    def begin_next(self) -> RunningCall[_Delivery] | None:
+        """Take the next message, for a task on an event loop. Return None if none is ready, or the listener pauses."""
+        work = self._take()
+        if not work:
+            return None
+        running = self._watchdog.start(work, -next(self._numbers) - 1)
+        if not self.is_paused:
+            return running
+        if self._watchdog.finish(running):
+            self._ready.extendleft(work)
+        return None
+
+    def end(self, running: RunningCall[_Delivery], failure: Failure | None) -> None:
+        """Settle a message of `begin_next`. It waits for the broker only if there is a failure."""
+        if not self._watchdog.finish(running):
+            return  # the message was sent back while the handler hung
+        [(process, message)] = running.work
+        if failure is None:
+            process.finish(message.queue_offset)
+        else:
+            self._settle_failed(list(running.work), [failure])
+        self._uncommitted += 1
+        if not self._ready or self._uncommitted >= _COMMIT_EVERY:
+            self._uncommitted = 0
+            self._queues.commit()
 
     def _take(self) -> list[_Delivery]:
         ready, missing = self._ready, self._take_size
@@ -105,9 +132,20 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
             failures = [] if failure is None else [failure]
         if not self._watchdog.finish(running):
             return True  # the messages were sent back while the handler hung
-        failed = self._report(work, failures) if failures else frozenset()
+        if failures:
+            return self._settle_failed(work, failures)
         for process, message in work:
-            if not failed or id(message) not in failed:
+            process.finish(message.queue_offset)
+        return True
+
+    def _settle_failed(self, work: list[_Delivery], failures: Sequence[Failure]) -> bool:
+        """Send back the messages that failed; the others are done. Return False if the listener pauses instead."""
+        if self._pauses(failures):
+            self._ready.extendleft(reversed(work))
+            return False
+        failed = self._report(work, failures)
+        for process, message in work:
+            if id(message) not in failed:
                 process.finish(message.queue_offset)
         return True
 

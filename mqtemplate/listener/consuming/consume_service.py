@@ -23,6 +23,7 @@ from mqtemplate.listener.failures.failure_log import FailureLog
 from mqtemplate.listener.failures.send_back import SendBack
 from mqtemplate.listener.settings import ListenerSettings
 from mqtemplate.message import MessageExt, MessageQueue
+from mqtemplate.middlewares.pause import PauseListener
 
 _Item = TypeVar("_Item")
 _Work = TypeVar("_Work")
@@ -49,6 +50,7 @@ class ConsumeContext:
     Attributes:
         take_size: Number of messages that a thread takes at a time.
         on_earlier_due: Called when `ConsumeService.next_due` may have become earlier.
+        on_pause: Called to pause the listener until a time (ms), with a reason.
     """
 
     settings: ListenerSettings
@@ -61,6 +63,7 @@ class ConsumeContext:
     decide: Decide
     clock: Clock
     on_earlier_due: Callable[[], None]
+    on_pause: Callable[[int, str], None]
 
 
 class ConsumeService(ABC, Generic[_Item, _Work]):
@@ -85,6 +88,7 @@ class ConsumeService(ABC, Generic[_Item, _Work]):
         self._send_back = SendBack(context.settings.id, context.consumer, context.clock)
         self._clock = context.clock
         self._on_earlier_due = context.on_earlier_due
+        self._on_pause = context.on_pause
         self._watchdog: Watchdog[_Work] = Watchdog(context.settings.consume_timeout_ms, context.clock)
         self._ready: deque[_Item] = deque()
         self._delayed: list[tuple[int, int, _Item]] = []  # a heap: due time, number, item
@@ -135,6 +139,14 @@ class ConsumeService(ABC, Generic[_Item, _Work]):
         self._delayed.clear()
         self._watchdog.abandon()
         return unfinished
+
+    def _pauses(self, failures: Sequence[Failure]) -> bool:
+        """Pause the listener if one of the failures requests it. Return True then: no message counts as handled."""
+        for failure in failures:
+            if isinstance(failure.error, PauseListener):
+                self._on_pause(self._clock.now_ms() + failure.error.duration_ms, str(failure.error))
+                return True
+        return False
 
     def _delay(self, item: _Item, delay_ms: int) -> None:
         due_ms = self._clock.now_ms() + delay_ms

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from enum import Enum
 from typing import Any
@@ -16,9 +16,10 @@ from mqtemplate.durations import Duration, duration_ms
 from mqtemplate.errors import BrokerClosedError, BrokerError, CorruptRecordError, ForkedError, ListenerError
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.consuming.async_loop import choose_loop
+from mqtemplate.listener.consuming.async_pool import AsyncConsumePool
 from mqtemplate.listener.consuming.concurrently import ConcurrentConsumeService
 from mqtemplate.listener.consuming.consume_service import ConsumeContext, ConsumeService, Handling
-from mqtemplate.listener.consuming.handler_loop import HandlerLoop, is_async
+from mqtemplate.listener.consuming.handler_loop import HandlerLoop
 from mqtemplate.listener.consuming.invocation import Invocation
 from mqtemplate.listener.consuming.observed import ObservedHandling, Observer
 from mqtemplate.listener.consuming.orderly import OrderlyConsumeService
@@ -30,7 +31,9 @@ from mqtemplate.listener.consuming.virtual_threads import VirtualThreads
 from mqtemplate.listener.endpoint import Endpoint
 from mqtemplate.listener.failures.failure_log import FailureLog
 from mqtemplate.listener.failures.policy import FailurePolicy
-from mqtemplate.message import MessageQueue
+from mqtemplate.message import MessageExt, MessageQueue
+from mqtemplate.middlewares.declaration import arounds
+from mqtemplate.middlewares.steps import is_async_around
 
 _log = get_logger("mqtemplate.listener")
 
@@ -81,7 +84,7 @@ class ListenerContainer:
         self._converter = converter
         self._owns_loop = loop is None
         self._loop = loop or choose_loop(broker.clock)
-        self._is_async = is_async(endpoint.plan.handler)
+        self._uses_loop = endpoint.plan.is_async or any(map(is_async_around, arounds(endpoint.middlewares, "consume")))
         self._failures = FailureLog(endpoint.id, endpoint.settings.group, broker.clock)
         self._log = _log.bind(listener=endpoint.id, group=endpoint.settings.group)
         self._observers: list[Observer] = []
@@ -89,12 +92,14 @@ class ListenerContainer:
         self._state_lock = threading.Lock()
         self._wake_event = threading.Event()
         self._thread: threading.Thread | None = None
-        self._pool: ConsumeThreadPool | None = None
+        self._pool: ConsumeThreadPool | AsyncConsumePool | None = None
         self._virtual_threads: VirtualThreads | None = None
         self._next_poll_ms = 0
+        self._resume_ms: int | None = None  # end of a pause that a middleware or handler requested
         self._drained_until = 0.0  # on the monotonic clock
         # The container has these from `start` on; each start creates new ones.
         self._consumer: Consumer
+        self._invocation: Invocation
         self._queues: ProcessQueues
         self._policy: FailurePolicy
         self._repositioning: Repositioning
@@ -129,13 +134,13 @@ class ListenerContainer:
                 self._broker, self._consumer, self._queues, self._service.discard_dropped
             )
             self._requests = PollingRequests(self.name)
-            self._next_poll_ms = 0
+            self._next_poll_ms, self._resume_ms = 0, None
             self.state = ContainerState.RUNNING
-            if self._is_async:
+            if self._uses_loop:
                 self._loop.serve()
             if not self._clock.is_virtual:
                 self._start_threads()
-            elif self._is_async and isinstance(self._clock, VirtualClock):
+            elif self._uses_loop and isinstance(self._clock, VirtualClock):
                 self._virtual_threads = VirtualThreads(
                     self._service.run_next, settings.thread_number, self._clock, self._freed, self._report
                 )
@@ -167,13 +172,20 @@ class ListenerContainer:
             decide=self._policy.decide,
             clock=self._clock,
             on_earlier_due=self._wake_polling,
+            on_pause=self._pause_until,
         )
         return OrderlyConsumeService(context) if settings.is_orderly else ConcurrentConsumeService(context)
 
     def _make_handling(self) -> Handling:
-        invocation = Invocation(self.endpoint, self._broker, self._converter, self._loop.run, self._failures)
+        self._invocation = invocation = Invocation(
+            self.endpoint, self._broker, self._converter, self._loop.run, self._failures, self._end_requested_pause
+        )
         # A virtual clock is that of a test. On a real clock an observer would cost time for each message.
         return ObservedHandling(invocation, self._observers) if self._clock.is_virtual else invocation
+
+    def around(self, middlewares: Iterable[object], call: Callable[[MessageExt], Any]) -> Callable[[MessageExt], Any]:
+        """Return a function of a message with middlewares around it, for a handler that calls them itself."""
+        return self._invocation.around(middlewares, call)
 
     def observe(self, observer: Observer) -> None:
         """Report each call of the handler to a function, on a virtual clock only."""
@@ -181,7 +193,13 @@ class ListenerContainer:
 
     def _start_threads(self) -> None:
         settings, name = self.endpoint.settings, f"mqtemplate-{self.endpoint.id}"
-        self._pool = ConsumeThreadPool(name, self._service, settings.thread_number, settings.consume_thread_max)
+        number, maximum = settings.thread_number, settings.consume_thread_max
+        plan = self.endpoint.plan
+        if plan.is_async and not plan.is_batch and isinstance(self._service, ConcurrentConsumeService):
+            task_of = self._invocation.task_of
+            self._pool = AsyncConsumePool(name, self._service, task_of, self._loop, number, maximum)
+        else:
+            self._pool = ConsumeThreadPool(name, self._service, number, maximum)
         self._wake_event.clear()
         self._thread = threading.Thread(target=self._poll_loop, args=(self._pool,), name=f"{name}-poll", daemon=True)
         self._thread.start()
@@ -221,7 +239,7 @@ class ListenerContainer:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
         # On the loop of the handlers a wait for them would never end.
-        is_abandoned = self._is_async and self._loop.is_current()
+        is_abandoned = self._uses_loop and self._loop.is_current()
         if self._pool is not None:
             self._pool.stop(0.0 if is_abandoned else max(0.0, self._drained_until - time.monotonic()))
         if self._virtual_threads is not None:
@@ -246,17 +264,55 @@ class ListenerContainer:
                 self._service.is_paused = True
                 self.state = ContainerState.PAUSED
                 self._wake_polling()
+            self._resume_ms = None
 
     def resume(self) -> None:
-        """Handle messages and fetch again after ``pause``."""
+        """Handle messages and fetch again after ``pause``, or after a pause that a middleware or handler requested."""
         with self._state_lock:
-            if self.state is ContainerState.PAUSED:
+            self._resume_ms = None
+            if self.is_running:
                 self.state = ContainerState.RUNNING
                 self._service.is_paused = False
                 if self._pool is not None:
                     self._pool.wake()
                 self._wake_polling()
         self._wake()
+
+    def _pause_until(self, due_ms: int, reason: str) -> None:
+        """Pause until a time, since a middleware or handler requested it. A later request has priority.
+
+        The consume threads call it, so it does not wait for the lock of the state: `stop` waits for them under it.
+        """
+        self._service.is_paused = True
+        if self.state is ContainerState.RUNNING:
+            is_new = self._resume_ms is None
+            self._resume_ms = due_ms
+            if is_new:
+                self._log.info("listener.paused", until_ms=due_ms, reason=reason)
+            self._wake_polling()
+
+    def _end_requested_pause(self) -> None:
+        """End a pause that a middleware or handler requested; one of ``pause`` goes on."""
+        if self._resume_ms is not None:
+            self._resume_ms = self._clock.now_ms()
+            self._wake_polling()
+            self._wake()
+
+    def _resume_due(self, now_ms: int) -> None:
+        """End a requested pause whose time has come. The polling thread calls it."""
+        due_ms = self._resume_ms
+        # Without waiting for the lock: `stop` waits for this thread under it. The next round tries again.
+        if due_ms is None or due_ms > now_ms or not self._state_lock.acquire(blocking=False):
+            return
+        try:
+            if self._resume_ms != due_ms or self.state is not ContainerState.RUNNING:
+                return
+            self._resume_ms = None
+            self._service.is_paused = False
+        finally:
+            self._state_lock.release()
+        if self._pool is not None:
+            self._pool.wake()
 
     # --- positions ---------------------------------------------------------------------------------
 
@@ -322,16 +378,18 @@ class ListenerContainer:
             return self._report(error)
 
     def _step(self, now_ms: int) -> int | None:
+        self._resume_due(now_ms)
         self._service.release_due(now_ms)
         self._handle_ready()
         found = False
-        if self.state is ContainerState.RUNNING and now_ms >= self._next_poll_ms:
+        if self._may_fetch and now_ms >= self._next_poll_ms:
             found = self._fetch(0)
             self._handle_ready()
         if not self.is_running:
             return None
         next_poll_ms = self._next_poll_ms if found or self._next_poll_ms > now_ms else None
-        return min((due for due in (next_poll_ms, self._service.next_due()) if due is not None), default=None)
+        dues_ms = (next_poll_ms, self._service.next_due(), self._resume_ms)
+        return min((due for due in dues_ms if due is not None), default=None)
 
     def _freed(self) -> None:
         """Handle the next message, since a handler that awaited something has ended."""
@@ -344,15 +402,21 @@ class ListenerContainer:
         while self.is_running and run_next():
             pass
 
+    @property
+    def _may_fetch(self) -> bool:
+        return self.state is ContainerState.RUNNING and self._resume_ms is None
+
     # --- on a real clock ---------------------------------------------------------------------------
 
-    def _poll_loop(self, pool: ConsumeThreadPool) -> None:
+    def _poll_loop(self, pool: ConsumeThreadPool | AsyncConsumePool) -> None:
         wait_ms = 0
         while self.is_running:
             try:
                 self._requests.run()
-                rest_ms = self._next_poll_ms - self._clock.now_ms()
-                if self.state is ContainerState.PAUSED or rest_ms > 0:
+                now_ms = self._clock.now_ms()
+                self._resume_due(now_ms)
+                rest_ms = self._next_poll_ms - now_ms if self._resume_ms is None else max(self._resume_ms - now_ms, 1)
+                if not self._may_fetch or rest_ms > 0:
                     self._wake_event.wait((min(wait_ms, rest_ms) if rest_ms > 0 else wait_ms) / 1_000)
                     self._wake_event.clear()
                 elif self._fetch(wait_ms):
@@ -364,7 +428,7 @@ class ListenerContainer:
                 wait_ms = _RETRY_POLL_MS
         self._requests.close()
 
-    def _next_wait_ms(self, pool: ConsumeThreadPool) -> int:
+    def _next_wait_ms(self, pool: ConsumeThreadPool | AsyncConsumePool) -> int:
         """Return how long the next fetch may wait for messages."""
         now_ms = self._clock.now_ms()
         due_ms = self._service.next_due()

@@ -8,6 +8,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from typing import Protocol
 
 from mqtemplate.errors import EventLoopBlockedError
 from mqtemplate.futures import handler_loops
@@ -15,6 +16,13 @@ from mqtemplate.futures import handler_loops
 RunAwaitable = Callable[[Awaitable[object]], object]
 """Function that runs the result of an ``async def`` handler to its end and returns its result; the calling thread
 waits."""
+
+
+class Cancellable(Protocol):
+    """Something that runs on a loop until it is cancelled."""
+
+    def cancel(self) -> object:
+        """Cancel it, from any thread."""
 
 
 class HandlerLoop(ABC):
@@ -25,7 +33,7 @@ class HandlerLoop(ABC):
     """
 
     def __init__(self) -> None:
-        self._running: set[Future[object]] = set()
+        self._running: set[Cancellable] = set()
 
     def run(self, awaitable: Awaitable[object]) -> object:
         """Run an awaitable on the loop, wait for it in this thread, and return its result.
@@ -74,10 +82,14 @@ class HandlerLoop(ABC):
     def call_outside(self, function: Callable[[], object]) -> None:
         """Call a function soon, while the loop goes on or has ended: the function may stop the loop."""
 
+    def note_running(self, running: Cancellable) -> None:
+        """Note handlers that still run after their listener was stopped, for `cancel`."""
+        self._running.add(running)
+
     def cancel(self) -> None:
         """Cancel the handlers that still run. Stop the listeners before."""
-        for future in tuple(self._running):
-            future.cancel()
+        for running in tuple(self._running):
+            running.cancel()
 
     @abstractmethod
     def stop(self) -> None:

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from mqtemplate.broker import Broker
 from mqtemplate.converter import CONTENT_TYPE, MessageConverter
 from mqtemplate.errors import MQTemplateError
+from mqtemplate.listener.calling.batch import BatchCalls, single_call
+from mqtemplate.listener.calling.send import is_sends
 from mqtemplate.listener.consuming.handler_loop import RunAwaitable
 from mqtemplate.listener.current import enter_batch, enter_message, handler_context
 from mqtemplate.listener.endpoint import Endpoint
 from mqtemplate.listener.failures.failure import HANDLER_ERRORS, Failure
 from mqtemplate.listener.failures.failure_log import FailureLog
-from mqtemplate.listener.handler_result import BatchFailure, ConsumeStatus, failed_indices
+from mqtemplate.listener.handler_result import ConsumeStatus, is_batch_done, is_done
 from mqtemplate.message import MessageExt, Property
+from mqtemplate.middlewares.declaration import arounds
+from mqtemplate.middlewares.delivery import ListenerInfo
 
 
 class Invocation:
-    """Handler of one endpoint, as functions from messages to failures. They never raise an error of the handler."""
+    """Handler of one endpoint, as functions from messages to failures. They never raise an error of the handler.
+
+    Args:
+        resume: Function that ends a pause of the listener.
+    """
 
     def __init__(
         self,
@@ -27,6 +37,7 @@ class Invocation:
         converter: MessageConverter,
         run_awaitable: RunAwaitable,
         log: FailureLog,
+        resume: Callable[[], None],
     ) -> None:
         self._group = endpoint.settings.group
         self._topics = endpoint.settings.topics
@@ -34,66 +45,72 @@ class Invocation:
         self._reply_timeout_ms = endpoint.settings.reply_timeout
         self._broker = broker
         self._converter = converter
-        self._is_batch = endpoint.plan.is_batch
         self._run_awaitable = run_awaitable
         self._log = log
-        self._warned = False
-        if self._is_batch:
-            self._read, self._call_many = endpoint.plan.payload_reader(converter), endpoint.plan.batch_call()
-        else:
-            self._call = endpoint.plan.single_call(converter)
+        self._publisher = endpoint.publisher
+        self._warned = bool(endpoint.publisher.specs)
+        self._info = _info(endpoint, broker, resume)
+        self._call, self._sends_results, self._batch = _composed(endpoint, converter, run_awaitable, self._info)
+
+    def around(self, middlewares: Iterable[object], call: Callable[[MessageExt], Any]) -> Callable[[MessageExt], Any]:
+        """Return a function of a message with middlewares around it, in place of those around the handler."""
+        return single_call(call, arounds(middlewares, "consume"), self._info, self._run_awaitable)
 
     def handle(self, messages: Sequence[MessageExt]) -> list[Failure]:
         """Handle several messages: in one call if the handler takes batches, else one after the other."""
-        if self._is_batch:
-            return self._context.copy().run(self._handle_batch, messages)
+        if self._batch is not None:
+            return self._context.copy().run(self._handle_batch, self._batch, messages)
         return [failure for message in messages if (failure := self.handle_one(message)) is not None]
 
     def handle_one(self, message: MessageExt) -> Failure | None:
         """Handle one message with a handler that takes single messages."""
         return self._context.copy().run(self._handle_one, message)
 
+    def task_of(self, message: MessageExt, loop: asyncio.AbstractEventLoop) -> asyncio.Task[Failure | None]:
+        """Return a task on a loop that handles one message with an ``async def`` handler of single messages."""
+        return loop.create_task(self._handle_on_loop(message), context=self._context.copy())
+
     def _handle_one(self, message: MessageExt) -> Failure | None:
         enter_message(self._group, self._topics, message)
         try:
             result = self._call(message)
-            if result is None or not self._asks_for_redelivery(message, result):
+            if result is None or not self._asks_for_redelivery(message, self._awaited(result)):
                 return None
             return Failure((message,), None)
         except HANDLER_ERRORS as error:
             return Failure((message,), error)
 
-    def _handle_batch(self, messages: Sequence[MessageExt]) -> list[Failure]:
-        enter_batch(self._group, messages)
-        failures: list[Failure] = []
-        payloads: list[object] = []
-        readable: list[MessageExt] = []
-        for message in messages:
-            try:  # each body is read alone, so that an unreadable one fails alone
-                payloads.append(self._read(message))
-                readable.append(message)
-            except HANDLER_ERRORS as error:
-                failures.append(Failure((message,), error))
-        if readable and (failure := self._call_batch(payloads, readable)):
-            failures.append(failure)
-        return failures
-
-    def _call_batch(self, payloads: list[object], messages: list[MessageExt]) -> Failure | None:
-        count, error = len(messages), None
+    async def _handle_on_loop(self, message: MessageExt) -> Failure | None:
+        enter_message(self._group, self._topics, message)
         try:
-            try:
-                failed = failed_indices(self._awaited(self._call_many(payloads, messages)), count)
-            except BatchFailure as failure:
-                failed, error = failed_indices(failure.failed, count), failure
-        except HANDLER_ERRORS as raised:
-            return Failure(messages, raised)
-        return Failure([messages[index] for index in sorted(failed)], error) if failed else None
+            result = await self._call(message)
+            if result is None:
+                return None
+            if not self._sends_results and is_sends(result):
+                await self._publisher.publish_async(result)
+                return None
+            if isinstance(result, ConsumeStatus) or not message.properties.get(Property.REPLY_TO_CLIENT):
+                asks = self._asks_for_redelivery(message, result)
+            else:  # a reply waits for the broker, and this loop runs other handlers
+                asks = await asyncio.to_thread(self._asks_for_redelivery, message, result)
+            return Failure((message,), None) if asks else None
+        except SystemExit as error:
+            # asyncio would end the loop, which runs the handlers of all listeners.
+            return Failure((message,), RuntimeError(f"the handler called sys.exit({error.code!r})"))
+        except Exception as error:  # a cancelled task stays one
+            return Failure((message,), error)
+
+    def _handle_batch(self, batch: BatchCalls, messages: Sequence[MessageExt]) -> list[Failure]:
+        enter_batch(self._group, messages)
+        return batch.handle(messages)
 
     def _asks_for_redelivery(self, message: MessageExt, result: object) -> bool:
-        result = self._awaited(result)
         if result is None or isinstance(result, ConsumeStatus):
             return result is ConsumeStatus.RECONSUME_LATER
-        if message.properties.get(Property.REPLY_TO_CLIENT):
+        if is_sends(result):
+            if not self._sends_results:
+                self._publisher.publish(result)
+        elif message.properties.get(Property.REPLY_TO_CLIENT):
             self._reply(message, result)
         elif not self._warned:
             self._warned = True
@@ -116,3 +133,35 @@ class Invocation:
     def _awaited(self, result: object) -> object:
         """Return the result of an ``async def`` handler; other results unchanged."""
         return self._run_awaitable(result) if inspect.isawaitable(result) else result
+
+
+def _info(endpoint: Endpoint, broker: Broker, resume: Callable[[], None]) -> ListenerInfo:
+    return ListenerInfo(
+        id=endpoint.id,
+        group=endpoint.settings.group,
+        topics=endpoint.settings.topics,
+        is_batch=endpoint.plan.is_batch,
+        is_async=endpoint.plan.is_async,
+        clock=broker.clock,
+        is_done=is_batch_done if endpoint.plan.is_batch else is_done,
+        resume=resume,
+    )
+
+
+def _composed(
+    endpoint: Endpoint,
+    converter: MessageConverter,
+    run: RunAwaitable,
+    info: ListenerInfo,
+) -> tuple[Callable[[MessageExt], Any], bool, BatchCalls | None]:
+    """Return the handler of single messages with all that is around it, True if it sends its results, and batches."""
+    plan, publisher = endpoint.plan, endpoint.publisher
+    around = arounds(endpoint.middlewares, "consume")
+    call = plan.single_call(converter, publisher)
+    if plan.is_batch:
+        return call, True, BatchCalls(plan, converter, publisher, around, info, run)
+    # The results of most handlers are None. Only what is around a handler needs that it sends them itself.
+    sends_results = bool(around or publisher.specs or plan.scope.sender is not None)
+    if sends_results and plan.scope.sender is None:
+        call = publisher.around(call, is_async=plan.is_async)
+    return single_call(call, around, info, run) if around else call, sends_results, None

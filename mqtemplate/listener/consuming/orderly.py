@@ -189,6 +189,8 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
         failures = self._handling.handle(messages)
         if not self._watchdog.finish(running):
             return None  # the container was stopped
+        if failures and self._pauses(failures):
+            return None
         retried, delay_ms = self._retried(failures) if failures else ([], None)
         retried_offsets = {message.queue_offset for message in retried}
         for message in messages:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from mqtemplate.clock import Clock
+
+if TYPE_CHECKING:
+    import asyncio
 
 _Work = TypeVar("_Work")
 
@@ -20,12 +24,13 @@ if there may be no more threads."""
 class RunningCall(Generic[_Work]):
     """One call of a handler. The first thread that claims its work owns it: the consume thread, or the watchdog's."""
 
-    __slots__ = ("_claim", "_end_replacement", "since_ms", "thread_id", "work")
+    __slots__ = ("_claim", "_end_replacement", "since_ms", "task", "thread_id", "work")
 
     def __init__(self, work: Sequence[_Work], since_ms: int, thread_id: int) -> None:
         self.work = work
         self.since_ms = since_ms
         self.thread_id = thread_id
+        self.task: asyncio.Task[Any] | None = None  # set if the handler is a task on an event loop
         self._claim = [None]
         self._end_replacement: Callable[[], None] | None = None
 
@@ -51,9 +56,23 @@ class RunningCall(Generic[_Work]):
             self._end_replacement()
 
     def stack(self) -> str:
-        """Return the current stack of its thread."""
+        """Return the current stack of its thread, or of its task."""
+        if self.task is not None:
+            return "".join(line for frame in _frames(self.task) for line in traceback.format_stack(frame, 1))
         frame = sys._current_frames().get(self.thread_id)
         return "".join(traceback.format_stack(frame)) if frame else ""
+
+
+def _frames(task: asyncio.Task[Any]) -> Iterator[FrameType]:
+    """Yield the frames of the coroutines that a task awaits, the outermost first; the task itself knows only that."""
+    awaited: Any = task.get_coro()
+    while awaited is not None:
+        prefix = next((name for name in ("cr", "gi", "ag") if hasattr(awaited, f"{name}_frame")), None)
+        if prefix is None:
+            return
+        if (frame := getattr(awaited, f"{prefix}_frame")) is not None:
+            yield frame
+        awaited = getattr(awaited, "gi_yieldfrom" if prefix == "gi" else f"{prefix}_await")
 
 
 class Watchdog(Generic[_Work]):
@@ -68,9 +87,13 @@ class Watchdog(Generic[_Work]):
         self._now_ms = clock.now_ms
         self._running: dict[int, RunningCall[_Work]] = {}
 
-    def start(self, work: Sequence[_Work]) -> RunningCall[_Work]:
-        """Note that this thread calls a handler now."""
-        thread_id = threading.get_ident()
+    def start(self, work: Sequence[_Work], task_number: int | None = None) -> RunningCall[_Work]:
+        """Note that this thread calls a handler now.
+
+        Args:
+            task_number: Number of a task, below 0, if it runs on an event loop: many of them share a thread.
+        """
+        thread_id = threading.get_ident() if task_number is None else task_number
         running = self._running[thread_id] = RunningCall(work, self._now_ms(), thread_id)
         return running
 

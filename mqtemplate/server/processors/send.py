@@ -79,11 +79,16 @@ class SendProcessor:
         if sent.topic.startswith(RETRY_TOPIC_PREFIX):
             group = self.server.groups.find(sent.topic.removeprefix(RETRY_TOPIC_PREFIX))
             topic = None if group is None else self._retry_target(sent, group, request.version)
-        if topic is None or not self.server.topics.has(topic):
+        if topic is None or not self._exists(topic, sent.queue_id if topic is sent.topic else -1):
             create = partial(self._create_and_store, connection, request, sent)
             return self.server.deferred_work.run(connection, request, create)
         self._store(connection, request, sent, topic)
         return None
+
+    def _exists(self, topic: str, queue_id: int) -> bool:
+        """Return True if neither the topic nor the file of the queue has to be created. A disk may take 100 ms."""
+        is_any = queue_id < 0
+        return self.server.topics.has(topic) and (is_any or self.server.engine.store.has_queue(topic, queue_id))
 
     def _create_and_store(
         self, connection: Connection, request: RemotingCommand, sent: SendMessageRequestHeader
@@ -97,6 +102,8 @@ class SendProcessor:
             self.server.topics.check_first_message(topic, sent.default_topic)
             self.server.limits.topics.take(self.server.limits.owner(connection, request))
             self.server.topics.create_by_first_message(topic, sent.default_topic, sent.default_topic_queue_nums)
+        if topic is sent.topic and sent.queue_id >= 0:
+            self.server.engine.store.prepare(topic, self.server.topics.queue(topic, sent.queue_id))
         self._store(connection, request, sent, topic)
 
     def _retry_target(self, sent: SendMessageRequestHeader, group: SubscriptionGroupConfig, version: int) -> str:
