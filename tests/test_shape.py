@@ -48,7 +48,10 @@ LEVELS: dict[str, int] = {
     "mqtemplate.server": 6,
     "mqtemplate.admin": 7,
     "mqtemplate.context": 7,
+    "mqtemplate.running.hosting": 7,
     "mqtemplate.outbox": 7,
+    "mqtemplate.outbox.django": 7,
+    "mqtemplate.running": 7,
     "mqtemplate.spark": 7,
     "mqtemplate.testing": 7,
     "mqtemplate.cli": 8,
@@ -60,6 +63,10 @@ LEVELS: dict[str, int] = {
 
 SAME_LEVEL = {
     # importer -> imported, where both stand on one level
+    ("mqtemplate.running.hosting", "mqtemplate.context"),
+    ("examples", "starters"),
+    ("mqtemplate.outbox.django", "mqtemplate.outbox"),
+    ("mqtemplate.running", "mqtemplate.context"),
     ("mqtemplate.testing", "mqtemplate.context"),
     ("mqtemplate.scheduling", "mqtemplate.listener"),
     ("mqtemplate.listener", "mqtemplate.middlewares"),

@@ -168,6 +168,33 @@ def _template_named(bean_name: str, context: ApplicationContext) -> RocketMQTemp
 def _start_listeners(context: ApplicationContext) -> None:
     registry = context.get(ListenerRegistry)
     context.lifecycle.push("listeners", registry.stop_listeners)
+    _register_listeners(context, registry)
+    runners = _register_schedules(context, registry)
+    registry.start()
+    if runners:
+        start_schedules(runners, context.get(Schedules))
+
+
+def check_all(context: ApplicationContext) -> None:
+    """Build all objects and check all listeners and schedules. Nothing is started, no file and no connection opened.
+
+    Raises:
+        MQTemplateError: Something is invalid.
+    """
+    for definition in context.in_order():
+        context.build(definition)
+    _add_transaction_listeners(context)
+    registry = context.get(ListenerRegistry)
+    _register_listeners(context, registry)
+    for component in _scheduled_components(context):
+        with pointing_to(component):
+            schedules = context.get(Schedules)
+            register_schedules(_handler_object(component, context), schedules, registry, context.settings.resolve_text)
+    registry.check()
+
+
+def _register_listeners(context: ApplicationContext, registry: ListenerRegistry) -> None:
+    registry.scopes += context.handler_scopes
     for component in context.components:
         target = _handler_object(component, context)
         if target is None or not is_listener(target):
@@ -177,10 +204,6 @@ def _start_listeners(context: ApplicationContext) -> None:
                 _check_types(registry.register(target), context.get(MessageConverter))  # type: ignore[type-abstract]
             except ConfigurationError as exc:
                 raise ConfigurationError(f"@message_listener on {name_of(component)}: {exc}") from exc
-    runners = _register_schedules(context, registry)
-    registry.start()
-    if runners:
-        start_schedules(runners, context.get(Schedules))
 
 
 def _register_schedules(context: ApplicationContext, registry: ListenerRegistry) -> list[ScheduleRunner]:

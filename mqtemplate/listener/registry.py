@@ -17,6 +17,7 @@ from mqtemplate.listener.consuming.async_loop import choose_loop
 from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.listener.discovery import make_endpoints
 from mqtemplate.listener.endpoint import Endpoint
+from mqtemplate.listener.handler_scope import HandlerScope, within_scopes
 from mqtemplate.listener.resolution import default_resolve
 from mqtemplate.listener.settings import ListenerSettings, RetryDefaults
 from mqtemplate.selectors.tags import SelectorType, TagSelector
@@ -38,11 +39,14 @@ class ListenerRegistry:
         is_enabled: Switch for single listeners, as ``rocketmq.consumer.listeners.<group>.<topic>: false``. A listener
             of several topics loses the disabled one.
         retry_defaults: Retry policy of listeners whose decorator does not say otherwise.
+        enabled: False: this process runs no listeners.
+        only: Names of the listeners that run in this process: ids, or the last parts of ids. Empty for all.
         middlewares: Middlewares of all listeners, the outermost first; those of *objects* are inside of them.
         objects: Source of the objects that handlers take by type, and of middlewares.
         template: Function that returns the template for results of handlers.
 
     Attributes:
+        scopes: Contexts around each call of a handler; to be added before the listeners are registered.
         loop: Event loop of the ``async def`` handlers: the one that runs in the thread that creates the registry.
     """
 
@@ -54,6 +58,8 @@ class ListenerRegistry:
         resolve: Resolve = default_resolve,
         is_enabled: IsEnabled = lambda _group, _topic: True,
         retry_defaults: RetryDefaults = _NO_DEFAULTS,
+        enabled: bool = True,
+        only: Sequence[str] = (),
         middlewares: Iterable[object] = (),
         objects: ObjectSource | None = None,
         template: Callable[[], Template] | None = None,
@@ -63,6 +69,10 @@ class ListenerRegistry:
         self._resolve = resolve
         self._is_enabled = is_enabled
         self._retry_defaults = retry_defaults
+        self._enabled = enabled
+        self._only = tuple(only)
+        self._known: list[str] = []
+        self.scopes: list[HandlerScope] = []
         self._middlewares = tuple(middlewares)
         self._objects = objects
         self._template = template
@@ -116,6 +126,7 @@ class ListenerRegistry:
                 raise ListenerError(
                     f"two listeners have the id {endpoint.id!r}; give one another id=, or register the object once"
                 )
+            self._known.append(endpoint.id)
             if (enabled := self._enabled_part(endpoint)) is not None:
                 with_shared = replace(enabled, middlewares=(*shared, *endpoint.middlewares))
                 container = ListenerContainer(self._broker, with_shared, self._converter, loop=self.loop)
@@ -126,19 +137,42 @@ class ListenerRegistry:
     def _enabled_part(self, endpoint: Endpoint) -> Endpoint | None:
         settings = endpoint.settings
         topics = tuple(topic for topic in settings.topics if self._is_enabled(settings.group, topic))
-        if not settings.enabled or not topics:
+        if not settings.enabled or not topics or not self._runs_here(endpoint.id):
             _log.info("listener.disabled", listener=endpoint.id, group=settings.group, topics=list(settings.topics))
             return None
-        return replace(endpoint, settings=replace(settings, topics=topics).with_defaults(self._retry_defaults))
+        return replace(
+            endpoint,
+            settings=replace(settings, topics=topics).with_defaults(self._retry_defaults),
+            plan=within_scopes(endpoint.plan, self.scopes),
+        )
+
+    def _runs_here(self, listener_id: str) -> bool:
+        """Return True if the configuration selects a listener for this process."""
+        return self._enabled and (not self._only or any(is_called(listener_id, name) for name in self._only))
+
+    def check(self) -> None:
+        """Check the listeners against each other.
+
+        Raises:
+            ListenerError: Subscriptions contradict each other, or no listener has a name that was selected.
+        """
+        for name in self._only:
+            if not any(is_called(each, name) for each in self._known):
+                known = ", ".join(self._known) or "none"
+                raise ListenerError(
+                    f"mqtemplate.listener.only selects {name!r}, and no listener is called that (there is: {known}); "
+                    "give an id, or the last part of one"
+                )
+        check_subscriptions(container.endpoint.settings for container in self)
 
     def start(self) -> None:
         """Check the listeners against each other and start those with ``auto_startup``.
 
         Raises:
-            ListenerError: Subscriptions contradict each other; no listener was started.
+            ListenerError: Subscriptions contradict each other, or a selected listener is missing; none was started.
             Exception: A listener could not start; those started before it were stopped again.
         """
-        check_subscriptions(container.endpoint.settings for container in self)
+        self.check()
         with contextlib.ExitStack() as undo:
             for container in self:
                 if container.endpoint.settings.auto_startup and not container.is_running:
@@ -167,6 +201,11 @@ class ListenerRegistry:
         for container in containers:
             container.stop_fetching()
         _stop_each([*(container.stop for container in containers), self.loop.cancel])
+
+
+def is_called(listener_id: str, name: str) -> bool:
+    """Return True if a name is an id, or its last parts: ``bill`` and ``orders.bill`` for ``shop.orders.bill``."""
+    return listener_id == name or listener_id.endswith(f".{name}")
 
 
 def _stop_each(stops: Iterable[Callable[[], None]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -23,6 +23,7 @@ from mqtemplate.context.lifecycle import Lifecycle
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.converter import MessageConverter
 from mqtemplate.errors import DependencyError, MQTemplateError
+from mqtemplate.listener.handler_scope import HandlerScope
 from mqtemplate.listener.registry import ListenerRegistry
 from mqtemplate.scheduling.schedules import Schedules
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
@@ -98,6 +99,7 @@ class ApplicationContext:
     Attributes:
         container: dependency-injector's container; its providers have the names of the definitions.
         parts: Components that starters added to run beside the listeners.
+        handler_scopes: Contexts of frameworks around each call of a handler.
         configured_middlewares: Middlewares that the configuration names.
         conditions: The outcome of each starter.
         lifecycle: Stops of everything that is open; the last one added runs first.
@@ -118,6 +120,7 @@ class ApplicationContext:
         self.configured_middlewares = settings.mqtemplate.configured_middlewares
         self.container = MQContainer(settings=settings)
         self.parts: list[Part] = []
+        self.handler_scopes: list[HandlerScope] = []
         self.conditions: list[ConditionOutcome] = []
         self.lifecycle = Lifecycle()
         self.owns_process = False
@@ -180,6 +183,19 @@ class ApplicationContext:
         """Add a component that runs beside the listeners: it starts after them and stops before them."""
         self.parts.append(part)
         self.note(f"runs {part.name}")
+
+    def add_handler_scope(
+        self,
+        scope: Callable[[], AbstractContextManager[object]],
+        async_scope: Callable[[], AbstractAsyncContextManager[object]] | None = None,
+    ) -> None:
+        """Run each call of a handler inside a context, such as the application context of a web framework.
+
+        Args:
+            async_scope: The context for ``async def`` handlers; by default *scope*, entered on the event loop.
+        """
+        self.handler_scopes.append(HandlerScope(scope, async_scope))
+        self.note("adds a context around handlers")
 
     def note_nothing_to_do(self, reason: str) -> None:
         """Note that the current starter has nothing to do in this application."""

@@ -48,6 +48,8 @@ class MQContainer(containers.DeclarativeContainer):
         resolve=settings.provided.resolve_text,
         is_enabled=settings.provided.rocketmq.consumer.is_listener_enabled,
         retry_defaults=settings.provided.mqtemplate.listener.retry_defaults,
+        enabled=settings.provided.mqtemplate.listener.enabled,
+        only=settings.provided.mqtemplate.listener.only,
     )
     schedules: providers.Provider[Any] = providers.ThreadSafeSingleton(
         Schedules, broker, topic=settings.provided.mqtemplate.schedules.topic
