@@ -34,6 +34,7 @@ LEVELS: dict[str, int] = {
     "mqtemplate.results": 1,
     "mqtemplate.selectors": 1,
     "mqtemplate.broker": 2,
+    "mqtemplate.observation": 2,
     "mqtemplate.converter": 2,
     "mqtemplate.record": 2,
     "mqtemplate.store": 3,
@@ -47,9 +48,11 @@ LEVELS: dict[str, int] = {
     "mqtemplate.server": 6,
     "mqtemplate.admin": 7,
     "mqtemplate.context": 7,
+    "mqtemplate.observability": 7,
     "mqtemplate.outbox": 7,
     "mqtemplate.spark": 7,
     "mqtemplate.testing": 7,
+    "mqtemplate.actuator": 8,
     "mqtemplate.cli": 8,
     "mqtemplate.__main__": 9,
     "mqtemplate": 7.5,  # the public names: starters, examples and users import from here
@@ -61,6 +64,8 @@ SAME_LEVEL = {
     # importer -> imported, where both stand on one level
     ("mqtemplate.testing", "mqtemplate.context"),
     ("mqtemplate.scheduling", "mqtemplate.listener"),
+    ("mqtemplate.context", "mqtemplate.observability"),
+    ("mqtemplate.cli", "mqtemplate.actuator"),
 }
 
 FORBIDDEN = {

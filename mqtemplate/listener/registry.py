@@ -17,6 +17,7 @@ from mqtemplate.listener.discovery import make_endpoints
 from mqtemplate.listener.endpoint import Endpoint
 from mqtemplate.listener.resolution import default_resolve
 from mqtemplate.listener.settings import ListenerSettings, RetryDefaults
+from mqtemplate.observation import Observation
 from mqtemplate.selectors.tags import SelectorType, TagSelector
 
 IsEnabled = Callable[[str, str], bool]
@@ -36,6 +37,7 @@ class ListenerRegistry:
         is_enabled: Switch for single listeners, as ``rocketmq.consumer.listeners.<group>.<topic>: false``. A listener
             of several topics loses the disabled one.
         retry_defaults: Retry policy of listeners whose decorator does not say otherwise.
+        observation: Measures or traces the calls of all handlers; None: nothing does.
 
     Attributes:
         loop: Event loop of the ``async def`` handlers: the one that runs in the thread that creates the registry.
@@ -49,12 +51,14 @@ class ListenerRegistry:
         resolve: Resolve = default_resolve,
         is_enabled: IsEnabled = lambda _group, _topic: True,
         retry_defaults: RetryDefaults = _NO_DEFAULTS,
+        observation: Observation | None = None,
     ) -> None:
         self._broker = broker
         self._converter = converter
         self._resolve = resolve
         self._is_enabled = is_enabled
         self._retry_defaults = retry_defaults
+        self._observation = observation
         self.loop = choose_loop(broker.clock)
         self._containers: dict[str, ListenerContainer] = {}
 
@@ -97,7 +101,9 @@ class ListenerRegistry:
                     f"two listeners have the id {endpoint.id!r}; give one another id=, or register the object once"
                 )
             if (enabled := self._enabled_part(endpoint)) is not None:
-                container = ListenerContainer(self._broker, enabled, self._converter, loop=self.loop)
+                container = ListenerContainer(
+                    self._broker, enabled, self._converter, loop=self.loop, observation=self._observation
+                )
                 self._containers[endpoint.id] = container
                 added.append(container)
         return added

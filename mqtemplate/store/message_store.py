@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from time import perf_counter_ns
 from typing import Any
@@ -66,6 +67,7 @@ class MessageStore:
         sizes: Sizes of the files. `load` takes them from the directory, unless the settings set them.
         index: Finds records by their keys.
         cleaning: Deletes old files.
+        last_run_ms: Store time of the newest record of the process before (epoch ms); None if there is none.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class MessageStore:
         self._is_open = False
         self._owner: OwnerProcess | None = None
         self._is_dirty = False
+        self.last_run_ms: int | None = None
         self._thread: ServiceThread | None = None
         self.group_commit = GroupCommit(self._flush_log)
         self._checkpoint_service = AfterChangeService(
@@ -114,6 +117,7 @@ class MessageStore:
             StoreLockedError: Another process owns it.
             StoreFormatError: The files have other sizes than the settings, or the queues have an unsupported format.
         """
+        start_ns = time.monotonic_ns()
         self.cleaning.load(pending)
         self.store_files.lock()
         self._owner = OwnerProcess("this store")
@@ -123,12 +127,15 @@ class MessageStore:
         except BaseException:
             self.release()
             raise
+        took_ns = time.monotonic_ns() - start_ns
+        self.metrics.gauge("store.recovery_ns", lambda: took_ns)
 
     def _open(self, followers: Sequence[LogFollower]) -> None:
         refuse_unsupported_formats(self.store_files)
         was_clean = not self.store_files.was_left_open()
         self._checkpoint = StoreCheckpoint(self.store_files)
         self._open_files.append(self._checkpoint)
+        self.last_run_ms = self._checkpoint.fields.physic_msg_timestamp or None
         self.sizes = file_sizes(self.settings, self.store_files, self._checkpoint.sizes)
         setting = self.settings.mapped_file_size_commit_log and "mapped-file-size-commit-log"
         files = self.store_files.mapped_queue("commitlog", self.sizes.commit_log, setting=setting or "")

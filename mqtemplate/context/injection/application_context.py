@@ -22,6 +22,7 @@ from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.converter import MessageConverter
 from mqtemplate.errors import DependencyError, MQTemplateError
 from mqtemplate.listener.registry import ListenerRegistry
+from mqtemplate.observation import Observation
 from mqtemplate.scheduling.schedules import Schedules
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 
@@ -35,6 +36,7 @@ _SLOTS: dict[str, type] = {
     "clock": Clock,
     "broker": Broker,
     "converter": MessageConverter,
+    "observation": Observation,
     "template": RocketMQTemplate,
     "listeners": ListenerRegistry,
     "schedules": Schedules,
@@ -240,7 +242,9 @@ class ApplicationContext:
         chosen = {slot: self.definition_for(kind) for slot, kind in _SLOTS.items()}
         for slot in ("template", "listeners", "schedules"):
             if chosen[slot].is_default:
-                self._wiring.add_built_in(chosen[slot], [chosen["broker"], chosen["converter"]])
+                self._wiring.add_built_in(
+                    chosen[slot], [chosen[used] for used in ("broker", "converter", "observation")]
+                )
         for definition in self._definitions.values():
             self._wiring.link(definition)
         for slot, definition in chosen.items():

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import field_validator
+from pydantic import Field, field_validator
 from pydantic.dataclasses import dataclass
 
 from mqtemplate.brokers.embedded.settings import EmbeddedSettings
 from mqtemplate.context.config.contradiction import ContradictionError
 from mqtemplate.context.settings.properties import SECTION_CONFIG, bytes_of, duration_in, host_and_port, upper_case
 from mqtemplate.delay.levels.table import DelayLevels
+from mqtemplate.delay.shaping.shape import TopicShape
 from mqtemplate.errors import ConfigurationError, DestinationError
 from mqtemplate.store.settings import parse_delete_when
 from mqtemplate.topics import check_send_topic
@@ -20,10 +21,18 @@ DEFAULT_STORE_PATH = Path("./mqtemplate-store")
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION_CONFIG)
+class TopicShapeSettings(TopicShape):
+    """Release of the delayed messages of one topic; see [delayed messages](delayed-messages.md#shaping)."""
+
+    _milliseconds = field_validator("jitter_ms", "spread_ms", mode="before")(duration_in(1))
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION_CONFIG)
 class BrokerSettings(EmbeddedSettings):
     """The embedded broker. Sizes are bytes, or text such as ``64MiB``; durations are numbers, or text such as
     ``1h 30m``; names are those of RocketMQ's broker."""
 
+    topic_shapes: dict[str, TopicShapeSettings] = Field(default_factory=dict)
     store_path: Path = DEFAULT_STORE_PATH
     """Store directory, relative to the working directory; created if missing. One process at a time owns it."""
 
@@ -59,6 +68,16 @@ class BrokerSettings(EmbeddedSettings):
                 raise ValueError(str(exc)) from exc
         return names
 
+    @field_validator("topic_shapes")
+    @classmethod
+    def _check_shapes(cls, value: dict[str, TopicShapeSettings]) -> dict[str, TopicShapeSettings]:
+        for name in value:
+            try:
+                check_send_topic(name)
+            except DestinationError as exc:
+                raise ValueError(str(exc)) from exc
+        return value
+
     @field_validator("delete_when", mode="before")
     @classmethod
     def _check_delete_when(cls, value: Any) -> Any:
@@ -81,6 +100,10 @@ class BrokerSettings(EmbeddedSettings):
         return text
 
     def __post_init__(self) -> None:
+        if self.topic_shapes and not self.timer_wheel_enable:
+            raise ContradictionError(
+                "needs timers, but 'timer-wheel-enable' is false; set it to true, or remove the shapes", "topic_shapes"
+            )
         try:
             super().__post_init__()
         except ConfigurationError as exc:  # the disk ratios: pydantic has checked the other rules

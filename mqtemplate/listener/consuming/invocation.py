@@ -15,6 +15,7 @@ from mqtemplate.listener.failures.failure import HANDLER_ERRORS, Failure
 from mqtemplate.listener.failures.failure_log import FailureLog
 from mqtemplate.listener.handler_result import BatchFailure, ConsumeStatus, failed_indices
 from mqtemplate.message import MessageExt, Property
+from mqtemplate.observation import HandleMany, HandleOne, Observation, ObservedListener
 
 
 class Invocation:
@@ -27,12 +28,13 @@ class Invocation:
         converter: MessageConverter,
         run_awaitable: RunAwaitable,
         log: FailureLog,
+        observation: Observation | None = None,
     ) -> None:
         self._group = endpoint.settings.group
         self._topics = endpoint.settings.topics
         self._context = handler_context(self._group, self._topics)
         self._reply_timeout_ms = endpoint.settings.reply_timeout
-        self._broker = broker
+        self._sends = broker if observation is None else observation.sends(broker, broker.clock)
         self._converter = converter
         self._is_batch = endpoint.plan.is_batch
         self._run_awaitable = run_awaitable
@@ -42,16 +44,22 @@ class Invocation:
             self._read, self._call_many = endpoint.plan.payload_reader(converter), endpoint.plan.batch_call()
         else:
             self._call = endpoint.plan.single_call(converter)
+        self._run_one: HandleOne[Failure | None] = self._handle_one
+        self._run_batch: HandleMany[list[Failure]] = self._handle_batch
+        if observation is not None:
+            listener = ObservedListener(endpoint.id, self._group)
+            self._run_one = observation.one(listener, self._handle_one, broker.clock)
+            self._run_batch = observation.many(listener, self._handle_batch, broker.clock)
 
     def handle(self, messages: Sequence[MessageExt]) -> list[Failure]:
         """Handle several messages: in one call if the handler takes batches, else one after the other."""
         if self._is_batch:
-            return self._context.copy().run(self._handle_batch, messages)
+            return self._context.copy().run(self._run_batch, messages)
         return [failure for message in messages if (failure := self.handle_one(message)) is not None]
 
     def handle_one(self, message: MessageExt) -> Failure | None:
         """Handle one message with a handler that takes single messages."""
-        return self._context.copy().run(self._handle_one, message)
+        return self._context.copy().run(self._run_one, message)
 
     def _handle_one(self, message: MessageExt) -> Failure | None:
         enter_message(self._group, self._topics, message)
@@ -109,7 +117,7 @@ class Invocation:
         try:
             body, content_type = self._converter.to_body(result)
             properties = {} if content_type is None else {CONTENT_TYPE: content_type}
-            self._broker.reply(request, body, properties, self._reply_timeout_ms)
+            self._sends.reply(request, body, properties, self._reply_timeout_ms)
         except MQTemplateError as exc:
             self._log.reply_failed(request, exc)
 
