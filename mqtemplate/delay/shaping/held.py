@@ -10,6 +10,7 @@ from mqtemplate.delay.timers.near_term import NEAR_DTYPE
 
 _RECORD_FIELDS = list(DueRecord._fields)
 _MAX_CHUNKS = 32
+_WINDOW = 1_024
 
 
 class _Chunk:
@@ -42,8 +43,13 @@ class _Chunk:
         return np.asarray(found[~self.rows["is_gone"][self.at : end]])
 
     def skip_gone(self) -> None:
-        gone = self.rows["is_gone"][self.at :]
-        self.at += len(gone) if gone.all() else int(np.argmin(gone))
+        """Move to the first row that is not gone, a window at a time: a step drops a few of many."""
+        while self.at < len(self.rows):
+            gone = self.rows["is_gone"][self.at : self.at + _WINDOW]
+            if not gone.all():
+                self.at += int(np.argmin(gone))
+                return
+            self.at += len(gone)
 
 
 class HeldTimers:

@@ -83,7 +83,7 @@ class Shaper:
         self._limits = {java_string_hash(topic): _Limit(topic, shape) for topic, shape in shapes.items()}
         self._hashes = np.array(sorted(self._limits), np.int64)
         self._causes = causes
-        self._was_full = False
+        self._is_reported = False
         self.held = HeldTimers()
 
     def keep_unshaped(self, rows: np.ndarray, topic_hashes: np.ndarray, now_ms: int) -> np.ndarray:
@@ -113,7 +113,8 @@ class Shaper:
     def is_full(self) -> bool:
         """Return True if no further overdue slot may be read. It is logged when it begins."""
         is_full = len(self.held) >= MAX_HELD
-        if is_full and not self._was_full:
+        if is_full and not self._is_reported:
+            self._is_reported = True
             _log.warning(
                 "shaping.overloaded",
                 held=len(self.held),
@@ -121,7 +122,8 @@ class Shaper:
                 reason="more is due than the shapes of the topics let go, so messages of other topics are late too; "
                 "raise max-rate in mqtemplate.broker.topic-shapes",
             )
-        self._was_full = is_full
+        elif len(self.held) < MAX_HELD // 2:
+            self._is_reported = False
         return is_full
 
 

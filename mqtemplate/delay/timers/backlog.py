@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from mqtemplate.delay.offset_set import contains
+from mqtemplate.delay.pending_rows import NEVER_MS
 from mqtemplate.delay.release import DueRecord
 from mqtemplate.delay.shaping.shaper import Shaper
 from mqtemplate.delay.timers.files import TimerFiles
@@ -153,6 +154,11 @@ class TimerBacklog:
             if is_overdue and (self.near.due_count(now_ms, max_count) >= max_count or self._shaper.is_full()):
                 return
             self._open_slot(self.next_slot_ms, now_ms)
+
+    def next_open_ms(self, now_ms: int, ahead_ms: int) -> int:
+        """Return when `open_slots` has to be called; `NEVER_MS` while only a release of held messages makes room."""
+        is_overdue = self.next_slot_ms + self._settings.precision_ms < now_ms
+        return NEVER_MS if is_overdue and self._shaper.is_full() else self.next_slot_ms - ahead_ms
 
     def _open_slot(self, slot_ms: int, now_ms: int) -> None:
         log_end = self._store.end_offset  # before reading: what is released while reading counts as after the opening

@@ -188,10 +188,12 @@ class TimerMessageStore(DelayStore):
         )
 
     def _next_call(self, backlog: TimerBacklog, now_ms: int) -> int | None:
-        next_ms = min(backlog.near.next_due_ms, backlog.held.next_release_ms, backlog.next_slot_ms - _READ_AHEAD_MS)
+        next_ms = min(backlog.near.next_due_ms, backlog.held.next_release_ms, backlog.next_open_ms(now_ms, _READ_AHEAD_MS))
         if backlog.open:
             # A complete slot is closed although nothing is due, so that the progress is written.
-            next_ms = min(next_ms, max(min(backlog.open) + self._settings.precision_ms, now_ms + 1))
+            end_ms = min(backlog.open) + self._settings.precision_ms
+            if backlog.held.first_due_ms > end_ms:  # else a release of held messages completes the slot
+                next_ms = min(next_ms, max(end_ms, now_ms + 1))
         return None if next_ms >= NEVER_MS - _READ_AHEAD_MS else next_ms
 
     def _enqueue(self, now_ms: int) -> bool:
