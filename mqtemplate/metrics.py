@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Generic, TypeAlias, TypeVar
 
 from mqtemplate.event_log import get_logger
@@ -179,14 +180,13 @@ class Metrics:
     def samples(self) -> list[Sample]:
         """Return the value of each series, sorted by name and labels.
 
-        A collector that raises is left out, and logged: the other values are read all the same.
+        A gauge or collector that raises is left out, and logged: the other values are read all the same.
         """
         found = [Sample(name, MetricKind.COUNTER, each.value, labels) for name, labels, each in self._counters.items()]
         for name, labels, each in self._histograms.items():
             found.append(Sample(name, MetricKind.HISTOGRAM, each.snapshot(), labels))
-        for (name, pairs), read in list(self._gauges.items()):
-            found.append(Sample(name, MetricKind.GAUGE, read(), dict(pairs)))
-        for collect in list(self._collectors):
+        gauges = (partial(_read_gauge, name, labels, read) for (name, labels), read in list(self._gauges.items()))
+        for collect in (*gauges, *self._collectors):
             try:
                 found += _limited(collect(), self._max_series)
             except Exception as exc:
@@ -196,6 +196,10 @@ class Metrics:
     def snapshot(self) -> dict[str, int | float | HistogramSnapshot]:
         """Return the value of each metric, sorted by name; a metric with labels as ``name{label=value}``."""
         return {_title(sample): sample.value for sample in self.samples()}
+
+
+def _read_gauge(name: str, labels: _Labels, read: Callable[[], float]) -> list[Sample]:
+    return [Sample(name, MetricKind.GAUGE, read(), dict(labels))]
 
 
 def _others(labels: Iterable[tuple[str, str]]) -> _Labels:

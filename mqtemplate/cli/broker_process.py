@@ -6,7 +6,8 @@ import dataclasses
 import ipaddress
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
@@ -53,8 +54,9 @@ def run(config: str | None, profiles: Sequence[str], given: Mapping[str, object]
             cluster = _cluster(settings)
             _start(cluster, settings.mqtemplate.server)
             try:
-                _print_addresses(cluster, settings)
-                reason = stop_requests.wait()
+                with _management(cluster, settings):
+                    _print_addresses(cluster, settings)
+                    reason = stop_requests.wait()
                 print_line(f"stopping ({reason}) ...")
             finally:
                 cluster.stop()
@@ -62,6 +64,34 @@ def run(config: str | None, profiles: Sequence[str], given: Mapping[str, object]
     finally:
         sys.setswitchinterval(switch_interval)
         restore_logging()
+
+
+@contextmanager
+def _management(cluster: LocalCluster, settings: AppSettings) -> Iterator[None]:
+    """Serve health, metrics and configuration on the management port, if ``mqtemplate.management`` is on."""
+    management = settings.mqtemplate.management
+    if not management.enabled:
+        yield
+        return
+    from mqtemplate.actuator import Actuator, ActuatorSources, ManagementServer
+    from mqtemplate.observability import HealthChecks, Observability, broker_checks
+
+    observed = Observability(cluster.engine, management.observability)
+    health = HealthChecks(broker_checks(cluster.engine, management.health), management.health.timeout_ms)
+    name = management.name or cluster.engine.name
+    sources = ActuatorSources(health=health, metrics=observed.metrics, settings=settings, name=name)
+    if management.metrics.opentelemetry:
+        observed.export_to_opentelemetry()
+    with ExitStack() as closing:
+        closing.callback(health.close)
+        closing.callback(observed.close)
+        if management.port is not None:
+            server = ManagementServer(
+                Actuator(sources, endpoints=management.endpoints), management.port, management.address
+            )
+            server.start()
+            closing.callback(server.stop)
+        yield
 
 
 def _start(cluster: LocalCluster, server: ServerSettings) -> None:

@@ -103,6 +103,9 @@ class MessageStore:
         self.index = IndexService(store_files, settings, clock)
         # On a virtual clock the disk is ignored: a test has the same result on every machine.
         self.cleaning = CleaningService(self, None if clock.is_virtual else self._disk_used_ratio)
+        self.metrics.gauge("store.flush_failed", lambda: int(self.group_commit.error is not None))
+        if not clock.is_virtual:
+            self.metrics.gauge("store.disk_used", self._disk_used_ratio)
 
     # --- opening and closing -------------------------------------------------------------------
 

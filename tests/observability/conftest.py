@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -9,9 +10,11 @@ from dataclasses import dataclass
 import pytest
 
 from mqtemplate import MQApplication
-from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker, RemoteSettings
 from mqtemplate.clock import VirtualClock
+from mqtemplate.message import HostAddress
 from mqtemplate.observability import Observability
+from mqtemplate.server import BrokerServerSettings, LocalCluster
 from mqtemplate.testing import Harness
 
 
@@ -50,3 +53,27 @@ def observe() -> Iterator[Observe]:
             return Observed(app, Harness(app, raise_handler_errors=False), app.get(Observability))
 
         yield start
+
+
+@pytest.fixture
+def free_server() -> Iterator[tuple[RemoteBroker, threading.Event]]:
+    """A client of a server in this process, and an event that stops the server when it is set."""
+    cluster = LocalCluster(
+        EmbeddedBroker(None, EmbeddedSettings(listen_host=HostAddress("127.0.0.1", 0))),
+        BrokerServerSettings(listen=HostAddress("127.0.0.1", 0)),
+    )
+    cluster.start()
+    stop = threading.Event()
+
+    def stop_cluster() -> None:
+        stop.wait()
+        cluster.stop()
+
+    thread = threading.Thread(target=stop_cluster)
+    thread.start()
+    try:
+        with RemoteBroker(RemoteSettings(name_servers=(str(cluster.name_server_address),))) as broker:
+            yield broker, stop
+    finally:
+        stop.set()
+        thread.join()

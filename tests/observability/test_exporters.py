@@ -33,7 +33,11 @@ def values(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     }
 
 
-SENT = (("messaging_destination_name", "orders"), ("messaging_operation_name", "send"), ("messaging_system", "rocketmq"))
+SENT = (
+    ("messaging_destination_name", "orders"),
+    ("messaging_operation_name", "send"),
+    ("messaging_system", "rocketmq"),
+)
 
 
 @pytest.mark.feature("14.3")

@@ -171,9 +171,9 @@ def test_messages_of_producers_with_another_clock_show_the_skew(observe: Observe
     observed.harness.advance("1s")
     assert observed.samples("clock.ahead_ms") == {(): 0}
 
-    handler = observed.observability._measured(
-        _listener_of(observed.app.containers[0].endpoint.id), broker.clock
-    ).one(lambda message: None)
+    handler = observed.observability._measured(_listener_of(observed.app.containers[0].endpoint.id), broker.clock).one(
+        lambda message: None
+    )
     ahead = seen[0]
     ahead.born_timestamp = ahead.store_timestamp + 2_500
     handler(ahead)
@@ -200,6 +200,7 @@ def test_threads_lose_no_count() -> None:
 
     settings = {"mqtemplate.management.enabled": True, "rocketmq.name-server": "embedded:memory"}
     with MQApplication(handle, settings=settings) as app:
+
         def work() -> None:
             for _ in range(500):
                 app.template.sync_send("orders", "x")

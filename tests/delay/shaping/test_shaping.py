@@ -46,9 +46,7 @@ def released(broker: EmbeddedBroker) -> int:
 
 def lateness_ms(broker: EmbeddedBroker, topic: str) -> list[int]:
     """Return by how much each message of a topic was released after it was due."""
-    return sorted(
-        message.store_timestamp - (message.deliver_timestamp or 0) for message in messages_in(broker, topic)
-    )
+    return sorted(message.store_timestamp - (message.deliver_timestamp or 0) for message in messages_in(broker, topic))
 
 
 @pytest.mark.parametrize(
