@@ -17,7 +17,11 @@ from mqtemplate.observation import ObservedListener
 
 _log = get_logger("mqtemplate.lateness")
 
+_ON_TIME_MS = 20
+"""A delivery that is not later needs no cause: that is the time of a flush, a fetch and a switch of threads."""
 _MAX_RECENT = 200
+_MAX_REPORTS = 10
+"""Most reports of a second."""
 _MAX_LISTENERS = 200
 _WINDOW_MS = 60_000
 
@@ -118,9 +122,10 @@ class LatenessRecorder:
         self._log = LimitedLog(_log, clock.now_ms)
         self._listeners: dict[tuple[str, str], _ListenerLateness] = {}
         self._recent: deque[LateDelivery] = deque(maxlen=_MAX_RECENT)
+        self._reported = (0, 0)  # second, number of deliveries in it that were reported
 
     def recent(self) -> list[LateDelivery]:
-        """Return the last deliveries beyond the threshold, the newest first."""
+        """Return the last deliveries beyond the threshold, at most ten of each second, the newest first."""
         return list(reversed(self._recent))
 
     def worst_ms(self, group: str | None = None) -> int:
@@ -150,13 +155,13 @@ class LatenessRecorder:
         late_ms = started_ms - due_ms
         found.histogram.observe(late_ms)
         found.note_worst(started_ms, late_ms)
-        if late_ms <= 0:
+        if late_ms <= _ON_TIME_MS:
             return
         released_ms = min(max(message.store_timestamp, due_ms), started_ms)
         causes = self._split(message.topic, due_ms, released_ms, started_ms, busy)
         for cause, part_ms in causes.items():
             found.by_cause[cause] = found.by_cause.get(cause, 0) + part_ms
-        if late_ms >= self._threshold_ms:
+        if late_ms >= self._threshold_ms and self._may_report(started_ms):
             self._report(
                 LateDelivery(
                     message.msg_id,
@@ -180,6 +185,12 @@ class LatenessRecorder:
         slow_ms = busy.overlap_ms(released_ms, started_ms) if started_ms > released_ms else 0
         parts |= {Cause.SLOW_HANDLER: slow_ms, Cause.CONSUMER_LAG: started_ms - released_ms - slow_ms}
         return {cause: part_ms for cause, part_ms in parts.items() if part_ms > 0}
+
+    def _may_report(self, now_ms: int) -> bool:
+        """Return True for the first deliveries of each second: after an outage all are late, and a report costs time."""
+        second = now_ms // 1_000
+        self._reported = (second, self._reported[1] + 1 if second == self._reported[0] else 1)
+        return self._reported[1] <= _MAX_REPORTS
 
     def _report(self, delivery: LateDelivery) -> None:
         self._recent.append(delivery)

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from opentelemetry import context as otel_context
 from opentelemetry import propagate, trace
-from opentelemetry.trace import Link, Span, SpanKind, StatusCode, Tracer
+from opentelemetry.trace import INVALID_SPAN, Link, Span, SpanKind, StatusCode, Tracer
 
 from mqtemplate.clock import Clock
 from mqtemplate.futures import AwaitableFuture
@@ -129,13 +129,20 @@ class Tracing:
             },
         )
 
-    def start_send(self, messages: Sequence[Message]) -> tuple[Span | None, list[Message]]:
-        """Start the span of a send. Return it, None if it is not sampled, and the messages to send in its place."""
-        current = trace.get_current_span()
-        is_traced = current.get_span_context().is_valid
-        if not is_traced and not self._starts_trace():
+    def is_untraced(self) -> bool:
+        """Return True if a send is outside of a trace, and does not start one."""
+        return trace.get_current_span() is INVALID_SPAN and not self._starts_trace()
+
+    def start_send(self, messages: Sequence[Message], *, is_sampled: bool = False) -> tuple[Span | None, list[Message]]:
+        """Start the span of a send. Return it, None if it is not sampled, and the messages to send in its place.
+
+        Args:
+            is_sampled: `is_untraced` has returned False.
+        """
+        if not is_sampled and self.is_untraced():
             return None, list(messages)
-        if is_traced and not current.get_span_context().trace_flags.sampled:
+        current = trace.get_current_span().get_span_context()
+        if current.is_valid and not current.trace_flags.sampled:
             return None, [_with_context(message, otel_context.get_current()) for message in messages]
         topic = messages[0].topic
         span = self._tracer.start_span(
@@ -156,13 +163,15 @@ class TracedSends:
 
     def __init__(self, sends: Sends, tracing: Tracing) -> None:
         self._sends = sends
+        self._send = sends.send
         self._tracing = tracing
+        self._is_untraced = tracing.is_untraced
 
     def send(self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000) -> SendResult:
-        span, [message] = self._tracing.start_send([message])
-        if span is None:
-            return self._sends.send(message, queue, timeout_ms)
-        return _sent(span, lambda: self._sends.send(message, queue, timeout_ms))
+        if self._is_untraced():  # the most frequent kind of send, and most of them are not sampled
+            return self._send(message, queue, timeout_ms)
+        span, [traced] = self._tracing.start_send([message], is_sampled=True)
+        return _sent(span, lambda: self._send(traced, queue, timeout_ms))
 
     def send_batch(
         self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000

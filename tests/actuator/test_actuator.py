@@ -233,7 +233,7 @@ def test_a_listener_continues_at_another_position(shop: Shop) -> None:
         {"back": "30m"},
         {"to": "latest"},
         {"topic": "orders", "queue": queue["queue"], "offset": 2},
-    ):  # noqa: E501
+    ):
         before = len(shop.harness.assert_received("bill"))
         assert shop.change(action="seek", **change)[0] == 200
         shop.harness.advance("1s")

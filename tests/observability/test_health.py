@@ -111,19 +111,26 @@ def test_a_paused_listener_is_up_and_a_stopped_one_down(observe: Observe) -> Non
 
 @pytest.mark.feature("14.3")
 def test_a_hanging_handler_is_down_until_it_returns() -> None:
-    release = threading.Event()
+    started, release = threading.Event(), threading.Event()
 
-    @message_listener(topic="orders", consumer_group="billing", consume_timeout="1ms", max_reconsume_times=0)
+    @message_listener(topic="orders", consumer_group="billing")
     def hangs(order: str) -> None:
-        release.wait(60)
+        if order == "slow":
+            started.set()
+            release.wait(60)
 
     settings = {"mqtemplate.management.enabled": True, "rocketmq.name-server": "embedded:memory"}
     with MQApplication(hangs, settings=settings) as app:
         checks = app.get(HealthChecks)
-        app.template.sync_send("orders", "x")
+        app.template.sync_send("orders", "slow")
+        assert started.wait(60)
+        watchdog = app.containers[0]._service._watchdog
+        watchdog._timeout_ms = -1  # a quarter of an hour has passed
+        app.template.sync_send("orders", "next")
         hanging = eventually(
             lambda: (found := checks.read().components["handlers"]).status is Status.DOWN and found, "a hanging handler"
         )
+        watchdog._timeout_ms = 900_000
         release.set()
         eventually(lambda: checks.read().components["handlers"].status is Status.UP, "the handler has returned")
 

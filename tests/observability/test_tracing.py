@@ -143,7 +143,7 @@ def test_a_reply_carries_the_context_of_the_handler(traced: Traced, broker: Embe
     assert reply.properties["traceparent"].split("-")[1:3] == [
         f"{context_of(process)[0]:032x}",
         f"{context_of(process)[1]:016x}",
-    ]  # noqa: E501
+    ]
     assert "messaging.message.conversation_id" in (process.attributes or {})
 
 

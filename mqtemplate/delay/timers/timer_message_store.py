@@ -188,9 +188,8 @@ class TimerMessageStore(DelayStore):
         )
 
     def _next_call(self, backlog: TimerBacklog, now_ms: int) -> int | None:
-        next_ms = min(
-            backlog.near.next_due_ms, backlog.held.next_release_ms, backlog.next_open_ms(now_ms, _READ_AHEAD_MS)
-        )
+        next_open_ms = backlog.next_open_ms(now_ms, _READ_AHEAD_MS)
+        next_ms = min(backlog.near.next_due_ms, backlog.held.next_release_ms, next_open_ms)
         if backlog.open:
             # A complete slot is closed although nothing is due, so that the progress is written.
             end_ms = min(backlog.open) + self._settings.precision_ms
