@@ -185,8 +185,9 @@ class Metrics:
         found = [Sample(name, MetricKind.COUNTER, each.value, labels) for name, labels, each in self._counters.items()]
         for name, labels, each in self._histograms.items():
             found.append(Sample(name, MetricKind.HISTOGRAM, each.snapshot(), labels))
-        gauges = (partial(_read_gauge, name, labels, read) for (name, labels), read in list(self._gauges.items()))
-        for collect in (*gauges, *self._collectors):
+        gauges = [partial(_read_gauge, name, labels, read) for (name, labels), read in list(self._gauges.items())]
+        collectors: list[Callable[[], Iterable[Sample]]] = [*gauges, *self._collectors]
+        for collect in collectors:
             try:
                 found += _limited(collect(), self._max_series)
             except Exception as exc:

@@ -187,7 +187,7 @@ class LatenessRecorder:
         return {cause: part_ms for cause, part_ms in parts.items() if part_ms > 0}
 
     def _may_report(self, now_ms: int) -> bool:
-        """Return True for the first deliveries of each second: after an outage all are late, and a report costs time."""
+        """Return True for the first deliveries of a second: after an outage all are late, and a report costs time."""
         second = now_ms // 1_000
         self._reported = (second, self._reported[1] + 1 if second == self._reported[0] else 1)
         return self._reported[1] <= _MAX_REPORTS

@@ -134,4 +134,4 @@ def create_tracing(settings: ObservabilitySettings) -> Tracing | None:
         return None
     from mqtemplate.observability.tracing import Tracing
 
-    return Tracing(settings.tracing.sampling_probability)
+    return Tracing(settings.tracing.sampling_probability, max_traces_per_second=settings.tracing.max_traces_per_second)

@@ -31,9 +31,12 @@ class TracingSettings:
     enabled: bool = True
     """True: spans are created. Without an SDK in the program they go nowhere and are not created."""
 
-    sampling_probability: Annotated[float, Ge(0), Le(1)] = 0.01
-    """Share of the sends and calls outside of a trace that start one; those inside a trace follow its own decision. A
-    span costs about 40 microseconds in OpenTelemetry's SDK, more than an embedded send."""
+    sampling_probability: Annotated[float, Ge(0), Le(1)] = 0.1
+    """Share of the sends and calls outside of a trace that start one; those inside a trace follow its own decision."""
+
+    max_traces_per_second: Annotated[int, Ge(0)] = 20
+    """Most traces that this process starts in a second, so that tracing costs the same at any rate: a span in
+    OpenTelemetry's SDK takes longer than an embedded send."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +44,8 @@ class LatenessSettings:
     """Time from the deliver time of a delayed message to the call of its handler."""
 
     threshold_ms: Annotated[int, Ge(0)] = 10_000
-    """A later delivery writes the event ``delivery.late`` with the causes (ten a minute, then a count), and is among the
-    recent late deliveries."""
+    """A later delivery writes the event ``delivery.late`` with the causes (ten a minute, then a count), and is among
+    the recent late deliveries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

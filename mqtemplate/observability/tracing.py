@@ -7,13 +7,15 @@ conventions for messaging.
   which stay with the message: through the delay, each retry, and the dead-letter topic.
 - The call of a handler is a ``CONSUMER`` span ``process <topic>`` with a link to the send. With one message the send is
   the parent, too; a batch has a link for each message.
-- Outside of a trace a random share of the sends and calls starts one. This is decided before OpenTelemetry is called,
-  since even a span that is not recorded costs several microseconds. Inside a trace its own decision holds.
+- Outside of a trace a random share of the sends and calls starts one, and at most some in a second. This is decided
+  before OpenTelemetry is called, since even a span that is not recorded costs several microseconds. Inside a trace its
+  own decision holds.
 """
 
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -59,14 +61,25 @@ class Tracing:
 
     Args:
         probability: Share of the sends and calls outside of a trace that start one.
+        max_traces_per_second: Most traces that they start in a second.
         tracer: Creates the spans; by default that of the program's tracer provider.
-        chance: Returns a random number from 0 to 1.
+        chance: Returns a random number from 0 to below 1.
+        now: Returns a time in seconds.
     """
 
     def __init__(
-        self, probability: float, tracer: Tracer | None = None, chance: Callable[[], float] = random.random
+        self,
+        probability: float,
+        tracer: Tracer | None = None,
+        *,
+        max_traces_per_second: int = 20,
+        chance: Callable[[], float] = random.random,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._probability = probability
+        self._max_traces = max_traces_per_second
+        self._now = now
+        self._started = (0, 0)  # second, traces started in it
         self._tracer = trace.get_tracer("mqtemplate") if tracer is None else tracer
         self._chance = chance
 
@@ -79,7 +92,7 @@ class Tracing:
 
         def traced(message: MessageExt) -> _F:
             if TRACEPARENT not in message.properties:
-                if not self._starts_trace():
+                if not self.starts_trace():
                     return handle(message)
                 parent = otel_context.get_current()
             else:
@@ -101,7 +114,7 @@ class Tracing:
 
         def traced(messages: Sequence[MessageExt]) -> _F:
             sampled = any(_is_sampled(message.properties.get(TRACEPARENT, "")) for message in messages)
-            if not sampled and not self._starts_trace():
+            if not sampled and not self.starts_trace():
                 return handle(messages)
             with self._process_span(listener, messages, otel_context.get_current()) as span:
                 span.set_attribute(_BATCH_COUNT, len(messages))
@@ -129,17 +142,13 @@ class Tracing:
             },
         )
 
-    def is_untraced(self) -> bool:
-        """Return True if a send is outside of a trace, and does not start one."""
-        return trace.get_current_span() is INVALID_SPAN and not self._starts_trace()
-
     def start_send(self, messages: Sequence[Message], *, is_sampled: bool = False) -> tuple[Span | None, list[Message]]:
         """Start the span of a send. Return it, None if it is not sampled, and the messages to send in its place.
 
         Args:
-            is_sampled: `is_untraced` has returned False.
+            is_sampled: The send is inside of a trace, or `starts_trace` has returned True.
         """
-        if not is_sampled and self.is_untraced():
+        if not is_sampled and trace.get_current_span() is INVALID_SPAN and not self.starts_trace():
             return None, list(messages)
         current = trace.get_current_span().get_span_context()
         if current.is_valid and not current.trace_flags.sampled:
@@ -154,8 +163,16 @@ class Tracing:
         inside = trace.set_span_in_context(span)
         return span, [_with_context(message, inside) for message in messages]
 
-    def _starts_trace(self) -> bool:
-        return self._probability > 0 and self._chance() < self._probability
+    def starts_trace(self) -> bool:
+        """Return True if a send or a call outside of a trace starts one."""
+        return self._chance() < self._probability and self._is_within_limit()
+
+    def _is_within_limit(self) -> bool:
+        second, count = self._started
+        now = int(self._now())
+        count = count + 1 if now == second else 1
+        self._started = (now, count)  # threads may count too few: the limit need not be exact
+        return count <= self._max_traces
 
 
 class TracedSends:
@@ -163,15 +180,8 @@ class TracedSends:
 
     def __init__(self, sends: Sends, tracing: Tracing) -> None:
         self._sends = sends
-        self._send = sends.send
         self._tracing = tracing
-        self._is_untraced = tracing.is_untraced
-
-    def send(self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000) -> SendResult:
-        if self._is_untraced():  # the most frequent kind of send, and most of them are not sampled
-            return self._send(message, queue, timeout_ms)
-        span, [traced] = self._tracing.start_send([message], is_sampled=True)
-        return _sent(span, lambda: self._send(traced, queue, timeout_ms))
+        self.send = _traced_send(sends.send, tracing)
 
     def send_batch(
         self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
@@ -207,6 +217,19 @@ class TracedSends:
         if trace.get_current_span().get_span_context().is_valid:
             propagate.inject(carrier)
         self._sends.reply(request, body, carrier, timeout_ms)
+
+
+def _traced_send(send: Callable[..., SendResult], tracing: Tracing) -> Callable[..., SendResult]:
+    """Return *send* with spans. Most sends are not sampled, so these cost one look for a trace and a random number."""
+    current, starts_trace = trace.get_current_span, tracing.starts_trace
+
+    def traced(message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000) -> SendResult:
+        if current() is INVALID_SPAN and not starts_trace():
+            return send(message, queue, timeout_ms)
+        span, [changed] = tracing.start_send([message], is_sampled=True)
+        return _sent(span, lambda: send(changed, queue, timeout_ms))
+
+    return traced
 
 
 def _sent(span: Span | None, send: Callable[[], _F]) -> _F:

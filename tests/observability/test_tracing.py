@@ -249,6 +249,25 @@ def test_outside_of_a_trace_a_share_of_the_sends_starts_one(traced: Traced, brok
     assert ["traceparent" in each.properties for each in messages_in(broker, "orders")].count(True) == 2
 
 
+@pytest.mark.feature("14.3")
+def test_the_number_of_traces_in_a_second_is_bounded(traced: Traced, broker: EmbeddedBroker) -> None:
+    """Sends inside of a trace follow its decision, and do not count."""
+    seconds = [0.0]
+    tracing = Tracing(1, traced.tracer, max_traces_per_second=3, now=lambda: seconds[0])
+    template = RocketMQTemplate(broker, observation=Observability(broker, tracing=tracing))
+    counts = []
+    for seconds[0] in (1.0, 1.5, 2.0):
+        for _ in range(5):
+            template.sync_send("orders", "x")
+        counts.append(len(traced.spans))
+    with traced.tracer.start_as_current_span("checkout"):
+        for _ in range(5):
+            template.sync_send("orders", "x")
+
+    assert counts == [3, 3, 6]
+    assert len([span for span in traced.spans if span.name == "send orders"]) == 11
+
+
 def test_a_trace_that_is_not_sampled_stays_so(traced: Traced, broker: EmbeddedBroker) -> None:
     """The decision is the one of the program's trace, for the message and for what its handler sends."""
     flags: list[int] = []
