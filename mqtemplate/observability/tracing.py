@@ -56,6 +56,9 @@ _RECONSUME_TIMES = "mqtemplate.reconsume_times"
 _LATE_MS = "mqtemplate.late_ms"
 
 
+_current_span = trace.get_current_span
+
+
 class Tracing:
     """Creates spans around sends and handlers.
 
@@ -65,6 +68,9 @@ class Tracing:
         tracer: Creates the spans; by default that of the program's tracer provider.
         chance: Returns a random number from 0 to below 1.
         now: Returns a time in seconds.
+
+    Attributes:
+        probability, chance: The arguments; most sends need nothing else.
     """
 
     def __init__(
@@ -76,12 +82,12 @@ class Tracing:
         chance: Callable[[], float] = random.random,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._probability = probability
+        self.probability = probability
         self._max_traces = max_traces_per_second
         self._now = now
         self._started = (0, 0)  # second, traces started in it
         self._tracer = trace.get_tracer("mqtemplate") if tracer is None else tracer
-        self._chance = chance
+        self.chance = chance
 
     def sends(self, sends: Sends) -> Sends:
         """Return *sends* with spans."""
@@ -165,9 +171,10 @@ class Tracing:
 
     def starts_trace(self) -> bool:
         """Return True if a send or a call outside of a trace starts one."""
-        return self._chance() < self._probability and self._is_within_limit()
+        return self.chance() < self.probability and self.is_within_limit()
 
-    def _is_within_limit(self) -> bool:
+    def is_within_limit(self) -> bool:
+        """Return True if one more trace may start in this second; count it."""
         second, count = self._started
         now = int(self._now())
         count = count + 1 if now == second else 1
@@ -220,11 +227,12 @@ class TracedSends:
 
 
 def _traced_send(send: Callable[..., SendResult], tracing: Tracing) -> Callable[..., SendResult]:
-    """Return *send* with spans. Most sends are not sampled, so these cost one look for a trace and a random number."""
-    current, starts_trace = trace.get_current_span, tracing.starts_trace
+    """Return *send* with spans. Most sends are not sampled: these cost a random number and a look for a trace."""
+    chance, probability, context, current = tracing.chance, tracing.probability, otel_context.get_current, _current_span
 
     def traced(message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000) -> SendResult:
-        if current() is INVALID_SPAN and not starts_trace():
+        is_outside = not context() or current() is INVALID_SPAN
+        if is_outside and (chance() >= probability or not tracing.is_within_limit()):
             return send(message, queue, timeout_ms)
         span, [changed] = tracing.start_send([message], is_sampled=True)
         return _sent(span, lambda: send(changed, queue, timeout_ms))
