@@ -13,34 +13,19 @@ from urllib.parse import unquote
 
 from mqtemplate.actuator import documents
 from mqtemplate.actuator.changes import InvalidChangeError, change_listener
-from mqtemplate.context.injection.application_context import ConditionOutcome
-from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.context.settings.management import ENDPOINTS
+from mqtemplate.actuator.response import Response, error_response
 from mqtemplate.errors import ConfigurationError, MQTemplateError
 from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.metrics import Metrics
 from mqtemplate.observability.collectors import GroupLags
 from mqtemplate.observability.health import ApplicationHealth, HealthChecks, Status
 from mqtemplate.observability.lateness import LatenessRecorder
+from mqtemplate.observability.settings import ENDPOINTS
 
-_JSON = "application/json"
 _LIVENESS: frozenset[str] = frozenset({"flush", "handlers"})
 """Components that a restart of the process may repair; the others make it not ready."""
 
 Query = Sequence[tuple[str, str]]
-
-
-@dataclass(frozen=True, slots=True)
-class Response:
-    """Response to a request over HTTP.
-
-    Attributes:
-        status: Status code, such as 200.
-    """
-
-    status: int
-    body: bytes
-    content_type: str = _JSON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +34,7 @@ class ActuatorSources:
 
     Attributes:
         listeners: The registry of the listeners.
+        settings: Returns all settings, secrets hidden.
         is_ready: Returns True while the application is ready.
     """
 
@@ -57,8 +43,8 @@ class ActuatorSources:
     listeners: Iterable[ListenerContainer] | None = None
     lags: GroupLags | None = None
     lateness: LatenessRecorder | None = None
-    conditions: Sequence[ConditionOutcome] | None = None
-    settings: AppSettings | None = None
+    conditions: Sequence[documents.StarterOutcome] | None = None
+    settings: Callable[[], Iterable[documents.Setting]] | None = None
     name: str | None = None
     info: Mapping[str, object] = field(default_factory=dict)
     is_ready: Callable[[], bool] = lambda: True
@@ -84,7 +70,7 @@ class Actuator:
         self.sources = sources
         self._token = token
         available = _available(sources)
-        self.endpoints = tuple(name for name in ENDPOINTS if name in endpoints and name in available)
+        self.endpoints: Sequence[str] = tuple(name for name in ENDPOINTS if name in endpoints and name in available)
 
     def respond(
         self,
@@ -132,7 +118,7 @@ class Actuator:
             "listeners": lambda rest, _: self._listeners(rest),
             "lateness": lambda _, __: _document(documents.lateness_document(_given(self.sources.lateness).recent())),
             "conditions": lambda _, __: _document(documents.conditions_document(_given(self.sources.conditions))),
-            "configprops": lambda _, __: _document(documents.configprops_document(_given(self.sources.settings))),
+            "configprops": lambda _, __: _document(documents.configprops_document(_given(self.sources.settings)())),
         }
 
     def _health(self, part: str) -> Response:
@@ -246,8 +232,3 @@ def _given(source: Any) -> Any:
 def _document(document: Mapping[str, Any], health: Status = Status.UP) -> Response:
     status = 503 if health is Status.DOWN else 200
     return Response(status, json.dumps(document, ensure_ascii=False, default=str).encode())
-
-
-def error_response(status: int, text: str) -> Response:
-    """Return the response to a request that is refused."""
-    return Response(status, json.dumps({"status": status, "error": text}, ensure_ascii=False).encode())

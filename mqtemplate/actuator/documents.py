@@ -5,11 +5,8 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from mqtemplate.context.config.explain import explain_settings
-from mqtemplate.context.injection.application_context import ConditionOutcome
-from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.metrics import HistogramSnapshot, MetricKind, Metrics
 from mqtemplate.observability.catalogue import Instrument, Point, points
@@ -18,6 +15,38 @@ from mqtemplate.observability.health import ApplicationHealth, ComponentHealth
 from mqtemplate.observability.lateness import LateDelivery
 
 _CONTEXT = "application"
+
+
+class StarterOutcome(Protocol):
+    """The outcome of a starter; see `mqtemplate.context.ConditionOutcome`."""
+
+    @property
+    def starter(self) -> str: ...
+
+    @property
+    def applied(self) -> bool: ...
+
+    @property
+    def reason(self) -> str: ...
+
+    @property
+    def is_installed(self) -> bool: ...
+
+
+class Setting(Protocol):
+    """A setting with its origin; see `mqtemplate.context.config.explain.ExplainedSetting`."""
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def value(self) -> Any: ...
+
+    @property
+    def origin(self) -> str: ...
+
+    @property
+    def is_default(self) -> bool: ...
 
 
 def health_document(health: ApplicationHealth) -> dict[str, Any]:
@@ -159,7 +188,7 @@ def lateness_document(deliveries: Iterable[LateDelivery]) -> dict[str, Any]:
 # --- the application ----------------------------------------------------------------------------
 
 
-def conditions_document(outcomes: Iterable[ConditionOutcome]) -> dict[str, Any]:
+def conditions_document(outcomes: Iterable[StarterOutcome]) -> dict[str, Any]:
     """Return the document of ``/actuator/conditions``: the starters that acted, and those that did not."""
     positive: dict[str, Any] = {}
     negative: dict[str, Any] = {}
@@ -173,10 +202,10 @@ def conditions_document(outcomes: Iterable[ConditionOutcome]) -> dict[str, Any]:
     return {"contexts": {_CONTEXT: found}}
 
 
-def configprops_document(settings: AppSettings) -> dict[str, Any]:
+def configprops_document(settings: Iterable[Setting]) -> dict[str, Any]:
     """Return the document of ``/actuator/configprops``: the values and origins, secrets hidden."""
     beans: dict[str, dict[str, Any]] = {}
-    for each in explain_settings(settings):
+    for each in settings:
         prefix, _, name = each.key.rpartition(".")
         bean = beans.setdefault(prefix, {"prefix": prefix, "properties": {}, "inputs": {}})
         bean["properties"][name] = each.value

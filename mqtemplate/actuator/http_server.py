@@ -8,8 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from mqtemplate.actuator.actuator import Actuator
-from mqtemplate.actuator.web import MAX_BODY_BYTES, below_actuator, headers_of
+from mqtemplate.actuator.response import MAX_BODY_BYTES, Responder, below_actuator, headers_of
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import HostAddress
@@ -32,7 +31,7 @@ class ManagementServer:
 
     name = "management server"
 
-    def __init__(self, actuator: Actuator, port: int, host: str = "127.0.0.1") -> None:
+    def __init__(self, actuator: Responder, port: int, host: str = "127.0.0.1") -> None:
         self._actuator = actuator
         self._wanted = (host, port)
         self._server: _Server | None = None
@@ -79,7 +78,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, address: tuple[str, int], actuator: Actuator) -> None:
+    def __init__(self, address: tuple[str, int], actuator: Responder) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.actuator = actuator
         self._places = threading.BoundedSemaphore(_MAX_CONNECTIONS)

@@ -8,11 +8,7 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qsl
 
-from mqtemplate.actuator.actuator import Actuator, Response, error_response
-
-MAX_BODY_BYTES = 64 * 1_024
-
-_HEADERS = (("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff"))
+from mqtemplate.actuator.response import MAX_BODY_BYTES, Responder, below_actuator, headers_of, too_large
 
 WsgiApp = Callable[[dict[str, Any], Callable[..., object]], Iterable[bytes]]
 Receive = Callable[[], Awaitable[Any]]
@@ -20,14 +16,14 @@ Send = Callable[[Any], Awaitable[None]]
 AsgiApp = Callable[[dict[str, Any], Receive, Send], Awaitable[None]]
 
 
-def wsgi_app(actuator: Actuator) -> WsgiApp:
+def wsgi_app(actuator: Responder) -> WsgiApp:
     """Return the actuator as a WSGI application: Flask, Django, gunicorn. Mount it at ``/actuator``."""
 
     def app(environ: dict[str, Any], start_response: Callable[..., object]) -> Iterable[bytes]:
         length = environ.get("CONTENT_LENGTH") or "0"
         size = int(length) if str(length).isdecimal() else 0
         if size > MAX_BODY_BYTES:
-            response = _too_large(size)
+            response = too_large(size)
         else:
             response = actuator.respond(
                 environ["REQUEST_METHOD"],
@@ -43,10 +39,10 @@ def wsgi_app(actuator: Actuator) -> WsgiApp:
     return app
 
 
-def asgi_app(actuator: Actuator) -> AsgiApp:
+def asgi_app(actuator: Responder) -> AsgiApp:
     """Return the actuator as an ASGI application: FastAPI, Starlette, uvicorn. Mount it at ``/actuator``.
 
-    The documents are made in a thread: a health check may wait for a broker.
+    The documents are created in a thread: a health check may wait for a broker.
     """
 
     async def app(scope: dict[str, Any], receive: Receive, send: Send) -> None:
@@ -57,7 +53,7 @@ def asgi_app(actuator: Actuator) -> AsgiApp:
             return
         body = await _read_body(receive)
         if body is None:
-            response = _too_large(MAX_BODY_BYTES + 1)
+            response = too_large(MAX_BODY_BYTES + 1)
         else:
             path = scope["path"].removeprefix(scope.get("root_path", ""))
             headers = {name.lower(): value for name, value in scope["headers"]}
@@ -95,17 +91,3 @@ async def _read_body(receive: Receive) -> bytes | None:
             return None
         if not message.get("more_body"):
             return body
-
-
-def below_actuator(path: str) -> str:
-    """Return the part of a path below ``/actuator``; the same path if it is mounted there."""
-    return path.removeprefix("/actuator") if path == "/actuator" or path.startswith("/actuator/") else path
-
-
-def headers_of(response: Response) -> list[tuple[str, str]]:
-    """Return the headers of a response."""
-    return [("Content-Type", response.content_type), ("Content-Length", str(len(response.body))), *_HEADERS]
-
-
-def _too_large(size: int) -> Response:
-    return error_response(413, f"the body has {size} bytes or more, allowed are {MAX_BODY_BYTES}")

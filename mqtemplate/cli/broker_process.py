@@ -73,13 +73,18 @@ def _management(cluster: LocalCluster, settings: AppSettings) -> Iterator[None]:
     if not management.enabled:
         yield
         return
-    from mqtemplate.actuator import Actuator, ActuatorSources, ManagementServer
-    from mqtemplate.observability import HealthChecks, Observability, broker_checks
+    from mqtemplate.actuator.actuator import Actuator, ActuatorSources
+    from mqtemplate.actuator.http_server import ManagementServer
+    from mqtemplate.context.config.explain import explain_settings
+    from mqtemplate.observability.health import HealthChecks, broker_checks
+    from mqtemplate.observability.observability import Observability
 
     observed = Observability(cluster.engine, management.observability)
     health = HealthChecks(broker_checks(cluster.engine, management.health), management.health.timeout_ms)
     name = management.name or cluster.engine.name
-    sources = ActuatorSources(health=health, metrics=observed.metrics, settings=settings, name=name)
+    sources = ActuatorSources(
+        health=health, metrics=observed.metrics, settings=lambda: explain_settings(settings), name=name
+    )
     if management.metrics.opentelemetry:
         observed.export_to_opentelemetry()
     with ExitStack() as closing:

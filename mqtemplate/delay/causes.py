@@ -6,8 +6,7 @@ from collections import deque
 
 import numpy as np
 
-from mqtemplate.delay.releaser import observe_all
-from mqtemplate.metrics import Metrics
+from mqtemplate.metrics import Histogram, Metrics
 
 _MAX_SPANS = 256
 _GAP_MS = 1_000
@@ -81,3 +80,15 @@ class ReleaseCauses:
 
 def _overlap(span: tuple[int, int], from_ms: int, to_ms: int) -> int:
     return max(0, min(span[1], to_ms) - max(span[0], from_ms))
+
+
+def observe_all(histogram: Histogram, values: np.ndarray) -> None:
+    """Call `Histogram.observe` for all of *values* at the cost of two calls for each bucket."""
+    values = np.maximum(values, 0)
+    bits = np.frexp(values.astype(np.float64))[1]  # the exponent equals int.bit_length, which chooses the bucket
+    for size in np.unique(bits).tolist():
+        same = values[bits == size]
+        # Two values near the mean give the same bucket and exactly the same sum.
+        mean, rest = divmod(int(same.sum()), len(same))
+        histogram.observe(mean, len(same) - rest)
+        histogram.observe(mean + 1, rest)

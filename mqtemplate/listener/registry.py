@@ -17,7 +17,7 @@ from mqtemplate.listener.discovery import make_endpoints
 from mqtemplate.listener.endpoint import Endpoint
 from mqtemplate.listener.resolution import default_resolve
 from mqtemplate.listener.settings import ListenerSettings, RetryDefaults
-from mqtemplate.observation import Observation
+from mqtemplate.observation.interface import Observation
 from mqtemplate.selectors.tags import SelectorType, TagSelector
 
 IsEnabled = Callable[[str, str], bool]

@@ -1,4 +1,4 @@
-"""Times in which handlers of a listener ran: who waits in them waits for a handler."""
+"""Times in which handlers of a listener ran: a message that is pending then waits for a handler."""
 
 from __future__ import annotations
 

@@ -10,14 +10,10 @@ from enum import Enum
 
 from mqtemplate.broker import Broker
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
-from mqtemplate.brokers.remote.broker import RemoteBroker
-from mqtemplate.errors import BrokerError
 from mqtemplate.listener.consuming.container import ContainerState, ListenerContainer
-from mqtemplate.message import MessageQueue
 from mqtemplate.observability.collectors import GroupLags
 from mqtemplate.observability.lateness import LatenessRecorder
 from mqtemplate.observability.settings import HealthSettings
-from mqtemplate.topics import SCHEDULE_TOPIC
 
 
 class Status(Enum):
@@ -122,31 +118,19 @@ def _below(is_below: bool, **details: object) -> ComponentHealth:
 def broker_checks(broker: Broker, settings: HealthSettings) -> dict[str, Check]:
     """Return the checks of a broker: ``broker``, and for an embedded one ``flush`` and ``disk``."""
     if not isinstance(broker, EmbeddedBroker):
-        return {"broker": lambda: _remote_broker(broker)}
+        return {"broker": lambda: _reachable(broker)}
     engine = broker
-    checks: dict[str, Check] = {"broker": lambda: _embedded_broker(engine), "flush": lambda: _flush(engine)}
+    checks: dict[str, Check] = {"broker": lambda: _reachable(engine), "flush": lambda: _flush(engine)}
     if engine.store.cleaning.disk_used_ratio is not None and engine.path is not None:
         checks["diskSpace"] = lambda: _disk(engine, settings.max_disk_used_percent)
     return checks
 
 
-def _embedded_broker(broker: EmbeddedBroker) -> ComponentHealth:
-    broker.min_offset(MessageQueue(SCHEDULE_TOPIC, broker.name, 0))  # raises if the broker is closed
-    return ComponentHealth(Status.UP, {"name": broker.name, "store": str(broker.path or "memory")})
-
-
-def _remote_broker(broker: Broker) -> ComponentHealth:
-    if not isinstance(broker, RemoteBroker):
-        return ComponentHealth(Status.UNKNOWN, {"name": broker.name})
-    names = sorted(broker.client_context.routes.brokers())
-    errors: dict[str, str] = {}
-    for name in names:
-        try:
-            broker.max_offset(MessageQueue(SCHEDULE_TOPIC, name, 0))  # a topic that every broker has
-        except BrokerError as exc:
-            errors[name] = str(exc)
-    details: dict[str, object] = {"name": broker.name, "brokers": names}
-    return _below(bool(names) and not errors, **details, **({"errors": errors} if errors else {}))
+def _reachable(broker: Broker) -> ComponentHealth:
+    found = broker.unreachable()
+    errors = {name: reason for name, reason in found.items() if reason is not None}
+    details: dict[str, object] = {"name": broker.name, "brokers": list(found)}
+    return _below(bool(found) and not errors, **details, **({"errors": errors} if errors else {}))
 
 
 def _flush(broker: EmbeddedBroker) -> ComponentHealth:

@@ -13,7 +13,7 @@ from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import MessageExt
 from mqtemplate.metrics import OTHER, Histogram, MetricKind, Sample
 from mqtemplate.observability.busy import BusyTimes
-from mqtemplate.observation import ObservedListener
+from mqtemplate.observation.interface import ObservedListener
 
 _log = get_logger("mqtemplate.lateness")
 
@@ -143,7 +143,7 @@ class LatenessRecorder:
     def record(
         self, listener: ObservedListener, message: MessageExt, started_ms: int, handled_ms: int, busy: BusyTimes
     ) -> None:
-        """Record a delivery. Calls for one listener are made one at a time."""
+        """Record a delivery. Calls for one listener come one at a time."""
         due_ms = message.deliver_timestamp
         if due_ms is None:
             return

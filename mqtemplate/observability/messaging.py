@@ -1,7 +1,7 @@
 """Measurement of sends and of calls of handlers: messages, durations and errors by topic.
 
 On the path of a message stand two reads of a clock and one update under a lock, about half a microsecond. Names,
-labels and sums are made when the values are read.
+labels and sums are computed when the values are read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.metrics import OTHER, HistogramSnapshot, MetricKind, Sample
 from mqtemplate.observability.busy import BusyTimes
 from mqtemplate.observability.lateness import LatenessRecorder
-from mqtemplate.observation import HandleMany, HandleOne, ObservedListener, Sends
+from mqtemplate.observation.interface import HandleMany, HandleOne, ObservedListener, Sends
 from mqtemplate.results import HalfMessage, SendResult
 
 _F = TypeVar("_F")

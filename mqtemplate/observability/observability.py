@@ -16,7 +16,7 @@ from mqtemplate.observability.collectors import GroupLags, PendingByHorizon, lis
 from mqtemplate.observability.lateness import LatenessRecorder
 from mqtemplate.observability.messaging import ClockSkew, MeasuredHandler, MeasuredSends, Operations
 from mqtemplate.observability.settings import ObservabilitySettings
-from mqtemplate.observation import HandleMany, HandleOne, Observation, ObservedListener, Sends
+from mqtemplate.observation.interface import HandleMany, HandleOne, Observation, ObservedListener, Sends
 
 if TYPE_CHECKING:
     from mqtemplate.observability.tracing import Tracing

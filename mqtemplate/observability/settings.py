@@ -7,6 +7,9 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
+ENDPOINTS = ("health", "info", "metrics", "prometheus", "listeners", "lateness", "conditions", "configprops")
+"""Endpoints of the actuator."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsSettings:

@@ -27,7 +27,7 @@ from opentelemetry.trace import INVALID_SPAN, Link, Span, SpanKind, StatusCode, 
 from mqtemplate.clock import Clock
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property
-from mqtemplate.observation import HandleMany, HandleOne, ObservedListener, Sends
+from mqtemplate.observation.interface import HandleMany, HandleOne, ObservedListener, Sends
 from mqtemplate.results import HalfMessage, SendResult
 
 _F = TypeVar("_F")

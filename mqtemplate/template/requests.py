@@ -9,7 +9,7 @@ from mqtemplate.clock import Clock, VirtualClock
 from mqtemplate.converter import MessageConverter, payload_of
 from mqtemplate.futures import AwaitableFuture, HandlerFuture
 from mqtemplate.message import Message, MessageExt
-from mqtemplate.observation import Sends
+from mqtemplate.observation.interface import Sends
 from mqtemplate.template.send_options import SendPlan
 
 T = TypeVar("T")

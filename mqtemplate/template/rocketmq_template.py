@@ -22,7 +22,7 @@ from mqtemplate.errors import (
 )
 from mqtemplate.futures import AwaitableFuture, refuse_on_handler_loop
 from mqtemplate.message import Message, MessageQueue
-from mqtemplate.observation import Observation
+from mqtemplate.observation.interface import Observation
 from mqtemplate.results import SendResult, TransactionSendResult
 from mqtemplate.selectors.tags import SelectorType
 from mqtemplate.template.background import Background, awaitable

@@ -18,7 +18,7 @@ from mqtemplate.converter import MessageConverter, payload_of
 from mqtemplate.errors import ConfigurationError, ListenerError, MQTemplateError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import Message, MessageExt, Property, create_unique_id
-from mqtemplate.observation import Sends
+from mqtemplate.observation.interface import Sends
 from mqtemplate.results import SendResult, SendStatus, TransactionSendResult, TransactionState
 from mqtemplate.template.destination import parse_destination
 from mqtemplate.template.send_options import SendPlan

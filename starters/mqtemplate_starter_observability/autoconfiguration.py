@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mqtemplate import Broker
 from mqtemplate.actuator import Actuator, ActuatorSources, ManagementServer
-from mqtemplate.context import ApplicationContext, AppSettings, AutoConfiguration
+from mqtemplate.context import ApplicationContext, AppSettings, AutoConfiguration, explain_settings
 from mqtemplate.listener import ListenerRegistry
 from mqtemplate.observability import HealthChecks, Observability, broker_checks, listener_checks
 
@@ -78,7 +78,7 @@ def actuator(context: ApplicationContext, health: HealthChecks, observed: Observ
         lags=observed.lags,
         lateness=observed.lateness,
         conditions=context.conditions,
-        settings=context.settings,
+        settings=lambda: explain_settings(context.settings),
         name=settings.name,
         is_ready=context.is_ready.is_set,
     )

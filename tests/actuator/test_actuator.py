@@ -76,7 +76,7 @@ def test_health_has_the_shape_of_springs(shop: Shop) -> None:
 
     assert health["status"] == "UP"
     assert health["groups"] == ["liveness", "readiness"]
-    assert health["components"]["broker"] == {"status": "UP", "details": {"name": "broker-a", "store": "memory"}}
+    assert health["components"]["broker"] == {"status": "UP", "details": {"name": "broker-a", "brokers": ["broker-a"]}}
     assert shop.get("/health/broker") == health["components"]["broker"]
     assert set(shop.get("/health/liveness")["components"]) == {"flush", "handlers"}
 

@@ -22,7 +22,7 @@ from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.converter import MessageConverter
 from mqtemplate.errors import DependencyError, MQTemplateError
 from mqtemplate.listener.registry import ListenerRegistry
-from mqtemplate.observation import Observation
+from mqtemplate.observation.interface import Observation
 from mqtemplate.scheduling.schedules import Schedules
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 

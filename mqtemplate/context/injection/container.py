@@ -10,7 +10,7 @@ from pydantic_settings import BaseSettings
 from mqtemplate.clock import SystemClock
 from mqtemplate.converter import JsonMessageConverter
 from mqtemplate.listener.registry import ListenerRegistry
-from mqtemplate.observation import Observation
+from mqtemplate.observation.interface import Observation
 from mqtemplate.scheduling.schedules import Schedules
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 

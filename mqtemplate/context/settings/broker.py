@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import field_validator
 from pydantic.dataclasses import dataclass
 
 from mqtemplate.brokers.embedded.settings import EmbeddedSettings
@@ -21,18 +22,10 @@ DEFAULT_STORE_PATH = Path("./mqtemplate-store")
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION_CONFIG)
-class TopicShapeSettings(TopicShape):
-    """Release of the delayed messages of one topic; see [delayed messages](delayed-messages.md#shaping)."""
-
-    _milliseconds = field_validator("jitter_ms", "spread_ms", mode="before")(duration_in(1))
-
-
-@dataclass(frozen=True, kw_only=True, config=SECTION_CONFIG)
 class BrokerSettings(EmbeddedSettings):
     """The embedded broker. Sizes are bytes, or text such as ``64MiB``; durations are numbers, or text such as
     ``1h 30m``; names are those of RocketMQ's broker."""
 
-    topic_shapes: dict[str, TopicShapeSettings] = Field(default_factory=dict)
     store_path: Path = DEFAULT_STORE_PATH
     """Store directory, relative to the working directory; created if missing. One process at a time owns it."""
 
@@ -70,7 +63,7 @@ class BrokerSettings(EmbeddedSettings):
 
     @field_validator("topic_shapes")
     @classmethod
-    def _check_shapes(cls, value: dict[str, TopicShapeSettings]) -> dict[str, TopicShapeSettings]:
+    def _check_shapes(cls, value: Mapping[str, TopicShape]) -> Mapping[str, TopicShape]:
         for name in value:
             try:
                 check_send_topic(name)

@@ -18,14 +18,13 @@ from mqtemplate.context.settings.properties import (
     duration_in,
 )
 from mqtemplate.observability.settings import (
+    ENDPOINTS,
     HealthSettings,
     LatenessSettings,
     MetricsSettings,
     ObservabilitySettings,
     TracingSettings,
 )
-
-ENDPOINTS = ("health", "info", "metrics", "prometheus", "listeners", "lateness", "conditions", "configprops")
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION_CONFIG)

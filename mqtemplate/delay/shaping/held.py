@@ -21,7 +21,7 @@ class _Chunk:
         release_ms: Time from which on each may be released, ascending.
         order_ms: Key of the order among those that may be released.
         at: Index of the first row that is not gone.
-        first_due_ms: Earliest due time of the rows when the chunk was made.
+        first_due_ms: Earliest due time of the rows when the chunk was created.
     """
 
     __slots__ = ("at", "first_due_ms", "order_ms", "release_ms", "rows")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 
 import numpy as np
 
@@ -17,6 +18,7 @@ _log = get_logger("mqtemplate.delay")
 MAX_HELD = 1_000_000
 """Held timers from which on no further overdue slot is read: memory stays bounded, and other topics are late."""
 
+_MILLISECOND = timedelta(milliseconds=1)
 _GRID_MS = 10
 """Held messages are released each 10 ms. Five messages each millisecond would cost a flush each."""
 _GOLDEN = np.uint64(0x9E37_79B9_7F4A_7C15)  # 2**64 divided by the golden ratio: multiples are spread evenly
@@ -42,10 +44,10 @@ class _Limit:
         Jitter and spread depend on the physical offset only. So a restart computes the same times again.
         """
         shape, release_ms = self.shape, due_ms.astype(np.float64)
-        if shape.jitter_ms:
-            release_ms = release_ms + _shares(physical_offsets * 31) * shape.jitter_ms
-        if shape.spread_ms:
-            release_ms = release_ms + _evenly(physical_offsets) * shape.spread_ms
+        if shape.jitter:
+            release_ms = release_ms + _shares(physical_offsets) * (shape.jitter / _MILLISECOND)
+        if shape.spread:
+            release_ms = release_ms + _evenly(physical_offsets) * (shape.spread / _MILLISECOND)
         whole_ms = np.ceil(release_ms).astype(np.int64)
         return whole_ms if shape.max_rate is None else self._limited(whole_ms, 1_000 / shape.max_rate, now_ms)
 
@@ -111,7 +113,7 @@ class Shaper:
         self.held.add(rows, release_ms, limit.shape.priority * HEAD_START_MS)
 
     def is_full(self) -> bool:
-        """Return True if no further overdue slot may be read. It is logged when it begins."""
+        """Return True if no further overdue slot may be read. It is logged once."""
         is_full = len(self.held) >= MAX_HELD
         if is_full and not self._is_reported:
             self._is_reported = True

@@ -31,7 +31,7 @@ from mqtemplate.listener.endpoint import Endpoint
 from mqtemplate.listener.failures.failure_log import FailureLog
 from mqtemplate.listener.failures.policy import FailurePolicy
 from mqtemplate.message import MessageQueue
-from mqtemplate.observation import Observation
+from mqtemplate.observation.interface import Observation
 
 _log = get_logger("mqtemplate.listener")
 

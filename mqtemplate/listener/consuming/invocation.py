@@ -15,7 +15,7 @@ from mqtemplate.listener.failures.failure import HANDLER_ERRORS, Failure
 from mqtemplate.listener.failures.failure_log import FailureLog
 from mqtemplate.listener.handler_result import BatchFailure, ConsumeStatus, failed_indices
 from mqtemplate.message import MessageExt, Property
-from mqtemplate.observation import HandleMany, HandleOne, Observation, ObservedListener
+from mqtemplate.observation.interface import HandleMany, HandleOne, Observation, ObservedListener
 
 
 class Invocation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -138,7 +139,7 @@ def test_the_rate_holds_after_an_outage(tmp_path: Path) -> None:
 @pytest.mark.feature("14.4")
 def test_a_restart_while_messages_are_held_loses_and_repeats_none(tmp_path: Path) -> None:
     clock = VirtualClock()
-    shape = TopicShape(max_rate=100, jitter_ms=500)
+    shape = TopicShape(max_rate=100, jitter=timedelta(milliseconds=500))
     with shaped_broker(clock, tmp_path, orders=shape) as (broker, harness):
         send(broker, "orders", 1_000, 5 * SECOND)
         harness.advance("9s")
@@ -176,7 +177,7 @@ def test_held_messages_are_pending_and_can_be_cancelled_and_moved() -> None:
 
 def test_jitter_delays_each_message_by_chance_within_its_bound() -> None:
     clock = VirtualClock()
-    with shaped_broker(clock, orders=TopicShape(jitter_ms=2_000)) as (broker, harness):
+    with shaped_broker(clock, orders=TopicShape(jitter=timedelta(seconds=2))) as (broker, harness):
         send(broker, "orders", 1_000, 5 * SECOND)
         harness.advance("10s")
 
@@ -191,7 +192,7 @@ def test_jitter_delays_each_message_by_chance_within_its_bound() -> None:
 def test_spread_releases_messages_for_one_instant_evenly() -> None:
     """Each tenth of the time gets a tenth of the messages, within a tenth of it."""
     clock = VirtualClock()
-    with shaped_broker(clock, orders=TopicShape(spread_ms=10 * SECOND)) as (broker, harness):
+    with shaped_broker(clock, orders=TopicShape(spread=timedelta(seconds=10))) as (broker, harness):
         send(broker, "orders", 1_000, 5 * SECOND)
         harness.advance("20s")
 
@@ -269,6 +270,8 @@ def test_too_many_held_messages_are_reported(
         ({"topic-shapes.orders.max-rate": 0}, "greater than 0"),
         ({"topic-shapes.orders.priority": 10}, "less than or equal to 9"),
         ({"topic-shapes.orders.rate": 10}, "no such key"),
+        ({"topic-shapes.orders.jitter": "soon"}, "must be a duration"),
+        ({"topic-shapes.orders.spread": "2d"}, "less than or equal to"),
         ({"topic-shapes.SCHEDULE_TOPIC_XXXX.max-rate": 10}, "belongs to the broker"),
         ({"topic-shapes.orders.max-rate": 10, "timer-wheel-enable": False}, "needs timers"),
     ],
@@ -281,9 +284,10 @@ def test_an_invalid_shape_is_refused(keys: dict[str, object], text: str) -> None
 
 
 def test_a_shape_is_read_from_the_configuration() -> None:
-    keys = {"max-rate": 5_000, "jitter-ms": "2s", "spread-ms": "1m", "priority": 3}
+    keys = {"max-rate": 5_000, "jitter": "2s", "spread": "1m", "priority": 3}
     given = {f"mqtemplate.broker.topic-shapes.orders.{key}": value for key, value in keys.items()}
 
     [shape] = load_settings(None, (), {}, given).mqtemplate.broker.topic_shapes.values()
 
-    assert (shape.max_rate, shape.jitter_ms, shape.spread_ms, shape.priority) == (5_000, 2_000, 60_000, 3)
+    assert (shape.max_rate, shape.priority) == (5_000, 3)
+    assert (shape.jitter, shape.spread) == (timedelta(seconds=2), timedelta(minutes=1))

@@ -16,8 +16,6 @@ from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.results import HalfMessage, SendResult
 
-__all__ = ["HandleMany", "HandleOne", "Observation", "ObservedListener", "Sends"]
-
 _F = TypeVar("_F")
 
 HandleOne: TypeAlias = Callable[[MessageExt], _F]
