@@ -89,7 +89,6 @@ def _management(cluster: LocalCluster, settings: AppSettings) -> Iterator[None]:
         observed.export_to_opentelemetry()
     with ExitStack() as closing:
         closing.callback(health.close)
-        closing.callback(observed.close)
         if management.port is not None:
             server = ManagementServer(
                 Actuator(sources, endpoints=management.endpoints), management.port, management.address

@@ -38,7 +38,7 @@ class Observability(Observation):
     An application creates it if ``mqtemplate.management.enabled`` is true.
 
     Attributes:
-        metrics: The metrics of the application; with an embedded broker they are those of the broker, too.
+        metrics: The metrics of the application, and those of an embedded broker.
         lateness: Lateness of the deliveries, and the recent late ones.
     """
 
@@ -52,7 +52,9 @@ class Observability(Observation):
         self.settings = settings = settings or ObservabilitySettings()
         self.broker = broker
         engine = broker if isinstance(broker, EmbeddedBroker) else None
-        self.metrics = Metrics(settings.metrics.max_series) if engine is None else engine.metrics
+        self.metrics = Metrics(settings.metrics.max_series)
+        if engine is not None:
+            self.metrics.add_collector(engine.metrics.samples)
         causes = None if engine is None else engine.release_causes
         self.lateness = LatenessRecorder(broker.clock, settings.lateness.threshold_ms, causes)
         self._tracing = create_tracing(settings) if tracing is None else tracing
@@ -122,10 +124,6 @@ class Observability(Observation):
         from mqtemplate.observability.otel_metrics import export_metrics
 
         export_metrics(self.metrics)
-
-    def close(self) -> None:
-        """Remove the metrics of this application from those of the broker."""
-        self.metrics.remove_collector(self._samples)
 
 
 def create_tracing(settings: ObservabilitySettings) -> Tracing | None:

@@ -50,7 +50,6 @@ class _Management:
     def stop(self) -> None:
         if self._server is not None:
             self._server.stop()
-        self._context.get(Observability).close()
         self._context.get(HealthChecks).close()
 
 

@@ -138,7 +138,8 @@ class ScheduleMessageService(DelayStore):
         rows = rows[rows["size"] > 0]  # a size of 0 stands for a unit that is not pending
         columns = (rows[name].tolist() for name in ("due_ms", "physical_offset", "size"))
         self._releaser.release(list(map(DueRecord, *columns)), now_ms, rows["due_ms"])
-        self._causes.observe(rows["due_ms"], rows["due_ms"], self._store.clock.now_ms())
+        due_ms = rows["due_ms"]
+        self._causes.observe(due_ms, due_ms, now_ms)
         for (queue, units), count in zip(due_units, counts, strict=True):
             if count:
                 queue.advance(units, count)

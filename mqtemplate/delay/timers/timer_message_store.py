@@ -239,19 +239,12 @@ class TimerMessageStore(DelayStore):
         eligible = backlog.eligible_ms
         eligible_ms = [eligible.get(item.physical_offset, item.due_ms) for item in taken] if eligible else []
         copies = self._releaser.release(backlog.not_deleted(taken), now_ms, due_ms)
-        self._observe(taken, due_ms, eligible_ms)
+        self._causes.observe(due_ms, _without_rolled(taken, eligible_ms, due_ms), now_ms)
         backlog.drop(taken)
         topics: Counter[str] = Counter()
         for each in copies:
             topics[_real_topic(each)] += count_copies([each])
         self._metrics.add(topics, self._store.clock.now_ms(), -1)
-
-    def _observe(self, taken: list[DueRecord], due_ms: np.ndarray, eligible_ms: list[int]) -> None:
-        """Count the causes of the lateness of released messages."""
-        eligible = due_ms
-        if eligible_ms:
-            eligible = np.array([ms for item, ms in zip(taken, eligible_ms, strict=True) if not item.rolls], np.int64)
-        self._causes.observe(due_ms, eligible, self._store.clock.now_ms())
 
     # --- pending messages ----------------------------------------------------------------------
 
@@ -400,3 +393,10 @@ def _real_topic(record: RecordDraft | RecordRun | StoredRecord) -> str:
         return record.topic
     properties = record.properties if isinstance(record, RecordDraft) else record.properties_bytes
     return find_property(properties, REAL_TOPIC) or ""
+
+
+def _without_rolled(taken: list[DueRecord], eligible_ms: list[int], due_ms: np.ndarray) -> np.ndarray:
+    """Return the release times of the messages that are released; *due_ms* itself if no topic has a shape."""
+    if not eligible_ms:
+        return due_ms
+    return np.array([ms for item, ms in zip(taken, eligible_ms, strict=True) if not item.rolls], np.int64)
