@@ -100,12 +100,12 @@ class HeldTimers:
     @property
     def next_release_ms(self) -> int:
         """Time at which the next timer may be released; `NEVER_MS` without one."""
-        return min([each.next_ms for each in self._chunks], default=NEVER_MS)
+        return min([each.next_ms for each in self._chunks]) if self._chunks else NEVER_MS
 
     @property
     def first_due_ms(self) -> int:
         """A time before which no held timer is due; `NEVER_MS` without one."""
-        return min([each.first_due_ms for each in self._chunks], default=NEVER_MS)
+        return min([each.first_due_ms for each in self._chunks]) if self._chunks else NEVER_MS
 
     def take(self, now_ms: int, max_count: int) -> list[tuple[int, DueRecord, int]]:
         """Return up to *max_count* timers that may be released, each as order, timer, release time; in this order."""
