@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from mqtemplate.cli.output import print_line
@@ -46,8 +47,9 @@ def run(
             cluster = local_cluster(settings)
             _start(cluster, settings.mqtemplate.server)
             try:
-                _print_addresses(cluster, settings)
-                reason = stop_requests.wait()
+                with _management(cluster, settings):
+                    _print_addresses(cluster, settings)
+                    reason = stop_requests.wait()
                 print_line(f"stopping ({reason}) ...")
             finally:
                 cluster.stop()
@@ -65,6 +67,38 @@ def _keys_of(file: Path) -> ConfigNode:
         for key, reason in conf.without_meaning.items():
             print_line(f"  {key}: {reason}", sys.stderr)
     return conf.root
+
+
+@contextmanager
+def _management(cluster: LocalCluster, settings: AppSettings) -> Iterator[None]:
+    """Serve health, metrics and configuration on the management port, if ``mqtemplate.management`` is on."""
+    management = settings.mqtemplate.management
+    if not management.enabled:
+        yield
+        return
+    from mqtemplate.actuator.actuator import Actuator, ActuatorSources
+    from mqtemplate.actuator.http_server import ManagementServer
+    from mqtemplate.context.config.explain import explain_settings
+    from mqtemplate.observability.health import HealthChecks, broker_checks
+    from mqtemplate.observability.observability import Observability
+
+    observed = Observability(cluster.engine, management.observability)
+    health = HealthChecks(broker_checks(cluster.engine, management.health), management.health.timeout_ms)
+    name = management.name or cluster.engine.name
+    sources = ActuatorSources(
+        health=health, metrics=observed.metrics, settings=lambda: explain_settings(settings), name=name
+    )
+    if management.metrics.opentelemetry:
+        observed.export_to_opentelemetry()
+    with ExitStack() as closing:
+        closing.callback(health.close)
+        if management.port is not None:
+            server = ManagementServer(
+                Actuator(sources, endpoints=management.endpoints), management.port, management.address
+            )
+            server.start()
+            closing.callback(server.stop)
+        yield
 
 
 def _start(cluster: LocalCluster, server: ServerSettings) -> None:

@@ -31,6 +31,7 @@ _COMMANDS = {
     "beans": "application",
     "conditions": "application",
     "config": "application",
+    "listeners": "listeners",
     "bench": "bench",
     "doctor": "folder",
     "simulate": "folder",

@@ -7,6 +7,7 @@ from mqtemplate.exports import late_import
 if TYPE_CHECKING:
     from mqtemplate.context.application import MQApplication
     from mqtemplate.context.autoconfigure import AutoConfiguration
+    from mqtemplate.context.config.explain import ExplainedSetting, explain_settings
     from mqtemplate.context.config.source import load_settings
     from mqtemplate.context.injection.application_context import ApplicationContext, ConditionOutcome, Part
     from mqtemplate.context.injection.container import MQContainer
@@ -21,6 +22,7 @@ __all__ = [
     "ApplicationContext",
     "AutoConfiguration",
     "ConditionOutcome",
+    "ExplainedSetting",
     "MQApplication",
     "MQContainer",
     "Part",
@@ -29,6 +31,7 @@ __all__ = [
     "check_embedded_support",
     "configure_logging",
     "event_formatter",
+    "explain_settings",
     "has_handlers",
     "load_settings",
     "remote_settings",
@@ -44,6 +47,7 @@ __getattr__ = late_import(
         "ApplicationContext": "mqtemplate.context.injection.application_context",
         "AutoConfiguration": "mqtemplate.context.autoconfigure",
         "ConditionOutcome": "mqtemplate.context.injection.application_context",
+        "ExplainedSetting": "mqtemplate.context.config.explain",
         "MQApplication": "mqtemplate.context.application",
         "MQContainer": "mqtemplate.context.injection.container",
         "Part": "mqtemplate.context.injection.application_context",
@@ -52,6 +56,7 @@ __getattr__ = late_import(
         "check_embedded_support": "mqtemplate.context.settings.broker_support",
         "configure_logging": "mqtemplate.context.logging",
         "event_formatter": "mqtemplate.context.logging",
+        "explain_settings": "mqtemplate.context.config.explain",
         "has_handlers": "mqtemplate.context.logging",
         "load_settings": "mqtemplate.context.config.source",
         "remote_settings": "mqtemplate.context.settings.remote_settings",

@@ -20,6 +20,7 @@ from mqtemplate.listener.endpoint import Endpoint
 from mqtemplate.listener.handler_scope import HandlerScope, within_scopes
 from mqtemplate.listener.resolution import default_resolve
 from mqtemplate.listener.settings import ListenerSettings, RetryDefaults
+from mqtemplate.observation.interface import Observation
 from mqtemplate.selectors.tags import SelectorType, TagSelector
 
 IsEnabled = Callable[[str, str], bool]
@@ -44,6 +45,7 @@ class ListenerRegistry:
         middlewares: Middlewares of all listeners, the outermost first; those of *objects* are inside of them.
         objects: Source of the objects that handlers take by type, and of middlewares.
         template: Function that returns the template for results of handlers.
+        observation: Measures or traces the calls of all handlers; None: nothing does.
 
     Attributes:
         scopes: Contexts around each call of a handler; to be added before the listeners are registered.
@@ -63,6 +65,7 @@ class ListenerRegistry:
         middlewares: Iterable[object] = (),
         objects: ObjectSource | None = None,
         template: Callable[[], Template] | None = None,
+        observation: Observation | None = None,
     ) -> None:
         self._broker = broker
         self._converter = converter
@@ -76,6 +79,7 @@ class ListenerRegistry:
         self._middlewares = tuple(middlewares)
         self._objects = objects
         self._template = template
+        self._observation = observation
         self.loop = choose_loop(broker.clock)
         self._containers: dict[str, ListenerContainer] = {}
 
@@ -129,7 +133,9 @@ class ListenerRegistry:
             self._known.append(endpoint.id)
             if (enabled := self._enabled_part(endpoint)) is not None:
                 with_shared = replace(enabled, middlewares=(*shared, *endpoint.middlewares))
-                container = ListenerContainer(self._broker, with_shared, self._converter, loop=self.loop)
+                container = ListenerContainer(
+                    self._broker, with_shared, self._converter, loop=self.loop, observation=self._observation
+                )
                 self._containers[endpoint.id] = container
                 added.append(container)
         return added

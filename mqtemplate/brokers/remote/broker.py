@@ -25,6 +25,7 @@ from mqtemplate.processes import OwnerProcess
 from mqtemplate.results import HalfMessage, PullResult, SendResult, SequencedResult, TransactionState
 from mqtemplate.selectors.tags import Selector
 from mqtemplate.services import Service, ServiceThread
+from mqtemplate.topics import SCHEDULE_TOPIC
 
 _log = get_logger("mqtemplate.remote")
 
@@ -187,6 +188,16 @@ class RemoteBroker(Broker):
         selector: Selector | None = None,
     ) -> PullResult:
         return self._client.queries.pull(queue, queue_offset, max_count, wait_ms, selector)
+
+    def unreachable(self) -> Mapping[str, str | None]:
+        found: dict[str, str | None] = {}
+        for name in sorted(self._client.context.routes.brokers()):
+            try:
+                self.min_offset(MessageQueue(SCHEDULE_TOPIC, name, 0))
+                found[name] = None
+            except BrokerError as exc:
+                found[name] = str(exc)
+        return found
 
     def min_offset(self, queue: MessageQueue) -> int:
         return self._client.queries.min_offset(queue)

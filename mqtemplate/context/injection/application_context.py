@@ -25,6 +25,7 @@ from mqtemplate.converter import MessageConverter
 from mqtemplate.errors import DependencyError, MQTemplateError
 from mqtemplate.listener.handler_scope import HandlerScope
 from mqtemplate.listener.registry import ListenerRegistry
+from mqtemplate.observation.interface import Observation
 from mqtemplate.scheduling.schedules import Schedules
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 
@@ -38,6 +39,7 @@ _SLOTS: dict[str, type] = {
     "clock": Clock,
     "broker": Broker,
     "converter": MessageConverter,
+    "observation": Observation,
     "template": RocketMQTemplate,
     "listeners": ListenerRegistry,
     "schedules": Schedules,
@@ -266,7 +268,8 @@ class ApplicationContext:
         for slot in ("template", "listeners", "schedules"):
             if chosen[slot].is_default:
                 more = senders if slot == "template" else []
-                self._wiring.add_built_in(chosen[slot], [chosen["broker"], chosen["converter"], *more])
+                built_in = [chosen[used] for used in ("broker", "converter", "observation")]
+                self._wiring.add_built_in(chosen[slot], [*built_in, *more])
         for definition in self._definitions.values():
             self._wiring.link(definition)
         for slot, definition in chosen.items():

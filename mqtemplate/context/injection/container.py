@@ -10,6 +10,7 @@ from pydantic_settings import BaseSettings
 from mqtemplate.clock import SystemClock
 from mqtemplate.converter import JsonMessageConverter
 from mqtemplate.listener.registry import ListenerRegistry
+from mqtemplate.observation.interface import Observation
 from mqtemplate.scheduling.schedules import Schedules
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 
@@ -28,6 +29,7 @@ class MQContainer(containers.DeclarativeContainer):
     clock: providers.Provider[Any] = providers.ThreadSafeSingleton(SystemClock)
     broker: providers.Dependency[Any] = providers.Dependency()
     converter: providers.Provider[Any] = providers.ThreadSafeSingleton(JsonMessageConverter)
+    observation: providers.Provider[Any] = providers.ThreadSafeSingleton(Observation)
     template: providers.ThreadSafeSingleton[Any] = providers.ThreadSafeSingleton(
         RocketMQTemplate,
         broker,
@@ -40,6 +42,7 @@ class MQContainer(containers.DeclarativeContainer):
         selector_type=settings.provided.rocketmq.pull_consumer.selector_type,
         selector_expression=settings.provided.rocketmq.pull_consumer.selector_expression,
         message_model=settings.provided.rocketmq.pull_consumer.message_model,
+        observation=observation,
     )
     listeners: providers.ThreadSafeSingleton[Any] = providers.ThreadSafeSingleton(
         ListenerRegistry,
@@ -50,6 +53,7 @@ class MQContainer(containers.DeclarativeContainer):
         retry_defaults=settings.provided.mqtemplate.listener.retry_defaults,
         enabled=settings.provided.mqtemplate.listener.enabled,
         only=settings.provided.mqtemplate.listener.only,
+        observation=observation,
     )
     schedules: providers.Provider[Any] = providers.ThreadSafeSingleton(
         Schedules, broker, topic=settings.provided.mqtemplate.schedules.topic

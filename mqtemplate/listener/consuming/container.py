@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from enum import Enum
 from typing import Any
@@ -34,6 +34,7 @@ from mqtemplate.listener.failures.policy import FailurePolicy
 from mqtemplate.message import MessageExt, MessageQueue
 from mqtemplate.middlewares.declaration import arounds
 from mqtemplate.middlewares.steps import is_async_around
+from mqtemplate.observation.interface import Observation
 
 _log = get_logger("mqtemplate.listener")
 
@@ -66,6 +67,7 @@ class ListenerContainer:
 
     Args:
         loop: Loop for ``async def`` handlers; by default one of the container's own.
+        observation: Measures or traces the calls of the handler; None: nothing does.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class ListenerContainer:
         converter: MessageConverter,
         *,
         loop: HandlerLoop | None = None,
+        observation: Observation | None = None,
     ) -> None:
         self.name = f"listener {endpoint.id}"
         self.endpoint = endpoint
@@ -82,6 +85,7 @@ class ListenerContainer:
         self._broker = broker
         self._clock = broker.clock
         self._converter = converter
+        self._observation = observation
         self._owns_loop = loop is None
         self._loop = loop or choose_loop(broker.clock)
         self._uses_loop = endpoint.plan.is_async or any(map(is_async_around, arounds(endpoint.middlewares, "consume")))
@@ -110,6 +114,27 @@ class ListenerContainer:
     def is_running(self) -> bool:
         """True if the container is a member of its group; a paused one is."""
         return self.state in (ContainerState.RUNNING, ContainerState.PAUSED)
+
+    @property
+    def in_flight(self) -> int:
+        """Number of messages that were fetched and are not finished; 0 before the first start."""
+        return self._queues.in_flight if self.state is not ContainerState.CREATED else 0
+
+    @property
+    def hanging_count(self) -> int:
+        """Number of calls of the handler that run longer than ``consume_timeout``."""
+        return self._service.hanging_count if self.is_running else 0
+
+    @property
+    def outcomes(self) -> Mapping[str, int]:
+        """Next step (`NextStep.value`) -> number of failed messages for which it was decided."""
+        return self._failures.outcomes
+
+    def positions(self) -> dict[MessageQueue, int | None]:
+        """Return the committed offset of each queue that is assigned to this member; None if there is none."""
+        return (
+            {queue: self._consumer.committed(queue) for queue in self._consumer.assignment()} if self.is_running else {}
+        )
 
     # --- start and stop ----------------------------------------------------------------------------
 
@@ -178,7 +203,13 @@ class ListenerContainer:
 
     def _make_handling(self) -> Handling:
         self._invocation = invocation = Invocation(
-            self.endpoint, self._broker, self._converter, self._loop.run, self._failures, self._end_requested_pause
+            self.endpoint,
+            self._broker,
+            self._converter,
+            self._loop.run,
+            self._failures,
+            self._end_requested_pause,
+            self._observation,
         )
         # A virtual clock is that of a test. On a real clock an observer would cost time for each message.
         return ObservedHandling(invocation, self._observers) if self._clock.is_virtual else invocation
@@ -353,6 +384,14 @@ class ListenerContainer:
         """
         time_ms = epoch_ms(time)
         self._reposition(lambda: self._repositioning.to_time(time_ms))
+
+    def skip_to_latest(self) -> None:
+        """Continue after the last message of each queue that is assigned to this member: skip what is not handled.
+
+        Raises:
+            ListenerError: The listener is not running.
+        """
+        self._reposition(self._repositioning.to_latest)
 
     def _reposition(self, action: Callable[[], None]) -> None:
         if not self.is_running:

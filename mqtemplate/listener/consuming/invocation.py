@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from mqtemplate.broker import Broker
@@ -22,6 +23,7 @@ from mqtemplate.listener.handler_result import is_batch_done, is_done
 from mqtemplate.message import MessageExt, Property
 from mqtemplate.middlewares.declaration import arounds
 from mqtemplate.middlewares.delivery import ListenerInfo
+from mqtemplate.observation.interface import Observation, ObservedListener
 
 
 class Invocation:
@@ -39,19 +41,26 @@ class Invocation:
         run_awaitable: RunAwaitable,
         log: FailureLog,
         resume: Callable[[], None],
+        observation: Observation | None = None,
     ) -> None:
         self._group = endpoint.settings.group
         self._topics = endpoint.settings.topics
         self._context = handler_context(self._group, self._topics)
         self._reply_timeout_ms = endpoint.settings.reply_timeout
-        self._broker = broker
+        self._sends = broker if observation is None else observation.sends(broker, broker.clock)
         self._converter = converter
         self._run_awaitable = run_awaitable
         self._log = log
         self._publisher = endpoint.publisher
         self._warned = bool(endpoint.publisher.specs)
         self._info = _info(endpoint, broker, resume)
-        self._call, self._sends_results, self._batch = _composed(endpoint, converter, run_awaitable, self._info)
+        self._call, self._sends_results, batch = _composed(endpoint, converter, run_awaitable, self._info)
+        observed, listener = observation or Observation(), ObservedListener(endpoint.id, self._group)
+        self._run_one = observed.one(listener, self._handle_one, broker.clock)
+        self._run_on_loop = observed.one_async(listener, self._handle_on_loop, broker.clock)
+        self._run_batch = (
+            None if batch is None else observed.many(listener, partial(self._handle_batch, batch), broker.clock)
+        )
 
     def around(self, middlewares: Iterable[object], call: Callable[[MessageExt], Any]) -> Callable[[MessageExt], Any]:
         """Return a function of a message with middlewares around it, in place of those around the handler."""
@@ -59,17 +68,17 @@ class Invocation:
 
     def handle(self, messages: Sequence[MessageExt]) -> list[Failure]:
         """Handle several messages: in one call if the handler takes batches, else one after the other."""
-        if self._batch is not None:
-            return self._context.copy().run(self._handle_batch, self._batch, messages)
+        if self._run_batch is not None:
+            return self._context.copy().run(self._run_batch, messages)
         return [failure for message in messages if (failure := self.handle_one(message)) is not None]
 
     def handle_one(self, message: MessageExt) -> Failure | None:
         """Handle one message with a handler that takes single messages."""
-        return self._context.copy().run(self._handle_one, message)
+        return self._context.copy().run(self._run_one, message)
 
     def task_of(self, message: MessageExt, loop: asyncio.AbstractEventLoop) -> asyncio.Task[Failure | None]:
         """Return a task on a loop that handles one message with an ``async def`` handler of single messages."""
-        return loop.create_task(self._handle_on_loop(message), context=self._context.copy())
+        return loop.create_task(self._run_on_loop(message), context=self._context.copy())
 
     def _handle_one(self, message: MessageExt) -> Failure | None:
         enter_message(self._group, self._topics, message)
@@ -127,7 +136,7 @@ class Invocation:
         try:
             body, content_type = self._converter.to_body(result)
             properties = {} if content_type is None else {CONTENT_TYPE: content_type}
-            self._broker.reply(request, body, properties, self._reply_timeout_ms)
+            self._sends.reply(request, body, properties, self._reply_timeout_ms)
         except MQTemplateError as exc:
             self._log.reply_failed(request, exc)
 
