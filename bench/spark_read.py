@@ -1,8 +1,9 @@
-"""A million messages read by Spark: from a folder, beside a source without our format, and over the network.
+"""Messages read by Spark: from a folder, beside a source without our format, and over the network.
 
-python -m bench.spark_read            # bodies of 200 bytes
-python -m bench.spark_read 1024       # another size
-python -m bench.spark_read 200 remote # from our server, by blocks and by pulls; and from RocketMQ 5.5.0, if it is there
+python -m bench.spark_read              # a million messages with bodies of 200 bytes
+python -m bench.spark_read 1024         # another size
+python -m bench.spark_read 200 100000   # and another number of messages
+python -m bench.spark_read remote       # from our server, by blocks and by pulls; and from RocketMQ 5.5.0
 
 The physical reference yields the same columns with as many bytes from ``range`` and ``mapInArrow``. It has the costs of
 Spark, Arrow and Python, and none of reading. CPU seconds are those of the JVM and all its Python processes.
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _COUNT = 1_000_000
-_REMOTE_COUNT = 200_000
+_REMOTE_SHARE = 5  # a cluster gets so many times fewer messages
 _QUEUES = 4
 _BATCH = 100
 _ROUNDS = 5
@@ -118,24 +119,24 @@ def _descends(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
     return False
 
 
-def compare_with_reference(spark: SparkSession, store: str, body_size: int) -> None:
+def compare_with_reference(spark: SparkSession, store: str, body_size: int, count: int) -> None:
     """Print the six columns beside the reference, and all columns."""
-    peer_wall, peer_cpu = measured(lambda: reference(spark, _COUNT, body_size), _COUNT)
-    wall, cpu = measured(lambda: source(spark, store=store), _COUNT)
-    report(f"physical reference, 6 columns, {body_size} B", _COUNT / peer_wall, "/s", "the peer")
-    report("the source, the same columns", _COUNT / wall, "/s", "")
+    peer_wall, peer_cpu = measured(lambda: reference(spark, count, body_size), count)
+    wall, cpu = measured(lambda: source(spark, store=store), count)
+    report(f"physical reference, 6 columns, {body_size} B", count / peer_wall, "/s", "the peer")
+    report("the source, the same columns", count / wall, "/s", "")
     report("  of the reference, wall", peer_wall / wall, "x", ">= 0.75 (200 B), 0.8 (1 KiB)")
     report("  of the reference, CPU", peer_cpu / cpu, "x", ">= 0.5 (200 B), 0.55 (1 KiB)")
-    all_wall, _ = measured(lambda: source(spark, None, store=store), _COUNT)
-    report("the source, all 14 columns", _COUNT / all_wall, "/s", ">= 500,000")
+    all_wall, _ = measured(lambda: source(spark, None, store=store), count)
+    report("the source, all 14 columns", count / all_wall, "/s", ">= 500,000")
 
 
-def read_one_queue(spark: SparkSession, folder: Path, body_size: int) -> None:
+def read_one_queue(spark: SparkSession, folder: Path, body_size: int, count: int) -> None:
     """Print the rate of one queue without any option."""
-    count = _COUNT // 4
+    count //= 4
     store = write_folder(folder, count, body_size, 1)
     wall, _ = measured(lambda: source(spark, None, store=store), count)
-    report("one queue of 250,000, all columns, no option", count / wall, "/s", ">= 230,000")
+    report(f"one queue of {count:,}, all columns, no option", count / wall, "/s", ">= 230,000")
 
 
 def first_count(spark: SparkSession, store: str) -> None:
@@ -151,20 +152,20 @@ def first_count(spark: SparkSession, store: str) -> None:
     report("limit(10)", median(times), "s", "0.2, as Spark's Kafka connector")
 
 
-def read_from_our_server(spark: SparkSession, folder: Path, body_size: int) -> None:
+def read_from_our_server(spark: SparkSession, folder: Path, body_size: int, count: int) -> None:
     """Print the rates of blocks and of pulls from our server, in a process of its own."""
     from mqtemplate.spark.reader.remote_cluster import RemoteCluster
     from tests.conformance.servers import BrokerProcess
 
     with BrokerProcess(folder, flush_disk_type=FlushDiskType.ASYNC_FLUSH) as server:
-        _fill_remotely(server.address, body_size)
-        wall, _ = measured(lambda: source(spark, nameServer=server.address), _REMOTE_COUNT, 3)
-        report("our server, Spark, 6 columns, by blocks", _REMOTE_COUNT / wall, "/s", ">= 300,000")
+        _fill_remotely(server.address, body_size, count)
+        wall, _ = measured(lambda: source(spark, nameServer=server.address), count, 3)
+        report("our server, Spark, 6 columns, by blocks", count / wall, "/s", ">= 300,000")
         place = RemoteCluster((server.address,), pulls=True)
         report("our server, one task without Spark, by pulls", raw_rate(place), "/s", ">= 70,000")
 
 
-def read_from_rocketmq(spark: SparkSession, folder: Path, body_size: int) -> None:
+def read_from_rocketmq(spark: SparkSession, folder: Path, body_size: int, count: int) -> None:
     """Print the rate from RocketMQ beside that of pulls whose messages are not parsed."""
     from bench.peer.jvm import unavailable_reason
     from bench.peer.rocketmq import NameServer, RocketMQ
@@ -175,12 +176,12 @@ def read_from_rocketmq(spark: SparkSession, folder: Path, body_size: int) -> Non
         return
     options = {"flushDiskType": FlushDiskType.ASYNC_FLUSH.value}
     with NameServer() as name_server, RocketMQ(folder, name_server, options, for_speed=True):
-        _fill_remotely(name_server.address, body_size)
+        _fill_remotely(name_server.address, body_size, count)
         raw = raw_rate(RemoteCluster((name_server.address,), pulls=True))
-        wall, _ = measured(lambda: source(spark, nameServer=name_server.address), _REMOTE_COUNT, 3)
+        wall, _ = measured(lambda: source(spark, nameServer=name_server.address), count, 3)
         report("RocketMQ 5.5.0, raw pulls, one process", raw, "/s", "the peer")
-        report("RocketMQ 5.5.0, Spark, 6 columns", _REMOTE_COUNT / wall, "/s", "")
-        report("  of raw pulls", _REMOTE_COUNT / wall / raw, "x", ">= 0.7")
+        report("RocketMQ 5.5.0, Spark, 6 columns", count / wall, "/s", "")
+        report("  of raw pulls", count / wall / raw, "x", ">= 0.7")
 
 
 def raw_rate(place: Any) -> float:
@@ -197,28 +198,29 @@ def raw_rate(place: Any) -> float:
     return median(rates[1:])
 
 
-def _fill_remotely(address: str, body_size: int) -> None:
+def _fill_remotely(address: str, body_size: int, count: int) -> None:
     from mqtemplate.brokers import RemoteBroker, RemoteSettings
 
     with RemoteBroker(RemoteSettings(name_servers=(address,))) as broker:
         broker.create_topic("orders", _QUEUES)
-        fill(broker, _REMOTE_COUNT, body_size)
+        fill(broker, count, body_size)
 
 
 def main() -> None:
     from mqtemplate.spark import session
 
-    body_size = int(sys.argv[1]) if len(sys.argv) > 1 else 200
+    numbers = [int(text) for text in sys.argv[1:] if text.isdecimal()]
+    body_size, count = (*numbers, *(200, _COUNT)[len(numbers) :])
     with scratch_folder() as folder:
         spark = session(master="local[2]")
         if "remote" in sys.argv:
-            read_from_our_server(spark, folder / "ours", body_size)
-            read_from_rocketmq(spark, folder / "peer", body_size)
+            read_from_our_server(spark, folder / "ours", body_size, count // _REMOTE_SHARE)
+            read_from_rocketmq(spark, folder / "peer", body_size, count // _REMOTE_SHARE)
         else:
-            store = write_folder(folder / "store", _COUNT, body_size)
+            store = write_folder(folder / "store", count, body_size)
             first_count(spark, store)
-            compare_with_reference(spark, store, body_size)
-            read_one_queue(spark, folder / "one", body_size)
+            compare_with_reference(spark, store, body_size, count)
+            read_one_queue(spark, folder / "one", body_size, count)
         spark.stop()
 
 

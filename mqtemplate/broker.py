@@ -24,6 +24,7 @@ from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, Schedul
 from mqtemplate.results import HalfMessage, PullResult, SendResult, SequencedResult, TransactionState
 from mqtemplate.selectors.tags import Selector
 from mqtemplate.services import Service
+from mqtemplate.topics import SCHEDULE_TOPIC
 
 __all__ = [
     "Broker",
@@ -466,6 +467,15 @@ class Broker(DelayedMessages):
         """
 
     # --- reading -------------------------------------------------------------------------------
+
+    def unreachable(self) -> Mapping[str, str | None]:
+        """Request an answer of each broker. Return its name -> None, or the reason if it does not answer.
+
+        Raises:
+            BrokerClosedError: This object is not started.
+        """
+        self.min_offset(MessageQueue(SCHEDULE_TOPIC, self.name, 0))  # every broker has this topic
+        return {self.name: None}
 
     @abstractmethod
     def pull(

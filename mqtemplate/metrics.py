@@ -1,11 +1,28 @@
-"""Counters, histograms and gauges of a broker, by name. An exporter reads `Metrics.snapshot`."""
+"""Counters, histograms and gauges of a broker and of an application, by name and labels. An exporter reads `samples`.
+
+A part of the library creates its counters once and holds them: counting is one addition. Everything else happens when
+the values are read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import Generic, TypeAlias, TypeVar
 
-__all__ = ["Counter", "Histogram", "HistogramSnapshot", "Metrics"]
+from mqtemplate.event_log import get_logger
+
+__all__ = ["OTHER", "Counter", "Histogram", "HistogramSnapshot", "MetricKind", "Metrics", "Sample"]
+
+_log = get_logger("mqtemplate.metrics")
+
+OTHER = "_other"
+"""Value of each label of the series that counts what is beyond the limit of series."""
+
+_T = TypeVar("_T")
+_Labels: TypeAlias = tuple[tuple[str, str], ...]
 
 
 class Counter:
@@ -72,29 +89,143 @@ class Histogram:
         return HistogramSnapshot(sum(counts), self._total, {1 << bits: n for bits, n in enumerate(counts) if n})
 
 
+class MetricKind(Enum):
+    """Kind of a metric."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The value of one series of a metric.
+
+    Attributes:
+        name: Name of the metric, such as ``delay.lag_ms``. The suffix is the unit.
+        labels: Names and values that distinguish the series of one metric.
+    """
+
+    name: str
+    kind: MetricKind
+    value: int | float | HistogramSnapshot
+    labels: Mapping[str, str]
+
+
+class _Family(Generic[_T]):
+    """The series of the metrics of one kind."""
+
+    def __init__(self, create: Callable[[], _T], limit: int) -> None:
+        self._create = create
+        self._limit = limit
+        self._series: dict[str, dict[_Labels, _T]] = {}
+
+    def get(self, name: str, labels: dict[str, str]) -> _T:
+        series = self._series.setdefault(name, {})
+        key = tuple(sorted(labels.items()))
+        found = series.get(key)
+        if found is not None:
+            return found
+        # The last place is for the series of all others.
+        if len(series) >= self._limit - 1 and labels:
+            if (others := _others(key)) not in series:
+                _log.warning("metrics.limited", metric=name, series=self._limit)
+            key = others
+        return series.setdefault(key, self._create())
+
+    def items(self) -> Iterator[tuple[str, dict[str, str], _T]]:
+        for name, series in list(self._series.items()):
+            for labels, value in list(series.items()):
+                yield name, dict(labels), value
+
+
 class Metrics:
-    """The metrics of one broker by name: ``store.appended``, ``delay.lag_ms``. The suffix of a name is its unit."""
+    """The metrics of one broker or application by name: ``store.appended``, ``delay.lag_ms``.
 
-    def __init__(self) -> None:
-        self._counters: dict[str, Counter] = {}
-        self._histograms: dict[str, Histogram] = {}
-        self._gauges: dict[str, Callable[[], int]] = {}
+    The number of series of a metric is bounded: those beyond the limit are counted together, with `OTHER` as the value
+    of each label.
 
-    def counter(self, name: str) -> Counter:
-        """Return the counter of this name; create it at the first call."""
-        return self._counters.setdefault(name, Counter())
+    Args:
+        max_series: Most series (sets of labels) of one metric.
+    """
 
-    def histogram(self, name: str) -> Histogram:
-        """Return the histogram of this name; create it at the first call."""
-        return self._histograms.setdefault(name, Histogram())
+    def __init__(self, max_series: int = 1_000) -> None:
+        self._max_series = max_series
+        self._counters: _Family[Counter] = _Family(Counter, max_series)
+        self._histograms: _Family[Histogram] = _Family(Histogram, max_series)
+        self._gauges: dict[tuple[str, _Labels], Callable[[], float]] = {}
+        self._collectors: list[Callable[[], Iterable[Sample]]] = []
 
-    def gauge(self, name: str, read: Callable[[], int]) -> None:
+    def counter(self, name: str, **labels: str) -> Counter:
+        """Return the counter of this name and these labels; create it at the first call. Hold it: this looks it up."""
+        return self._counters.get(name, labels)
+
+    def histogram(self, name: str, **labels: str) -> Histogram:
+        """Return the histogram of this name and these labels; create it at the first call."""
+        return self._histograms.get(name, labels)
+
+    def gauge(self, name: str, read: Callable[[], float], **labels: str) -> None:
         """Register *read*, which returns the current value of a gauge."""
-        self._gauges[name] = read
+        self._gauges[name, tuple(sorted(labels.items()))] = read
 
-    def snapshot(self) -> dict[str, int | HistogramSnapshot]:
-        """Return the value of each metric, sorted by name."""
-        values: dict[str, int | HistogramSnapshot] = {name: counter.value for name, counter in self._counters.items()}
-        values |= {name: histogram.snapshot() for name, histogram in self._histograms.items()}
-        values |= {name: read() for name, read in self._gauges.items()}
-        return dict(sorted(values.items()))
+    def add_collector(self, read: Callable[[], Iterable[Sample]]) -> None:
+        """Register *read*, which returns values whose labels are known only when they are read, such as lags."""
+        self._collectors.append(read)
+
+    def remove_collector(self, read: Callable[[], Iterable[Sample]]) -> None:
+        """Forget what `add_collector` registered, if it is there."""
+        if read in self._collectors:
+            self._collectors.remove(read)
+
+    def samples(self) -> list[Sample]:
+        """Return the value of each series, sorted by name and labels.
+
+        A gauge or collector that raises is left out, and logged: the other values are read all the same.
+        """
+        found = [Sample(name, MetricKind.COUNTER, each.value, labels) for name, labels, each in self._counters.items()]
+        for name, labels, each in self._histograms.items():
+            found.append(Sample(name, MetricKind.HISTOGRAM, each.snapshot(), labels))
+        gauges = [partial(_read_gauge, name, labels, read) for (name, labels), read in list(self._gauges.items())]
+        collectors: list[Callable[[], Iterable[Sample]]] = [*gauges, *self._collectors]
+        for collect in collectors:
+            try:
+                found += _limited(collect(), self._max_series)
+            except Exception as exc:
+                _log.warning("metrics.collect_failed", reason=f"{type(exc).__name__}: {exc}")
+        return sorted(found, key=lambda sample: (sample.name, sorted(sample.labels.items())))
+
+    def snapshot(self) -> dict[str, int | float | HistogramSnapshot]:
+        """Return the value of each metric, sorted by name; a metric with labels as ``name{label=value}``."""
+        return {_title(sample): sample.value for sample in self.samples()}
+
+
+def _read_gauge(name: str, labels: _Labels, read: Callable[[], float]) -> list[Sample]:
+    return [Sample(name, MetricKind.GAUGE, read(), dict(labels))]
+
+
+def _others(labels: Iterable[tuple[str, str]]) -> _Labels:
+    return tuple((name, OTHER) for name, _ in labels)
+
+
+def _limited(samples: Iterable[Sample], limit: int) -> list[Sample]:
+    """Return the first *limit* - 1 series of each name, and one with the sum of the others."""
+    kept: list[Sample] = []
+    counts: dict[str, int] = {}
+    rest: dict[tuple[str, _Labels], Sample] = {}
+    for sample in samples:
+        counts[sample.name] = counts.get(sample.name, 0) + 1
+        if counts[sample.name] < limit or isinstance(sample.value, HistogramSnapshot):
+            kept.append(sample)
+            continue
+        key = (sample.name, _others(sorted(sample.labels.items())))
+        sum_ = rest[key].value if key in rest else 0
+        assert not isinstance(sum_, HistogramSnapshot), "histograms are kept"
+        rest[key] = Sample(sample.name, sample.kind, sum_ + sample.value, dict(key[1]))
+    return [*kept, *rest.values()]
+
+
+def _title(sample: Sample) -> str:
+    if not sample.labels:
+        return sample.name
+    pairs = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+    return f"{sample.name}{{{pairs}}}"

@@ -34,6 +34,7 @@ LEVELS: dict[str, int] = {
     "mqtemplate.results": 1,
     "mqtemplate.selectors": 1,
     "mqtemplate.broker": 2,
+    "mqtemplate.observation": 2,
     "mqtemplate.converter": 2,
     "mqtemplate.converters": 2,
     "mqtemplate.record": 2,
@@ -50,9 +51,14 @@ LEVELS: dict[str, int] = {
     "mqtemplate.server": 6,
     "mqtemplate.admin": 7,
     "mqtemplate.context": 7,
+    "mqtemplate.running.hosting": 7,
+    "mqtemplate.observability": 7,
     "mqtemplate.outbox": 7,
+    "mqtemplate.outbox.django": 7,
+    "mqtemplate.running": 7,
     "mqtemplate.spark": 7,
     "mqtemplate.testing": 7,
+    "mqtemplate.actuator": 8,
     "mqtemplate.cli": 8,
     "mqtemplate.__main__": 9,
     "mqtemplate": 7.5,  # the public names: starters, examples and users import from here
@@ -62,11 +68,17 @@ LEVELS: dict[str, int] = {
 
 SAME_LEVEL = {
     # importer -> imported, where both stand on one level
+    ("mqtemplate.running.hosting", "mqtemplate.context"),
+    ("examples", "starters"),
+    ("mqtemplate.outbox.django", "mqtemplate.outbox"),
+    ("mqtemplate.running", "mqtemplate.context"),
     ("mqtemplate.testing", "mqtemplate.context"),
     ("mqtemplate.scheduling", "mqtemplate.listener"),
     ("mqtemplate.listener", "mqtemplate.middlewares"),
     ("mqtemplate.template", "mqtemplate.middlewares"),
     ("mqtemplate.listener", "mqtemplate.template"),  # the options of what a handler sends on
+    ("mqtemplate.context", "mqtemplate.observability"),
+    ("mqtemplate.cli", "mqtemplate.actuator"),
 }
 
 FORBIDDEN = {

@@ -4,47 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from bench.peer.fetch import fetch
 from bench.peer.jvm import PeerProcess, command_line
 from bench.peer.rocketmq import NameServer, free_port
-
-_PACKAGES_FOLDER = Path(__file__).parents[2] / ".rocketmq"
-_PACKAGES = Path(__file__).with_name("packages") / "proxy/pom.xml"
-_FETCH_SECONDS = 600
 
 
 def fetch_proxy() -> str | None:
     """Fetch the packages of the proxy if they are missing. Return the reason if that fails."""
-    if (_PACKAGES_FOLDER / "proxy").exists():
-        return None
-    maven = shutil.which("mvn")
-    if maven is None:
-        return "no Maven found (mvn, by PATH), which fetches RocketMQ's proxy"
-    print("Fetching RocketMQ's proxy 5.5.0 from Maven into .rocketmq/proxy, about 100 MB the first time.", flush=True)
-    with tempfile.TemporaryDirectory(prefix="proxy.tmp-", dir=_PACKAGES_FOLDER) as folder:
-        goal = ("dependency:copy-dependencies", f"-Dpeer.folder={folder}")
-        try:
-            done = subprocess.run(
-                [maven, "--batch-mode", "--file", str(_PACKAGES), *goal],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=_FETCH_SECONDS,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return f"Maven did not fetch RocketMQ's proxy in {_FETCH_SECONDS} s"
-        if done.returncode:
-            lines = (done.stdout + done.stderr).splitlines()
-            errors = [line.removeprefix("[ERROR] ") for line in lines if line.startswith("[ERROR] ")] or lines[-1:]
-            return f"Maven could not fetch RocketMQ's proxy: {errors[0] if errors else 'no error text'}"
-        Path(folder, "proxy").rename(_PACKAGES_FOLDER / "proxy")
-    return None
+    return fetch("proxy", "RocketMQ's proxy 5.5.0")
 
 
 class Proxy:

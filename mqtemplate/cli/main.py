@@ -16,6 +16,8 @@ PROGRAM = "mqtemplate"
 
 _COMMANDS = {
     # command -> its module in `mqtemplate.cli.commands`, in the order of the help
+    "init": "init",
+    "run": "run",
     "broker": "broker",
     "capabilities": "capabilities",
     "send": "messages",
@@ -29,6 +31,7 @@ _COMMANDS = {
     "beans": "application",
     "conditions": "application",
     "config": "application",
+    "listeners": "listeners",
     "bench": "bench",
     "doctor": "folder",
     "simulate": "folder",

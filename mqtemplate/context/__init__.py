@@ -7,6 +7,7 @@ from mqtemplate.exports import late_import
 if TYPE_CHECKING:
     from mqtemplate.context.application import MQApplication
     from mqtemplate.context.autoconfigure import AutoConfiguration
+    from mqtemplate.context.config.explain import ExplainedSetting, explain_settings
     from mqtemplate.context.config.source import load_settings
     from mqtemplate.context.health import Health
     from mqtemplate.context.injection.application_context import (
@@ -29,6 +30,7 @@ __all__ = [
     "AutoConfiguration",
     "BrokerFactory",
     "ConditionOutcome",
+    "ExplainedSetting",
     "Health",
     "MQApplication",
     "MQContainer",
@@ -39,6 +41,7 @@ __all__ = [
     "check_embedded_support",
     "configure_logging",
     "event_formatter",
+    "explain_settings",
     "ext_consumer",
     "ext_template",
     "has_handlers",
@@ -58,6 +61,7 @@ __getattr__ = late_import(
         "BrokerFactory": "mqtemplate.context.templates.clusters",
         "ConditionOutcome": "mqtemplate.context.injection.application_context",
         "Health": "mqtemplate.context.health",
+        "ExplainedSetting": "mqtemplate.context.config.explain",
         "MQApplication": "mqtemplate.context.application",
         "MQContainer": "mqtemplate.context.injection.container",
         "Named": "mqtemplate.context.injection.marks",
@@ -69,6 +73,7 @@ __getattr__ = late_import(
         "event_formatter": "mqtemplate.context.logging",
         "ext_consumer": "mqtemplate.context.templates.decorator",
         "ext_template": "mqtemplate.context.templates.decorator",
+        "explain_settings": "mqtemplate.context.config.explain",
         "has_handlers": "mqtemplate.context.logging",
         "load_settings": "mqtemplate.context.config.source",
         "remote_settings": "mqtemplate.context.settings.remote_settings",

@@ -25,8 +25,7 @@ from mqtemplate.context.injection.marks import name_of
 from mqtemplate.context.process_exit import stop_at_exit
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.signals import StopRequests
-from mqtemplate.context.startup import link, log_ready, open_all, register_components
-from mqtemplate.context.templates.clusters import Clusters
+from mqtemplate.context.startup import check_all, link, log_ready, open_all, register_components
 from mqtemplate.errors import ConfigurationError, DependencyError, EventLoopBlockedError, MQTemplateError
 from mqtemplate.event_log import get_logger
 from mqtemplate.futures import running_loop
@@ -40,6 +39,8 @@ from mqtemplate.services import Service
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 
 _log = get_logger("mqtemplate.context")
+
+_UNSTARTED = ("new", "checked")
 
 T = TypeVar("T")
 
@@ -144,8 +145,7 @@ class MQApplication:
     def brokers(self) -> Mapping[str, Broker]:
         """All brokers: ``broker``, the application's own, then those of further templates by the template's name, then
         those of listeners by the address that they name."""
-        further = self.get(Clusters).brokers()
-        return {"broker": self.broker, **{each.name: each.broker for each in further}}
+        return self.context.brokers
 
     def health(self) -> Health:
         """Return the health of all brokers and listeners now, for a probe; it sends no request."""
@@ -218,9 +218,7 @@ class MQApplication:
             self._owner = OwnerProcess("this application")
             self._state = "started"
             try:
-                register_components(self.context, self._clock)
-                apply_starters(find_starters(self._starters), self.context)
-                link(self.context)
+                self._link()
                 await open_all(self.context, caller)
             except BaseException as exc:
                 await self._stop_after(exc, caller)
@@ -232,6 +230,29 @@ class MQApplication:
                 self.is_ready.set()
         log_ready(self.context, round((time.monotonic() - begin) * 1_000))
 
+    def _link(self) -> None:
+        register_components(self.context, self._clock)
+        apply_starters(find_starters(self._starters), self.context)
+        link(self.context)
+
+    def check(self) -> None:
+        """Build everything and start nothing, to find errors before the application runs. It cannot be started then.
+
+        Objects are built, so their constructors run; ``on_start`` does not. No broker is started: what only a broker
+        can refuse, such as an unknown topic, is found at the start.
+
+        Raises:
+            MQTemplateError: The application could not start; the class of the error names the cause.
+        """
+        if self._invalid is not None:
+            raise self._invalid
+        with self._lock:
+            if self._state != "new":
+                raise DependencyError("an application is checked before its start; create another MQApplication")
+            self._state = "checked"
+            self._link()
+            check_all(self.context)
+
     def stop(self) -> None:
         """Stop everything: the listeners first, the broker last. Stopping twice has no effect.
 
@@ -242,7 +263,7 @@ class MQApplication:
             ExceptionGroup: The errors of the stops that failed; all others succeeded.
             EventLoopBlockedError: An async hook would have to run on the loop that this call blocks: use `stop_async`.
         """
-        if self._is_foreign or self._requests_stop() or self._state == "new" or self._stopped.is_set():
+        if self._is_foreign or self._requests_stop() or self._state in _UNSTARTED or self._stopped.is_set():
             return
         if self._stopper is not None and self._handler_loop().is_current():
             return  # another thread stops it, and may need this loop
@@ -262,7 +283,7 @@ class MQApplication:
     async def _end(self) -> None:
         """Stop in a task of its own: a handler that requested the stop may be cancelled by it."""
         if self._ending is None:
-            if self._state == "new" or self._stopped.is_set():
+            if self._state in _UNSTARTED or self._stopped.is_set():
                 return
             loop = self._handler_loop()
             if loop.is_current() and not isinstance(loop, RunningLoop):  # a handler, on a loop that ends with this stop

@@ -34,7 +34,7 @@ DEBUG_OPTION = "--debug"
 _NOT_USERS = (Path(__file__).parents[1], Path(os.__file__).parent)
 _STARTERS = "mqtemplate_starter_"
 _TITLE = "APPLICATION FAILED TO START"
-_IN_FILE = re.compile(r"(\S+\.ya?ml):(\d+)")
+_IN_FILE = re.compile(r"(\S+\.(?:ya?ml|toml|conf|properties|env)):(\d+)")
 _HINT = f"{DEBUG_VARIABLE}=1 or {DEBUG_OPTION} shows the traceback."
 _ADVICE: dict[type[BaseException], str] = {
     ConfigurationError: "correct it there; docs/configuration.md lists every key",

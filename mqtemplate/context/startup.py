@@ -31,6 +31,7 @@ from mqtemplate.listener.discovery import declared_topics
 from mqtemplate.listener.registration.enhancers import Enhancer, enhancer_order
 from mqtemplate.listener.registry import ListenerRegistry
 from mqtemplate.message_trace.traces import Traces
+from mqtemplate.observation.interface import Observation
 from mqtemplate.scheduling.discovery import is_scheduled
 from mqtemplate.scheduling.listeners import register_schedules, start_schedules
 from mqtemplate.scheduling.runner import ScheduleRunner
@@ -147,12 +148,27 @@ def _converter_of(kind: type, context: ApplicationContext) -> MessageConverter:
 def _register_template(spec: TemplateSpec, clusters: Clusters, context: ApplicationContext) -> None:
     broker = clusters.add_template(spec)
     converter = context.definition_for(MessageConverter)
+    observation = context.definition_for(Observation)
     trace_of = context.container.trace_of()
 
-    def build(broker: Broker, converter: MessageConverter, *middlewares: object) -> RocketMQTemplate:
-        return new_template(spec.kind, broker, converter, spec.settings.rocketmq, trace_of, middlewares)
+    shared = context.sending_middlewares() if spec.middlewares is None else []
 
-    context.add_qualified(spec.name, spec.kind, build, [broker, converter, *context.sending_middlewares()])
+    def build(
+        broker: Broker, converter: MessageConverter, observation: Observation, *middlewares: object
+    ) -> RocketMQTemplate:
+        own = [_middleware(each, context) for each in spec.middlewares or ()]
+        rocketmq, around = spec.settings.rocketmq, (*middlewares, *own)
+        return new_template(spec.kind, broker, converter, rocketmq, trace_of, observation, middlewares=around)
+
+    context.add_qualified(spec.name, spec.kind, build, [broker, converter, observation, *shared])
+
+
+def _middleware(given: object, context: ApplicationContext) -> object:
+    """Return a middleware of one template: an object as it is, that of the application for a class, else a new one."""
+    if not isinstance(given, type):
+        return given
+    definition = context.definition_of(given)
+    return context.call(given) if definition is None else context.build(definition)
 
 
 def _start_templates(context: ApplicationContext) -> None:
@@ -237,6 +253,35 @@ def _template_named(bean_name: str, context: ApplicationContext) -> RocketMQTemp
 
 def _start_listeners(context: ApplicationContext) -> None:
     registry = context.get(ListenerRegistry)
+    _register_listeners(context, registry)
+    runners = _register_schedules(context, registry)
+    context.lifecycle.push("listeners", registry.stop_listeners)  # after the brokers that listeners name by address
+    registry.start()
+    if runners:
+        start_schedules(runners, context.get(Schedules))
+
+
+def check_all(context: ApplicationContext) -> None:
+    """Build all objects and check all listeners and schedules. Nothing is started, no file and no connection opened.
+
+    Raises:
+        MQTemplateError: Something is invalid.
+    """
+    context.get(Clusters).start_nothing()
+    for definition in context.in_order():
+        context.build(definition)
+    _add_transaction_listeners(context)
+    registry = context.get(ListenerRegistry)
+    _register_listeners(context, registry)
+    for component in _scheduled_components(context):
+        with pointing_to(component):
+            schedules = context.get(Schedules)
+            register_schedules(_handler_object(component, context), schedules, registry, context.settings.resolve_text)
+    registry.check()
+
+
+def _register_listeners(context: ApplicationContext, registry: ListenerRegistry) -> None:
+    registry.scopes += context.handler_scopes
     for enhancer in _enhancers(context):
         registry.add_enhancer(enhancer)
     for component in context.components:
@@ -248,11 +293,6 @@ def _start_listeners(context: ApplicationContext) -> None:
                 _check_types(registry.register(target))
             except ConfigurationError as exc:
                 raise ConfigurationError(f"@message_listener on {name_of(component)}: {exc}") from exc
-    runners = _register_schedules(context, registry)
-    context.lifecycle.push("listeners", registry.stop_listeners)  # after the brokers that listeners name by address
-    registry.start()
-    if runners:
-        start_schedules(runners, context.get(Schedules))
 
 
 def _enhancers(context: ApplicationContext) -> Iterator[Enhancer]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from mqtemplate.delay.causes import ReleaseCauses
 from mqtemplate.delay.pending_rows import PendingEntry, PendingPiece
 from mqtemplate.delay.releaser import Releaser
 from mqtemplate.errors import StoreFullError
@@ -36,12 +37,15 @@ class DelayStore(ABC):
     name: str
     source_topic: str
 
-    def __init__(self, store: MessageStore) -> None:
+    def __init__(self, store: MessageStore, causes: ReleaseCauses | None = None) -> None:
         self._store = store
+        self._causes = ReleaseCauses(store.metrics) if causes is None else causes
         self.lock = threading.RLock()
         self._releaser = Releaser(store, self.source_topic, self.name)
         self._is_started = False
         self._wake: Callable[[], None] = lambda: None
+        store.metrics.gauge("delay.enqueue_lag", self._enqueue_lag, service=self.name)
+        store.metrics.gauge("delay.dequeue_lag_ms", self._dequeue_lag_ms, service=self.name)
 
     # --- the service ---------------------------------------------------------------------------
 
@@ -57,6 +61,7 @@ class DelayStore(ABC):
         if self._is_started:
             return
         self._is_started = True
+        self._causes.broker_started(self._store.last_run_ms, self._store.clock.now_ms())
         self._releaser.end = self._store.end_offset
         self._recover()
         self._store.watch(self.source_topic, self._on_new_messages)
@@ -81,6 +86,19 @@ class DelayStore(ABC):
             return now_ms + _RETRY_MS
         self._releaser.confirm(has_more=next_ms is not None and next_ms <= now_ms)
         return next_ms
+
+    def _dequeue_lag_ms(self) -> int:
+        """Return by how much the next message is overdue."""
+        with self.lock:
+            return max(0, self._store.clock.now_ms() - self._next_due_ms())
+
+    @abstractmethod
+    def _enqueue_lag(self) -> int:
+        """Return the number of stored messages that the service has not read."""
+
+    @abstractmethod
+    def _next_due_ms(self) -> int:
+        """With the lock: return the due time of the next message; `NEVER_MS` without one."""
 
     @abstractmethod
     def _release_due(self, now_ms: int) -> int | None:

@@ -25,11 +25,13 @@ class TimerLimits:
         precision_ms: Length of a wheel slot. Delivery is exact to the millisecond all the same.
         max_delay_ms: The longest delay, counted from now, that is accepted.
         enabled: False if the broker has no timers.
+        shaped: Topics whose releases have a shape. Their messages are timers, also those with a level.
     """
 
     precision_ms: int = 1_000
     max_delay_ms: int = 40 * 86_400_000
     enabled: bool = True
+    shaped: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,10 @@ def divert(
     """
     if Property.DELAY in properties:
         level = levels.clamp(_read_level(properties[Property.DELAY], levels))
+        if level > 0 and topic in limits.shaped:
+            # Without the level: a broker that releases the timer must not delay it again.
+            kept = _kept(properties, _TIME_NAMES | {Property.DELAY})
+            return divert_to_timer(kept, topic, queue_id, now_ms, now_ms + levels.delay_ms(level), limits)
         if level > 0:
             return _to_level(properties, topic, queue_id, level, levels)
     for name, unit_ms, from_now in _TIMES:

@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from mqtemplate.delay.causes import observe_all
 from mqtemplate.delay.release import (
     DEAD_LETTER_TOPIC,
     LEVEL_DELAY_PAIR,
@@ -20,7 +21,6 @@ from mqtemplate.delay.release import (
 )
 from mqtemplate.errors import CorruptRecordError, MessageError
 from mqtemplate.event_log import get_logger
-from mqtemplate.metrics import Histogram
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.run import RecordRun, RecordShape
 from mqtemplate.store.message_store import MessageStore
@@ -265,15 +265,3 @@ def _gap(properties: bytes, copied: bytes, stamps: bytes) -> slice | None:
     at = properties.rfind(LEVEL_DELAY_PAIR) + 1 if length else len(properties)
     kept = properties[:at] + properties[at + length :]
     return slice(at, at + length) if length >= 0 and copied == kept + stamps else None
-
-
-def observe_all(histogram: Histogram, values: np.ndarray) -> None:
-    """Call `Histogram.observe` for all of *values* at the cost of two calls for each bucket."""
-    values = np.maximum(values, 0)
-    bits = np.frexp(values.astype(np.float64))[1]  # the exponent equals int.bit_length, which chooses the bucket
-    for size in np.unique(bits).tolist():
-        same = values[bits == size]
-        # Two values near the mean give the same bucket and exactly the same sum.
-        mean, rest = divmod(int(same.sum()), len(same))
-        histogram.observe(mean, len(same) - rest)
-        histogram.observe(mean + 1, rest)

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from mqtemplate.listener.attributes import ListenerSpec
     from mqtemplate.listener.calling.depends import Depends
     from mqtemplate.listener.calling.send import ResultSender, Send, publishes
+    from mqtemplate.listener.consume_status import ConsumeStatus
     from mqtemplate.listener.consuming.container import ContainerState, ListenerContainer
     from mqtemplate.listener.current import add_current_message, current_group, current_message, current_messages
     from mqtemplate.listener.decorator import LISTENER_ATTRIBUTE, ListenerAttributes, listener_specs, message_listener
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from mqtemplate.listener.endpoint import Endpoint
     from mqtemplate.listener.failures.outcomes import DeadLetter, RetryLater
     from mqtemplate.listener.failures.schedule import Backoff
-    from mqtemplate.listener.handler_result import BatchFailure, ConsumeStatus
+    from mqtemplate.listener.handler_result import BatchFailure
     from mqtemplate.listener.headers import message_headers
     from mqtemplate.listener.registration.enhancers import listener_enhancer
     from mqtemplate.listener.registration.preparation import PreparedConsumer
@@ -66,7 +67,7 @@ __getattr__ = late_import(
         "Backoff": "mqtemplate.listener.failures.schedule",
         "BatchFailure": "mqtemplate.listener.handler_result",
         "ConsumeMode": "mqtemplate.listener.settings",
-        "ConsumeStatus": "mqtemplate.listener.handler_result",
+        "ConsumeStatus": "mqtemplate.listener.consume_status",
         "ContainerState": "mqtemplate.listener.consuming.container",
         "DeadLetter": "mqtemplate.listener.failures.outcomes",
         "Depends": "mqtemplate.listener.calling.depends",

@@ -12,7 +12,7 @@ from mqtemplate.errors import ConfigurationError, DependencyError, DestinationEr
 from mqtemplate.listener.attributes import ListenerSpec, Resolve
 from mqtemplate.listener.calling.objects import ObjectSource
 from mqtemplate.listener.calling.publisher import Publisher, Template
-from mqtemplate.listener.calling.send import PublishSpec, publish_specs
+from mqtemplate.listener.calling.send import PUBLISHES_ATTRIBUTE, PublishSpec, publish_specs
 from mqtemplate.listener.decorator import listener_specs
 from mqtemplate.listener.endpoint import Endpoint, Handler, HandlerPlan
 from mqtemplate.listener.handler_result import is_allowed_result
@@ -20,7 +20,7 @@ from mqtemplate.listener.registration.enhancers import Enhancer, enhanced
 from mqtemplate.listener.registration.error_handlers import error_handler_of
 from mqtemplate.listener.registration.preparation import hook_of
 from mqtemplate.listener.registration.tag_routes import routed_plan, tag_expression
-from mqtemplate.listener.registration.tags import tag_methods
+from mqtemplate.listener.registration.tags import has_tags, tag_methods
 from mqtemplate.listener.registration.topic_patterns import is_pattern
 from mqtemplate.listener.resolution import default_resolve, resolve_spec, resolve_topics
 from mqtemplate.listener.settings import ListenerSettings
@@ -156,7 +156,10 @@ def _plan(handler: Handler, settings: ListenerSettings, sources: _Sources) -> Ha
         )
     specs = [_resolved(each, sources.resolve, where) for each in publish_specs(handler)]
     if specs:
-        _check_publishes(plan, result, where)
+        _check_publishes(plan, where)
+        # A class may publish the results of its tag methods, and one of them has none.
+        if result is NoneType and (not has_tags(handler) or hasattr(handler, PUBLISHES_ATTRIBUTE)):
+            raise ListenerError(f"{where}: @publishes sends what the handler returns, and it returns None")
     return replace(plan, publisher=Publisher(where, specs, sources.template))
 
 
@@ -185,14 +188,12 @@ def _resolved(spec: PublishSpec, resolve: Resolve, where: str) -> PublishSpec:
     return replace(spec, destination=destination)
 
 
-def _check_publishes(plan: HandlerPlan, result: object, where: str) -> None:
+def _check_publishes(plan: HandlerPlan, where: str) -> None:
     if plan.is_batch:
         raise ListenerError(
             f"{where}: @publishes is for handlers of single messages, since a list that a batch handler returns names "
             "messages that failed; return Send(...) or a list of them"
         )
-    if result is NoneType:
-        raise ListenerError(f"{where}: @publishes sends what the handler returns, and it returns None")
 
 
 def own_middlewares(given: Iterable[object], objects: ObjectSource | None, where: str) -> tuple[object, ...]:

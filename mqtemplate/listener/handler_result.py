@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import collections.abc
 from collections.abc import Iterable
-from enum import Enum
 from types import NoneType, UnionType
 from typing import Any, NoReturn, Union, get_args, get_origin
 
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener.calling.send import Send, is_sends
+from mqtemplate.listener.consume_status import ConsumeStatus
 
 _INDEX_COLLECTIONS = (
     list,
@@ -20,13 +20,6 @@ _INDEX_COLLECTIONS = (
     collections.abc.Collection,
     collections.abc.Set,
 )
-
-
-class ConsumeStatus(Enum):
-    """Status that a handler may return. Returning None means ``CONSUME_SUCCESS``, raising ``RECONSUME_LATER``."""
-
-    CONSUME_SUCCESS = "CONSUME_SUCCESS"
-    RECONSUME_LATER = "RECONSUME_LATER"
 
 
 class BatchFailure(Exception):  # noqa: N818 (a result of the handler, not an error of the library)

@@ -17,6 +17,7 @@ from mqtemplate.listener.consuming.async_loop import choose_loop
 from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.listener.discovery import make_endpoints
 from mqtemplate.listener.endpoint import Endpoint
+from mqtemplate.listener.handler_scope import HandlerScope, within_scopes
 from mqtemplate.listener.registration.clusters import BrokerOf, no_other_cluster
 from mqtemplate.listener.registration.enhancers import Enhancer
 from mqtemplate.listener.registration.payloads import ConverterOf, converter_of
@@ -25,6 +26,7 @@ from mqtemplate.listener.resolution import default_resolve
 from mqtemplate.listener.settings import ListenerSettings, RetryDefaults
 from mqtemplate.message_trace.dispatcher import TraceDispatcher
 from mqtemplate.message_trace.traces import TraceOf
+from mqtemplate.observation.interface import Observation
 from mqtemplate.selectors.tags import SelectorType, TagSelector
 
 IsEnabled = Callable[[str, str], bool]
@@ -47,11 +49,15 @@ class ListenerRegistry:
         broker_of: Finds the broker of a listener that names another cluster.
         converter_of_class: Returns the converter for a class that a listener names.
         trace_of: Returns the sender of trace records: (broker, trace topic, is_cloud=...).
+        enabled: False: this process runs no listeners.
+        only: Names of the listeners that run in this process: ids, or the last parts of ids. Empty for all.
         middlewares: Middlewares of all listeners, the outermost first; those of *objects* are inside of them.
         objects: Source of the objects that handlers take by type, and of middlewares.
         template: Function that returns the template for results of handlers.
+        observation: Measures or traces the calls of all handlers; None: nothing does.
 
     Attributes:
+        scopes: Contexts around each call of a handler; to be added before the listeners are registered.
         loop: Event loop of the ``async def`` handlers: the one that runs in the thread that creates the registry.
     """
 
@@ -66,9 +72,12 @@ class ListenerRegistry:
         broker_of: BrokerOf = no_other_cluster,
         converter_of_class: ConverterOf = lambda kind: kind(),
         trace_of: TraceOf = TraceDispatcher,
+        enabled: bool = True,
+        only: Sequence[str] = (),
         middlewares: Iterable[object] = (),
         objects: ObjectSource | None = None,
         template: Callable[[], Template] | None = None,
+        observation: Observation | None = None,
     ) -> None:
         self._broker = broker
         self._converter = converter
@@ -79,9 +88,14 @@ class ListenerRegistry:
         self._converter_of_class = converter_of_class
         self._trace_of = trace_of
         self._enhancers: list[Enhancer] = []
+        self._enabled = enabled
+        self._only = tuple(only)
+        self._known: list[str] = []
+        self.scopes: list[HandlerScope] = []
         self._middlewares = tuple(middlewares)
         self._objects = objects
         self._template = template
+        self._observation = observation
         self.loop = choose_loop(broker.clock)
         self._containers: dict[str, ListenerContainer] = {}
         self._watch = TopicWatch(broker.clock)
@@ -138,6 +152,7 @@ class ListenerRegistry:
                 raise ListenerError(
                     f"two listeners have the id {endpoint.id!r}; give one another id=, or register the object once"
                 )
+            self._known.append(endpoint.id)
             if (enabled := self._enabled_part(endpoint)) is not None:
                 container = self._container_of(enabled, () if is_internal else self.middlewares)
                 self._containers[endpoint.id] = container
@@ -150,7 +165,9 @@ class ListenerRegistry:
         converter = converter_of(endpoint.id, endpoint.settings.payloads, self._converter, self._converter_of_class)
         trace = self._trace_for(broker, endpoint.settings)
         with_shared = replace(endpoint, middlewares=(*shared, *endpoint.middlewares))
-        return ListenerContainer(broker, with_shared, converter, loop=self.loop, trace=trace)
+        return ListenerContainer(
+            broker, with_shared, converter, loop=self.loop, trace=trace, observation=self._observation
+        )
 
     def _broker_for(self, endpoint: Endpoint) -> Broker:
         cluster = endpoint.settings.cluster
@@ -165,20 +182,43 @@ class ListenerRegistry:
     def _enabled_part(self, endpoint: Endpoint) -> Endpoint | None:
         settings = endpoint.settings
         topics = tuple(topic for topic in settings.topics if self._is_enabled(settings.group, topic))
-        if not settings.enabled or not (topics or settings.topic_patterns):
+        if not settings.enabled or not (topics or settings.topic_patterns) or not self._runs_here(endpoint.id):
             _log.info("listener.disabled", listener=endpoint.id, group=settings.group, topics=list(settings.topics))
             return None
-        return replace(endpoint, settings=replace(settings, topics=topics).with_defaults(self._retry_defaults))
+        return replace(
+            endpoint,
+            settings=replace(settings, topics=topics).with_defaults(self._retry_defaults),
+            plan=within_scopes(endpoint.plan, self.scopes),
+        )
+
+    def _runs_here(self, listener_id: str) -> bool:
+        """Return True if the configuration selects a listener for this process."""
+        return self._enabled and (not self._only or any(is_called(listener_id, name) for name in self._only))
+
+    def check(self) -> None:
+        """Check the listeners against each other.
+
+        Raises:
+            ListenerError: Subscriptions contradict each other, or no listener has a name that was selected.
+        """
+        for name in self._only:
+            if not any(is_called(each, name) for each in self._known):
+                known = ", ".join(self._known) or "none"
+                raise ListenerError(
+                    f"mqtemplate.listener.only selects {name!r}, and no listener is called that (there is: {known}); "
+                    "give an id, or the last part of one"
+                )
+        for broker in {id(container.broker): container.broker for container in self}.values():
+            check_subscriptions(each.endpoint.settings for each in self if each.broker is broker)
 
     def start(self) -> None:
         """Check the listeners against each other and start those with ``auto_startup``.
 
         Raises:
-            ListenerError: Subscriptions contradict each other; no listener was started.
+            ListenerError: Subscriptions contradict each other, or a selected listener is missing; none was started.
             Exception: A listener could not start; those started before it were stopped again.
         """
-        for broker in {id(container.broker): container.broker for container in self}.values():
-            check_subscriptions(each.endpoint.settings for each in self if each.broker is broker)
+        self.check()
         with contextlib.ExitStack() as undo:
             undo.callback(self._watch.stop)
             for container in self:
@@ -210,6 +250,11 @@ class ListenerRegistry:
         for container in containers:
             container.stop_fetching()
         _stop_each([*(container.stop for container in containers), self.loop.cancel])
+
+
+def is_called(listener_id: str, name: str) -> bool:
+    """Return True if a name is an id, or its last parts: ``bill`` and ``orders.bill`` for ``shop.orders.bill``."""
+    return listener_id == name or listener_id.endswith(f".{name}")
 
 
 def _stop_each(stops: Iterable[Callable[[], None]]) -> None:

@@ -29,7 +29,8 @@ _TIMEOUT_MS = 5_000
 
 
 class TraceDispatcher:
-    """Sender of the trace records of one broker. A `Service`; on a system clock it has a thread of its own.
+    """Sender of the trace records of one broker. A `Service`; on a system clock it has a thread of its own, which
+    starts with the first record.
 
     A record is sent within half a second, together with others. While the broker does not take them, 2,048 records
     wait, and further ones are dropped: a trace never holds up a message.
@@ -48,16 +49,14 @@ class TraceDispatcher:
         self._clock = broker.clock
         self._waiting: deque[TraceRecord] = deque()
         self._sending = threading.Lock()
+        self._starting = threading.Lock()
+        self._is_used = False
         self._dropped = 0
         self._due_ms: int | None = None
         self._wake: Callable[[], None] = lambda: None
         self._thread: ServiceThread | None = None
-        broker.expect_topics({self.topic})
         if isinstance(self._clock, VirtualClock):
             self._clock.services.append(self)
-        else:
-            self._thread = ServiceThread("mqtemplate-trace", [self], self._clock, _report)
-            self._thread.start()
 
     def is_traced(self, topic: str) -> bool:
         """Return True unless the messages of a topic are traces themselves."""
@@ -71,7 +70,20 @@ class TraceDispatcher:
         self._waiting.append(record)
         if self._due_ms is None:
             self._due_ms = self._clock.now_ms() + _INTERVAL_MS
+            if not self._is_used:
+                self._start()
             self._wake()
+
+    def _start(self) -> None:
+        """Start with the first record: an application that is only checked has no thread, and its broker is closed."""
+        with self._starting:
+            if self._is_used:
+                return
+            self._is_used = True
+            self._broker.expect_topics({self.topic})
+            if not self._clock.is_virtual:
+                self._thread = ServiceThread("mqtemplate-trace", [self], self._clock, _report)
+                self._thread.start()
 
     def on_wake(self, wake: Callable[[], None]) -> None:
         self._wake = wake
@@ -104,6 +116,8 @@ class TraceDispatcher:
 
     def close(self) -> None:
         """Send the remaining records, and end."""
+        with self._starting:
+            self._is_used = True  # a late record starts no thread
         if self._thread is not None:
             self._thread.stop()
         elif isinstance(self._clock, VirtualClock) and self in self._clock.services:

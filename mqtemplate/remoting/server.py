@@ -74,6 +74,7 @@ class RemotingServer:
         address: Address of the listener socket; after `bind` or `start` with the real port.
         peer_log: Log of warnings about clients.
         refused_connections: Counts the connections that were closed at once.
+        request_count: Number of requests so far.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class RemotingServer:
         self._processors: dict[int, _Registered] = {}
         self._close_callbacks: list[Callable[[Connection], None]] = []
         self._connections: dict[int, Connection] = {}
+        self.request_count = 0
         self._handshakes: set[Handshake] = set()
         self._tls: tuple[ssl.SSLContext, TlsMode] | None = None
         if settings.tls is not None and settings.tls.mode is not TlsMode.DISABLED:
@@ -196,6 +198,7 @@ class RemotingServer:
 
     def on_request(self, connection: Connection, request: RemotingCommand) -> None:
         """Refuse a request, or pass it to its processor."""
+        self.request_count += 1
         if self._is_draining and request.version > Version.V5_3_1 and not request.is_one_way:
             connection.reply(request.response(ResponseCode.GO_AWAY, remark="the server is shutting down"))
             return

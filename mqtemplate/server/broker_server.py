@@ -12,6 +12,7 @@ from typing import Self
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import HostAddress
+from mqtemplate.metrics import MetricKind, Sample
 from mqtemplate.remoting.server import RemotingServer
 from mqtemplate.remoting.settings import RemotingServerSettings
 from mqtemplate.remoting.tls import TlsMode
@@ -138,6 +139,13 @@ class BrokerServer:
         expiry = ClientExpiry(self.clients, clock, settings.client_expire_ms, settings.client_scan_interval_ms, sweeps)
         self._services: list[Service] = [self.hold, expiry, parts.traffic]
         self._thread: ServiceThread | None = None
+        engine.metrics.add_collector(self._samples)
+
+    def _samples(self) -> list[Sample]:
+        return [
+            Sample("server.connections", MetricKind.GAUGE, len(self.remoting.connections()), {}),
+            Sample("server.requests", MetricKind.COUNTER, self.remoting.request_count, {}),
+        ]
 
     def listener(self, listen: HostAddress) -> RemotingServer:
         """Return a listener socket with the limits, TLS and access control of this server. It is not started."""

@@ -8,15 +8,16 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from mqtemplate.errors import ListenerError, SparkError
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.attributes import ListenerSpec, Resolve
 from mqtemplate.listener.resolution import default_resolve
 from mqtemplate.message import MessageQueue
-from mqtemplate.spark.broker_access.local_server import LocalServer
 from mqtemplate.spark.checkpoint import QueryCheckpoint
 from mqtemplate.spark.listener import (
     AVAILABLE_NOW,
@@ -25,28 +26,26 @@ from mqtemplate.spark.listener import (
     resolve_spark_spec,
     spark_listener_specs,
 )
-from mqtemplate.spark.listening.monitor import ListenerMonitor
-from mqtemplate.spark.listening.payloads import (
-    refuse_bad_records,
-    rows_of,
-    split_bad_records,
-    with_payload,
-    without_rows,
-)
-from mqtemplate.spark.listening.redelivery import FailedRow, Redelivery
-from mqtemplate.spark.offsets import OffsetTable, QueueRange, to_spark
+from mqtemplate.spark.listening.batches import BatchWork, ListenerFunction, summary_of
+from mqtemplate.spark.listening.monitor import ListenerMonitor, messages_of
+from mqtemplate.spark.listening.payloads import with_payload
+from mqtemplate.spark.listening.place import Place, commit_offsets
+from mqtemplate.spark.listening.redelivery import Redelivery
+from mqtemplate.spark.offsets import OffsetTable, to_spark
 from mqtemplate.spark.options import SourceOptions
 from mqtemplate.spark.requirements import require_pyspark
+from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+    from mqtemplate.broker import Broker
 
 _log = get_logger("mqtemplate.spark")
 _COMMIT_TIMEOUT_S = 10.0
 _POLL_S = 0.01
+_PROGRESS_S = 1
 _MAX_RESTART_DELAY_S = 300.0
 
 
@@ -55,20 +54,25 @@ class _StoppingError(Exception):
 
 
 class SparkListenerContainer:
-    """Container of one ``@spark_listener``, which reads the folder of an embedded broker.
+    """Container of one ``@spark_listener``, which reads the folder of an embedded broker, or from a cluster.
 
     - The checkpoint holds the progress. The group's offsets on the broker follow it. The only exception: a query
       without a checkpoint starts at the group's offsets, or at the first offset of a queue without one.
     - The end of a batch is reported to the group when the function has returned. If the process ends before Spark
       commits the batch, the batch is repeated.
     - One batch at a time, in the driver's process: the function can use the application's objects.
-    - The retry topic of the group is one more topic of the query. Rows that are sent back are stored once.
-    - Spark's processes can write to the broker while the container runs: see `LocalServer`.
+    - The retry topic of the group is one more topic of the query. Rows that are sent back are stored once; in a cluster
+      a row may come back twice, if a process is killed while rows are sent back.
+    - Over Spark Connect the function runs in a process of the server, so it must be importable and have no state of the
+      application. The server must see the checkpoint folder and the store. A stop interrupts a running batch, which is
+      then repeated.
+    - Spark's processes can write to an embedded broker while the container runs: see `LocalServer`.
 
     Args:
         endpoint: A decorated function, or an object of a decorated class.
-        spark: A session, or a function that creates one when the container starts.
-        broker: Broker whose folder is read. The container starts at the offsets of its group, and commits them.
+        spark: A session, also one of Spark Connect, or a function that creates one when the container starts.
+        broker: `EmbeddedBroker` whose folder is read, or `RemoteBroker` whose cluster is. The container starts at the
+            offsets of its group, and commits them.
         checkpoint_root: Folder for the listener's checkpoint folder, unless the listener names its own.
         resolve: Function that replaces placeholders; by default, with their defaults.
         spec: Spec to run, if the endpoint has several.
@@ -78,7 +82,7 @@ class SparkListenerContainer:
         monitor: Metrics, and the lag of the group.
 
     Raises:
-        SparkError: PySpark is missing, or the broker has no folder.
+        SparkError: PySpark is missing, or the broker has no folder or a namespace.
         ListenerError: The endpoint is not decorated, or wrongly.
     """
 
@@ -86,7 +90,7 @@ class SparkListenerContainer:
         self,
         endpoint: object,
         spark: SparkSession | Callable[[], SparkSession],
-        broker: EmbeddedBroker,
+        broker: Broker,
         checkpoint_root: Path | str,
         *,
         resolve: Resolve = default_resolve,
@@ -96,22 +100,15 @@ class SparkListenerContainer:
         self.name = _name_of(endpoint)
         self.settings = resolve_spark_spec(spec or _only_spec(endpoint), self.name, resolve)
         require_pyspark()
-        if broker.path is None:
-            raise SparkError(
-                f"Spark listener {self.name}: a broker in memory has no files that Spark could read; "
-                "keep the broker in a folder, such as rocketmq.name-server: embedded:./data"
-            )
+        self._place: Place = _load("places").place_of(broker, f"Spark listener {self.name}")
+        self._endpoint = endpoint
         self._function: Callable[[DataFrame, SparkBatch], object] = getattr(endpoint, "on_batch", endpoint)  # type: ignore[arg-type]
-        self._spark, self._broker = spark, broker
+        self._spark = spark
         self._checkpoint = QueryCheckpoint(_checkpoint_folder(Path(checkpoint_root), self.settings), broker.name)
         self._topic = ",".join(self.settings.topics)
-        settings = self.settings
-        self._redelivery = Redelivery(
-            broker, settings.consumer_group, self.name, self._checkpoint.folder, settings.max_redeliveries
-        )
-        self._topics = (*settings.topics, self._redelivery.retry_topic)
-        self.monitor = ListenerMonitor(broker, settings.consumer_group, self._topics)
-        self._server = LocalServer(broker)
+        self._retry_topic = RETRY_TOPIC_PREFIX + self.settings.consumer_group
+        self._topics = (*self.settings.topics, self._retry_topic)
+        self.monitor = ListenerMonitor(self._place, self.settings.consumer_group, self._topics)
         self._on_change = on_change
         self._log = _log.bind(listener=self.name, topic=self._topic, group=self.settings.consumer_group)
         self._query: StreamingQuery | None = None
@@ -133,8 +130,7 @@ class SparkListenerContainer:
             return
         self._stopping.clear()
         self._restarts = 0
-        self._broker.create_topic(self._redelivery.retry_topic, 1)
-        self._server.start()
+        self._place.start(self._retry_topic)
         with self._lifecycle:
             self._begin()
 
@@ -172,7 +168,7 @@ class SparkListenerContainer:
             query.stop()
             self._ended.wait(timeout_s)
         self.monitor.is_running = False
-        self._server.stop()
+        self._place.stop()
         self._log.debug("spark.stopped")
 
     @property
@@ -185,7 +181,7 @@ class SparkListenerContainer:
         """Error that ended the query; None while it runs, and after a stop or a normal end."""
         if self._error is None:
             return None
-        error = SparkError(f"Spark listener {self.name}: {_summary(self._error)}")
+        error = SparkError(f"Spark listener {self.name}: {summary_of(self._error)}")
         error.__cause__ = self._error
         return error
 
@@ -214,11 +210,10 @@ class SparkListenerContainer:
     def _options(self, first: OffsetTable | None) -> dict[str, str]:
         settings = self.settings
         options = {
-            "store": str(self._broker.path),
+            **self._place.options(),
             "topic": ",".join(self._topics),
             "tags": settings.selector_expression,
             "group": settings.consumer_group,
-            "brokerName": self._broker.name,
             "maxOffsetsPerTrigger": str(settings.max_offsets_per_trigger),
             "includeProperties": str(settings.include_properties).lower(),
             "failOnDataLoss": str(settings.fail_on_data_loss).lower(),
@@ -246,7 +241,7 @@ class SparkListenerContainer:
         messages = spark.readStream.format("mqtemplate").options(**self._options(first)).load()
         writer = (
             with_payload(messages, self.settings.payload, self.settings.bad_records)
-            .writeStream.foreachBatch(partial(self._on_batch, first))
+            .writeStream.foreachBatch(self._batches(spark, first))
             .option("checkpointLocation", str(self._checkpoint.folder.absolute()))
             .queryName(f"{self.settings.consumer_group}@{self._topic}")
         )
@@ -256,12 +251,53 @@ class SparkListenerContainer:
         span = f"{trigger // timedelta(milliseconds=1)} milliseconds" if isinstance(trigger, timedelta) else trigger
         return writer.trigger(processingTime=span).start()
 
+    def _batches(self, spark: object, first: OffsetTable) -> Callable[[DataFrame, int], None]:
+        """Return the function for batches: of this object, or one that a process of Spark Connect can call."""
+        if not _is_connect(spark):
+            return partial(self._on_batch, self._work(first))
+        connect = _load("connect")
+        batches: Callable[[DataFrame, int], None] = connect.ConnectBatches(
+            endpoint=connect.ImportedFunction.of(self._endpoint, f"Spark listener {self.name}"),
+            name=self.name,
+            settings=self.settings,
+            options=self._options(None),
+            location=self._place.location(),
+            checkpoint=str(self._checkpoint.folder.absolute()),
+            broker_name=self._place.broker.name,
+            first=first,
+            replayed=self._replayed,
+        )
+        return batches
+
+    def _work(self, first: OffsetTable) -> BatchWork:
+        settings, place = self.settings, self._place
+        return BatchWork(
+            listener=ListenerFunction(
+                name=self.name, function=self._function, settings=settings, options=self._options(None)
+            ),
+            checkpoint=self._checkpoint,
+            first=first,
+            replayed=self._replayed,
+            redelivery=Redelivery(
+                place.broker,
+                place.send_backs,
+                place.metrics,
+                group=settings.consumer_group,
+                listener=self.name,
+                checkpoint=self._checkpoint.folder,
+                max_redeliveries=settings.max_redeliveries,
+            ),
+            metrics=self.monitor,
+            commit=self._commit,
+            wait=self._stopping.wait,
+        )
+
     def _watch(self, query: StreamingQuery) -> None:
         """Note the end of the query, which happens in a thread of Spark. After an error, start it again by policy."""
         from pyspark.errors import StreamingQueryException
 
         try:
-            query.awaitTermination()
+            self._await_end(query)
         except Exception as exc:
             if not self._stopping.is_set():
                 of_query = isinstance(exc, StreamingQueryException)
@@ -273,12 +309,28 @@ class SparkListenerContainer:
             self._on_change()
             self._restart()
 
+    def _await_end(self, query: StreamingQuery) -> None:
+        """Wait for the end of the query. Over Spark Connect, count its batches: another process handles them."""
+        if not _is_connect(query):
+            query.awaitTermination()
+            return
+        first, last = self._checkpoint.first_offsets() or {}, -1
+        while True:
+            has_ended = query.awaitTermination(_PROGRESS_S)
+            for progress in query.recentProgress:
+                if progress["batchId"] > last and (count := messages_of(progress, first)):
+                    last = progress["batchId"]
+                    self._restarts = 0
+                    self.monitor.count(count, progress["durationMs"].get("addBatch", 0))
+            if has_ended:
+                return
+
     def _failed(self, error: Exception) -> None:
         """Log one event: with the stack of the listener's function, or with the text of an error of Spark."""
         own, self._error = self._error, self._error or error
         self.monitor.failures.add()
         left = self.settings.max_restarts - self._restarts
-        self._log.error("spark.failed", reason=_summary(self._error), restarts_left=left, exc_info=own)
+        self._log.error("spark.failed", reason=summary_of(self._error), restarts_left=left, exc_info=own)
 
     def _restart(self) -> None:
         """Start the query again, unless the restarts are used up; wait before, longer each time."""
@@ -310,114 +362,37 @@ class SparkListenerContainer:
 
     # --- a batch -------------------------------------------------------------------------------
 
-    def _on_batch(self, first: OffsetTable, messages: DataFrame, batch_id: int) -> None:
+    def _on_batch(self, work: BatchWork, messages: DataFrame, batch_id: int) -> None:
         with self._lock:
             if self._stopping.is_set():
                 raise _StoppingError(f"Spark listener {self.name} is being stopped")
             self._no_batch_runs.clear()
         try:
-            end = self._checkpoint.end_of(batch_id) or {}
-            query_id = self._checkpoint.query_id()
-            batch = partial(
-                SparkBatch,
-                query_id=query_id,
-                batch_id=batch_id,
-                ranges=self._ranges(first, end, batch_id),
-                is_replay=batch_id == self._replayed,
-                topic=self._topic,
-                consumer_group=self.settings.consumer_group,
-            )
-            sent_back = self._redelivery.resume(query_id, batch_id)
-            self._handle(self._good_records(without_rows(messages, sent_back), query_id, batch_id), batch)
-            self._commit(end)
+            work.run(messages, batch_id)
             self._last_batch, self._restarts = batch_id, 0
+        except Exception as exc:
+            if not self._stopping.is_set():
+                self._error = exc
+            raise
         finally:
             self._no_batch_runs.set()
 
-    def _good_records(self, messages: DataFrame, query_id: str, batch_id: int) -> DataFrame:
-        """Return the rows with a payload; refuse the others, or send them to the dead-letter topic."""
-        good, bad = split_bad_records(messages, self.settings.payload)
-        if self.settings.bad_records == "fail":
-            try:
-                refuse_bad_records(bad)
-            except SparkError as exc:
-                self._error = exc
-                raise
-        self._redelivery.send(query_id, batch_id, bad)
-        return good
-
-    def _handle(self, messages: DataFrame, make_batch: Callable[..., SparkBatch]) -> None:
-        """Call the function until it returns, at most *max_attempts* times. Send the rows back that failed."""
-        attempts = self.settings.max_attempts
-        for attempt in range(1, attempts + 1):
-            batch = make_batch(attempt=attempt)
-            log = self._log.bind(batch=batch.batch_id, attempt=attempt)
-            started = time.monotonic()
-            try:
-                result = self._function(messages, batch)
-                failed = rows_of(cast(Any, result), "the listener returned it") if _is_frame(result) else []
-            except Exception as exc:
-                self.monitor.failed_attempts.add()
-                if attempt == attempts:
-                    self._give_up(messages, batch, exc)
-                    return
-                log.warning("spark.attempt_failed", reason=f"{type(exc).__name__}: {_summary(exc)}", attempts=attempts)
-                if self._stopping.wait(self.settings.retry_delay * 2 ** (attempt - 1)):
-                    raise
-            else:
-                count = self._redelivery.send(batch.query_id, batch.batch_id, self._delayed(failed))
-                self._handled(batch, started, log, count)
-                return
-
-    def _give_up(self, messages: DataFrame, batch: SparkBatch, error: Exception) -> None:
-        """After the last attempt: end the query, or send all rows back and go on."""
-        if self.settings.on_failure == "stop":
-            self._error = error
-            raise error
-        reason = f"{type(error).__name__}: {_summary(error)}"
-        rows = rows_of(messages, reason, is_dead=self.settings.on_failure == "dlq")
-        count = self._redelivery.send(batch.query_id, batch.batch_id, self._delayed(rows), error)
-        self._log.error("spark.batch_sent_back", batch=batch.batch_id, rows=count, exc_info=error)
-
-    def _delayed(self, rows: list[FailedRow]) -> list[FailedRow]:
-        default = self.settings.redelivery_delay
-        return [row if row.delay_ms is not None else row._replace(delay_ms=default) for row in rows]
-
-    def _handled(self, batch: SparkBatch, started: float, log: Any, sent_back: int) -> None:
-        took_ms, count = int((time.monotonic() - started) * 1_000), batch.message_count
-        self.monitor.batches.add()
-        self.monitor.rows.add(count)
-        self.monitor.batch_ms.observe(took_ms)
-        log.info("spark.batch_handled", took_ms=took_ms, messages=count, replay=batch.is_replay, sent_back=sent_back)
-
-    def _ranges(self, first: OffsetTable, end: OffsetTable, batch_id: int) -> tuple[QueueRange, ...]:
-        """Return the offsets of a batch. A queue that is new in it starts at 0."""
-        before = self._checkpoint.end_of(batch_id - 1) if batch_id else first
-        start = {**dict.fromkeys(end, 0), **(before or {})}
-        ranges = (QueueRange.of(queue, start[queue], stop) for queue, stop in sorted(end.items()))
-        found = tuple(each for each in ranges if len(each))
-        return found if self.settings.fail_on_data_loss else self._stored(found)
-
-    def _stored(self, ranges: tuple[QueueRange, ...]) -> tuple[QueueRange, ...]:
-        """Return what is left of some ranges after a data loss: the offsets of the rows of the DataFrame."""
-        from mqtemplate.spark.store_reader import StoreReader
-
-        return StoreReader(SourceOptions.parse(self._options(None), streaming=True)).stored_ranges(ranges)
-
     def _committed(self, queue: MessageQueue) -> int | None:
-        return self._broker.committed_offset(self.settings.consumer_group, queue)
+        return self._place.broker.committed_offset(self.settings.consumer_group, queue)
 
     def _commit(self, end: OffsetTable) -> None:
         """Commit the end of a batch for the group, but no lower offset than before, as a repeated batch would."""
-        for stored, offset in sorted(end.items()):
-            queue = MessageQueue(stored.topic, self._broker.name, stored.queue_id)
-            if offset > (self._committed(queue) or 0):
-                self._broker.commit_offset(self.settings.consumer_group, queue, offset)
+        commit_offsets(self._place.broker, self._place.queue, self.settings.consumer_group, end)
 
 
-def _is_frame(result: object) -> bool:
-    """Return True for a DataFrame of Spark, also of Spark Connect."""
-    return hasattr(result, "toArrow") and hasattr(result, "sparkSession")
+def _load(module: str) -> ModuleType:
+    """Return a module that imports clients and brokers: a process that has none must not load them."""
+    return import_module(f"mqtemplate.spark.listening.{module}")
+
+
+def _is_connect(spark: object) -> bool:
+    """Return True for a session or query of Spark Connect."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
 def _name_of(endpoint: object) -> str:
@@ -442,12 +417,3 @@ def _checkpoint_folder(root: Path, settings: SparkListenerSettings) -> Path:
         return Path(settings.checkpoint)
     name = f"{settings.consumer_group}@{','.join(settings.topics)}"
     return root / "".join(char if char.isalnum() or char in "@,_-" else f"+{ord(char):02x}" for char in name)
-
-
-def _summary(error: object) -> str:
-    """Return the message of a Spark error without its stacks; if it contains an error of this library, that one's."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    ours = [line for line in lines if line.startswith("mqtemplate.errors.")]
-    if ours:
-        return ours[-1].partition(": ")[2]
-    return lines[0]

@@ -11,6 +11,7 @@ from mqtemplate.errors import ConfigurationError, ListenerError
 from mqtemplate.record.compression import MAX_BODY_BYTES
 from mqtemplate.selectors.creation import make_selector
 from mqtemplate.selectors.tags import Selector, SelectorType
+from mqtemplate.spark.broker_access.location import SECRET_OPTIONS
 from mqtemplate.spark.offsets import GivenOffsets, parse_offsets, parse_queue_table
 from mqtemplate.spark.reader import option_values as values
 
@@ -51,12 +52,9 @@ _EXCLUSIVE = (
     ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp"),
     ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
 )
-_SECRET = "it would show in plans and logs; set MQTEMPLATE_ACCESS_KEY and MQTEMPLATE_SECRET_KEY, or a clientFile"
 _HINTS = {
     "kafka.bootstrap.servers": "give the name servers of the cluster as option 'nameServer'",
-    "accesskey": _SECRET,
-    "secretkey": _SECRET,
-    "securitytoken": _SECRET,
+    **SECRET_OPTIONS,
 }
 _WORDS = ("earliest", "latest", "group")
 _STRATEGIES = ("error", "latest")

@@ -1,11 +1,13 @@
-"""Package for executors: the modules that a task needs, as one zip for ``--py-files`` or ``addPyFile``.
+"""Package for executors: the modules that tasks need, as one zip for ``--py-files`` or ``addPyFile``.
 
-Executors need numpy and pyarrow, and nothing else of this library's dependencies.
+Tasks read, write, list pending messages, and run listeners over Spark Connect. Executors need numpy and pyarrow, and
+nothing else of this library's dependencies.
 """
 
 from __future__ import annotations
 
 import ast
+import importlib.util
 import py_compile
 import zipfile
 from collections.abc import Iterator
@@ -14,7 +16,18 @@ from py_compile import PycInvalidationMode
 from tempfile import TemporaryDirectory
 
 _ROOT = Path(__file__).resolve().parents[2]
-_STARTS = ("mqtemplate.spark.source", "mqtemplate.spark.reader.remote_cluster")
+_STARTS = (
+    "mqtemplate.spark.source",
+    "mqtemplate.spark.reader.remote_cluster",
+    # Imported by name, where one is used:
+    "mqtemplate.spark.sink.writer",
+    "mqtemplate.spark.pending.options",
+    "mqtemplate.spark.pending.reader",
+    "mqtemplate.spark.broker_access.connection",
+    "mqtemplate.spark.broker_access.group_offsets",
+    "mqtemplate.spark.listening.connect",
+)
+_COPIED = "annotated_types"  # a small module, which the settings of brokers import
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)  # equal modules are an equal zip
 
 
@@ -22,13 +35,24 @@ def write_package(path: Path) -> Path:
     """Write the zip, and return its path. Equal modules give equal bytes."""
     with zipfile.ZipFile(path, "w") as archive, TemporaryDirectory() as folder:
         compiled = Path(folder, "module.pyc")
-        for file in package_files():
-            name = file.relative_to(_ROOT).as_posix()
+        for name, file in [*_own_files(), *_copied_files()]:
             # Python uses the compiled form if it is of its own version, and compiles the source otherwise.
             py_compile.compile(str(file), str(compiled), name, invalidation_mode=PycInvalidationMode.UNCHECKED_HASH)
             for entry, data in ((name, file.read_bytes()), (f"{name}c", compiled.read_bytes())):
                 archive.writestr(zipfile.ZipInfo(entry, _FIXED_TIME), data, zipfile.ZIP_DEFLATED)
     return path
+
+
+def _own_files() -> Iterator[tuple[str, Path]]:
+    for file in package_files():
+        yield file.relative_to(_ROOT).as_posix(), file
+
+
+def _copied_files() -> Iterator[tuple[str, Path]]:
+    spec = importlib.util.find_spec(_COPIED)
+    assert spec is not None
+    assert spec.origin is not None
+    yield f"{_COPIED}/__init__.py", Path(spec.origin)
 
 
 def package_files() -> list[Path]:

@@ -83,9 +83,9 @@ def session(
         atexit.register(_end, gateway)
         with _gateway_environment(gateway.port, gateway.secret):
             spark = builder.getOrCreate()
-    register(spark)
     if not _is_one_process(master):
         _ship_package(spark)
+    register(spark)  # after the package: the source gets the packages of this moment, for its tasks
     return spark
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from mqtemplate.errors import ConfigurationError, SparkError
+from mqtemplate.errors import BrokerError, ConfigurationError, SparkError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
 from mqtemplate.spark.offsets import EARLIEST, LATEST, GivenOffsets, OffsetTable, QueueRange, from_spark, limited
@@ -53,13 +53,17 @@ class StoreReader:
                 raise SparkError(f"option assign names queue {queue_id} of {topic!r}; its queues are {ids}")
 
     def warn_of_missing_topics(self) -> None:
-        """Log once that a topic does not exist: a stream may start before its topic, or its name may be misspelt."""
-        problems = set(self._missing_topics())
+        """Log once that a topic does not exist: a stream may start before its topic, or its name may be misspelt.
+
+        A retry topic is created with the first retry.
+        """
+        problems = set(self._missing_topics(expected=RETRY_TOPIC_PREFIX))
         for problem in sorted(problems - self._missing):
             _log.warning("spark.topic_missing", reason=problem, hint="the query waits until there is one")
         self._missing = problems
 
-    def _missing_topics(self) -> Iterator[str]:
+    def _missing_topics(self, expected: str | None = None) -> Iterator[str]:
+        """Yield a text for each topic that is missing, except those with the prefix *expected*."""
         options = self._options
         if options.topic_pattern is not None:
             if not self._topics():
@@ -67,14 +71,19 @@ class StoreReader:
                 pattern = options.topic_pattern.pattern
                 yield f"no topic matches {pattern!r} in the {options.place}; its topics are: {topics}"
             return
-        unused = [topic for topic in options.topics if not self._blocks.queues(topic)]
-        known = self._blocks.topics() if unused else set()
-        for topic in unused:
-            if topic not in known:
-                close = difflib.get_close_matches(topic, known, n=1)
-                topics = ", ".join(sorted(known)) or "none"
-                hint = f"did you mean {close[0]!r}?" if close else f"its topics are: {topics}"
-                yield f"topic {topic!r} is not in the {options.place}; {hint}"
+        missing = [topic for topic in options.topics if not self._blocks.queues(topic)]
+        missing = [topic for topic in missing if not (expected and topic.startswith(expected))]
+        known = self._known_topics() if missing else set()
+        for topic in missing:
+            if known is None or topic not in known:  # a known one has no messages yet
+                yield f"topic {topic!r} is not in the {options.place}; {_hint(topic, known)}"
+
+    def _known_topics(self) -> set[str] | None:
+        """Return all topics; None if a cluster does not list them, as to an account without administrator's rights."""
+        try:
+            return self._blocks.topics()
+        except BrokerError:
+            return None
 
     def _topics(self) -> tuple[str, ...]:
         pattern = self._options.topic_pattern
@@ -265,6 +274,13 @@ class StoreReader:
                 "with the remaining ones, or start again with another checkpoint"
             )
         _log.warning("spark.data_lost", topic=topic, queue=queue_id, start=start, end=end, reason=why)
+
+
+def _hint(topic: str, known: set[str] | None) -> str:
+    if known is None:
+        return "check its name: this account may not list the topics"
+    close = difflib.get_close_matches(topic, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"its topics are: {', '.join(sorted(known)) or 'none'}"
 
 
 def _given(table: GivenOffsets, queue: MessageQueue) -> int | None:

@@ -126,7 +126,7 @@ class ConsumeQueue:
         self._mapped.note(self)
 
     def create_first_file(self) -> None:
-        """Create the file of a queue that nobody else knows yet, with space for the first unit.
+        """Create the first file of a new queue, which no other thread uses yet, with space for the first unit.
 
         Raises:
             StoreFullError: There is no space for it.

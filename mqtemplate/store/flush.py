@@ -54,6 +54,7 @@ class GroupCommit:
 
     Attributes:
         flushed: Physical offset up to which the log is on the disk.
+        error: The error of the last flush; None if it succeeded.
     """
 
     def __init__(self, flush: Callable[[], int]) -> None:
@@ -63,6 +64,7 @@ class GroupCommit:
         self._callbacks: list[tuple[int, WhenFlushed]] = []
         self._has_leader = False
         self.flushed = 0
+        self.error: StoreError | None = None
 
     def wait(self, end: int, timeout_ms: int) -> bool:
         """Return True when all bytes before *end* are durable, False after *timeout_ms*.
@@ -133,7 +135,7 @@ class GroupCommit:
     def _end_lead(self, flushed: int, error: StoreError | None) -> None:
         """Wake the threads that waited for this flush, and choose the next leader."""
         with self._mutex:
-            self.flushed = flushed
+            self.flushed, self.error = flushed, error
             served = [waiter for waiter in self._waiters if error is not None or waiter.end <= flushed]
             self._waiters = [waiter for waiter in self._waiters if error is None and waiter.end > flushed]
             next_leader = self._waiters.pop(0) if self._waiters else None

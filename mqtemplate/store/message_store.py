@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from time import perf_counter_ns
 from typing import Any
@@ -25,15 +26,14 @@ from mqtemplate.store.cleaning import CleaningService, PendingMessages
 from mqtemplate.store.commit_log import AllocateService, CommitLog, LogFile, PutResult
 from mqtemplate.store.consume_queue import ConsumeQueue
 from mqtemplate.store.file_sizes import file_sizes
-from mqtemplate.store.files.mapped_queues import MappedQueues
 from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.store.files.unsupported_formats import refuse_unsupported_formats
 from mqtemplate.store.flush import FlushService, GroupCommit, WhenFlushed
 from mqtemplate.store.index.index_service import IndexService
 from mqtemplate.store.queue_rebuild import QueueRebuild, TagsCodeOf
+from mqtemplate.store.queue_table import QueueTable
 from mqtemplate.store.recovery import Recovery
 from mqtemplate.store.settings import FlushDiskType, StoreSettings
-from mqtemplate.topics import is_file_name
 
 _FREE_FILES = 16
 """While the disk has space for this number of commit log files, it counts as empty.
@@ -66,6 +66,7 @@ class MessageStore:
         sizes: Sizes of the files. `load` takes them from the directory, unless the settings set them.
         index: Finds records by their keys.
         cleaning: Deletes old files.
+        last_run_ms: Store time of the newest record of the process before (epoch ms); None if there is none.
     """
 
     def __init__(
@@ -81,11 +82,10 @@ class MessageStore:
         self._flush_ns = self.metrics.histogram("store.flush_ns")
         self._tags_code_of = tags_code_of
         self._lock = threading.Lock()
-        self._creation_ended = threading.Condition(self._lock)
-        self._in_creation: set[tuple[str, int]] = set()  # queues whose file is created now; protected by the lock
         self._checkpoint_lock = threading.Lock()  # held while the consume queues are flushed, or their files deleted
-        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
-        self._mapped_queues = MappedQueues(max(min(settings.max_mapped_queues, descriptor_limit() // 8), 1))
+        max_mapped = max(min(settings.max_mapped_queues, descriptor_limit() // 8), 1)
+        self._queue_table = QueueTable(store_files, max_mapped, self._lock)
+        self._queues = self._queue_table.queues
         self._watchers: dict[str, list[Callable[[], None]]] = {}
         self._followers: Sequence[LogFollower] = ()
         self._is_sync = settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
@@ -93,6 +93,7 @@ class MessageStore:
         self._is_open = False
         self._owner: OwnerProcess | None = None
         self._is_dirty = False
+        self.last_run_ms: int | None = None
         self._thread: ServiceThread | None = None
         self.group_commit = GroupCommit(self._flush_log)
         self._checkpoint_service = AfterChangeService(
@@ -102,6 +103,9 @@ class MessageStore:
         self.index = IndexService(store_files, settings, clock)
         # On a virtual clock the disk is ignored: a test has the same result on every machine.
         self.cleaning = CleaningService(self, None if clock.is_virtual else self._disk_used_ratio)
+        self.metrics.gauge("store.flush_failed", lambda: int(self.group_commit.error is not None))
+        if not clock.is_virtual:
+            self.metrics.gauge("store.disk_used", self._disk_used_ratio)
 
     # --- opening and closing -------------------------------------------------------------------
 
@@ -116,6 +120,7 @@ class MessageStore:
             StoreLockedError: Another process owns it.
             StoreFormatError: The files have other sizes than the settings, or the queues have an unsupported format.
         """
+        start_ns = time.monotonic_ns()
         self.cleaning.load(pending)
         self.store_files.lock()
         self._owner = OwnerProcess("this store")
@@ -125,12 +130,15 @@ class MessageStore:
         except BaseException:
             self.release()
             raise
+        took_ns = time.monotonic_ns() - start_ns
+        self.metrics.gauge("store.recovery_ns", lambda: took_ns)
 
     def _open(self, followers: Sequence[LogFollower]) -> None:
         refuse_unsupported_formats(self.store_files)
         was_clean = not self.store_files.was_left_open()
         self._checkpoint = StoreCheckpoint(self.store_files)
         self._open_files.append(self._checkpoint)
+        self.last_run_ms = self._checkpoint.fields.physic_msg_timestamp or None
         self.sizes = file_sizes(self.settings, self.store_files, self._checkpoint.sizes)
         setting = self.settings.mapped_file_size_commit_log and "mapped-file-size-commit-log"
         files = self.store_files.mapped_queue("commitlog", self.sizes.commit_log, setting=setting or "")
@@ -138,9 +146,10 @@ class MessageStore:
         self._open_files.append(self._commit_log)
         self._followers = followers
         self._is_open = True
-        self._load_queues()
+        setting = self.settings.mapped_file_size_consume_queue and "mapped-file-size-consume-queue"
+        self._queue_table.load(self.sizes.consume_queue, setting or "")
         self._checkpoint.sizes = self.sizes
-        rebuild = QueueRebuild(self._commit_log, self._queues, self._queue, self._tags_code_of)
+        rebuild = QueueRebuild(self._commit_log, self._queues, self._queue_table.open, self._tags_code_of)
         Recovery(self._commit_log, rebuild, followers).run(
             self._checkpoint.replay_start,
             was_clean=was_clean,
@@ -155,12 +164,6 @@ class MessageStore:
         indexed_to = self._checkpoint.fields.index_msg_timestamp
         self.index.load(self._commit_log, self._written_end, indexed_to, was_clean=was_clean)
         self.store_files.mark_open()
-
-    def _load_queues(self) -> None:
-        for topic in self.store_files.list_folders("consumequeue"):
-            for queue_id in self.store_files.list_folders(f"consumequeue/{topic}"):
-                if queue_id.isdecimal():
-                    self._open_queue(topic, int(queue_id))
 
     def start(self) -> None:
         """Start the thread that creates files ahead of the writer. The owner steps the other services."""
@@ -221,6 +224,7 @@ class MessageStore:
         if self._owner is not None and self._is_open:
             unusable: Any = Unusable(self._owner)
             self._lock = self._checkpoint_lock = self._commit_log = self.group_commit = unusable
+            self._queue_table = unusable
 
     # --- writing -------------------------------------------------------------------------------
 
@@ -257,7 +261,7 @@ class MessageStore:
         key = (draft.topic, draft.queue_id)
         with self._lock:
             started = perf_counter_ns()
-            queue = self._queues.get(key) or self._open_queue(*key)
+            queue = self._queues.get(key) or self._queue_table.open(*key)
             queue.reserve(1)
             result = self._commit_log.append(draft, queue.max_offset)
             delay_ms = draft.delay_ms
@@ -309,7 +313,7 @@ class MessageStore:
         queue, end = None, 0  # mostly all drafts of a batch go to one queue, so its end is not in the dictionary
         for draft in drafts:
             if isinstance(draft, RecordDraft):
-                next_queue = self._queue(draft.topic, draft.queue_id)
+                next_queue = self._queue_table.open(draft.topic, draft.queue_id)
                 if next_queue is not queue:
                     if queue is not None:
                         ends[queue] = end
@@ -331,7 +335,7 @@ class MessageStore:
     def _reserve_run(self, run: RecordRun, ends: dict[ConsumeQueue, int]) -> NDArray[np.int64]:
         offsets = np.empty(len(run), np.int64)
         for queue_id, rows in run.queues():
-            queue = self._queue(run.topic, queue_id)
+            queue = self._queue_table.open(run.topic, queue_id)
             start = ends.get(queue, queue.max_offset)
             ends[queue] = start + len(rows)
             offsets[rows] = np.arange(start, start + len(rows))
@@ -340,7 +344,9 @@ class MessageStore:
     def _append_units(self, run: RecordRun, physical_offset: int, size: int) -> None:
         for queue_id, rows in run.queues():
             sizes = np.full(len(rows), size)
-            self._queue(run.topic, queue_id).append_all(physical_offset + size * rows, sizes, run.tags_codes[rows])
+            self._queue_table.open(run.topic, queue_id).append_all(
+                physical_offset + size * rows, sizes, run.tags_codes[rows]
+            )
 
     def prepare(self, topic: str, queue_id: int) -> None:
         """Create the file for the next unit of a queue now, so that the next `put` is fast.
@@ -349,29 +355,9 @@ class MessageStore:
             StoreFullError: There is no space for it.
         """
         if (topic, queue_id) not in self._queues:
-            self._create_queue(topic, queue_id)
+            self._queue_table.create(topic, queue_id)
         with self._lock:
-            self._queue(topic, queue_id).reserve(1)
-
-    def _create_queue(self, topic: str, queue_id: int) -> None:
-        """Create a queue with its file, without the lock: while a busy disk takes its time, other writers go on."""
-        key = topic, queue_id
-        with self._lock:
-            if key in self._queues or key in self._in_creation:
-                return
-            self._in_creation.add(key)
-        created = None
-        try:
-            queue = self._new_queue(*key)
-            queue.create_first_file()
-            created = queue
-        finally:
-            with self._lock:
-                self._in_creation.remove(key)
-                self._creation_ended.notify_all()
-                if created is not None:
-                    self._queues[key] = created
-                    self._mapped_queues.note(created)
+            self._queue_table.open(topic, queue_id).reserve(1)
 
     def has_queue(self, topic: str, queue_id: int) -> bool:
         """Return True if a queue exists; its file is created by `prepare` or by its first message."""
@@ -484,7 +470,7 @@ class MessageStore:
         queue = self._queues.get((topic, queue_id))
         if queue is None:
             with self._lock:
-                queue = self._queue(topic, queue_id)
+                queue = self._queue_table.open(topic, queue_id)
         return queue
 
     def queue_ids(self, topic: str) -> list[int]:
@@ -497,26 +483,6 @@ class MessageStore:
         for (topic, _), queue in list(self._queues.items()):
             ends[topic] = ends.get(topic, 0) + queue.max_offset
         return ends
-
-    def _queue(self, topic: str, queue_id: int) -> ConsumeQueue:
-        return self._queues.get((topic, queue_id)) or self._open_queue(topic, queue_id)
-
-    def _open_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
-        key = topic, queue_id
-        while key in self._in_creation:
-            self._creation_ended.wait()
-        if key not in self._queues:
-            self._queues[key] = self._new_queue(*key)
-        return self._queues[key]
-
-    def _new_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
-        if not is_file_name(topic):
-            raise StoreError(f"topic {topic[:40]!r} has no queues: it cannot be the name of a folder; use another name")
-        setting = self.settings.mapped_file_size_consume_queue and "mapped-file-size-consume-queue"
-        files = self.store_files.mapped_queue(
-            f"consumequeue/{topic}/{queue_id}", self.sizes.consume_queue, setting=setting or "", rebuildable=True
-        )
-        return ConsumeQueue(files, self._mapped_queues)
 
     # --- durability and retention --------------------------------------------------------------
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any, TypeVar, cast
 
-from mqtemplate.broker import Broker
-from mqtemplate.clock import VirtualClock
+from mqtemplate.clock import Clock, VirtualClock
 from mqtemplate.converter import MessageConverter, payload_of
 from mqtemplate.futures import AwaitableFuture, HandlerFuture
 from mqtemplate.message import Message, MessageExt
-from mqtemplate.middlewares.sender import Sender
+from mqtemplate.observation.interface import Sends
 from mqtemplate.template.send_options import SendPlan
 
 T = TypeVar("T")
@@ -19,10 +18,10 @@ T = TypeVar("T")
 class Requests:
     """Requests of one template: sends them and converts the replies."""
 
-    def __init__(self, broker: Broker, converter: MessageConverter, sender: Sender) -> None:
-        self._sender = sender
+    def __init__(self, sends: Sends, clock: Clock, converter: MessageConverter) -> None:
+        self._sends = sends
         self._converter = converter
-        self._virtual_clock = broker.clock if isinstance(broker.clock, VirtualClock) else None
+        self._virtual_clock = clock if isinstance(clock, VirtualClock) else None
 
     def send(self, plan: SendPlan, reply_type: type[T]) -> AwaitableFuture[T]:
         """Send the message of *plan* and return the future of its reply, as *reply_type*."""
@@ -36,7 +35,7 @@ class Requests:
             except Exception as exc:
                 answer.set_exception(exc)
 
-        self._sender.request(message, plan.queue, plan.timeout_ms).add_done_callback(arrived)
+        self._sends.request(message, plan.queue, plan.timeout_ms).add_done_callback(arrived)
         return answer
 
     def _convert(self, reply: MessageExt, reply_type: type[T]) -> T:

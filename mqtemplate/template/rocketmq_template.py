@@ -23,7 +23,8 @@ from mqtemplate.errors import (
 )
 from mqtemplate.futures import AwaitableFuture, refuse_on_handler_loop
 from mqtemplate.message import Message, MessageQueue
-from mqtemplate.middlewares.sender import sender_of
+from mqtemplate.middlewares.sender import sends_with_middlewares
+from mqtemplate.observation.interface import Observation
 from mqtemplate.results import SendResult, TransactionSendResult
 from mqtemplate.selectors.tags import SelectorType
 from mqtemplate.template.background import Background, awaitable
@@ -72,6 +73,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         message_model: ``CLUSTERING``: each message goes to one member of the group. ``BROADCASTING``: to all members.
         consume_from_where: Start of a new consumer group.
         middlewares: Middlewares around each send, the outermost first.
+        observation: Measures or traces the sends; None: nothing does.
     """
 
     def __init__(
@@ -92,9 +94,11 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         message_model: MessageModel = MessageModel.CLUSTERING,
         consume_from_where: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
         middlewares: Iterable[object] = (),
+        observation: Observation | None = None,
     ) -> None:
         self.broker = broker
-        self._sender = sender_of(broker, middlewares)
+        sends = broker if observation is None else observation.sends(broker, broker.clock)
+        self._sends = sends_with_middlewares(sends, middlewares, broker.clock)
         self.converter: MessageConverter = JsonMessageConverter() if converter is None else converter
         self.send_message_timeout = _check_timeout(send_message_timeout)
         self.default_destination = default_destination
@@ -104,8 +108,8 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         self._max_message_size = max_message_size
         self._messages = MessageFactory(self.converter, self._now_ms, max_message_size)
         self._background = Background(is_virtual=broker.clock.is_virtual)
-        self._requests = Requests(broker, self.converter, self._sender)
-        self._transactions = Transactions(broker, self.converter, producer_group, self._sender)
+        self._requests = Requests(self._sends, broker.clock, self.converter)
+        self._transactions = Transactions(broker, self._sends, self.converter, producer_group)
         self._subscriptions: WeakSet[Subscription[Any]] = WeakSet()
         self._pull: LitePullConsumer | None = None
         if consumer_group is not None and consumer_topic is not None:
@@ -176,13 +180,13 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
                 if not exc.queue_is_away or "hash_key" not in options:
                     raise
                 return send_again(plan, partial(self._selected_queue, options=options), send, exc)
-        return self._sender.send(self._messages.one(destination, payload, extras), None, timeout_ms)
+        return self._sends.send(self._messages.one(destination, payload, extras), None, timeout_ms)
 
     def _send_one(self, plan: SendPlan) -> SendResult:
-        return self._sender.send(plan.messages[0], plan.queue, plan.timeout_ms)
+        return self._sends.send(plan.messages[0], plan.queue, plan.timeout_ms)
 
     def _send_batch(self, plan: SendPlan) -> SendResult:
-        return self._sender.send_batch(*plan)
+        return self._sends.send_batch(*plan)
 
     def async_send(
         self,
@@ -208,9 +212,9 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
             plan = self._plan("async_send", destination, payload, timeout, delay_level, options)
             if "hash_key" in options:
                 select = partial(self._selected_queue, options=options)
-                future = send_async_again(plan, select, lambda plan: self._sender.send_async(*plan))
+                future = send_async_again(plan, select, lambda plan: self._sends.send_async(*plan))
             else:
-                future = self._sender.send_async(*plan)
+                future = self._sends.send_async(*plan)
         except MessageError:
             raise
         except MQTemplateError as exc:
@@ -230,7 +234,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         """
         plan = self._plan("send_one_way", destination, payload, None, delay_level, options)
         for message in plan.messages:
-            self._sender.send_one_way(message, plan.queue)
+            self._sends.send_one_way(message, plan.queue)
 
     @overload
     def convert_and_send(

@@ -18,7 +18,7 @@ from mqtemplate.converter import MessageConverter, payload_of
 from mqtemplate.errors import ConfigurationError, ListenerError, MQTemplateError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import Message, MessageExt, Property, create_unique_id
-from mqtemplate.middlewares.sender import Sender
+from mqtemplate.observation.interface import Sends
 from mqtemplate.results import SendResult, SendStatus, TransactionSendResult, TransactionState
 from mqtemplate.template.destination import parse_destination
 from mqtemplate.template.send_options import SendPlan
@@ -42,13 +42,13 @@ class Transactions:
     """Transactions of one template: sends half messages, executes local transactions and answers transaction checks.
 
     Args:
+        sends: The broker, or what observes its sends.
         group: Producer group that the broker checks; None if the template has none.
-        sender: Sender of the half messages.
     """
 
-    def __init__(self, broker: Broker, converter: MessageConverter, group: str | None, sender: Sender) -> None:
+    def __init__(self, broker: Broker, sends: Sends, converter: MessageConverter, group: str | None) -> None:
         self._broker = broker
-        self._sender = sender
+        self._sends = sends
         self._converter = converter
         self._group = group
         self._lock = threading.Lock()
@@ -99,7 +99,7 @@ class Transactions:
             )
         message.properties[Property.UNIQ_KEY] = create_unique_id()
         message.properties[Property.TRANSACTION_PREPARED] = "true"
-        half = self._sender.send_half(message, self._producer_group, plan.queue, plan.timeout_ms)
+        half = self._sends.send_half(message, self._producer_group, plan.queue, plan.timeout_ms)
         remark: str | None
         state, remark = TransactionState.ROLLBACK, f"the message was stored with {half.send_result.send_status.value}"
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from mqtemplate.listener.consuming.container import ListenerContainer
@@ -65,8 +65,20 @@ class HandledMessages:
 
     def is_of(self, listener: object) -> bool:
         """Return True for the name, the function, the class or the object of this listener."""
-        handler = self.container.endpoint.plan.handler
-        owner = getattr(handler, "__self__", None)
-        return listener in (self.container.endpoint.id, handler) or (
-            owner is not None and (listener is owner or listener is type(owner))
+        endpoint = self.container.endpoint
+        return listener == endpoint.id or any(
+            _is_of(handler, listener) for plan in endpoint.plan.plans() for handler in _wrapped(plan.handler)
         )
+
+
+def _wrapped(handler: object) -> Iterator[object]:
+    """Yield a handler, and the functions inside of it: a starter may have put a context around the handler."""
+    inner: object | None = handler
+    while inner is not None:
+        yield inner
+        inner = getattr(inner, "__wrapped__", None)
+
+
+def _is_of(handler: object, listener: object) -> bool:
+    owner = getattr(handler, "__self__", None)
+    return listener == handler or (owner is not None and (listener is owner or listener is type(owner)))

@@ -6,9 +6,8 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mqtemplate import Broker, EmbeddedBroker
+from mqtemplate import Broker
 from mqtemplate.context import ApplicationContext, AppSettings, AutoConfiguration
-from mqtemplate.errors import SparkError
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener import ListenerRegistry, ListenerSpec
 from mqtemplate.spark import (
@@ -66,7 +65,7 @@ class SparkListeners:
         """Create the session and start a query for each listener.
 
         Raises:
-            SparkError: Spark or Java cannot be used, or the broker has no store directory.
+            SparkError: Spark or Java cannot be used, or Spark cannot read from the broker.
             ListenerError: Another listener has the same group.
         """
         self.containers = [
@@ -114,11 +113,6 @@ class SparkListeners:
 
     def _container(self, component: object, spec: ListenerSpec) -> SparkListenerContainer:
         broker: Broker = self._context.get(Broker)  # type: ignore[type-abstract]  # selected by its base class
-        if not isinstance(broker, EmbeddedBroker):
-            raise SparkError(
-                f"Spark listeners read the folder of an EmbeddedBroker of this process, and the broker is a "
-                f"{type(broker).__name__}; use rocketmq.name-server: embedded:<folder>"
-            )
         settings = self._context.settings
         return SparkListenerContainer(
             self._endpoint(component),

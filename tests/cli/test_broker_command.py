@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.cli import main
 from mqtemplate.cli.output import print_line
 from mqtemplate.cli.port_owner import port_owner
-from mqtemplate.message import HostAddress, parse_offset_msg_id
+from mqtemplate.message import HostAddress, Message, Property, parse_offset_msg_id
+from mqtemplate.pending import PendingQuery
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.acl import sign_command
 from mqtemplate.remoting.protocol.bodies.route import ClusterInfo
@@ -345,3 +347,39 @@ def test_it_stops_cleanly_with_a_closed_pipe_as_output(tmp_path: Path) -> None:
 
 def test_without_process_information_a_port_has_no_owner(tmp_path: Path) -> None:
     assert port_owner(10911, proc=tmp_path) is None
+
+
+# --- property files of RocketMQ -----------------------------------------------------------------------
+
+
+@pytest.mark.feature("E10")
+def test_it_starts_with_the_property_file_of_a_real_broker(tmp_path: Path) -> None:
+    """The delay levels of the file are in force, and keys without a meaning are listed with their reasons."""
+    conf = tmp_path / "single-master.properties"
+    conf.write_text(
+        "brokerClusterName = DefaultCluster\nbrokerName = broker-m\nbrokerId = 0\n"
+        "messageDelayLevel = 90s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h\n",
+        "utf-8",
+    )
+
+    with BrokerProcess(tmp_path, "-c", str(conf)) as broker:
+        with Tool(broker.name_server) as tool:
+            info = ClusterInfo.decode(tool.request_ok(RequestCode.GET_BROKER_CLUSTER_INFO).body)
+        with RemoteBroker(RemoteSettings(name_servers=(str(broker.name_server),))) as client:
+            client.send(Message("orders", b"x", properties={Property.DELAY: "1"}))
+            [pending] = client.pending(PendingQuery(topic="orders")).messages
+        _, _, errors = broker.stop()
+
+    assert list(info.broker_addr_table) == ["broker-m"]
+    assert pending.deliver_ms - pending.store_timestamp == 90_000
+    assert "1 key has no meaning here\n  brokerId: this broker has no replicas" in errors
+
+
+def test_an_unknown_key_in_a_property_file_ends_the_start(tmp_path: Path) -> None:
+    conf = tmp_path / "broker.conf"
+    conf.write_text("brokerNam = x\n", "utf-8")
+
+    result = run("broker", "-c", str(conf))
+
+    assert result.returncode == 1
+    assert "broker.conf:1: brokerNam is no key of RocketMQ's broker; did you mean 'brokerName'?" in result.stderr

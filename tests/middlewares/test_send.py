@@ -249,8 +249,8 @@ def test_a_template_without_middlewares_uses_the_broker_itself(mqtemplate_broker
         def consume(self, delivery: Delivery) -> Generator[Delivery, object, None]:
             yield delivery
 
-    assert RocketMQTemplate(mqtemplate_broker)._sender is mqtemplate_broker
-    assert RocketMQTemplate(mqtemplate_broker, middlewares=[ConsumeOnly()])._sender is mqtemplate_broker
+    assert RocketMQTemplate(mqtemplate_broker)._sends is mqtemplate_broker
+    assert RocketMQTemplate(mqtemplate_broker, middlewares=[ConsumeOnly()])._sends is mqtemplate_broker
 
 
 def test_what_is_no_middleware_is_refused(mqtemplate_broker: EmbeddedBroker) -> None:

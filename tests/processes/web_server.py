@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -25,16 +26,21 @@ class WebServer:
         lines: Output so far.
     """
 
-    def __init__(self, folder: Path, *command: str) -> None:
+    def __init__(self, folder: Path, *command: str, environment: Mapping[str, str] | None = None) -> None:
         self._command = [sys.executable, "-W", "ignore", "-m", *command]
         self._folder = folder
+        self._environment = environment or {}
         self.lines: list[str] = []
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
             self._command,
             cwd=self._folder,
-            env={"PYTHONPATH": f"{_ROOT}:{_ROOT / 'starters'}:{self._folder}", "PATH": "/usr/bin:/bin"},
+            env={
+                "PYTHONPATH": f"{_ROOT}:{_ROOT / 'starters'}:{self._folder}",
+                "PATH": "/usr/bin:/bin",
+                **self._environment,
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -54,9 +60,14 @@ class WebServer:
         """All output so far."""
         return "".join(self.lines)
 
+    @property
+    def url(self) -> str:
+        """URL of the server."""
+        return f"http://127.0.0.1:{self._port}/"
+
     def get(self) -> str:
         """Return the body of a response."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/", timeout=_STOP_S) as response:
+        with urllib.request.urlopen(self.url, timeout=_STOP_S) as response:
             return str(response.read().decode())
 
     def stop(self) -> int:

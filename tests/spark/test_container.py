@@ -141,6 +141,20 @@ def test_a_folder_is_read_as_a_table(spark: SparkSession, broker: EmbeddedBroker
     assert copied.where("tags = 'refunded'").count() == 5
 
 
+def test_a_condition_of_one_query_does_not_limit_the_next_one(spark: SparkSession, broker: EmbeddedBroker) -> None:
+    """Spark keeps the planned read of a DataFrame. With filters passed to the source, the next query lacks rows."""
+    send(broker, *range(4), queue_id=0)
+    send(broker, *range(3), queue_id=1)
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        read = spark.read.format("mqtemplate").options(store=str(broker.path), topic="orders").load()
+        first = read.where("queueId = 1 AND tags = 'paid'").count()
+
+        assert (first, read.count(), read.where("queueId = 0").count()) == (3, 7, 4)
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
 def test_an_error_of_the_source_keeps_its_text(spark: SparkSession, broker: EmbeddedBroker) -> None:
     from pyspark.errors import AnalysisException
 
@@ -189,6 +203,7 @@ class TestRunningListener:
         assert rows == [(1, None, deliver_at)]
 
 
+@pytest.mark.thorough
 def test_with_bad_records_fail_a_body_that_is_no_json_ends_the_query(start: Start, broker: EmbeddedBroker) -> None:
     """The error has the position of the message, and what it contains."""
 
@@ -284,6 +299,7 @@ def test_a_stop_waits_for_the_running_batch_and_restarts_lose_and_repeat_nothing
     assert not any(batch.is_replay for batch, _ in collector.batches[1:])
 
 
+@pytest.mark.thorough
 def test_an_available_now_query_reads_from_its_groups_offset_and_ends(start: Start, broker: EmbeddedBroker) -> None:
     """A new query starts at the offset of its group, for example that of an earlier message listener."""
     collector = Collector()
@@ -298,6 +314,7 @@ def test_an_available_now_query_reads_from_its_groups_offset_and_ends(start: Sta
     assert container.exception is None
 
 
+@pytest.mark.thorough
 def test_a_damaged_record_ends_the_query_with_file_and_offset(start: Start, broker: EmbeddedBroker) -> None:
     """It is not skipped."""
     collector = Collector()
@@ -313,6 +330,7 @@ def test_a_damaged_record_ends_the_query_with_file_and_offset(start: Start, brok
         container.await_idle()
 
 
+@pytest.mark.thorough
 def test_a_table_of_the_catalog_reads_a_topic(spark: SparkSession, broker: EmbeddedBroker) -> None:
     """Spark adds options of its own to those of the table."""
     send(broker, 1, 2, 3)

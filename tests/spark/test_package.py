@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -11,26 +11,23 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+import pyspark
+
 from mqtemplate.cli import main
 from mqtemplate.spark.package import write_package
+from tests.spark.bare_python import bare_python
 
 PROGRAM = """
-import importlib.abc, sys, time
-
-class Refuse(importlib.abc.MetaPathFinder):
-    refused = {"annotated_types", "dependency_injector", "lark", "orjson", "pandas", "pydantic", "structlog", "zlib_ng"}
-
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in self.refused:
-            raise ImportError(f"an executor does not have {name}")
-
-sys.meta_path.insert(0, Refuse())
-sys.path.insert(0, sys.argv[1])
+import sys
 import numpy, pyarrow, pyarrow.compute, pyspark.sql.datasource, pyspark.sql.streaming.datasource, pyspark.sql.types
 before = set(sys.modules)
 import mqtemplate.spark.source
 loaded = sorted(name for name in set(sys.modules) - before if name.startswith("mqtemplate"))
+import mqtemplate.spark.broker_access.group_offsets
+import mqtemplate.spark.listening.connect
+import mqtemplate.spark.pending.reader
 import mqtemplate.spark.reader.remote_cluster
+import mqtemplate.spark.sink.writer
 from mqtemplate.event_log import get_logger
 get_logger("mqtemplate.spark").warning("spark.tried")
 print(mqtemplate.__file__)
@@ -39,11 +36,22 @@ print(*loaded)
 
 
 def test_a_task_needs_nothing_but_the_package(tmp_path: Path) -> None:
-    """Also with a cluster, and for its log. A read of a folder loads neither the engine nor the network."""
+    """Reads, writes and the pending view, also with a cluster. A read of a folder loads neither engine nor network."""
     package = write_package(tmp_path / "package.zip")
+    spark = Path(pyspark.__file__).parent
+    only_spark = tmp_path / "only-spark"
+    only_spark.mkdir()
+    for name in ("pyspark", "py4j"):
+        (only_spark / name).symlink_to(spark.parent / name)
 
-    command = [sys.executable, "-c", PROGRAM, str(package)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    done = subprocess.run(
+        [bare_python(tmp_path), "-c", PROGRAM],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (package, only_spark)))},
+        check=False,
+    )
 
     assert done.returncode == 0, done.stderr
     where, loaded = done.stdout.splitlines()

@@ -273,6 +273,15 @@ def test_messages_of_a_delay_level_are_read_without_those_that_are_done(broker: 
     assert [row["body"] for row in rows(reader, reader.partitions())] == [b"0", b"2", b"3"]
 
 
+def test_messages_of_a_delay_level_are_selected_by_their_tags(broker: EmbeddedBroker) -> None:
+    """Their consume queue has the due time in place of the tag's hash."""
+    for tags in ("pay", "ship"):
+        broker.send(Message("orders", b"", {"TAGS": tags, "DELAY": "5"}))
+    reader = batch_reader(broker, topic="SCHEDULE_TOPIC_XXXX", tags="pay")
+
+    assert [row["tags"] for row in rows(reader, reader.partitions())] == ["pay"]
+
+
 def test_a_task_that_sees_another_store_says_so(broker: EmbeddedBroker, tmp_path: Path) -> None:
     """A machine of a cluster may have another store under the path, and its rows would come silently."""
     send(broker, 3)

@@ -10,9 +10,13 @@ import pytest
 import structlog
 
 from mqtemplate import EmbeddedBroker, MQApplication, RocketMQTemplate, SparkBatch, VirtualClock, spark_listener
+from mqtemplate.clock import SystemClock
 from mqtemplate.errors import DependencyError
+from mqtemplate.server import BrokerServerSettings, LocalCluster
 from mqtemplate_starter_embedded import EmbeddedAutoConfiguration
+from mqtemplate_starter_rocketmq import RocketMQAutoConfiguration
 from mqtemplate_starter_spark import SparkAutoConfiguration
+from tests.server.tool import ANY_PORT, make_engine
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
@@ -143,3 +147,32 @@ def test_an_application_with_a_query_that_ended_with_an_error_is_not_ready(tmp_p
         metrics = broker.metrics.snapshot()
 
     assert (metrics["spark.broken.failures"], metrics["spark.broken.running"]) == (1, 0)
+
+
+@pytest.mark.spark
+@pytest.mark.thorough
+@pytest.mark.timeout(240)
+@pytest.mark.filterwarnings("ignore:.*:ResourceWarning")
+def test_a_spark_listener_of_an_application_over_a_cluster_receives_batches(tmp_path: Path) -> None:
+    """The name server in the configuration decides; the listener is the same."""
+    received: list[bytes] = []
+    is_complete = threading.Event()
+
+    @spark_listener("orders", "totals", trigger="0 seconds")
+    def collect(orders: DataFrame, batch: SparkBatch) -> None:
+        received.extend(bytes(row.body) for row in orders.select("body").collect())
+        if len(received) == 3:
+            is_complete.set()
+
+    with LocalCluster(make_engine(SystemClock()), BrokerServerSettings(listen=ANY_PORT)) as cluster:
+        cluster.engine.create_topic("orders")
+        keys = {
+            "rocketmq": {"name-server": str(cluster.address), "producer": {"group": "shop"}},
+            "mqtemplate.spark": {"master": "local[1]", "checkpoint-path": str(tmp_path / "checkpoints")},
+        }
+        starters = [RocketMQAutoConfiguration, SparkAutoConfiguration]
+        with MQApplication(collect, settings=keys, environment={}, starters=starters) as app:
+            app.get(RocketMQTemplate).sync_send("orders", ["a", "b", "c"])
+            assert is_complete.wait(120)
+
+    assert sorted(received) == [b"a", b"b", b"c"]

@@ -27,6 +27,7 @@ from mqtemplate.brokers.key_query import KeyQuery
 from mqtemplate.brokers.requests import PendingRequests, create_reply, create_request, received_reply
 from mqtemplate.brokers.retry import SentBack
 from mqtemplate.clock import Clock, SystemClock
+from mqtemplate.delay.causes import ReleaseCauses
 from mqtemplate.delay.control import DelayController
 from mqtemplate.delay.delay_store import DelayStore
 from mqtemplate.delay.levels.schedule_message_service import ScheduleMessageService
@@ -100,6 +101,7 @@ class EmbeddedBroker(Broker):
         writer: Stores the records of messages.
         offsets: Committed offsets of the clustering groups.
         sequences: Stores the messages of sequenced sends.
+        release_causes: Explains why messages were released late.
         transactions: Half messages and transaction checks.
         requests: The requests of this process that have no reply yet.
         client_id: The client id in these requests.
@@ -154,7 +156,8 @@ class EmbeddedBroker(Broker):
     def _create_delay_services(self) -> None:
         settings = self.settings
         limits = settings.timer_limits()
-        self._schedule = ScheduleMessageService(self.store, limits.precision_ms)
+        self.release_causes = causes = ReleaseCauses(self.store.metrics)
+        self._schedule = ScheduleMessageService(self.store, limits.precision_ms, causes)
         self._timer = TimerMessageStore(
             self.store,
             TimerSettings(
@@ -162,6 +165,8 @@ class EmbeddedBroker(Broker):
                 roll_window_slots=settings.timer_roll_window_slot,
                 log_file_size=settings.mapped_file_size_timer_log,
             ),
+            causes,
+            settings.topic_shapes,
         )
         delay_stores: list[DelayStore] = [self._schedule, self._timer]
         self._delay_control = DelayController(self.store, delay_stores, limits, self.name)

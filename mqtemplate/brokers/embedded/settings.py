@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Le, MinLen
 
 from mqtemplate.delay.divert import TimerLimits
 from mqtemplate.delay.levels.table import DEFAULT_DELAY_LEVELS
+from mqtemplate.delay.shaping.shape import TopicShape
 from mqtemplate.store.settings import StoreSettings
 
 
@@ -67,6 +69,10 @@ class EmbeddedSettings(StoreSettings):
     transaction_check_max: Annotated[int, Ge(1)] = 15
     """Transaction checks without an answer before the message goes to ``TRANS_CHECK_MAX_TIME_TOPIC``."""
 
+    topic_shapes: Mapping[str, TopicShape] = field(default_factory=dict)
+    """Topic -> shape of the releases of its delayed messages: ``max-rate`` (a second), ``jitter``, ``spread``,
+    ``priority``. Messages with a level are stored as timers then; those that were stored before keep their way."""
+
     max_send_sequences: Annotated[int, Ge(1)] = 100_000
     """Partitions of sequenced sends that the broker remembers. With more, it forgets the writer that is unused for the
     longest time: repeats of its messages would be stored again."""
@@ -77,4 +83,5 @@ class EmbeddedSettings(StoreSettings):
             precision_ms=self.timer_precision_ms,
             max_delay_ms=self.timer_max_delay_sec * 1_000,
             enabled=self.timer_wheel_enable,
+            shaped=frozenset(self.topic_shapes),
         )

@@ -13,7 +13,7 @@ from mqtemplate.brokers.remote.delayed.levels import change_delay_levels
 from mqtemplate.brokers.remote.outages import log_failure
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.brokers.remote.topics import create_topic, topic_queues
-from mqtemplate.brokers.retry import FIRST_RETRY_LEVEL
+from mqtemplate.brokers.retry import FIRST_RETRY_LEVEL, SentBack
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.delay.levels.table import DelayLevels
 from mqtemplate.errors import BrokerClosedError, BrokerError
@@ -25,7 +25,7 @@ from mqtemplate.processes import OwnerProcess
 from mqtemplate.results import HalfMessage, PullResult, SendResult, SequencedResult, TransactionState
 from mqtemplate.selectors.tags import Selector
 from mqtemplate.services import Service, ServiceThread
-from mqtemplate.topics import is_application_topic
+from mqtemplate.topics import SCHEDULE_TOPIC, is_application_topic
 
 _log = get_logger("mqtemplate.remote")
 
@@ -196,6 +196,16 @@ class RemoteBroker(Broker):
     ) -> PullResult:
         return self._client.queries.pull(queue, queue_offset, max_count, wait_ms, selector)
 
+    def unreachable(self) -> Mapping[str, str | None]:
+        found: dict[str, str | None] = {}
+        for name in sorted(self._client.context.routes.brokers()):
+            try:
+                self.min_offset(MessageQueue(SCHEDULE_TOPIC, name, 0))
+                found[name] = None
+            except BrokerError as exc:
+                found[name] = str(exc)
+        return found
+
     def min_offset(self, queue: MessageQueue) -> int:
         return self._client.queries.min_offset(queue)
 
@@ -211,6 +221,10 @@ class RemoteBroker(Broker):
 
     def committed_offset(self, group: str, queue: MessageQueue) -> int | None:
         return self._client.members.committed_offset(group, queue)
+
+    def send_back(self, sent_back: SentBack) -> None:
+        """Send a message back for a group without a member here; see `Consumer.send_back`."""
+        self._client.members.send_back(sent_back)
 
     def commit_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
         self._client.members.commit_offset(group, queue, queue_offset)

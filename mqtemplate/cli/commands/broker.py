@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -25,7 +26,11 @@ _KEYS = {
 
 def add_commands(app: typer.Typer) -> None:
     """Add the command to the program."""
-    examples = ("broker --store ./data", "broker --listen 127.0.0.1:10911 --name-server 127.0.0.1:9876")
+    examples = (
+        "broker --store ./data",
+        "broker --listen 127.0.0.1:10911 --name-server 127.0.0.1:9876",
+        "broker -c broker.conf",
+    )
     command(app, "broker", *examples, without=("name_server", "as_json"))(broker)
 
 
@@ -51,6 +56,9 @@ def broker(
     broker_name: Annotated[
         str | None, typer.Option(metavar="NAME", help="the broker's name (default broker-a)")
     ] = None,
+    config_file: Annotated[
+        Path | None, typer.Option("--config-file", "-c", metavar="FILE", help="property file of RocketMQ's broker")
+    ] = None,
 ) -> None:
     """Run a broker and its name server.
 
@@ -58,7 +66,8 @@ def broker(
     (rocketmq.name-server: 127.0.0.1:9876).
 
     All other settings are read from application.yml (keys mqtemplate.server.* and mqtemplate.broker.*)
-    and from the environment. Ctrl-C or SIGTERM stops the broker cleanly.
+    and from the environment; or, with -c, from a file of RocketMQ's mqbroker. Ctrl-C or SIGTERM stops
+    the broker cleanly.
     """
     from mqtemplate.cli.broker_process import run
     from mqtemplate.context.failure_report import failure_report, is_debug
@@ -66,7 +75,7 @@ def broker(
     given = (store, listen, name_server, advertise, cluster_name, broker_name)
     arguments = {key: value for key, value in zip(_KEYS.values(), given, strict=True) if value is not None}
     try:
-        run(call.config, call.profile, arguments)
+        run(call.config, call.profile, arguments, config_file)
     except MQTemplateError as exc:
         if call.debug or is_debug():
             raise

@@ -11,7 +11,12 @@ from mqtemplate.context.config.schema import FieldShape, all_fields
 from mqtemplate.context.config.tree import ConfigNode
 from mqtemplate.errors import ConfigurationError
 
-_NOT_OURS = {"ROCKETMQ_HOME"}  # the folder of a RocketMQ installation; set on many machines
+_NO_KEYS = {
+    "ROCKETMQ_HOME",  # the folder of a RocketMQ installation; set on many machines
+    # Access keys and TLS of Spark's processes, which have no configuration file: mqtemplate.spark.broker_access.
+    *("MQTEMPLATE_ACCESS_KEY", "MQTEMPLATE_SECRET_KEY", "MQTEMPLATE_SECURITY_TOKEN"),
+    *("MQTEMPLATE_TLS_TRUST_CERT_PATH", "MQTEMPLATE_CLIENT_FILE"),
+}
 
 
 @dataclass(slots=True)
@@ -48,7 +53,7 @@ def bind_environment(section: type, environment: Mapping[str, str], prefix: tupl
     by_path: dict[tuple[str, ...], str] = {}
     for name, value in sorted(environment.items()):
         first, separator, _ = name.replace(".", "_").partition("_")
-        if not separator or canonical_key(first) not in first_words or name.upper() in _NOT_OURS:
+        if not separator or canonical_key(first) not in first_words or name.upper() in _NO_KEYS:
             continue
         path = by_canonical.get(canonical_key(name.replace(".", ""))) or next(_map_entries(name, maps), None)
         if path is None:

@@ -11,7 +11,8 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Annotated, Any, Union, get_args, get_origin
+from functools import cache
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, SecretBytes, SecretStr
 from pydantic.dataclasses import is_pydantic_dataclass
@@ -44,15 +45,35 @@ class FieldShape:
 
 def is_section(kind: Any) -> bool:
     """Return True for a class of sections."""
-    return isinstance(kind, type) and (issubclass(kind, BaseModel) or is_pydantic_dataclass(kind))
+    return isinstance(kind, type) and (
+        issubclass(kind, BaseModel) or is_pydantic_dataclass(kind) or _is_plain_section(kind)
+    )
+
+
+def _is_plain_section(kind: type) -> bool:
+    """Return True for a dataclass of the engine that is a part of its settings: it has a configuration for pydantic."""
+    has_configuration = dataclasses.is_dataclass(kind) and "__pydantic_config__" in vars(kind)
+    return has_configuration and not is_pydantic_dataclass(kind)
 
 
 def fields_of(section: type) -> Mapping[str, FieldInfo]:
     """Return the fields of a section by name."""
+    plain: Any = section
+    if _is_plain_section(section):
+        return _plain_fields(plain)
     fields: Mapping[str, FieldInfo] = (
-        section.model_fields if issubclass(section, BaseModel) else section.__pydantic_fields__  # type: ignore[attr-defined]
+        section.model_fields if issubclass(section, BaseModel) else plain.__pydantic_fields__
     )
     return fields
+
+
+@cache
+def _plain_fields(section: Any) -> Mapping[str, FieldInfo]:
+    hints = get_type_hints(section, include_extras=True)
+    return {
+        each.name: FieldInfo.from_annotated_attribute(hints[each.name], each.default)
+        for each in dataclasses.fields(section)
+    }
 
 
 def shape_of(annotation: Any) -> FieldShape:

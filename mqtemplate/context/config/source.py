@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from mqtemplate.context.config.binding import bind
+from mqtemplate.context.config.command_line import PROCESS
 from mqtemplate.context.config.configuration import Configuration
+from mqtemplate.context.config.env_file import with_env_file
 from mqtemplate.context.config.environment import bind_environment
 from mqtemplate.context.config.placeholders import Placeholders
 from mqtemplate.context.config.relaxed_keys import canonical_key, same_key
 from mqtemplate.context.config.schema import field_named, fields_of
+from mqtemplate.context.config.toml_reader import read_toml
 from mqtemplate.context.config.tree import UNSET, ConfigNode, ConfigOrigins, insert_mapping
 from mqtemplate.context.config.yaml_reader import YamlDocument, read_yaml, split_names
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.errors import ConfigurationError
 
 _NEAR = 0.87  # "rocketmqq", "rokcetmq", "mqtemplates"; not "rocket"
+_EXTENSIONS = ("yml", "yaml", "toml")
 _PROFILES_KEY = ("mqtemplate", "profiles", "active")
 
 
@@ -28,32 +31,36 @@ def load_settings(
     config_folder: Path | str | None = None,
     profiles: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
-    arguments: Mapping[str, object] | None = None,
+    arguments: Mapping[str, object] | ConfigNode | None = None,
 ) -> AppSettings:
     """Read the configuration of an application.
 
-    A later source wins over an earlier one: ``application.yml``, then ``application-{profile}.yml`` in the order
-    of the profiles, then the environment, then *arguments*.
+    A later source wins over an earlier one: ``application.yml`` or ``.toml``, then ``application-{profile}.yml`` in the
+    order of the profiles, then ``.env``, the environment, *arguments*, and the options of ``mqtemplate run``.
 
     Args:
         config_folder: Folder of the files; by default the working directory. A folder without files is allowed.
         profiles: Active profiles; by default those of ``mqtemplate.profiles.active`` in *arguments*, else in
             ``MQTEMPLATE_PROFILES_ACTIVE``, else in ``application.yml``.
-        environment: Environment variables; by default those of the process.
-        arguments: Keys that the program sets, dotted or nested, in any spelling.
+        environment: Environment variables; by default those of the process, and of the file ``.env`` in the folder.
+        arguments: Keys that the program sets, dotted or nested, in any spelling; or a tree with their origins.
 
     Raises:
         ConfigurationError: The configuration is invalid; the error lists all problems with file, line and nearest key.
     """
-    variables = os.environ if environment is None else environment
+    folder = _existing_folder(config_folder)
+    variables = with_env_file(folder) if environment is None else environment
     bound = bind_environment(AppSettings, variables)
-    overlay = ConfigNode()
-    insert_mapping(overlay, arguments or {}, "argument settings")
-    files = _Files(_existing_folder(config_folder))
-    active = tuple(profiles) or _profiles_of(overlay) or _profiles_of(bound.root) or files.default_profiles()
+    overlay = arguments if isinstance(arguments, ConfigNode) else ConfigNode()
+    if not isinstance(arguments, ConfigNode):
+        insert_mapping(overlay, arguments or {}, "argument settings")
+    files = _Files(folder)
+    given = PROCESS.given.profiles or tuple(profiles)
+    active = given or _profiles_of(overlay) or _profiles_of(bound.root) or files.default_profiles()
     root = files.merged(active)
     root.merge(bound.root)
     root.merge(overlay)
+    PROCESS.given.apply(root)
     if active:  # as a key, so that the settings contain the active profiles whatever named them
         in_force = ConfigNode()
         in_force.put(_PROFILES_KEY, list(active), "profiles in force")
@@ -147,13 +154,13 @@ class _Files:
         return root
 
     def _documents(self, stem: str) -> list[YamlDocument]:
-        present = [file for ext in ("yml", "yaml") if (file := self._folder / f"{stem}.{ext}").is_file()]
+        present = [file for ext in _EXTENSIONS if (file := self._folder / f"{stem}.{ext}").is_file()]
         if len(present) > 1:
             raise ConfigurationError(f"{self._folder} has both {present[0].name} and {present[1].name}; keep one")
         if not present:
             return []
         self.read.append(str(present[0]))
-        return read_yaml(present[0])
+        return [YamlDocument(read_toml(present[0]), ())] if present[0].suffix == ".toml" else read_yaml(present[0])
 
 
 def _applies(document: YamlDocument, profiles: Sequence[str]) -> bool:

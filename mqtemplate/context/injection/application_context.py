@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -21,10 +21,12 @@ from mqtemplate.context.injection.marks import name_of, service_mark, type_hints
 from mqtemplate.context.injection.wiring import Wiring
 from mqtemplate.context.lifecycle import Lifecycle
 from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.context.templates.clusters import BrokerFactory
+from mqtemplate.context.templates.clusters import BrokerFactory, Clusters
 from mqtemplate.converter import MessageConverter
 from mqtemplate.errors import DependencyError, MQTemplateError
+from mqtemplate.listener.handler_scope import HandlerScope
 from mqtemplate.listener.registry import ListenerRegistry
+from mqtemplate.observation.interface import Observation
 from mqtemplate.scheduling.schedules import Schedules
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 
@@ -38,6 +40,7 @@ _SLOTS: dict[str, type] = {
     "clock": Clock,
     "broker": Broker,
     "converter": MessageConverter,
+    "observation": Observation,
     "template": RocketMQTemplate,
     "listeners": ListenerRegistry,
     "schedules": Schedules,
@@ -99,6 +102,7 @@ class ApplicationContext:
     Attributes:
         container: dependency-injector's container; its providers have the names of the definitions.
         parts: Components that starters added to run beside the listeners.
+        handler_scopes: Contexts of frameworks around each call of a handler.
         configured_middlewares: Middlewares that the configuration names.
         conditions: The outcome of each starter.
         lifecycle: Stops of everything that is open; the last one added runs first.
@@ -120,6 +124,7 @@ class ApplicationContext:
         self.configured_middlewares = settings.mqtemplate.configured_middlewares
         self.container = MQContainer(settings=settings)
         self.parts: list[Part] = []
+        self.handler_scopes: list[HandlerScope] = []
         self.conditions: list[ConditionOutcome] = []
         self.broker_factories: list[Callable[[AppSettings], BrokerFactory | None]] = []
         self.lifecycle = Lifecycle()
@@ -211,6 +216,19 @@ class ApplicationContext:
         self.parts.append(part)
         self.note(f"runs {part.name}")
 
+    def add_handler_scope(
+        self,
+        scope: Callable[[], AbstractContextManager[object]],
+        async_scope: Callable[[], AbstractAsyncContextManager[object]] | None = None,
+    ) -> None:
+        """Run each call of a handler inside a context, such as the application context of a web framework.
+
+        Args:
+            async_scope: The context for ``async def`` handlers; by default *scope*, entered on the event loop.
+        """
+        self.handler_scopes.append(HandlerScope(scope, async_scope))
+        self.note("adds a context around handlers")
+
     def note_nothing_to_do(self, reason: str) -> None:
         """Note that the current starter has nothing to do in this application."""
         self.note(f"{_NOTHING_TO_DO}: {reason}")
@@ -244,6 +262,13 @@ class ApplicationContext:
         self._wiring.link(chosen)
         found: T = self.build(chosen)
         return found
+
+    @property
+    def brokers(self) -> Mapping[str, Broker]:
+        """All brokers: ``broker``, the application's own, then those of further templates by the template's name, then
+        those of listeners by the address that they name."""
+        own: Broker = self.get(Broker)  # type: ignore[type-abstract]  # selected by its base class
+        return {"broker": own, **{each.name: each.broker for each in self.get(Clusters).brokers()}}
 
     def call(self, target: Callable[..., T]) -> T:
         """Call a function or class with arguments by the types of its parameters. The result is not stored."""
@@ -280,7 +305,8 @@ class ApplicationContext:
         for slot in ("template", "listeners", "schedules"):
             if chosen[slot].is_default:
                 more = senders if slot == "template" else []
-                self._wiring.add_built_in(chosen[slot], [chosen["broker"], chosen["converter"], *more])
+                built_in = [chosen[used] for used in ("broker", "converter", "observation")]
+                self._wiring.add_built_in(chosen[slot], [*built_in, *more])
         for definition in self._definitions.values():
             self._wiring.link(definition)
         for slot, definition in chosen.items():

@@ -13,6 +13,7 @@ from mqtemplate.converter import JsonMessageConverter
 from mqtemplate.listener.registration.clusters import no_other_cluster
 from mqtemplate.listener.registry import ListenerRegistry
 from mqtemplate.message_trace.dispatcher import TraceDispatcher
+from mqtemplate.observation.interface import Observation
 from mqtemplate.scheduling.schedules import Schedules
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 
@@ -31,6 +32,7 @@ class MQContainer(containers.DeclarativeContainer):
     clock: providers.Provider[Any] = providers.ThreadSafeSingleton(SystemClock)
     broker: providers.Dependency[Any] = providers.Dependency()
     converter: providers.Provider[Any] = providers.ThreadSafeSingleton(JsonMessageConverter)
+    observation: providers.Provider[Any] = providers.ThreadSafeSingleton(Observation)
     trace_of: providers.Provider[Any] = providers.Object(TraceDispatcher)
     template: providers.ThreadSafeSingleton[Any] = providers.ThreadSafeSingleton(
         new_template,
@@ -39,6 +41,7 @@ class MQContainer(containers.DeclarativeContainer):
         converter,
         settings.provided.rocketmq,
         trace_of,
+        observation,
     )
     converter_of_class: providers.Provider[Any] = providers.Object(lambda kind: kind())
     broker_of: providers.Provider[Any] = providers.Object(no_other_cluster)
@@ -52,6 +55,9 @@ class MQContainer(containers.DeclarativeContainer):
         broker_of=broker_of,
         converter_of_class=converter_of_class,
         trace_of=trace_of,
+        enabled=settings.provided.mqtemplate.listener.enabled,
+        only=settings.provided.mqtemplate.listener.only,
+        observation=observation,
     )
     schedules: providers.Provider[Any] = providers.ThreadSafeSingleton(
         Schedules, broker, topic=settings.provided.mqtemplate.schedules.topic

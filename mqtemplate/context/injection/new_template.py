@@ -10,6 +10,7 @@ from mqtemplate.context.settings.rocketmq import RocketMQSettings
 from mqtemplate.converter import MessageConverter
 from mqtemplate.message_trace.traced_broker import TracedBroker
 from mqtemplate.message_trace.traces import TraceOf
+from mqtemplate.observation.interface import Observation
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 
 _DEFAULT_GROUP = "mqtemplate-producer"
@@ -21,12 +22,15 @@ def new_template(
     converter: MessageConverter,
     settings: RocketMQSettings,
     trace_of: TraceOf,
+    observation: Observation,
+    *,
     middlewares: Iterable[object] = (),
 ) -> RocketMQTemplate:
     """Return a template over a broker, as the settings describe it.
 
     Args:
         trace_of: Returns the sender of trace records.
+        observation: Measures or traces the sends.
         middlewares: Middlewares around each send, the outermost first.
     """
     producer, receiving = settings.producer, settings.pull_consumer
@@ -45,4 +49,5 @@ def new_template(
         selector_expression=receiving.selector_expression,
         message_model=receiving.message_model,
         middlewares=middlewares,
+        observation=observation,
     )

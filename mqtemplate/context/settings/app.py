@@ -18,6 +18,7 @@ from mqtemplate.context.settings import starters
 from mqtemplate.context.settings.broker import DEFAULT_STORE_PATH, BrokerSettings
 from mqtemplate.context.settings.cluster import ClusterSettings
 from mqtemplate.context.settings.listener import ListenerDefaultSettings
+from mqtemplate.context.settings.management import ManagementSettings
 from mqtemplate.context.settings.name_server import EmbeddedStore, RemoteCluster, parse_name_server
 from mqtemplate.context.settings.properties import CommaList, Properties
 from mqtemplate.context.settings.rocketmq import RocketMQSettings
@@ -35,6 +36,7 @@ class MQTemplateSettings(Properties):
     listener: ListenerDefaultSettings = ListenerDefaultSettings()
     embedded: starters.EmbeddedStarterSettings = starters.EmbeddedStarterSettings()
     logging: starters.LoggingSettings = starters.LoggingSettings()
+    management: ManagementSettings = ManagementSettings()
     schedules: starters.SchedulesSettings = starters.SchedulesSettings()
     spark: starters.SparkSettings = starters.SparkSettings()
     autoconfigure: starters.AutoconfigureSettings = starters.AutoconfigureSettings()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from mqtemplate.brokers.embedded.settings import EmbeddedSettings
 from mqtemplate.context.config.contradiction import ContradictionError
 from mqtemplate.context.settings.properties import SECTION_CONFIG, bytes_of, duration_in, host_and_port, upper_case
 from mqtemplate.delay.levels.table import DelayLevels
+from mqtemplate.delay.shaping.shape import TopicShape
 from mqtemplate.errors import ConfigurationError, DestinationError
 from mqtemplate.store.settings import parse_delete_when
 from mqtemplate.topics import check_send_topic
@@ -59,6 +61,16 @@ class BrokerSettings(EmbeddedSettings):
                 raise ValueError(str(exc)) from exc
         return names
 
+    @field_validator("topic_shapes")
+    @classmethod
+    def _check_shapes(cls, value: Mapping[str, TopicShape]) -> Mapping[str, TopicShape]:
+        for name in value:
+            try:
+                check_send_topic(name)
+            except DestinationError as exc:
+                raise ValueError(str(exc)) from exc
+        return value
+
     @field_validator("delete_when", mode="before")
     @classmethod
     def _check_delete_when(cls, value: Any) -> Any:
@@ -81,6 +93,10 @@ class BrokerSettings(EmbeddedSettings):
         return text
 
     def __post_init__(self) -> None:
+        if self.topic_shapes and not self.timer_wheel_enable:
+            raise ContradictionError(
+                "needs timers, but 'timer-wheel-enable' is false; set it to true, or remove the shapes", "topic_shapes"
+            )
         try:
             super().__post_init__()
         except ConfigurationError as exc:  # the disk ratios: pydantic has checked the other rules

@@ -55,8 +55,12 @@ class BackoffSettings(Properties):
 
 
 class ListenerDefaultSettings(Properties):
-    """Retry policy of all listeners. A value in ``@message_listener`` wins."""
+    """Retry policy of all listeners; a value in ``@message_listener`` wins. And the listeners of this process."""
 
+    enabled: bool = True
+    """False: this process runs no listeners and schedules. ``mqtemplate run`` runs them all the same."""
+    only: CommaList = ()
+    """Ids, or last parts of ids, of the listeners and schedules that run in this process. Not given: all."""
     retry: Annotated[CommaList, BeforeValidator(_delay_texts)] = ()
     """Delays before the retries, such as ``[5s, 1m, 1h]``; then the message is a dead letter. Not given: 10s, 30s, 1m,
     … 2h, as in RocketMQ; an ORDERLY queue is retried each second."""

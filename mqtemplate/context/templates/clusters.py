@@ -75,6 +75,7 @@ class Clusters:
         self._of_folder: dict[Path, Definition] = {}
         self._address_of_template: dict[str, object] = {}
         self._of_listeners: dict[object, NamedBroker] = {}
+        self._starts = True
 
     # --- templates -----------------------------------------------------------------------------
 
@@ -125,6 +126,10 @@ class Clusters:
     def _clock(self) -> Clock:
         clock: Clock = self._context.build(self._context.definition_for(Clock))
         return clock
+
+    def start_nothing(self) -> None:
+        """Build the brokers of listeners from now on, and do not start them: the application is only checked."""
+        self._starts = False
 
     def definitions(self) -> Iterator[tuple[str, Definition]]:
         """Yield the brokers that templates have beside that of the application, each once."""
@@ -191,8 +196,9 @@ class Clusters:
         if key not in self._of_listeners:
             settings = self._settings_for(listener, choice)
             broker = self._factory(settings)(settings, self._clock())
-            start_broker(broker, f"listener {listener}: name_server={choice.name_server!r}")
-            self._context.lifecycle.push(f"broker {choice.name_server}", broker.close)
+            if self._starts:
+                start_broker(broker, f"listener {listener}: name_server={choice.name_server!r}")
+                self._context.lifecycle.push(f"broker {choice.name_server}", broker.close)
             self._of_listeners[key] = NamedBroker(choice.name_server, broker)
         return self._of_listeners[key].broker
 

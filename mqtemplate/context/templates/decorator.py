@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, TypeVar, Unpack
 
@@ -11,7 +11,9 @@ from mqtemplate.broker import MessageModel
 from mqtemplate.context.injection.definitions import snake_case
 from mqtemplate.context.injection.marks import name_of
 from mqtemplate.durations import Duration
-from mqtemplate.errors import DependencyError
+from mqtemplate.errors import ConfigurationError, DependencyError
+from mqtemplate.middlewares.declaration import check_middleware, read_middlewares
+from mqtemplate.middlewares.declaration import name_of as middleware_name
 from mqtemplate.selectors.tags import SelectorType
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 
@@ -19,12 +21,16 @@ EXT_TEMPLATE_ATTRIBUTE = "__mqtemplate_ext_template__"
 """Attribute of a decorated class that holds its `ExtTemplateMark`."""
 
 _Target = TypeVar("_Target", bound=type[RocketMQTemplate])
+_MIDDLEWARES = "middlewares"
 _INHERITED = -1
 """Value of rocketmq-spring for a number that the application's own producer sets."""
 
 
 class _ClientAttributes(TypedDict, total=False):
     """Attributes that both decorators have: the keys of ``rocketmq.templates.<name>`` with the same name.
+
+    *middlewares*, which is no key, has the middlewares around each send, in place of those of the application, the
+    outermost first: objects, classes that the application builds, or dotted names of these.
 
     Each text may hold placeholders ``${key:default}``.
     """
@@ -39,6 +45,7 @@ class _ClientAttributes(TypedDict, total=False):
     instance_name: str
     enable_msg_trace: bool | str
     customized_trace_topic: str
+    middlewares: Sequence[object] | str
 
 
 class ExtTemplateAttributes(_ClientAttributes, total=False):
@@ -74,10 +81,12 @@ class ExtTemplateMark:
     Attributes:
         name: Name of the template, and of its section ``rocketmq.templates.<name>``.
         keys: Keys of that section, as the decorator gives them.
+        middlewares: Middlewares of the template, objects or classes; None: those of the application.
     """
 
     name: str
     keys: Mapping[str, Any]
+    middlewares: tuple[object, ...] | None = None
 
 
 def ext_template(value: str = "", **attributes: Unpack[ExtTemplateAttributes]) -> Callable[[_Target], _Target]:
@@ -100,6 +109,7 @@ def ext_template(value: str = "", **attributes: Unpack[ExtTemplateAttributes]) -
 
     Raises:
         DependencyError: The class is not derived from `RocketMQTemplate`.
+        ConfigurationError: A middleware is none, or has no ``send``.
         TypeError: An attribute has an unknown name.
     """
     return _mark("@ext_template", value, attributes, ExtTemplateAttributes, lambda keys: keys)
@@ -131,7 +141,8 @@ def _mark(
     for attribute in attributes:
         if attribute not in known:
             raise TypeError(f"{decorator} has no attribute {attribute!r}; known attributes are {', '.join(known)}")
-    given = {key: value for key, value in attributes.items() if value != _INHERITED}
+    given = {key: value for key, value in attributes.items() if key != _MIDDLEWARES and value != _INHERITED}
+    own = _read_middlewares(decorator, attributes[_MIDDLEWARES]) if _MIDDLEWARES in attributes else None
 
     def mark(target: _Target) -> _Target:
         if not _is_template_class(target):
@@ -139,10 +150,34 @@ def _mark(
                 f"{decorator}: {name_of(target)} is not derived from RocketMQTemplate; "
                 f"write 'class {getattr(target, '__name__', 'Audit')}(RocketMQTemplate): ...'"
             )
-        setattr(target, EXT_TEMPLATE_ATTRIBUTE, ExtTemplateMark(name or snake_case(target.__name__), to_keys(given)))
+        setattr(
+            target, EXT_TEMPLATE_ATTRIBUTE, ExtTemplateMark(name or snake_case(target.__name__), to_keys(given), own)
+        )
         return target
 
     return mark
+
+
+def _read_middlewares(decorator: str, given: Any) -> tuple[object, ...]:
+    """Return the middlewares of a decorator.
+
+    Raises:
+        ConfigurationError: One of them is none, or does nothing for a template.
+    """
+    try:
+        found = read_middlewares(given)
+    except (ValueError, AttributeError):
+        raise ConfigurationError(
+            f"{decorator}: middlewares must be objects, classes, or dotted names of these, got {given!r}"
+        ) from None
+    for each in found:
+        check_middleware(each)
+        if not hasattr(each, "send"):
+            raise ConfigurationError(
+                f"{decorator}: middlewares: {middleware_name(each)} has no send, so it does nothing for a template; "
+                "give it to a listener"
+            )
+    return found
 
 
 def _is_template_class(target: object) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -30,12 +30,14 @@ class TemplateSpec:
         kind: Class to build.
         settings: Settings of the application with the keys of this template.
         names_broker: True: the template names its broker; False: it uses the broker of the application.
+        middlewares: Middlewares of its own, objects or classes; None: those of the application.
     """
 
     name: str
     kind: type[RocketMQTemplate]
     settings: AppSettings
     names_broker: bool
+    middlewares: tuple[object, ...] | None = None
 
 
 def template_specs(settings: AppSettings, components: tuple[object, ...]) -> Iterator[TemplateSpec]:
@@ -72,7 +74,8 @@ def _of_class(
             f"{name_of(kind)} is the template {mark.name!r}, and there is no section rocketmq.templates.{mark.name} "
             f"(there is: {known}); write that section, or give the decorator name_server="
         )
-    return _spec(settings, mark.name, kind, _merged(settings, kind, mark, section))
+    spec = _spec(settings, mark.name, kind, _merged(settings, kind, mark, section))
+    return replace(spec, middlewares=mark.middlewares)
 
 
 def _merged(

@@ -100,6 +100,11 @@ class LevelQueue:
         """Number of pending messages."""
         return sum([segment.pending_count for segment in self._segments])
 
+    @property
+    def unread_count(self) -> int:
+        """Number of units that were not read yet."""
+        return max(0, self._queue.max_offset - self._read_to)
+
     # --- reading new units ---------------------------------------------------------------------
 
     def catch_up(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mqtemplate.delay.causes import ReleaseCauses
 from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS, DelayStore
 from mqtemplate.delay.levels.level_queue import DueUnits, LevelQueue
 from mqtemplate.delay.levels.level_replay import LevelReplay
@@ -16,6 +17,7 @@ from mqtemplate.delay.release import DueRecord
 from mqtemplate.delay.releaser import MAX_RELEASE_COUNT
 from mqtemplate.delay.timers.settings import slot_of
 from mqtemplate.event_log import get_logger
+from mqtemplate.metrics import MetricKind, Sample
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.store.files.json_files import DataVersion, load_json, write_table
 from mqtemplate.store.message_store import MessageStore
@@ -52,8 +54,8 @@ class ScheduleMessageService(DelayStore):
     name = "delay.schedule"
     source_topic = SCHEDULE_TOPIC
 
-    def __init__(self, store: MessageStore, precision_ms: int = 1_000) -> None:
-        super().__init__(store)
+    def __init__(self, store: MessageStore, precision_ms: int = 1_000, causes: ReleaseCauses | None = None) -> None:
+        super().__init__(store, causes)
         self._precision_ms = precision_ms
         self._queues: dict[int, LevelQueue] = {}
         self._replay = LevelReplay(store)
@@ -64,6 +66,7 @@ class ScheduleMessageService(DelayStore):
         self._may_have_new_level = True
         self._poison = store.metrics.counter("delay.poison")
         store.metrics.gauge("delay.waiting.level", self.count_pending)
+        store.metrics.add_collector(self._pending_by_level)
 
     @property
     def positions(self) -> dict[int, int]:
@@ -135,6 +138,8 @@ class ScheduleMessageService(DelayStore):
         rows = rows[rows["size"] > 0]  # a size of 0 stands for a unit that is not pending
         columns = (rows[name].tolist() for name in ("due_ms", "physical_offset", "size"))
         self._releaser.release(list(map(DueRecord, *columns)), now_ms, rows["due_ms"])
+        due_ms = rows["due_ms"]
+        self._causes.observe(due_ms, due_ms, now_ms)
         for (queue, units), count in zip(due_units, counts, strict=True):
             if count:
                 queue.advance(units, count)
@@ -153,6 +158,21 @@ class ScheduleMessageService(DelayStore):
         return rows[order], counts.tolist()
 
     # --- pending messages ----------------------------------------------------------------------
+
+    def _enqueue_lag(self) -> int:
+        with self.lock:
+            return sum([queue.unread_count for queue in self._queues.values()])
+
+    def _next_due_ms(self) -> int:
+        return min([queue.due_ms for queue in self._queues.values()], default=NEVER_MS)
+
+    def _pending_by_level(self) -> list[Sample]:
+        with self.lock:
+            counts = {level: queue.pending_count for level, queue in self._queues.items()}
+        return [
+            Sample("delay.pending_levels", MetricKind.GAUGE, count, {"level": str(level)})
+            for level, count in counts.items()
+        ]
 
     def catch_up(self) -> None:
         self._find_levels()

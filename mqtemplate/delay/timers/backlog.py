@@ -7,7 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from mqtemplate.delay.offset_set import contains
+from mqtemplate.delay.pending_rows import NEVER_MS
 from mqtemplate.delay.release import DueRecord
+from mqtemplate.delay.shaping.shaper import Shaper
 from mqtemplate.delay.timers.files import TimerFiles
 from mqtemplate.delay.timers.intake import NO_TIME_MS, TimerTopicReader
 from mqtemplate.delay.timers.near_term import NEAR_DTYPE, NearTerm
@@ -35,6 +37,7 @@ class TimerBacklog:
         is_replaced: Returns for physical offsets, sizes and slots whether the commit log shows a record that replaced
             the message.
         read_ms: The first slot that is not closed.
+        shaper: Holds the timers of topics with a shape.
 
     Attributes:
         open: Open slot -> end of the commit log when it opened. Releases from the slot are after it.
@@ -49,13 +52,17 @@ class TimerBacklog:
         reader: TimerTopicReader,
         is_replaced: IsReplaced,
         read_ms: int,
+        shaper: Shaper,
     ) -> None:
         self._store = store
+        self._shaper = shaper
+        self.held = shaper.held
         self._settings = files.settings
         self._reader = reader
         self._is_replaced = is_replaced
         self.files = files
         self.near = NearTerm()
+        self.eligible_ms: dict[int, int] = {}  # physical offset -> release time of held messages that `take` returned
         self.read_ms = read_ms
         self.open: dict[int, int] = {}
         self.next_slot_ms = files.wheel.next_live(read_ms)
@@ -113,7 +120,8 @@ class TimerBacklog:
         is_open = np.fromiter(map(self.open.__contains__, slots_ms.tolist()), np.bool_, len(slots_ms))
         enters = is_open & (magic & Magic.DONE == 0)
         if enters.any():
-            self.near.add_late(self._near_rows(positions[enters], units[enters], np.zeros(enters.sum(), np.bool_)))
+            rows, hashes = self._near_rows(positions[enters], units[enters], np.zeros(enters.sum(), np.bool_))
+            self.near.add_late(self._shaper.keep_unshaped(rows, hashes, now_ms))
         if not is_open.all():
             self.next_slot_ms = min(self.next_slot_ms, int(slots_ms[~is_open].min()))
 
@@ -138,16 +146,21 @@ class TimerBacklog:
             max_count: After an outage, stop at this many due messages: memory holds no more than one batch and a slot.
         """
         if self._must_open_ms is not None and self._must_open_ms not in self.open:
-            self._open_slot(self._must_open_ms)
+            self._open_slot(self._must_open_ms, now_ms)
         self._must_open_ms = None
         newest_ms = self._settings.slot_at(now_ms + ahead_ms)
         while self.next_slot_ms <= newest_ms:
             is_overdue = self.next_slot_ms + self._settings.precision_ms < now_ms
-            if is_overdue and self.near.due_count(now_ms, max_count) >= max_count:
+            if is_overdue and (self.near.due_count(now_ms, max_count) >= max_count or self._shaper.is_full()):
                 return
-            self._open_slot(self.next_slot_ms)
+            self._open_slot(self.next_slot_ms, now_ms)
 
-    def _open_slot(self, slot_ms: int) -> None:
+    def next_open_ms(self, now_ms: int, ahead_ms: int) -> int:
+        """Return when `open_slots` has to be called; `NEVER_MS` while only a release of held messages makes room."""
+        is_overdue = self.next_slot_ms + self._settings.precision_ms < now_ms
+        return NEVER_MS if is_overdue and self._shaper.is_full() else self.next_slot_ms - ahead_ms
+
+    def _open_slot(self, slot_ms: int, now_ms: int) -> None:
         log_end = self._store.end_offset  # before reading: what is released while reading counts as after the opening
         slot = self.files.wheel.get(slot_ms)
         pieces = []
@@ -157,12 +170,17 @@ class TimerBacklog:
                 positions, units = positions[chosen], units[chosen]
                 pieces.append(self._near_rows(positions, units, self.is_done(units)))
         self.open[slot_ms] = log_end
-        self.near.add_slot(np.concatenate(pieces) if pieces else np.empty(0, NEAR_DTYPE))
+        if pieces:
+            rows, hashes = (np.concatenate(column) for column in zip(*pieces, strict=True))
+            self.near.add_slot(self._shaper.keep_unshaped(rows, hashes, now_ms))
         while self.next_slot_ms in self.open:
             self.next_slot_ms = self.files.wheel.next_live(self.next_slot_ms + self._settings.precision_ms)
 
-    def _near_rows(self, positions: np.ndarray, units: np.ndarray, done: np.ndarray) -> np.ndarray:
-        """Return the messages among units of open slots, as `NEAR_DTYPE`. Note the markers and the done units."""
+    def _near_rows(self, positions: np.ndarray, units: np.ndarray, done: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the messages among units of open slots, as `NEAR_DTYPE`, and the hashes of their topics.
+
+        Note the markers and the done units.
+        """
         # A parked marker does not belong to this slot. It is rolled like a message.
         is_marker = (units["magic"] & (Magic.DELETE | Magic.ROLL)) == Magic.DELETE
         markers = units[is_marker & ~done]
@@ -184,7 +202,7 @@ class TimerBacklog:
         # A parked message is rolled at the end of its slot.
         rows["due_ms"] = np.where(rows["rolls"], slots_ms + self._settings.precision_ms, times)
         rows["position"] = positions
-        return rows
+        return rows, units["topic_hash"]
 
     def is_done(self, units: np.ndarray) -> np.ndarray:
         """Return for each unit whether its message was replaced although the unit is not marked as done."""
@@ -196,7 +214,7 @@ class TimerBacklog:
 
     def close_slots(self, now_ms: int) -> None:
         """Close the slots that are past and have no messages left."""
-        next_due_ms = self.near.next_due_ms
+        next_due_ms = min(self.near.next_due_ms, self.held.first_due_ms)
         for slot_ms in sorted(self.open):
             end_ms = slot_ms + self._settings.precision_ms
             if end_ms > now_ms or next_due_ms <= end_ms:
@@ -206,6 +224,7 @@ class TimerBacklog:
             self._deleted.pop(slot_ms, None)
             if not self.open:  # the next reader of the files starts after these slots, so their units need no marks
                 self.near.take_dropped()
+                self.held.take_dropped()
                 self._dropped = _EMPTY
         self.close_empty_slots(now_ms)
 
@@ -214,12 +233,21 @@ class TimerBacklog:
     def take(self, now_ms: int, max_count: int) -> list[DueRecord]:
         """Return the next due messages; see `NearTerm.take`."""
         taken = self.near.take(now_ms, max_count)
+        if len(self.held):
+            taken = self._with_held(taken, now_ms, max_count)
         if self._parked_markers:
             # A parked marker ends the batch: it must be on the wheel again before the message it names is released.
             for count, item in enumerate(taken, start=1):
                 if item.physical_offset in self._parked_markers:
                     return taken[:count]
         return taken
+
+    def _with_held(self, taken: list[DueRecord], now_ms: int, max_count: int) -> list[DueRecord]:
+        """Return *taken* with the held messages that may be released, in the order of both."""
+        held = self.held.take(now_ms, max_count)
+        self.eligible_ms = {item.physical_offset: release_ms for _, item, release_ms in held}
+        ordered = [(order_ms, item) for order_ms, item, _ in held] + [(item.due_ms, item) for item in taken]
+        return [item for _, item in sorted(ordered)][:max_count]
 
     def not_deleted(self, taken: list[DueRecord]) -> list[DueRecord]:
         """Return those of *taken* that no delete marker of their slot names."""
@@ -234,7 +262,8 @@ class TimerBacklog:
 
     def drop(self, taken: list[DueRecord]) -> None:
         """Forget messages that `take` returned: they are released."""
-        self.near.drop(taken)
+        self.near.drop(self.held.drop(taken) if len(self.held) else taken)
+        self.eligible_ms.clear()
         self.balance -= len(taken)
         if taken and taken[-1].physical_offset in self._parked_markers:  # `take` ends a batch with it
             self._parked_markers.remove(taken[-1].physical_offset)
@@ -249,6 +278,16 @@ class TimerBacklog:
         deliver_ms = self._reader.deliver_time(record)
         return unit.slot_ms if deliver_ms is None else deliver_ms
 
+    def is_near(self, unit: TimerUnit, record: StoredRecord) -> bool:
+        """Return True if a message of an open slot is not released, cancelled or moved."""
+        due_ms = self.due_in_slot_ms(unit, record)
+        return self.near.contains(due_ms, record.physical_offset) or self.held.contains(record.physical_offset)
+
+    def near_offsets(self) -> np.ndarray:
+        """Return the physical offsets of the pending messages of open slots, ascending."""
+        offsets = self.near.physical_offsets()
+        return np.sort(np.concatenate([offsets, self.held.physical_offsets()])) if len(self.held) else offsets
+
     def remove(self, record: StoredRecord) -> None:
         """Never release a message, if it is on the wheel."""
         found = self.files.log.find(record.physical_offset)
@@ -257,7 +296,9 @@ class TimerBacklog:
         position, unit = found
         self._removed[record.physical_offset] = position
         if unit.slot_ms in self.open:
-            self.near.remove(self.due_in_slot_ms(unit, record), record.physical_offset)
+            due_ms = self.due_in_slot_ms(unit, record)
+            if not self.held.remove(record.physical_offset):
+                self.near.remove(due_ms, record.physical_offset)
         if not unit.magic & Magic.DELETE:
             self.balance -= 1
 
@@ -276,7 +317,7 @@ class TimerBacklog:
         The commit log shows that their messages are gone, but RocketMQ does not read it there. When it opens the files,
         it releases all of an open slot except units that are marked as done.
         """
-        self._dropped = np.unique(np.concatenate([self._dropped, self.near.take_dropped()]))
+        self._dropped = np.unique(np.concatenate([self._dropped, self.near.take_dropped(), self.held.take_dropped()]))
         if not self._removed:
             return self._dropped
         return np.union1d(self._dropped, np.fromiter(self._removed.values(), np.int64, len(self._removed)))

@@ -51,7 +51,7 @@ class PendingTimers:
         if self._recalls.is_recalled(final_ms, record, backlog.read_ms):
             return None
         if unit.slot_ms in backlog.open:
-            is_pending = backlog.near.contains(backlog.due_in_slot_ms(unit, record), record.physical_offset)
+            is_pending = backlog.is_near(unit, record)
         else:
             is_pending = not backlog.is_done(np.array([tuple(unit)], TIMER_UNIT_DTYPE))[0]
         return PendingEntry(deliver_ms, unit.slot_ms) if is_pending else None
@@ -128,7 +128,7 @@ class PendingTimers:
         is_open = np.isin(slots_of(units), list(backlog.open))
         is_open &= units["magic"] & (Magic.DELETE | Magic.ROLL) != Magic.DELETE
         if is_open.any():
-            is_pending &= ~is_open | contains(backlog.near.physical_offsets(), units["physical_offset"])
+            is_pending &= ~is_open | contains(backlog.near_offsets(), units["physical_offset"])
         return np.asarray(units[is_pending])
 
     def count(self) -> int:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import compress
+from types import MappingProxyType
 
 import numpy as np
 
+from mqtemplate.delay.causes import ReleaseCauses
 from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS, DelayStore
 from mqtemplate.delay.pending_rows import NEVER_MS, NO_ROWS, PendingEntry, PendingPiece
-from mqtemplate.delay.release import DEAD_LETTER_TOPIC
+from mqtemplate.delay.release import DEAD_LETTER_TOPIC, DueRecord
 from mqtemplate.delay.releaser import MAX_RELEASE_COUNT, count_copies
+from mqtemplate.delay.shaping.shape import TopicShape
+from mqtemplate.delay.shaping.shaper import Shaper
 from mqtemplate.delay.timers.backlog import TimerBacklog
 from mqtemplate.delay.timers.files import TIMER_CHECKPOINT_FILE, TimerFiles, log_file_size
 from mqtemplate.delay.timers.intake import TimerTopicReader
@@ -25,6 +29,7 @@ from mqtemplate.delay.timers.timer_metrics import TimerMetrics
 from mqtemplate.delay.timers.timer_unit import Magic
 from mqtemplate.errors import StoreError
 from mqtemplate.event_log import get_logger
+from mqtemplate.metrics import MetricKind, Sample
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.properties import REAL_TOPIC, find_property
 from mqtemplate.record.run import RecordRun
@@ -56,13 +61,23 @@ class TimerMessageStore(DelayStore):
     - `TimerBacklog` has the messages on the wheel. Messages of the timer topic before the cursor are on it.
     - The commit log shows what was released (`release`). Wheel and log are derived from it: `TimerFiles` brings them to
       one state at a start, and if that fails, they are rebuilt from the topic.
+
+    Args:
+        shapes: Topic -> the shape of its releases.
     """
 
     name = "delay.timer"
     source_topic = TIMER_TOPIC
 
-    def __init__(self, store: MessageStore, settings: TimerSettings | None = None) -> None:
-        super().__init__(store)
+    def __init__(
+        self,
+        store: MessageStore,
+        settings: TimerSettings | None = None,
+        causes: ReleaseCauses | None = None,
+        shapes: Mapping[str, TopicShape] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(store, causes)
+        self._shaper = Shaper(shapes, self._causes)
         self._settings = settings or TimerSettings()
         self._reader = TimerTopicReader(store, self._settings.precision_ms)
         self._replay = TimerReplay(store)
@@ -77,6 +92,8 @@ class TimerMessageStore(DelayStore):
         self._backlog: TimerBacklog | None = None
         self._pending: PendingTimers | None = None
         store.metrics.gauge("delay.waiting.timer", self.count_pending)
+        store.metrics.gauge("delay.held", lambda: len(self._shaper.held))
+        store.metrics.add_collector(self._pending_by_topic)
 
     @property
     def log_file_size(self) -> int:
@@ -135,7 +152,7 @@ class TimerMessageStore(DelayStore):
         return cursor
 
     def _create_backlog(self, files: TimerFiles, read_ms: int) -> TimerBacklog:
-        self._backlog = TimerBacklog(self._store, files, self._reader, self._replay.is_replaced, read_ms)
+        self._backlog = TimerBacklog(self._store, files, self._reader, self._replay.is_replaced, read_ms, self._shaper)
         self._pending = PendingTimers(self._backlog, self._reader, self.lock)
         return self._backlog
 
@@ -171,10 +188,13 @@ class TimerMessageStore(DelayStore):
         )
 
     def _next_call(self, backlog: TimerBacklog, now_ms: int) -> int | None:
-        next_ms = min(backlog.near.next_due_ms, backlog.next_slot_ms - _READ_AHEAD_MS)
+        next_open_ms = backlog.next_open_ms(now_ms, _READ_AHEAD_MS)
+        next_ms = min(backlog.near.next_due_ms, backlog.held.next_release_ms, next_open_ms)
         if backlog.open:
             # A complete slot is closed although nothing is due, so that the progress is written.
-            next_ms = min(next_ms, max(min(backlog.open) + self._settings.precision_ms, now_ms + 1))
+            end_ms = min(backlog.open) + self._settings.precision_ms
+            if backlog.held.first_due_ms > end_ms:  # else a release of held messages completes the slot
+                next_ms = min(next_ms, max(end_ms, now_ms + 1))
         return None if next_ms >= NEVER_MS - _READ_AHEAD_MS else next_ms
 
     def _enqueue(self, now_ms: int) -> bool:
@@ -216,7 +236,10 @@ class TimerMessageStore(DelayStore):
             return
         taken = taken[: self._releaser.count_fitting([item.size for item in taken])]
         due_ms = np.array([item.due_ms for item in taken if not item.rolls], np.int64)
+        eligible = backlog.eligible_ms
+        eligible_ms = [eligible.get(item.physical_offset, item.due_ms) for item in taken] if eligible else []
         copies = self._releaser.release(backlog.not_deleted(taken), now_ms, due_ms)
+        self._causes.observe(due_ms, _without_rolled(taken, eligible_ms, due_ms), now_ms)
         backlog.drop(taken)
         topics: Counter[str] = Counter()
         for each in copies:
@@ -224,6 +247,19 @@ class TimerMessageStore(DelayStore):
         self._metrics.add(topics, self._store.clock.now_ms(), -1)
 
     # --- pending messages ----------------------------------------------------------------------
+
+    def _enqueue_lag(self) -> int:
+        return max(0, self._store.consume_queue(TIMER_TOPIC, 0).max_offset - self._cursor) if self._is_started else 0
+
+    def _next_due_ms(self) -> int:
+        if self._backlog is None:
+            return NEVER_MS
+        return min(self._backlog.near.next_due_ms, self._backlog.held.first_due_ms, self._backlog.next_slot_ms)
+
+    def _pending_by_topic(self) -> list[Sample]:
+        with self.lock:
+            counts = self._metrics.counts()
+        return [Sample("delay.pending_timers", MetricKind.GAUGE, count, {"topic": topic}) for topic, count in counts]
 
     def catch_up(self) -> None:
         self.start()
@@ -357,3 +393,10 @@ def _real_topic(record: RecordDraft | RecordRun | StoredRecord) -> str:
         return record.topic
     properties = record.properties if isinstance(record, RecordDraft) else record.properties_bytes
     return find_property(properties, REAL_TOPIC) or ""
+
+
+def _without_rolled(taken: list[DueRecord], eligible_ms: list[int], due_ms: np.ndarray) -> np.ndarray:
+    """Return the release times of the messages that are released; *due_ms* itself if no topic has a shape."""
+    if not eligible_ms:
+        return due_ms
+    return np.array([ms for item, ms in zip(taken, eligible_ms, strict=True) if not item.rolls], np.int64)

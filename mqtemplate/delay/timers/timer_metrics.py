@@ -53,6 +53,10 @@ class TimerMetrics:
             self._counts[topic] = {"count": before + sign * count, "timeStamp": now_ms}
             self._is_changed = True
 
+    def counts(self) -> list[tuple[str, int]]:
+        """Return each topic with its number of timers."""
+        return [(topic, max(pair["count"], 0)) for topic, pair in self._counts.items()]
+
     def write(self, now_ms: int) -> None:
         """Write the file if numbers changed and the last write is long enough ago."""
         if not self._is_changed or 0 <= now_ms - self._written_ms < _INTERVAL_MS or len(self._counts) > _MOST_TOPICS:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from mqtemplate.errors import ListenerError
+from mqtemplate.listener.consume_status import ConsumeStatus
 from mqtemplate.listener.failures.failure import HANDLER_ERRORS
-from mqtemplate.listener.handler_result import BatchFailure, ConsumeStatus
+from mqtemplate.listener.handler_result import BatchFailure
 from mqtemplate.middlewares.pause import PauseListener
 from mqtemplate.middlewares.steps import RunAwaitable
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from mqtemplate.durations import Duration
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener.calling.send import PublishSpec, ResultSender, Send, is_sends
-from mqtemplate.listener.handler_result import ConsumeStatus
+from mqtemplate.listener.consume_status import ConsumeStatus
 
 
 class Template(Protocol):

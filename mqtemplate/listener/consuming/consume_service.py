@@ -102,6 +102,11 @@ class ConsumeService(ABC, Generic[_Item, _Work]):
         """Number of items that are ready for a consume thread; 0 while the listener is paused."""
         return 0 if self.is_paused else len(self._ready)
 
+    @property
+    def hanging_count(self) -> int:
+        """Number of calls of the handler that run longer than ``consume_timeout``."""
+        return self._watchdog.hanging_count
+
     @abstractmethod
     def excluded(self) -> frozenset[MessageQueue]:
         """Return the queues from which no message may be fetched now."""

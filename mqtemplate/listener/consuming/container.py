@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from enum import Enum
@@ -38,6 +38,7 @@ from mqtemplate.message import MessageExt, MessageQueue
 from mqtemplate.message_trace.dispatcher import TraceDispatcher
 from mqtemplate.middlewares.declaration import arounds
 from mqtemplate.middlewares.steps import is_async_around
+from mqtemplate.observation.interface import Observation
 
 _log = get_logger("mqtemplate.listener")
 
@@ -71,6 +72,7 @@ class ListenerContainer:
     Args:
         loop: Loop for ``async def`` handlers; by default one of the container's own.
         trace: Writes the calls into RocketMQ's message trace; None for no trace.
+        observation: Measures or traces the calls of the handler; None: nothing does.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class ListenerContainer:
         *,
         loop: HandlerLoop | None = None,
         trace: TraceDispatcher | None = None,
+        observation: Observation | None = None,
     ) -> None:
         self.name = f"listener {endpoint.id}"
         self.endpoint = endpoint
@@ -90,6 +93,7 @@ class ListenerContainer:
         self._converter = converter
         self._trace = trace
         self._named_topics = endpoint.settings.topics
+        self._observation = observation
         self._owns_loop = loop is None
         self._loop = loop or choose_loop(broker.clock)
         self._uses_loop = _uses_loop(endpoint)
@@ -129,6 +133,27 @@ class ListenerContainer:
     def is_running(self) -> bool:
         """True if the container is a member of its group; a paused one is."""
         return self.state in (ContainerState.RUNNING, ContainerState.PAUSED)
+
+    @property
+    def in_flight(self) -> int:
+        """Number of messages that were fetched and are not finished; 0 before the first start."""
+        return self._queues.in_flight if self.state is not ContainerState.CREATED else 0
+
+    @property
+    def hanging_count(self) -> int:
+        """Number of calls of the handler that run longer than ``consume_timeout``."""
+        return self._service.hanging_count if self.is_running else 0
+
+    @property
+    def outcomes(self) -> Mapping[str, int]:
+        """Next step (`NextStep.value`) -> number of failed messages for which it was decided."""
+        return self._failures.outcomes
+
+    def positions(self) -> dict[MessageQueue, int | None]:
+        """Return the committed offset of each queue that is assigned to this member; None if there is none."""
+        return (
+            {queue: self._consumer.committed(queue) for queue in self._consumer.assignment()} if self.is_running else {}
+        )
 
     # --- start and stop ----------------------------------------------------------------------------
 
@@ -199,7 +224,13 @@ class ListenerContainer:
 
     def _make_handling(self) -> Handling:
         self._invocation = invocation = Invocation(
-            self.endpoint, self._broker, self._converter, self._loop.run, self._failures, self._end_requested_pause
+            self.endpoint,
+            self._broker,
+            self._converter,
+            self._loop.run,
+            self._failures,
+            self._end_requested_pause,
+            self._observation,
         )
         handling: Invocation | TracedHandling = invocation
         if self._trace is not None:
@@ -408,6 +439,14 @@ class ListenerContainer:
         """
         time_ms = epoch_ms(time)
         self._reposition(lambda: self._repositioning.to_time(time_ms))
+
+    def skip_to_latest(self) -> None:
+        """Continue after the last message of each queue that is assigned to this member: skip what is not handled.
+
+        Raises:
+            ListenerError: The listener is not running.
+        """
+        self._reposition(self._repositioning.to_latest)
 
     def _reposition(self, action: Callable[[], None]) -> None:
         if not self.is_running:

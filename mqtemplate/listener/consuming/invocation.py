@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from mqtemplate.broker import Broker
@@ -13,15 +14,17 @@ from mqtemplate.errors import MQTemplateError
 from mqtemplate.listener.calling.batch import BatchCalls, single_call
 from mqtemplate.listener.calling.error_decision import deciding
 from mqtemplate.listener.calling.send import is_sends
+from mqtemplate.listener.consume_status import ConsumeStatus
 from mqtemplate.listener.consuming.handler_loop import RunAwaitable
 from mqtemplate.listener.current import enter_batch, enter_message, handler_context
 from mqtemplate.listener.endpoint import Endpoint
 from mqtemplate.listener.failures.failure import HANDLER_ERRORS, Failure
 from mqtemplate.listener.failures.failure_log import FailureLog
-from mqtemplate.listener.handler_result import ConsumeStatus, is_batch_done, is_done
+from mqtemplate.listener.handler_result import is_batch_done, is_done
 from mqtemplate.message import MessageExt, Property
 from mqtemplate.middlewares.declaration import arounds
 from mqtemplate.middlewares.delivery import ListenerInfo
+from mqtemplate.observation.interface import Observation, ObservedListener
 
 
 def _no_properties(payload: object) -> Mapping[str, str]:
@@ -43,12 +46,13 @@ class Invocation:
         run_awaitable: RunAwaitable,
         log: FailureLog,
         resume: Callable[[], None],
+        observation: Observation | None = None,
     ) -> None:
         self._group = endpoint.settings.group
         self._topics = endpoint.settings.topics or endpoint.settings.topic_patterns
         self._context = handler_context(self._group, self._topics)
         self._reply_timeout_ms = endpoint.settings.reply_timeout
-        self._broker = broker
+        self._sends = broker if observation is None else observation.sends(broker, broker.clock)
         self._converter = converter
         self._properties_of: Callable[[object], Mapping[str, str]] = getattr(converter, "properties_of", _no_properties)
         self._run_awaitable = run_awaitable
@@ -56,7 +60,13 @@ class Invocation:
         self._publisher = endpoint.plan.publisher
         self._warned = endpoint.plan.publishes
         self._info = _info(endpoint, broker, resume)
-        self._call, self._sends_results, self._batch = _composed(endpoint, converter, run_awaitable, self._info)
+        self._call, self._sends_results, batch = _composed(endpoint, converter, run_awaitable, self._info)
+        observed, listener = observation or Observation(), ObservedListener(endpoint.id, self._group)
+        self._run_one = observed.one(listener, self._handle_one, broker.clock)
+        self._run_on_loop = observed.one_async(listener, self._handle_on_loop, broker.clock)
+        self._run_batch = (
+            None if batch is None else observed.many(listener, partial(self._handle_batch, batch), broker.clock)
+        )
 
     def around(self, middlewares: Iterable[object], call: Callable[[MessageExt], Any]) -> Callable[[MessageExt], Any]:
         """Return a function of a message with middlewares around it, in place of those around the handler."""
@@ -64,17 +74,17 @@ class Invocation:
 
     def handle(self, messages: Sequence[MessageExt]) -> list[Failure]:
         """Handle several messages: in one call if the handler takes batches, else one after the other."""
-        if self._batch is not None:
-            return self._context.copy().run(self._handle_batch, self._batch, messages)
+        if self._run_batch is not None:
+            return self._context.copy().run(self._run_batch, messages)
         return [failure for message in messages if (failure := self.handle_one(message)) is not None]
 
     def handle_one(self, message: MessageExt) -> Failure | None:
         """Handle one message with a handler that takes single messages."""
-        return self._context.copy().run(self._handle_one, message)
+        return self._context.copy().run(self._run_one, message)
 
     def task_of(self, message: MessageExt, loop: asyncio.AbstractEventLoop) -> asyncio.Task[Failure | None]:
         """Return a task on a loop that handles one message with an ``async def`` handler of single messages."""
-        return loop.create_task(self._handle_on_loop(message), context=self._context.copy())
+        return loop.create_task(self._run_on_loop(message), context=self._context.copy())
 
     def _handle_one(self, message: MessageExt) -> Failure | None:
         enter_message(self._group, self._topics, message)
@@ -134,7 +144,7 @@ class Invocation:
             properties = self._properties_of(result)
             if content_type is not None:
                 properties = {**properties, CONTENT_TYPE: content_type}
-            self._broker.reply(request, body, properties, self._reply_timeout_ms)
+            self._sends.reply(request, body, properties, self._reply_timeout_ms)
         except MQTemplateError as exc:
             self._log.reply_failed(request, exc)
 

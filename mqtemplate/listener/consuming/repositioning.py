@@ -73,8 +73,14 @@ class Repositioning:
 
         The retry topic is left as it is: its messages are retried when they are due.
         """
-        topics = [queue for queue in self._consumer.assignment() if not queue.topic.startswith(RETRY_TOPIC_PREFIX)]
-        self.to_offsets({queue: self._broker.search_offset(queue, time_ms) for queue in sorted(topics)})
+        self.to_offsets({queue: self._broker.search_offset(queue, time_ms) for queue in self._without_retries()})
+
+    def to_latest(self) -> None:
+        """Continue after the last message of each queue. The retry topic is left as it is."""
+        self.to_offsets({queue: self._broker.max_offset(queue) for queue in self._without_retries()})
+
+    def _without_retries(self) -> list[MessageQueue]:
+        return sorted(queue for queue in self._consumer.assignment() if not queue.topic.startswith(RETRY_TOPIC_PREFIX))
 
 
 def epoch_ms(time: datetime | int) -> int:

@@ -86,6 +86,7 @@ class Watchdog(Generic[_Work]):
         self._timeout_ms = timeout_ms
         self._now_ms = clock.now_ms
         self._running: dict[int, RunningCall[_Work]] = {}
+        self._hanging: set[RunningCall[_Work]] = set()  # found by `hanging`, and not finished
 
     def start(self, work: Sequence[_Work], task_number: int | None = None) -> RunningCall[_Work]:
         """Note that this thread calls a handler now.
@@ -101,10 +102,17 @@ class Watchdog(Generic[_Work]):
         """Note that a handler returned. Return False if its work was taken away before."""
         if self._running.get(running.thread_id) is running:
             del self._running[running.thread_id]
+        else:
+            self._hanging.discard(running)
         if running.claim():
             return True
         running.end_replacement()
         return False
+
+    @property
+    def hanging_count(self) -> int:
+        """Number of handlers that were found to hang and have not returned."""
+        return len(self._hanging)
 
     def hanging(self) -> list[RunningCall[_Work]]:
         """Return the handlers that hang. Each one is returned once."""
@@ -112,6 +120,7 @@ class Watchdog(Generic[_Work]):
         late = [running for running in list(self._running.values()) if running.since_ms < latest]
         for running in late:
             self._running.pop(running.thread_id, None)
+            self._hanging.add(running)
         return late
 
     def abandon(self) -> None:

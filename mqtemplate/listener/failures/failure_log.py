@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 from mqtemplate.clock import Clock
@@ -49,15 +50,21 @@ class FailureLog:
     - ``listener.blocked`` (error): a handler hangs, that is, it takes longer than its ``consume_timeout``.
     - ``listener.reply_failed`` (error): a reply could not be converted or sent.
     - ``listener.result_ignored`` (warning): a handler returned a reply, but the message is no request.
+
+    Attributes:
+        outcomes: Next step (`NextStep.value`, or ``hanging``) -> number of messages.
     """
 
     def __init__(self, listener: str, group: str, clock: Clock) -> None:
         self._log = _log.bind(listener=listener, group=group)
         self._now_ms = clock.now_ms
         self._stacks = RepeatedStacks(clock)
+        self._counting = threading.Lock()
+        self.outcomes: dict[str, int] = {}
 
     def failed(self, failure: Failure, decision: Decision) -> None:
         """Report messages that failed together, and the decision about the first of them."""
+        self._count(decision.next_step.value, failure.messages)
         error = failure.error
         fields = _fields(failure.messages) | self._decision_fields(decision)
         if (error is None or isinstance(error, RetryLater)) and decision.is_retry:
@@ -75,6 +82,10 @@ class FailureLog:
         else:
             self._log.error("listener.failed", error=_text(error), exc_info=error, **fields)
 
+    def _count(self, outcome: str, messages: Sequence[MessageExt]) -> None:
+        with self._counting:
+            self.outcomes[outcome] = self.outcomes.get(outcome, 0) + len(messages)
+
     def _decision_fields(self, decision: Decision) -> dict[str, object]:
         fields: dict[str, object] = {"next_step": decision.next_step.value, "attempt": decision.attempt}
         if decision.attempts is not None:
@@ -90,6 +101,7 @@ class FailureLog:
 
     def blocked(self, messages: Sequence[MessageExt], blocked_ms: int, stack: str, next_step: str) -> None:
         """Report a hanging handler with the stack of its thread."""
+        self._count("hanging", messages)
         self._log.error(
             "listener.blocked", blocked_ms=blocked_ms, handler_stack=stack, next_step=next_step, **_fields(messages)
         )

@@ -73,6 +73,17 @@ def tag_methods(target: object) -> dict[str, Callable[..., object]]:
     return found
 
 
+def has_tags(handler: object) -> bool:
+    """Return True for a method marked ``@on_tag``."""
+    return hasattr(handler, TAGS_ATTRIBUTE)
+
+
+def is_of_class(handler: object) -> bool:
+    """Return True for a method by which a class is a listener: ``on_message``, or one marked ``@on_tag``."""
+    is_method = getattr(handler, "__self__", None) is not None
+    return is_method and (getattr(handler, "__name__", "") == "on_message" or has_tags(handler))
+
+
 def _members(kind: type) -> dict[str, Any]:
     """Return the members of a class by name; those of a subclass replace those of its bases."""
     return {name: member for base in reversed(kind.__mro__) for name, member in vars(base).items()}

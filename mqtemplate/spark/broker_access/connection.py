@@ -14,15 +14,12 @@ from mqtemplate.broker import Broker
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.brokers.remote.broker import RemoteBroker
 from mqtemplate.brokers.remote.settings import RemoteSettings
-from mqtemplate.errors import ConfigurationError, RemoteConnectError, SparkError, StoreLockedError
+from mqtemplate.errors import RemoteConnectError, SparkError, StoreLockedError
 from mqtemplate.remoting.settings import Credentials
 from mqtemplate.remoting.tls import ClientTls
+from mqtemplate.spark.broker_access.client_file import client_settings
 from mqtemplate.spark.broker_access.local_server import LocalServerAddress
 from mqtemplate.spark.broker_access.location import BrokerLocation
-
-ACCESS_KEY, SECRET_KEY = "MQTEMPLATE_SPARK_ACCESS_KEY", "MQTEMPLATE_SPARK_SECRET_KEY"
-TRUST_CERT_PATH = "MQTEMPLATE_SPARK_TLS_TRUST_CERT_PATH"
-"""Environment variables of the executors and of the driver. Options would show in the plans of queries."""
 
 _LOCK_FILE = "sparkWriter.lock"
 _LOCK_TIMEOUT_S = 600.0
@@ -45,10 +42,12 @@ def open_broker(location: BrokerLocation) -> Iterator[Broker]:
     Raises:
         SparkError: Another process owns the folder and runs no `LocalServer`.
         RemoteConnectError: No name server answers.
+        ConfigurationError: The access key or TLS settings of this machine are wrong.
     """
     if location.name_server is not None:
         addresses = tuple(part.strip() for part in location.name_server.split(";") if part.strip())
-        yield _remote(addresses, _credentials(), _tls())
+        settings = client_settings(location.client_file)
+        yield _remote(addresses, settings.credentials, settings.tls)
         return
     assert location.store is not None
     with open_local_server(location.store) as local:
@@ -106,20 +105,6 @@ def close_connections() -> None:
     with _connecting:
         while _connected:
             _connected.popitem()[1].close()
-
-
-def _credentials() -> Credentials | None:
-    access_key, secret_key = os.environ.get(ACCESS_KEY), os.environ.get(SECRET_KEY)
-    if (access_key is None) != (secret_key is None):
-        raise ConfigurationError(f"set both environment variables {ACCESS_KEY} and {SECRET_KEY}, or none of them")
-    return (
-        None if access_key is None or secret_key is None else Credentials(access_key=access_key, secret_key=secret_key)
-    )
-
-
-def _tls() -> ClientTls | None:
-    path = os.environ.get(TRUST_CERT_PATH)
-    return None if path is None else ClientTls(trust_cert_path=path)
 
 
 @contextmanager

@@ -22,6 +22,8 @@ from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.processors.client import ClientProcessor
 from mqtemplate.server.processors.delayed import DelayedMessageProcessor, PendingPositionsProcessor
 from mqtemplate.server.processors.offset import OffsetProcessor
+from mqtemplate.server.processors.pull import PullProcessor
+from mqtemplate.server.processors.send import SendBackProcessor
 from mqtemplate.server.processors.sequenced import SequencedSendProcessor
 from mqtemplate.server.registration import register
 from mqtemplate.server.response import problem_response
@@ -55,6 +57,8 @@ class FolderServer:
             SequencedSendProcessor,
             DelayedMessageProcessor,
             PendingPositionsProcessor,
+            PullProcessor,
+            SendBackProcessor,
         )
         register(remoting, *(kind(parts) for kind in kinds))
         others = RegisteredBrokers(broker.name, clock, is_open=False)

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _BAD, _CORRUPT = "_bad_record", "_corrupt_record"
-POSITION = ("topic", "queueId", "queueOffset")
+POSITION = ("topic", "brokerName", "queueId", "queueOffset")
+_REQUIRED = tuple(name for name in POSITION if name != "brokerName")
 _SHOWN = 100
 
 
@@ -50,7 +51,11 @@ def split_bad_records(messages: DataFrame, payload: Any) -> tuple[DataFrame, lis
     bad = messages.where(_BAD).select(*POSITION, f.left(f.col("body").cast("string"), f.lit(_SHOWN)).alias("body"))
     kind = f"JSON of {payload.__qualname__}" if isinstance(payload, type) else "readable by the payload function"
     rows = [
-        FailedRow(row.topic, row.queueId, row.queueOffset, f"the body is not {kind}: {row.body!r}", is_dead=True)
+        FailedRow(
+            *(row.topic, row.queueId, row.queueOffset, f"the body is not {kind}: {row.body!r}"),
+            is_dead=True,
+            broker_name=row.brokerName,
+        )
         for row in bad.collect()
     ]
     return messages.where(~f.col(_BAD)).drop(_BAD), rows
@@ -71,21 +76,21 @@ def refuse_bad_records(rows: list[FailedRow]) -> None:
 
 
 def rows_of(frame: DataFrame, reason: str, *, is_dead: bool = False) -> list[FailedRow]:
-    """Return the positions of rows, with the columns ``reason`` and ``delay`` if they have them.
+    """Return the positions of rows, with the columns ``brokerName``, ``reason`` and ``delay`` if they have them.
 
     Raises:
         ListenerError: Columns are missing.
     """
     from mqtemplate.durations import duration_ms
 
-    missing = [name for name in POSITION if name not in frame.columns]
+    missing = [name for name in _REQUIRED if name not in frame.columns]
     if missing:
         raise ListenerError(
             f"the returned DataFrame lacks {', '.join(missing)}; return rows of the batch that failed, with the "
             "columns topic, queueId, queueOffset, and if you like reason (string) and delay (seconds, or '5m')"
         )
-    optional = [name for name in ("reason", "delay") if name in frame.columns]
-    rows = frame.select(*POSITION, *optional).toArrow().to_pylist()
+    optional = [name for name in ("brokerName", "reason", "delay") if name in frame.columns]
+    rows = frame.select(*_REQUIRED, *optional).toArrow().to_pylist()
     return [
         FailedRow(
             row["topic"],
@@ -94,6 +99,7 @@ def rows_of(frame: DataFrame, reason: str, *, is_dead: bool = False) -> list[Fai
             row.get("reason") or reason,
             is_dead,
             None if row.get("delay") is None else duration_ms(row["delay"], 1_000),
+            row.get("brokerName") or "",
         )
         for row in rows
     ]
@@ -106,5 +112,5 @@ def without_rows(messages: DataFrame, rows: list[FailedRow]) -> DataFrame:
     from pyspark.sql import functions as f
 
     schema = ", ".join(f"{name} {messages.schema[name].dataType.simpleString()}" for name in POSITION)
-    sent = messages.sparkSession.createDataFrame([row[:3] for row in rows], schema)
+    sent = messages.sparkSession.createDataFrame([row.position for row in rows], schema)
     return messages.join(f.broadcast(sent), on=list(POSITION), how="left_anti").select(*messages.columns)

@@ -7,18 +7,15 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
-from mqtemplate.broker import ConsumerSpec
-from mqtemplate.brokers.retry import send_back_of
+from mqtemplate.broker import Broker, ConsumerSpec
+from mqtemplate.brokers.retry import SentBack, send_back_of
 from mqtemplate.errors import OffsetOutOfRangeError, SparkError
 from mqtemplate.event_log import get_logger
-from mqtemplate.message import Message, MessageExt, MessageQueue, SendSequence
+from mqtemplate.message import MessageExt, MessageQueue, SendSequence
+from mqtemplate.metrics import Metrics
 from mqtemplate.record.dead_letter import dead_letter_properties
-from mqtemplate.topics import RETRY_TOPIC_PREFIX
-
-if TYPE_CHECKING:
-    from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 
 _log = get_logger("mqtemplate.spark")
 
@@ -32,6 +29,7 @@ class FailedRow(NamedTuple):
     Attributes:
         is_dead: True: to the dead-letter topic now.
         delay_ms: Delay of the retry; None: as the broker chooses for the number of the retry.
+        broker_name: Broker of the queue; empty for the only one.
     """
 
     topic: str
@@ -40,13 +38,19 @@ class FailedRow(NamedTuple):
     reason: str
     is_dead: bool = False
     delay_ms: int | None = None
+    broker_name: str = ""
+
+    @property
+    def position(self) -> tuple[str, str, int, int]:
+        """Topic, broker, queue and offset: they identify the row."""
+        return self.topic, self.broker_name, self.queue_id, self.queue_offset
 
 
 class RedeliveryPlan:
     """Rows of a batch that are sent back, in a file of the checkpoint folder. It is written before they are sent.
 
     A process that is killed afterwards leaves the file: the repeated batch sends the same rows with the same numbers,
-    so each is stored once, and its function does not get them again.
+    and its function does not get them again.
     """
 
     def __init__(self, checkpoint: Path, batch_id: int) -> None:
@@ -82,6 +86,17 @@ class RedeliveryPlan:
                 other.unlink(missing_ok=True)
 
 
+class SendBacks(Protocol):
+    """Sends messages back for a group, to the broker that stores them."""
+
+    def send(self, sent_back: Sequence[SentBack], sequence: SendSequence) -> None:
+        """Send them back.
+
+        Args:
+            sequence: Numbers of the messages; a broker in this process stores each number once.
+        """
+
+
 class Redelivery:
     """Sends rows of one listener back.
 
@@ -94,18 +109,26 @@ class Redelivery:
     """
 
     def __init__(
-        self, broker: EmbeddedBroker, group: str, listener: str, checkpoint: Path, max_redeliveries: int
+        self,
+        broker: Broker,
+        send_backs: SendBacks,
+        metrics: Metrics,
+        *,
+        group: str,
+        listener: str,
+        checkpoint: Path,
+        max_redeliveries: int,
     ) -> None:
-        self._broker, self._listener, self._checkpoint = broker, listener, checkpoint
+        self._broker, self._send_backs = broker, send_backs
+        self._listener, self._checkpoint = listener, checkpoint
         self._spec = ConsumerSpec(group=group, subscriptions={}, max_reconsume_times=max_redeliveries)
         self._log = _log.bind(listener=listener, group=group)
-        self.retry_topic = RETRY_TOPIC_PREFIX + group
-        self.redelivered = broker.metrics.counter(f"spark.{group}.redelivered")
-        self.dead_letters = broker.metrics.counter(f"spark.{group}.dead_letters")
+        self.redelivered = metrics.counter(f"spark.{group}.redelivered")
+        self.dead_letters = metrics.counter(f"spark.{group}.dead_letters")
 
     def resume(self, query_id: str, batch_id: int) -> list[FailedRow]:
         """Send the planned rows of a repeated batch, except those that are stored already; return all of them."""
-        rows = RedeliveryPlan(self._checkpoint, batch_id).rows()
+        rows = self._named(RedeliveryPlan(self._checkpoint, batch_id).rows())
         self._send(query_id, batch_id, rows, 0)
         return rows
 
@@ -119,13 +142,18 @@ class Redelivery:
             SparkError: A row is not a message of the topics any more.
         """
         plan = RedeliveryPlan(self._checkpoint, batch_id)
-        known = plan.rows()
-        positions = {row[:3] for row in known}
-        added = sorted({row[:3]: row for row in rows if row[:3] not in positions}.values())
+        known = self._named(plan.rows())
+        positions = {row.position for row in known}
+        fresh = {row.position: row for row in self._named(rows) if row.position not in positions}
+        added = [row for _, row in sorted(fresh.items())]
         if added:
             plan.write([*known, *added])
             self._send(query_id, batch_id, added, len(known), error)
         return len(added)
+
+    def _named(self, rows: Iterable[FailedRow]) -> list[FailedRow]:
+        """Return the rows with the name of their broker."""
+        return [row if row.broker_name else row._replace(broker_name=self._broker.name) for row in rows]
 
     def _send(
         self, query_id: str, batch_id: int, rows: Sequence[FailedRow], first: int, error: Exception | None = None
@@ -133,58 +161,51 @@ class Redelivery:
         sequence = SendSequence(f"{query_id}/redelivery", batch_id, 0, first)
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             part = rows[start : start + _ROWS_AT_ONCE]
-            copies = [self._copy(message, row, error) for row, message in zip(part, self._read(part), strict=True)]
-            self._broker.send_sequenced([(copy, self._queue(copy.topic)) for copy in copies], sequence.after(start))
-
-    def _queue(self, topic: str) -> MessageQueue:
-        self._broker.create_topic(topic, 1)
-        return self._broker.queues(topic)[0]
-
-    def _copy(self, message: MessageExt, row: FailedRow, error: Exception | None) -> Message:
-        level = -1 if row.is_dead else 0
-        sent_back = send_back_of(self._spec, message, level, row.delay_ms)
-        if sent_back.is_dead:
-            now_ms = self._broker.clock.now_ms()
-            cause = error or SparkError(row.reason)
-            properties = dead_letter_properties(self._listener, message, cause, now_ms)
-            copy = replace(sent_back, properties=properties).dead_letter()
-            self.dead_letters.add()
-            self._log.warning(
-                "spark.dead_letter", topic=row.topic, queue=row.queue_id, offset=row.queue_offset, reason=row.reason
+            messages = zip(self._read(part), part, strict=True)
+            self._send_backs.send(
+                [self._sent_back(message, row, error) for message, row in messages], sequence.after(start)
             )
-        else:
-            copy = self._broker.drafts.delayed_retry(sent_back)
+
+    def _sent_back(self, message: MessageExt, row: FailedRow, error: Exception | None) -> SentBack:
+        sent_back = send_back_of(self._spec, message, -1 if row.is_dead else 0, row.delay_ms)
+        if not sent_back.is_dead:
             self.redelivered.add()
-        return replace(
-            message, topic=copy.topic, properties=copy.properties, reconsume_times=message.reconsume_times + 1
+            return sent_back
+        self.dead_letters.add()
+        self._log.warning(
+            "spark.dead_letter", topic=row.topic, queue=row.queue_id, offset=row.queue_offset, reason=row.reason
         )
+        cause = error or SparkError(row.reason)
+        now_ms = self._broker.clock.now_ms()
+        return replace(sent_back, properties=dead_letter_properties(self._listener, message, cause, now_ms))
 
     def _read(self, rows: Sequence[FailedRow]) -> Iterator[MessageExt]:
         for run in _runs(rows):
-            queue = MessageQueue(run[0].topic, self._broker.name, run[0].queue_id)
+            queue = MessageQueue(run[0].topic, run[0].broker_name, run[0].queue_id)
             offset, end = run[0].queue_offset, run[-1].queue_offset + 1
             while offset < end:
                 try:
                     found = self._broker.pull(queue, offset, end - offset).messages
                 except OffsetOutOfRangeError as exc:
-                    raise SparkError(f"{self._gone(queue, offset)} ({exc})") from exc
+                    raise SparkError(f"{_gone(queue, offset)} ({exc})") from exc
                 if not found:
-                    raise SparkError(self._gone(queue, offset))
+                    raise SparkError(_gone(queue, offset))
                 yield from found
                 offset = found[-1].queue_offset + 1
 
-    def _gone(self, queue: MessageQueue, offset: int) -> str:
-        return (
-            f"{queue.topic}, queue {queue.queue_id}, offset {offset} cannot be sent back: the queue has no such "
-            "message. Return rows of the batch with their columns topic, queueId and queueOffset unchanged"
-        )
+
+def _gone(queue: MessageQueue, offset: int) -> str:
+    return (
+        f"{queue.topic}, queue {queue.queue_id}, offset {offset} cannot be sent back: the queue has no such "
+        "message. Return rows of the batch with their columns topic, queueId and queueOffset unchanged"
+    )
 
 
 def _runs(rows: Sequence[FailedRow]) -> Iterator[list[FailedRow]]:
     """Yield adjacent rows of one queue together."""
     run: list[FailedRow] = []
     for row in rows:
-        if run and (row[:2] != run[-1][:2] or row.queue_offset != run[-1].queue_offset + 1):
+        if run and (row.position[:3] != run[-1].position[:3] or row.queue_offset != run[-1].queue_offset + 1):
             yield run
             run = []
         run.append(row)

@@ -29,7 +29,12 @@ class _Changed(NamedTuple):
 
 
 def cancel_pending(
-    rows: DataFrame, *, store: str | None = None, name_server: str | None = None, broker: Broker | None = None
+    rows: DataFrame,
+    *,
+    store: str | None = None,
+    name_server: str | None = None,
+    client_file: str | None = None,
+    broker: Broker | None = None,
 ) -> DataFrame:
     """Cancel the pending messages with the handles of a DataFrame, and return the result of each row.
 
@@ -38,6 +43,7 @@ def cancel_pending(
     Args:
         rows: Has the column ``handle``, as ``view=pending`` and `SendResult.handle` have it.
         store: Folder of an embedded broker; or *name_server* of a cluster, or a *broker* of this process.
+        client_file: File with access key and TLS settings for the cluster; None for the environment.
 
     Returns:
         ``handle``, ``status`` (``CANCELLED``, ``ALREADY_DELIVERED``, ``UNKNOWN`` or ``ERROR``) and ``reason``.
@@ -47,7 +53,7 @@ def cancel_pending(
     """
     _check_columns(rows, "handle")
     handles = [handle for handle in rows.select("handle").toArrow()["handle"].to_pylist() if handle is not None]
-    with _opened(store, name_server, broker) as delayed:
+    with _opened(store, name_server, client_file, broker) as delayed:
         changed = [each for part in _parts(handles) for each in _change(part, delayed.cancel)]
     return _frame(rows, changed)
 
@@ -58,6 +64,7 @@ def reschedule_pending(
     delay: Duration | None = None,
     store: str | None = None,
     name_server: str | None = None,
+    client_file: str | None = None,
     broker: Broker | None = None,
 ) -> DataFrame:
     """Change the deliver time of the pending messages of a DataFrame, and return the result of each row.
@@ -70,7 +77,7 @@ def reschedule_pending(
         As `cancel_pending`, with the status ``RESCHEDULED``. The view lists the new handles.
     """
     _check_columns(rows, "handle", *(() if delay is not None else ("newDeliverTime",)))
-    with _opened(store, name_server, broker) as delayed:
+    with _opened(store, name_server, client_file, broker) as delayed:
         times = _deliver_times(rows, None if delay is None else delayed.clock.now_ms() + duration_ms(delay, 1_000))
         changed = [
             each
@@ -99,13 +106,15 @@ def _check_columns(rows: DataFrame, *names: str) -> None:
 
 
 @contextmanager
-def _opened(store: str | None, name_server: str | None, broker: Broker | None) -> Iterator[Broker]:
+def _opened(
+    store: str | None, name_server: str | None, client_file: str | None, broker: Broker | None
+) -> Iterator[Broker]:
     if broker is not None:
         if store is not None or name_server is not None:
             raise ConfigurationError("give one of 'broker', 'store' and 'name_server'")
         yield broker
         return
-    given = {"store": store, "nameserver": name_server}
+    given = {"store": store, "nameserver": name_server, "clientfile": client_file}
     location = BrokerLocation.of_options({name: value for name, value in given.items() if value is not None})
     # By name: clients and brokers load only where one is used.
     connection = import_module("mqtemplate.spark.broker_access.connection")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,6 +12,7 @@ import pyarrow as pa
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.pending import PendingQuery
 from mqtemplate.spark.broker_access.location import BrokerLocation
+from mqtemplate.spark.reader.option_values import refuse_unknown
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -35,7 +35,7 @@ PENDING_SCHEMA = pa.schema(
 )
 """Columns of the view; see `mqtemplate.pending.PendingMessage`."""
 
-PENDING_OPTIONS = ("view", "store", "nameServer", "topic", "dueAfter", "dueBefore")
+PENDING_OPTIONS = ("view", "store", "nameServer", "clientFile", "topic", "dueAfter", "dueBefore")
 """Names for ``.option(...)``; case does not matter."""
 
 _OF_SPARK = frozenset({"path", "provider"})
@@ -63,12 +63,7 @@ class PendingOptions:
             ConfigurationError: An option is unknown, malformed or missing.
         """
         given = {name.lower(): value for name, value in options.items()}
-        known = {name.lower(): name for name in PENDING_OPTIONS}
-        for name in given:
-            if name not in known and name not in _OF_SPARK:
-                close = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {known[close[0]]!r}?" if close else f"known are {', '.join(PENDING_OPTIONS)}"
-                raise ConfigurationError(f"option {name!r} is unknown for view='pending'; {hint}")
+        refuse_unknown(given, PENDING_OPTIONS, _OF_SPARK, "view='pending'")
         return cls(
             location=BrokerLocation.of_options(given),
             query=PendingQuery(

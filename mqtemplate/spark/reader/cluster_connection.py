@@ -22,7 +22,7 @@ from mqtemplate.remoting.protocol.codes import Perm, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.delayed import HeartbeatRequestHeader, HeartbeatResponseHeader
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader
-from mqtemplate.spark.reader.client_file import client_settings
+from mqtemplate.spark.broker_access.client_file import client_settings
 
 BUSY = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL, ResponseCode.SERVICE_NOT_AVAILABLE})
 """Responses of a broker that cannot answer now: a cold one sends them while its page cache fills."""

@@ -19,6 +19,7 @@ from mqtemplate.spark.offsets import OffsetTable, QueueRange
 from mqtemplate.spark.reader.local_blocks import QueueSlice, local_blocks
 from mqtemplate.spark.reader.record_block import RecordBlock
 from mqtemplate.spark.store_folder import StoreFolder
+from mqtemplate.topics import SCHEDULE_TOPIC
 
 _UNITS_AT_ONCE = 65_536
 _SAMPLES = 16
@@ -134,7 +135,7 @@ class LocalStore:
         for part in found.split(_UNITS_AT_ONCE):
             units = self._folder.units(part.topic, part.queue_id, part.start, part.end)
             queue = QueueSlice(found.queue, np.arange(part.start, part.end), units)
-            if tag_codes is not None:
+            if tag_codes is not None and found.topic != SCHEDULE_TOPIC:  # there the field has the due time
                 # A unit has only the hash of the tag, and different tags may have equal hashes.
                 queue = queue[np.isin(units["tags_code"], tag_codes)]
             yield from local_blocks(self._folder, queue)

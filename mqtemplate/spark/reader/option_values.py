@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 
 from mqtemplate.durations import duration_ms
 from mqtemplate.errors import ConfigurationError, DestinationError
+from mqtemplate.spark.broker_access.location import SECRET_OPTIONS
 from mqtemplate.topics import TIMER_TOPIC, check_topic
 
 _LAST = 2**63 - 1
+
+
+def refuse_unknown(given: Iterable[str], names: Sequence[str], ignored: Collection[str], where: str) -> None:
+    """Refuse options that a write or the pending view does not have.
+
+    Args:
+        given: Names in lower case.
+        ignored: Names in lower case that Spark adds.
+
+    Raises:
+        ConfigurationError: One is unknown; the text names the nearest.
+    """
+    known = {name.lower(): name for name in names}
+    for name in given:
+        if name in known or name in ignored:
+            continue
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {known[close[0]]!r}?" if close else f"known are {', '.join(names)}"
+        raise ConfigurationError(f"option {name!r} is unknown for {where}; {SECRET_OPTIONS.get(name, hint)}")
 
 
 def whole_number(given: Mapping[str, str], option: str) -> int | None:

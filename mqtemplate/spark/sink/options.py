@@ -12,13 +12,14 @@ from mqtemplate.durations import duration_ms
 from mqtemplate.errors import ConfigurationError, DestinationError
 from mqtemplate.listener.attributes import NOT_READABLE, Attribute, flag, number
 from mqtemplate.spark.broker_access.location import BrokerLocation
+from mqtemplate.spark.reader.option_values import refuse_unknown
 from mqtemplate.topics import check_send_topic
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 SINK_OPTIONS = (
-    *("store", "nameServer", "topic", "tags", "keys", "queueId", "delayLevel", "delay", "deliverTime"),
+    *("store", "nameServer", "clientFile", "topic", "tags", "keys", "queueId", "delayLevel", "delay", "deliverTime"),
     *("txnAppId", "txnVersion", "idempotent", "sendTimeoutMs"),
 )
 """Names for ``.option(...)``; case does not matter."""
@@ -73,12 +74,7 @@ class SinkOptions:
             ConfigurationError: An option is unknown, malformed, missing, or contradicts another one.
         """
         given = {name.lower(): value for name, value in options.items()}
-        known = {name.lower(): name for name in SINK_OPTIONS}
-        for name in given:
-            if name not in known and name not in _OF_SPARK:
-                close = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {known[close[0]]!r}?" if close else f"known are {', '.join(SINK_OPTIONS)}"
-                raise ConfigurationError(f"option {name!r} is unknown for a write; {hint}")
+        refuse_unknown(given, SINK_OPTIONS, _OF_SPARK, "a write")
         if ("txnappid" in given) != ("txnversion" in given):
             raise ConfigurationError("give both options 'txnAppId' and 'txnVersion', or none of them")
         delays = [name for name in _DELAYS if name.lower() in given]

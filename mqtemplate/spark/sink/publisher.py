@@ -11,11 +11,11 @@ from typing import Protocol
 
 from mqtemplate.broker import Broker, Capability
 from mqtemplate.errors import MessageError, UnsupportedError
+from mqtemplate.hashes.java_hash import java_string_hash
 from mqtemplate.message import DELAY_PROPERTIES, Message, MessageQueue, SendSequence
 from mqtemplate.results import SendResult, SequencedResult
 from mqtemplate.spark.sink.options import SinkOptions
 from mqtemplate.spark.sink.rows import OutgoingRow
-from mqtemplate.template.destination import select_queue_by_hash
 
 _MAX_IN_FLIGHT = 16
 _MAX_BATCH_BYTES = 1 << 20
@@ -114,7 +114,8 @@ class QueueChooser:
             if queue_id is not None:
                 queue = _with_id(queues, message.topic, queue_id)
             elif sharding_key is not None:
-                queue = select_queue_by_hash(queues, message, sharding_key)
+                # The same queue as `select_queue_by_hash`, whose package loads what executors do not have.
+                queue = queues[abs(java_string_hash(sharding_key)) % len(queues)]
             else:
                 queue = queues[self._turn % len(queues)]
             chosen.append((message, queue))

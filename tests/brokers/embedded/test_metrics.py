@@ -124,4 +124,4 @@ def test_a_histogram_counts_in_buckets_of_doubling_size() -> None:
 def test_the_documentation_lists_all_metrics(broker: EmbeddedBroker) -> None:
     page = PAGE.read_text(encoding="utf-8")
 
-    assert [name for name in broker.metrics.snapshot() if f"| `{name}` |" not in page] == []
+    assert [sample.name for sample in broker.metrics.samples() if f"| `{sample.name}` |" not in page] == []

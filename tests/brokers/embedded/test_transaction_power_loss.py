@@ -159,7 +159,7 @@ def test_after_any_power_loss_each_transaction_has_one_end(
 ) -> None:
     monkeypatch.setattr(
         "mqtemplate.brokers.embedded.broker.TimerMessageStore",
-        lambda store, settings: TimerMessageStore(store, replace(settings, slots_total=200)),
+        lambda store, settings, *more: TimerMessageStore(store, replace(settings, slots_total=200), *more),
     )
     run = Run(folder, seed=3)
 

@@ -65,7 +65,13 @@ def test_two_variables_with_different_values_for_one_key_are_an_error(refusal: R
 
 def test_a_variable_with_our_prefix_that_sets_no_key_is_reported(load: Load) -> None:
     settings = load(
-        environment={"ROCKETMQ_PRODUCER_GRUOP": "x", "MQTEMPLATE_ZZZ": "x", "ROCKETMQ_HOME": "/opt", "OTHER": "x"}
+        environment={
+            "ROCKETMQ_PRODUCER_GRUOP": "x",
+            "MQTEMPLATE_ZZZ": "x",
+            "ROCKETMQ_HOME": "/opt",
+            "OTHER": "x",
+            "MQTEMPLATE_ACCESS_KEY": "x",
+        }
     )
 
     assert settings.origins.unused_variables == {

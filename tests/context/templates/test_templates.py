@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 
@@ -13,12 +14,15 @@ from mqtemplate import (
     MessageExt,
     MQApplication,
     Named,
+    Outgoing,
+    RateLimit,
     RocketMQTemplate,
     TransactionState,
     VirtualClock,
     ext_consumer,
     ext_template,
     message_listener,
+    middleware,
     service,
     transaction_listener,
 )
@@ -491,3 +495,75 @@ def test_a_cluster_that_cannot_be_reached_is_named_in_the_report() -> None:
         MQApplication(settings=settings, environment={}).start()
 
     assert "while starting the broker of rocketmq.templates.audit" in raised.value.__notes__
+
+
+# --- middlewares ---------------------------------------------------------------------------------
+
+
+class Stamping:
+    """Writes its name into each message that passes."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def send(self, outgoing: Outgoing) -> Generator[Outgoing, object]:
+        for message in outgoing.messages:
+            message.properties["stamps"] = message.properties.get("stamps", "") + self.name
+        yield outgoing
+
+
+@middleware
+class Everywhere(Stamping):
+    def __init__(self) -> None:
+        super().__init__("everywhere")
+
+
+class OfShop(Stamping):
+    def __init__(self, shop: Shop) -> None:
+        assert isinstance(shop, Shop)
+        super().__init__("shop")
+
+
+@pytest.mark.parametrize(
+    ("own", "stamps"),
+    [
+        ({}, "everywhere"),
+        ({"middlewares": [Stamping("one, "), Stamping("two")]}, "one, two"),
+        ({"middlewares": OfShop}, "shop"),
+        ({"middlewares": f"{__name__}.Everywhere"}, "everywhere"),
+        ({"middlewares": []}, None),
+    ],
+    ids=["those of the application", "objects", "a class with a service", "a dotted name", "none"],
+)
+def test_middlewares_of_the_application_are_around_a_template_unless_it_names_its_own(
+    own: dict[str, Any], stamps: str | None
+) -> None:
+    @ext_template("archive", name_server="embedded:memory", **own)
+    class Archive(RocketMQTemplate): ...
+
+    with app_of(Everywhere, Shop, Archive, settings=AUDIT) as app:
+        app.get(Archive).sync_send("entries", "own")
+        app.get(RocketMQTemplate, "audit").sync_send("entries", "of a section")
+
+        assert [each.properties.get("stamps") for each in messages_in(app.brokers["archive"], "entries")] == [stamps]
+        assert [each.properties.get("stamps") for each in messages_in(app.brokers["audit"], "entries")] == [
+            "everywhere"
+        ]
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (
+            "nowhere.Audit",
+            "@ext_template: middlewares must be objects, classes, or dotted names of these, got 'nowhere.",
+        ),
+        (Shop, "middleware Shop has neither consume nor send"),
+        ([RateLimit(5)], "@ext_template: middlewares: RateLimit has no send, so it does nothing for a template"),
+    ],
+)
+def test_a_wrong_middleware_of_a_template_is_refused_at_once(given: Any, text: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        ext_template("audit", middlewares=given)
+
+    assert text in str(raised.value)

@@ -11,7 +11,6 @@ import pytest
 from pydantic import BaseModel
 
 from mqtemplate.brokers import EmbeddedBroker
-from mqtemplate.errors import SparkError
 from mqtemplate.listener import ListenerSpec
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.spark import SparkBatch, SparkListenerContainer
@@ -140,12 +139,22 @@ def test_a_query_that_ended_with_an_error_is_started_again_by_policy(start: Star
 
 
 @pytest.mark.thorough
-def test_a_bad_record_that_fails_the_batch_is_named(start: Start, broker: EmbeddedBroker) -> None:
+def test_a_payload_may_be_a_function_of_the_body(start: Start, broker: EmbeddedBroker) -> None:
+    """For CSV, and for Avro and Protobuf with Spark's functions. A body without a payload is a bad record."""
+    handled: list[tuple[int, str]] = []
+
+    def csv(body: Any) -> Any:
+        from pyspark.sql import functions as f
+
+        row = f.from_csv(body.cast("string"), "id bigint, region string")
+        return f.when(row.id.isNotNull(), row)
+
     def work(messages: DataFrame, batch: SparkBatch) -> None:
-        messages.collect()
+        handled.extend((row.id, row.region) for row in messages.select("payload.*").collect())
 
-    send(broker, *orders(1), b"not json")
-    container = start(work, bad_records="fail")
+    send(broker, b"1,north", b"x,south", b"3,west")
+    start(work, payload=csv, bad_records="dlq").await_idle()
 
-    with pytest.raises(SparkError, match="1 bad records; the first is orders, queue 0, offset 1: the body is not JSON"):
-        container.await_idle()
+    assert sorted(handled) == [(1, "north"), (3, "west")]
+    [dead] = messages_in(broker, "%DLQ%billing")
+    assert dead.properties["dead_letter_message"] == "the body is not readable by the payload function: 'x,south'"

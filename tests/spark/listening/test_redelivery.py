@@ -9,6 +9,7 @@ import pytest
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.errors import SparkError
 from mqtemplate.message import Message, MessageExt, MessageQueue
+from mqtemplate.spark.listening.places import EmbeddedSendBacks
 from mqtemplate.spark.listening.redelivery import FailedRow, Redelivery, RedeliveryPlan
 from mqtemplate.testing import Harness, messages_in
 
@@ -23,7 +24,15 @@ def filled(broker: EmbeddedBroker, count: int) -> list[FailedRow]:
 
 
 def redelivery(broker: EmbeddedBroker, tmp_path: Path, max_redeliveries: int = 16) -> Redelivery:
-    return Redelivery(broker, "billing", "by_region", tmp_path / "checkpoint", max_redeliveries)
+    return Redelivery(
+        broker,
+        EmbeddedSendBacks(broker),
+        broker.metrics,
+        group="billing",
+        listener="by_region",
+        checkpoint=tmp_path / "checkpoint",
+        max_redeliveries=max_redeliveries,
+    )
 
 
 def delivered(broker: EmbeddedBroker, topic: str, wait: str = "3h") -> list[MessageExt]:
@@ -84,7 +93,7 @@ def test_a_repeated_batch_sends_the_same_rows_once(broker: EmbeddedBroker, tmp_p
     redelivery(broker, tmp_path).send(QUERY, 4, rows[2:4])
 
     again = redelivery(broker, tmp_path)
-    assert again.resume(QUERY, 4) == rows[2:4]
+    assert again.resume(QUERY, 4) == [row._replace(broker_name=broker.name) for row in rows[2:4]]
     assert again.send(QUERY, 4, [rows[3], rows[7]]) == 1
 
     assert [message.body for message in delivered(broker, RETRY)] == [b"2", b"3", b"7"]

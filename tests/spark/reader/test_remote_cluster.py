@@ -237,6 +237,10 @@ def test_the_keys_of_a_client_file_sign_the_requests(serve: Serve, tmp_path: Pat
         rows(cluster, clientFile=str(keys), topic="salaries")
     with pytest.raises(BrokerError, match="access control is enabled"):
         rows(cluster)
+    with pytest.raises(
+        SparkError, match="topic 'order' is not in the cluster at .*; check its name: this account may not"
+    ):
+        rows(cluster, clientFile=str(keys), topic="order")
 
 
 def test_the_keys_may_be_in_the_environment(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from bench.spark_kill import sink_kill_rounds
+from bench.spark_kill import query_kill_rounds, sink_kill_rounds
 
 
 @pytest.mark.slow
@@ -24,3 +24,14 @@ def test_kills_of_writers_and_of_the_server_store_each_row_once(tmp_path: Path) 
 
     assert (outcome.lost, outcome.doubled) == ([], [])
     assert sum(outcome.kills.values()) >= 3
+
+
+@pytest.mark.spark
+@pytest.mark.thorough
+@pytest.mark.timeout(900)
+def test_kills_of_driver_jvm_and_workers_lose_and_double_nothing(tmp_path: Path) -> None:
+    """A query copies a topic through the sink, and a listener notes the numbers of each ``(query_id, batch_id)``."""
+    outcome = query_kill_rounds(tmp_path, kills=3, seed=4_466, count=4_000)
+
+    assert (outcome.lost, outcome.doubled) == ([], [])
+    assert sum(outcome.kills.values()) >= 2

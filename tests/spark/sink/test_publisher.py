@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,14 +15,16 @@ pytest.importorskip("pyspark")
 from mqtemplate.broker import Capability  # noqa: E402
 from mqtemplate.brokers import EmbeddedBroker  # noqa: E402
 from mqtemplate.clock import SystemClock  # noqa: E402
-from mqtemplate.errors import MessageError, UnsupportedError  # noqa: E402
+from mqtemplate.errors import ConfigurationError, MessageError, UnsupportedError  # noqa: E402
 from mqtemplate.message import HostAddress, Message, MessageQueue, SendSequence  # noqa: E402
 from mqtemplate.server import Account, AclSettings, BrokerServerSettings, LocalCluster, Right  # noqa: E402
 from mqtemplate.spark.broker_access import connection  # noqa: E402
+from mqtemplate.spark.schema import source_schema  # noqa: E402
 from mqtemplate.spark.sink.options import SinkOptions  # noqa: E402
 from mqtemplate.spark.sink.publisher import PlainPublisher, QueueChooser, create_publisher  # noqa: E402
 from mqtemplate.spark.sink.rows import OutgoingRow  # noqa: E402
 from mqtemplate.spark.sink.writer import Published, publish  # noqa: E402
+from mqtemplate.spark.source import BatchReader, MqTemplateSource  # noqa: E402
 from mqtemplate.testing import Harness, messages_in  # noqa: E402
 from tests.server.tool import ANY_PORT, make_engine  # noqa: E402
 
@@ -41,11 +44,11 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCluster]:
     account = Account(
         access_key="spark-writer",
         secret_key=SECRET,
-        topic_perms={"orders": Right.PUB},
+        topic_perms={"orders": Right.PUB | Right.SUB},
         group_perms={"spark-sink": Right.SUB},
     )
-    monkeypatch.setenv(connection.ACCESS_KEY, account.access_key)
-    monkeypatch.setenv(connection.SECRET_KEY, account.secret_key)
+    monkeypatch.setenv("MQTEMPLATE_ACCESS_KEY", account.access_key)
+    monkeypatch.setenv("MQTEMPLATE_SECRET_KEY", account.secret_key)
     settings = BrokerServerSettings(listen=ANY_PORT)
     with LocalCluster(make_engine(SystemClock()), settings, acl=AclSettings(accounts=(account,))) as cluster:
         cluster.engine.create_topic("orders", 2)
@@ -67,11 +70,29 @@ def test_a_repeated_task_stores_its_rows_once_on_our_server(cluster: LocalCluste
 
 
 def test_one_of_two_keys_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(connection.ACCESS_KEY, "spark-writer")
+    monkeypatch.setenv("MQTEMPLATE_ACCESS_KEY", "spark-writer")
     options = SinkOptions.parse({"nameServer": "127.0.0.1:1", "topic": "orders"})
 
-    with pytest.raises(Exception, match="set both environment variables MQTEMPLATE_SPARK_ACCESS_KEY and"):
+    with pytest.raises(ConfigurationError, match=r"the environment of .* has only one of access-key and secret-key"):
         publish(batches(1), options, SendSequence("query", 0, 0))
+
+
+def test_a_write_uses_the_client_file_of_a_read(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Reads and writes have one convention for access keys. The file wins over the environment."""
+    keys = tmp_path / "client.json"
+    keys.write_text(json.dumps({"access-key": "spark-writer", "secret-key": SECRET}))
+    monkeypatch.setenv("MQTEMPLATE_ACCESS_KEY", "of another account")
+    address = {"nameServer": str(cluster.address)}
+    options = SinkOptions.parse({**address, "topic": "orders", "clientFile": str(keys)})
+
+    assert publish(batches(5), options, SendSequence("query", 1, 0)) == Published(5, 0)
+
+    read = MqTemplateSource({"nameserver": str(cluster.address), "topic": "orders", "clientfile": str(keys)})
+    reader = read.reader(source_schema())
+    assert isinstance(reader, BatchReader)
+    assert sum(batch.num_rows for part in reader.partitions() for batch in reader.read(part)) == 5
 
 
 @pytest.fixture

@@ -141,6 +141,8 @@ def test_a_row_that_is_no_message_is_named_with_its_reason(columns: dict[str, An
         ({"store": "a", "path": "b"}, "options 'store' and 'path' contradict each other"),
         ({"store": "a", "topc": "x"}, "option 'topc' is unknown for a write; did you mean 'topic'?"),
         ({"store": "a", "startingOffsets": "x"}, "option 'startingoffsets' is unknown for a write; known are store,"),
+        ({"nameServer": "b:1", "secretKey": "x"}, "option 'secretkey' is unknown for a write; it would show in plans"),
+        ({"store": "a", "clientFile": "x"}, "option 'clientFile' needs the option 'nameServer'"),
         ({"store": "a", "topic": "a b"}, "option topic='a b'"),
         ({"store": "a", "delay": "1s", "delayLevel": "3"}, "options 'delayLevel' and 'delay' contradict each other"),
         ({"store": "a", "delay": "soon"}, "option delay='soon'"),

@@ -28,6 +28,7 @@ from mqtemplate.brokers.remote.periodic_service import PeriodicService
 from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.brokers.remote.queries import Queries
 from mqtemplate.brokers.remote.subscriptions import Subscription, subscription_data
+from mqtemplate.brokers.retry import SentBack
 from mqtemplate.brokers.same_group import check_same_group
 from mqtemplate.errors import MQTemplateError
 from mqtemplate.event_log import get_logger
@@ -87,6 +88,10 @@ class Members:
     def instances(self) -> list[ClientInstance]:
         """Return the client instances; the first one always exists."""
         return list(self._instances)
+
+    def send_back(self, sent_back: SentBack) -> None:
+        """Send a message back as the client itself; its group need not have a member here."""
+        RetrySender(self.context, self.producer).send_back(sent_back)
 
     # --- membership ----------------------------------------------------------------------------
 

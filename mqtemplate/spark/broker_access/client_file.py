@@ -1,6 +1,7 @@
 """Access key and TLS settings for a cluster: from the environment or a file of each machine, never from an option.
 
-Options show in plans, in the event log of Spark and in its web interface. The file is JSON::
+Reads, writes, the pending view and changes by DataFrame all use them. Options show in plans, in the event log of Spark
+and in its web interface. The file is JSON::
 
     {"access-key": "spark", "secret-key": "...", "tls": {"trust-cert-path": "/etc/ca.pem"}}
 """
@@ -17,10 +18,14 @@ from typing import Any
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.remoting.settings import Credentials, RemotingClientSettings
 from mqtemplate.remoting.tls import ClientTls
+from mqtemplate.spark.broker_access.location import (
+    ACCESS_KEY,
+    CLIENT_FILE,
+    SECRET_KEY,
+    SECURITY_TOKEN,
+    TRUST_CERT_PATH,
+)
 
-_ACCESS_KEY, _SECRET_KEY = "MQTEMPLATE_ACCESS_KEY", "MQTEMPLATE_SECRET_KEY"
-_SECURITY_TOKEN, _TRUST_CERT = "MQTEMPLATE_SECURITY_TOKEN", "MQTEMPLATE_TLS_TRUST_CERT_PATH"
-_FILE = "MQTEMPLATE_CLIENT_FILE"
 _KEYS = ("access-key", "secret-key", "security-token", "tls")
 
 
@@ -33,14 +38,14 @@ def client_settings(path: str | None) -> RemotingClientSettings:
     Raises:
         ConfigurationError: The file is missing or damaged, or a key is unknown or missing.
     """
-    path = path or os.environ.get(_FILE)
+    path = path or os.environ.get(CLIENT_FILE)
     if path is not None:
         return _settings(_read(Path(path)), f"{path} on {socket.gethostname()}")
-    names = (("access-key", _ACCESS_KEY), ("secret-key", _SECRET_KEY), ("security-token", _SECURITY_TOKEN))
+    names = (("access-key", ACCESS_KEY), ("secret-key", SECRET_KEY), ("security-token", SECURITY_TOKEN))
     given: dict[str, Any] = {key: os.environ[name] for key, name in names if os.environ.get(name)}
-    if os.environ.get(_TRUST_CERT):
-        given["tls"] = {"trust-cert-path": os.environ[_TRUST_CERT]}
-    return _settings(given, f"the environment of {socket.gethostname()}")
+    if os.environ.get(TRUST_CERT_PATH):
+        given["tls"] = {"trust-cert-path": os.environ[TRUST_CERT_PATH]}
+    return _settings(given, f"the environment of {socket.gethostname()} ({ACCESS_KEY}, {SECRET_KEY})")
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Orders in Django: ``python -m examples.django_orders.manage migrate``, then ``runserver``."""

@@ -1,0 +1,1 @@
+"""Orders in FastAPI: ``uvicorn examples.fastapi_orders.app:web``."""

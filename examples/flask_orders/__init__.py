@@ -1,0 +1,1 @@
+"""Orders in Flask: ``flask --app examples.flask_orders.app run``."""

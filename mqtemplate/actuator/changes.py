@@ -1,0 +1,107 @@
+"""Changes of listeners that the actuator takes: pause, resume, seek."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+from mqtemplate.errors import ListenerError, MQTemplateError
+from mqtemplate.event_log import get_logger
+from mqtemplate.listener.consuming.container import ListenerContainer
+from mqtemplate.message import MessageQueue
+
+_log = get_logger("mqtemplate.actuator")
+
+ACTIONS = ("pause", "resume", "seek")
+
+
+class InvalidChangeError(MQTemplateError):
+    """A change that was requested is not allowed. The text says what is."""
+
+
+def change_listener(container: ListenerContainer, change: Mapping[str, Any], remote: str) -> None:
+    """Pause, resume or reposition a listener, and log who did it.
+
+    ``{"action": "pause"}``, ``{"action": "resume"}``, and for ``{"action": "seek"}`` one of
+
+    - ``"to": "first"``, ``"latest"``, an ISO time with a time zone, or epoch milliseconds;
+    - ``"back": "1h"``: the messages of the last hour again;
+    - ``"topic"``, ``"queue"``, ``"offset"`` and, with several brokers, ``"broker"``: one queue.
+
+    Args:
+        remote: Address of the client, for the log.
+
+    Raises:
+        InvalidChangeError: The change is not one of these.
+        ListenerError: The listener is not running, or does not have the queue.
+    """
+    action = change.get("action")
+    if action not in ACTIONS:
+        raise InvalidChangeError(f"action must be one of {', '.join(ACTIONS)}, got {action!r}")
+    if not container.is_running:
+        raise ListenerError(f"{container.name} is {container.state.value}; only a running listener can be changed")
+    if action == "seek":
+        _seek_of(container, change)()
+    elif action == "pause":
+        container.pause()
+    else:
+        container.resume()
+    fields = {key: value for key, value in change.items() if key != "action" and isinstance(value, str | int)}
+    _log.warning("listener.changed", listener=container.endpoint.id, action=action, remote=remote, **fields)
+
+
+def _seek_of(container: ListenerContainer, change: Mapping[str, Any]) -> Callable[[], None]:
+    given = [key for key in ("to", "back", "offset") if key in change]
+    if len(given) != 1:
+        raise InvalidChangeError(
+            "seek needs one of: to (first, latest, a time), back (a duration), offset (with topic and queue); "
+            f"got {', '.join(given) or 'none'}"
+        )
+    if "offset" in change:
+        queue, queue_offset = _queue_of(container, change), change["offset"]
+        if not isinstance(queue_offset, int) or isinstance(queue_offset, bool) or queue_offset < 0:
+            raise InvalidChangeError(f"offset must be a whole number of at least 0, got {queue_offset!r}")
+        return lambda: container.seek(queue, queue_offset)
+    if "back" in change:
+        return lambda: _checked(lambda: container.rewind(str(change["back"])))
+    to = change["to"]
+    if to == "first":
+        return container.rewind
+    if to == "latest":
+        return container.skip_to_latest
+    time = _time(to)
+    return lambda: _checked(lambda: container.reset_to_time(time))
+
+
+def _checked(seek: Callable[[], None]) -> None:
+    try:
+        seek()
+    except ValueError as exc:
+        raise InvalidChangeError(str(exc)) from exc
+
+
+def _time(text: object) -> datetime | int:
+    if isinstance(text, int) and not isinstance(text, bool):
+        return text
+    try:
+        return int(str(text)) if str(text).isdecimal() else datetime.fromisoformat(str(text))
+    except ValueError:
+        raise InvalidChangeError(
+            "to must be first, latest, epoch milliseconds, or an ISO time such as 2026-07-01T12:00:00+02:00, "
+            f"got {text!r}"
+        ) from None
+
+
+def _queue_of(container: ListenerContainer, change: Mapping[str, Any]) -> MessageQueue:
+    wanted = (change.get("topic"), change.get("queue"))
+    found = [
+        queue
+        for queue in container.positions()
+        if (queue.topic, queue.queue_id) == wanted and change.get("broker") in (None, queue.broker_name)
+    ]
+    if len(found) == 1:
+        return found[0]
+    own = ", ".join(f"{queue.topic}/{queue.broker_name}/{queue.queue_id}" for queue in sorted(container.positions()))
+    problem = "is not assigned to this listener here" if not found else "is on several brokers; add broker"
+    raise InvalidChangeError(f"queue {wanted[1]!r} of topic {wanted[0]!r} {problem}; it has: {own or 'none'}")

@@ -1,0 +1,160 @@
+"""``listeners``: the listeners of a running application, through its actuator."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from typing import Annotated, Any
+from urllib.parse import quote, urlsplit
+
+import typer
+
+from mqtemplate.cli.invocation import Invocation, command
+from mqtemplate.cli.output import Columns
+from mqtemplate.errors import BrokerError, ConfigurationError, UnknownNameError
+
+_TIMEOUT_S = 30.0
+
+_COLUMNS: Columns = {
+    "LISTENER": "id",
+    "GROUP": "group",
+    "TOPICS": lambda record: ", ".join(record["topics"]),
+    "STATE": "state",
+    "IN FLIGHT": "inFlight",
+    "HANGING": "hanging",
+    "LAG": "lag",
+}
+
+Listener = Annotated[str, typer.Argument(metavar="LISTENER", help="id of the listener; see 'listeners ls'")]
+Url = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="actuator of the application (default: mqtemplate.management.address and port of application.yml)",
+    ),
+]
+Token = Annotated[
+    str | None,
+    typer.Option(metavar="TOKEN", help="token for changes (default: mqtemplate.management.token)"),
+]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the commands to the program."""
+    group = typer.Typer(help="Show and change the listeners of a running application.", no_args_is_help=True)
+    without = ("name_server",)
+    command(group, "ls", "listeners ls", "listeners ls --url http://127.0.0.1:9090 --json", without=without)(ls)
+    command(group, "pause", "listeners pause shop.app.bill", without=without)(pause)
+    command(group, "resume", "listeners resume shop.app.bill", without=without)(resume)
+    command(
+        group,
+        "seek",
+        "listeners seek shop.app.bill --to first",
+        "listeners seek shop.app.bill --to 2026-01-31T08:00:00+01:00",
+        "listeners seek shop.app.bill --back 2h",
+        "listeners seek shop.app.bill --topic orders --queue 2 --offset 4711",
+        without=without,
+    )(seek)
+    app.add_typer(group, name="listeners")
+
+
+def ls(call: Invocation, url: Url = None, token: Token = None) -> None:
+    """Show the listeners with their states and lags."""
+    found = _actuator(call, url, token).get("listeners")["listeners"]
+    call.output.table(found, _COLUMNS, "the application has no listeners")
+
+
+def pause(call: Invocation, listener: Listener, url: Url = None, token: Token = None) -> None:
+    """Pause a listener: its handlers finish, and no further one starts. Its queues stay assigned."""
+    _change(call, listener, {"action": "pause"}, url, token)
+
+
+def resume(call: Invocation, listener: Listener, url: Url = None, token: Token = None) -> None:
+    """Resume a paused listener."""
+    _change(call, listener, {"action": "resume"}, url, token)
+
+
+def seek(
+    call: Invocation,
+    listener: Listener,
+    to: Annotated[
+        str | None, typer.Option(metavar="PLACE", help="first, latest, an ISO time with a zone, or epoch milliseconds")
+    ] = None,
+    back: Annotated[str | None, typer.Option(metavar="DURATION", help="handle the last 2h, 30m, … again")] = None,
+    topic: Annotated[str | None, typer.Option(metavar="TOPIC", help="with --queue and --offset")] = None,
+    queue: Annotated[int | None, typer.Option(metavar="ID", help="one queue of the topic")] = None,
+    offset: Annotated[int | None, typer.Option(metavar="OFFSET", help="the next message of the queue")] = None,
+    broker: Annotated[str | None, typer.Option(metavar="NAME", help="if several brokers have the queue")] = None,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Continue a listener at another position, in the queues that this application has."""
+    given = {"to": to, "back": back, "topic": topic, "queue": queue, "offset": offset, "broker": broker}
+    change = {"action": "seek", **{key: value for key, value in given.items() if value is not None}}
+    _change(call, listener, change, url, token)
+
+
+def _change(call: Invocation, listener: str, change: dict[str, Any], url: str | None, token: str | None) -> None:
+    record = _actuator(call, url, token).post(f"listeners/{quote(listener, safe='')}", change)
+    call.output.document(record)
+    call.output.line(f"{record['id']} is {record['state']}; lag {record['lag']}, in flight {record['inFlight']}")
+
+
+def _actuator(call: Invocation, url: str | None, token: str | None) -> _ActuatorClient:
+    management = call.settings().mqtemplate.management
+    if url is None:
+        if not management.port:
+            raise ConfigurationError(
+                "the application is not known: give --url http://host:port, or set mqtemplate.management.port in "
+                "application.yml"
+            )
+        host = f"[{management.address}]" if ":" in management.address else management.address
+        url = f"http://{host}:{management.port}"
+    elif urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
+        raise typer.BadParameter(f"must be http://host:port, got {url!r}", param_hint="--url")
+    if token is None and management.token is not None:
+        token = management.token.get_secret_value()
+    base = url.rstrip("/")
+    return _ActuatorClient(base if urlsplit(base).path.endswith("/actuator") else f"{base}/actuator", token)
+
+
+@dataclass(frozen=True, slots=True)
+class _ActuatorClient:
+    base: str
+    token: str | None
+
+    def get(self, path: str) -> Any:
+        return self._call(urllib.request.Request(f"{self.base}/{path}"))
+
+    def post(self, path: str, change: dict[str, Any]) -> Any:
+        headers = {"Content-Type": "application/json"}
+        if self.token is not None:
+            headers["Authorization"] = f"Bearer {self.token}"
+        body = json.dumps(change).encode()
+        return self._call(urllib.request.Request(f"{self.base}/{path}", body, headers, method="POST"))
+
+    def _call(self, request: urllib.request.Request) -> Any:
+        """Return the answer.
+
+        Raises:
+            UnknownNameError: There is no such listener.
+            BrokerError: The application does not answer, or refuses.
+        """
+        try:
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as exc:
+            text = _error_text(exc)
+            raise (UnknownNameError if exc.code == 404 else BrokerError)(text) from exc
+        except (OSError, ValueError) as exc:
+            reason = getattr(exc, "reason", exc)
+            raise BrokerError(f"no actuator answers at {self.base}: {reason}") from exc
+
+
+def _error_text(exc: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.load(exc)["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"{exc.url} answers {exc.code} {exc.reason}; is it the actuator of an application?"

@@ -1,0 +1,109 @@
+"""The section ``mqtemplate.management.*``: metrics, traces, lateness, health, and the actuator."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Annotated, Self
+
+from pydantic import Field, field_validator, model_validator
+from pydantic.dataclasses import dataclass
+
+from mqtemplate.context.config.contradiction import ContradictionError
+from mqtemplate.context.settings.properties import (
+    SECTION_CONFIG,
+    CommaList,
+    OptionalSecret,
+    OptionalText,
+    Properties,
+    duration_in,
+)
+from mqtemplate.observability.settings import (
+    ENDPOINTS,
+    HealthSettings,
+    LatenessSettings,
+    MetricsSettings,
+    ObservabilitySettings,
+    TracingSettings,
+)
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION_CONFIG)
+class MetricsSection(MetricsSettings):
+    """Metrics of the application and its broker; see [metrics](metrics.md)."""
+
+    opentelemetry: bool = False
+    """True: export them by the meter provider of OpenTelemetry that the program configures."""
+
+    _milliseconds = field_validator("pending_interval_ms", mode="before")(duration_in(1))
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION_CONFIG)
+class TracingSection(TracingSettings):
+    """Spans of sends and handlers, with ``mqtemplate[opentelemetry]``."""
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION_CONFIG)
+class LatenessSection(LatenessSettings):
+    """Lateness of delayed messages; see [observability](observability.md)."""
+
+    _milliseconds = field_validator("threshold_ms", mode="before")(duration_in(1))
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION_CONFIG)
+class HealthSection(HealthSettings):
+    """Thresholds of the health. A component beyond its threshold is ``DOWN``."""
+
+    _milliseconds = field_validator("max_lateness_ms", "timeout_ms", mode="before")(duration_in(1))
+
+
+class ManagementSettings(Properties):
+    """Metrics, traces, lateness and health of the application, and its actuator. Off by default, at no cost."""
+
+    enabled: bool = False
+    """True: the application, or the server, is observed."""
+    port: Annotated[int, Field(ge=0, le=65_535)] | None = None
+    """Port of the actuator: ``http://address:port/actuator``; 0 for a free one. Without it an application serves the
+    actuator through its own web framework, or not at all."""
+    address: str = "127.0.0.1"
+    """Numeric address of that port. With another than loopback, other machines can read health, metrics, listeners and
+    configuration (secrets are hidden)."""
+    token: OptionalSecret = None
+    """Token that changes of listeners must have, as ``Authorization: Bearer <token>``. Without it they are refused."""
+    name: OptionalText = None
+    """Name of the application in ``/actuator/info``."""
+    endpoints: CommaList = ENDPOINTS
+    """Endpoints of the actuator to expose."""
+    metrics: MetricsSection = MetricsSection()
+    tracing: TracingSection = TracingSection()
+    lateness: LatenessSection = LatenessSection()
+    health: HealthSection = HealthSection()
+
+    @field_validator("address")
+    @classmethod
+    def _check_address(cls, value: str) -> str:
+        try:
+            ipaddress.ip_address(value)
+        except ValueError:
+            raise ValueError("must be a numeric address, such as 127.0.0.1 or ::1") from None
+        return value
+
+    @field_validator("endpoints")
+    @classmethod
+    def _check_endpoints(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        unknown = [name for name in value if name not in ENDPOINTS]
+        if unknown:
+            raise ValueError(f"must be some of {', '.join(ENDPOINTS)}; there is no {', '.join(unknown)}")
+        return value
+
+    @model_validator(mode="after")
+    def _check_enabled(self) -> Self:
+        if self.port is not None and not self.enabled:
+            raise ContradictionError("is given, but 'enabled' is not true; set it, or remove the port", "port")
+        return self
+
+    @property
+    def observability(self) -> ObservabilitySettings:
+        """The section as one value for `Observability`."""
+        return ObservabilitySettings(
+            metrics=self.metrics, tracing=self.tracing, lateness=self.lateness, health=self.health
+        )

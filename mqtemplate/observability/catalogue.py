@@ -1,0 +1,226 @@
+"""The exported metrics: their names by OpenTelemetry's conventions, kinds, units and descriptions.
+
+This is the only place with these names. Exporters read it, and the tests compare it with the documentation, the
+dashboards and the alert rules.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from mqtemplate.metrics import HistogramSnapshot, MetricKind, Sample
+
+_SYSTEM = {"messaging.system": "rocketmq"}
+
+_ATTRIBUTES = {
+    # label -> attribute of OpenTelemetry's conventions; other labels are attributes of this library
+    "topic": "messaging.destination.name",
+    "queue": "messaging.destination.partition.id",
+    "group": "messaging.consumer.group.name",
+    "error": "error.type",
+}
+_PREFIX = "mqtemplate."
+
+_SUFFIXES = {"_ns": ("s", 1e-9), "_ms": ("s", 1e-3)}
+"""Suffix of the name of a metric -> unit and factor of the exported one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instrument:
+    """One exported metric.
+
+    Attributes:
+        name: Name by OpenTelemetry's conventions, such as ``messaging.process.duration``.
+        unit: ``s``, ``1``, ``By``, or what is counted, such as ``{message}``.
+        factor: Factor from a value to an exported one.
+        attributes: Attributes that each series has.
+    """
+
+    source: str
+    name: str
+    kind: MetricKind
+    unit: str
+    description: str
+    factor: float = 1
+    attributes: Mapping[str, str] | None = None
+
+    @property
+    def prometheus_name(self) -> str:
+        """Name for Prometheus, without the suffixes ``_total``, ``_bucket``, ``_sum`` and ``_count``."""
+        seconds = "_seconds" if self.unit == "s" else "_ratio" if self.unit == "1" else ""
+        return self.name.replace(".", "_") + seconds
+
+    @property
+    def prometheus_names(self) -> tuple[str, ...]:
+        """Names of the series for Prometheus."""
+        name = self.prometheus_name
+        if self.kind is MetricKind.COUNTER:
+            return (f"{name}_total",)
+        if self.kind is MetricKind.HISTOGRAM:
+            return (f"{name}_bucket", f"{name}_count", f"{name}_sum")
+        return (name,)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One exported value.
+
+    Attributes:
+        value: A number, in the unit of the instrument; a histogram in the unit of its source.
+    """
+
+    instrument: Instrument
+    value: float | HistogramSnapshot
+    attributes: Mapping[str, str]
+
+
+def _counter(source: str, unit: str, description: str, name: str = "", **more: Mapping[str, str]) -> Instrument:
+    return _instrument(source, MetricKind.COUNTER, unit, description, name, **more)
+
+
+def _gauge(source: str, unit: str, description: str, name: str = "") -> Instrument:
+    return _instrument(source, MetricKind.GAUGE, unit, description, name)
+
+
+def _histogram(source: str, description: str, name: str = "", **more: Mapping[str, str]) -> Instrument:
+    return _instrument(source, MetricKind.HISTOGRAM, "s", description, name, **more)
+
+
+def _instrument(
+    source: str,
+    kind: MetricKind,
+    unit: str,
+    description: str,
+    name: str = "",
+    attributes: Mapping[str, str] | None = None,
+) -> Instrument:
+    suffix = source[-3:] if source[-3:] in _SUFFIXES else ""
+    unit, factor = _SUFFIXES.get(suffix, (unit, 1.0))
+    chosen = name or _PREFIX + source.removesuffix(suffix)
+    return Instrument(source, chosen, kind, unit, description, factor, attributes)
+
+
+_SEND = _SYSTEM | {"messaging.operation.name": "send"}
+_PROCESS = _SYSTEM | {"messaging.operation.name": "process"}
+
+INSTRUMENTS: tuple[Instrument, ...] = (
+    # --- sends and handlers of this process
+    _counter("client.send.messages", "{message}", "Messages sent, failed sends included",
+             "messaging.client.sent.messages", attributes=_SEND),
+    _histogram("client.send.duration_ns", "Duration of a send",
+               "messaging.client.operation.duration", attributes=_SEND),
+    _counter("client.send.errors", "{message}", "Messages whose send failed, by error"),
+    _counter("listener.handle.messages", "{message}", "Messages that handlers were called with",
+             "messaging.client.consumed.messages", attributes=_PROCESS),
+    _histogram("listener.handle.duration_ns", "Duration of a call of a handler", "messaging.process.duration",
+               attributes=_PROCESS),
+    _counter("listener.handle.errors", "{message}", "Messages that failed, by error"),
+    _counter("listener.failed", "{message}", "Messages that failed, by what became of them"),
+    _gauge("listener.running", "1", "1 while the listener is a member of its group"),
+    _gauge("listener.paused", "1", "1 while the listener is paused"),
+    _gauge("listener.in_flight", "{message}", "Messages that were fetched and are not finished"),
+    _gauge("listener.hanging", "{call}", "Calls of the handler that run longer than its consume-timeout"),
+    _gauge("group.lag", "{message}", "Messages after the committed offset of a group, by queue"),
+    _gauge("clock.ahead_ms", "s", "Least time by which the clock of a producer is ahead of the broker's"),
+    _gauge("clock.behind_ms", "s", "Least time by which the clock of this process is behind the broker's"),
+    # --- lateness
+    _histogram("lateness.delivery_ms", "Time from the deliver time of a message to the call of its handler"),
+    _counter("lateness.caused_ms", "s", "Sum of the lateness of deliveries, by cause"),
+    # --- delayed messages of the broker in this process
+    _gauge("delay.pending", "{message}", "Pending messages, by the time until they are due"),
+    _gauge("delay.pending_timers", "{message}", "Pending messages with a timer, by topic"),
+    _gauge("delay.pending_levels", "{message}", "Pending messages with a level, by level"),
+    _gauge("delay.waiting.level", "{message}", "Pending messages with a level"),
+    _gauge("delay.waiting.timer", "{message}", "Pending messages with a timer"),
+    _gauge("delay.held", "{message}", "Messages that the shapes of their topics hold in memory"),
+    _gauge("delay.enqueue_lag", "{message}", "Stored messages that the delay service has not read"),
+    _gauge("delay.dequeue_lag_ms", "s", "Time by which the next message of the delay service is overdue"),
+    _histogram("delay.lag_ms", "Time from the deliver time of a message to its release"),
+    _histogram("delay.lateness_ms", "The same, by cause"),
+    _counter("delay.released", "{message}", "Delayed messages that were released to their topics"),
+    _counter("delay.cancelled", "{message}", "Cancelled messages"),
+    _counter("delay.rescheduled", "{message}", "Rescheduled messages"),
+    _counter("delay.rolled", "{message}", "Timers that were stored again because they are due beyond the wheel"),
+    _counter("delay.poison", "{message}", "Delayed messages that could not be released"),
+    # --- store
+    _counter("store.appended", "{record}", "Records appended to the commit log"),
+    _histogram("store.append_ns", "Time of one append"),
+    _histogram("store.flush_ns", "Time of one flush of the commit log"),
+    _counter("store.files_deleted", "{file}", "Commit log files that retention deleted"),
+    _gauge("store.disk_used", "1", "Used part of the disk of the store directory"),
+    _gauge("store.flush_failed", "1", "1 while the last flush of the commit log has failed"),
+    _gauge("store.recovery_ns", "s", "Time that the last start took to recover the store"),
+    # --- requests, transactions, sequenced sends
+    _gauge("request.pending", "{request}", "Requests of this process without a reply"),
+    _counter("request.replied", "{request}", "Requests whose reply arrived in time"),
+    _counter("request.timed_out", "{request}", "Requests whose reply did not arrive in time"),
+    _gauge("transaction.open", "{transaction}", "Transactions without an end"),
+    _counter("transaction.checked", "{check}", "Transaction checks sent to producers"),
+    _counter("transaction.committed", "{transaction}", "Committed transactions"),
+    _counter("transaction.rolled_back", "{transaction}", "Transactions that were rolled back"),
+    _counter("transaction.discarded", "{transaction}", "Half messages whose transaction was not ended"),
+    _gauge("sequence.partitions", "{partition}", "Partitions of sequenced sends that the broker remembers"),
+    _counter("sequence.repeated", "{message}", "Messages of sequenced sends that were stored already"),
+    # --- server
+    _gauge("server.connections", "{connection}", "Open connections of clients"),
+    _counter("server.requests", "{request}", "Requests of clients"),
+    _counter("server.pulled", "{message}", "Messages delivered to remote consumers"),
+    _gauge("server.pulls_held", "{request}", "Pull requests that wait for a message"),
+    _counter("server.refused.connections", "{connection}", "Connections closed at once because of a limit"),
+    _counter("server.refused.created", "{request}", "Requests refused because of too many new topics or groups"),
+    _counter("server.refused.groups", "{request}", "Heartbeats refused because of too many groups"),
+    _counter("server.refused.locks", "{request}", "Lock requests refused because of too many groups"),
+    _counter("server.refused.pulls", "{request}", "Pulls that could not be held"),
+    _counter("server.refused.subscriptions", "{request}", "Heartbeats refused because of too many subscriptions"),
+    # --- Spark
+    _counter("spark.batches", "{batch}", "Batches that a Spark listener handled"),
+    _counter("spark.messages", "{message}", "Messages that a Spark listener handled"),
+    _histogram("spark.batch_ms", "Time of the listener's function for a batch"),
+    _counter("spark.dead_letters", "{row}", "Rows that went to the dead-letter topic"),
+    _counter("spark.redelivered", "{row}", "Rows that went to the retry topic"),
+    _counter("spark.failed_attempts", "{call}", "Calls of the listener's function that raised"),
+    _counter("spark.failures", "{query}", "Queries that ended with an error"),
+    _counter("spark.restarts", "{query}", "Restarts of queries by policy"),
+    _gauge("spark.lag", "{message}", "Messages after the committed offsets of the group"),
+    _gauge("spark.running", "1", "1 while the query runs"),
+)  # fmt: skip
+
+_BY_SOURCE = {each.source: each for each in INSTRUMENTS}
+_SPARK = re.compile(r"spark\.(.+)\.(\w+)")
+
+
+def points(samples: Iterable[Sample]) -> Iterator[Point]:
+    """Yield the exported values of samples. A metric of the program, not in `INSTRUMENTS`, keeps its name."""
+    for sample in samples:
+        source, labels = sample.name, dict(sample.labels)
+        if (spark := _SPARK.fullmatch(source)) is not None:
+            source, labels["group"] = f"spark.{spark[2]}", spark[1]
+        instrument = _BY_SOURCE.get(source) or _instrument(source, sample.kind, "", source)
+        attributes = dict(instrument.attributes or {})
+        attributes |= {_ATTRIBUTES.get(label, _PREFIX + label): value for label, value in labels.items()}
+        value = sample.value
+        yield Point(
+            instrument, value if isinstance(value, HistogramSnapshot) else value * instrument.factor, attributes
+        )
+
+
+def exported_buckets(instrument: Instrument) -> tuple[int, ...]:
+    """Return the upper bounds (excluded) of the exported buckets of a histogram, in the unit of its source.
+
+    They are the same at each time, as Prometheus requires, and each is four times the one before.
+    """
+    powers = range(12, 40, 2) if instrument.factor < 1e-6 else range(0, 32, 2)
+    return tuple(1 << power for power in powers)
+
+
+def cumulated(snapshot: HistogramSnapshot, instrument: Instrument) -> list[tuple[float, int]]:
+    """Return for each exported bucket its largest value (in the exported unit) and the number of values up to it.
+
+    A value below the bound of a bucket of whole numbers is at most the bound minus 1.
+    """
+    return [
+        ((bound - 1) * instrument.factor, sum(count for upper, count in snapshot.buckets.items() if upper <= bound))
+        for bound in exported_buckets(instrument)
+    ]

@@ -1,0 +1,175 @@
+"""Values that are read from a broker and from listeners when metrics are scraped."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from mqtemplate.broker import Broker
+from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+from mqtemplate.errors import MQTemplateError, UnsupportedError
+from mqtemplate.event_log import get_logger
+from mqtemplate.listener.consuming.container import ListenerContainer
+from mqtemplate.message import MessageQueue
+from mqtemplate.metrics import MetricKind, Sample
+from mqtemplate.pending import PendingQuery
+
+_log = get_logger("mqtemplate.metrics")
+
+_REMOTE_INTERVAL_MS = 10_000
+"""Least time between two reads of lags from another process: a lag takes a request for each queue."""
+
+_HORIZONS = {"1m": 60_000, "10m": 600_000, "1h": 3_600_000, "1d": 86_400_000, "7d": 7 * 86_400_000}
+_BEYOND = "later"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLag:
+    """Messages of one queue that a group has not consumed.
+
+    Attributes:
+        lag: Messages after the committed offset.
+        committed: Committed queue offset; None if there is none yet.
+    """
+
+    group: str
+    queue: MessageQueue
+    lag: int
+    committed: int | None
+
+
+def listener_samples(listeners: Iterable[ListenerContainer]) -> Iterator[Sample]:
+    """Yield states and counts of listeners."""
+    for container in listeners:
+        labels = {"listener": container.endpoint.id, "group": container.endpoint.settings.group}
+        yield Sample("listener.running", MetricKind.GAUGE, int(container.is_running), labels)
+        yield Sample("listener.paused", MetricKind.GAUGE, int(container.state.value == "paused"), labels)
+        yield Sample("listener.in_flight", MetricKind.GAUGE, container.in_flight, labels)
+        yield Sample("listener.hanging", MetricKind.GAUGE, container.hanging_count, labels)
+        for outcome, count in dict(container.outcomes).items():
+            yield Sample("listener.failed", MetricKind.COUNTER, count, labels | {"next_step": outcome})
+
+
+class GroupLags:
+    """Lags of consumer groups, by queue.
+
+    With an embedded broker these are all clustering groups that have committed; with another process the groups of the
+    listeners, and the queues that are assigned to them here.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._lock = threading.Lock()
+        self._read: list[GroupLag] = []
+        self._next_ms = 0
+
+    def read(self, listeners: Iterable[ListenerContainer]) -> list[GroupLag]:
+        """Return the lags now, or those of the last seconds if the broker is another process.
+
+        Raises:
+            BrokerError: The broker does not answer.
+        """
+        broker = self._broker
+        if not isinstance(broker, EmbeddedBroker):
+            return self._remote(listeners)
+        containers = list(listeners)
+        own = [each for each in containers if each.broker is broker]
+        lags = [*_lags_of_groups(broker), *_lags_of_new_groups(broker, own)]
+        return (
+            lags
+            if len(own) == len(containers)
+            else [*lags, *self._remote([each for each in containers if each.broker is not broker])]
+        )
+
+    def _remote(self, listeners: Iterable[ListenerContainer]) -> list[GroupLag]:
+        """Return the lags of listeners whose broker may be another process: now, or those of the last seconds."""
+        with self._lock:
+            now_ms = self._broker.clock.now_ms()
+            if now_ms >= self._next_ms:
+                self._read = [lag for container in listeners for lag in _lags_of(container)]
+                self._next_ms = now_ms + _REMOTE_INTERVAL_MS
+            return self._read
+
+    def samples(self, listeners: Iterable[ListenerContainer]) -> Iterator[Sample]:
+        """Yield ``group.lag``; nothing while the broker does not answer."""
+        try:
+            lags = self.read(listeners)
+        except MQTemplateError as exc:
+            _log.debug("metrics.lag_unknown", reason=str(exc))
+            return
+        for each in lags:
+            labels = {"group": each.group, "topic": each.queue.topic, "queue": str(each.queue.queue_id)}
+            if not isinstance(self._broker, EmbeddedBroker):
+                labels["broker"] = each.queue.broker_name
+            yield Sample("group.lag", MetricKind.GAUGE, each.lag, labels)
+
+
+def _lags_of_groups(broker: EmbeddedBroker) -> Iterator[GroupLag]:
+    known = set(broker.topics.names())
+    for group in sorted(broker.offsets.groups()):
+        for topic in sorted(broker.offsets.topics_of(group) & known):
+            for queue in broker.queues(topic):
+                yield _lag(broker, group, queue, broker.committed_offset(group, queue))
+
+
+def _lags_of_new_groups(broker: EmbeddedBroker, listeners: Iterable[ListenerContainer]) -> Iterator[GroupLag]:
+    """Yield the lags of listeners whose group has not committed yet."""
+    known = broker.offsets.groups()
+    for container in listeners:
+        if container.endpoint.settings.group not in known:
+            yield from _lags_of(container)
+
+
+def _lags_of(container: ListenerContainer) -> Iterator[GroupLag]:
+    group = container.endpoint.settings.group
+    for queue, committed in sorted(container.positions().items()):
+        yield _lag(container.broker, group, queue, committed)
+
+
+def _lag(broker: Broker, group: str, queue: MessageQueue, committed: int | None) -> GroupLag:
+    start = broker.min_offset(queue) if committed is None else committed
+    return GroupLag(group, queue, max(0, broker.max_offset(queue) - start), committed)
+
+
+class PendingByHorizon:
+    """Numbers of pending delayed messages by the time until they are due.
+
+    Args:
+        interval_ms: Least time between two counts.
+    """
+
+    def __init__(self, broker: Broker, interval_ms: int) -> None:
+        self._broker = broker
+        self._interval_ms = interval_ms
+        self._lock = threading.Lock()
+        self._counts: dict[str, int] = {}
+        self._next_ms = 0
+
+    def counts(self) -> dict[str, int]:
+        """Return horizon -> number of messages that are due within it, and not within the one before."""
+        with self._lock:
+            now_ms = self._broker.clock.now_ms()
+            if now_ms >= self._next_ms:
+                self._counts = self._count(now_ms)
+                self._next_ms = now_ms + self._interval_ms
+            return dict(self._counts)
+
+    def _count(self, now_ms: int) -> dict[str, int]:
+        counted = self._broker.count_pending(PendingQuery(), 60_000)
+        counts = dict.fromkeys([*_HORIZONS, _BEYOND], 0)
+        for start_ms, count in counted.buckets.items():
+            left_ms = start_ms - now_ms
+            horizon = next((name for name, span_ms in _HORIZONS.items() if left_ms < span_ms), _BEYOND)
+            counts[horizon] += count
+        return counts
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield ``delay.pending`` by horizon; nothing if the broker does not list pending messages."""
+        try:
+            counts = self.counts()
+        except (UnsupportedError, MQTemplateError) as exc:
+            _log.debug("metrics.pending_unknown", reason=str(exc))
+            return
+        for horizon, count in counts.items():
+            yield Sample("delay.pending", MetricKind.GAUGE, count, {"horizon": horizon})

@@ -1,0 +1,187 @@
+"""Health of an application: its broker, store, disk, listeners, lag and lateness."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass, field
+from enum import Enum
+
+from mqtemplate.broker import Broker
+from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+from mqtemplate.listener.consuming.container import ContainerState, ListenerContainer
+from mqtemplate.observability.collectors import GroupLags
+from mqtemplate.observability.lateness import LatenessRecorder
+from mqtemplate.observability.settings import HealthSettings
+
+
+class Status(Enum):
+    """Status of a component, in Spring's words; the first one has priority."""
+
+    DOWN = "DOWN"
+    UNKNOWN = "UNKNOWN"
+    UP = "UP"
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentHealth:
+    """Health of one component.
+
+    Attributes:
+        details: Facts for an operator, as JSON has them.
+    """
+
+    status: Status
+    details: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationHealth:
+    """Health of an application: the worst status of its components."""
+
+    components: Mapping[str, ComponentHealth]
+
+    @property
+    def status(self) -> Status:
+        """``DOWN`` if a component is; then ``UNKNOWN``; else ``UP``."""
+        found = {component.status for component in self.components.values()}
+        return next((status for status in Status if status in found), Status.UP)
+
+
+Check = Callable[[], ComponentHealth]
+"""Function that returns the health of one component. If it raises, the component is ``DOWN``."""
+
+
+class HealthChecks:
+    """The components whose health is checked, by name.
+
+    A component that does not answer in time is ``DOWN``; its check goes on, and is not started a second time.
+
+    Args:
+        timeout_ms: Time for all checks together.
+        is_virtual: The clock is virtual: the checks run in the calling thread.
+    """
+
+    def __init__(self, checks: Mapping[str, Check], timeout_ms: int = 3_000, *, is_virtual: bool = False) -> None:
+        self._checks = dict(checks)
+        self._timeout_s = timeout_ms / 1_000
+        self._pool = None if is_virtual else ThreadPoolExecutor(8, thread_name_prefix="mqtemplate-health")
+        self._running: dict[str, object] = {}
+
+    def add(self, name: str, check: Check) -> None:
+        """Add a component of the application, or replace one."""
+        self._checks[name] = check
+
+    def read(self) -> ApplicationHealth:
+        """Check all components now."""
+        if self._pool is None:
+            return ApplicationHealth({name: _checked(check) for name, check in self._checks.items()})
+        futures = {
+            name: self._pool.submit(_checked, check)
+            for name, check in self._checks.items()
+            if name not in self._running
+        }
+        found: dict[str, ComponentHealth] = {}
+        for name in self._checks:
+            future = futures.get(name)
+            try:
+                found[name] = _no_answer(self._timeout_s) if future is None else future.result(self._timeout_s)
+            except FutureTimeoutError:
+                found[name] = _no_answer(self._timeout_s)
+                self._running[name] = future
+                assert future is not None, "only a check that was started can be late"
+                future.add_done_callback(lambda _, name=name: self._running.pop(name, None))  # type: ignore[misc]
+        return ApplicationHealth(found)
+
+    def close(self) -> None:
+        """Start no more checks."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _checked(check: Check) -> ComponentHealth:
+    try:
+        return check()
+    except Exception as exc:
+        return ComponentHealth(Status.DOWN, {"error": f"{type(exc).__name__}: {exc}"})
+
+
+def _no_answer(timeout_s: float) -> ComponentHealth:
+    return ComponentHealth(Status.DOWN, {"error": f"no answer in {timeout_s:g} s"})
+
+
+def _below(is_below: bool, **details: object) -> ComponentHealth:
+    return ComponentHealth(Status.UP if is_below else Status.DOWN, details)
+
+
+def broker_checks(broker: Broker, settings: HealthSettings) -> dict[str, Check]:
+    """Return the checks of a broker: ``broker``, and for an embedded one ``flush`` and ``disk``."""
+    if not isinstance(broker, EmbeddedBroker):
+        return {"broker": lambda: _reachable(broker)}
+    engine = broker
+    checks: dict[str, Check] = {"broker": lambda: _reachable(engine), "flush": lambda: _flush(engine)}
+    if engine.store.cleaning.disk_used_ratio is not None and engine.path is not None:
+        checks["diskSpace"] = lambda: _disk(engine, settings.max_disk_used_percent)
+    return checks
+
+
+def _reachable(broker: Broker) -> ComponentHealth:
+    found = broker.unreachable()
+    errors = {name: reason for name, reason in found.items() if reason is not None}
+    details: dict[str, object] = {"name": broker.name, "brokers": list(found)}
+    return _below(bool(found) and not errors, **details, **({"errors": errors} if errors else {}))
+
+
+def _flush(broker: EmbeddedBroker) -> ComponentHealth:
+    error, refusal = broker.store.group_commit.error, broker.store.cleaning.refusal
+    if error is not None:
+        return ComponentHealth(Status.DOWN, {"error": str(error)})
+    if refusal is not None:
+        return ComponentHealth(Status.DOWN, {"error": refusal})
+    return ComponentHealth(Status.UP, {"notFlushedBytes": broker.store.end_offset - broker.store.group_commit.flushed})
+
+
+def _disk(broker: EmbeddedBroker, max_percent: int) -> ComponentHealth:
+    read = broker.store.cleaning.disk_used_ratio
+    used = 0.0 if read is None else read() * 100
+    return _below(used <= max_percent, path=str(broker.path), usedPercent=round(used, 1), allowedPercent=max_percent)
+
+
+def listener_checks(
+    listeners: Iterable[ListenerContainer], lags: GroupLags, lateness: LatenessRecorder, settings: HealthSettings
+) -> dict[str, Check]:
+    """Return the checks of listeners: ``listeners``, ``handlers``, ``lag`` and ``lateness``."""
+    return {
+        "listeners": lambda: _listeners(listeners),
+        "handlers": lambda: _handlers(listeners),
+        "lag": lambda: _lag(listeners, lags, settings.max_lag),
+        "lateness": lambda: _lateness(lateness, settings.max_lateness_ms),
+    }
+
+
+def _listeners(listeners: Iterable[ListenerContainer]) -> ComponentHealth:
+    """Return the states. A paused listener is up: it was paused on purpose."""
+    states = {each.endpoint.id: each.state.value for each in listeners}
+    wanted = [each for each in listeners if each.endpoint.settings.auto_startup]
+    is_up = all(each.is_running for each in wanted) and ContainerState.BROKEN.value not in states.values()
+    return _below(is_up, **states)
+
+
+def _handlers(listeners: Iterable[ListenerContainer]) -> ComponentHealth:
+    hanging = {each.endpoint.id: each.hanging_count for each in listeners if each.hanging_count}
+    return _below(not hanging, **({"hanging": hanging} if hanging else {}))
+
+
+def _lag(listeners: Iterable[ListenerContainer], lags: GroupLags, allowed: int | None) -> ComponentHealth:
+    groups = {each.endpoint.settings.group for each in listeners}
+    found = dict.fromkeys(sorted(groups), 0)
+    for each in lags.read(listeners):
+        if each.group in found:
+            found[each.group] += each.lag
+    return _below(allowed is None or all(lag <= allowed for lag in found.values()), groups=found, allowed=allowed)
+
+
+def _lateness(lateness: LatenessRecorder, allowed_ms: int | None) -> ComponentHealth:
+    worst_ms = lateness.worst_ms()
+    return _below(allowed_ms is None or worst_ms <= allowed_ms, worstMs=worst_ms, allowedMs=allowed_ms)

@@ -1,0 +1,141 @@
+"""The observability of one application: metrics, traces and lateness of its sends and handlers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, TypeVar
+
+from mqtemplate.broker import Broker
+from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+from mqtemplate.clock import Clock
+from mqtemplate.listener.consuming.container import ListenerContainer
+from mqtemplate.metrics import Metrics, Sample
+from mqtemplate.observability.collectors import GroupLags, PendingByHorizon, listener_samples
+from mqtemplate.observability.lateness import LatenessRecorder
+from mqtemplate.observability.messaging import ClockSkew, MeasuredHandler, MeasuredSends, Operations
+from mqtemplate.observability.settings import ObservabilitySettings
+from mqtemplate.observation.interface import HandleAsync, HandleMany, HandleOne, Observation, ObservedListener, Sends
+
+if TYPE_CHECKING:
+    from mqtemplate.observability.tracing import Tracing
+
+_F = TypeVar("_F")
+
+
+class Observability(Observation):
+    """Measures and traces an application. Give it to the template and to the registry of the listeners.
+
+    ::
+
+        observability = Observability(broker)
+        template = RocketMQTemplate(broker, observation=observability)
+        registry = ListenerRegistry(broker, converter, observation=observability)
+        observability.watch(registry)
+        observability.metrics.samples()
+
+    An application creates it if ``mqtemplate.management.enabled`` is true.
+
+    Attributes:
+        metrics: The metrics of the application, and those of an embedded broker.
+        lateness: Lateness of the deliveries, and the recent late ones.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        settings: ObservabilitySettings | None = None,
+        *,
+        tracing: Tracing | None = None,
+    ) -> None:
+        self.settings = settings = settings or ObservabilitySettings()
+        self.broker = broker
+        engine = broker if isinstance(broker, EmbeddedBroker) else None
+        self.metrics = Metrics(settings.metrics.max_series)
+        if engine is not None:
+            self.metrics.add_collector(engine.metrics.samples)
+        causes = None if engine is None else engine.release_causes
+        self.lateness = LatenessRecorder(broker.clock, settings.lateness.threshold_ms, causes)
+        self._tracing = create_tracing(settings) if tracing is None else tracing
+        self._lock = threading.Lock()
+        self._skew = ClockSkew(broker.clock)
+        self._sends = Operations("client.send", {}, settings.metrics.max_series)
+        self._handled: dict[ObservedListener, Operations] = {}
+        self._listeners: Iterable[ListenerContainer] = ()
+        self.lags = GroupLags(broker)
+        self._pending = PendingByHorizon(broker, settings.metrics.pending_interval_ms)
+        if settings.metrics.enabled:
+            self.metrics.add_collector(self._samples)
+            self.metrics.gauge("clock.ahead_ms", lambda: self._skew.ahead_ms)
+            self.metrics.gauge("clock.behind_ms", lambda: self._skew.behind_ms)
+
+    @property
+    def listeners(self) -> Iterable[ListenerContainer]:
+        """The containers of the listeners that `watch` was given."""
+        return self._listeners
+
+    def watch(self, listeners: Iterable[ListenerContainer]) -> None:
+        """Show the states and the lags of these listeners, too; the registry of an application, for example."""
+        self._listeners = listeners
+
+    def sends(self, sends: Sends, clock: Clock) -> Sends:
+        """Return *sends*, measured and traced as the settings say."""
+        if self._tracing is not None:
+            sends = self._tracing.sends(sends)
+        return MeasuredSends(sends, self._sends, clock) if self.settings.metrics.enabled else sends
+
+    def one(self, listener: ObservedListener, handle: HandleOne[_F], clock: Clock) -> HandleOne[_F]:
+        """Return *handle*, measured and traced as the settings say."""
+        if self._tracing is not None:
+            handle = self._tracing.one(listener, handle, clock)
+        return self._measured(listener, clock).one(handle) if self.settings.metrics.enabled else handle
+
+    def one_async(self, listener: ObservedListener, handle: HandleAsync[_F], clock: Clock) -> HandleAsync[_F]:
+        """Return *handle*, measured and traced as the settings say."""
+        if self._tracing is not None:
+            handle = self._tracing.one_async(listener, handle, clock)
+        return self._measured(listener, clock).one_async(handle) if self.settings.metrics.enabled else handle
+
+    def many(self, listener: ObservedListener, handle: HandleMany[_F], clock: Clock) -> HandleMany[_F]:
+        """Return *handle*, measured and traced as the settings say."""
+        if self._tracing is not None:
+            handle = self._tracing.many(listener, handle, clock)
+        return self._measured(listener, clock).many(handle) if self.settings.metrics.enabled else handle
+
+    def _measured(self, listener: ObservedListener, clock: Clock) -> MeasuredHandler:
+        with self._lock:
+            operations = self._handled.get(listener)
+            if operations is None:
+                labels = {"listener": listener.id, "group": listener.group}
+                operations = Operations("listener.handle", labels, self.settings.metrics.max_series)
+                self._handled[listener] = operations
+        return MeasuredHandler(listener, operations, self.lateness, self._skew, clock)
+
+    def _samples(self) -> Iterable[Sample]:
+        yield from self._sends.samples()
+        for operations in list(self._handled.values()):
+            yield from operations.samples()
+        yield from self.lateness.samples()
+        yield from listener_samples(self._listeners)
+        yield from self.lags.samples(self._listeners)
+        yield from self._pending.samples()
+
+    def export_to_opentelemetry(self) -> None:
+        """Export the metrics by the program's meter provider.
+
+        Raises:
+            ImportError: ``opentelemetry-api`` is not installed.
+        """
+        from mqtemplate.observability.otel_metrics import export_metrics
+
+        export_metrics(self.metrics)
+
+
+def create_tracing(settings: ObservabilitySettings) -> Tracing | None:
+    """Return the tracing for the settings; None if it is off, or if ``opentelemetry-api`` is not installed."""
+    if not settings.tracing.enabled or find_spec("opentelemetry") is None:
+        return None
+    from mqtemplate.observability.tracing import Tracing
+
+    return Tracing(settings.tracing.sampling_probability, max_traces_per_second=settings.tracing.max_traces_per_second)

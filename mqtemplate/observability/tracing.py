@@ -1,0 +1,391 @@
+"""Spans of sends and of calls of handlers, and W3C trace context in message properties.
+
+It uses the API of OpenTelemetry only: the program installs and configures an SDK. The names are those of its semantic
+conventions for messaging.
+
+- A send is a ``PRODUCER`` span ``send <topic>``. Its context becomes the properties ``traceparent`` and ``tracestate``,
+  which stay with the message: through the delay, each retry, and the dead-letter topic.
+- The call of a handler is a ``CONSUMER`` span ``process <topic>`` with a link to the send. With one message the send is
+  the parent, too; a batch has a link for each message.
+- Outside of a trace a random share of the sends and calls starts one, and at most some in a second. This is decided
+  before OpenTelemetry is called, since even a span that is not recorded costs several microseconds. Inside a trace its
+  own decision holds.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from opentelemetry import context as otel_context
+from opentelemetry import propagate, trace
+from opentelemetry.trace import INVALID_SPAN, Link, Span, SpanKind, StatusCode, Tracer
+
+from mqtemplate.clock import Clock
+from mqtemplate.futures import AwaitableFuture
+from mqtemplate.message import Message, MessageExt, MessageQueue, Property
+from mqtemplate.observation.interface import HandleAsync, HandleMany, HandleOne, ObservedListener, Sends
+from mqtemplate.results import HalfMessage, SendResult
+
+_F = TypeVar("_F")
+_Future = TypeVar("_Future", bound=Future[Any])
+
+TRACEPARENT = "traceparent"
+"""Message property with the W3C trace context of the send."""
+
+_SYSTEM = "messaging.system"
+_OPERATION = "messaging.operation.name"
+_OPERATION_TYPE = "messaging.operation.type"
+_DESTINATION = "messaging.destination.name"
+_PARTITION = "messaging.destination.partition.id"
+_MESSAGE_ID = "messaging.message.id"
+_CONVERSATION_ID = "messaging.message.conversation_id"
+_BODY_SIZE = "messaging.message.body.size"
+_BATCH_COUNT = "messaging.batch.message_count"
+_GROUP = "messaging.consumer.group.name"
+_TAG = "messaging.rocketmq.message.tag"
+_KEYS = "messaging.rocketmq.message.keys"
+_DELAY_LEVEL = "messaging.rocketmq.message.delay_time_level"
+_DELIVER_TIME = "messaging.rocketmq.message.delivery_timestamp"
+_ERROR_TYPE = "error.type"
+_LISTENER = "mqtemplate.listener"
+_RECONSUME_TIMES = "mqtemplate.reconsume_times"
+_LATE_MS = "mqtemplate.late_ms"
+
+
+_current_span = trace.get_current_span
+
+
+class Tracing:
+    """Creates spans around sends and handlers.
+
+    Args:
+        probability: Share of the sends and calls outside of a trace that start one.
+        max_traces_per_second: Most traces that they start in a second.
+        tracer: Creates the spans; by default that of the program's tracer provider.
+        chance: Returns a random number from 0 to below 1.
+        now: Returns a time in seconds.
+
+    Attributes:
+        probability, chance: The arguments; most sends need nothing else.
+    """
+
+    def __init__(
+        self,
+        probability: float,
+        tracer: Tracer | None = None,
+        *,
+        max_traces_per_second: int = 20,
+        chance: Callable[[], float] = random.random,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.probability = probability
+        self._max_traces = max_traces_per_second
+        self._now = now
+        self._started = (0, 0)  # second, traces started in it
+        self._tracer = trace.get_tracer("mqtemplate") if tracer is None else tracer
+        self.chance = chance
+
+    def sends(self, sends: Sends) -> Sends:
+        """Return *sends* with spans."""
+        return TracedSends(sends, self)
+
+    def one(self, listener: ObservedListener, handle: HandleOne[_F], clock: Clock) -> HandleOne[_F]:
+        """Return *handle* with spans. It must run in a context of its own: the span stays the current one there."""
+
+        def traced(message: MessageExt) -> _F:
+            started = self._start_process(listener, message)
+            if started is None:
+                return handle(message)
+            with started as span:
+                _describe_delivery(span, message, clock)
+                failure: Any = handle(message)
+                if failure is not None:
+                    _note_failure(span, failure)
+                return failure  # type: ignore[no-any-return]
+
+        return traced
+
+    def one_async(self, listener: ObservedListener, handle: HandleAsync[_F], clock: Clock) -> HandleAsync[_F]:
+        """As `one`, for a coroutine function."""
+
+        async def traced(message: MessageExt) -> _F:
+            started = self._start_process(listener, message)
+            if started is None:
+                return await handle(message)
+            with started as span:
+                _describe_delivery(span, message, clock)
+                failure: Any = await handle(message)
+                if failure is not None:
+                    _note_failure(span, failure)
+                return failure  # type: ignore[no-any-return]
+
+        return traced
+
+    def _start_process(self, listener: ObservedListener, message: MessageExt) -> Any:
+        """Return the span of a call, as a context manager; None if the call is not sampled."""
+        if TRACEPARENT not in message.properties:
+            return self._process_span(listener, [message], otel_context.get_current()) if self.starts_trace() else None
+        parent = propagate.extract(message.properties)
+        if not trace.get_current_span(parent).get_span_context().trace_flags.sampled:
+            otel_context.attach(parent)  # what the handler does is not sampled either
+            return None
+        return self._process_span(listener, [message], parent)
+
+    def many(self, listener: ObservedListener, handle: HandleMany[_F], clock: Clock) -> HandleMany[_F]:
+        """As `one`, for a handler of batches."""
+
+        def traced(messages: Sequence[MessageExt]) -> _F:
+            sampled = any(_is_sampled(message.properties.get(TRACEPARENT, "")) for message in messages)
+            if not sampled and not self.starts_trace():
+                return handle(messages)
+            with self._process_span(listener, messages, otel_context.get_current()) as span:
+                span.set_attribute(_BATCH_COUNT, len(messages))
+                failures: Any = handle(messages)
+                for failure in failures:
+                    _note_failure(span, failure)
+                return failures  # type: ignore[no-any-return]
+
+        return traced
+
+    def _process_span(self, listener: ObservedListener, messages: Sequence[MessageExt], parent: Any) -> Any:
+        topic = messages[0].topic
+        return self._tracer.start_as_current_span(
+            f"process {topic}",
+            context=parent,
+            kind=SpanKind.CONSUMER,
+            links=[link for message in messages if (link := _link(message)) is not None],
+            attributes={
+                _SYSTEM: "rocketmq",
+                _OPERATION: "process",
+                _OPERATION_TYPE: "process",
+                _DESTINATION: topic,
+                _GROUP: listener.group,
+                _LISTENER: listener.id,
+            },
+        )
+
+    def start_send(self, messages: Sequence[Message], *, is_sampled: bool = False) -> tuple[Span | None, list[Message]]:
+        """Start the span of a send. Return it, None if it is not sampled, and the messages to send in its place.
+
+        Args:
+            is_sampled: The send is inside of a trace, or `starts_trace` has returned True.
+        """
+        if not is_sampled and trace.get_current_span() is INVALID_SPAN and not self.starts_trace():
+            return None, list(messages)
+        current = trace.get_current_span().get_span_context()
+        if current.is_valid and not current.trace_flags.sampled:
+            return None, [_with_context(message, otel_context.get_current()) for message in messages]
+        topic = messages[0].topic
+        span = self._tracer.start_span(
+            f"send {topic}",
+            kind=SpanKind.PRODUCER,
+            links=[link for message in messages if (link := _link(message)) is not None],
+            attributes=_attributes_of_send(messages),
+        )
+        inside = trace.set_span_in_context(span)
+        return span, [_with_context(message, inside) for message in messages]
+
+    def starts_trace(self) -> bool:
+        """Return True if a send or a call outside of a trace starts one."""
+        return self.chance() < self.probability and self.is_within_limit()
+
+    def is_within_limit(self) -> bool:
+        """Return True if one more trace may start in this second; count it."""
+        second, count = self._started
+        now = int(self._now())
+        count = count + 1 if now == second else 1
+        self._started = (now, count)  # threads may count too few: the limit need not be exact
+        return count <= self._max_traces
+
+
+class TracedSends:
+    """Sends with spans; see `Sends` for the methods."""
+
+    def __init__(self, sends: Sends, tracing: Tracing) -> None:
+        self._sends = sends
+        self._tracing = tracing
+        self.send = _traced_send(sends.send, tracing)
+
+    def send_batch(
+        self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
+    ) -> SendResult:
+        span, messages = self._tracing.start_send(messages)
+        return _sent(span, lambda: self._sends.send_batch(messages, queue, timeout_ms))
+
+    def send_one_way(self, message: Message, queue: MessageQueue | None = None) -> None:
+        span, [message] = self._tracing.start_send([message])
+        _sent(span, lambda: self._sends.send_one_way(message, queue))
+
+    def send_half(
+        self, message: Message, group: str, queue: MessageQueue | None = None, timeout_ms: int = 3_000
+    ) -> HalfMessage:
+        span, [message] = self._tracing.start_send([message])
+        return _sent(span, lambda: self._sends.send_half(message, group, queue, timeout_ms))
+
+    def send_async(
+        self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
+    ) -> AwaitableFuture[SendResult]:
+        span, messages = self._tracing.start_send(messages)
+        return _ended_later(span, lambda: self._sends.send_async(messages, queue, timeout_ms))
+
+    def request(
+        self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000
+    ) -> Future[MessageExt]:
+        span, [message] = self._tracing.start_send([message])
+        return _ended_later(span, lambda: self._sends.request(message, queue, timeout_ms))
+
+    def reply(self, request: MessageExt, body: bytes, properties: Any = None, timeout_ms: int = 3_000) -> None:
+        """Send a reply with the context of the handler: its span is the parent of what the requester does with it."""
+        carrier = dict(properties or {})
+        if trace.get_current_span().get_span_context().is_valid:
+            propagate.inject(carrier)
+        self._sends.reply(request, body, carrier, timeout_ms)
+
+
+def _traced_send(send: Callable[..., SendResult], tracing: Tracing) -> Callable[..., SendResult]:
+    """Return *send* with spans. Most sends are not sampled: these cost a random number and a look for a trace."""
+    chance, probability, context, current = tracing.chance, tracing.probability, otel_context.get_current, _current_span
+
+    def traced(message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000) -> SendResult:
+        is_outside = not context() or current() is INVALID_SPAN
+        if is_outside and (chance() >= probability or not tracing.is_within_limit()):
+            return send(message, queue, timeout_ms)
+        span, [changed] = tracing.start_send([message], is_sampled=True)
+        return _sent(span, lambda: send(changed, queue, timeout_ms))
+
+    return traced
+
+
+def _sent(span: Span | None, send: Callable[[], _F]) -> _F:
+    if span is None:
+        return send()
+    try:
+        result = send()
+    except Exception as exc:
+        _fail(span, exc)
+        raise
+    else:
+        _describe_result(span, getattr(result, "send_result", result))
+        return result
+    finally:
+        span.end()
+
+
+def _ended_later(span: Span | None, send: Callable[[], _Future]) -> _Future:
+    """Send, and end the span when the future of the send is done."""
+    if span is None:
+        return send()
+    try:
+        future = send()
+    except Exception as exc:
+        _fail(span, exc)
+        span.end()
+        raise
+
+    def done(finished: Future[Any]) -> None:
+        error = None if finished.cancelled() else finished.exception()
+        if error is not None:
+            _fail(span, error)
+        elif not finished.cancelled():
+            _describe_result(span, finished.result())
+        span.end()
+
+    future.add_done_callback(done)
+    return future
+
+
+def _with_context(message: Message, context: Any) -> Message:
+    """Return a copy of *message* that carries the trace context. One that carries its own is returned as it is."""
+    if TRACEPARENT in message.properties:
+        return message
+    properties = dict(message.properties)
+    propagate.inject(properties, context)
+    return Message(message.topic, message.body, properties, message.flag)
+
+
+def _is_sampled(traceparent: str) -> bool:
+    """Return True if a W3C ``traceparent`` has the flag ``sampled``: version-trace-span-flags, all hex digits."""
+    flags = traceparent.rpartition("-")[2]
+    return len(flags) == 2 and flags[1] in "13579bdf"
+
+
+def _link(message: Message) -> Link | None:
+    """Return a link to the send of a message; None if it carries no valid context."""
+    if TRACEPARENT not in message.properties:
+        return None
+    found = trace.get_current_span(propagate.extract(message.properties, otel_context.Context())).get_span_context()
+    if not found.is_valid:
+        return None
+    return Link(found, {_MESSAGE_ID: message.msg_id} if isinstance(message, MessageExt) else None)
+
+
+def _attributes_of_send(messages: Sequence[Message]) -> dict[str, Any]:
+    first = messages[0]
+    attributes: dict[str, Any] = {
+        _SYSTEM: "rocketmq",
+        _OPERATION: "send",
+        _OPERATION_TYPE: "send",
+        _DESTINATION: first.topic,
+        _BODY_SIZE: sum(len(message.body) for message in messages),
+    }
+    if len(messages) > 1:
+        attributes[_BATCH_COUNT] = len(messages)
+    return attributes | _delay_attributes(first) | _label_attributes(first)
+
+
+def _delay_attributes(message: Message) -> dict[str, Any]:
+    if message.delay_level:
+        return {_DELAY_LEVEL: message.delay_level}
+    time_ms = message.properties.get(Property.TIMER_DELIVER_MS, "")
+    return {_DELIVER_TIME: int(time_ms)} if time_ms.isdecimal() else {}
+
+
+def _label_attributes(message: Message) -> dict[str, Any]:
+    attributes: dict[str, Any] = {}
+    if message.tags:
+        attributes[_TAG] = message.tags
+    if message.keys:
+        attributes[_KEYS] = message.keys.split()
+    if correlation := message.properties.get(Property.CORRELATION_ID):
+        attributes[_CONVERSATION_ID] = correlation
+    return attributes
+
+
+def _describe_delivery(span: Span, message: MessageExt, clock: Clock) -> None:
+    span.set_attributes(
+        {
+            _MESSAGE_ID: message.msg_id,
+            _PARTITION: str(message.queue_id),
+            _BODY_SIZE: len(message.body),
+            _RECONSUME_TIMES: message.reconsume_times,
+            **_delay_attributes(message),
+            **_label_attributes(message),
+        }
+    )
+    due_ms = message.deliver_timestamp
+    if due_ms is not None:
+        span.set_attribute(_LATE_MS, max(0, clock.now_ms() - due_ms))
+
+
+def _describe_result(span: Span, result: Any) -> None:
+    if isinstance(result, SendResult):
+        span.set_attribute(_MESSAGE_ID, result.msg_id)
+        span.set_attribute(_PARTITION, str(result.message_queue.queue_id))
+
+
+def _note_failure(span: Span, failure: Any) -> None:
+    if failure.error is not None:
+        _fail(span, failure.error)
+    else:
+        span.set_attribute(_ERROR_TYPE, "RECONSUME_LATER")
+        span.set_status(StatusCode.ERROR, "the handler requested redelivery")
+
+
+def _fail(span: Span, error: BaseException) -> None:
+    span.record_exception(error)
+    span.set_attribute(_ERROR_TYPE, type(error).__qualname__)
+    span.set_status(StatusCode.ERROR, str(error))

@@ -1,0 +1,105 @@
+"""The server for the broker that settings describe: the server of ``mqtemplate broker`` and of ``mqtemplate run``."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+from mqtemplate.context.settings.app import AppSettings
+from mqtemplate.context.settings.server import AccountSettings, AclSection, ServerSettings, ServerTlsSettings
+from mqtemplate.message import HostAddress
+from mqtemplate.remoting.settings import RemotingServerSettings
+from mqtemplate.remoting.tls import ClientAuth, ServerTls, TlsMode
+from mqtemplate.server.acl.settings import Account, AclSettings, Right
+from mqtemplate.server.broker_server import LocalCluster
+from mqtemplate.server.settings import BrokerServerSettings, ServerOptions
+
+_SWITCH_INTERVAL_S = 0.0005
+"""Time after which a busy thread lets another one run. With Python's 5 ms, the I/O thread would wait so long after each
+system call while a worker thread parses a large request, and a response needs several system calls."""
+
+
+def local_cluster(settings: AppSettings, server: ServerSettings | None = None) -> LocalCluster:
+    """Return the broker and the name server that the settings describe. They are not started.
+
+    Args:
+        server: Instead of ``mqtemplate.server.*`` of the settings.
+
+    Raises:
+        ConfigurationError: The settings contradict each other.
+    """
+    server = server or settings.mqtemplate.server
+    server = dataclasses.replace(server, listen=_with_port(server.listen))
+    options = {each.name: getattr(server, each.name) for each in dataclasses.fields(ServerOptions)}
+    return LocalCluster(
+        _engine(settings, server),
+        BrokerServerSettings(**options),
+        server.name_server,
+        remoting=RemotingServerSettings(
+            tls=_tls(server.tls),
+            max_connections=server.max_connections,
+            max_connections_per_address=server.max_connections_per_address,
+        ),
+        acl=_acl(server.acl),
+    )
+
+
+@contextmanager
+def short_switch_interval() -> Iterator[None]:
+    """Let the threads of this process take turns as often as a server needs it."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def _with_port(listen: HostAddress) -> HostAddress:
+    """Replace port 0 by a free port: the engine stores the port in messages before the server listens."""
+    if listen.port:
+        return listen
+    with socket.create_server((listen.ip, 0), family=socket.AF_INET6 if ":" in listen.ip else socket.AF_INET) as probe:
+        return HostAddress(listen.ip, probe.getsockname()[1])
+
+
+def _engine(settings: AppSettings, server: ServerSettings) -> EmbeddedBroker:
+    listen_host = server.listen
+    if server.advertise is not None:
+        listen_host = HostAddress(server.advertise.ip, server.advertise.port or server.listen.port)
+    return EmbeddedBroker(settings.store_path, dataclasses.replace(settings.mqtemplate.broker, listen_host=listen_host))
+
+
+def _tls(tls: ServerTlsSettings) -> ServerTls | None:
+    if tls.mode == "DISABLED":
+        return None
+    return ServerTls(
+        cert_path=tls.cert_path or "",
+        key_path=tls.key_path or "",
+        key_password=tls.key_password.get_secret_value() if tls.key_password else None,
+        mode=TlsMode[tls.mode],
+        client_auth=ClientAuth[tls.client_auth],
+        trust_cert_path=tls.trust_cert_path,
+    )
+
+
+def _acl(acl: AclSection) -> AclSettings | None:
+    if not acl.enabled:
+        return None
+    return AclSettings(accounts=tuple(map(_account, acl.accounts)), replay_window_ms=acl.replay_window_ms)
+
+
+def _account(account: AccountSettings) -> Account:
+    return Account(
+        access_key=account.access_key,
+        secret_key=account.secret_key.get_secret_value(),
+        admin=account.admin,
+        default_topic_perm=Right.parse(account.default_topic_perm),
+        default_group_perm=Right.parse(account.default_group_perm),
+        topic_perms={topic: Right.parse(right) for topic, right in account.topic_perms.items()},
+        group_perms={group: Right.parse(right) for group, right in account.group_perms.items()},
+    )

@@ -1,0 +1,258 @@
+"""Supervisor of worker processes: it starts, restarts, replaces and stops them."""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from types import FrameType
+
+from mqtemplate.context.settings.app import AppSettings
+from mqtemplate.running.backoff import RestartBackoff
+from mqtemplate.running.file_changes import file_changes
+from mqtemplate.running.options import RunOptions
+from mqtemplate.running.worker_process import WorkerProcess, exit_text
+
+Report = Callable[[str], None]
+"""Function that prints a line for people."""
+
+Serve = Callable[[AppSettings, int, Report], AbstractContextManager[str | None]]
+"""Context that serves the store directory of settings to so many workers: `mqtemplate.running.shared_server`."""
+
+_LONGEST_WAIT_S = 0.25  # see `mqtemplate.context.signals`: a signal may arrive just before a wait
+_MANY_FILES = 3
+
+
+class _State(Enum):
+    DOWN = "down"
+    STARTING = "starting"
+    READY = "ready"
+    REPLACED = "being replaced"
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    """One of the workers: its current process, and when to start the next one."""
+
+    number: int
+    state: _State = _State.DOWN
+    process: WorkerProcess | None = None
+    was_ready: bool = False
+    restart_at: float | None = None
+    kill_at: float | None = None
+    backoff: RestartBackoff = field(default_factory=RestartBackoff)
+
+    @property
+    def name(self) -> str:
+        return f"worker {self.number}" + (f" (process {self.process.pid})" if self.process else "")
+
+
+class Supervisor:
+    """Runs an application in several processes, from this process.
+
+    - The processes are not forked: each imports the application itself.
+    - If the broker is a local folder and there are several workers, this process serves it to them.
+    - A worker that ends is started again after a growing pause. If one cannot start at all in the beginning, all stop.
+    - SIGHUP, or a changed file, replaces the workers one after the other: each one finishes its messages first. If a
+      new one does not start, the others go on with the code that they have.
+    - SIGTERM or Ctrl-C stops them in order; a second signal kills them. A worker stops by itself if this process dies.
+
+    All methods but `run` are private and run in its thread. Other threads pass calls to it through a queue.
+
+    Args:
+        settings: Settings of the application.
+        report: Prints a line for people.
+        serve: Serves a store directory to several workers.
+        watched: Folders whose changes replace the workers.
+        stop_timeout_s: Time after which a worker that stops is killed.
+    """
+
+    def __init__(
+        self,
+        options: RunOptions,
+        settings: AppSettings,
+        workers: int,
+        report: Report,
+        serve: Serve,
+        *,
+        watched: Sequence[Path] = (),
+        stop_timeout_s: float = 60.0,
+    ) -> None:
+        self._options = options
+        self._settings = settings
+        self._slots = [_Slot(number) for number in range(1, workers + 1)]
+        self._report = report
+        self._serve = serve
+        self._watched = watched
+        self._stop_timeout_s = stop_timeout_s
+        # A signal handler may put into a SimpleQueue while the thread that it interrupts waits on it.
+        self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._to_replace: deque[_Slot] = deque()
+        self._replaced: _Slot | None = None
+        self._is_stopping = False
+        self._exit_code = 0
+
+    def run(self) -> int:
+        """Work until a signal arrives. Return the exit code of the program.
+
+        Raises:
+            MQTemplateError: The server for the workers cannot start, or files cannot be watched.
+        """
+        count = len(self._slots)
+        with (
+            self._signals(),
+            self._serve(self._settings, count, self._report) as name_server,
+            file_changes(self._watched, lambda files: self._calls.put(lambda: self._reload(_named(files)))),
+        ):
+            if name_server is not None:
+                self._options = dataclasses.replace(self._options, name_server=name_server)
+            self._report(f"{self._options.target}: {_counted(count)} start; press Ctrl-C to stop")
+            for slot in self._slots:
+                self._start(slot)
+            while not self._is_stopping or any(slot.process for slot in self._slots):
+                with suppress(queue.Empty):
+                    self._calls.get(timeout=self._wait_s())()
+                self._do_what_is_due()
+        self._report("stopped")
+        return self._exit_code
+
+    # --- events ------------------------------------------------------------------------------------
+
+    def _start(self, slot: _Slot) -> None:
+        slot.restart_at = slot.kill_at = None
+        slot.state = _State.STARTING
+        slot.process = WorkerProcess(
+            self._options,
+            lambda: self._calls.put(lambda: self._ready(slot)),
+            lambda code: self._calls.put(lambda: self._ended(slot, code)),
+        )
+
+    def _ready(self, slot: _Slot) -> None:
+        if slot.state is not _State.STARTING:
+            return  # it is being replaced already
+        slot.state, slot.was_ready = _State.READY, True
+        slot.backoff.ready(time.monotonic())
+        self._report(f"{slot.name} is ready")
+        if slot is self._replaced:
+            self._replaced = None
+        self._replace_next()
+
+    def _ended(self, slot: _Slot, code: int) -> None:
+        name, state = slot.name, slot.state
+        slot.process, slot.state, slot.kill_at = None, _State.DOWN, None
+        if self._is_stopping:
+            if code:
+                self._report(f"{name} {exit_text(code)}")
+        elif state is _State.REPLACED:
+            self._start(slot)
+        elif state is _State.STARTING:
+            self._did_not_start(slot, f"{name} {exit_text(code)} before it was ready")
+        else:
+            self._restart_later(slot, f"{name} {exit_text(code)}")
+
+    def _did_not_start(self, slot: _Slot, text: str) -> None:
+        if self._replaced is slot:
+            self._replaced = None
+            self._to_replace.clear()
+        if self._watched:
+            self._report(f"{text}; its next start is after a change of the files")
+        elif slot.was_ready:
+            self._restart_later(slot, text)
+        else:
+            self._report(f"{text}; see its report above")
+            self._exit_code = 1
+            self._stop("a worker cannot start")
+
+    def _restart_later(self, slot: _Slot, text: str) -> None:
+        now = time.monotonic()
+        pause = slot.backoff.ended(now)
+        slot.restart_at = now + pause
+        self._report(f"{text}; restart in {pause:g} s")
+
+    # --- new code ----------------------------------------------------------------------------------
+
+    def _reload(self, reason: str) -> None:
+        if self._is_stopping:
+            return
+        self._report(f"reloading ({reason})")
+        for slot in self._slots:
+            slot.backoff.reset()
+        self._to_replace = deque(self._slots)
+        self._replace_next()
+
+    def _replace_next(self) -> None:
+        if self._replaced is not None or not self._to_replace or self._is_stopping:
+            return
+        slot = self._replaced = self._to_replace.popleft()
+        if slot.process is None:
+            self._start(slot)
+            return
+        slot.state = _State.REPLACED
+        self._terminate(slot)
+
+    # --- stop --------------------------------------------------------------------------------------
+
+    def _stop(self, reason: str) -> None:
+        alive = [slot for slot in self._slots if slot.process]
+        if self._is_stopping:
+            self._report(f"killing {_counted(len(alive))} ({reason})")
+            for slot in alive:
+                slot.kill_at = 0.0
+            return
+        self._is_stopping = True
+        self._report(f"stopping ({reason}): {_counted(len(alive))} finish their messages")
+        for slot in self._slots:
+            slot.restart_at = None
+            self._terminate(slot)
+
+    def _terminate(self, slot: _Slot) -> None:
+        if slot.process is not None:
+            slot.process.terminate()
+            slot.kill_at = time.monotonic() + self._stop_timeout_s
+
+    # --- time and signals --------------------------------------------------------------------------
+
+    def _wait_s(self) -> float:
+        """Return the time until something is due."""
+        due = [at for slot in self._slots for at in (slot.restart_at, slot.kill_at) if at is not None]
+        return max(0.001, min(_LONGEST_WAIT_S, min(due, default=float("inf")) - time.monotonic()))
+
+    def _do_what_is_due(self) -> None:
+        now = time.monotonic()
+        for slot in self._slots:
+            if slot.restart_at is not None and slot.restart_at <= now:
+                self._start(slot)
+            if slot.kill_at is not None and slot.kill_at <= now and slot.process is not None:
+                slot.kill_at = None
+                slot.process.kill()
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        before = {
+            number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        }
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        self._calls.put(lambda: self._reload(name) if number == signal.SIGHUP else self._stop(name))
+
+
+def _counted(workers: int) -> str:
+    return "1 worker" if workers == 1 else f"{workers} workers"
+
+
+def _named(files: Sequence[str]) -> str:
+    shown = ", ".join(files[:_MANY_FILES])
+    return shown if len(files) <= _MANY_FILES else f"{shown} and {len(files) - _MANY_FILES} more"

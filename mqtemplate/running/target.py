@@ -1,0 +1,140 @@
+"""Import of an application by its name, ``module`` or ``module:attribute``, with the options of a run in force."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mqtemplate.context.application import MQApplication
+from mqtemplate.context.config.command_line import PROCESS, CommandLine
+from mqtemplate.context.config.env_file import read_env_file
+from mqtemplate.context.injection.components import is_injectable, is_listener
+from mqtemplate.errors import ConfigurationError, DependencyError
+from mqtemplate.running.hosting import process_of
+from mqtemplate.running.options import RunOptions
+
+_EXPECTED = (
+    "give module:name of an MQApplication or of a function that returns one, or a module with listeners, "
+    "such as shop.main:app"
+)
+
+
+def load_application(options: RunOptions) -> MQApplication:
+    """Import an application with these options in force. This process belongs to it from now on.
+
+    Raises:
+        ConfigurationError: The file of variables is invalid, or the program ignores the chosen broker.
+        DependencyError: There is no such application.
+    """
+    if options.env_file is not None:
+        for name, value in read_env_file(Path(options.env_file)).items():
+            os.environ.setdefault(name, value)
+    PROCESS.given = CommandLine(options.profiles, options.keys())
+    app = import_application(options.target)
+    if options.name_server is not None and app.settings.rocketmq.name_server != options.name_server:
+        raise ConfigurationError(
+            f"{options.target} was created with finished settings, so it would use the broker "
+            f"{app.settings.rocketmq.name_server!r} and not {options.name_server!r}; create it with "
+            "load_settings(...), or from application.yml"
+        )
+    return app
+
+
+def import_application(target: str) -> MQApplication:
+    """Return the application that ``module:attribute`` or ``module`` names, from the working directory.
+
+    The attribute is an `MQApplication`, a web application with one, or a function without parameters that returns one
+    of these. A module without an attribute has one `MQApplication`, or else components for one.
+
+    Raises:
+        DependencyError: There is no such module or attribute, or it is no application.
+        Exception: The module raised it when it was imported.
+    """
+    module_name, colon, path = target.partition(":")
+    if not module_name or (colon and not path):
+        raise DependencyError(f"{target!r} names no application; {_EXPECTED}")
+    module = _import(module_name)
+    return _in_module(module, target) if not colon else _application(_attribute(module, path, target), target)
+
+
+def _import(name: str) -> ModuleType:
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # as `python -m` does
+    try:
+        spec = find_spec(name)
+    except (ModuleNotFoundError, ValueError):  # a package that contains it is missing, or the name is none
+        spec = None
+    if spec is None:
+        raise DependencyError(f"there is no module {name!r} in {folder} or among the installed ones; {_EXPECTED}")
+    return import_module(name)
+
+
+def _attribute(module: ModuleType, path: str, target: str) -> Any:
+    found: Any = module
+    for part in path.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            there_is = ", ".join(_names_of_applications(module)) or "no MQApplication"
+            raise DependencyError(
+                f"{target!r}: {module.__name__} has no attribute {path!r} (there is: {there_is}); {_EXPECTED}"
+            ) from None
+    return found
+
+
+def _in_module(module: ModuleType, target: str) -> MQApplication:
+    names = _names_of_applications(module)
+    if len(names) > 1:
+        raise DependencyError(
+            f"{target} has several applications: {', '.join(names)}; name one, as {target}:{names[0]}"
+        )
+    return getattr(module, names[0]) if names else MQApplication(module)
+
+
+def _names_of_applications(module: ModuleType) -> list[str]:
+    return [name for name, value in vars(module).items() if isinstance(value, MQApplication)]
+
+
+def _application(found: Any, target: str) -> MQApplication:
+    if (known := _known(found)) is not None:
+        return known
+    if isinstance(found, ModuleType):
+        return _in_module(found, target)
+    if inspect.isclass(found) or is_listener(found) or (inspect.isroutine(found) and is_injectable(found)):
+        return MQApplication(found)
+    if inspect.isroutine(found):
+        if not _takes_no_arguments(found):
+            raise DependencyError(f"{target} is a function that needs arguments; {_EXPECTED}")
+        created = found()
+        if (known := _known(created)) is not None:
+            return known
+        raise DependencyError(f"{target}() returned {_described(created)}, which is no MQApplication; {_EXPECTED}")
+    raise DependencyError(f"{target} is {_described(found)}, which is no MQApplication; {_EXPECTED}")
+
+
+def _takes_no_arguments(function: Any) -> bool:
+    try:
+        inspect.signature(function).bind()
+    except (TypeError, ValueError):  # an argument is missing, or a function in C shows no signature
+        return False
+    return True
+
+
+def _known(found: Any) -> MQApplication | None:
+    """Return an application, or a new one of an object of a web framework that has one; None for anything else."""
+    if isinstance(found, MQApplication):
+        return found
+    process = process_of(found)
+    return None if process is None else process.new_application()
+
+
+def _described(value: object) -> str:
+    name = f"a {type(value).__name__}"
+    return f"{name} (a web application runs in its own server, such as uvicorn)" if callable(value) else name

@@ -1,0 +1,54 @@
+"""One worker process of ``mqtemplate run``: it runs the application, and tells the supervisor when it is ready.
+
+``python -m mqtemplate.running.worker OPTIONS DESCRIPTOR``: the descriptor is one end of a pair of sockets. The
+worker writes a line when it is ready. If the supervisor dies, it reads the end of the stream, and stops in order.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+
+from mqtemplate.context.application import MQApplication
+from mqtemplate.context.failure_report import reported_failures
+from mqtemplate.running.options import RunOptions
+from mqtemplate.running.target import load_application
+from mqtemplate.running.worker_process import READY
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run an application until a signal arrives, or the supervisor has ended.
+
+    Raises:
+        SystemExit: The application cannot start.
+    """
+    options, descriptor = RunOptions.from_json(arguments[0]), int(arguments[1])
+    supervisor = socket.socket(fileno=descriptor)
+    supervisor.set_inheritable(False)  # a process that the application starts must not keep it open
+    threading.Thread(target=_stop_with, args=(supervisor,), name="mqtemplate-supervisor", daemon=True).start()
+    with reported_failures():
+        app = load_application(options)
+    threading.Thread(target=_report_ready, args=(app, supervisor), name="mqtemplate-ready", daemon=True).start()
+    app.run()
+
+
+def _stop_with(supervisor: socket.socket) -> None:
+    try:
+        while supervisor.recv(64):
+            pass
+    except OSError:  # reset: the supervisor was killed
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _report_ready(app: MQApplication, supervisor: socket.socket) -> None:
+    app.is_ready.wait()
+    supervisor.sendall(READY)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

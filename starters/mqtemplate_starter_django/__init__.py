@@ -1,0 +1,53 @@
+"""Starter of Django: an app for ``INSTALLED_APPS``, the messages of a project, and clean connections around handlers.
+
+Names are imported when they are used, since the models of a project need its settings first.
+"""
+
+from typing import TYPE_CHECKING
+
+from mqtemplate.exports import late_import
+
+if TYPE_CHECKING:
+    from mqtemplate_starter_django.autoconfiguration import DjangoAutoConfiguration
+    from mqtemplate_starter_django.messages import (
+        application,
+        asgi,
+        messages,
+        new_application,
+        outbox,
+        send_on_commit,
+        template,
+        wsgi,
+    )
+
+__all__ = [
+    "DjangoAutoConfiguration",
+    "application",
+    "asgi",
+    "messages",
+    "new_application",
+    "outbox",
+    "send_on_commit",
+    "template",
+    "wsgi",
+]
+
+__getattr__ = late_import(
+    __name__,
+    {
+        "DjangoAutoConfiguration": "mqtemplate_starter_django.autoconfiguration",
+        **dict.fromkeys(
+            (
+                "application",
+                "asgi",
+                "messages",
+                "new_application",
+                "outbox",
+                "send_on_commit",
+                "template",
+                "wsgi",
+            ),
+            "mqtemplate_starter_django.messages",
+        ),
+    },
+)

@@ -1,0 +1,146 @@
+"""The messages of a Django project: one `MQApplication` for each process, started by its first use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Unpack
+
+from django.apps import apps
+from django.core.signals import setting_changed
+from django.db import transaction
+
+from mqtemplate.context import AppSettings, MQApplication, load_settings
+from mqtemplate.errors import ConfigurationError
+from mqtemplate.results import SendResult
+from mqtemplate.running import MQTemplateASGI, MQTemplateWSGI
+from mqtemplate.running.hosting import ProcessApplication
+from mqtemplate.template import RocketMQTemplate, SendOptions
+from mqtemplate_starter_django.project import Project, listener_modules, read_project
+
+_OUTBOX_APP = "mqtemplate.outbox.django"
+_ENABLED = "mqtemplate.listener.enabled"
+_process: ProcessApplication | None = None
+
+
+def messages() -> ProcessApplication:
+    """Return the messages of this project; nothing is started by that.
+
+    Raises:
+        ConfigurationError: ``settings.MQTEMPLATE`` is invalid.
+    """
+    global _process
+    if _process is None:
+        project = read_project()
+        keys = dict(project.keys)
+        if settings_of(project).origins.of(_ENABLED) == "default":
+            keys[_ENABLED] = False  # a process of a web server sends, and others handle
+        components = [*listener_modules(), *project.components]
+        if apps.is_installed(_OUTBOX_APP):
+            from mqtemplate.outbox.django import DjangoOutbox
+
+            components.append(DjangoOutbox)
+        _process = ProcessApplication(
+            *components, settings=keys, config_folder=project.config_folder, profiles=tuple(project.profiles)
+        )
+    return _process
+
+
+def settings_of(project: Project) -> AppSettings:
+    """Return the settings of a project.
+
+    Raises:
+        ConfigurationError: A key is invalid.
+    """
+    return load_settings(project.config_folder, tuple(project.profiles), arguments=project.keys)
+
+
+def new_application() -> MQApplication:
+    """Return a new application that is not started, for ``mqtemplate run mqtemplate_starter_django:new_application``.
+
+    If Django is not set up yet, it is: ``DJANGO_SETTINGS_MODULE`` names the settings.
+    """
+    if not apps.ready:
+        import django
+
+        django.setup()
+    return messages().new_application()
+
+
+def application() -> MQApplication:
+    """Return the application of this process; the first use starts it."""
+    return messages().application
+
+
+def template() -> RocketMQTemplate:
+    """Return the template of this process; the first use starts the application."""
+    return messages().template
+
+
+def send_on_commit(
+    destination: str,
+    payload: object,
+    delay_level: int = 0,
+    *,
+    using: str = "default",
+    on_sent: Callable[[SendResult], object] | None = None,
+    **options: Unpack[SendOptions],
+) -> None:
+    """Send a message after the current transaction is committed; outside of one, at once.
+
+    A transaction that is rolled back sends nothing. A process that dies between the commit and the send loses the
+    message: `outbox` closes this gap with a table. A send that fails raises in the caller of the commit.
+
+    Args:
+        using: Alias of the database.
+        on_sent: Called with the result.
+        options: As those of ``template.sync_send``.
+    """
+
+    def send() -> None:
+        result = template().sync_send(destination, payload, delay_level=delay_level, **options)
+        if on_sent is not None:
+            on_sent(result)
+
+    transaction.on_commit(send, using=using)
+
+
+def outbox() -> Any:
+    """Return the `DjangoOutbox` of this process; its relay works in each process that uses the messages.
+
+    Raises:
+        ConfigurationError: The app of its tables is not installed.
+    """
+    if not apps.is_installed(_OUTBOX_APP):
+        raise ConfigurationError(
+            f"the outbox needs its tables; add {_OUTBOX_APP!r} to INSTALLED_APPS and run 'manage.py migrate'"
+        )
+    from mqtemplate.outbox.django import DjangoOutbox
+
+    return application().get(DjangoOutbox)
+
+
+def wsgi(app: Any) -> MQTemplateWSGI:
+    """Return a WSGI application that starts the messages with its first request: ``wsgi(get_wsgi_application())``.
+
+    It is needed only if a process of the web server runs listeners or the relay of the outbox.
+    """
+    return MQTemplateWSGI(app, messages())
+
+
+def asgi(app: Any) -> MQTemplateASGI:
+    """Return an ASGI application that starts and stops the messages with the server.
+
+    In ``asgi.py``: ``application = asgi(get_asgi_application())``.
+    """
+    return MQTemplateASGI(app, messages())
+
+
+def _forget(*, setting: str, **_: Any) -> None:
+    """Stop the messages when a test changes the setting; the next use reads it again."""
+    global _process
+    if setting == "MQTEMPLATE" and _process is not None:
+        stopped, _process = _process, None
+        stopped.stop()
+
+
+setting_changed.connect(_forget, dispatch_uid="mqtemplate_starter_django")

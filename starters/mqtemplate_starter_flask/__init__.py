@@ -1,0 +1,5 @@
+"""Starter of Flask: an extension with ``init_app``, and the application context around handlers."""
+
+from mqtemplate_starter_flask.extension import MQTemplate
+
+__all__ = ["MQTemplate"]

@@ -1,0 +1,89 @@
+"""The examples of web frameworks, with the test clients of the frameworks and a virtual clock."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from examples.fastapi_orders.app import web
+from examples.flask_orders.app import create_app
+from mqtemplate import MQApplication
+from mqtemplate.testing import Harness
+
+ROOT = Path(__file__).parents[2]
+
+DJANGO = """
+import pytest
+from django.test import Client
+from examples.django_orders.orders.models import Order
+from mqtemplate_starter_django import outbox
+
+def test_an_order_is_reminded(mqtemplate_applications, mqtemplate_harness, db, capsys):
+    assert Client().get("/orders/ada").json() == {"order": 1}
+    mqtemplate_harness.add(outbox().relay)
+    mqtemplate_harness.advance("3h")
+
+    assert "please pay order 1 of ada" in capsys.readouterr().out
+    assert Order.objects.get().is_reminded
+"""
+
+CONFTEST = """
+import os
+import pytest
+
+os.environ["DJANGO_SETTINGS_MODULE"] = "examples.django_orders.settings"
+import django
+django.setup()
+
+@pytest.fixture
+def db():
+    from django.test.utils import setup_databases, teardown_databases
+    databases = setup_databases(verbosity=0, interactive=False)
+    yield
+    teardown_databases(databases, verbosity=0)
+"""
+
+
+def test_fastapi_reminds_and_cancels(
+    mqtemplate_applications: list[MQApplication], mqtemplate_harness: Harness, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with TestClient(web) as client:
+        for order_id in ("A1", "A2"):
+            client.post(f"/orders/{order_id}", json={"customer": "Ada", "cents": 320}).raise_for_status()
+        cancelled = client.delete("/orders/A2/reminder").json()
+        mqtemplate_harness.advance("3h")
+
+    assert cancelled == {"status": "cancelled"}
+    assert capsys.readouterr().out == "Ada, please pay 3.20 for order A1\n"
+
+
+def test_flask_reminds(
+    mqtemplate_applications: list[MQApplication], mqtemplate_harness: Harness, capsys: pytest.CaptureFixture[str]
+) -> None:
+    response = create_app().test_client().post("/orders/A1", json={"customer": "Ada"})
+    mqtemplate_harness.advance("3h")
+
+    assert response.status_code == 202
+    assert capsys.readouterr().out == "Ada, please pay order A1 in EUR\n"
+
+
+def test_django_reminds(tmp_path: Path) -> None:
+    """In a process of its own: the settings of Django belong to a process."""
+    (tmp_path / "conftest.py").write_text(CONFTEST, "utf-8")
+    (tmp_path / "test_orders.py").write_text(DJANGO, "utf-8")
+
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."],
+        cwd=tmp_path,
+        env={"PYTHONPATH": f"{ROOT}:{ROOT / 'starters'}", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+
+    assert "1 passed" in done.stdout, done.stdout + done.stderr

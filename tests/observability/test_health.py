@@ -1,0 +1,208 @@
+"""Health of the broker, the disk, the listeners, lag and lateness."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from mqtemplate import MQApplication, RocketMQTemplate, VirtualClock, message_listener
+from mqtemplate.brokers import EmbeddedBroker, RemoteBroker
+from mqtemplate.errors import StoreError
+from mqtemplate.observability import ComponentHealth, HealthChecks, HealthSettings, Status, broker_checks
+from tests.waiting import eventually
+
+from .conftest import Observe
+
+
+@message_listener(topic="orders", consumer_group="billing")
+def bill(order: str) -> None: ...
+
+
+@pytest.mark.feature("14.3")
+def test_all_components_of_an_application_are_up(observe: Observe) -> None:
+    health = observe(bill).app.get(HealthChecks).read()
+
+    assert health.status is Status.UP
+    assert set(health.components) == {"broker", "flush", "listeners", "handlers", "lag", "lateness"}
+
+
+def test_a_broker_that_is_closed_is_down() -> None:
+    broker = EmbeddedBroker()
+    checks = HealthChecks(broker_checks(broker, HealthSettings()), is_virtual=True)
+
+    health = checks.read()
+
+    assert health.status is Status.DOWN
+    assert "is not running" in str(health.components["broker"].details["error"])
+
+
+@pytest.mark.feature("14.3")
+def test_a_flush_that_fails_is_down_until_one_succeeds(observe: Observe) -> None:
+    app = observe().app
+    broker = app.broker
+    assert isinstance(broker, EmbeddedBroker)
+    broker.store.group_commit._end_lead(0, StoreError("the disk failed"))
+    down = app.get(HealthChecks).read().components["flush"]
+    app.template.sync_send("orders", "x")
+    up = app.get(HealthChecks).read().components["flush"]
+
+    assert (down.status, down.details["error"]) == (Status.DOWN, "the disk failed")
+    assert up.status is Status.UP
+
+
+def test_a_full_disk_is_down(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("store")
+    with EmbeddedBroker(folder) as broker:
+
+        def read(percent: int) -> ComponentHealth:
+            checks = broker_checks(broker, HealthSettings(max_disk_used_percent=percent))
+            return HealthChecks(checks, is_virtual=True).read().components["diskSpace"]
+
+        broker.store.cleaning.disk_used_ratio = lambda: 0.7
+        assert (read(70).status, read(69).status) == (Status.UP, Status.DOWN)
+        assert read(69).details == {"path": str(folder), "usedPercent": 70.0, "allowedPercent": 69}
+
+
+@pytest.mark.feature("14.3")
+def test_a_lag_beyond_the_threshold_is_down(observe: Observe) -> None:
+    observed = observe(bill, management__health__max_lag=5)
+    [container] = observed.app.containers
+    container.pause()
+    statuses = []
+    for _ in range(6):
+        observed.app.template.sync_send("orders", "x")
+        statuses.append(observed.app.get(HealthChecks).read().components["lag"].status)
+    container.resume()
+    observed.harness.advance("1s")
+
+    assert statuses == [Status.UP] * 5 + [Status.DOWN]
+    assert observed.app.get(HealthChecks).read().components["lag"].details == {"groups": {"billing": 0}, "allowed": 5}
+
+
+@pytest.mark.feature("14.3")
+def test_a_late_delivery_is_down_for_a_minute_or_two(observe: Observe) -> None:
+    observed = observe(bill, management__health__max_lateness_ms="20s")
+    [container] = observed.app.containers
+    observed.app.template.sync_send("orders", "x", delay=1)
+    container.pause()
+    observed.harness.advance("31s")
+    container.resume()
+    observed.harness.advance("1s")
+    checks = observed.app.get(HealthChecks)
+    late = checks.read().components["lateness"]
+    observed.harness.advance("3m")
+
+    assert (late.status, late.details["worstMs"]) == (Status.DOWN, 30_000)
+    assert checks.read().status is Status.UP
+
+
+def test_a_paused_listener_is_up_and_a_stopped_one_down(observe: Observe) -> None:
+    observed = observe(bill)
+    [container] = observed.app.containers
+    checks = observed.app.get(HealthChecks)
+    container.pause()
+    paused = checks.read().components["listeners"]
+    container.stop()
+
+    assert (paused.status, list(paused.details.values())) == (Status.UP, ["paused"])
+    assert checks.read().components["listeners"].status is Status.DOWN
+
+
+@pytest.mark.feature("14.3")
+def test_a_hanging_handler_is_down_until_it_returns() -> None:
+    started, release = threading.Event(), threading.Event()
+
+    @message_listener(topic="orders", consumer_group="billing")
+    def hangs(order: str) -> None:
+        if order == "slow":
+            started.set()
+            release.wait(60)
+
+    settings = {"mqtemplate.management.enabled": True, "rocketmq.name-server": "embedded:memory"}
+    with MQApplication(hangs, settings=settings) as app:
+        checks = app.get(HealthChecks)
+        app.template.sync_send("orders", "slow")
+        assert started.wait(60)
+        watchdog = app.containers[0]._service._watchdog
+        watchdog._timeout_ms = -1  # a quarter of an hour has passed
+        app.template.sync_send("orders", "next")
+        hanging = eventually(
+            lambda: (found := checks.read().components["handlers"]).status is Status.DOWN and found, "a hanging handler"
+        )
+        watchdog._timeout_ms = 900_000
+        release.set()
+        eventually(lambda: checks.read().components["handlers"].status is Status.UP, "the handler has returned")
+
+    assert hanging
+    assert list(hanging.details["hanging"].values()) == [1]  # type: ignore[attr-defined]
+
+
+@pytest.mark.feature("14.3")
+def test_a_server_that_does_not_answer_is_down(free_server: tuple[RemoteBroker, threading.Event]) -> None:
+    broker, stop = free_server
+    checks = HealthChecks(broker_checks(broker, HealthSettings()), 10_000)
+    before = checks.read().components["broker"]
+    stop.set()
+    after = eventually(
+        lambda: (found := checks.read().components["broker"]).status is Status.DOWN and found, "the broker is down"
+    )
+    checks.close()
+
+    assert (before.status, before.details["brokers"]) == (Status.UP, ["broker-a"])
+    assert after
+
+
+def test_a_check_that_raises_or_hangs_is_down_and_does_not_stop_the_others() -> None:
+    release = threading.Event()
+
+    def fails() -> ComponentHealth:
+        raise OSError("refused")
+
+    def hangs() -> ComponentHealth:
+        release.wait(60)
+        return ComponentHealth(Status.UP)
+
+    checks = HealthChecks({"fails": fails, "hangs": hangs, "good": lambda: ComponentHealth(Status.UP)}, 50)
+    first, second = checks.read(), checks.read()
+    release.set()
+    eventually(lambda: checks.read().components["hangs"].status is Status.UP, "the check answers again")
+    checks.close()
+
+    assert first.components["fails"].details["error"] == "OSError: refused"
+    assert first.components["hangs"].details["error"] == "no answer in 0.05 s"
+    assert second.components["hangs"].status is Status.DOWN
+    assert first.components["good"].status is Status.UP
+
+
+def test_an_application_adds_components_of_its_own(observe: Observe) -> None:
+    observed = observe()
+    checks = observed.app.get(HealthChecks)
+    checks.add("database", lambda: ComponentHealth(Status.UNKNOWN, {"reason": "not connected yet"}))
+
+    assert checks.read().status is Status.UNKNOWN
+
+
+@pytest.mark.feature("14.3")
+def test_the_broker_of_a_further_template_and_the_lag_there_are_checked() -> None:
+    """The listener reads from another broker, which does not have the topics of the application's own."""
+
+    @message_listener(topic="entries", consumer_group="auditors", broker="audit")
+    def note(entry: str) -> None: ...
+
+    settings = {
+        "rocketmq.name-server": "embedded:memory",
+        "rocketmq.templates.audit.name-server": "embedded:memory",
+        "mqtemplate.management.enabled": True,
+    }
+    with MQApplication(note, settings=settings, environment={}, clock=VirtualClock()) as app:
+        app.containers[0].pause()
+        for entry in ("login", "logout"):
+            app.get(RocketMQTemplate, "audit").sync_send("entries", entry)
+        health = app.get(HealthChecks).read()
+        app.brokers["audit"].close()
+        broken = app.get(HealthChecks).read()
+
+    assert {"broker", "flush", "broker.audit", "flush.audit"} <= set(health.components)
+    assert health.components["lag"].details["groups"] == {"auditors": 2}
+    assert (health.status, broken.components["broker.audit"].status) == (Status.UP, Status.DOWN)

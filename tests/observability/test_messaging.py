@@ -1,0 +1,226 @@
+"""Metrics of sends and handlers, and of the state of listeners."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from mqtemplate import RetryLater, message_listener
+from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.errors import MessageError
+from mqtemplate.message import Message, MessageExt
+from mqtemplate.metrics import OTHER, HistogramSnapshot
+from mqtemplate.observability import Observability, ObservabilitySettings
+from mqtemplate.observability.settings import MetricsSettings
+from mqtemplate.template import RocketMQTemplate
+from tests.waiting import eventually
+
+from .conftest import Observe
+
+
+@message_listener(topic="orders", consumer_group="billing")
+def bill(order: str) -> None:
+    if order == "bad":
+        raise ValueError(order)
+    if order == "later":
+        raise RetryLater("10s")
+
+
+@pytest.mark.feature("14.3")
+def test_sends_are_counted_and_timed_by_topic(observe: Observe) -> None:
+    observed = observe()
+    template = observed.app.template
+    template.sync_send("orders:paid", "x")
+    template.sync_send("orders", ["x", "y", "z"])
+    template.send_one_way("orders", "x")
+    template.async_send("audit", "x").result()
+
+    assert observed.samples("client.send.messages") == {("audit",): 1, ("orders",): 5}
+    durations = observed.samples("client.send.duration_ns")
+    counts = {key: each.count for key, each in durations.items() if isinstance(each, HistogramSnapshot)}
+    assert counts == {("audit",): 1, ("orders",): 3}
+
+
+def test_a_send_that_fails_is_counted_with_its_error(observe: Observe) -> None:
+    observed = observe()
+    with pytest.raises(MessageError):
+        observed.app.template.sync_send("orders", b"x" * (5 << 20))
+
+    assert observed.samples("client.send.messages") == {("orders",): 1}
+    assert observed.samples("client.send.errors") == {("MessageError", "orders"): 1}
+
+
+@pytest.mark.feature("14.3")
+def test_handlers_are_counted_and_timed(observe: Observe) -> None:
+    observed = observe(bill)
+    for order in ("good", "good", "bad", "later"):
+        observed.app.template.sync_send("orders", order)
+    observed.harness.advance("1s")
+
+    [listener] = [container.endpoint.id for container in observed.app.containers]
+    labels = ("billing", listener, "orders")
+    assert observed.samples("listener.handle.messages") == {labels: 4}
+    assert observed.samples("listener.handle.errors") == {
+        ("ValueError", *labels): 1,
+        ("RetryLater", *labels): 1,
+    }
+    assert observed.samples("listener.failed") == {("billing", listener, "redelivery"): 2}
+    [duration] = observed.samples("listener.handle.duration_ns").values()
+    assert isinstance(duration, HistogramSnapshot)
+    assert duration.count == 4
+
+
+def test_lag_and_state_of_listeners_are_read(observe: Observe) -> None:
+    observed = observe(bill)
+    [container] = observed.app.containers
+    listener = container.endpoint.id
+    container.pause()
+    for _ in range(7):
+        observed.app.template.sync_send("orders", "x", hash_key="same")
+    observed.harness.advance("1s")
+
+    lags = observed.samples("group.lag")
+    assert sum(value for value in lags.values() if isinstance(value, int)) == 7
+    assert observed.samples("listener.paused") == {("billing", listener): 1}
+    assert observed.samples("listener.running") == {("billing", listener): 1}
+    container.resume()
+    observed.harness.advance("1s")
+    assert set(observed.samples("group.lag").values()) == {0}
+
+
+def test_pending_messages_are_counted_by_horizon_topic_and_level(observe: Observe) -> None:
+    observed = observe(management__metrics__pending_interval_ms=0)
+    for delay in (30, 3_000, 3_000, 864_000):
+        observed.app.template.sync_send("orders", "x", delay=delay)
+    observed.app.template.sync_send("orders", "x", delay_level=3)
+    observed.harness.advance("1ms")
+
+    pending = observed.samples("delay.pending")
+    assert {key[0]: count for key, count in pending.items() if count} == {"1m": 2, "1h": 2, "later": 1}
+    assert observed.samples("delay.pending_timers") == {("orders",): 4}
+    assert observed.samples("delay.pending_levels") == {("3",): 1}
+
+
+def test_pending_messages_are_not_counted_at_each_scrape(observe: Observe) -> None:
+    observed = observe(management__metrics__pending_interval_ms="30s")
+    assert observed.samples("delay.pending")["1h",] == 0
+    observed.app.template.sync_send("orders", "x", delay=3_000)
+    observed.harness.advance("10s")
+    assert observed.samples("delay.pending")["1h",] == 0
+    observed.harness.advance("20s")
+    assert observed.samples("delay.pending")["1h",] == 1
+
+
+def test_a_batch_is_one_call_with_many_messages(observe: Observe) -> None:
+    @message_listener(topic="orders", consumer_group="billing")
+    def bill_all(orders: list[str]) -> None: ...
+
+    observed = observe(bill_all)
+    observed.app.template.sync_send("orders", ["x", "y", "z"])
+    observed.harness.advance("1s")
+
+    [messages] = observed.samples("listener.handle.messages").values()
+    [duration] = observed.samples("listener.handle.duration_ns").values()
+    assert isinstance(duration, HistogramSnapshot)
+    assert (messages, duration.count) == (3, 1)
+
+
+@pytest.mark.feature("14.3")
+def test_many_topics_do_not_make_many_series() -> None:
+    settings = ObservabilitySettings(metrics=MetricsSettings(max_series=10))
+    with EmbeddedBroker() as broker:
+        observed = Observability(broker, settings)
+        template = RocketMQTemplate(broker, observation=observed)
+        for number in range(30):
+            template.sync_send(f"topic-{number}", "x")
+
+        sent = {sample.labels["topic"]: sample.value for sample in observed.metrics.samples()
+                if sample.name == "client.send.messages"}  # fmt: skip
+
+    assert len(sent) == 10
+    assert sent[OTHER] == 21
+
+
+def test_nothing_is_wrapped_while_the_metrics_are_off() -> None:
+    """Neither the template nor a handler pays for what is off."""
+    off = ObservabilitySettings(metrics=MetricsSettings(enabled=False))
+    with EmbeddedBroker() as broker:
+        observed = Observability(broker, ObservabilitySettings(metrics=off.metrics, tracing=_no_tracing()))
+
+        assert observed.sends(broker, broker.clock) is broker
+
+
+def _no_tracing() -> object:
+    from mqtemplate.observability import TracingSettings
+
+    return TracingSettings(enabled=False)
+
+
+def test_messages_of_producers_with_another_clock_show_the_skew(observe: Observe) -> None:
+    seen: list[MessageExt] = []
+
+    @message_listener(topic="orders", consumer_group="billing")
+    def note(message: MessageExt) -> None:
+        seen.append(message)
+
+    observed = observe(note)
+    broker = observed.app.broker
+    assert isinstance(broker, EmbeddedBroker)
+    observed.app.template.sync_send("orders", "x")
+    observed.harness.advance("1s")
+    assert observed.samples("clock.ahead_ms") == {(): 0}
+
+    handler = observed.observability._measured(_listener_of(observed.app.containers[0].endpoint.id), broker.clock).one(
+        lambda message: None
+    )
+    ahead = seen[0]
+    ahead.born_timestamp = ahead.store_timestamp + 2_500
+    handler(ahead)
+    assert observed.samples("clock.ahead_ms") == {(): 2_500}
+    ahead.store_timestamp = broker.clock.now_ms() + 700
+    handler(ahead)
+    assert observed.samples("clock.behind_ms") == {(): 700}
+    observed.harness.advance("2m")
+    assert observed.samples("clock.ahead_ms") == {(): 0}
+
+
+def _listener_of(listener_id: str) -> object:
+    from mqtemplate.observation import ObservedListener
+
+    return ObservedListener(listener_id, "billing")
+
+
+def test_threads_lose_no_count() -> None:
+    """Four threads send, and the listener handles with several threads."""
+    from mqtemplate import MQApplication
+
+    @message_listener(topic="orders", consumer_group="billing", consume_thread_number=4)
+    def handle(order: str) -> None: ...
+
+    settings = {"mqtemplate.management.enabled": True, "rocketmq.name-server": "embedded:memory"}
+    with MQApplication(handle, settings=settings) as app:
+
+        def work() -> None:
+            for _ in range(500):
+                app.template.sync_send("orders", "x")
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        metrics = app.get(Observability).metrics
+
+        def number(name: str) -> object:
+            return next((each.value for each in metrics.samples() if each.name == name), None)
+
+        assert number("client.send.messages") == 2_000
+        eventually(lambda: number("listener.handle.messages") == 2_000, "2,000 messages handled")
+
+
+def test_a_message_of_the_broker_directly_is_not_counted(observe: Observe) -> None:
+    observed = observe()
+    observed.app.broker.send(Message("orders", b"x"))
+
+    assert observed.samples("client.send.messages") == {}

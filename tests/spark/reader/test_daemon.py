@@ -1,0 +1,53 @@
+"""Daemon of Python workers: what it imports before the first fork, and workers whose reader went away."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+PRELOAD = """
+import sys, threading
+from mqtemplate.spark.reader.daemon import preload
+preload("pyspark.sql.worker.plan_data_source_read")
+loaded = [name in sys.modules for name in ("mqtemplate.spark.source", "mqtemplate.remoting.client")]
+print(threading.active_count(), *loaded)
+"""
+
+WORKER = """
+import sys
+from mqtemplate.spark.reader.daemon import without_broken_pipes
+
+def work(error):
+    raise error
+
+without_broken_pipes(work)({})
+"""
+
+
+def run(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+
+def test_the_modules_of_the_source_are_imported_before_the_first_fork() -> None:
+    """They start no thread of Python: a fork copies only one. The network loads only where a cluster is read."""
+    done = run(PRELOAD)
+
+    assert done.stdout.split() == ["1", "True", "False"], done.stderr
+
+
+def test_a_worker_whose_reader_went_away_ends_without_a_stack() -> None:
+    """``first()`` and ``limit(10)`` close the connection before all rows are written."""
+    done = run(WORKER.format("BrokenPipeError(32, 'Broken pipe')"))
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_another_error_of_a_worker_is_shown() -> None:
+    done = run(WORKER.format("ValueError('wrong')"))
+
+    assert done.returncode == 1
+    assert "ValueError: wrong" in done.stderr
