@@ -119,9 +119,9 @@ class ListenerAttributes(TypedDict, total=False):
 
     error_handler: Annotated[Callable[..., object] | str | None, as_written(None)]
     """Function ``(error, message)``, or the name of a method of the listener class, that is called when the handler
-    raised; a batch handler's gets the list of messages. It may return ``ConsumeStatus.CONSUME_SUCCESS`` (the message is
-    done) or ``RECONSUME_LATER``, raise `RetryLater`, `DeadLetter` or another error, or return None: as if it were not
-    there."""
+    raised or its result could not be sent; a batch handler's gets the list of messages. It is inside of middlewares.
+    It may return ``ConsumeStatus.CONSUME_SUCCESS`` (the message is done) or ``RECONSUME_LATER``, raise `RetryLater`,
+    `DeadLetter` or another error, or return None: as if it were not there."""
     converter: Annotated[object, Attribute(None, "a converter, or a class of converters", read_converter)]
     """Converter of this listener's bodies and replies: an object, its class (built by the application), or the dotted
     name of one. None: that of the application."""
