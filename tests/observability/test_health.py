@@ -9,7 +9,7 @@ import pytest
 from mqtemplate import MQApplication, RocketMQTemplate, VirtualClock, message_listener
 from mqtemplate.brokers import EmbeddedBroker, RemoteBroker
 from mqtemplate.errors import StoreError
-from mqtemplate.observability import ComponentHealth, HealthChecks, HealthSettings, Status, broker_checks
+from mqtemplate.observability import ComponentHealth, HealthChecks, HealthSettings, Observability, Status, broker_checks
 from tests.waiting import eventually
 
 from .conftest import Observe
@@ -199,10 +199,13 @@ def test_the_broker_of_a_further_template_and_the_lag_there_are_checked() -> Non
         app.containers[0].pause()
         for entry in ("login", "logout"):
             app.get(RocketMQTemplate, "audit").sync_send("entries", entry)
+        app.template.sync_send("entries", "elsewhere")
         health = app.get(HealthChecks).read()
+        lags = [each for each in app.get(Observability).metrics.samples() if each.name == "group.lag"]
         app.brokers["audit"].close()
         broken = app.get(HealthChecks).read()
 
     assert {"broker", "flush", "broker.audit", "flush.audit"} <= set(health.components)
     assert health.components["lag"].details["groups"] == {"auditors": 2}
+    assert {each.labels["listener"] for each in lags} == {app.containers[0].endpoint.id}
     assert (health.status, broken.components["broker.audit"].status) == (Status.UP, Status.DOWN)
