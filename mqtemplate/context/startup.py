@@ -14,7 +14,7 @@ from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.clock import Clock
 from mqtemplate.context.failure_report import pointing_to
 from mqtemplate.context.hooks import HookCaller
-from mqtemplate.context.injection.application_context import ApplicationContext
+from mqtemplate.context.injection.application_context import BUILT_IN, ApplicationContext
 from mqtemplate.context.injection.components import is_injectable, is_listener, is_spark_listener
 from mqtemplate.context.injection.definitions import Definition
 from mqtemplate.context.injection.marks import name_of
@@ -128,7 +128,7 @@ def _register_templates(context: ApplicationContext) -> None:
         UnsupportedError: A key is set that the broker of a template does not support.
     """
     clusters = Clusters(context)
-    with context.contributions("configuration"):
+    with context.contributions(BUILT_IN):
         context.register(clusters, name="mqtemplate.clusters")
     traces = Traces(context.lifecycle.push)
     context.container.trace_of.override(providers.Object(traces.dispatcher))

@@ -33,7 +33,8 @@ from mqtemplate.template.rocketmq_template import RocketMQTemplate
 T = TypeVar("T")
 
 _NOTHING_TO_DO = "nothing to do"
-_BUILT_IN = "built in"
+BUILT_IN = "built in"
+"""Origin of the objects that every application has."""
 _APPLICATION = "application"
 _SLOTS: dict[str, type] = {
     # name of the provider in the container -> type of the objects that may replace it
@@ -316,7 +317,7 @@ class ApplicationContext:
 
     def in_order(self) -> Iterator[Definition]:
         """Yield the definitions that are not built in, each after all that it uses."""
-        return (definition for definition in self._wiring.in_order() if definition.origin != _BUILT_IN)
+        return (definition for definition in self._wiring.in_order() if definition.origin != BUILT_IN)
 
     def definition_for(self, wanted: type, name: str | None = None) -> Definition:
         """Return the definition whose object `get` returns.
@@ -360,7 +361,7 @@ class ApplicationContext:
         """Add a built-in object. Its name contains a dot, so no class and no parameter can have the same name."""
         replaced_by = _TEMPLATE_NAMES if kind is RocketMQTemplate else frozenset()
         self._definitions.add(
-            Definition(f"mqtemplate.{name}", kind, provider, _BUILT_IN, is_default=True, replaced_by=replaced_by)
+            Definition(f"mqtemplate.{name}", kind, provider, BUILT_IN, is_default=True, replaced_by=replaced_by)
         )
 
     def _add_override(self, kind: type, replacement: object) -> None:
