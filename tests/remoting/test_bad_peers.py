@@ -230,8 +230,8 @@ def test_the_connection_with_the_most_unread_output_is_closed_above_the_common_l
     with capture_logs() as logs:
         for opaque, peer in enumerate((*modest, greedy, greedy, greedy, greedy)):
             peer.send(encode_command(RemotingCommand(HOLD, opaque=opaque)))
-        for _ in range(6):
-            connection, held = server.held.get(timeout=TIMEOUT_S)
+        # All of them before the first response: a connection with much unread output is not read.
+        for connection, held in [server.held.get(timeout=TIMEOUT_S) for _ in range(6)]:
             is_greedy = connection.remote.port == greedy.socket.getsockname()[1]
             connection.reply(held.response(body=bytes(15 << 20 if is_greedy else 10 << 20)))
         closed = server.closed.get(timeout=TIMEOUT_S)
