@@ -16,7 +16,17 @@ if TYPE_CHECKING:
     from mqtemplate.brokers.remote.broker import RemoteBroker
     from mqtemplate.brokers.remote.settings import RemoteSettings
     from mqtemplate.clock import Clock, SystemClock, VirtualClock
-    from mqtemplate.context import AppSettings, MQApplication, Section, Value, load_settings, service
+    from mqtemplate.context import (
+        AppSettings,
+        MQApplication,
+        Named,
+        Section,
+        Value,
+        ext_consumer,
+        ext_template,
+        load_settings,
+        service,
+    )
     from mqtemplate.converter import JsonMessageConverter, MessageConverter
     from mqtemplate.durations import DelayLevel
     from mqtemplate.errors import MQTemplateError
@@ -28,10 +38,13 @@ if TYPE_CHECKING:
         ConsumeStatus,
         DeadLetter,
         Depends,
+        PreparedConsumer,
         RetryLater,
         Send,
         current_message,
+        listener_enhancer,
         message_listener,
+        on_tag,
         publishes,
     )
     from mqtemplate.message import Message, MessageExt, MessageQueue
@@ -60,8 +73,12 @@ __all__ = [
     "service",
     "Value",
     "Section",
+    "Named",
     "AppSettings",
     "load_settings",
+    # several templates and clusters
+    "ext_template",
+    "ext_consumer",
     # sending
     "RocketMQTemplate",
     "Message",
@@ -83,6 +100,9 @@ __all__ = [
     "PendingCounts",
     # receiving
     "message_listener",
+    "on_tag",
+    "listener_enhancer",
+    "PreparedConsumer",
     "MessageExt",
     "MessageQueue",
     "ConsumeMode",
@@ -139,7 +159,17 @@ _MODULES = {
     "broker": ["Broker", "ConsumeFromWhere", "MessageModel"],
     "brokers": ["EmbeddedBroker", "EmbeddedSettings", "RemoteBroker", "RemoteSettings"],
     "clock": ["Clock", "SystemClock", "VirtualClock"],
-    "context": ["AppSettings", "MQApplication", "Section", "Value", "load_settings", "service"],
+    "context": [
+        "AppSettings",
+        "MQApplication",
+        "Named",
+        "Section",
+        "Value",
+        "ext_consumer",
+        "ext_template",
+        "load_settings",
+        "service",
+    ],
     "converter": ["JsonMessageConverter", "MessageConverter"],
     "durations": ["DelayLevel"],
     "errors": ["MQTemplateError"],
@@ -152,9 +182,12 @@ _MODULES = {
         "DeadLetter",
         "Depends",
         "RetryLater",
+        "PreparedConsumer",
         "Send",
         "current_message",
+        "listener_enhancer",
         "message_listener",
+        "on_tag",
         "publishes",
     ],
     "message": ["Message", "MessageExt", "MessageQueue"],

@@ -303,6 +303,10 @@ class Broker(DelayedMessages):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
+    def outage(self) -> str | None:
+        """Return why the broker cannot be reached now; None if it can, as far as is known without a request."""
+        return None
+
     # --- sending -------------------------------------------------------------------------------
 
     @abstractmethod
@@ -316,6 +320,14 @@ class Broker(DelayedMessages):
     @abstractmethod
     def create_topic(self, topic: str, queue_count: int = 4) -> None:
         """Create a topic, or add queues to it."""
+
+    def topic_names(self) -> Sequence[str]:
+        """Return the names of all topics of applications; those of the broker itself are left out.
+
+        Raises:
+            UnsupportedError: The broker does not list its topics.
+        """
+        raise UnsupportedError(f"broker {self.name!r} does not list its topics; name each topic")
 
     def expect_topics(self, topics: Iterable[str]) -> None:
         """Note topics that listeners of the application will read, before they subscribe.

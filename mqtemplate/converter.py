@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from pydantic_core import ValidationError, to_jsonable_python
 
-from mqtemplate.errors import ConversionError
+from mqtemplate.errors import ConfigurationError, ConversionError
 from mqtemplate.message import Message, PackedBody
 
 if TYPE_CHECKING:
@@ -41,8 +42,13 @@ _TYPES = (
 class MessageConverter(Protocol):
     """Interface of converters between payloads and message bodies.
 
-    A converter may also have ``check_type(target_type)``. The application calls it at the start with the type of each
-    handler; it raises `ConversionError` if no body can become the type.
+    A converter may also have:
+
+    - ``check_type(target_type)``: the application calls it at the start with the type of each handler; it raises
+      `ConversionError` if no body can become the type.
+    - ``properties_of(payload)``: returns properties of the message that belong to the payload, such as the attributes
+      of a CloudEvent. Options of the call win over them.
+    - ``with_charset(charset)``: returns a converter that writes and reads text in another encoding.
     """
 
     def to_body(self, payload: object) -> tuple[bytes, str | None]:
@@ -82,16 +88,34 @@ class JsonMessageConverter:
     - The fields of models and dataclasses have their aliases as names.
     - ``NaN`` and infinities do not exist in JSON and are refused.
     - As ``object`` or ``Any``, a body with the content type JSON is parsed. Any other is text if UTF-8, else bytes.
+
+    Args:
+        charset: Encoding of text, as Python names it. JSON is always UTF-8.
+
+    Raises:
+        ConfigurationError: There is no encoding of this name.
     """
 
+    def __init__(self, charset: str = "utf-8") -> None:
+        try:
+            self.charset = codecs.lookup(charset).name
+        except LookupError:
+            raise ConfigurationError(
+                f"charset {charset!r} is no encoding; give a name that Python knows, such as 'utf-8' or 'gbk'"
+            ) from None
+
     def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
+        return f"{type(self).__name__}({'' if self.charset == 'utf-8' else repr(self.charset)})"
+
+    def with_charset(self, charset: str) -> JsonMessageConverter:
+        """Return a converter that writes and reads text in another encoding."""
+        return JsonMessageConverter(charset)
 
     def to_body(self, payload: object) -> tuple[bytes, str | None]:
         if isinstance(payload, bytes):
             body = payload
         elif isinstance(payload, str):
-            body = _encode(payload)
+            body = _encode(payload, self.charset)
         elif isinstance(payload, bytearray | memoryview):
             body = bytes(payload)
         elif payload is None:
@@ -111,9 +135,9 @@ class JsonMessageConverter:
         if target_type is bytes:
             return body
         if target_type is str:
-            return _decode(body)
+            return _decode(body, self.charset)
         if target_type is Any or target_type is object:
-            return _read_untyped(body, properties)
+            return _read_untyped(body, properties, self.charset)
         adapter = _adapter_of(target_type)
         try:
             return adapter.validate_json(body)
@@ -121,19 +145,21 @@ class JsonMessageConverter:
             raise ConversionError(f"the body is no {_name_of(target_type)}: {_first_errors(exc)}") from exc
 
 
-def _encode(text: str) -> bytes:
+def _encode(text: str, charset: str) -> bytes:
     try:
-        return text.encode()
+        return text.encode(charset)
     except UnicodeEncodeError as exc:
-        raise ConversionError(f"the text cannot be written as UTF-8: {exc.reason} at character {exc.start}") from exc
+        raise ConversionError(
+            f"the text cannot be written as {charset.upper()}: {exc.reason} at character {exc.start}"
+        ) from exc
 
 
-def _decode(body: bytes) -> str:
+def _decode(body: bytes, charset: str) -> str:
     try:
-        return body.decode()
+        return body.decode(charset)
     except UnicodeDecodeError as exc:
         raise ConversionError(
-            f"the body is no UTF-8 text: {exc.reason} at byte {exc.start}; use the type bytes instead"
+            f"the body is no {charset.upper()} text: {exc.reason} at byte {exc.start}; use the type bytes instead"
         ) from exc
 
 
@@ -181,14 +207,14 @@ def _fast_dump() -> Callable[[object], bytes]:
 _dump = _fast_dump()
 
 
-def _read_untyped(body: bytes, properties: Mapping[str, str]) -> object:
+def _read_untyped(body: bytes, properties: Mapping[str, str], charset: str) -> object:
     if properties.get(CONTENT_TYPE, "").startswith(JSON):
         try:
             return json.loads(body)
         except (ValueError, RecursionError) as exc:
             raise ConversionError(f"the content type of the body is JSON, and it cannot be parsed: {exc}") from exc
     try:
-        return body.decode()
+        return body.decode(charset)
     except UnicodeDecodeError:
         return body
 

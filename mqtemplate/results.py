@@ -41,6 +41,8 @@ class SendResult:
         message_queue: Queue of the message; of a delayed message the queue that receives it when it is due.
         queue_offset: Queue offset of the message; of a delayed message in the queue of the system topic.
         handle: Handle of a delayed message for `cancel` and `reschedule`. Of a batch: joined by commas.
+        region_id: Region that the broker of a cluster reports; None if it reports none.
+        trace_on: False: the broker switches off the trace of this message.
     """
 
     send_status: SendStatus
@@ -50,6 +52,8 @@ class SendResult:
     queue_offset: int
     transaction_id: str | None = None
     handle: str | None = None
+    region_id: str | None = None
+    trace_on: bool = True
 
 
 class TransactionState(Enum):

@@ -27,6 +27,7 @@ __all__ = [
     "TRANS_CHECK_MAX_TIME_TOPIC",
     "check_send_topic",
     "check_topic",
+    "is_application_topic",
     "is_broker_topic",
     "is_file_name",
     "is_in_namespace",
@@ -157,6 +158,12 @@ def is_file_name(name: str) -> bool:
 def is_broker_topic(topic: str) -> bool:
     """Return True for a topic in which only the broker stores messages: those of other topics, mostly."""
     return topic in NOT_SENDABLE_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX) or topic == _UNDELIVERABLE_TOPIC
+
+
+def is_application_topic(topic: str) -> bool:
+    """Return True for a topic to which applications send: not of RocketMQ itself, no retries, no dead letters."""
+    own = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX, SYSTEM_TOPIC_PREFIX)
+    return topic not in SYSTEM_TOPICS and not topic.startswith(own) and not is_broker_topic(topic)
 
 
 def is_system_group(group: str) -> bool:

@@ -134,7 +134,7 @@ def listener_document(container: ListenerContainer, lags: Sequence[GroupLag]) ->
     """Return the document of ``/actuator/listeners/<id>``. Its queues are those that this process has."""
     settings = container.endpoint.settings
     own = container.positions()
-    found = [each for each in lags if each.group == settings.group]
+    found = [each for each in lags if each.is_of(container)]
     return {
         "id": container.endpoint.id,
         "group": settings.group,

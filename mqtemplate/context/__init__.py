@@ -9,22 +9,32 @@ if TYPE_CHECKING:
     from mqtemplate.context.autoconfigure import AutoConfiguration
     from mqtemplate.context.config.explain import ExplainedSetting, explain_settings
     from mqtemplate.context.config.source import load_settings
-    from mqtemplate.context.injection.application_context import ApplicationContext, ConditionOutcome, Part
+    from mqtemplate.context.health import Health
+    from mqtemplate.context.injection.application_context import (
+        ApplicationContext,
+        ConditionOutcome,
+        Part,
+    )
     from mqtemplate.context.injection.container import MQContainer
-    from mqtemplate.context.injection.marks import Section, Value, service
+    from mqtemplate.context.injection.marks import Named, Section, Value, service
     from mqtemplate.context.logging import configure_logging, event_formatter, has_handlers, show_events
     from mqtemplate.context.settings.app import AppSettings
     from mqtemplate.context.settings.broker_support import check_embedded_support, unneeded_keys
     from mqtemplate.context.settings.remote_settings import remote_settings
+    from mqtemplate.context.templates.clusters import BrokerFactory
+    from mqtemplate.context.templates.decorator import ext_consumer, ext_template
 
 __all__ = [
     "AppSettings",
     "ApplicationContext",
     "AutoConfiguration",
+    "BrokerFactory",
     "ConditionOutcome",
     "ExplainedSetting",
+    "Health",
     "MQApplication",
     "MQContainer",
+    "Named",
     "Part",
     "Section",
     "Value",
@@ -32,6 +42,8 @@ __all__ = [
     "configure_logging",
     "event_formatter",
     "explain_settings",
+    "ext_consumer",
+    "ext_template",
     "has_handlers",
     "load_settings",
     "remote_settings",
@@ -46,16 +58,21 @@ __getattr__ = late_import(
         "AppSettings": "mqtemplate.context.settings.app",
         "ApplicationContext": "mqtemplate.context.injection.application_context",
         "AutoConfiguration": "mqtemplate.context.autoconfigure",
+        "BrokerFactory": "mqtemplate.context.templates.clusters",
         "ConditionOutcome": "mqtemplate.context.injection.application_context",
+        "Health": "mqtemplate.context.health",
         "ExplainedSetting": "mqtemplate.context.config.explain",
         "MQApplication": "mqtemplate.context.application",
         "MQContainer": "mqtemplate.context.injection.container",
+        "Named": "mqtemplate.context.injection.marks",
         "Part": "mqtemplate.context.injection.application_context",
         "Section": "mqtemplate.context.injection.marks",
         "Value": "mqtemplate.context.injection.marks",
         "check_embedded_support": "mqtemplate.context.settings.broker_support",
         "configure_logging": "mqtemplate.context.logging",
         "event_formatter": "mqtemplate.context.logging",
+        "ext_consumer": "mqtemplate.context.templates.decorator",
+        "ext_template": "mqtemplate.context.templates.decorator",
         "explain_settings": "mqtemplate.context.config.explain",
         "has_handlers": "mqtemplate.context.logging",
         "load_settings": "mqtemplate.context.config.source",

@@ -17,6 +17,7 @@ from mqtemplate.clock import Clock
 from mqtemplate.context.autoconfigure import StarterSource, apply_starters, find_starters
 from mqtemplate.context.config.source import load_settings
 from mqtemplate.context.failure_report import reported_failures
+from mqtemplate.context.health import Health, read_health
 from mqtemplate.context.hooks import AwaitingCaller, BlockingCaller, HookCaller, finish
 from mqtemplate.context.injection.application_context import ApplicationContext
 from mqtemplate.context.injection.components import collect_components
@@ -141,6 +142,16 @@ class MQApplication:
         return self.get(Broker)  # type: ignore[type-abstract]  # selected by its base class
 
     @property
+    def brokers(self) -> Mapping[str, Broker]:
+        """All brokers: ``broker``, the application's own, then those of further templates by the template's name, then
+        those of listeners by the address that they name."""
+        return self.context.brokers
+
+    def health(self) -> Health:
+        """Return the health of all brokers and listeners now, for a probe; it sends no request."""
+        return read_health(self.is_ready.is_set(), self.brokers, self.containers)
+
+    @property
     def listeners(self) -> ListenerRegistry:
         """The registry of the listeners."""
         return self.get(ListenerRegistry)
@@ -173,8 +184,8 @@ class MQApplication:
         return self.listeners.containers
 
     def services(self) -> Sequence[Service]:
-        """Return the services in the order in which a harness steps them: those of the broker, then the listeners."""
-        return (*self.broker.services(), *self.containers)
+        """Return the services in the order in which a harness steps them: those of the brokers, then the listeners."""
+        return (*(service for broker in self.brokers.values() for service in broker.services()), *self.containers)
 
     # --- life cycle ----------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from typing import ClassVar, TypeAlias
 from mqtemplate.context.injection.application_context import ApplicationContext, ConditionOutcome
 from mqtemplate.context.injection.definitions import snake_case
 from mqtemplate.context.settings.app import AppSettings
+from mqtemplate.context.templates.clusters import BrokerFactory
 from mqtemplate.errors import ConfigurationError
 
 GROUP = "mqtemplate.autoconfigure"
@@ -36,6 +37,17 @@ class AutoConfiguration(ABC):
     def condition(self, settings: AppSettings) -> bool | str:
         """Return True to act; else False, or better the reason as text."""
         return True
+
+    def broker_factory(self, settings: AppSettings) -> BrokerFactory | None:
+        """Return the function that creates the broker which the settings choose; None if this starter has none.
+
+        The application calls it for the brokers of further templates and of listeners, whether `condition` holds or
+        not. The function has an annotated return type, and starts nothing.
+
+        Raises:
+            UnsupportedError: A key is set that the broker does not support.
+        """
+        return None
 
     @abstractmethod
     def contribute(self, context: ApplicationContext) -> None:
@@ -71,6 +83,8 @@ def apply_starters(starters: Mapping[str, AutoConfiguration], context: Applicati
     excluded = context.settings.mqtemplate.autoconfigure.exclude
     _check_excluded(excluded, sorted(starters), context.settings)
     for name in _in_order(starters):
+        if name not in excluded and not _missing(starters[name]):
+            context.broker_factories.append(starters[name].broker_factory)
         context.conditions.append(_apply(name, starters[name], name in excluded, context))
 
 
@@ -117,7 +131,7 @@ def _check_excluded(excluded: Sequence[str], names: Sequence[str], settings: App
 def _apply(name: str, starter: AutoConfiguration, is_excluded: bool, context: ApplicationContext) -> ConditionOutcome:
     if is_excluded:
         return ConditionOutcome(name, False, "excluded by mqtemplate.autoconfigure.exclude")
-    missing = [module for module in starter.requires if not _is_installed(module)]
+    missing = _missing(starter)
     if missing:
         return ConditionOutcome(name, False, f"not installed: {', '.join(missing)}", is_installed=False)
     verdict = starter.condition(context.settings)
@@ -126,6 +140,10 @@ def _apply(name: str, starter: AutoConfiguration, is_excluded: bool, context: Ap
     with context.contributions(f"starter {name}") as notes:
         starter.contribute(context)
     return ConditionOutcome(name, True, "; ".join(notes) or "acted")
+
+
+def _missing(starter: AutoConfiguration) -> list[str]:
+    return [module for module in starter.requires if not _is_installed(module)]
 
 
 def _is_installed(module: str) -> bool:

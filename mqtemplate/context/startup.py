@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from dependency_injector import providers
 
 from mqtemplate.broker import Broker
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.clock import Clock
 from mqtemplate.context.failure_report import pointing_to
 from mqtemplate.context.hooks import HookCaller
-from mqtemplate.context.injection.application_context import ApplicationContext
+from mqtemplate.context.injection.application_context import BUILT_IN, ApplicationContext
 from mqtemplate.context.injection.components import is_injectable, is_listener, is_spark_listener
-from mqtemplate.context.injection.definitions import Definition, snake_case
+from mqtemplate.context.injection.definitions import Definition
 from mqtemplate.context.injection.marks import name_of
+from mqtemplate.context.injection.new_template import new_template
 from mqtemplate.context.lifecycle import closing_of, hook_of
+from mqtemplate.context.templates.clusters import Clusters, start_broker
+from mqtemplate.context.templates.decorator import ext_template_mark
+from mqtemplate.context.templates.template_specs import TemplateSpec, template_specs
 from mqtemplate.converter import MessageConverter
 from mqtemplate.errors import ConfigurationError, ConversionError, DependencyError, ListenerError
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.listener.discovery import declared_topics
+from mqtemplate.listener.registration.enhancers import Enhancer, enhancer_order
 from mqtemplate.listener.registry import ListenerRegistry
+from mqtemplate.message_trace.traces import Traces
+from mqtemplate.observation.interface import Observation
 from mqtemplate.scheduling.discovery import is_scheduled
 from mqtemplate.scheduling.listeners import register_schedules, start_schedules
 from mqtemplate.scheduling.runner import ScheduleRunner
@@ -37,7 +47,7 @@ def register_components(context: ApplicationContext, clock: Clock | None) -> Non
     if clock is not None:
         context.register(clock, name="clock")
     for component in context.components:
-        if is_injectable(component):
+        if is_injectable(component) and ext_template_mark(component) is None:
             context.register(component)
     for component in context.configured_middlewares:
         if context.definition_of(component) is None:
@@ -52,6 +62,7 @@ def link(context: ApplicationContext) -> None:
     """
     _log_sources(context)
     _check_spark_listeners(context)
+    _register_templates(context)
     context.link()
 
 
@@ -65,6 +76,8 @@ async def open_all(context: ApplicationContext, caller: HookCaller) -> None:
         MQTemplateError: Something cannot start. The caller then stops what is open: ``context.lifecycle``.
     """
     _start_broker(context)
+    _start_templates(context)
+    _expect_topics(context)
     context.lifecycle.push("event loop", context.get(ListenerRegistry).loop.stop)
     for definition in context.in_order():
         await _start_object(definition, context, caller)
@@ -83,6 +96,8 @@ def log_ready(context: ApplicationContext, took_ms: int) -> None:
         fields["files"] = "memory" if broker.path is None else str(broker.path.absolute())
     else:
         fields["name_server"] = settings.rocketmq.name_server
+    if templates := [each.qualifier for each in context.qualified(RocketMQTemplate)]:
+        fields["templates"] = ",".join(map(str, templates))
     _log.info(
         "application.ready",
         **fields,
@@ -100,25 +115,96 @@ def _start_broker(context: ApplicationContext) -> None:
     if definition.is_owned:
         context.lifecycle.push("broker", broker.close)
     broker.start()
-    _expect_topics(broker, context)
     definition = context.definition_for(RocketMQTemplate)
     if definition.is_default:
         context.lifecycle.push("template", context.build(definition).close)
 
 
-def _expect_topics(broker: Broker, context: ApplicationContext) -> None:
-    """Report the topics of all listeners to the broker. Services may send to them before the listeners start."""
+def _register_templates(context: ApplicationContext) -> None:
+    """Register the further templates and their brokers, after the starters. Nothing is opened yet.
+
+    Raises:
+        ConfigurationError: A name is not allowed or used twice, or a class lacks its section.
+        UnsupportedError: A key is set that the broker of a template does not support.
+    """
+    clusters = Clusters(context)
+    with context.contributions(BUILT_IN):
+        context.register(clusters, name="mqtemplate.clusters")
+    traces = Traces(context.lifecycle.push)
+    context.container.trace_of.override(providers.Object(traces.dispatcher))
+    for spec in template_specs(context.settings, context.components):
+        _register_template(spec, clusters, context)
+    context.container.broker_of.override(providers.Object(clusters.broker_of))
+    context.container.converter_of_class.override(providers.Object(lambda kind: _converter_of(kind, context)))
+
+
+def _converter_of(kind: type, context: ApplicationContext) -> MessageConverter:
+    """Return the converter that a listener names by its class: that of the application, else a new one."""
+    found: Any = context.get(kind) if context.has(kind) else context.call(kind)
+    converter: MessageConverter = found
+    return converter
+
+
+def _register_template(spec: TemplateSpec, clusters: Clusters, context: ApplicationContext) -> None:
+    broker = clusters.add_template(spec)
+    converter = context.definition_for(MessageConverter)
+    observation = context.definition_for(Observation)
+    trace_of = context.container.trace_of()
+
+    shared = context.sending_middlewares() if spec.middlewares is None else []
+
+    def build(
+        broker: Broker, converter: MessageConverter, observation: Observation, *middlewares: object
+    ) -> RocketMQTemplate:
+        own = [_middleware(each, context) for each in spec.middlewares or ()]
+        rocketmq, around = spec.settings.rocketmq, (*middlewares, *own)
+        return new_template(spec.kind, broker, converter, rocketmq, trace_of, observation, middlewares=around)
+
+    context.add_qualified(spec.name, spec.kind, build, [broker, converter, observation, *shared])
+
+
+def _middleware(given: object, context: ApplicationContext) -> object:
+    """Return a middleware of one template: an object as it is, that of the application for a class, else a new one."""
+    if not isinstance(given, type):
+        return given
+    definition = context.definition_of(given)
+    return context.call(given) if definition is None else context.build(definition)
+
+
+def _start_templates(context: ApplicationContext) -> None:
+    """Start the brokers of the templates, and build the templates.
+
+    Raises:
+        RemoteConnectError: A cluster cannot be reached; a note names the template.
+    """
+    for name, definition in context.get(Clusters).definitions():
+        broker = context.build(definition)
+        context.lifecycle.push(f"broker of rocketmq.templates.{name}", broker.close)
+        start_broker(broker, f"rocketmq.templates.{name}")
+    for definition in context.qualified(RocketMQTemplate):
+        template = context.build(definition)
+        context.lifecycle.push(f"template {definition.qualifier}", template.close)
+
+
+def _expect_topics(context: ApplicationContext) -> None:
+    """Report the topics of all listeners to the brokers. Services may send to them before the listeners start.
+
+    A service may send to any of the brokers, whichever the listener reads from.
+    """
+    own: Broker = context.get(Broker)  # type: ignore[type-abstract]  # selected by its base class
     for component in context.components:
         with contextlib.suppress(ListenerError, ConfigurationError):  # reported when the listener is registered
-            broker.expect_topics(declared_topics(component, context.settings.resolve_text))
+            topics = declared_topics(component, context.settings.resolve_text)
+            for broker in (own, *(each.broker for each in context.get(Clusters).brokers())):
+                broker.expect_topics(topics)
     if _scheduled_components(context):
-        broker.expect_topics({context.settings.mqtemplate.schedules.topic})
+        own.expect_topics({context.settings.mqtemplate.schedules.topic})
 
 
 async def _start_object(definition: Definition, context: ApplicationContext, caller: HookCaller) -> None:
     """Build one object and call its ``on_start``. ``close`` undoes the first, ``on_stop`` the second."""
     instance = context.build(definition)
-    if not definition.is_owned or definition is context.definition_for(Broker):
+    if not definition.is_owned or definition.qualifier or definition is context.definition_for(Broker):
         return
     name = definition.title
     if (close := closing_of(instance)) is not None:
@@ -153,13 +239,13 @@ def _add_transaction_listeners(context: ApplicationContext) -> None:
 
 def _template_named(bean_name: str, context: ApplicationContext) -> RocketMQTemplate:
     """Return the template with a name in Java's form or in ours. The default name also selects the only template."""
-    names = (bean_name, snake_case(bean_name))
     templates = [each for each in context.in_order() if issubclass(each.kind, RocketMQTemplate)]
-    named = next((each for each in templates if each.name in names), None)
+    named = next((each for each in templates if each.is_called(bean_name)), None)
     if named is None and bean_name == DEFAULT_TEMPLATE_BEAN_NAME:
         return context.get(RocketMQTemplate)
     if named is None:
-        known = ", ".join(sorted(each.name for each in templates)) or "only the application's own, rocketmqTemplate"
+        names = sorted(each.qualifier or each.name for each in templates)
+        known = ", ".join(names) or "only the application's own, rocketmqTemplate"
         raise DependencyError(f"there is no template {bean_name!r} (there is: {known}); name one of these")
     template: RocketMQTemplate = context.build(named)
     return template
@@ -167,9 +253,9 @@ def _template_named(bean_name: str, context: ApplicationContext) -> RocketMQTemp
 
 def _start_listeners(context: ApplicationContext) -> None:
     registry = context.get(ListenerRegistry)
-    context.lifecycle.push("listeners", registry.stop_listeners)
     _register_listeners(context, registry)
     runners = _register_schedules(context, registry)
+    context.lifecycle.push("listeners", registry.stop_listeners)  # after the brokers that listeners name by address
     registry.start()
     if runners:
         start_schedules(runners, context.get(Schedules))
@@ -181,6 +267,7 @@ def check_all(context: ApplicationContext) -> None:
     Raises:
         MQTemplateError: Something is invalid.
     """
+    context.get(Clusters).start_nothing()
     for definition in context.in_order():
         context.build(definition)
     _add_transaction_listeners(context)
@@ -195,15 +282,26 @@ def check_all(context: ApplicationContext) -> None:
 
 def _register_listeners(context: ApplicationContext, registry: ListenerRegistry) -> None:
     registry.scopes += context.handler_scopes
+    for enhancer in _enhancers(context):
+        registry.add_enhancer(enhancer)
     for component in context.components:
         target = _handler_object(component, context)
         if target is None or not is_listener(target):
             continue
         with pointing_to(component):
             try:
-                _check_types(registry.register(target), context.get(MessageConverter))  # type: ignore[type-abstract]
+                _check_types(registry.register(target))
             except ConfigurationError as exc:
                 raise ConfigurationError(f"@message_listener on {name_of(component)}: {exc}") from exc
+
+
+def _enhancers(context: ApplicationContext) -> Iterator[Enhancer]:
+    """Yield the enhancers of listeners in their order: functions, and built objects of classes."""
+    marked = [(order, each) for each in context.components if (order := enhancer_order(each)) is not None]
+    for _, component in sorted(marked, key=lambda each: each[0]):
+        definition = context.definition_of(component)
+        enhancer: Any = component if definition is None else context.build(definition)
+        yield enhancer
 
 
 def _register_schedules(context: ApplicationContext, registry: ListenerRegistry) -> list[ScheduleRunner]:
@@ -242,21 +340,21 @@ def _handler_object(component: object, context: ApplicationContext) -> object | 
     return None if definition is None else context.build(definition)
 
 
-def _check_types(containers: Iterable[ListenerContainer], converter: MessageConverter) -> None:
+def _check_types(containers: Iterable[ListenerContainer]) -> None:
     """Refuse a handler whose parameter has a type that no body can become.
 
     Raises:
         ListenerError: It names the listener and the types that are allowed.
     """
-    check = getattr(converter, "check_type", None)
     for container in containers:
-        plan = container.endpoint.plan
-        if plan.is_raw or check is None:
-            continue
-        try:
-            check(plan.payload_type)
-        except ConversionError as exc:
-            raise ListenerError(f"{container.endpoint.id}: {exc}") from exc
+        check = getattr(container.converter, "check_type", None)
+        for plan in container.endpoint.plan.plans():
+            if plan.is_raw or check is None:
+                continue
+            try:
+                check(plan.payload_type)
+            except ConversionError as exc:
+                raise ListenerError(f"{container.endpoint.id}: {exc}") from exc
 
 
 def _check_spark_listeners(context: ApplicationContext) -> None:

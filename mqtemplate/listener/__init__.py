@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from mqtemplate.listener.failures.schedule import Backoff
     from mqtemplate.listener.handler_result import BatchFailure
     from mqtemplate.listener.headers import message_headers
+    from mqtemplate.listener.registration.enhancers import listener_enhancer
+    from mqtemplate.listener.registration.preparation import PreparedConsumer
+    from mqtemplate.listener.registration.tags import on_tag
     from mqtemplate.listener.registry import ListenerRegistry, check_subscriptions
     from mqtemplate.listener.resolution import default_resolve, resolve_spec
     from mqtemplate.listener.settings import ConsumeMode, ListenerSettings, RetryDefaults
@@ -37,6 +40,7 @@ __all__ = [
     "ListenerRegistry",
     "ListenerSettings",
     "ListenerSpec",
+    "PreparedConsumer",
     "ResultSender",
     "RetryDefaults",
     "RetryLater",
@@ -47,10 +51,12 @@ __all__ = [
     "current_message",
     "current_messages",
     "default_resolve",
+    "listener_enhancer",
     "listener_specs",
     "make_endpoints",
     "message_headers",
     "message_listener",
+    "on_tag",
     "publishes",
     "resolve_spec",
 ]
@@ -72,6 +78,7 @@ __getattr__ = late_import(
         "ListenerRegistry": "mqtemplate.listener.registry",
         "ListenerSettings": "mqtemplate.listener.settings",
         "ListenerSpec": "mqtemplate.listener.attributes",
+        "PreparedConsumer": "mqtemplate.listener.registration.preparation",
         "ResultSender": "mqtemplate.listener.calling.send",
         "RetryDefaults": "mqtemplate.listener.settings",
         "RetryLater": "mqtemplate.listener.failures.outcomes",
@@ -82,10 +89,12 @@ __getattr__ = late_import(
         "current_message": "mqtemplate.listener.current",
         "current_messages": "mqtemplate.listener.current",
         "default_resolve": "mqtemplate.listener.resolution",
+        "listener_enhancer": "mqtemplate.listener.registration.enhancers",
         "listener_specs": "mqtemplate.listener.decorator",
         "make_endpoints": "mqtemplate.listener.discovery",
         "message_headers": "mqtemplate.listener.headers",
         "message_listener": "mqtemplate.listener.decorator",
+        "on_tag": "mqtemplate.listener.registration.tags",
         "publishes": "mqtemplate.listener.calling.send",
         "resolve_spec": "mqtemplate.listener.resolution",
     },

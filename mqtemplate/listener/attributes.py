@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -149,6 +149,7 @@ class ListenerDecorator:
         signature: Signature of the method, for errors.
         is_handler: Function that returns True if an object that is not a class can be decorated.
         declaration: ``TypedDict`` of the attributes, each one ``Annotated`` with its `Attribute`.
+        has_other_methods: Function that returns True if a class without *method* handles messages by other methods.
     """
 
     name: str
@@ -157,6 +158,7 @@ class ListenerDecorator:
     signature: str
     is_handler: Callable[[object], bool]
     declaration: type
+    has_other_methods: Callable[[type], bool] = lambda kind: False
 
     def note(self, topic: object, consumer_group: str, given: Mapping[str, Any]) -> Callable[[_Target], _Target]:
         """Return a decorator that notes a spec on its object and returns the object unchanged.
@@ -165,8 +167,8 @@ class ListenerDecorator:
             TypeError: An attribute has an unknown name.
             ListenerError: A topic is no name, or is named twice.
         """
-        self._check_names(given)
-        spec = ListenerSpec(topics=self._topics(topic), consumer_group=consumer_group, attributes=given)
+        self.check_names(given)
+        spec = ListenerSpec(topics=self.topics_of(topic), consumer_group=consumer_group, attributes=given)
 
         def decorate(target: _Target) -> _Target:
             self._check_target(target)
@@ -194,7 +196,16 @@ class ListenerDecorator:
         given = {name: attribute.default for name, attribute in table.items()} | dict(spec.attributes)
         return {name: _read(listener, name, table[name], value, resolve) for name, value in given.items()}
 
-    def _check_names(self, given: Mapping[str, Any]) -> None:
+    def read_value(self, listener: str, name: str, value: object) -> Any:
+        """Return the value of one attribute, without placeholders.
+
+        Raises:
+            ListenerError: The value is not allowed.
+        """
+        return _read(listener, name, _table(self.declaration)[name], value, str)
+
+    def check_names(self, given: Iterable[str]) -> None:
+        """Raise `TypeError` for the first name that is no attribute."""
         table = _table(self.declaration)
         for name in given:
             if name not in table:
@@ -202,7 +213,8 @@ class ListenerDecorator:
                 hint = f"did you mean {close[0]!r}?" if close else f"known attributes are {', '.join(table)}"
                 raise TypeError(f"{self.name} has no attribute {name!r}; {hint}")
 
-    def _topics(self, topic: Any) -> tuple[str, ...]:
+    def topics_of(self, topic: Any) -> tuple[str, ...]:
+        """Return the names of topics that a decorator gives; raise `ListenerError` if they are none."""
         topics = (topic,) if isinstance(topic, str) else tuple(topic)
         if not topics or not all(isinstance(name, str) and name.strip() for name in topics):
             raise ListenerError(f"{self.name}: topic must be a name or a list of names, got {topic!r}")
@@ -219,7 +231,7 @@ class ListenerDecorator:
                 "(or put @inject on __init__)"
             )
         if isinstance(target, type):
-            if not callable(getattr(target, self.method, None)):
+            if not callable(getattr(target, self.method, None)) and not self.has_other_methods(target):
                 raise ListenerError(f"{self.name}: class {name} has no method {self.method}; write '{self.signature}'")
         elif not self.is_handler(target):
             raise ListenerError(

@@ -21,6 +21,8 @@ from mqtemplate.listener.attributes import (
     text,
 )
 from mqtemplate.listener.failures.schedule import SCHEDULE_FORMS, Backoff, read_schedule
+from mqtemplate.listener.registration.payloads import read_converter
+from mqtemplate.listener.registration.tags import has_tag_methods
 from mqtemplate.listener.settings import ConsumeMode
 from mqtemplate.middlewares.declaration import read_middlewares
 from mqtemplate.selectors.tags import SelectorType
@@ -115,6 +117,19 @@ class ListenerAttributes(TypedDict, total=False):
     """Milliseconds, or a duration, before an ``ORDERLY`` queue is retried after a failure, unless *retry* says
     otherwise."""
 
+    error_handler: Annotated[Callable[..., object] | str | None, as_written(None)]
+    """Function ``(error, message)``, or the name of a method of the listener class, that is called when the handler
+    raised or its result could not be sent; a batch handler's gets the list of messages. It is inside of middlewares.
+    It may return ``ConsumeStatus.CONSUME_SUCCESS`` (the message is done) or ``RECONSUME_LATER``, raise `RetryLater`,
+    `DeadLetter` or another error, or return None: as if it were not there."""
+    converter: Annotated[object, Attribute(None, "a converter, or a class of converters", read_converter)]
+    """Converter of this listener's bodies and replies: an object, its class (built by the application), or the dotted
+    name of one. None: that of the application."""
+    content_type: Annotated[str, text("")]
+    """Content type of bodies that name none, and of replies."""
+    charset: Annotated[str, text("")]
+    """Encoding of text in bodies and replies; empty for that of the converter, UTF-8."""
+
     id: Annotated[str, text("")]
     """Name in logs and errors; by default that of the class or function."""
     enabled: Annotated[bool | str, flag(True)]
@@ -125,18 +140,26 @@ class ListenerAttributes(TypedDict, total=False):
     """Milliseconds, or a duration, for which a stop waits for running handlers and fetched messages. The times of
     several listeners pass together."""
 
-    # The embedded broker refuses these with a reason; on a cluster they must equal those of the application.
+    broker: Annotated[str, text("")]
+    """Name of a further template of the application (``rocketmq.templates.<name>``): the listener reads from its
+    broker."""
+    name_server: Annotated[str, text("${rocketmq.name-server:}")]
+    """Address of the cluster to read from, as ``rocketmq.name-server``; by default that of the application."""
+
+    # For a cluster that the listener itself names. For that of the application they must equal its own, and the
+    # embedded broker refuses them with a reason.
     access_key: Annotated[str, text("${rocketmq.consumer.access-key:}")]
     secret_key: Annotated[str, text("${rocketmq.consumer.secret-key:}")]
     tls_enable: Annotated[bool | str, flag("false")]
     namespace: Annotated[str, text("")]
     namespace_v2: Annotated[str, text("")]
-    name_server: Annotated[str, text("${rocketmq.name-server:}")]
 
-    # Every broker refuses these with a reason, unless they have no effect.
-    enable_msg_trace: Annotated[bool | str, flag(False)]
+    enable_msg_trace: Annotated[bool | str, flag("${rocketmq.consumer.enable-msg-trace:false}")]
+    """True: write a record into the trace topic before and after each call of the handler."""
     customized_trace_topic: Annotated[str, text("${rocketmq.consumer.customized-trace-topic:}")]
+    """Topic of the traces; by default RocketMQ's own."""
     access_channel: Annotated[str, text("${rocketmq.access-channel:}")]
+    """``LOCAL``, or ``CLOUD`` for a cluster of a cloud provider: its traces go to a topic for each region."""
 
 
 MESSAGE_LISTENER = ListenerDecorator(
@@ -146,6 +169,7 @@ MESSAGE_LISTENER = ListenerDecorator(
     "def on_message(self, message: str) -> None: ...",
     callable,
     ListenerAttributes,
+    has_tag_methods,
 )
 
 

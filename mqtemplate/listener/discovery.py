@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import NoneType
-from typing import get_type_hints
+from typing import NamedTuple, get_type_hints
 
 from mqtemplate.errors import ConfigurationError, DependencyError, DestinationError, ListenerError
 from mqtemplate.listener.attributes import ListenerSpec, Resolve
 from mqtemplate.listener.calling.objects import ObjectSource
 from mqtemplate.listener.calling.publisher import Publisher, Template
-from mqtemplate.listener.calling.send import PublishSpec, publish_specs
+from mqtemplate.listener.calling.send import PUBLISHES_ATTRIBUTE, PublishSpec, publish_specs
 from mqtemplate.listener.decorator import listener_specs
 from mqtemplate.listener.endpoint import Endpoint, Handler, HandlerPlan
 from mqtemplate.listener.handler_result import is_allowed_result
+from mqtemplate.listener.registration.enhancers import Enhancer, enhanced
+from mqtemplate.listener.registration.error_handlers import error_handler_of
+from mqtemplate.listener.registration.preparation import hook_of
+from mqtemplate.listener.registration.tag_routes import routed_plan, tag_expression
+from mqtemplate.listener.registration.tags import has_tags, tag_methods
+from mqtemplate.listener.registration.topic_patterns import is_pattern
 from mqtemplate.listener.resolution import default_resolve, resolve_spec, resolve_topics
+from mqtemplate.listener.settings import ListenerSettings
 from mqtemplate.listener.signature import plan_handler
 from mqtemplate.middlewares.declaration import check_middleware, name_of
+from mqtemplate.selectors.tags import SelectorType
 from mqtemplate.template.destination import parse_destination
 
 _OTHER_RESULTS = {
@@ -27,10 +35,18 @@ _OTHER_RESULTS = {
 }
 
 
+class _Sources(NamedTuple):
+    """Sources of what endpoints need beside their decorator; see `make_endpoints`."""
+
+    resolve: Resolve
+    objects: ObjectSource | None
+    template: Callable[[], Template] | None
+
+
 def make_endpoints(
     target: object,
     resolve: Resolve = default_resolve,
-    *,
+    enhancers: Sequence[Enhancer] = (),
     objects: ObjectSource | None = None,
     template: Callable[[], Template] | None = None,
 ) -> list[Endpoint]:
@@ -39,6 +55,7 @@ def make_endpoints(
     Methods may be decorated too. Each one is a listener of its own.
 
     Args:
+        enhancers: Functions that may change the attributes of the decorators.
         objects: Source of the objects that handlers take by type, and of middlewares.
         template: Function that returns the template for results of handlers.
 
@@ -50,8 +67,10 @@ def make_endpoints(
         raise ListenerError(
             f"{target.__qualname__} is a class; register an object of it, or let the application build one"
         )
+    sources = _Sources(resolve, objects, template)
     endpoints = [
-        _make_endpoint(spec, handler, name, resolve, objects, template) for spec, handler, name in _handlers(target)
+        _make_endpoint(enhanced(spec, _declared(target), enhancers), target, handler, name, sources)
+        for spec, handler, name in _handlers(target)
     ]
     if not endpoints:
         raise ListenerError(
@@ -69,17 +88,24 @@ def declared_topics(component: object, resolve: Resolve = default_resolve) -> se
     kind = component if inspect.isclass(component) or inspect.isroutine(component) else type(component)
     members = vars(kind).values() if inspect.isclass(kind) else ()
     specs = [spec for holder in (kind, *members) for spec in listener_specs(holder)]
-    return {topic for spec in specs for topic in resolve_topics(f"listener of {kind.__name__}", spec, resolve)}
+    name = f"listener of {kind.__name__}"
+    topics = (topic for spec in specs for topic in resolve_topics(name, spec, resolve))
+    return {topic for topic in topics if not is_pattern(topic)}
 
 
-def _handlers(target: object) -> Iterator[tuple[ListenerSpec, Handler, str]]:
-    """Yield spec, handler and default name of each listener of an object."""
+def _declared(target: object) -> object:
+    """Return what the decorator stands on: the function, or the class of the object."""
+    return target if inspect.isroutine(target) else type(target)
+
+
+def _handlers(target: object) -> Iterator[tuple[ListenerSpec, Handler | None, str]]:
+    """Yield spec, handler and default name of each listener of an object; None for a class with tag methods only."""
     if callable(target) and (own := listener_specs(target)):
         yield from _numbered(own, target, _name_of(target))
         return
     kind = type(target)
     if specs := listener_specs(kind):
-        yield from _numbered(specs, target.on_message, _name_of(kind))  # type: ignore[attr-defined]
+        yield from _numbered(specs, getattr(target, "on_message", None), _name_of(kind))
     seen: set[str] = set()
     for owner in kind.__mro__:
         for name, member in vars(owner).items():
@@ -89,8 +115,8 @@ def _handlers(target: object) -> Iterator[tuple[ListenerSpec, Handler, str]]:
 
 
 def _numbered(
-    specs: tuple[ListenerSpec, ...], handler: Handler, name: str
-) -> Iterator[tuple[ListenerSpec, Handler, str]]:
+    specs: tuple[ListenerSpec, ...], handler: Handler | None, name: str
+) -> Iterator[tuple[ListenerSpec, Handler | None, str]]:
     for number, spec in enumerate(specs, start=1):
         yield spec, handler, name if number == 1 else f"{name}#{number}"
 
@@ -101,15 +127,25 @@ def _name_of(target: object) -> str:
 
 
 def _make_endpoint(
-    spec: ListenerSpec,
-    handler: Handler,
-    name: str,
-    resolve: Resolve,
-    objects: ObjectSource | None,
-    template: Callable[[], Template] | None,
+    spec: ListenerSpec, target: object, handler: Handler | None, name: str, sources: _Sources
 ) -> Endpoint:
-    settings = resolve_spec(spec, resolve, name)
+    routes = _tag_methods(target, handler)
+    if routes:
+        spec = _with_tags(spec, routes, handler is not None)
+    settings = resolve_spec(spec, sources.resolve, name, hook_of(target))
     where = f"listener {settings.id}"
+    on_error = error_handler_of(spec.attributes.get("error_handler"), target, where)
+    middlewares = own_middlewares(settings.middlewares, sources.objects, where)
+    other = None if handler is None else _plan(handler, settings, sources)
+    if not routes:
+        assert other is not None  # a decorator refuses a class without a handler
+        return Endpoint(settings, other, middlewares, on_error)
+    plans = {tag: _plan(method, settings, sources) for tag, method in routes.items()}
+    return Endpoint(settings, routed_plan(plans, other, where), middlewares, on_error)
+
+
+def _plan(handler: Handler, settings: ListenerSettings, sources: _Sources) -> HandlerPlan:
+    where, objects = f"listener {settings.id}", sources.objects
     plan = plan_handler(handler, where, batch=settings.batch, is_orderly=settings.is_orderly, objects=objects)
     result = get_type_hints(handler).get("return", None) if inspect.isroutine(handler) else None
     if not is_allowed_result(result, plan.is_batch):
@@ -118,11 +154,29 @@ def _make_endpoint(
             "here; return None when the message is done, ConsumeStatus.RECONSUME_LATER to get it again"
             + _OTHER_RESULTS[plan.is_batch]
         )
-    specs = [_resolved(each, resolve, where) for each in publish_specs(handler)]
+    specs = [_resolved(each, sources.resolve, where) for each in publish_specs(handler)]
     if specs:
-        _check_publishes(plan, result, where)
-    middlewares = own_middlewares(settings.middlewares, objects, where)
-    return Endpoint(settings, plan, middlewares, Publisher(where, specs, template))
+        _check_publishes(plan, where)
+        # A class may publish the results of its tag methods, and one of them has none.
+        if result is NoneType and (not has_tags(handler) or hasattr(handler, PUBLISHES_ATTRIBUTE)):
+            raise ListenerError(f"{where}: @publishes sends what the handler returns, and it returns None")
+    return replace(plan, publisher=Publisher(where, specs, sources.template))
+
+
+def _tag_methods(target: object, handler: Handler | None) -> dict[str, Handler]:
+    """Return the tag methods of the listener that a class is; a decorated method has none."""
+    is_of_class = handler is None or getattr(handler, "__name__", "") == "on_message"
+    return tag_methods(target) if is_of_class and not inspect.isroutine(target) else {}
+
+
+def _with_tags(spec: ListenerSpec, routes: Mapping[str, Handler], has_other: bool) -> ListenerSpec:
+    """Return a spec that selects the tags of the methods."""
+    kind = spec.attributes.get("selector_type", SelectorType.TAG)
+    if kind not in (SelectorType.TAG, SelectorType.TAG.value):
+        return spec
+    given = spec.attributes.get("selector_expression", "*")
+    expression = given if "${" in given else tag_expression("the listener", routes, given.strip(), has_other)
+    return replace(spec, attributes={**spec.attributes, "selector_expression": expression})
 
 
 def _resolved(spec: PublishSpec, resolve: Resolve, where: str) -> PublishSpec:
@@ -134,14 +188,12 @@ def _resolved(spec: PublishSpec, resolve: Resolve, where: str) -> PublishSpec:
     return replace(spec, destination=destination)
 
 
-def _check_publishes(plan: HandlerPlan, result: object, where: str) -> None:
+def _check_publishes(plan: HandlerPlan, where: str) -> None:
     if plan.is_batch:
         raise ListenerError(
             f"{where}: @publishes is for handlers of single messages, since a list that a batch handler returns names "
             "messages that failed; return Send(...) or a list of them"
         )
-    if result is NoneType:
-        raise ListenerError(f"{where}: @publishes sends what the handler returns, and it returns None")
 
 
 def own_middlewares(given: Iterable[object], objects: ObjectSource | None, where: str) -> tuple[object, ...]:

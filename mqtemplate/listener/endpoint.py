@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from mqtemplate.converter import MessageConverter
 from mqtemplate.listener.calling.depends import Arguments, Scope
+from mqtemplate.listener.calling.error_decision import ErrorHandler
 from mqtemplate.listener.calling.parameters import Read, read_message
 from mqtemplate.listener.calling.publisher import Publisher
 from mqtemplate.listener.calling.scope import compose
@@ -18,8 +19,6 @@ from mqtemplate.listener.settings import ListenerSettings
 from mqtemplate.message import MessageExt, PackedBody
 
 Handler = Callable[..., object]
-BatchCall = Callable[[list[object], Sequence[MessageExt]], object]
-"""Function that calls a batch handler with its payloads and their messages."""
 
 _NOTHING_TO_SEND = Publisher()
 
@@ -33,6 +32,7 @@ class HandlerPlan:
         is_raw: True if the payload is the message itself and nothing is converted.
         arguments: Arguments for the parameters after the payload.
         scope: Providers of values that are created for one call.
+        publisher: Sender of the results.
     """
 
     handler: Handler
@@ -41,21 +41,36 @@ class HandlerPlan:
     is_raw: bool
     arguments: Arguments = field(default_factory=Arguments)
     scope: Scope = field(default_factory=Scope)
+    publisher: Publisher = _NOTHING_TO_SEND
+
+    def plans(self) -> Sequence[HandlerPlan]:
+        """Return the signatures of all functions that may be called: one, unless methods are chosen by tag."""
+        return (self,)
+
+    def with_handlers(self, change: Callable[[Handler], Handler]) -> HandlerPlan:
+        """Return the plan with another handler: the one that *change* returns for it."""
+        return replace(self, handler=change(self.handler))
 
     @cached_property
     def is_async(self) -> bool:
-        """True if the handler is ``async def``."""
+        """True if each call returns an awaitable: the handler is ``async def``."""
         return is_async(self.handler)
 
-    def single_call(self, converter: MessageConverter, publisher: Publisher = _NOTHING_TO_SEND) -> Read:
-        """Return the handler as a function of the message. It runs for each message, so common cases are short.
+    @property
+    def publishes(self) -> bool:
+        """True if each result is sent to another topic."""
+        return bool(self.publisher.specs)
 
-        Args:
-            publisher: Sender of results, where the scope of the handler sends them.
-        """
+    @property
+    def sends_results(self) -> bool:
+        """True if results need a sender even if they are no `Send`, or a value of the scope sends them."""
+        return self.publishes or self.scope.sender is not None
+
+    def single_call(self, converter: MessageConverter) -> Read:
+        """Return the handler as a function of the message. It runs for each message, so common cases are short."""
         handler, read = self.arguments.bind(self.handler), self.payload_reader(converter)
         if self.scope.providers:
-            call = compose(self.handler, self.arguments, self.scope, publisher, is_async=self.is_async)
+            call = compose(self.handler, self.arguments, self.scope, self.publisher, is_async=self.is_async)
             return lambda message: call(message, [read(message)])
         extras = tuple(self.arguments.reads.items())
         if extras:
@@ -64,12 +79,17 @@ class HandlerPlan:
             return handler
         return lambda message: handler(read(message))
 
-    def batch_call(self, publisher: Publisher = _NOTHING_TO_SEND) -> BatchCall:
+    def sending_call(self, converter: MessageConverter) -> Read:
+        """Return the handler as a function of the message; it sends its results."""
+        call = self.single_call(converter)
+        return call if self.scope.sender is not None else self.publisher.around(call, is_async=self.is_async)
+
+    def batch_call(self) -> Callable[..., Any]:
         """Return the handler as a function of payloads and messages; it sends its results."""
-        call = compose(self.handler, self.arguments, self.scope, publisher, is_async=self.is_async)
+        call = compose(self.handler, self.arguments, self.scope, self.publisher, is_async=self.is_async)
         if self.scope.sender is not None:
             return lambda payloads, messages: call(messages, [payloads])
-        published = publisher.around(lambda source: call(source[1], [source[0]]), is_async=self.is_async)
+        published = self.publisher.around(lambda source: call(source[1], [source[0]]), is_async=self.is_async)
         return lambda payloads, messages: published((payloads, messages))
 
     def payload_reader(self, converter: MessageConverter) -> Read:
@@ -96,13 +116,13 @@ class Endpoint:
 
     Attributes:
         middlewares: Middlewares around each call, the outermost first.
-        publisher: Sender of the results of the handler.
+        on_error: Function that is called when the handler raised; None if the listener has none.
     """
 
     settings: ListenerSettings
     plan: HandlerPlan
     middlewares: tuple[object, ...] = ()
-    publisher: Publisher = _NOTHING_TO_SEND
+    on_error: ErrorHandler | None = None
 
     @property
     def id(self) -> str:

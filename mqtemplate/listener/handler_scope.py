@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from mqtemplate.listener.consuming.handler_loop import is_async
@@ -27,10 +27,13 @@ class HandlerScope:
 
 def within_scopes(plan: HandlerPlan, scopes: Sequence[HandlerScope]) -> HandlerPlan:
     """Return the plan with its handler inside the scopes, the first one outermost. Without scopes nothing is added."""
-    handler = plan.handler
+    return plan.with_handlers(lambda handler: _within_all(handler, scopes)) if scopes else plan
+
+
+def _within_all(handler: Handler, scopes: Sequence[HandlerScope]) -> Handler:
     for scope in reversed(scopes):
         handler = _async_within(handler, scope) if is_async(handler) else _within(handler, scope.enter)
-    return plan if handler is plan.handler else replace(plan, handler=handler)
+    return handler
 
 
 def _within(handler: Handler, enter: Callable[[], AbstractContextManager[object]]) -> Handler:

@@ -18,8 +18,14 @@ from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.listener.discovery import make_endpoints
 from mqtemplate.listener.endpoint import Endpoint
 from mqtemplate.listener.handler_scope import HandlerScope, within_scopes
+from mqtemplate.listener.registration.clusters import BrokerOf, no_other_cluster
+from mqtemplate.listener.registration.enhancers import Enhancer
+from mqtemplate.listener.registration.payloads import ConverterOf, converter_of
+from mqtemplate.listener.registration.topic_watch import TopicWatch
 from mqtemplate.listener.resolution import default_resolve
 from mqtemplate.listener.settings import ListenerSettings, RetryDefaults
+from mqtemplate.message_trace.dispatcher import TraceDispatcher
+from mqtemplate.message_trace.traces import TraceOf
 from mqtemplate.observation.interface import Observation
 from mqtemplate.selectors.tags import SelectorType, TagSelector
 
@@ -40,6 +46,9 @@ class ListenerRegistry:
         is_enabled: Switch for single listeners, as ``rocketmq.consumer.listeners.<group>.<topic>: false``. A listener
             of several topics loses the disabled one.
         retry_defaults: Retry policy of listeners whose decorator does not say otherwise.
+        broker_of: Finds the broker of a listener that names another cluster.
+        converter_of_class: Returns the converter for a class that a listener names.
+        trace_of: Returns the sender of trace records: (broker, trace topic, is_cloud=...).
         enabled: False: this process runs no listeners.
         only: Names of the listeners that run in this process: ids, or the last parts of ids. Empty for all.
         middlewares: Middlewares of all listeners, the outermost first; those of *objects* are inside of them.
@@ -60,6 +69,9 @@ class ListenerRegistry:
         resolve: Resolve = default_resolve,
         is_enabled: IsEnabled = lambda _group, _topic: True,
         retry_defaults: RetryDefaults = _NO_DEFAULTS,
+        broker_of: BrokerOf = no_other_cluster,
+        converter_of_class: ConverterOf = lambda kind: kind(),
+        trace_of: TraceOf = TraceDispatcher,
         enabled: bool = True,
         only: Sequence[str] = (),
         middlewares: Iterable[object] = (),
@@ -72,6 +84,10 @@ class ListenerRegistry:
         self._resolve = resolve
         self._is_enabled = is_enabled
         self._retry_defaults = retry_defaults
+        self._broker_of = broker_of
+        self._converter_of_class = converter_of_class
+        self._trace_of = trace_of
+        self._enhancers: list[Enhancer] = []
         self._enabled = enabled
         self._only = tuple(only)
         self._known: list[str] = []
@@ -82,6 +98,7 @@ class ListenerRegistry:
         self._observation = observation
         self.loop = choose_loop(broker.clock)
         self._containers: dict[str, ListenerContainer] = {}
+        self._watch = TopicWatch(broker.clock)
 
     @property
     def containers(self) -> Sequence[ListenerContainer]:
@@ -113,37 +130,59 @@ class ListenerRegistry:
         """Middlewares of all listeners, the outermost first."""
         return (*self._middlewares, *(() if self._objects is None else self._objects.middlewares()))
 
-    def register(self, target: object, *, with_shared_middlewares: bool = True) -> list[ListenerContainer]:
+    def add_enhancer(self, enhancer: Enhancer) -> None:
+        """Let a function change the attributes of the listeners that are registered from now on."""
+        self._enhancers.append(enhancer)
+
+    def register(self, target: object, *, is_internal: bool = False) -> list[ListenerContainer]:
         """Add a decorated function, or an object of a decorated class. Return a container for each decorator.
 
         Args:
-            with_shared_middlewares: False: it has only the middlewares of its own decorator.
+            is_internal: True for a listener of the library itself: the enhancers and middlewares of the application do
+                not act on it.
 
         Raises:
             ListenerError: The object is no listener, is declared wrongly, or its id is taken.
             UnsupportedError: The broker cannot honour an attribute.
         """
         added = []
-        shared = self.middlewares if with_shared_middlewares else ()
-        for endpoint in make_endpoints(target, self._resolve, objects=self._objects, template=self._template):
+        enhancers = () if is_internal else self._enhancers
+        for endpoint in make_endpoints(target, self._resolve, enhancers, self._objects, self._template):
             if endpoint.id in self._containers:
                 raise ListenerError(
                     f"two listeners have the id {endpoint.id!r}; give one another id=, or register the object once"
                 )
             self._known.append(endpoint.id)
             if (enabled := self._enabled_part(endpoint)) is not None:
-                with_shared = replace(enabled, middlewares=(*shared, *endpoint.middlewares))
-                container = ListenerContainer(
-                    self._broker, with_shared, self._converter, loop=self.loop, observation=self._observation
-                )
+                container = self._container_of(enabled, () if is_internal else self.middlewares)
                 self._containers[endpoint.id] = container
                 added.append(container)
         return added
 
+    def _container_of(self, endpoint: Endpoint, shared: Sequence[object]) -> ListenerContainer:
+        """Return a container for an endpoint, with middlewares around its own."""
+        broker = self._broker_for(endpoint)
+        converter = converter_of(endpoint.id, endpoint.settings.payloads, self._converter, self._converter_of_class)
+        trace = self._trace_for(broker, endpoint.settings)
+        with_shared = replace(endpoint, middlewares=(*shared, *endpoint.middlewares))
+        return ListenerContainer(
+            broker, with_shared, converter, loop=self.loop, trace=trace, observation=self._observation
+        )
+
+    def _broker_for(self, endpoint: Endpoint) -> Broker:
+        cluster = endpoint.settings.cluster
+        return self._broker if cluster is None else self._broker_of(endpoint.id, cluster)
+
+    def _trace_for(self, broker: Broker, settings: ListenerSettings) -> TraceDispatcher | None:
+        if not settings.enable_msg_trace:
+            return None
+        is_cloud = settings.access_channel.upper() == "CLOUD"
+        return self._trace_of(broker, settings.customized_trace_topic, is_cloud=is_cloud)
+
     def _enabled_part(self, endpoint: Endpoint) -> Endpoint | None:
         settings = endpoint.settings
         topics = tuple(topic for topic in settings.topics if self._is_enabled(settings.group, topic))
-        if not settings.enabled or not topics or not self._runs_here(endpoint.id):
+        if not settings.enabled or not (topics or settings.topic_patterns) or not self._runs_here(endpoint.id):
             _log.info("listener.disabled", listener=endpoint.id, group=settings.group, topics=list(settings.topics))
             return None
         return replace(
@@ -169,7 +208,8 @@ class ListenerRegistry:
                     f"mqtemplate.listener.only selects {name!r}, and no listener is called that (there is: {known}); "
                     "give an id, or the last part of one"
                 )
-        check_subscriptions(container.endpoint.settings for container in self)
+        for broker in {id(container.broker): container.broker for container in self}.values():
+            check_subscriptions(each.endpoint.settings for each in self if each.broker is broker)
 
     def start(self) -> None:
         """Check the listeners against each other and start those with ``auto_startup``.
@@ -180,10 +220,12 @@ class ListenerRegistry:
         """
         self.check()
         with contextlib.ExitStack() as undo:
+            undo.callback(self._watch.stop)
             for container in self:
                 if container.endpoint.settings.auto_startup and not container.is_running:
                     container.start()
                     undo.callback(container.stop)
+            self._watch.start(self)
             undo.pop_all()
 
     def stop(self) -> None:
@@ -203,6 +245,7 @@ class ListenerRegistry:
         Raises:
             ExceptionGroup: Some could not be stopped cleanly; all others were stopped.
         """
+        self._watch.stop()
         containers = list(reversed(self.containers))
         for container in containers:
             container.stop_fetching()
@@ -253,5 +296,6 @@ def check_subscriptions(listeners: Iterable[ListenerSettings]) -> None:
 
 
 def _subscription(listener: ListenerSettings) -> str:
+    topics = listener.topic_patterns or listener.topics  # the topics of a pattern are found when the listener starts
     kind = "" if isinstance(listener.selector, TagSelector) else f" ({SelectorType.SQL92.value})"
-    return ", ".join(f"{topic}:{listener.selector.expression}{kind}" for topic in sorted(listener.topics))
+    return ", ".join(f"{topic}:{listener.selector.expression}{kind}" for topic in sorted(topics))

@@ -12,8 +12,12 @@ from mqtemplate.errors import DestinationError, ListenerError
 from mqtemplate.listener.attributes import ListenerSpec, Resolve
 from mqtemplate.listener.decorator import MESSAGE_LISTENER
 from mqtemplate.listener.failures.schedule import Backoff
+from mqtemplate.listener.registration.cluster_choice import read_choice
+from mqtemplate.listener.registration.payloads import PayloadSettings
+from mqtemplate.listener.registration.preparation import Prepare, PreparedConsumer
+from mqtemplate.listener.registration.topic_patterns import is_pattern
 from mqtemplate.listener.settings import ConsumeMode, ListenerSettings
-from mqtemplate.listener.unsupported import check_supported
+from mqtemplate.listener.unsupported import check_supported, own_name_server
 from mqtemplate.selectors.creation import make_selector
 from mqtemplate.selectors.tags import Selector, SelectorType, TagSelector
 from mqtemplate.topics import check_topic
@@ -42,11 +46,14 @@ def default_resolve(text: str) -> str:
     return text
 
 
-def resolve_spec(spec: ListenerSpec, resolve: Resolve = default_resolve, name: str = "") -> ListenerSettings:
+def resolve_spec(
+    spec: ListenerSpec, resolve: Resolve = default_resolve, name: str = "", prepare: Prepare | None = None
+) -> ListenerSettings:
     """Return the resolved settings of a spec.
 
     Args:
         name: Name of the listener where its spec gives no id.
+        prepare: Hook of the listener, which may change values.
 
     Raises:
         ListenerError: A value has the wrong type, is out of its range, or contradicts another one.
@@ -55,19 +62,27 @@ def resolve_spec(spec: ListenerSpec, resolve: Resolve = default_resolve, name: s
     listener_id = resolve(spec.attributes.get("id", "")) or name or spec.consumer_group
     listener = f"listener {listener_id}"
     values = MESSAGE_LISTENER.read(listener, spec, resolve)
+    topics, group = resolve_topics(listener, spec, resolve), resolve_group(listener, spec, resolve)
+    if prepare is not None:
+        prepare(PreparedConsumer(listener, topics, group, values, MESSAGE_LISTENER))
     if values["consume_mode"] is ConsumeMode.ORDERLY and values["message_model"] is MessageModel.BROADCASTING:
         raise ListenerError(
             f"{listener}: BROADCASTING and ORDERLY exclude each other: a queue can be locked for order by one member "
             "only; use CLUSTERING with ORDERLY, or BROADCASTING with CONCURRENTLY"
         )
     _check_retry(listener, values)
-    check_supported(listener_id, values, resolve)
+    cluster = read_choice(listener, values, spec.attributes, own_name_server(resolve))
+    if cluster is None:
+        check_supported(listener_id, values, resolve)
     settings: dict[str, Any] = {attribute: value for attribute, value in values.items() if attribute in _SETTINGS} | {
         "id": listener_id,
-        "topics": resolve_topics(listener, spec, resolve),
-        "group": resolve_group(listener, spec, resolve),
+        "topics": tuple(topic for topic in topics if not is_pattern(topic)),
+        "topic_patterns": tuple(filter(is_pattern, topics)),
+        "group": group,
         "selector": _selector(listener, values["selector_type"], values["selector_expression"]),
         "instance_name": values["instance_name"] or "DEFAULT",
+        "cluster": cluster,
+        "payloads": PayloadSettings(values["converter"], values["content_type"], values["charset"]),
     }
     return ListenerSettings(**settings)
 
@@ -89,7 +104,7 @@ def _check_retry(listener: str, values: Mapping[str, Any]) -> None:
 
 
 def resolve_topics(listener: str, spec: ListenerSpec, resolve: Resolve) -> tuple[str, ...]:
-    """Return the topics of a spec. A placeholder may stand for several, joined by commas.
+    """Return the topics of a spec, and its patterns. A placeholder may stand for several, joined by commas.
 
     Raises:
         ListenerError: A name is not allowed, or is used twice.
@@ -97,7 +112,8 @@ def resolve_topics(listener: str, spec: ListenerSpec, resolve: Resolve) -> tuple
     names = [name.strip() for topic in spec.topics for name in resolve(topic).split(",")]
     for name in names:
         try:
-            check_topic(name)
+            if not is_pattern(name):
+                check_topic(name)
         except DestinationError as error:
             raise ListenerError(f"{listener}: topic: {error}") from error
     if len(set(names)) < len(names):

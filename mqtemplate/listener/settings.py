@@ -7,8 +7,11 @@ from enum import Enum
 
 from mqtemplate.broker import ConsumeFromWhere, ConsumerSpec, MessageModel
 from mqtemplate.listener.failures.schedule import RetrySchedule
+from mqtemplate.listener.registration.cluster_choice import ClusterChoice
+from mqtemplate.listener.registration.payloads import PayloadSettings
 from mqtemplate.selectors.tags import Selector
 
+_DEFAULT_PAYLOADS = PayloadSettings()
 _DEFAULT_RETRIES = 16
 _UNLIMITED_RETRIES = 2**31 - 1
 _HALF_AN_HOUR_MS = 30 * 60 * 1_000
@@ -40,7 +43,14 @@ class RetryDefaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerSettings:
-    """Resolved attributes of a listener, with the names and units of `ListenerAttributes`."""
+    """Resolved attributes of a listener, with the names and units of `ListenerAttributes`.
+
+    Attributes:
+        cluster: The cluster to use; None for that of the application.
+        payloads: What the listener says about its converter.
+        topics: Topics to read: those that the decorator names, and those that match a pattern.
+        topic_patterns: Patterns of further topics.
+    """
 
     id: str
     topics: tuple[str, ...]
@@ -69,6 +79,12 @@ class ListenerSettings:
     middlewares: tuple[object, ...]
     enabled: bool
     auto_startup: bool
+    cluster: ClusterChoice | None = None
+    payloads: PayloadSettings = _DEFAULT_PAYLOADS
+    enable_msg_trace: bool = False
+    customized_trace_topic: str = ""
+    access_channel: str = ""
+    topic_patterns: tuple[str, ...] = ()
 
     @property
     def is_orderly(self) -> bool:

@@ -5,39 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from mqtemplate.errors import UnsupportedError
+from mqtemplate.listener.registration.cluster_choice import EMBEDDED
 
-_NO_EFFECT: dict[str, set[object]] = {
-    "access_channel": {"", "LOCAL"},
-    "customized_trace_topic": {"", "RMQ_SYS_TRACE_TOPIC"},
-}
+_NO_EFFECT: dict[str, set[object]] = {"access_channel": {"", "LOCAL"}}
 """Attribute -> values that are allowed everywhere; of the other attributes, an empty text and False."""
 
 _NO_USERS = "the embedded broker runs inside this process and has no users"
 _NO_NAMESPACE = "the embedded broker serves one application and has no namespaces; put the prefix into topic and group"
-_NO_TRACE = "this library writes no trace topic; its log events have msg_id, topic and group"
 
-_BY_CLUSTER = {
-    "enable_msg_trace": _NO_TRACE,
-    "customized_trace_topic": _NO_TRACE,
-    "access_channel": "there is no cloud broker behind this application",
-}
 _BY_EMBEDDED = {
     "access_key": _NO_USERS,
     "secret_key": _NO_USERS,
     "tls_enable": "nothing travels over a network here",
     "namespace": _NO_NAMESPACE,
     "namespace_v2": _NO_NAMESPACE,
-} | _BY_CLUSTER
+    "access_channel": "there is no cloud broker behind this application",
+}
 _OF_APPLICATION = ("access_key", "secret_key", "tls_enable", "namespace", "namespace_v2")
 """Attributes that hold for the whole application on a cluster: it has one connection to each broker."""
 
 _SECRET = frozenset({"access_key", "secret_key"})
 _SECTIONS = ("producer", "consumer", "pull-consumer")
-_EMBEDDED = "embedded"
+
+
+def own_name_server(resolve: Callable[[str], str]) -> str:
+    """Return the name server of the application."""
+    return resolve("${rocketmq.name-server:}").strip() or EMBEDDED
 
 
 def check_supported(listener: str, values: Mapping[str, object], resolve: Callable[[str], str]) -> None:
-    """Refuse the first attribute that the broker cannot honour.
+    """Refuse the first attribute that the broker of the application cannot honour.
 
     Args:
         values: Attribute -> resolved value.
@@ -46,19 +43,12 @@ def check_supported(listener: str, values: Mapping[str, object], resolve: Callab
     Raises:
         UnsupportedError: It says why, and what to do instead.
     """
-    own_name_server = resolve("${rocketmq.name-server:}").strip() or _EMBEDDED
-    is_embedded = own_name_server.lower().startswith(_EMBEDDED)
-    for attribute, reason in (_BY_EMBEDDED if is_embedded else _BY_CLUSTER).items():
+    is_embedded = own_name_server(resolve).lower().startswith(EMBEDDED)
+    for attribute, reason in (_BY_EMBEDDED if is_embedded else {}).items():
         if values[attribute] not in _NO_EFFECT.get(attribute, {"", False}):
             raise _refused(listener, attribute, values[attribute], f"{reason}; remove it")
     if not is_embedded:
         _check_like_application(listener, values, resolve)
-    name_server = values["name_server"] or _EMBEDDED
-    if name_server != own_name_server:
-        raise UnsupportedError(
-            f"listener {listener}: name_server is {name_server!r}, but this application is connected to "
-            f"{own_name_server!r}; a listener of another cluster needs an application of its own"
-        )
 
 
 def _check_like_application(listener: str, values: Mapping[str, object], resolve: Callable[[str], str]) -> None:

@@ -31,12 +31,18 @@ class GroupLag:
     Attributes:
         lag: Messages after the committed offset.
         committed: Committed queue offset; None if there is none yet.
+        listener: Id of the listener, if it reads from another broker than that of the application.
     """
 
     group: str
     queue: MessageQueue
     lag: int
     committed: int | None
+    listener: str = ""
+
+    def is_of(self, container: ListenerContainer) -> bool:
+        """Return True if it is the lag of a listener."""
+        return self.group == container.endpoint.settings.group and self.listener in ("", container.endpoint.id)
 
 
 def listener_samples(listeners: Iterable[ListenerContainer]) -> Iterator[Sample]:
@@ -71,12 +77,23 @@ class GroupLags:
             BrokerError: The broker does not answer.
         """
         broker = self._broker
-        if isinstance(broker, EmbeddedBroker):
-            return [*_lags_of_groups(broker), *_lags_of_new_groups(broker, listeners)]
+        if not isinstance(broker, EmbeddedBroker):
+            return self._remote(listeners)
+        containers = list(listeners)
+        own = [each for each in containers if each.broker is broker]
+        lags = [*_lags_of_groups(broker), *_lags_of_new_groups(broker, own)]
+        return (
+            lags
+            if len(own) == len(containers)
+            else [*lags, *self._remote([each for each in containers if each.broker is not broker])]
+        )
+
+    def _remote(self, listeners: Iterable[ListenerContainer]) -> list[GroupLag]:
+        """Return the lags of listeners whose broker may be another process: now, or those of the last seconds."""
         with self._lock:
-            now_ms = broker.clock.now_ms()
+            now_ms = self._broker.clock.now_ms()
             if now_ms >= self._next_ms:
-                self._read = [lag for container in listeners for lag in _lags_of(container, broker)]
+                self._read = [lag for container in listeners for lag in _lags_of(container, self._broker)]
                 self._next_ms = now_ms + _REMOTE_INTERVAL_MS
             return self._read
 
@@ -89,8 +106,10 @@ class GroupLags:
             return
         for each in lags:
             labels = {"group": each.group, "topic": each.queue.topic, "queue": str(each.queue.queue_id)}
-            if not isinstance(self._broker, EmbeddedBroker):
+            if each.listener or not isinstance(self._broker, EmbeddedBroker):
                 labels["broker"] = each.queue.broker_name
+            if each.listener:  # two clusters may have brokers, groups and topics of the same names
+                labels["listener"] = each.listener
             yield Sample("group.lag", MetricKind.GAUGE, each.lag, labels)
 
 
@@ -110,15 +129,15 @@ def _lags_of_new_groups(broker: EmbeddedBroker, listeners: Iterable[ListenerCont
             yield from _lags_of(container, broker)
 
 
-def _lags_of(container: ListenerContainer, broker: Broker) -> Iterator[GroupLag]:
-    group = container.endpoint.settings.group
+def _lags_of(container: ListenerContainer, own: Broker) -> Iterator[GroupLag]:
+    group, broker = container.endpoint.settings.group, container.broker
     for queue, committed in sorted(container.positions().items()):
-        yield _lag(broker, group, queue, committed)
+        yield _lag(broker, group, queue, committed, "" if broker is own else container.endpoint.id)
 
 
-def _lag(broker: Broker, group: str, queue: MessageQueue, committed: int | None) -> GroupLag:
+def _lag(broker: Broker, group: str, queue: MessageQueue, committed: int | None, listener: str = "") -> GroupLag:
     start = broker.min_offset(queue) if committed is None else committed
-    return GroupLag(group, queue, max(0, broker.max_offset(queue) - start), committed)
+    return GroupLag(group, queue, max(0, broker.max_offset(queue) - start), committed, listener)
 
 
 class PendingByHorizon:

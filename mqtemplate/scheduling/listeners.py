@@ -35,10 +35,11 @@ def register_schedules(
     since_ms = schedules.topic.broker.clock.now_ms()
     runners = [ScheduleRunner(schedule, schedules.topic, since_ms) for schedule in own]
     # A schedule that is disabled has no listener, and this process does not start it.
+    # Enhancers do not see their listeners, which are no part of the application; middlewares are around the runs.
     return [
         runner
         for runner in runners
-        if registry.register(listener_of(runner, schedules.topic, registry), with_shared_middlewares=False)
+        if registry.register(listener_of(runner, schedules.topic, registry), is_internal=True)
     ]
 
 

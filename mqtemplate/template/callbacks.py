@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Executor, Future
 from typing import TypeVar
 
 from mqtemplate.event_log import get_logger
@@ -20,10 +20,12 @@ def add_callbacks(
     *,
     kind: str,
     destination: str,
+    executor: Executor | None = None,
 ) -> None:
     """Call one of the callbacks when the future is done. An error without *on_error* is logged.
 
     Args:
+        executor: Runs the callbacks; without one, the thread that receives the result does.
         kind: First part of the names of log events: ``send`` or ``request``.
     """
 
@@ -39,5 +41,9 @@ def add_callbacks(
         except Exception:
             _log.exception(f"{kind}.callback_failed", destination=destination)
 
-    if on_success is not None or on_error is not None:
+    if on_success is None and on_error is None:
+        return
+    if executor is None:
         future.add_done_callback(report)
+    else:
+        future.add_done_callback(lambda done: executor.submit(report, done))

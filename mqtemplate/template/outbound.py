@@ -95,7 +95,9 @@ class MessageFactory:
     def __init__(
         self, converter: MessageConverter, now_ms: Callable[[], int], max_body_bytes: int | None = None
     ) -> None:
+        self.converter = converter
         self._to_body = converter.to_body
+        self._properties_of: Callable[[object], Mapping[str, str]] | None = getattr(converter, "properties_of", None)
         self._now_ms = now_ms
         self._max_body_bytes = sys.maxsize if max_body_bytes is None else max_body_bytes
 
@@ -125,6 +127,8 @@ class MessageFactory:
         properties = target.properties.copy() if extras is NO_EXTRAS else _with_tag(target, extras)
         if content_type is not None:
             properties.setdefault(CONTENT_TYPE, content_type)
+        if self._properties_of is not None:
+            properties = {**self._properties_of(payload), **properties}
         return Message(target.topic, body, properties, extras.flag or 0)
 
     def _from_message(self, target: Destination, message: Message, extras: Extras) -> Message:

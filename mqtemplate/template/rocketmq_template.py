@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor
 from functools import partial
 from time import monotonic
 from types import TracebackType
@@ -62,6 +63,8 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         max_message_size: Largest body in bytes, if it is to be smaller than the broker's limit.
         default_destination: Destination of ``convert_and_send`` with a payload alone.
         message_queue_selector: Selects the queue for a ``hash_key``; by default as a Java client does.
+        callback_executor: Runs the callbacks of asynchronous sends and requests; by default the thread that receives
+            the result. The template does not shut it down.
         producer_group: Producer group whose transactions the broker checks here.
         consumer_group: Consumer group of ``receive``.
         consumer_topic: Topic of ``receive``.
@@ -82,6 +85,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         max_message_size: int | None = None,
         default_destination: str | None = None,
         message_queue_selector: MessageQueueSelector = select_queue_by_hash,
+        callback_executor: Executor | None = None,
         producer_group: str | None = None,
         consumer_group: str | None = None,
         consumer_topic: str | None = None,
@@ -99,7 +103,9 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         self.send_message_timeout = _check_timeout(send_message_timeout)
         self.default_destination = default_destination
         self.message_queue_selector = message_queue_selector
+        self.callback_executor = callback_executor
         self._now_ms = broker.clock.now_ms
+        self._max_message_size = max_message_size
         self._messages = MessageFactory(self.converter, self._now_ms, max_message_size)
         self._background = Background(is_virtual=broker.clock.is_virtual)
         self._requests = Requests(self._sends, broker.clock, self.converter)
@@ -119,6 +125,21 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(broker={self.broker.name!r}, converter={self.converter!r})"
+
+    @property
+    def charset(self) -> str:
+        """Encoding of text that the template sends. It can be set, if the converter has ``with_charset``."""
+        return str(getattr(self._messages.converter, "charset", "utf-8"))
+
+    @charset.setter
+    def charset(self, charset: str) -> None:
+        with_charset = getattr(self.converter, "with_charset", None)
+        if with_charset is None:
+            raise ConfigurationError(
+                f"{self.converter!r} writes text in one encoding only; give the template a converter that has "
+                "with_charset, such as JsonMessageConverter"
+            )
+        self._messages = MessageFactory(with_charset(charset), self._now_ms, self._max_message_size)
 
     # --- sending -------------------------------------------------------------------------------
 
@@ -199,7 +220,8 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         except MQTemplateError as exc:
             future = AwaitableFuture()
             future.set_exception(exc)
-        add_callbacks(future, on_success, on_error, kind="send", destination=destination)
+        executor = self.callback_executor
+        add_callbacks(future, on_success, on_error, kind="send", destination=destination, executor=executor)
         return future
 
     def send_one_way(
@@ -313,7 +335,8 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
             raise MessageError("a request is one message, got a list; pass a tuple to send one JSON array")
         plan = self._plan("async_send_and_receive", destination, payload, timeout, delay_level, options)
         answer = self._requests.send(plan, reply_type)
-        add_callbacks(answer, on_success, on_error, kind="request", destination=destination)
+        executor = self.callback_executor
+        add_callbacks(answer, on_success, on_error, kind="request", destination=destination, executor=executor)
         return answer
 
     # --- transactions --------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
 from datetime import timedelta
 from typing import Any, Protocol, get_type_hints
 
@@ -41,6 +42,9 @@ class _Verbs(Protocol):
     """The verbs of `mqtemplate.template.RocketMQTemplate` that the names below call; ``Any`` are their options."""
 
     message_queue_selector: MessageQueueSelector
+    default_destination: str | None
+    callback_executor: Executor | None
+    charset: str
 
     def sync_send(self, *args: Any, **options: Any) -> SendResult: ...
     def async_send(self, *args: Any, **options: Any) -> AwaitableFuture[SendResult]: ...
@@ -156,6 +160,30 @@ class SpringNames:
         """Set ``message_queue_selector``."""
         self.message_queue_selector = messageQueueSelector
 
+    def send(self: _Verbs, destination: str, message: object) -> SendResult:
+        """Call ``sync_send``; the name is that of Spring's base class."""
+        return self.sync_send(destination, message)
+
+    def getDefaultDestination(self: _Verbs) -> str | None:
+        """Return ``default_destination``."""
+        return self.default_destination
+
+    def setDefaultDestination(self: _Verbs, defaultDestination: str | None) -> None:
+        """Set ``default_destination``."""
+        self.default_destination = defaultDestination
+
+    def setAsyncSenderExecutor(self: _Verbs, asyncSenderExecutor: Executor | None) -> None:
+        """Set ``callback_executor``, which runs the callbacks of asynchronous sends."""
+        self.callback_executor = asyncSenderExecutor
+
+    def getCharset(self: _Verbs) -> str:
+        """Return ``charset``."""
+        return self.charset
+
+    def setCharset(self: _Verbs, charset: str) -> None:
+        """Set ``charset``, the encoding of text that the template sends."""
+        self.charset = charset
+
     # --- the names of the v5 client's template -------------------------------------------------------
 
     def syncSendNormalMessage(self: _Verbs, destination: str, payload: object) -> SendResult:
@@ -169,6 +197,69 @@ class SpringNames:
     def syncSendDelayMessage(self: _Verbs, destination: str, payload: object, messageDelayTime: Duration) -> SendResult:
         """Call ``sync_send`` with *delay*."""
         return self.sync_send(destination, payload, delay=messageDelayTime)
+
+    def syncSendGrpcMessage(
+        self: _Verbs,
+        destination: str,
+        message: object,
+        messageDelayTime: Duration | None = None,
+        messageGroup: str | None = None,
+    ) -> SendResult:
+        """Call ``sync_send`` with *delay* and *hash_key*."""
+        return self.sync_send(destination, message, delay=messageDelayTime, hash_key=messageGroup)
+
+    def asyncSendNormalMessage(
+        self: _Verbs, destination: str, payload: object, future: Future[SendResult] | None = None
+    ) -> AwaitableFuture[SendResult]:
+        """Call ``async_send``; *future* gets the result too."""
+        return _also(self.async_send(destination, payload), future)
+
+    def asyncSendFifoMessage(
+        self: _Verbs, destination: str, payload: object, messageGroup: str, future: Future[SendResult] | None = None
+    ) -> AwaitableFuture[SendResult]:
+        """Call ``async_send`` with the message group as *hash_key*; *future* gets the result too."""
+        return _also(self.async_send(destination, payload, hash_key=messageGroup), future)
+
+    def asyncSendDelayMessage(
+        self: _Verbs,
+        destination: str,
+        payload: object,
+        messageDelayTime: Duration,
+        future: Future[SendResult] | None = None,
+    ) -> AwaitableFuture[SendResult]:
+        """Call ``async_send`` with *delay*; *future* gets the result too."""
+        return _also(self.async_send(destination, payload, delay=messageDelayTime), future)
+
+    def asyncSendWithObjectPayload(
+        self: _Verbs,
+        destination: str,
+        payload: object,
+        messageDelayTime: Duration | None = None,
+        messageGroup: str | None = None,
+        future: Future[SendResult] | None = None,
+    ) -> AwaitableFuture[SendResult]:
+        """Call ``async_send`` with *delay* and *hash_key*; *future* gets the result too."""
+        return _also(self.async_send(destination, payload, delay=messageDelayTime, hash_key=messageGroup), future)
+
+    asyncSendWithStringPayload = asyncSendWithObjectPayload
+    asyncSendWithBytePayload = asyncSendWithObjectPayload
+    asyncSendWithMessagePayload = asyncSendWithObjectPayload
+
+
+def _also(sent: AwaitableFuture[SendResult], future: Future[SendResult] | None) -> AwaitableFuture[SendResult]:
+    """Return *sent*, whose result *future* gets too."""
+
+    def pass_on(done: Future[SendResult]) -> None:
+        assert future is not None
+        error = done.exception()
+        if error is None:
+            future.set_result(done.result())
+        else:
+            future.set_exception(error)
+
+    if future is not None:
+        sent.add_done_callback(pass_on)
+    return sent
 
 
 def _callbacks(callback: Any) -> dict[str, Any]:

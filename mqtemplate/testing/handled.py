@@ -66,7 +66,9 @@ class HandledMessages:
     def is_of(self, listener: object) -> bool:
         """Return True for the name, the function, the class or the object of this listener."""
         endpoint = self.container.endpoint
-        return listener == endpoint.id or any(_is_of(handler, listener) for handler in _wrapped(endpoint.plan.handler))
+        return listener == endpoint.id or any(
+            _is_of(handler, listener) for plan in endpoint.plan.plans() for handler in _wrapped(plan.handler)
+        )
 
 
 def _wrapped(handler: object) -> Iterator[object]:

@@ -220,8 +220,8 @@ class Harness:
 
     def _services(self) -> list[Service]:
         """Return all services; a broker or an application may have new ones in each round."""
-        containers = [each for app in self._apps for each in _containers(app)]
-        services = [*self.broker.services(), *containers, *self._more, *self.clock.services]
+        of_apps = [each for app in self._apps for each in _services_of(app, self.broker)]
+        services = [*self.broker.services(), *of_apps, *self._more, *self.clock.services]
         for service in services:
             if id(service) not in self._listened:
                 self._listened[id(service)] = service
@@ -246,10 +246,11 @@ class Harness:
         )
 
 
-def _containers(app: MQApplication) -> Sequence[Service]:
-    """Return the listeners of an application; none if it is not started yet."""
+def _services_of(app: MQApplication, stepped: Broker) -> Sequence[Service]:
+    """Return the services of the other brokers of an application, and its listeners; none if it is not started yet."""
     try:
-        return app.containers
+        others = [broker for broker in app.brokers.values() if broker is not stepped]
+        return [*(service for broker in others for service in broker.services()), *app.containers]
     except DependencyError:
         return ()
 

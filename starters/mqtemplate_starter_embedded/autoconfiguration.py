@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from mqtemplate import Broker, Clock, EmbeddedBroker
-from mqtemplate.context import ApplicationContext, AppSettings, AutoConfiguration, check_embedded_support, unneeded_keys
+from mqtemplate.context import (
+    ApplicationContext,
+    AppSettings,
+    AutoConfiguration,
+    BrokerFactory,
+    check_embedded_support,
+    unneeded_keys,
+)
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.event_log import get_logger
 
@@ -22,6 +29,12 @@ class EmbeddedAutoConfiguration(AutoConfiguration):
         if not settings.mqtemplate.embedded.enabled:
             return "mqtemplate.embedded.enabled is false"
         return settings.is_embedded or "rocketmq.name-server names a cluster"
+
+    def broker_factory(self, settings: AppSettings) -> BrokerFactory | None:
+        if not settings.is_embedded:
+            return None
+        check_embedded_support(settings)
+        return embedded_broker
 
     def contribute(self, context: ApplicationContext) -> None:
         """Register the broker. It opens its files when the application starts it.

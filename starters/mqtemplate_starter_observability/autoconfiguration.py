@@ -41,11 +41,21 @@ class _Management:
         settings = self._context.settings.mqtemplate.management
         observed = self._context.get(Observability)
         observed.watch(self._context.get(ListenerRegistry))
+        self._check_further_brokers()
         if settings.metrics.opentelemetry:
             observed.export_to_opentelemetry()
         if settings.port is not None:
             self._server = ManagementServer(self._context.get(Actuator), settings.port, settings.address)
             self._server.start()
+
+    def _check_further_brokers(self) -> None:
+        """Check the brokers of further templates and of listeners, too: ``broker.audit`` for the template audit."""
+        settings = self._context.settings.mqtemplate.management.health
+        checks = self._context.get(HealthChecks)
+        for name, broker in self._context.brokers.items():
+            if name != "broker":
+                for kind, check in broker_checks(broker, settings).items():
+                    checks.add(f"{kind}.{name}", check)
 
     def stop(self) -> None:
         if self._server is not None:

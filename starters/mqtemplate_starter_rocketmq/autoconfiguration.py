@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mqtemplate import Broker, Clock, RemoteBroker
-from mqtemplate.context import ApplicationContext, AppSettings, AutoConfiguration, remote_settings
+from mqtemplate.context import ApplicationContext, AppSettings, AutoConfiguration, BrokerFactory, remote_settings
 
 
 class RocketMQAutoConfiguration(AutoConfiguration):
@@ -13,6 +13,12 @@ class RocketMQAutoConfiguration(AutoConfiguration):
 
     def condition(self, settings: AppSettings) -> bool | str:
         return not settings.is_embedded or "rocketmq.name-server names no cluster"
+
+    def broker_factory(self, settings: AppSettings) -> BrokerFactory | None:
+        if settings.is_embedded:
+            return None
+        remote_settings(settings)  # only checked here
+        return remote_broker
 
     def contribute(self, context: ApplicationContext) -> None:
         """Register the broker. It connects to the cluster when the application starts it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,26 @@ def test_listeners_that_contradict_each_other_are_found() -> None:
 
     with pytest.raises(ListenerError, match="are both of group 'billing' and have different subscriptions"):
         app.check()
+
+
+def test_clusters_of_templates_and_listeners_are_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No server listens on the addresses, no directory is created, and no thread runs."""
+    monkeypatch.chdir(tmp_path)
+    threads = set(threading.enumerate())
+
+    @message_listener(topic="entries", consumer_group="audit", broker="audit", enable_msg_trace=True)
+    def note(entry: str) -> None: ...
+
+    @message_listener(topic="entries", consumer_group="archive", name_server="127.0.0.1:2")
+    def keep(entry: str) -> None: ...
+
+    settings = {
+        "rocketmq.name-server": "embedded:./store",
+        "rocketmq.producer.enable-msg-trace": True,
+        "rocketmq.templates.audit.name-server": "127.0.0.1:1",
+        "rocketmq.templates.archive.name-server": "embedded:./archive",
+    }
+    MQApplication(note, keep, settings=settings, environment={}).check()
+
+    assert list(tmp_path.iterdir()) == []
+    assert set(threading.enumerate()) == threads

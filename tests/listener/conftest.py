@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -50,6 +50,10 @@ class App:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.registry = ListenerRegistry(broker, JsonMessageConverter())
+
+    @property
+    def brokers(self) -> Mapping[str, Broker]:
+        return {"broker": self.broker}
 
     @property
     def containers(self) -> Sequence[ListenerContainer]:

@@ -43,6 +43,8 @@ def test_the_defaults_are_those_of_the_spring_annotation() -> None:
     spec = ListenerSpec(topics=("t",), consumer_group="g", attributes={})
 
     def resolve(text: str) -> str:
+        if "enable-msg-trace" in text:
+            return "false"
         return "1000" if "await-termination" in text else text
 
     assert MESSAGE_LISTENER.read("listener t", spec, resolve) == {
@@ -73,6 +75,11 @@ def test_the_defaults_are_those_of_the_spring_annotation() -> None:
         "consume_message_batch_max_size": 1,
         "consume_from_where": ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
         # attributes that Spring does not have
+        "broker": "",
+        "error_handler": None,
+        "converter": None,
+        "content_type": "",
+        "charset": "",
         "retry": None,
         "retry_for": (),
         "not_retry_for": (),

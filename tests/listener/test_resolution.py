@@ -161,10 +161,7 @@ def test_broadcasting_in_order_is_refused() -> None:
         ({"tls_enable": "true"}, "nothing travels over a network"),
         ({"namespace": "prod"}, "has no namespaces"),
         ({"namespace_v2": "prod"}, "has no namespaces"),
-        ({"enable_msg_trace": True}, "writes no trace topic"),
-        ({"customized_trace_topic": "traces"}, "writes no trace topic"),
         ({"access_channel": "CLOUD"}, "no cloud broker"),
-        ({"name_server": "10.0.0.1:9876"}, "a listener of another cluster needs an application of its own"),
     ],
 )
 def test_an_attribute_that_cannot_be_honoured_is_refused_with_a_reason(attributes: dict[str, Any], reason: str) -> None:
@@ -220,12 +217,8 @@ def test_on_a_cluster_a_listener_may_repeat_an_attribute_of_the_application(attr
     assert "hush" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    "attributes", [{"enable_msg_trace": True}, {"customized_trace_topic": "traces"}, {"access_channel": "CLOUD"}]
-)
-def test_on_a_cluster_some_attributes_are_refused_too(attributes: dict[str, Any]) -> None:
-    with pytest.raises(UnsupportedError, match=next(iter(attributes))):
-        on_a_cluster({}, **attributes)
+def test_on_a_cluster_the_operator_may_be_a_cloud_provider() -> None:
+    on_a_cluster({}, access_channel="CLOUD")
 
 
 def test_the_name_server_of_the_application_is_allowed() -> None:

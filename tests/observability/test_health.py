@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from mqtemplate import MQApplication, message_listener
+from mqtemplate import MQApplication, RocketMQTemplate, VirtualClock, message_listener
 from mqtemplate.brokers import EmbeddedBroker, RemoteBroker
 from mqtemplate.errors import StoreError
-from mqtemplate.observability import ComponentHealth, HealthChecks, HealthSettings, Status, broker_checks
+from mqtemplate.observability import ComponentHealth, HealthChecks, HealthSettings, Observability, Status, broker_checks
 from tests.waiting import eventually
 
 from .conftest import Observe
@@ -181,3 +181,31 @@ def test_an_application_adds_components_of_its_own(observe: Observe) -> None:
     checks.add("database", lambda: ComponentHealth(Status.UNKNOWN, {"reason": "not connected yet"}))
 
     assert checks.read().status is Status.UNKNOWN
+
+
+@pytest.mark.feature("14.3")
+def test_the_broker_of_a_further_template_and_the_lag_there_are_checked() -> None:
+    """The listener reads from another broker, which does not have the topics of the application's own."""
+
+    @message_listener(topic="entries", consumer_group="auditors", broker="audit")
+    def note(entry: str) -> None: ...
+
+    settings = {
+        "rocketmq.name-server": "embedded:memory",
+        "rocketmq.templates.audit.name-server": "embedded:memory",
+        "mqtemplate.management.enabled": True,
+    }
+    with MQApplication(note, settings=settings, environment={}, clock=VirtualClock()) as app:
+        app.containers[0].pause()
+        for entry in ("login", "logout"):
+            app.get(RocketMQTemplate, "audit").sync_send("entries", entry)
+        app.template.sync_send("entries", "elsewhere")
+        health = app.get(HealthChecks).read()
+        lags = [each for each in app.get(Observability).metrics.samples() if each.name == "group.lag"]
+        app.brokers["audit"].close()
+        broken = app.get(HealthChecks).read()
+
+    assert {"broker", "flush", "broker.audit", "flush.audit"} <= set(health.components)
+    assert health.components["lag"].details["groups"] == {"auditors": 2}
+    assert {each.labels["listener"] for each in lags} == {app.containers[0].endpoint.id}
+    assert (health.status, broken.components["broker.audit"].status) == (Status.UP, Status.DOWN)

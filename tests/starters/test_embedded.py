@@ -93,8 +93,6 @@ def test_the_starter_does_not_act_for_the_address_of_a_cluster() -> None:
     [
         ({"access-key": "hunter1", "secret-key": "hunter2"}, "access-key", "has no users"),
         ({"tls-enable": True}, "tls-enable", "uses no network connection"),
-        ({"enable-msg-trace": True}, "enable-msg-trace", "no trace topic"),
-        ({"customized-trace-topic": "t"}, "customized-trace-topic", "no trace topic"),
         ({"namespace": "n"}, "namespace", "put the prefix into topic and group"),
         ({"namespace-v2": "n"}, "namespace-v2", "put the prefix into topic and group"),
     ],
@@ -115,6 +113,8 @@ def test_a_key_that_the_embedded_broker_does_not_support_is_refused(
     [
         ("rocketmq.access-channel", "cloud", "no cloud provider"),
         ("rocketmq.pull-consumer.instance-name", "mine", "one reader"),
+        ("rocketmq.pull-consumer.enable-msg-trace", "true", "receive writes no traces"),
+        ("rocketmq.pull-consumer.customized-trace-topic", "traces", "receive writes no traces"),
     ],
 )
 def test_other_keys_that_need_a_cluster_are_refused(key: str, value: str, reason: str) -> None:

@@ -126,9 +126,8 @@ def test_a_certificate_needs_its_private_key() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
-        ("rocketmq.access-channel", "CLOUD", "does not support the clusters of a cloud provider"),
-        ("rocketmq.producer.enable-msg-trace", True, "writes no trace topic"),
-        ("rocketmq.consumer.customized-trace-topic", "traces", "writes no trace topic"),
+        ("rocketmq.pull-consumer.enable-msg-trace", True, "receive writes no traces"),
+        ("rocketmq.pull-consumer.customized-trace-topic", "traces", "receive writes no traces"),
     ],
 )
 def test_a_key_that_no_cluster_supports_is_refused(key: str, value: object, reason: str) -> None:

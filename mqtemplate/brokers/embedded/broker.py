@@ -58,7 +58,7 @@ from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.files.store_files import MemoryStoreFiles, StoreFiles
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.topics import TopicTable
-from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC, check_topic
+from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC, check_topic, is_application_topic
 
 _log = get_logger("mqtemplate.broker")
 
@@ -325,6 +325,9 @@ class EmbeddedBroker(Broker):
     def queues(self, topic: str) -> Sequence[MessageQueue]:
         self._check_open()
         return self.routes.queues(topic)
+
+    def topic_names(self) -> Sequence[str]:
+        return [topic for topic in self.topics.names() if is_application_topic(topic)]
 
     def expect_topics(self, topics: Iterable[str]) -> None:
         self.routes.expect(topics)

@@ -25,7 +25,7 @@ from mqtemplate.processes import OwnerProcess
 from mqtemplate.results import HalfMessage, PullResult, SendResult, SequencedResult, TransactionState
 from mqtemplate.selectors.tags import Selector
 from mqtemplate.services import Service, ServiceThread
-from mqtemplate.topics import SCHEDULE_TOPIC
+from mqtemplate.topics import SCHEDULE_TOPIC, is_application_topic
 
 _log = get_logger("mqtemplate.remote")
 
@@ -111,6 +111,9 @@ class RemoteBroker(Broker):
         """Routes, namespace and connections of this client, for the requests of administrators."""
         return self._client.context
 
+    def outage(self) -> str | None:
+        return "the client is not running" if self._started is None else self._started.outage()
+
     @property
     def delay_levels_ms(self) -> Sequence[int]:
         return _LEVELS_MS
@@ -127,6 +130,10 @@ class RemoteBroker(Broker):
     def create_topic(self, topic: str, queue_count: int = 4) -> None:
         """Create a topic with *queue_count* queues on each broker, or give it more queues."""
         create_topic(self._client.context, topic, queue_count)
+
+    def topic_names(self) -> Sequence[str]:
+        names = self._client.context.routes.name_servers.topics()
+        return [topic for topic in names if is_application_topic(topic) and not topic.endswith("_REPLY_TOPIC")]
 
     def expect_topics(self, topics: Iterable[str]) -> None:
         self._client.context.routes.unknown.expect(topics)

@@ -159,6 +159,10 @@ class ClusterClient:
             "remote-timers": [self.members.pull_retries, self.requests.pending, self._outages],
         }
 
+    def outage(self) -> str | None:
+        """Return which servers do not answer, and why; None if all do."""
+        return self._outages.describe()
+
     # --- actions of the services ---------------------------------------------------------------
 
     def _refresh(self) -> int | None:

@@ -90,6 +90,12 @@ class Outages:
             outage_ms, failures = self._clock.now_ms() - self._started_ms, self._failures
         _log.info("remote.reconnected", server=address, outage_ms=outage_ms, failed_requests=failures)
 
+    def describe(self) -> str | None:
+        """Return the servers that do not answer, each with the reason; None if all do."""
+        with self._lock:
+            silent = [f"{address}: {each.reason}" for address, each in sorted(self._silent.items())]
+        return "; ".join(silent) or None
+
     def step(self) -> int | None:
         """Log the outage if half a minute has passed; return the time of the next line."""
         with self._lock:

@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 from mqtemplate.context.config import schema
 from mqtemplate.context.config.contradiction import ContradictionError
 from mqtemplate.context.config.placeholders import Placeholders
-from mqtemplate.context.config.relaxed_keys import dotted, variable_name
+from mqtemplate.context.config.relaxed_keys import dotted, kebab, variable_name
 from mqtemplate.context.config.tree import UNSET, ConfigNode, insert_mapping
 from mqtemplate.durations import ALLOWED, duration_ms, is_duration_text
 from mqtemplate.errors import ConfigurationError
@@ -88,7 +88,9 @@ class Binding:
         """Return a hint: a similar key of the same section, a similar key elsewhere, or the keys of the section."""
         known = [schema.as_written(self.section, path) for path, _ in schema.all_fields(self.section)]
         section = schema.as_written(self.section, location[:-1])
-        siblings = {str(path[-1]): path for path in known if path[:-1] == section}
+        holder = schema.section_at(self.section, location[:-1])
+        names = () if holder is None else map(kebab, schema.fields_of(holder))
+        siblings = {name: (*section, name) for name in names}
         if close := difflib.get_close_matches(str(location[-1]), siblings, 1):
             return f"; did you mean '{dotted((*self.prefix, *siblings[close[0]]))}'?"
         wanted = dotted(schema.as_written(self.section, location))

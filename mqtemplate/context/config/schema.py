@@ -120,6 +120,17 @@ def _fields_along(section: type, location: Location) -> Iterator[tuple[int | str
         current, items = shape.section, shape.item_section
 
 
+def section_at(section: type, location: Location) -> type | None:
+    """Return the class of the section at a location; None if the location is no section."""
+    current: type | None = section
+    items: type | None = None
+    for part in location:
+        info = fields_of(current).get(str(part)) if current is not None else None
+        shape = shape_of(info.annotation) if info is not None else FieldShape(section=items)
+        current, items = shape.section, shape.item_section
+    return current
+
+
 def as_written(section: type, location: Location) -> Location:
     """Return a location as a file writes it: fields in kebab-case, keys that the user chose unchanged."""
     return tuple(

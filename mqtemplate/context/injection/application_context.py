@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -21,6 +21,7 @@ from mqtemplate.context.injection.marks import name_of, service_mark, type_hints
 from mqtemplate.context.injection.wiring import Wiring
 from mqtemplate.context.lifecycle import Lifecycle
 from mqtemplate.context.settings.app import AppSettings
+from mqtemplate.context.templates.clusters import BrokerFactory, Clusters
 from mqtemplate.converter import MessageConverter
 from mqtemplate.errors import DependencyError, MQTemplateError
 from mqtemplate.listener.handler_scope import HandlerScope
@@ -32,7 +33,8 @@ from mqtemplate.template.rocketmq_template import RocketMQTemplate
 T = TypeVar("T")
 
 _NOTHING_TO_DO = "nothing to do"
-_BUILT_IN = "built in"
+BUILT_IN = "built in"
+"""Origin of the objects that every application has."""
 _APPLICATION = "application"
 _SLOTS: dict[str, type] = {
     # name of the provider in the container -> type of the objects that may replace it
@@ -106,6 +108,7 @@ class ApplicationContext:
         conditions: The outcome of each starter.
         lifecycle: Stops of everything that is open; the last one added runs first.
         is_ready: Set while the application is ready; a part that fails while it runs clears it.
+        broker_factories: Functions of the starters that find the factory of a further broker.
         owns_process: True while ``run()`` has the process to itself: starters may then write to standard error.
     """
 
@@ -124,6 +127,7 @@ class ApplicationContext:
         self.parts: list[Part] = []
         self.handler_scopes: list[HandlerScope] = []
         self.conditions: list[ConditionOutcome] = []
+        self.broker_factories: list[Callable[[AppSettings], BrokerFactory | None]] = []
         self.lifecycle = Lifecycle()
         self.owns_process = False
         self.is_ready = is_ready or threading.Event()
@@ -181,6 +185,33 @@ class ApplicationContext:
             self.container.set_provider(chosen, provider)
         return True
 
+    def add_qualified(
+        self, qualifier: str, kind: type, build: Callable[..., object], uses: Sequence[Definition]
+    ) -> Definition:
+        """Add an object that is injected by its class or by a name, beside the application's own of that type.
+
+        Args:
+            qualifier: The name.
+            build: Builds the object from those of *uses*, in this order.
+        """
+        provider = providers.ThreadSafeSingleton(build, *(each.provider for each in uses))
+        name = f"rocketmq.templates.{qualifier}.{snake_case(kind.__name__)}"  # with dots: no class has such a name
+        definition = Definition(name, kind, provider, "configuration", qualifier=qualifier)
+        self._definitions.add(definition)
+        self._wiring.add_built_in(definition, list(uses))
+        return definition
+
+    def add_alias(self, qualifier: str, definition: Definition) -> None:
+        """Let an object be injected by one more name."""
+        name = f"rocketmq.templates.{qualifier}.{snake_case(definition.kind.__name__)}"
+        alias = replace(definition, name=name, origin="configuration", is_owned=False, qualifier=qualifier, target=None)
+        self._definitions.add(alias)
+        self._wiring.add_built_in(alias, [definition])
+
+    def qualified(self, wanted: type) -> list[Definition]:
+        """Return the definitions of a type that were added with a name."""
+        return [each for each in self._definitions.fitting(wanted) if each.qualifier is not None and each.is_owned]
+
     def add_part(self, part: Part) -> None:
         """Add a component that runs beside the listeners: it starts after them and stops before them."""
         self.parts.append(part)
@@ -233,6 +264,13 @@ class ApplicationContext:
         found: T = self.build(chosen)
         return found
 
+    @property
+    def brokers(self) -> Mapping[str, Broker]:
+        """All brokers: ``broker``, the application's own, then those of further templates by the template's name, then
+        those of listeners by the address that they name."""
+        own: Broker = self.get(Broker)  # type: ignore[type-abstract]  # selected by its base class
+        return {"broker": own, **{each.name: each.broker for each in self.get(Clusters).brokers()}}
+
     def call(self, target: Callable[..., T]) -> T:
         """Call a function or class with arguments by the types of its parameters. The result is not stored."""
         arguments = self._wiring.arguments(target)
@@ -263,7 +301,7 @@ class ApplicationContext:
             DependencyError: A dependency is missing or ambiguous, or part of a circle.
         """
         chosen = {slot: self.definition_for(kind) for slot, kind in _SLOTS.items()}
-        senders = [each for each in ordered_middlewares(self) if hasattr(each.kind, "send")]
+        senders = self.sending_middlewares()
         self.container.template.add_kwargs(middlewares=providers.List(*(each.provider for each in senders)))
         for slot in ("template", "listeners", "schedules"):
             if chosen[slot].is_default:
@@ -279,7 +317,7 @@ class ApplicationContext:
 
     def in_order(self) -> Iterator[Definition]:
         """Yield the definitions that are not built in, each after all that it uses."""
-        return (definition for definition in self._wiring.in_order() if definition.origin != _BUILT_IN)
+        return (definition for definition in self._wiring.in_order() if definition.origin != BUILT_IN)
 
     def definition_for(self, wanted: type, name: str | None = None) -> Definition:
         """Return the definition whose object `get` returns.
@@ -307,6 +345,10 @@ class ApplicationContext:
         """Return the definition of a component; None if an override or another object replaces it."""
         return self._by_component.get(id(component))
 
+    def sending_middlewares(self) -> list[Definition]:
+        """Return the definitions of the middlewares of all templates, the outermost first."""
+        return [each for each in ordered_middlewares(self) if hasattr(each.kind, "send")]
+
     def _add_built_in(self) -> None:
         container = self.container
         self._add_default("settings", AppSettings, container.settings)
@@ -319,7 +361,7 @@ class ApplicationContext:
         """Add a built-in object. Its name contains a dot, so no class and no parameter can have the same name."""
         replaced_by = _TEMPLATE_NAMES if kind is RocketMQTemplate else frozenset()
         self._definitions.add(
-            Definition(f"mqtemplate.{name}", kind, provider, _BUILT_IN, is_default=True, replaced_by=replaced_by)
+            Definition(f"mqtemplate.{name}", kind, provider, BUILT_IN, is_default=True, replaced_by=replaced_by)
         )
 
     def _add_override(self, kind: type, replacement: object) -> None:

@@ -9,19 +9,23 @@ from importlib import import_module
 from types import ModuleType
 
 from mqtemplate.context.injection.marks import SERVICE_ATTRIBUTE, name_of, service_mark
+from mqtemplate.context.templates.decorator import EXT_TEMPLATE_ATTRIBUTE
 from mqtemplate.errors import DependencyError
 from mqtemplate.listener.decorator import LISTENER_ATTRIBUTE, SPARK_LISTENER_ATTRIBUTE, listener_specs
+from mqtemplate.listener.registration.enhancers import ENHANCER_ATTRIBUTE
 from mqtemplate.middlewares.declaration import MIDDLEWARE_ATTRIBUTE, middleware_order
 from mqtemplate.scheduling.decorator import SCHEDULED_ATTRIBUTE
 from mqtemplate.template.transaction_spec import TRANSACTION_LISTENER_ATTRIBUTE
 
 _MARKS = (
+    EXT_TEMPLATE_ATTRIBUTE,
     SERVICE_ATTRIBUTE,
     LISTENER_ATTRIBUTE,
     MIDDLEWARE_ATTRIBUTE,
     SCHEDULED_ATTRIBUTE,
     SPARK_LISTENER_ATTRIBUTE,
     TRANSACTION_LISTENER_ATTRIBUTE,
+    ENHANCER_ATTRIBUTE,
 )
 
 
@@ -79,7 +83,7 @@ def _components_of(given: ModuleType | str) -> list[object]:
         raise DependencyError(
             f"MQApplication was given the module {module.__name__!r} ({getattr(module, '__file__', 'built in')}), "
             "and nothing in it is marked with @message_listener, @scheduled, @spark_listener, @transaction_listener, "
-            "@middleware or @service; "
+            "@ext_template, @middleware, @listener_enhancer or @service; "
             "mark a class or function there, or give the module that defines them"
         )
     return found

@@ -8,8 +8,11 @@ from dependency_injector import containers, providers
 from pydantic_settings import BaseSettings
 
 from mqtemplate.clock import SystemClock
+from mqtemplate.context.injection.new_template import new_template
 from mqtemplate.converter import JsonMessageConverter
+from mqtemplate.listener.registration.clusters import no_other_cluster
 from mqtemplate.listener.registry import ListenerRegistry
+from mqtemplate.message_trace.dispatcher import TraceDispatcher
 from mqtemplate.observation.interface import Observation
 from mqtemplate.scheduling.schedules import Schedules
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
@@ -30,20 +33,18 @@ class MQContainer(containers.DeclarativeContainer):
     broker: providers.Dependency[Any] = providers.Dependency()
     converter: providers.Provider[Any] = providers.ThreadSafeSingleton(JsonMessageConverter)
     observation: providers.Provider[Any] = providers.ThreadSafeSingleton(Observation)
+    trace_of: providers.Provider[Any] = providers.Object(TraceDispatcher)
     template: providers.ThreadSafeSingleton[Any] = providers.ThreadSafeSingleton(
+        new_template,
         RocketMQTemplate,
         broker,
-        converter=converter,
-        send_message_timeout=settings.provided.rocketmq.producer.send_message_timeout,
-        max_message_size=settings.provided.rocketmq.producer.max_message_size,
-        producer_group=settings.provided.rocketmq.producer.group,
-        consumer_group=settings.provided.rocketmq.pull_consumer.group,
-        consumer_topic=settings.provided.rocketmq.pull_consumer.topic,
-        selector_type=settings.provided.rocketmq.pull_consumer.selector_type,
-        selector_expression=settings.provided.rocketmq.pull_consumer.selector_expression,
-        message_model=settings.provided.rocketmq.pull_consumer.message_model,
-        observation=observation,
+        converter,
+        settings.provided.rocketmq,
+        trace_of,
+        observation,
     )
+    converter_of_class: providers.Provider[Any] = providers.Object(lambda kind: kind())
+    broker_of: providers.Provider[Any] = providers.Object(no_other_cluster)
     listeners: providers.ThreadSafeSingleton[Any] = providers.ThreadSafeSingleton(
         ListenerRegistry,
         broker,
@@ -51,6 +52,9 @@ class MQContainer(containers.DeclarativeContainer):
         resolve=settings.provided.resolve_text,
         is_enabled=settings.provided.rocketmq.consumer.is_listener_enabled,
         retry_defaults=settings.provided.mqtemplate.listener.retry_defaults,
+        broker_of=broker_of,
+        converter_of_class=converter_of_class,
+        trace_of=trace_of,
         enabled=settings.provided.mqtemplate.listener.enabled,
         only=settings.provided.mqtemplate.listener.only,
         observation=observation,

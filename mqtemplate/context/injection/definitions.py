@@ -26,6 +26,7 @@ class Definition:
         is_default: True: another definition of the same type replaces it.
         replaced_by: Names of the definitions that replace a default; empty for any. Others stand beside it.
         is_owned: True: the application stops the object. A test owns its overrides itself.
+        qualifier: Name of a further template: the object is chosen by this name or by its own class only.
     """
 
     name: str
@@ -36,6 +37,12 @@ class Definition:
     is_default: bool = False
     replaced_by: frozenset[str] = frozenset()
     is_owned: bool = True
+    qualifier: str | None = None
+
+    def is_called(self, name: str) -> bool:
+        """Return True for the name of the object, as we write it or as Java does: ``audit_log``, ``auditLog``."""
+        names = {self.name, self.qualifier, *self.replaced_by}
+        return name in names or snake_case(name) in names
 
     @property
     def title(self) -> str:

@@ -48,6 +48,17 @@ class Section:
     key: str
 
 
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Annotation of a parameter with the object of a name: ``Annotated[RocketMQTemplate, Named("audit")]``.
+
+    Attributes:
+        name: Name of a further template (then also of its broker), or of a ``@service(name=...)``.
+    """
+
+    name: str
+
+
 @overload
 def service(target: _Target, /) -> _Target: ...
 
@@ -104,6 +115,7 @@ class Parameter:
         wanted: The type, without ``| None``.
         many: True: it takes all objects of the type (``list[Handler]``).
         source: The configuration value or section it takes, if any.
+        chosen: Name of the object that its annotation chooses; None if the type decides.
         is_optional: True: no object is needed, because it has a default or is ``| None``.
         has_default: True: its default is used if there is no object.
         is_positional: True: it can only be passed by position.
@@ -113,6 +125,7 @@ class Parameter:
     wanted: Any
     many: bool
     source: Value | Section | None
+    chosen: str | None
     is_optional: bool
     has_default: bool
     is_positional: bool
@@ -198,6 +211,7 @@ def _read(target: object, parameter: inspect.Parameter, annotation: Any) -> Para
         wanted=get_args(wanted)[0] if many else wanted,
         many=many,
         source=source,
+        chosen=next((extra.name for extra in extras if isinstance(extra, Named)), None),
         is_optional=has_default or wanted is not annotated,
         has_default=has_default,
         is_positional=parameter.kind is inspect.Parameter.POSITIONAL_ONLY,

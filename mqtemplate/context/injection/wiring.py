@@ -62,6 +62,11 @@ class Wiring:
             DependencyError: Several have the type, and none of them the name.
         """
         fitting = self._definitions.fitting(wanted)
+        qualified = [definition for definition in fitting if definition.qualifier is not None]
+        chosen = next((definition for definition in qualified if definition.qualifier == name), None)
+        if chosen is not None:
+            return chosen
+        fitting = [definition for definition in fitting if definition not in qualified] or fitting
         if len(fitting) <= 1:
             return fitting[0] if fitting else None
         named = [definition for definition in fitting if definition.name == name]
@@ -72,6 +77,22 @@ class Wiring:
             f"{len(fitting)} objects are a {name_of(wanted)}: {_list(fitting)}; "
             "choose one by naming the parameter after it, or give one another name by @service(name=...)"
         )
+
+    def choose_named(self, wanted: Any, name: str) -> Definition:
+        """Return the definition of a type that has this name.
+
+        Raises:
+            DependencyError: There is none.
+        """
+        fitting = self._definitions.fitting(wanted)
+        found = next((definition for definition in fitting if definition.is_called(name)), None)
+        if found is None:
+            known = sorted(each.qualifier or each.name.removeprefix("mqtemplate.") for each in fitting)
+            raise DependencyError(
+                f"no {name_of(wanted)} is called {name!r} (there is: {', '.join(known) or 'none'}); "
+                "choose one of these names, or declare it: a section rocketmq.templates.<name>, or @service(name=...)"
+            )
+        return found
 
     def in_order(self) -> Iterator[Definition]:
         """Yield the definitions, each after all that it uses."""
@@ -152,7 +173,10 @@ class Wiring:
             uses += found
             return providers.List(*(definition.provider for definition in found))
         try:
-            chosen = self.choose(parameter.wanted, parameter.name)
+            if parameter.chosen is not None:
+                chosen: Definition | None = self.choose_named(parameter.wanted, parameter.chosen)
+            else:
+                chosen = self.choose(parameter.wanted, parameter.name)
         except DependencyError as exc:
             raise DependencyError(f"{name_of(target)}: parameter {parameter.name!r}: {exc}") from None
         if chosen is not None:

@@ -83,6 +83,7 @@ class AppSettings(BaseSettings):
     mqtemplate: MQTemplateSettings = MQTemplateSettings()
 
     _keys: Configuration | None = PrivateAttr(default=None)
+    _prefix: str = PrivateAttr(default="")
 
     def __init__(self, keys: Configuration | None = None, /, **sections: Any) -> None:
         super().__init__(**sections)
@@ -155,6 +156,22 @@ class AppSettings(BaseSettings):
         if isinstance(choice, RemoteCluster) or choice.in_memory:
             return None
         return choice.path or self.mqtemplate.broker.store_path.expanduser()
+
+    def with_rocketmq(self, rocketmq: RocketMQSettings, prefix: str) -> AppSettings:
+        """Return these settings with another section ``rocketmq``, for the broker of a further template.
+
+        Args:
+            prefix: Section in which the keys are written, such as ``rocketmq.templates.audit``.
+        """
+        view = self.model_copy(update={"rocketmq": rocketmq})
+        view._prefix = prefix
+        return view
+
+    def as_written(self, key: str) -> str:
+        """Return a key as errors show it: keys of ``rocketmq`` in the section of a further template."""
+        if not self._prefix:
+            return key
+        return f"{self._prefix}.{key.removeprefix('rocketmq.').removeprefix('producer.')}"
 
     @property
     def origins(self) -> ConfigOrigins:

@@ -20,8 +20,7 @@ class UnneededKey(NamedTuple):
 
 _NO_NAMESPACE = "the embedded broker serves one application and has no namespaces; put the prefix into topic and group"
 _NO_USERS = "the embedded broker runs inside this process and has no users"
-_NO_TRACE = "the embedded broker writes no trace topic; log events carry msg_id, topic and group"
-_NO_CLUSTER_TRACE = "this client writes no trace topic; its log events carry msg_id, topic and group"
+_NO_TRACE = "template.receive writes no traces; senders and listeners do: rocketmq.producer, rocketmq.consumer"
 _NO_RETRY = "a send inside this process has a definite result, so there is nothing to retry"
 _IN_THE_DECORATOR = "each listener sets it; write ${{{key}}} in @message_listener to take it from here"
 
@@ -31,19 +30,15 @@ REFUSED_BY_EMBEDDED: dict[str, dict[str, str]] = {
         "namespace_v2": _NO_NAMESPACE,
         "access_key": _NO_USERS,
         "secret_key": _NO_USERS,
-        "enable_msg_trace": _NO_TRACE,
-        "customized_trace_topic": _NO_TRACE,
         "tls_enable": "the embedded broker uses no network connection",
     }
     for section in ("producer", "consumer", "pull_consumer")
 }
 REFUSED_BY_EMBEDDED["pull_consumer"]["instance_name"] = "template.receive is one reader, and is always called DEFAULT"
+REFUSED_BY_EMBEDDED["pull_consumer"] |= dict.fromkeys(("enable_msg_trace", "customized_trace_topic"), _NO_TRACE)
 """Section -> field -> reason. A field with its default value is allowed."""
 
-_REFUSED_BY_CLUSTER = {
-    section: dict.fromkeys(("enable_msg_trace", "customized_trace_topic"), _NO_CLUSTER_TRACE)
-    for section in REFUSED_BY_EMBEDDED
-}
+_REFUSED_BY_CLUSTER = {"pull_consumer": dict.fromkeys(("enable_msg_trace", "customized_trace_topic"), _NO_TRACE)}
 
 UNNEEDED_BY_EMBEDDED = {
     "producer": {
@@ -68,7 +63,9 @@ def check_embedded_support(settings: AppSettings) -> None:
     Raises:
         UnsupportedError: The first such key, with its origin, the reason, and what to do.
     """
-    _check(settings, REFUSED_BY_EMBEDDED, "the embedded broker has no cloud provider")
+    if settings.rocketmq.access_channel == "CLOUD":
+        raise _unsupported(settings, "rocketmq.access-channel", "the embedded broker has no cloud provider")
+    _check(settings, REFUSED_BY_EMBEDDED)
 
 
 def check_cluster_support(settings: AppSettings) -> None:
@@ -77,7 +74,7 @@ def check_cluster_support(settings: AppSettings) -> None:
     Raises:
         UnsupportedError: The first such key, with its origin, the reason, and what to do.
     """
-    _check(settings, _REFUSED_BY_CLUSTER, "this client does not support the clusters of a cloud provider")
+    _check(settings, _REFUSED_BY_CLUSTER)
 
 
 def unneeded_keys(settings: AppSettings) -> list[UnneededKey]:
@@ -91,9 +88,7 @@ def unneeded_keys(settings: AppSettings) -> list[UnneededKey]:
     return found
 
 
-def _check(settings: AppSettings, refused: Mapping[str, Mapping[str, str]], no_cloud: str) -> None:
-    if settings.rocketmq.access_channel == "CLOUD":
-        raise _unsupported(settings, "rocketmq.access-channel", no_cloud)
+def _check(settings: AppSettings, refused: Mapping[str, Mapping[str, str]]) -> None:
     for section, reasons in refused.items():
         keys: ClientSettings = getattr(settings.rocketmq, section)
         for field, reason in reasons.items():
@@ -102,4 +97,5 @@ def _check(settings: AppSettings, refused: Mapping[str, Mapping[str, str]], no_c
 
 
 def _unsupported(settings: AppSettings, key: str, reason: str) -> UnsupportedError:
-    return UnsupportedError(f"{settings.origins.of(key)}: {key} cannot be honoured: {reason}; remove the key")
+    shown = settings.as_written(key)
+    return UnsupportedError(f"{settings.origins.of(shown)}: {shown} cannot be honoured: {reason}; remove the key")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from mqtemplate.broker import MessageModel
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.context.config.contradiction import ContradictionError, check_both_or_none
+from mqtemplate.context.settings.name_server import parse_name_server
 from mqtemplate.context.settings.properties import (
     Milliseconds,
     OptionalSecret,
@@ -65,7 +66,7 @@ class ProducerSettings(ClientSettings):
     """Largest body in bytes, if it is to be smaller than the broker's limit."""
 
 
-class _ConsumerKeys(ClientSettings):
+class _SubscriptionKeys(Properties):
     group: OptionalText = None
     """Consumer group."""
     topic: OptionalText = None
@@ -80,8 +81,8 @@ class _ConsumerKeys(ClientSettings):
     """Messages that one call requests."""
 
 
-class PullConsumerSettings(_ConsumerKeys):
-    """Subscription of ``template.receive``. It needs ``group`` and ``topic``."""
+class ReceiveSettings(_SubscriptionKeys):
+    """Subscription of the template's ``receive``. It needs ``group`` and ``topic``."""
 
     @model_validator(mode="after")
     def _check_pair(self) -> Self:
@@ -89,7 +90,11 @@ class PullConsumerSettings(_ConsumerKeys):
         return self
 
 
-class ConsumerSettings(_ConsumerKeys):
+class PullConsumerSettings(ReceiveSettings, ClientSettings):
+    """Subscription of ``template.receive``. It needs ``group`` and ``topic``."""
+
+
+class ConsumerSettings(_SubscriptionKeys, ClientSettings):
     """Keys for the listeners."""
 
     await_termination_millis_when_shutdown: Milliseconds = Field(1_000, ge=0, le=3_600_000)
@@ -103,6 +108,28 @@ class ConsumerSettings(_ConsumerKeys):
         return self.listeners.get(group, {}).get(topic, True)
 
 
+class TemplateSettings(ProducerSettings):
+    """A further template: ``<name>`` is chosen by you, and ``Named("<name>")`` injects the template.
+
+    Timeouts, retries and sizes that are not given are those of ``rocketmq.producer``. Account, namespace and TLS are,
+    too, if the template uses the cluster of the application; those of another cluster have to be given here.
+    """
+
+    name_server: OptionalText = None
+    """The broker of the template, in the forms of ``rocketmq.name-server``; that of the application if not given.
+    Listeners use it by ``broker="<name>"``. Templates that name one folder share its broker."""
+    access_channel: Annotated[Literal["LOCAL", "CLOUD"] | None, UpperCase] = None
+    """Operator of the cluster, as ``rocketmq.access-channel``."""
+    pull_consumer: ReceiveSettings = ReceiveSettings()
+
+    @field_validator("name_server")
+    @classmethod
+    def _check_name_server(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_name_server(value)
+        return value
+
+
 class RocketMQSettings(Properties):
     """The broker, and its clients."""
 
@@ -114,3 +141,5 @@ class RocketMQSettings(Properties):
     producer: ProducerSettings = ProducerSettings()
     consumer: ConsumerSettings = ConsumerSettings()
     pull_consumer: PullConsumerSettings = PullConsumerSettings()
+    templates: dict[str, TemplateSettings] = Field(default_factory=dict)
+    """Further templates, each with a name; see [clusters](clusters.md)."""

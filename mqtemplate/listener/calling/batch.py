@@ -6,9 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mqtemplate.converter import MessageConverter
-from mqtemplate.listener.calling.publisher import Publisher
-from mqtemplate.listener.endpoint import HandlerPlan
+from mqtemplate.listener.calling.parameters import Read
 from mqtemplate.listener.failures.failure import HANDLER_ERRORS, Failure
 from mqtemplate.listener.handler_result import BatchFailure, failed_indices
 from mqtemplate.message import MessageExt
@@ -21,6 +19,9 @@ from mqtemplate.middlewares.steps import (
     is_async_around,
     waiting,
 )
+
+BatchCall = Callable[[list[object], list[MessageExt]], Any]
+"""Function that calls a batch handler with its payloads and their messages."""
 
 
 class _Outcome:
@@ -42,22 +43,25 @@ class BatchCalls:
     """Batch handler with its middlewares, as a function from messages to failures.
 
     Each body is converted alone, so an invalid one fails alone. Middlewares are around both, so they may change bodies.
+
+    Args:
+        read: Converts a body to a payload.
+        call: Calls the handler.
     """
 
     def __init__(
         self,
-        plan: HandlerPlan,
-        converter: MessageConverter,
-        publisher: Publisher,
+        read: Read,
+        call: BatchCall,
         arounds: Sequence[AnyAround],
         info: ListenerInfo,
         run: RunAwaitable,
     ) -> None:
-        self._read = plan.payload_reader(converter)
-        self._call = plan.batch_call(publisher)
+        self._read = read
+        self._call = call
         self._info = info
         self._run = run
-        self._is_async = plan.is_async
+        self._is_async = info.is_async
         self._pairs = [(around, is_async_around(around)) for around in arounds]
         self._plain: list[Any] = [waiting(each, run) if is_async else each for each, is_async in self._pairs]  # type: ignore[arg-type]
 
@@ -98,7 +102,7 @@ class BatchCalls:
         if not payloads:
             return None
         try:
-            result = await self._call(payloads, messages)  # type: ignore[misc]  # an async handler
+            result = await self._call(payloads, messages)
             outcome.note_indices(origins, result, None)
         except BatchFailure as failure:
             outcome.note_indices(origins, failure.failed, failure)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, Unpack
 
 from mqtemplate.errors import ListenerError
+from mqtemplate.listener.registration.tags import is_of_class
 from mqtemplate.template.send_options import SEND_OPTIONS, SendOptions
 
 PUBLISHES_ATTRIBUTE = "__mqtemplate_publishes__"
@@ -89,11 +90,10 @@ def _check_options(name: str, options: Mapping[str, Any]) -> None:
 
 
 def publish_specs(handler: Callable[..., object]) -> tuple[PublishSpec, ...]:
-    """Return the specs of a handler: those of the function, and those of the class whose ``on_message`` it is."""
+    """Return the specs of a handler: those of the function, and those of the class of a listener whose method it is."""
     specs: tuple[PublishSpec, ...] = getattr(handler, PUBLISHES_ATTRIBUTE, ())
-    owner = getattr(handler, "__self__", None)
-    if owner is not None and getattr(handler, "__name__", "") == "on_message":
-        specs += vars(type(owner)).get(PUBLISHES_ATTRIBUTE, ())
+    if is_of_class(handler):
+        specs += vars(type(getattr(handler, "__self__", None))).get(PUBLISHES_ATTRIBUTE, ())
     return specs
 
 

@@ -5,21 +5,23 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from enum import Enum
 from typing import Any
 
-from mqtemplate.broker import Broker, Consumer
+from mqtemplate.broker import Broker, ConsumeFromWhere, Consumer
 from mqtemplate.clock import VirtualClock
 from mqtemplate.converter import MessageConverter
 from mqtemplate.durations import Duration, duration_ms
 from mqtemplate.errors import BrokerClosedError, BrokerError, CorruptRecordError, ForkedError, ListenerError
 from mqtemplate.event_log import get_logger
+from mqtemplate.listener.calling.traced import TracedHandling
 from mqtemplate.listener.consuming.async_loop import choose_loop
-from mqtemplate.listener.consuming.async_pool import AsyncConsumePool
+from mqtemplate.listener.consuming.async_pool import AsyncConsumePool, StartTask
 from mqtemplate.listener.consuming.concurrently import ConcurrentConsumeService
 from mqtemplate.listener.consuming.consume_service import ConsumeContext, ConsumeService, Handling
-from mqtemplate.listener.consuming.handler_loop import HandlerLoop
+from mqtemplate.listener.consuming.handler_loop import HandlerLoop, is_async
 from mqtemplate.listener.consuming.invocation import Invocation
 from mqtemplate.listener.consuming.observed import ObservedHandling, Observer
 from mqtemplate.listener.consuming.orderly import OrderlyConsumeService
@@ -31,7 +33,9 @@ from mqtemplate.listener.consuming.virtual_threads import VirtualThreads
 from mqtemplate.listener.endpoint import Endpoint
 from mqtemplate.listener.failures.failure_log import FailureLog
 from mqtemplate.listener.failures.policy import FailurePolicy
+from mqtemplate.listener.registration.topic_patterns import matching
 from mqtemplate.message import MessageExt, MessageQueue
+from mqtemplate.message_trace.dispatcher import TraceDispatcher
 from mqtemplate.middlewares.declaration import arounds
 from mqtemplate.middlewares.steps import is_async_around
 from mqtemplate.observation.interface import Observation
@@ -67,6 +71,7 @@ class ListenerContainer:
 
     Args:
         loop: Loop for ``async def`` handlers; by default one of the container's own.
+        trace: Writes the calls into RocketMQ's message trace; None for no trace.
         observation: Measures or traces the calls of the handler; None: nothing does.
     """
 
@@ -77,6 +82,7 @@ class ListenerContainer:
         converter: MessageConverter,
         *,
         loop: HandlerLoop | None = None,
+        trace: TraceDispatcher | None = None,
         observation: Observation | None = None,
     ) -> None:
         self.name = f"listener {endpoint.id}"
@@ -85,10 +91,12 @@ class ListenerContainer:
         self._broker = broker
         self._clock = broker.clock
         self._converter = converter
+        self._trace = trace
+        self._named_topics = endpoint.settings.topics
         self._observation = observation
         self._owns_loop = loop is None
         self._loop = loop or choose_loop(broker.clock)
-        self._uses_loop = endpoint.plan.is_async or any(map(is_async_around, arounds(endpoint.middlewares, "consume")))
+        self._uses_loop = _uses_loop(endpoint)
         self._failures = FailureLog(endpoint.id, endpoint.settings.group, broker.clock)
         self._log = _log.bind(listener=endpoint.id, group=endpoint.settings.group)
         self._observers: list[Observer] = []
@@ -104,11 +112,22 @@ class ListenerContainer:
         # The container has these from `start` on; each start creates new ones.
         self._consumer: Consumer
         self._invocation: Invocation
+        self._task_of: StartTask
         self._queues: ProcessQueues
         self._policy: FailurePolicy
         self._repositioning: Repositioning
         self._requests: PollingRequests
         self._service: ConsumeService[Any, Any]
+
+    @property
+    def converter(self) -> MessageConverter:
+        """The converter of the listener's bodies and replies."""
+        return self._converter
+
+    @property
+    def broker(self) -> Broker:
+        """The broker from which the listener reads."""
+        return self._broker
 
     @property
     def is_running(self) -> bool:
@@ -150,6 +169,8 @@ class ListenerContainer:
                 return
             if self.state is ContainerState.STOPPING:
                 raise ListenerError(f"{self.name} is being stopped; start it when stop() has returned")
+            if self.endpoint.settings.topic_patterns:
+                self._find_topics()
             settings = self.endpoint.settings
             self._consumer = self._broker.subscribe(settings.consumer_spec(self._clock.now_ms()))
             self._queues = ProcessQueues(self._consumer)
@@ -211,8 +232,12 @@ class ListenerContainer:
             self._end_requested_pause,
             self._observation,
         )
+        handling: Invocation | TracedHandling = invocation
+        if self._trace is not None:
+            handling = TracedHandling(invocation, self._trace, self.endpoint.settings.group, self._clock.now_ms)
+        self._task_of = handling.task_of
         # A virtual clock is that of a test. On a real clock an observer would cost time for each message.
-        return ObservedHandling(invocation, self._observers) if self._clock.is_virtual else invocation
+        return ObservedHandling(handling, self._observers) if self._clock.is_virtual else handling
 
     def around(self, middlewares: Iterable[object], call: Callable[[MessageExt], Any]) -> Callable[[MessageExt], Any]:
         """Return a function of a message with middlewares around it, for a handler that calls them itself."""
@@ -227,8 +252,7 @@ class ListenerContainer:
         number, maximum = settings.thread_number, settings.consume_thread_max
         plan = self.endpoint.plan
         if plan.is_async and not plan.is_batch and isinstance(self._service, ConcurrentConsumeService):
-            task_of = self._invocation.task_of
-            self._pool = AsyncConsumePool(name, self._service, task_of, self._loop, number, maximum)
+            self._pool = AsyncConsumePool(name, self._service, self._task_of, self._loop, number, maximum)
         else:
             self._pool = ConsumeThreadPool(name, self._service, number, maximum)
         self._wake_event.clear()
@@ -344,6 +368,37 @@ class ListenerContainer:
             self._state_lock.release()
         if self._pool is not None:
             self._pool.wake()
+
+    # --- topics ------------------------------------------------------------------------------------
+
+    def _find_topics(self) -> bool:
+        """Add the topics that match the patterns of the listener. Return True if they differ from those before."""
+        settings = self.endpoint.settings
+        found = matching(settings.topic_patterns, self._broker.topic_names())
+        topics = tuple(dict.fromkeys((*self._named_topics, *found)))
+        is_changed = topics != settings.topics
+        if is_changed:
+            self.endpoint = replace(self.endpoint, settings=replace(settings, topics=topics))
+        return is_changed
+
+    def follow_topics(self) -> None:
+        """Join the group again if there are new topics that match the patterns of the listener.
+
+        A new topic is read from its start: its messages were sent after the listener had started. A listener that is
+        paused joins after the pause.
+        """
+        if self._service.is_paused:
+            return
+        before = self.endpoint.settings
+        if not self._find_topics():
+            return
+        self._log.info(
+            "listener.topics_changed", before=list(before.topics), topics=list(self.endpoint.settings.topics)
+        )
+        self.stop()
+        settings = replace(self.endpoint.settings, consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+        self.endpoint = replace(self.endpoint, settings=settings)
+        self.start()
 
     # --- positions ---------------------------------------------------------------------------------
 
@@ -529,3 +584,13 @@ def _span_ms(span: Duration) -> int:
         return duration_ms(span, 1_000)
     except ValueError as exc:
         raise ValueError(f"span must be {exc}") from None
+
+
+def _uses_loop(endpoint: Endpoint) -> bool:
+    """Return True if something of a listener is ``async``: a handler, its error handler, or a middleware."""
+    on_error = endpoint.on_error
+    return (
+        any(plan.is_async for plan in endpoint.plan.plans())
+        or any(map(is_async_around, arounds(endpoint.middlewares, "consume")))
+        or (on_error is not None and is_async(on_error))
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from mqtemplate.broker import Broker
 from mqtemplate.converter import CONTENT_TYPE, MessageConverter
 from mqtemplate.errors import MQTemplateError
 from mqtemplate.listener.calling.batch import BatchCalls, single_call
+from mqtemplate.listener.calling.error_decision import deciding
 from mqtemplate.listener.calling.send import is_sends
 from mqtemplate.listener.consume_status import ConsumeStatus
 from mqtemplate.listener.consuming.handler_loop import RunAwaitable
@@ -24,6 +25,10 @@ from mqtemplate.message import MessageExt, Property
 from mqtemplate.middlewares.declaration import arounds
 from mqtemplate.middlewares.delivery import ListenerInfo
 from mqtemplate.observation.interface import Observation, ObservedListener
+
+
+def _no_properties(payload: object) -> Mapping[str, str]:
+    return {}
 
 
 class Invocation:
@@ -44,15 +49,16 @@ class Invocation:
         observation: Observation | None = None,
     ) -> None:
         self._group = endpoint.settings.group
-        self._topics = endpoint.settings.topics
+        self._topics = endpoint.settings.topics or endpoint.settings.topic_patterns
         self._context = handler_context(self._group, self._topics)
         self._reply_timeout_ms = endpoint.settings.reply_timeout
         self._sends = broker if observation is None else observation.sends(broker, broker.clock)
         self._converter = converter
+        self._properties_of: Callable[[object], Mapping[str, str]] = getattr(converter, "properties_of", _no_properties)
         self._run_awaitable = run_awaitable
         self._log = log
-        self._publisher = endpoint.publisher
-        self._warned = bool(endpoint.publisher.specs)
+        self._publisher = endpoint.plan.publisher
+        self._warned = endpoint.plan.publishes
         self._info = _info(endpoint, broker, resume)
         self._call, self._sends_results, batch = _composed(endpoint, converter, run_awaitable, self._info)
         observed, listener = observation or Observation(), ObservedListener(endpoint.id, self._group)
@@ -135,7 +141,9 @@ class Invocation:
         """
         try:
             body, content_type = self._converter.to_body(result)
-            properties = {} if content_type is None else {CONTENT_TYPE: content_type}
+            properties = self._properties_of(result)
+            if content_type is not None:
+                properties = {**properties, CONTENT_TYPE: content_type}
             self._sends.reply(request, body, properties, self._reply_timeout_ms)
         except MQTemplateError as exc:
             self._log.reply_failed(request, exc)
@@ -165,13 +173,18 @@ def _composed(
     info: ListenerInfo,
 ) -> tuple[Callable[[MessageExt], Any], bool, BatchCalls | None]:
     """Return the handler of single messages with all that is around it, True if it sends its results, and batches."""
-    plan, publisher = endpoint.plan, endpoint.publisher
+    plan = endpoint.plan
     around = arounds(endpoint.middlewares, "consume")
-    call = plan.single_call(converter, publisher)
     if plan.is_batch:
-        return call, True, BatchCalls(plan, converter, publisher, around, info, run)
+        call_many = _with_error_handler(plan.batch_call(), endpoint, run)
+        return call_many, True, BatchCalls(plan.payload_reader(converter), call_many, around, info, run)
     # The results of most handlers are None. Only what is around a handler needs that it sends them itself.
-    sends_results = bool(around or publisher.specs or plan.scope.sender is not None)
-    if sends_results and plan.scope.sender is None:
-        call = publisher.around(call, is_async=plan.is_async)
+    sends_results = bool(around or endpoint.on_error or plan.sends_results)
+    call = plan.sending_call(converter) if sends_results else plan.single_call(converter)
+    call = _with_error_handler(call, endpoint, run)
     return single_call(call, around, info, run) if around else call, sends_results, None
+
+
+def _with_error_handler(call: Callable[..., Any], endpoint: Endpoint, run: RunAwaitable) -> Callable[..., Any]:
+    on_error = endpoint.on_error
+    return call if on_error is None else deciding(call, on_error, run, is_async=endpoint.plan.is_async)

@@ -10,7 +10,7 @@ from mqtemplate.errors import BrokerClosedError, DestinationError, MessageError
 from mqtemplate.message import Message, Property
 from mqtemplate.results import SendResult, SendStatus
 from mqtemplate.testing.contract.under_test import BrokerUnderTest, bodies
-from mqtemplate.topics import SCHEDULE_TOPIC
+from mqtemplate.topics import SCHEDULE_TOPIC, SYSTEM_TOPICS
 
 
 class SendContract:
@@ -84,6 +84,15 @@ class SendContract:
         under_test.broker.create_topic(topic, 5)
 
         assert [queue.queue_id for queue in under_test.broker.queues(topic)] == [0, 1, 2, 3, 4]
+
+    def test_the_topics_of_applications_are_listed(self, under_test: BrokerUnderTest) -> None:
+        """For listeners with a pattern. Topics of RocketMQ itself, retries and dead letters are left out."""
+        topic = under_test.topic()
+
+        under_test.until(lambda: topic in under_test.broker.topic_names(), "the topic is listed")
+
+        names = under_test.broker.topic_names()
+        assert [name for name in names if name.startswith("%") or name in SYSTEM_TOPICS] == []
 
     # --- batches -------------------------------------------------------------------------------
 

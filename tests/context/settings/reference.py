@@ -70,8 +70,10 @@ def _section(section: type, prefix: str) -> Iterator[str]:
         shape = shape_of(field.annotation)
         if shape.section is not None:
             below.append((key, shape.section))
-        else:
-            rows.append(_row(key, field, shape, field_documentation(section, name)))
+            continue
+        if shape.map_depth == 1 and shape.item_section is not None:
+            below.append((f"{key}.<name>", shape.item_section))
+        rows.append(_row(key, field, shape, field_documentation(section, name)))
     if rows:
         first_line = (section.__doc__ or "").strip().splitlines()[0]
         yield from (f"### `{prefix.rstrip('.')}`", "", _for_a_cell(first_line), "")
@@ -95,6 +97,7 @@ def embedded_note(key: str) -> str:
 
 def _row(key: str, field: FieldInfo, shape: FieldShape, text: str) -> str:
     name = key.rpartition(".")[2] + (".<group>.<topic>" if shape.map_depth == 2 else "")
+    name += ".<name>" if shape.map_depth == 1 and shape.item_section is not None else ""
     if note := embedded_note(key):
         text += f" *Embedded broker: {note}.*"
     default = "`true`" if shape.map_depth == 2 else _default(field)

@@ -277,6 +277,8 @@ class Producer:
             header.queue_offset,
             (header.transaction_id or request.msg_id) if request.is_half else None,
             header.recall_handle,
+            header.msg_region,
+            header.trace_on != "false",
         )
         queue = result.message_queue if request.is_immediate else _delayed_queue(request, result)
         self._sent.add_sent(result, len(request.msg_ids), queue)

@@ -1,0 +1,1 @@
+"""Bridge: a listener of one cluster sends each message on to another."""

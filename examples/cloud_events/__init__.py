@@ -1,0 +1,1 @@
+"""CloudEvents over messages: a converter of one's own."""
