@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from asyncio import sleep as virtual_sleep
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from mqtemplate import (
     CircuitBreaker,
     ConsumeMode,
     Deduplication,
+    Delivery,
     EmbeddedBroker,
     MQApplication,
     PauseListener,
@@ -347,28 +348,41 @@ def test_an_async_handler_may_catch_its_cancellation_and_return(
 
 
 def test_a_plain_handler_is_interrupted_after_its_time() -> None:
-    """Between two steps of Python, in its thread. A handler in time is not."""
+    """Between two steps of Python, in its thread: possibly before its first one, so a middleware looks."""
     errors: list[BaseException] = []
-    ended = threading.Event()
 
-    @message_listener("orders", "billing", max_reconsume_times=0, middlewares=[TimeLimit("30ms")])
+    class Seen:
+        def consume(self, delivery: Delivery) -> Generator[Delivery, object, None]:
+            try:
+                yield delivery
+            except BaseException as error:
+                errors.append(error)
+                raise
+
+    @message_listener("orders", "billing", max_reconsume_times=0, middlewares=[Seen(), TimeLimit("30ms")])
     def handle(order: str) -> None:
-        try:
-            while order == "endless":
-                pass
-        except BaseException as error:
-            errors.append(error)
-            raise
-        ended.set()
+        while order:
+            pass
 
-    settings = {"rocketmq.name-server": "embedded:memory"}
-    with MQApplication(handle, settings=settings, environment={}) as app:
+    with MQApplication(handle, settings={"rocketmq.name-server": "embedded:memory"}, environment={}) as app:
         app.template.sync_send("orders", "endless")
         eventually(lambda: errors, "the handler was interrupted")
-        app.template.sync_send("orders", "tea")
-        eventually(ended.is_set, "the next one ran to its end")
 
-    assert [type(error) for error in errors] == [TimeLimitError]
+    assert [(type(error), str(error)) for error in errors] == [
+        (TimeLimitError, "the handler ran longer than 30ms"),
+    ]
+
+
+def test_a_plain_handler_in_time_runs_to_its_end() -> None:
+    ended = threading.Event()
+
+    @message_listener("orders", "billing", middlewares=[TimeLimit("1h")])
+    def handle(order: str) -> None:
+        ended.set()
+
+    with MQApplication(handle, settings={"rocketmq.name-server": "embedded:memory"}, environment={}) as app:
+        app.template.sync_send("orders", "tea")
+        eventually(ended.is_set, "it ran to its end")
 
 
 # --- rate limits --------------------------------------------------------------------------------
