@@ -14,7 +14,12 @@ from mqtemplate.server import BrokerServerSettings, LocalCluster
 from tests.conformance.servers import rocketmq_server
 from tests.contract.test_remote_rocketmq import until_registered
 
-pytestmark = [pytest.mark.conformance, pytest.mark.timeout(180), pytest.mark.feature("clusters")]
+pytestmark = [
+    pytest.mark.conformance,
+    pytest.mark.thorough,
+    pytest.mark.timeout(180),
+    pytest.mark.feature("clusters"),
+]
 
 PATIENCE_S = 60
 ANYWHERE = HostAddress("127.0.0.1", 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import socket
 from collections.abc import Iterator
@@ -26,10 +27,13 @@ def sock() -> Iterator[socket.socket]:
 
 @pytest.fixture
 def few_descriptors() -> Iterator[int]:
-    """Lower the limit of open files to 96 more than there are, and yield it."""
+    """Lower the limit of open files so that 96 more can be opened, and yield it."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     with socket.socket() as probe:
-        limit = probe.fileno() + 96
+        free = [os.dup(probe.fileno()) for _ in range(95)]  # there may be open ones between them
+        limit = max(free) + 1
+        for descriptor in free:
+            os.close(descriptor)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
     yield limit
     resource.setrlimit(resource.RLIMIT_NOFILE, before)

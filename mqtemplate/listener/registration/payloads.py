@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mqtemplate.converter import CONTENT_TYPE, MessageConverter
 from mqtemplate.errors import ListenerError
 
-ConverterOf = Callable[[type], MessageConverter]
+if TYPE_CHECKING:  # it needs pydantic, which executors of Spark do not have
+    from mqtemplate.converter import MessageConverter
+
+ConverterOf = Callable[[type], "MessageConverter"]
 """Function that returns an object of a converter class."""
 
 
@@ -74,6 +76,9 @@ class WithContentType:
     """Converter that takes bodies without a content type for bodies of one, and writes it on replies."""
 
     def __init__(self, converter: MessageConverter, content_type: str) -> None:
+        from mqtemplate.converter import CONTENT_TYPE
+
+        self._header = CONTENT_TYPE
         self._converter = converter
         self._content_type = content_type
         check = getattr(converter, "check_type", None)
@@ -86,6 +91,6 @@ class WithContentType:
         return self._converter.to_body(payload)[0], self._content_type
 
     def from_body(self, body: bytes, target_type: Any, properties: Mapping[str, str]) -> object:
-        if CONTENT_TYPE not in properties:
-            properties = {**properties, CONTENT_TYPE: self._content_type}
+        if self._header not in properties:
+            properties = {**properties, self._header: self._content_type}
         return self._converter.from_body(body, target_type, properties)
