@@ -66,11 +66,12 @@ class RemoteBroker(Broker):
             client = ClusterClient(self.settings, self.clock)
             try:
                 client.open()
+                name, capabilities = client.name, client.capabilities()
             except BaseException:
                 client.close()
                 raise
             self._owner = OwnerProcess("this client of a cluster")
-            self.name, self.capabilities, self._started = client.name, client.capabilities(), client
+            self.name, self.capabilities, self._started = name, capabilities, client
             if not self.clock.is_virtual:
                 self._threads = [
                     ServiceThread(f"mqtemplate-{name}", services, self.clock, _report)

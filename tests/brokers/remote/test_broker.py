@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from mqtemplate.broker import Capability
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
+from mqtemplate.brokers.remote.cluster_client import ClusterClient
 from mqtemplate.clock import SystemClock
 from mqtemplate.delay.recall_handle import RecallHandle, encode_handle
 from mqtemplate.errors import (
@@ -51,6 +54,22 @@ def test_the_start_fails_if_no_name_server_answers() -> None:
         broker.start()
     with pytest.raises(BrokerClosedError, match="not running; call start"):
         broker.queues("orders")
+
+
+def test_a_start_that_fails_leaves_no_thread(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name server answers, and the broker does not tell what it can do."""
+    before = set(threading.enumerate())
+
+    def fail(self: ClusterClient) -> frozenset[Capability]:
+        raise BrokerError("the broker restarts")
+
+    monkeypatch.setattr(ClusterClient, "capabilities", fail)
+    broker = RemoteBroker(RemoteSettings(name_servers=(str(cluster.address),)))
+
+    with pytest.raises(BrokerError, match="restarts"):
+        broker.start()
+
+    assert set(threading.enumerate()) - before == set()
 
 
 def test_a_broker_can_be_started_again(cluster: LocalCluster, tmp_path: Path) -> None:
