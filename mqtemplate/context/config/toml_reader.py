@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from mqtemplate.context.config.text_file import read_text
 from mqtemplate.context.config.tree import UNSET, ConfigNode
 from mqtemplate.errors import ConfigurationError
 
-_MAX_BYTES = 1 << 20
 _TABLE = re.compile(r"\s*\[+\s*(?P<name>[^\[\]#]+?)\s*\]+")
 _KEY = re.compile(r"""\s*(?P<name>(?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
 _PART = re.compile(r""""([^"]*)"|'([^']*)'|([\w-]+)""")
@@ -25,17 +25,9 @@ def read_toml(file: Path) -> ConfigNode:
     """
     import tomllib  # most applications have no such file
 
+    text = read_text(file)
     try:
-        data = file.read_bytes()
-    except OSError as exc:
-        raise ConfigurationError(f"{file}: cannot be read: {exc.strerror}") from exc
-    if len(data) > _MAX_BYTES:
-        raise ConfigurationError(f"{file.name}: has {len(data):,} bytes, allowed are {_MAX_BYTES:,}; shorten it")
-    try:
-        text = data.decode("utf-8")
         values = tomllib.loads(text)
-    except UnicodeDecodeError as exc:
-        raise ConfigurationError(f"{file.name}: not UTF-8 at byte {exc.start}; save the file as UTF-8") from exc
     except tomllib.TOMLDecodeError as exc:
         raise ConfigurationError(f"{file.name}: not valid TOML: {exc}") from exc
     except RecursionError as exc:

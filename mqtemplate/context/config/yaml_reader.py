@@ -9,6 +9,7 @@ from pathlib import Path
 
 import yaml
 
+from mqtemplate.context.config.text_file import read_text
 from mqtemplate.context.config.tree import UNSET, ConfigNode, check_depth
 from mqtemplate.errors import ConfigurationError
 
@@ -19,7 +20,6 @@ _ACTIVATION_KEYS = (
 _TIMESTAMP, _BOOL, _INT, _NULL, _MERGE = (
     f"tag:yaml.org,2002:{kind}" for kind in ("timestamp", "bool", "int", "null", "merge")
 )
-_MAX_BYTES = 1 << 20
 _MAX_DEPTH = 50
 _MAX_VALUES = 100_000
 _COLLECTIONS = {"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
@@ -97,15 +97,7 @@ def read_yaml(file: Path) -> list[YamlDocument]:
         ConfigurationError: The file is not UTF-8 or not YAML, a document is not a mapping, or a key is given twice; or
             the file is too long, its values are nested too deeply, or its aliases stand for too many values.
     """
-    try:
-        size = file.stat().st_size
-        if size > _MAX_BYTES:
-            raise ConfigurationError(f"{file.name}: has {size:,} bytes, allowed are {_MAX_BYTES:,}; shorten it")
-        text = file.read_text("utf-8")
-    except UnicodeDecodeError as exc:
-        raise ConfigurationError(f"{file.name}: not UTF-8 at byte {exc.start}; save the file as UTF-8") from exc
-    except OSError as exc:
-        raise ConfigurationError(f"{file}: cannot be read: {exc.strerror}") from exc
+    text = read_text(file)
     try:
         loader = _Loader(text)
         try:

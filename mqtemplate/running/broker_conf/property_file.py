@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from mqtemplate.errors import ConfigurationError
+from mqtemplate.context.config.text_file import read_text
 
-_MAX_BYTES = 1 << 20
 # The key ends at the first separator that no backslash escapes: "=", ":", or blanks.
 _LINE = re.compile(r"(?P<key>(?:\\.|[^\\\s=:])*)\s*[=:]?\s*(?P<value>.*)", re.DOTALL)
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
@@ -30,16 +29,7 @@ def read_property_file(file: Path) -> list[Entry]:
     Raises:
         ConfigurationError: The file cannot be read, is not UTF-8, or too long.
     """
-    try:
-        data = file.read_bytes()
-    except OSError as exc:
-        raise ConfigurationError(f"{file} cannot be read: {exc.strerror}; give the property file of a broker") from exc
-    if len(data) > _MAX_BYTES:
-        raise ConfigurationError(f"{file.name}: has {len(data):,} bytes, allowed are {_MAX_BYTES:,}; shorten it")
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as exc:
-        raise ConfigurationError(f"{file.name}: not UTF-8 at byte {exc.start}; save the file as UTF-8") from exc
+    text = read_text(file, "{file} cannot be read: {reason}; give the property file of a broker")
     return [_entry(line, number) for number, line in _logical_lines(text)]
 
 
