@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mqtemplate.broker import Broker
-from mqtemplate.listener.consuming.container import ContainerState, ListenerContainer
-
-_RUNNING = (ContainerState.RUNNING, ContainerState.PAUSED)
+from mqtemplate.listener.consuming.container import ListenerContainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +30,10 @@ class Health:
         return self.is_ready and not any(self.brokers.values())
 
 
-def read_health(is_started: bool, brokers: Mapping[str, Broker], containers: Iterable[ListenerContainer]) -> Health:
+def read_health(is_started: bool, brokers: Mapping[str, Broker], containers: Sequence[ListenerContainer]) -> Health:
     """Return the health of an application over all its brokers and listeners."""
-    states = {each.endpoint.id: each.state for each in containers}
-    started = (each for each in containers if each.endpoint.settings.auto_startup)
     return Health(
-        is_ready=is_started and all(each.state in _RUNNING for each in started),
+        is_ready=is_started and all(each.is_running for each in containers if each.endpoint.settings.auto_startup),
         brokers={name: broker.outage() for name, broker in brokers.items()},
-        listeners={name: state.value for name, state in states.items()},
+        listeners={each.endpoint.id: each.state.value for each in containers},
     )
