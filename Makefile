@@ -19,7 +19,7 @@ FIND_JAVA = for java in $${JAVA_HOME:+"$$JAVA_HOME/bin/java"} java; do \
 PIP_INSTALL = $(PYTHON) -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint bench clean
+.PHONY: help setup demo test test-all docs lint bench clean
 
 help: ## Show this list
 	@echo "mqtemplate: delayed messages as RocketMQ has them, for Python and Spark"
@@ -78,8 +78,17 @@ PYTEST = $(VENV)/bin/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 test: setup lint ## Lint, then run all tests but the longest
 	@$(PYTEST) -m "not thorough"
 
-test-all: setup lint ## Lint, then run all tests
+test-all: setup lint $(VENV)/.docs ## Lint, then run all tests
 	@$(PYTEST)
+
+$(VENV)/.docs: $(READY)
+	@$(PIP_INSTALL) --editable '.[docs]'
+	@touch $@
+
+# NO_MKDOCS_2_WARNING: Material for MkDocs otherwise prints a notice on its successor with each build.
+docs: $(VENV)/.docs ## Build the documentation site into build/site; a warning is an error
+	@cd docs/site && NO_MKDOCS_2_WARNING=1 ../../$(PYTHON) -m mkdocs build --quiet
+	@echo "build/site/index.html is the first page; it needs no server and no network."
 
 bench: setup ## Run every bench; each prints its figures
 	@for bench in $$(grep -l "^if __name__ ==" bench/*.py); do \

@@ -23,10 +23,7 @@ class MQTemplate(ProcessApplication):
         web = FastAPI(lifespan=messages.lifespan)
 
     ``async def`` handlers run on the event loop of the server. Each lifespan has a new `MQApplication`, so a test
-    client may be entered several times.
-
-    Args:
-        arguments: Components and options of `MQApplication`.
+    client may be entered several times. The arguments are the components and options of `MQApplication`.
     """
 
     @asynccontextmanager

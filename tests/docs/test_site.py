@@ -1,0 +1,152 @@
+"""The documentation site: it builds without a warning, its links have targets, and it works in a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.docs.site import (
+    CHROMIUM,
+    CHROMIUM_OPTIONS,
+    Site,
+    build_site,
+    missing_for_the_browser,
+    missing_for_the_site,
+    serve,
+)
+
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.timeout(600),  # a hundred pages, twice in a browser
+    pytest.mark.skipif(missing_for_the_site() is not None, reason=str(missing_for_the_site())),
+]
+in_browser = pytest.mark.skipif(missing_for_the_browser() is not None, reason=str(missing_for_the_browser()))
+
+PHONE = {"width": 390, "height": 844}
+DESKTOP = {"width": 1280, "height": 900}
+SCHEME = "document.body.getAttribute('data-md-color-scheme')"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    folder = tmp_path_factory.mktemp("site").resolve()
+    build_site(folder)
+    return Site(folder)
+
+
+@pytest.fixture(scope="module")
+def address(site: Site) -> Iterator[str]:
+    with serve(site.folder) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_OPTIONS)
+        yield browser
+        browser.close()
+
+
+class Visit:
+    """Pages in one window of the browser; *faults* has what went wrong on them."""
+
+    def __init__(self, browser: Any, address: str, **options: Any) -> None:
+        self.window = browser.new_page(**options)
+        self.address = address
+        self.faults: list[str] = []
+        self._page = ""
+        self.window.on("console", self._on_console)
+        self.window.on("pageerror", lambda error: self._fault(f"exception {error}"))
+        self.window.on("request", self._on_request)
+        self.window.on("response", self._on_response)
+
+    def open(self, page: str) -> None:
+        self._page = page
+        self.window.goto(f"{self.address}/{page}", wait_until="load")
+
+    def _fault(self, text: str) -> None:
+        self.faults.append(f"{self._page}: {text}")
+
+    def _on_console(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self._fault(message.text)
+
+    def _on_response(self, response: Any) -> None:
+        if response.status >= 400:
+            self._fault(f"{response.status} for {response.url}")
+
+    def _on_request(self, request: Any) -> None:
+        if not request.url.startswith((self.address, "data:", "blob:")):
+            self._fault(f"requests {request.url}")
+
+
+def paths(site: Site) -> list[str]:
+    return [str(file.relative_to(site.folder)) for file in site.pages]
+
+
+def test_links_anchors_and_resources_have_targets(site: Site) -> None:
+    assert site.dead_links() == []
+
+
+def test_no_page_loads_anything_from_another_host(site: Site) -> None:
+    assert site.foreign_resources() == []
+
+
+@in_browser
+def test_every_page_opens_on_a_desktop_in_light_colours(site: Site, address: str, browser: Any) -> None:
+    """No error on the console, no exception, no missing file, no request to another host."""
+    visit = Visit(browser, address, viewport=DESKTOP, color_scheme="light")
+    schemes = set()
+    for page in paths(site):
+        visit.open(page)
+        schemes.add(visit.window.evaluate(SCHEME))
+
+    assert visit.faults == []
+    assert schemes == {"default"}
+
+
+@in_browser
+def test_every_page_opens_on_a_phone_in_dark_colours(site: Site, address: str, browser: Any) -> None:
+    """Tables, code and pictures scroll inside of the page; the page itself is not wider than the screen."""
+    visit = Visit(browser, address, viewport=PHONE, color_scheme="dark")
+    schemes, wide = set(), []
+    for page in paths(site):
+        visit.open(page)
+        schemes.add(visit.window.evaluate(SCHEME))
+        width = visit.window.evaluate("document.documentElement.scrollWidth")
+        if width > PHONE["width"]:
+            wide.append(f"{page}: {width}")
+
+    assert visit.faults == []
+    assert wide == []
+    assert schemes == {"slate"}
+
+
+@in_browser
+def test_the_pictures_follow_the_switch_between_light_and_dark(address: str, browser: Any) -> None:
+    visit = Visit(browser, address, viewport=DESKTOP, color_scheme="light")
+    visit.open("index.html")
+    ink = "getComputedStyle(document.querySelector('svg.picture text')).fill"
+    light = visit.window.evaluate(ink)
+
+    visit.window.locator("label[title='Dark']").click()
+
+    assert visit.window.evaluate(ink) != light
+
+
+@in_browser
+def test_the_search_finds_a_page_that_was_opened_from_the_disk(site: Site, browser: Any) -> None:
+    """Without a server: the index is a script, and the worker an iframe."""
+    window = browser.new_page(viewport=DESKTOP)
+    window.goto(Path(site.folder, "index.html").as_uri())
+    window.locator("input[name='query']").fill("dead letters")
+
+    window.wait_for_selector(".md-search-result__item")
+
+    assert "failures.html" in window.locator(".md-search-result__item a").first.get_attribute("href")
