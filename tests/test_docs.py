@@ -85,28 +85,6 @@ def test_the_quickstart_test_passes(quickstart: Path) -> None:
     assert "1 passed" in run_pytest(quickstart)
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        "transactions.md",
-        "request-reply.md",
-        "selectors.md",
-        "failures.md",
-        "async.md",
-        "schedules.md",
-        "effect-once.md",
-        "handlers.md",
-        "middlewares.md",
-    ],
-)
-def test_the_example_of_a_page_prints_the_shown_text(page: str, tmp_path: Path) -> None:
-    text = (ROOT / "docs" / page).read_text("utf-8")
-    [program, shown] = re.search(r"```python\n(.*?)```\n+```text\n(.*?)```", text, re.DOTALL).groups()  # type: ignore[union-attr]
-    (tmp_path / "app.py").write_text(program, "utf-8")
-
-    assert shown.strip() in run_python(tmp_path, "-W", "error", "app.py").stdout
-
-
 def test_the_test_of_the_page_on_requests_passes(tmp_path: Path) -> None:
     program, test = blocks(ROOT / "docs" / "request-reply.md", "python")
     declarations = program.partition("with MQApplication")[0]
@@ -121,19 +99,6 @@ def test_the_test_of_the_page_on_asyncio_passes(tmp_path: Path) -> None:
     (tmp_path / "test_bills.py").write_text(imports + test, "utf-8")
 
     assert "1 passed" in run_pytest(tmp_path)
-
-
-def test_relative_links_have_targets() -> None:
-    """In the README, the changelog, and everything under docs/."""
-    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md")]
-    dead = [
-        f"{page.relative_to(ROOT)} -> {target}"
-        for page in pages
-        for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text(encoding="utf-8"))
-        if not (page.parent / target).exists()
-    ]
-
-    assert dead == []
 
 
 def test_every_bench_has_a_row_in_the_table_of_benches() -> None:

@@ -137,22 +137,22 @@ def timing_wheel() -> str:
     canvas.text(190, 360, f"a slot: {SLOT_SIZE} bytes with both ends of its list", "small")
     x, y = _on_circle(centre, radius, 5 / shown)
     canvas.arrow(f"M{x + 12:.1f} {y:.1f} C 400 {y:.0f}, 420 150, 470 150", "back")
-    canvas.text(640, 96, "timer log", "strong")
-    canvas.text(640, 116, f"units of {TIMER_UNIT_SIZE} bytes, appended", "small")
+    canvas.arrow(f"M{x + 8:.1f} {y - 10:.1f} C 400 40, 768 20, 768 126", "back")
+    canvas.text(480, 92, "timer log", "strong", "start")
+    canvas.text(480, 114, f"units of {TIMER_UNIT_SIZE} bytes, a list from last to first", "small", "start")
     units = [(480, "first"), (600, ""), (720, "last")]
     for at, name in units:
         canvas.box(at, 130, 96, 44)
         canvas.text(at + 48, 157, name or "…", "name")
     canvas.arrow("M720 182 C 700 210, 670 210, 652 182")
     canvas.arrow("M600 182 C 580 210, 550 210, 532 182")
-    canvas.text(640, 226, "each unit points to the one before it", "small")
-    canvas.text(640, 270, "commit log", "strong")
+    canvas.text(522, 272, "commit log", "strong", "start")
     canvas.box(480, 284, 336, 40)
     for at in (500, 566, 650, 752):
         canvas.box(at, 291, 44, 26, "mark", 3)
-    for start, end in ((528, 522), (648, 672), (768, 774)):
+    for start, end in ((510, 510), (648, 672), (768, 774)):
         canvas.arrow(f"M{start} 176 C {start} 230, {end} 240, {end} 288", "back")
-    canvas.text(640, 348, "the message itself; memory does not grow with the backlog", "small")
+    canvas.text(480, 346, "the messages; memory does not grow with the backlog", "small", "start")
     return canvas.svg()
 
 

@@ -381,6 +381,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         return self._transactions.send(plan, destination, arg)
 
     async_send_in_transaction = awaitable(send_in_transaction)
+    """The same in another thread: returns a future that threads and coroutines can wait for."""
 
     # --- receiving -----------------------------------------------------------------------------
 

@@ -1,0 +1,69 @@
+"""The reference has all public names, each under the path by which programs import it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections import Counter
+
+import pytest
+
+from tests.docs.fences import DOCS
+
+SHADOWED = {
+    # a module of the same name stands in the package: the path has both
+    "mqtemplate.template.transaction_listener.transaction_listener": "mqtemplate.transaction_listener",
+    "mqtemplate_starter_django.messages.messages": "mqtemplate_starter_django.messages",
+}
+COMPLETE = (
+    "mqtemplate",
+    "mqtemplate.errors",
+    "mqtemplate.testing",
+    "mqtemplate.outbox",
+    "mqtemplate.outbox.django",
+    "mqtemplate.converters",
+    "mqtemplate.server",
+    "mqtemplate.admin",
+    "mqtemplate_starter_fastapi",
+    "mqtemplate_starter_flask",
+    "mqtemplate_starter_django",
+)
+"""Packages all of whose exported names are public."""
+
+NAMES = [
+    SHADOWED.get(path, path)
+    for page in sorted((DOCS / "reference").glob("*.md"))
+    for path in re.findall(r"^::: (\S+)$", page.read_text("utf-8"), re.MULTILINE)
+]
+
+
+def exported(package: str) -> set[str]:
+    """Return the names of ``__all__`` with the package before them."""
+    names: list[str] = importlib.import_module(package).__all__
+    return {f"{package}.{name}" for name in names}
+
+
+@pytest.mark.parametrize("package", COMPLETE)
+def test_every_exported_name_is_in_the_reference(package: str) -> None:
+    left_out = {
+        "mqtemplate.errors",  # a module, with a page of its own
+        "mqtemplate.errors.MQTemplateError",  # on its page, or as mqtemplate.MQTemplateError
+        "mqtemplate.MQTemplateError",
+        "mqtemplate_starter_django.DjangoAutoConfiguration",  # found by its entry point; no program imports it
+    }
+
+    assert exported(package) - set(NAMES) - left_out == set()
+
+
+def test_a_name_stands_in_the_reference_once() -> None:
+    assert [name for name, count in Counter(NAMES).items() if count > 1] == []
+
+
+@pytest.mark.parametrize("path", NAMES)
+def test_a_name_of_the_reference_is_exported_and_documented(path: str) -> None:
+    package, _, name = path.rpartition(".")
+
+    assert name in importlib.import_module(package).__all__
+    value = getattr(importlib.import_module(package), name)
+    assert not (inspect.isclass(value) or inspect.isfunction(value)) or (value.__doc__ or "").strip()
