@@ -133,7 +133,12 @@ def timing_wheel() -> str:
         canvas.circle(x, y, 9, "mark" if number == 0 else "warm" if number == 5 else "box")
     canvas.arrow("M190 190 L190 78")
     canvas.text(190, 216, "now", "strong")
-    canvas.text(190, 236, f"{settings.slots_total:,} slots of {format_ms(settings.precision_ms)}: {format_ms(window_ms)}", "small")
+    canvas.text(
+        190,
+        236,
+        f"{settings.slots_total:,} slots of {format_ms(settings.precision_ms)}: {format_ms(window_ms)}",
+        "small",
+    )
     canvas.text(190, 360, f"a slot: {SLOT_SIZE} bytes with both ends of its list", "small")
     x, y = _on_circle(centre, radius, 5 / shown)
     canvas.arrow(f"M{x + 12:.1f} {y:.1f} C 400 {y:.0f}, 420 150, 470 150", "back")

@@ -25,7 +25,10 @@ from tests.docs.surroundings import FRAGMENTS, PRELUDE, Surroundings
 
 ELSEWHERE = {
     # page -> the test that runs further blocks, and a text of each; an empty one is in every block
-    "quickstart.md": ("tests/test_docs.py", ["class Reminders", "from reminders import Reminders", "def test_the_customer"]),
+    "quickstart.md": (
+        "tests/test_docs.py",
+        ["class Reminders", "from reminders import Reminders", "def test_the_customer"],
+    ),
     "request-reply.md": ("tests/test_docs.py", ["def test_the_price"]),
     "async.md": ("tests/test_docs.py", ["def test_a_bill_takes_three_seconds"]),
     "testing.md": ("tests/testing/test_docs.py", [""]),

@@ -23,7 +23,8 @@ def anchors(page: Path) -> frozenset[str]:
     """Return the anchors of a page: its headings as MkDocs and GitHub name them, its ``id`` s, and names of the API."""
     text = page.read_text("utf-8")
     found = set(re.findall(r'id="([^"]+)"', text)) | set(re.findall(r"^::: (\S+)$", text, re.MULTILINE))
-    for heading in re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE), re.M):
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    for heading in re.findall(r"^#+ (.+)$", prose, re.MULTILINE):
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
         found.add(re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower()))
     return frozenset(found)
@@ -64,9 +65,7 @@ def test_links_of_the_readme_work_on_the_page_of_a_package_index() -> None:
 
 
 def test_every_bench_that_a_page_names_exists() -> None:
-    named = {
-        (page.name, name) for page in PAGES for name in re.findall(r"`bench/(\w+\.py)`", page.read_text("utf-8"))
-    }
+    named = {(page.name, name) for page in PAGES for name in re.findall(r"`bench/(\w+\.py)`", page.read_text("utf-8"))}
 
     assert [entry for entry in sorted(named) if not (ROOT / "bench" / entry[1]).exists()] == []
 

@@ -65,7 +65,8 @@ def test_the_metadata_has_what_an_index_shows(wheel: Path) -> None:
 
     urls = dict(value.split(", ") for value in metadata.get_all("Project-URL", []))
     assert {"Homepage", "Documentation", "Changelog", "Issues", "Source"} == set(urls)
-    assert metadata["Author"] and metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["Author"]
+    assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert "Typing :: Typed" in metadata.get_all("Classifier", [])
     assert not [name for name in metadata.get_all("Requires-Dist", []) if "spark" in name and "extra" not in name]
