@@ -127,6 +127,7 @@ def test_a_step_of_the_tutorial_works_by_its_text(step: Path, reader: Reader) ->
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(600)  # thirty programs, one after the other
 def test_the_whole_tutorial_in_one_folder(reader: Reader) -> None:
     """A reader goes from the first step to the last; each step finds the messages that the earlier ones left."""
     for page in STEPS:

@@ -69,7 +69,7 @@ class AclSection(Properties):
     replay_window_ms: Milliseconds = Field(default=0, ge=0, le=3_600_000)
     """Milliseconds in which a signature may not be used again by a request that changes something; 0 permits that. It
     refuses recorded requests, also those with another code, and a client's identical second try. See
-    [server](server.md#security)."""
+    [security](security.md)."""
 
     @model_validator(mode="after")
     def _check_accounts(self) -> Self:

@@ -75,8 +75,8 @@ def _section(section: type, prefix: str) -> Iterator[str]:
             below.append((f"{key}.<name>", shape.item_section))
         rows.append(_row(key, field, shape, field_documentation(section, name)))
     if rows:
-        first_line = (section.__doc__ or "").strip().splitlines()[0]
-        yield from (f"### `{prefix.rstrip('.')}`", "", _for_a_cell(first_line), "")
+        summary = " ".join((section.__doc__ or "").strip().split("\n\n")[0].split())
+        yield from (f"### `{prefix.rstrip('.')}`", "", _for_a_cell(summary), "")
         yield from ("| Key | Default | What it does |", "| --- | --- | --- |", *rows, "")
     for key, inner in below:
         yield from _section(inner, f"{key}.")
