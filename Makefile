@@ -18,6 +18,9 @@ FIND_JAVA = for java in $${JAVA_HOME:+"$$JAVA_HOME/bin/java"} java; do \
 
 PIP_INSTALL = $(PYTHON) -m pip install --quiet --disable-pip-version-check
 
+# The tests and examples start hundreds of processes, and without cached bytecode each compiles the library.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all docs lint bench clean
 
@@ -75,11 +78,15 @@ lint: $(READY) ## Check format, lint and types
 
 PYTEST = $(VENV)/bin/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-test: setup lint ## Lint, then run all tests but the longest
-	@$(PYTEST) -m "not thorough"
+# The type checker uses one processor only, so the tests run beside it.
+WITH_LINT = $(MAKE) --no-print-directory lint & lint=$$!; $1; tests=$$?; \
+	wait $$lint || { echo "The lint failed; its report is above, or run: make lint" >&2; exit 1; }; exit $$tests
 
-test-all: setup lint $(VENV)/.docs ## Lint, then run all tests
-	@$(PYTEST)
+test: setup ## Lint and run all tests but the longest
+	@$(call WITH_LINT,$(PYTEST) -m "not thorough")
+
+test-all: setup $(VENV)/.docs ## Lint and run all tests
+	@$(call WITH_LINT,$(PYTEST))
 
 $(VENV)/.docs: $(READY)
 	@$(PIP_INSTALL) --editable '.[docs]'

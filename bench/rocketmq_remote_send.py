@@ -32,7 +32,7 @@ def rocketmq_rate(name_server: NameServer) -> float:
     """Return the messages per second of RocketMQ's Java client."""
     arguments = (name_server.address, "orders", "1", str(len(BODY)), "1", str(_ROUND_SECONDS), str(_ROUNDS))
     with java_program("Throughput", *arguments) as lines:
-        return median(float(line) for line in lines)
+        return median(float(line.split()[0]) for line in lines)
 
 
 def mqtemplate_rate(name_server: NameServer) -> float:

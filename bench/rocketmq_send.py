@@ -31,7 +31,7 @@ def _client_rate(name_server: NameServer, threads: int) -> float:
     body, batch = str(len(BODY)), "1"
     arguments = (name_server.address, "orders", str(threads), body, batch, str(_ROUND_SECONDS), str(_ROUNDS))
     with java_program("Throughput", *arguments) as lines:
-        return median(float(line) for line in lines)
+        return median(float(line.split()[0]) for line in lines)
 
 
 def mqtemplate_rate(folder: Path, mode: FlushDiskType, threads: int) -> float:

@@ -41,7 +41,7 @@ def mqtemplate_rates(folder: Path, mode: FlushDiskType) -> dict[int, float]:
 def _client_rate(address: str, threads: int) -> float:
     arguments = (address, "orders", str(threads), str(len(BODY)), "1", str(_ROUND_SECONDS), str(_ROUNDS))
     with java_program("Throughput", *arguments) as lines:
-        return median(float(line) for line in lines)
+        return median(float(line.split()[0]) for line in lines)
 
 
 def measure_loss(folder: Path, seconds: float) -> None:

@@ -1,12 +1,16 @@
-"""Rules for every test: no foreign settings, no deadlines, all log events, long files first, reasons for skips."""
+"""Rules for every test: no foreign settings, no deadlines, all log events, distribution over processes, skips."""
 
 from __future__ import annotations
 
 import logging
 import os
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from xdist.scheduler import LoadFileScheduling
 
 # A property that holds slowly on a busy machine holds all the same.
 settings.register_profile("mqtemplate", deadline=None)
@@ -27,6 +31,17 @@ def pytest_configure() -> None:
 def pytest_xdist_auto_num_workers() -> int:
     """Return one worker more than there are processors: tests that wait for other processes need none."""
     return (os.cpu_count() or 1) + 1
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling | None:
+    """Run the tests of a file in one process, and all tests of Spark in one: each process would start a session."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class OneSparkSession(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "tests/spark" if nodeid.startswith("tests/spark/") else super()._split_scope(nodeid)
+
+    return OneSparkSession(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -91,7 +91,9 @@ class WorkerPool:
         self._thread_time = thread_time
         self._changed = threading.Condition(threading.Lock())  # protects the attributes that follow
         self._lines: dict[int, _Line] = {}
-        self._ready: deque[int] = deque()  # connections with waiting work that may have one more thread, each once
+        # Connections with waiting work that may have one more thread, each once in one of the two.
+        self._ready: deque[int] = deque()
+        self._heavy: deque[int] = deque()  # those whose address was heavy when their turn came
         self._jobs = 0
         self._bytes = 0
         self._processor_time = ProcessorTime()
@@ -143,7 +145,7 @@ class WorkerPool:
             self._bytes -= sum(size for _, size in line.jobs)
             line.jobs.clear()
             if line.running < self._max_running:
-                self._ready.remove(connection.id)
+                (self._heavy if connection.id in self._heavy else self._ready).remove(connection.id)
             if not line.running:
                 del self._lines[connection.id]
 
@@ -192,13 +194,24 @@ class WorkerPool:
             return connection_id, job, is_heavy
 
     def _next_ready(self) -> tuple[int, bool] | None:
-        """Remove the next connection whose work may run now from those that are ready. Others keep their order."""
-        for position, connection_id in enumerate(self._ready):
-            is_heavy = self._processor_time.is_heavy(self._lines[connection_id].address)
-            if not (is_heavy and self._is_heavy_running):
-                del self._ready[position]
-                return connection_id, is_heavy
+        """Remove the next connection whose work may run now; return it, and True if its address is heavy.
+
+        A heavy one goes first while none runs: then one thread is for the heavy ones, and the others are for the rest.
+        """
+        if self._heavy and not self._is_heavy_running:
+            connection_id = self._heavy.popleft()
+            return connection_id, self._is_heavy(connection_id)
+        while self._ready:
+            connection_id = self._ready.popleft()
+            if not self._is_heavy(connection_id):
+                return connection_id, False
+            if not self._is_heavy_running:
+                return connection_id, True
+            self._heavy.append(connection_id)
         return None
+
+    def _is_heavy(self, connection_id: int) -> bool:
+        return self._processor_time.is_heavy(self._lines[connection_id].address)
 
     def _finish(self, connection_id: int, size: int, seconds: float, *, is_heavy: bool) -> None:
         with self._changed:

@@ -86,6 +86,11 @@ class BrokerProcess:
         self.address = self._printed_address()
         return self
 
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
     def _write_settings(self) -> None:
         settings = {
             "message-delay-level": _LEVELS,

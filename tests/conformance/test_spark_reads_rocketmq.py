@@ -15,7 +15,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from bench.peer.rocketmq import NameServer, RocketMQ
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.message import Message, MessageQueue
-from mqtemplate.spark.reader.cluster_connection import connect
+from mqtemplate.spark.reader.cluster_connection import close_connections
 from mqtemplate.spark.reader.remote_cluster import RemoteCluster
 from mqtemplate.spark.schema import source_schema
 from mqtemplate.spark.source import BatchReader, MqTemplateSource, StreamReader
@@ -42,8 +42,7 @@ def broker(name_server: NameServer, tmp_path_factory: pytest.TempPathFactory) ->
         cluster = RemoteCluster((name_server.address,))
         eventually(lambda: len(brokers_of(cluster, "TBW102")) == 2, "both brokers have registered")
         yield from _filled(name_server, cluster)
-    connect((name_server.address,), None).client.close()
-    connect.cache_clear()
+    close_connections()
 
 
 def brokers_of(cluster: RemoteCluster, topic: str) -> set[str]:

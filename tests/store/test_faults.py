@@ -255,12 +255,13 @@ def test_a_call_that_fails_once_loses_no_acknowledged_message(
 
 @pytest.mark.parametrize("mode", FlushDiskType)
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC], ids=lambda code: errno.errorcode[code])
+@pytest.mark.parametrize("start", [0, *(pytest.param(start, marks=pytest.mark.thorough) for start in (7, 14))])
 def test_a_disk_that_fails_for_a_while_loses_no_acknowledged_message(
-    quick_folder: Path, mode: FlushDiskType, code: int
+    quick_folder: Path, mode: FlushDiskType, code: int, start: int
 ) -> None:
     total = len(life_without_faults(quick_folder / "working", mode).calls)
 
-    for first in range(0, total, 7):
+    for first in range(start, total, 21):
         user = User(quick_folder / str(first), mode, during(first, first + 25, code))
         user.live()
 

@@ -35,12 +35,12 @@ def test_after_a_kill_all_messages_are_there(open_store: OpenStore) -> None:
     assert again.put(draft(b"next", queue_id=1)).queue_offset == 10
 
 
-def test_a_log_cut_at_any_byte_keeps_all_whole_records(tmp_path: Path) -> None:
+def test_a_log_cut_at_any_byte_keeps_all_whole_records(quick_folder: Path) -> None:
     """Cut the last file at every byte: all whole records are still there, in order, and the next put succeeds.
 
     A process that is killed while it appends has not written the unit yet, so no queue refers to the record.
     """
-    source = tmp_path / "source"
+    source = quick_folder / "source"
     store = MessageStore(FolderStoreFiles(source), small(mapped_file_size_commit_log=600), VirtualClock())
     store.load()
     written = [b"first" * 60, b"second" * 20, b"", b"fourth"]
@@ -52,7 +52,7 @@ def test_a_log_cut_at_any_byte_keeps_all_whole_records(tmp_path: Path) -> None:
     assert puts[-1].physical_offset > start > puts[0].physical_offset
 
     for cut in range(puts[-1].end - start + 1):
-        folder = tmp_path / "cut"
+        folder = quick_folder / "cut"
         shutil.copytree(source, folder)
         (folder / "commitlog" / last.name).write_bytes(data[:cut].ljust(600, b"\0"))
         shutil.rmtree(folder / "consumequeue")

@@ -7,7 +7,6 @@ import socket
 import threading
 import time
 from collections.abc import Collection
-from functools import lru_cache
 
 from mqtemplate.brokers.remote.errors import check_response
 from mqtemplate.brokers.remote.namespace import Namespace
@@ -34,10 +33,24 @@ _FIRST_PAUSE_S = 0.1
 _CONNECT_TIMEOUT_MS = 3_000
 
 
-@lru_cache(maxsize=8)
+_connections: dict[tuple[tuple[str, ...], str | None], ClusterConnection] = {}
+_connecting = threading.Lock()
+
+
 def connect(name_servers: tuple[str, ...], client_file: str | None) -> ClusterConnection:
     """Return this process's connection to a cluster: Spark reuses a Python process for many tasks."""
-    return ClusterConnection(name_servers, client_file)
+    key = (name_servers, client_file)
+    with _connecting:
+        if key not in _connections:
+            _connections[key] = ClusterConnection(name_servers, client_file)
+        return _connections[key]
+
+
+def close_connections() -> None:
+    """Close the connections of this process. A later `connect` opens new ones."""
+    with _connecting:
+        while _connections:
+            _connections.popitem()[1].client.close()
 
 
 def named(queue: MessageQueue) -> str:

@@ -23,7 +23,7 @@ from mqtemplate.message import HostAddress, Message, MessageQueue
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.server import Account, AclSettings, BrokerServerSettings, LocalCluster, Right
 from mqtemplate.spark.offsets import QueueRange, to_spark
-from mqtemplate.spark.reader.cluster_connection import ClusterConnection, connect
+from mqtemplate.spark.reader.cluster_connection import close_connections, connect
 from mqtemplate.spark.reader.remote_cluster import RemoteCluster
 from mqtemplate.spark.record_batches import ARROW_SCHEMA, record_batches
 from mqtemplate.spark.schema import source_schema
@@ -54,20 +54,10 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
 
 @pytest.fixture(autouse=True)
-def closed_connections(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def closed_connections() -> Iterator[None]:
     """Close the connections of the test: a task of Spark keeps them for the next one in its process."""
-    opened: list[ClusterConnection] = []
-    create = ClusterConnection.__init__
-
-    def noted(connection: ClusterConnection, *arguments: Any) -> None:
-        create(connection, *arguments)
-        opened.append(connection)
-
-    monkeypatch.setattr(ClusterConnection, "__init__", noted)
     yield
-    connect.cache_clear()
-    for connection in opened:
-        connection.client.close()
+    close_connections()
 
 
 def fill(broker: EmbeddedBroker, count: int, *, topic: str = "orders", queue_id: int = 0, size: int = 40) -> None:

@@ -19,6 +19,7 @@ from mqtemplate.errors import ConfigurationError, MessageError, UnsupportedError
 from mqtemplate.message import HostAddress, Message, MessageQueue, SendSequence  # noqa: E402
 from mqtemplate.server import Account, AclSettings, BrokerServerSettings, LocalCluster, Right  # noqa: E402
 from mqtemplate.spark.broker_access import connection  # noqa: E402
+from mqtemplate.spark.reader import cluster_connection  # noqa: E402
 from mqtemplate.spark.schema import source_schema  # noqa: E402
 from mqtemplate.spark.sink.options import SinkOptions  # noqa: E402
 from mqtemplate.spark.sink.publisher import PlainPublisher, QueueChooser, create_publisher  # noqa: E402
@@ -54,6 +55,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCluster]:
         cluster.engine.create_topic("orders", 2)
         yield cluster
         connection.close_connections()
+        cluster_connection.close_connections()
 
 
 def test_a_repeated_task_stores_its_rows_once_on_our_server(cluster: LocalCluster) -> None:
