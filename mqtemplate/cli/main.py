@@ -32,6 +32,7 @@ _COMMANDS = {
     "conditions": "application",
     "config": "application",
     "listeners": "listeners",
+    "dashboard": "dashboard",
     "bench": "bench",
     "doctor": "folder",
     "simulate": "folder",
