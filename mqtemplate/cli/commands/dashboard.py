@@ -148,9 +148,11 @@ def _actuator(call: Invocation, url: str, token: str | None) -> ActuatorClient:
 
 def _serve(server: DashboardServer, access: Access, *, is_loopback: bool, audit: Path | None) -> None:
     from mqtemplate.context.signals import StopRequests
+    from mqtemplate.running.local_server import short_switch_interval
 
     stop_requests = StopRequests()
-    with stop_requests.from_signals():
+    # A count of a million messages must not delay the pages beside it.
+    with short_switch_interval(), stop_requests.from_signals():
         server.start()
         try:
             address = f"http://{server.address}/"
@@ -160,8 +162,8 @@ def _serve(server: DashboardServer, access: Access, *, is_loopback: bool, audit:
                 print_line(f"changes are logged to {audit}")
             if not is_loopback:
                 print_line(
-                    f"warning: other machines can connect to {server.address}, and the connection is not encrypted: the "
-                    "token and all messages can be read on the way; put a proxy with TLS before it, or use a tunnel",
+                    f"warning: other machines can connect to {server.address} without encryption, so the token and "
+                    "messages can be read on the way; put a proxy with TLS before it, or use a tunnel",
                     sys.stderr,
                 )
             print_line("press Ctrl-C to stop")

@@ -19,7 +19,7 @@ from mqtemplate.errors import BrokerError, MQTemplateError, UnknownNameError
 from mqtemplate.http.exchange import HttpResponse
 from mqtemplate.pending import PendingQuery
 
-_FIRST_PAINT_S = 0.15
+_FIRST_PAINT_S = 0.1
 _SHOWN = 8
 
 
@@ -112,7 +112,7 @@ def _size(path: Path) -> int:
 def _due(site: Site, call: Call, now_ms: int) -> Histogram | None:
     """Return what is due in the next two days; None if it is not counted yet, or the broker cannot count."""
     try:
-        counted = pending_counts(site, PendingQuery(), _FIRST_PAINT_S)
+        counted = pending_counts(site, PendingQuery(), _FIRST_PAINT_S / 2)
     except MQTemplateError:
         return None
     if counted is None:
@@ -133,7 +133,7 @@ def _application(site: Site) -> dict[str, Any] | None:
     if site.application is None:
         return None
     try:
-        cached = site.cache.get("application", lambda: _documents(site), _FIRST_PAINT_S)
+        cached = site.cache.get("application", lambda: _documents(site), _FIRST_PAINT_S / 2)
     except BrokerError as exc:
         return {"error": str(exc), "address": site.application.address}
     return {"address": site.application.address} if cached is None else cached.value
