@@ -8,8 +8,16 @@ from typing import Any
 
 import typer
 
+from mqtemplate.converters.readable import (
+    body_text,
+    pretty_body,
+    properties_text,
+    short_body,
+    size_text,
+    span_text,
+    time_text,
+)
 from mqtemplate.durations import duration_ms, is_duration_text
-from mqtemplate.formats import body_text, pretty_body, properties_text, short_body, size_text, span_text, time_text
 from mqtemplate.message import MessageExt
 
 __all__ = [

@@ -8,10 +8,14 @@ if TYPE_CHECKING:
     from mqtemplate.dashboard.access import Access
     from mqtemplate.dashboard.audit import AuditLog
     from mqtemplate.dashboard.dashboard import Dashboard, dashboard_asgi_app, dashboard_wsgi_app
+    from mqtemplate.dashboard.installation import MOUNT, check_installed
+    from mqtemplate.dashboard.managed import managed_dashboard
     from mqtemplate.dashboard.server import DashboardServer
-    from mqtemplate.dashboard.source import BrokerSource, FolderSource, OpenSource
+    from mqtemplate.dashboard.sources.broker_source import BrokerSource
+    from mqtemplate.dashboard.sources.source import FolderSource, OpenSource
 
 __all__ = [
+    "MOUNT",
     "Access",
     "AuditLog",
     "BrokerSource",
@@ -19,20 +23,25 @@ __all__ = [
     "DashboardServer",
     "FolderSource",
     "OpenSource",
+    "check_installed",
     "dashboard_asgi_app",
     "dashboard_wsgi_app",
+    "managed_dashboard",
 ]
 
 __getattr__ = late_import(
     __name__,
     {
+        "MOUNT": "mqtemplate.dashboard.installation",
         "Access": "mqtemplate.dashboard.access",
         "AuditLog": "mqtemplate.dashboard.audit",
-        "BrokerSource": "mqtemplate.dashboard.source",
+        "BrokerSource": "mqtemplate.dashboard.sources.broker_source",
         "Dashboard": "mqtemplate.dashboard.dashboard",
         "DashboardServer": "mqtemplate.dashboard.server",
-        "FolderSource": "mqtemplate.dashboard.source",
-        "OpenSource": "mqtemplate.dashboard.source",
+        "FolderSource": "mqtemplate.dashboard.sources.source",
+        "OpenSource": "mqtemplate.dashboard.sources.source",
+        "check_installed": "mqtemplate.dashboard.installation",
+        "managed_dashboard": "mqtemplate.dashboard.managed",
         "dashboard_asgi_app": "mqtemplate.dashboard.dashboard",
         "dashboard_wsgi_app": "mqtemplate.dashboard.dashboard",
     },

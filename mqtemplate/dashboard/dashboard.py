@@ -8,7 +8,6 @@ from mqtemplate.actuator.client import ApplicationDocuments
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.dashboard.access import Access
 from mqtemplate.dashboard.audit import AuditLog
-from mqtemplate.dashboard.cache import BackgroundCache
 from mqtemplate.dashboard.call import Call
 from mqtemplate.dashboard.jobs import Jobs
 from mqtemplate.dashboard.pages import (
@@ -24,10 +23,11 @@ from mqtemplate.dashboard.pages import (
     tail,
     topics,
 )
-from mqtemplate.dashboard.rates import Rates
 from mqtemplate.dashboard.rendering import STATIC_TYPES, static_files
 from mqtemplate.dashboard.site import Site, merged
-from mqtemplate.dashboard.source import BrokerSource
+from mqtemplate.dashboard.sources.broker_source import BrokerSource
+from mqtemplate.dashboard.sources.cache import BackgroundCache
+from mqtemplate.dashboard.sources.rates import Rates
 from mqtemplate.errors import (
     BrokerError,
     MessageError,

@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from mqtemplate.dashboard.pending_counts import DAY_MS, HOUR_MS, MINUTE_MS
+MINUTE_MS = 60_000
+HOUR_MS = 3_600_000
+DAY_MS = 86_400_000
 
 _UNITS = (
     # longest span of time -> length of a bar, and its name

@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mqtemplate.admin.delayed import PendingMessages
+from mqtemplate.dashboard.histogram import DAY_MS, HOUR_MS, MINUTE_MS
 from mqtemplate.dashboard.site import Site
 from mqtemplate.errors import MessageError, MQTemplateError
 from mqtemplate.pending import PendingCounts, PendingQuery
-
-MINUTE_MS = 60_000
-HOUR_MS = 3_600_000
-DAY_MS = 86_400_000
 
 _UNITS_MS = (MINUTE_MS, HOUR_MS, DAY_MS, 30 * DAY_MS)
 _MAX_SPANS = 200_000

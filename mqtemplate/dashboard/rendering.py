@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from mqtemplate.formats import body_text, pretty_body, short_body, size_text, span_text, time_text
+from mqtemplate.converters.readable import body_text, pretty_body, short_body, size_text, span_text, time_text
 
 _HERE = Path(__file__).parent
 STATIC_TYPES = {
@@ -38,6 +38,7 @@ def environment() -> Environment:
         "size": size_text,
         "span": span_text,
         "count": lambda number: f"{number:,}",
+        "plural": _plural,
         "body": pretty_body,
         "short": short_body,
         "body_text": body_text,
@@ -62,6 +63,11 @@ def _time(time_ms: int | None) -> Markup | str:
     except (ValueError, OverflowError, OSError):
         return f"{time_ms} ms"
     return Markup('<time datetime="{}" title="{}">{}</time>').format(exact, exact, text)
+
+
+def _plural(number: int, singular: str, plural: str = "") -> str:
+    """Return a number with its noun."""
+    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
 
 
 def field_time(time_ms: int | None) -> str:

@@ -1,4 +1,4 @@
-"""What all pages share: the broker, the application, access, and the frame of each page."""
+"""Parts that all pages share: the broker, the application, access, and the frame of each page."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from mqtemplate.actuator.client import ApplicationDocuments
 from mqtemplate.admin.broker_admin import BrokerAdmin
 from mqtemplate.dashboard.access import Access
 from mqtemplate.dashboard.audit import AuditLog
-from mqtemplate.dashboard.cache import BackgroundCache
 from mqtemplate.dashboard.call import Call
 from mqtemplate.dashboard.jobs import Job, Jobs, Work
-from mqtemplate.dashboard.rates import Rates
 from mqtemplate.dashboard.rendering import render
-from mqtemplate.dashboard.source import BrokerSource
+from mqtemplate.dashboard.sources.broker_source import BrokerSource
+from mqtemplate.dashboard.sources.cache import BackgroundCache
+from mqtemplate.dashboard.sources.rates import Rates
 from mqtemplate.errors import UnknownNameError, UnsupportedError
 from mqtemplate.http.exchange import HttpResponse
 

@@ -398,7 +398,7 @@ def test_a_dashboard_of_an_application_without_a_broker_says_what_to_start(shop:
     )
 
     assert "bill" in alone.page("/listeners").text
-    assert "UP 1 listeners" in alone.page("/").text
+    assert "UP 1 listener" in alone.page("/").text
     assert ">Topics<" not in alone.page("/").html
     assert alone.get("/topics").status == 501
     assert "start it with --store or --name-server too" in alone.get("/topics").text

@@ -46,10 +46,10 @@ def test_the_overview_has_pending_messages_rates_lag_and_dead_letters(shop: Shop
     page = shop.page("/")
 
     assert "1 pending messages" in page.text
-    assert "2.0 stored per second, 1 topics" in page.text
+    assert "2.0 stored per second, 1 topic" in page.text
     assert "21 lag of all groups" in page.text
     assert "0 dead letters in 0 groups" in page.text
-    assert "UP 1 listeners, 0 recent late deliveries" in page.text
+    assert "UP 1 listener, 0 recent late deliveries" in page.text
 
 
 def test_topics_are_listed_by_kind_and_name(shop: Shop) -> None:

@@ -20,7 +20,7 @@ from mqtemplate.errors import ConfigurationError
 if TYPE_CHECKING:
     from mqtemplate.dashboard.access import Access
     from mqtemplate.dashboard.server import DashboardServer
-    from mqtemplate.dashboard.source import BrokerSource
+    from mqtemplate.dashboard.sources.broker_source import BrokerSource
 
 _LOOPBACK = "127.0.0.1"
 
@@ -65,8 +65,9 @@ def dashboard(
 ) -> None:
     """Serve pages that show a broker, an application, or both, in a browser."""
     from mqtemplate.clock import SystemClock
+    from mqtemplate.dashboard.installation import check_installed
 
-    _check_installed()
+    check_installed()
     is_loopback = _is_loopback(host)
     if store is not None:
         if call.name_server is not None:
@@ -90,13 +91,6 @@ def dashboard(
         _serve(DashboardServer(pages, host, port), access, is_loopback=is_loopback, audit=audit_path)
 
 
-def _check_installed() -> None:
-    try:
-        import jinja2  # noqa: F401
-    except ImportError as exc:
-        raise ConfigurationError("the dashboard needs jinja2: pip install 'mqtemplate[dashboard]'") from exc
-
-
 def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -116,7 +110,7 @@ def _source(call: Invocation, *, needed: bool) -> Iterator[BrokerSource | None]:
     from mqtemplate.brokers.remote.broker import RemoteBroker
     from mqtemplate.context.settings.name_server import RemoteCluster
     from mqtemplate.context.settings.remote_settings import remote_settings
-    from mqtemplate.dashboard.source import FolderSource, OpenSource
+    from mqtemplate.dashboard.sources.source import FolderSource, OpenSource
 
     settings = call.settings()
     if isinstance(settings.broker_choice, RemoteCluster):

@@ -9,13 +9,13 @@ from mqtemplate.admin.broker_admin import BrokerAdmin
 from mqtemplate.admin.dead_letters.dead_letters import DeadLetters, LetterFilter
 from mqtemplate.admin.dead_letters.letter import DeadLetter, LetterEdit, LetterState, resent_message
 from mqtemplate.admin.messages import property_differences
+from mqtemplate.converters.readable import body_text
 from mqtemplate.dashboard.call import Call, parse_time
 from mqtemplate.dashboard.jobs import Job
 from mqtemplate.dashboard.pages.delayed_changes import parse_rate
 from mqtemplate.dashboard.positions import cursor_of, first_of, is_after, parse_cursor
 from mqtemplate.dashboard.site import Routes, Site
 from mqtemplate.errors import MessageError, UnknownNameError
-from mqtemplate.formats import body_text
 from mqtemplate.http.exchange import HttpResponse
 
 _PAGE = 50

@@ -7,8 +7,8 @@ from typing import Any
 from mqtemplate.admin.delayed import PendingMessages
 from mqtemplate.broker import Capability
 from mqtemplate.dashboard.call import Call
-from mqtemplate.dashboard.histogram import Histogram, histogram, unit_of
-from mqtemplate.dashboard.pending_counts import DAY_MS, HOUR_MS, MINUTE_MS, Counted, pending_counts
+from mqtemplate.dashboard.histogram import DAY_MS, HOUR_MS, MINUTE_MS, Histogram, histogram, unit_of
+from mqtemplate.dashboard.pending_counts import Counted, pending_counts
 from mqtemplate.dashboard.rendering import render
 from mqtemplate.dashboard.site import HTML, Routes, Site
 from mqtemplate.errors import MQTemplateError

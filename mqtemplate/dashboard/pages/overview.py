@@ -11,10 +11,10 @@ from mqtemplate.admin.broker_admin import BrokerAdmin
 from mqtemplate.admin.dead_letters.dead_letters import DeadLetters
 from mqtemplate.admin.values import GroupInfo, TopicInfo, TopicKind
 from mqtemplate.dashboard.call import Call
-from mqtemplate.dashboard.histogram import Histogram, histogram
-from mqtemplate.dashboard.pending_counts import DAY_MS, HOUR_MS, pending_counts
-from mqtemplate.dashboard.rates import Sample
+from mqtemplate.dashboard.histogram import DAY_MS, HOUR_MS, Histogram, histogram
+from mqtemplate.dashboard.pending_counts import pending_counts
 from mqtemplate.dashboard.site import Routes, Site
+from mqtemplate.dashboard.sources.rates import Sample
 from mqtemplate.errors import BrokerError, MQTemplateError, UnknownNameError
 from mqtemplate.http.exchange import HttpResponse
 from mqtemplate.pending import PendingQuery

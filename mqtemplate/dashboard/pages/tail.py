@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 
 from mqtemplate.admin.messages import Tail
 from mqtemplate.admin.values import TopicKind
+from mqtemplate.converters.readable import body_text, short_body, time_text
 from mqtemplate.dashboard.call import Call
 from mqtemplate.dashboard.site import Routes, Site
 from mqtemplate.errors import MessageError, MQTemplateError
-from mqtemplate.formats import body_text, short_body, time_text
 from mqtemplate.http.exchange import HttpResponse
 from mqtemplate.message import MessageExt, MessageQueue
 from mqtemplate.selectors.tags import Selector, TagSelector

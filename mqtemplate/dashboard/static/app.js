@@ -172,7 +172,7 @@ function followTopic(table) {
     cell(row, "").append(link);
     cell(row, message.tag);
     cell(row, message.queue, "wide soft");
-    cell(row, message.body, "mono");
+    cell(row, message.body, "mono break");
     while (rows.rows.length > MAX_ROWS) rows.deleteRow(-1);
   });
 }

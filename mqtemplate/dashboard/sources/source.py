@@ -1,18 +1,18 @@
-"""Broker of the dashboard, for several threads: one that is open, or a store directory."""
+"""Sources of the dashboard: a broker that is open, and a store directory."""
 
 from __future__ import annotations
 
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from mqtemplate.admin.broker_admin import BrokerAdmin
 from mqtemplate.admin.folder import FolderAdmin
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.brokers.embedded.settings import EmbeddedSettings
+from mqtemplate.dashboard.sources.broker_source import BrokerSource
 from mqtemplate.errors import MQTemplateError
 from mqtemplate.event_log import get_logger
 
@@ -21,39 +21,6 @@ _log = get_logger("mqtemplate.dashboard")
 _LEAST_AGE_S = 5.0
 _COST_FACTOR = 20
 """A snapshot is used at least this many times as long as it took to open."""
-
-
-class BrokerSource(ABC):
-    """Administration of one broker, for the requests of several threads.
-
-    Attributes:
-        label: Name of the broker for a reader, such as its directory.
-        path: The store directory; None if there is none on this machine.
-    """
-
-    label: str
-    path: Path | None = None
-
-    @abstractmethod
-    def reading(self) -> AbstractContextManager[BrokerAdmin]:
-        """Return the administration for reading, for a ``with`` block."""
-
-    @abstractmethod
-    def changing(self) -> AbstractContextManager[BrokerAdmin]:
-        """Return the administration for changes, for a ``with`` block.
-
-        Raises:
-            StoreLockedError: The broker is a store directory that another process has open.
-        """
-
-    @property
-    @abstractmethod
-    def is_snapshot(self) -> bool:
-        """True if readers see a snapshot, whose clock stands still."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close what this object has opened."""
 
 
 class OpenSource(BrokerSource):
