@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from mqtemplate.dashboard.audit import AuditLog
     from mqtemplate.dashboard.dashboard import Dashboard, dashboard_asgi_app, dashboard_wsgi_app
     from mqtemplate.dashboard.installation import MOUNT, check_installed
-    from mqtemplate.dashboard.managed import managed_dashboard
+    from mqtemplate.dashboard.managed import application_dashboard, managed_dashboard
     from mqtemplate.dashboard.server import DashboardServer
     from mqtemplate.dashboard.sources.broker_source import BrokerSource
     from mqtemplate.dashboard.sources.source import FolderSource, OpenSource
@@ -23,6 +23,7 @@ __all__ = [
     "DashboardServer",
     "FolderSource",
     "OpenSource",
+    "application_dashboard",
     "check_installed",
     "dashboard_asgi_app",
     "dashboard_wsgi_app",
@@ -40,6 +41,7 @@ __getattr__ = late_import(
         "DashboardServer": "mqtemplate.dashboard.server",
         "FolderSource": "mqtemplate.dashboard.sources.source",
         "OpenSource": "mqtemplate.dashboard.sources.source",
+        "application_dashboard": "mqtemplate.dashboard.managed",
         "check_installed": "mqtemplate.dashboard.installation",
         "managed_dashboard": "mqtemplate.dashboard.managed",
         "dashboard_asgi_app": "mqtemplate.dashboard.dashboard",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from pathlib import Path
 
+from mqtemplate.actuator.actuator import Actuator
 from mqtemplate.actuator.client import LocalActuator
 from mqtemplate.actuator.response import Responder
 from mqtemplate.admin.broker_admin import BrokerAdmin
@@ -13,6 +14,7 @@ from mqtemplate.admin.remote import RemoteAdmin
 from mqtemplate.broker import Broker
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.brokers.remote.broker import RemoteBroker
+from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.settings.management import ManagementSettings
 from mqtemplate.dashboard.access import Access
 from mqtemplate.dashboard.audit import AuditLog, default_audit_path
@@ -46,6 +48,12 @@ def managed_dashboard(broker: Broker, actuator: Responder, settings: ManagementS
         audit=AuditLog(path if section.allow_changes else None, broker.clock),
         clock=broker.clock,
     )
+
+
+def application_dashboard(broker: Broker, settings: AppSettings, actuator: Actuator) -> Dashboard:
+    """Return the dashboard of an application, for its context."""
+    management = settings.mqtemplate.management
+    return managed_dashboard(broker, actuator, management, management.name or broker.name)
 
 
 def _admin_of(broker: Broker) -> BrokerAdmin:

@@ -33,9 +33,9 @@ class ObservabilityAutoConfiguration(AutoConfiguration):
         context.register(actuator)
         if context.settings.mqtemplate.management.dashboard.enabled:
             check_installed()
-            from mqtemplate_starter_observability.dashboard import register
+            from mqtemplate.dashboard import application_dashboard
 
-            register(context)
+            context.register(application_dashboard)
         context.add_part(_Management(context))
 
 
