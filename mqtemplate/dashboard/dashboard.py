@@ -23,7 +23,7 @@ from mqtemplate.dashboard.pages import (
     tail,
     topics,
 )
-from mqtemplate.dashboard.rendering import STATIC_TYPES, static_files
+from mqtemplate.dashboard.rendering import STATIC_TYPES, compile_templates, static_files
 from mqtemplate.dashboard.site import Site, merged
 from mqtemplate.dashboard.sources.broker_source import BrokerSource
 from mqtemplate.dashboard.sources.cache import BackgroundCache
@@ -114,6 +114,13 @@ class Dashboard:
             jobs=Jobs(in_background=not clock.is_virtual),
             rates=Rates(),
         )
+
+    def prepare(self) -> None:
+        """Compile the pages, and start to read what takes long: the first page comes as fast as later ones."""
+        compile_templates()
+        static_files()
+        if self._source is not None:
+            overview.prepare(self._site)
 
     def close(self) -> None:
         """Stop the running job, and close the source."""

@@ -48,6 +48,12 @@ def environment() -> Environment:
     return found
 
 
+def compile_templates() -> None:
+    """Compile all templates now, so that the first page does not wait for it."""
+    for name in environment().list_templates():
+        environment().get_template(name)
+
+
 def render(template: str, values: Mapping[str, Any]) -> bytes:
     """Return a page."""
     return environment().get_template(template).render(values).encode()

@@ -43,6 +43,7 @@ class DashboardServer:
         Raises:
             ConfigurationError: The address cannot be used.
         """
+        self._dashboard.prepare()
         self._server.start()
         _log.info("dashboard.started", address=str(self.address))
 

@@ -145,7 +145,11 @@ class _Connection(BaseHTTPRequestHandler):
             body=body,
             remote=self.client_address[0],
         )
-        self._send(owner.handler(request))
+        response = owner.handler(request)
+        try:
+            self._send(response)
+        except ConnectionError:  # the client did not wait for the response
+            self.close_connection = True
 
     def _send(self, response: HttpResponse) -> None:
         self.send_response(response.status)
@@ -167,8 +171,6 @@ class _Connection(BaseHTTPRequestHandler):
         try:
             for part in response.body:
                 self.wfile.write(part if isinstance(part, bytes) else b"")
-        except OSError:
-            return  # the client has closed the connection
         finally:
             close = getattr(response.body, "close", None)
             if close is not None:

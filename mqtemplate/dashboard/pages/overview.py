@@ -16,8 +16,11 @@ from mqtemplate.dashboard.pending_counts import pending_counts
 from mqtemplate.dashboard.site import Routes, Site
 from mqtemplate.dashboard.sources.rates import Sample
 from mqtemplate.errors import BrokerError, MQTemplateError, UnknownNameError
+from mqtemplate.event_log import get_logger
 from mqtemplate.http.exchange import HttpResponse
 from mqtemplate.pending import PendingQuery
+
+_log = get_logger("mqtemplate.dashboard")
 
 _FIRST_PAINT_S = 0.1
 _SHOWN = 8
@@ -67,6 +70,15 @@ def overview(site: Site, call: Call) -> HttpResponse:
         slowest=[] if state is None else sorted(state.groups, key=lambda group: -group.lag)[:_SHOWN],
         application=_application(site),
     )
+
+
+def prepare(site: Site) -> None:
+    """Start to read what the page shows, without waiting for it."""
+    try:
+        site.cache.get("overview", lambda: _read(site), 0.0)
+        pending_counts(site, PendingQuery(), 0.0)
+    except MQTemplateError as exc:  # the page will show it
+        _log.debug("dashboard.prepare_failed", reason=str(exc))
 
 
 def _read(site: Site) -> BrokerState:

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 _MAX_KEYS = 64
 _LEAST_AGE_S = 2.0
-_COST_FACTOR = 10
+_COST_FACTOR = 20
 """A value is used at least this many times as long as it took to read."""
 
 
