@@ -33,6 +33,7 @@ _PAGES = (
     ("/tail", "Live tail", True),
     ("/levels", "Delay levels", True),
     ("/listeners", "Listeners", False),
+    ("/schedules", "Schedules", False),
     ("/lateness", "Lateness", False),
     ("/configuration", "Configuration", False),
 )

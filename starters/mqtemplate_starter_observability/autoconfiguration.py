@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mqtemplate import Broker
+from mqtemplate import Broker, Schedules
 from mqtemplate.actuator import Actuator, ActuatorSources, ManagementServer
 from mqtemplate.context import ApplicationContext, AppSettings, AutoConfiguration, explain_settings
 from mqtemplate.dashboard import MOUNT, check_installed
@@ -105,6 +105,7 @@ def actuator(context: ApplicationContext, health: HealthChecks, observed: Observ
         health=health,
         metrics=observed.metrics,
         listeners=context.get(ListenerRegistry),
+        schedules=context.get(Schedules),
         lags=observed.lags,
         lateness=observed.lateness,
         conditions=context.conditions,

@@ -20,6 +20,7 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.dashboard import Access, AuditLog, Dashboard, OpenSource
 from mqtemplate.http.exchange import HttpRequest, HttpResponse
 from mqtemplate.message import Message, Property
+from mqtemplate.scheduling import scheduled
 from mqtemplate.testing import Harness
 
 TOKEN = "open sesame"
@@ -43,6 +44,10 @@ class CardRefusedError(Exception):
 def bill(order: str) -> None:
     if "refused" in order:
         raise CardRefusedError(f"card of {order}")
+
+
+@scheduled(every="1d", name="report")
+def report() -> None: ...
 
 
 @dataclass
@@ -159,10 +164,12 @@ class Shop:
 
 
 @contextmanager
-def open_shop(folder: Path, *, allow_changes: bool = True, **access: Any) -> Iterator[Shop]:
+def open_shop(
+    folder: Path, *, allow_changes: bool = True, components: Sequence[Any] = (bill,), **access: Any
+) -> Iterator[Shop]:
     """Run the application on a virtual clock."""
     clock = VirtualClock()
-    with MQApplication(bill, settings=KEYS, clock=clock) as app:
+    with MQApplication(*components, settings=KEYS, clock=clock) as app:
         broker = app.broker
         assert isinstance(broker, EmbeddedBroker)
         audit_path = folder / "audit" / "changes.jsonl"

@@ -11,7 +11,7 @@ import pytest
 
 from mqtemplate.pending import PendingQuery
 from tests.dashboard.browser import Visitor, chromium, served
-from tests.dashboard.pages import SCRIPT, TOKEN, Shop, open_shop
+from tests.dashboard.pages import SCRIPT, TOKEN, Shop, bill, open_shop, report
 
 pytestmark = [pytest.mark.feature("14.2"), pytest.mark.slow]
 
@@ -29,7 +29,7 @@ def browser() -> Iterator[Any]:
 @pytest.fixture
 def shop(tmp_path: Path) -> Iterator[Shop]:
     """A dashboard that allows changes, over a broker with messages of each kind."""
-    with open_shop(tmp_path) as shop:
+    with open_shop(tmp_path, components=(bill, report)) as shop:
         for number in range(60):
             shop.send_due(number, f"due-{number}", tag="trial" if number % 2 else "paid", body=b'{"total": 30}')
         for number in range(3):
@@ -77,7 +77,7 @@ def test_a_bar_of_the_timeline_is_reached_with_the_keyboard_and_a_message_is_can
 
         assert "1 cancelled" in user.text
         assert key not in shop.pending_keys()
-        assert len(shop.pending_keys()) == 58
+        assert len(shop.pending_keys()) == 59
         assert user.problems == []
 
 
@@ -94,6 +94,7 @@ PAGES = {
     "dead-letters": "/dead-letters?group=billing",
     "levels": "/levels",
     "listeners": "/listeners",
+    "schedules": "/schedules",
     "lateness": "/lateness",
     "configuration": "/configuration?defaults=1",
     "sign-in": "/sign-in",
@@ -170,10 +171,17 @@ def test_every_change_is_made_once(browser: Any, shop: Shop) -> None:
         user.go("/listeners")
         user.press("Pause")
         assert "paused" in user.text
-        user.page.get_by_label("or back by").fill("2h")
+        user.page.get_by_label("or back by").first.fill("2h")
         user.press("Seek")
         user.press("Resume")
         assert "running" in user.text
+
+        user.go("/schedules")
+        user.press("pause report")
+        assert "paused" in user.text
+        user.press("run report now")
+        user.press("resume report")
+        assert "active" in user.text
 
         user.press("Sign out")
         assert "read only" in user.page.inner_text("body")
@@ -208,7 +216,7 @@ def test_the_live_tail_the_theme_and_the_keys_work(browser: Any, shop: Shop) -> 
         assert user.page.url.endswith("/topics")
         assert light != dark
         assert user.page.evaluate(background) == dark
-        assert focused == "orders"
+        assert focused in shop.broker.topics.names()
         assert user.page.get_by_role("dialog").is_visible()
         assert user.problems == []
 

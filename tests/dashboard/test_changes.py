@@ -17,7 +17,7 @@ from mqtemplate.dashboard.jobs import Job, Jobs, JobState
 from mqtemplate.errors import ConfigurationError, MessageError
 from mqtemplate.message import Message
 from mqtemplate.pending import PendingQuery
-from tests.dashboard.pages import HOUR_MS, Answer, Shop
+from tests.dashboard.pages import HOUR_MS, Answer, Shop, bill, open_shop, report
 from tests.waiting import eventually
 
 
@@ -238,6 +238,23 @@ def test_an_invalid_change_of_a_listener_is_refused(shop: Shop) -> None:
     assert "action must be one of pause, resume, seek, got 'stop'" in unknown.text
     assert "choose the first message, the latest, or a duration to go back" in nowhere.text
     assert (span.status, "span must be" in span.text) == (503, True)
+
+
+@pytest.mark.feature("14.2")
+def test_a_schedule_is_paused_resumed_and_run_now(tmp_path: Path) -> None:
+    with open_shop(tmp_path, components=(bill, report)) as shop:
+        shop.sign_in()
+        form = shop.page("/schedules").form("/schedules/change")
+
+        paused = shop.change("/schedules/change", form | {"action": "pause"})
+        resumed = shop.change("/schedules/change", form | {"action": "resume"})
+        shop.change("/schedules/change", form | {"action": "trigger"})
+        unknown = shop.post("/schedules/change", form | {"action": "stop"})
+
+    assert "report every 1d 2026-01-02 00:00:00 paused" in paused.text
+    assert "report every 1d 2026-01-02 00:00:00 active" in resumed.text
+    assert [line["action"] for line in audit(shop)[::2]] == ["schedule.pause", "schedule.resume", "schedule.trigger"]
+    assert "action must be one of pause, resume, trigger, got 'stop'" in unknown.text
 
 
 # --- the audit log ------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ PAGES = (
     "/tail",
     "/levels",
     "/listeners",
+    "/schedules",
     "/lateness",
     "/configuration",
 )

@@ -57,7 +57,7 @@ def add_commands(app: typer.Typer) -> None:
 
 def ls(call: Invocation, url: Url = None, token: Token = None) -> None:
     """Show the listeners with their states and lags."""
-    found = _actuator(call, url, token).get("listeners")["listeners"]
+    found = actuator_of(call, url, token).get("listeners")["listeners"]
     call.output.table(found, _COLUMNS, "the application has no listeners")
 
 
@@ -92,12 +92,17 @@ def seek(
 
 
 def _change(call: Invocation, listener: str, change: dict[str, Any], url: str | None, token: str | None) -> None:
-    record = _actuator(call, url, token).post(f"listeners/{quote(listener, safe='')}", change)
+    record = actuator_of(call, url, token).post(f"listeners/{quote(listener, safe='')}", change)
     call.output.document(record)
     call.output.line(f"{record['id']} is {record['state']}; lag {record['lag']}, in flight {record['inFlight']}")
 
 
-def _actuator(call: Invocation, url: str | None, token: str | None) -> ActuatorClient:
+def actuator_of(call: Invocation, url: str | None, token: str | None) -> ActuatorClient:
+    """Return the client of the actuator that the options or the configuration name.
+
+    Raises:
+        ConfigurationError: Neither names one.
+    """
     management = call.settings().mqtemplate.management
     if url is None:
         if not management.port:

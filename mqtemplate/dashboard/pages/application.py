@@ -1,4 +1,4 @@
-"""Pages of a running application, through its actuator: listeners, lateness, configuration."""
+"""Pages of a running application, through its actuator: listeners, schedules, lateness, configuration."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from mqtemplate.http.exchange import HttpResponse
 from mqtemplate.observability.lateness import Cause
 
 _ACTIONS = ("pause", "resume", "seek")
+_SCHEDULE_ACTIONS = ("pause", "resume", "trigger")
 _MAX_BARS = 100
 
 CAUSES = {
@@ -60,6 +61,28 @@ def _seek(call: Call) -> dict[str, Any]:
 
 def _target(change: dict[str, Any]) -> str | None:
     return change.get("to") or change.get("back")
+
+
+# --- schedules ----------------------------------------------------------------------------------
+
+
+def schedules(site: Site, call: Call) -> HttpResponse:
+    """Return the schedules of the application."""
+    document = site.document("schedules")
+    found = [] if document is None else document["schedules"]
+    return site.page(call, "schedules.html", schedules=found, is_known=document is not None)
+
+
+def change_schedule(site: Site, call: Call) -> HttpResponse:
+    """Pause or resume a schedule, or run it now."""
+    name, action = call.field("schedule"), call.field("action")
+    if site.application is None:
+        raise UnsupportedError("this dashboard has no application; start it with --app URL")
+    if action not in _SCHEDULE_ACTIONS:
+        raise MessageError(f"action must be one of {', '.join(_SCHEDULE_ACTIONS)}, got {action!r}")
+    with site.audit.change(f"schedule.{action}", call.request.remote, schedule=name):
+        site.application.post(f"schedules/{quote(name, safe='')}", {"action": action})
+    return site.redirect(call.url("/schedules"))
 
 
 # --- lateness -----------------------------------------------------------------------------------
@@ -135,6 +158,8 @@ def _conditions(document: Any) -> list[dict[str, Any]]:
 ROUTES: Routes = {
     ("GET", "/listeners"): listeners,
     ("POST", "/listeners/change"): change_listener,
+    ("GET", "/schedules"): schedules,
+    ("POST", "/schedules/change"): change_schedule,
     ("GET", "/lateness"): lateness,
     ("GET", "/configuration"): configuration,
 }
