@@ -14,6 +14,8 @@ from mqtemplate.http.exchange import HttpRequest
 
 _FORM = "application/x-www-form-urlencoded"
 _MAX_FIELDS = 3_000
+_MAX_DIGITS = 14
+"""Epoch milliseconds with 14 digits are before the year 5139; Python's dates end in 9999."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,17 @@ class Call:
         """Return all values of a field of the form."""
         return [value for key, value in self.form if key == name]
 
+    def number_field(self, name: str) -> int:
+        """Return a whole number of the form; 0 if it is missing.
+
+        Raises:
+            MessageError: It is no number.
+        """
+        text = self.field(name) or "0"
+        if not text.isdecimal() or len(text) > _MAX_DIGITS:
+            raise MessageError(f"{name} must be a whole number, got {text!r}")
+        return int(text)
+
     # --- addresses -----------------------------------------------------------------------------
 
     def url(self, path: str, /, **query: object) -> str:
@@ -92,7 +105,7 @@ def parse_time(text: str | None, name: str) -> int | None:
     """
     if not text:
         return None
-    if text.isdecimal():
+    if text.isdecimal() and len(text) <= _MAX_DIGITS:
         return int(text)
     try:
         return round(datetime.fromisoformat(text).astimezone().timestamp() * 1_000)

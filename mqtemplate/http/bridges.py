@@ -28,6 +28,7 @@ def wsgi_application(handler: HttpHandler, max_body_bytes: int) -> WsgiApp:
             response = handler(_wsgi_request(environ, size))
         start_response(f"{response.status} {HTTPStatus(response.status).phrase}", response.all_headers)
         if environ["REQUEST_METHOD"] == "HEAD":
+            response.close()
             return [b""]
         return [response.body] if isinstance(response.body, bytes) else response.body
 
@@ -71,8 +72,11 @@ def asgi_application(handler: HttpHandler, max_body_bytes: int) -> AsgiApp:
         else:
             response = await asyncio.to_thread(handler, _asgi_request(scope, body))
         encoded = [(name.lower().encode(), value.encode("latin-1")) for name, value in response.all_headers]
-        await send({"type": "http.response.start", "status": response.status, "headers": encoded})
-        await _send_body(response, scope["method"] == "HEAD", receive, send)
+        try:
+            await send({"type": "http.response.start", "status": response.status, "headers": encoded})
+            await _send_body(response, scope["method"] == "HEAD", receive, send)
+        finally:
+            response.close()
 
     return app
 
@@ -106,9 +110,6 @@ async def _send_body(response: HttpResponse, is_head: bool, receive: Receive, se
         await send({"type": "http.response.body", "body": b""})
     finally:
         disconnected.cancel()
-        close = getattr(response.body, "close", None)
-        if close is not None:
-            close()
 
 
 def _next_part(parts: Iterator[bytes]) -> bytes | None:

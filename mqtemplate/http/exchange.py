@@ -53,6 +53,12 @@ class HttpResponse:
         length = [("Content-Length", str(len(self.body)))] if isinstance(self.body, bytes) else []
         return [("Content-Type", self.content_type), *length, *self.headers]
 
+    def close(self) -> None:
+        """Close the iterator of a body, also one that was not begun. Other bodies need nothing."""
+        close = getattr(self.body, "close", None)
+        if close is not None:
+            close()
+
 
 HttpHandler: TypeAlias = Callable[[HttpRequest], HttpResponse]
 """Function that answers a request. Calls come from several threads."""

@@ -150,6 +150,8 @@ class _Connection(BaseHTTPRequestHandler):
             self._send(response)
         except ConnectionError:  # the client did not wait for the response
             self.close_connection = True
+        finally:
+            response.close()
 
     def _send(self, response: HttpResponse) -> None:
         self.send_response(response.status)
@@ -162,19 +164,8 @@ class _Connection(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "HEAD":
             return
-        if isinstance(response.body, bytes):
-            self.wfile.write(response.body)
-            return
-        self._stream(response)
-
-    def _stream(self, response: HttpResponse) -> None:
-        try:
-            for part in response.body:
-                self.wfile.write(part if isinstance(part, bytes) else b"")
-        finally:
-            close = getattr(response.body, "close", None)
-            if close is not None:
-                close()
+        for part in (response.body,) if isinstance(response.body, bytes) else response.body:
+            self.wfile.write(part)
 
     def version_string(self) -> str:
         """Return the header ``Server``: it names no versions."""

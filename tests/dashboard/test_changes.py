@@ -104,12 +104,13 @@ def test_messages_that_are_stored_after_the_preview_are_left_alone(shop: Shop) -
         ({"action": "shift", "scope": "all", "shift": "soon"}, "shift must be a duration such as 30m, 2h or -15m"),
         ({"action": "cancel", "scope": "all", "rate": "0"}, "the rate must be a number above 0 per second, got '0'"),
         ({"action": "cancel", "scope": "all", "from": "x"}, "from must be a time such as"),
+        ({"action": "cancel", "scope": "all", "until": "1", "expected": "many"}, "expected must be a whole number"),
     ],
 )
 def test_an_incomplete_change_is_refused(shop: Shop, fields: dict[str, str], text: str) -> None:
     form = {"form_token": shop.page("/delayed").form("/sign-in")["form_token"]}
 
-    answer = shop.post("/delayed/preview", form | fields)
+    answer = shop.post("/delayed/change" if "until" in fields else "/delayed/preview", form | fields)
 
     assert answer.status == 400
     assert text in answer.text

@@ -141,7 +141,7 @@ def apply(site: Site, call: Call) -> HttpResponse:
     if until_ms is None:
         raise MessageError("a change needs its preview first")
     rate, only_group = _given_rate(call), call.field("only_group") == "1"
-    expected, remote = int(call.field("expected") or 0), call.request.remote
+    expected, remote = call.number_field("expected"), call.request.remote
     ids = call.fields("letter") if call.field("scope") == "chosen" else None
 
     def work(job: Job) -> str:

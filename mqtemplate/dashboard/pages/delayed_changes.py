@@ -113,7 +113,7 @@ def apply(site: Site, call: Call) -> HttpResponse:
     change = change_of(call)
     if change.until_ms is None:
         raise MessageError("a change needs its preview first")
-    expected = int(call.field("expected") or 0)
+    expected = call.number_field("expected")
     remote, back = call.request.remote, _back(call)
 
     def work(job: Job) -> str:

@@ -45,14 +45,25 @@ def stream(site: Site, call: Call) -> HttpResponse:
     if not _places.acquire(blocking=False):
         raise MessageError(f"{_MAX_STREAMS} pages follow topics already; close one")
     headers = (("X-Accel-Buffering", "no"),)
-    return HttpResponse(200, _placed(site, topic, selector, positions), "text/event-stream", headers)
+    found = events(site, topic, selector, positions, time.sleep, time.monotonic)
+    return HttpResponse(200, _Placed(found), "text/event-stream", headers)
 
 
-def _placed(site: Site, topic: str, selector: Selector | None, positions: dict[MessageQueue, int]) -> Iterator[bytes]:
-    try:
-        yield from events(site, topic, selector, positions, time.sleep, time.monotonic)
-    finally:
-        _places.release()
+class _Placed(Iterator[bytes]):
+    """Events of a stream that has one of the places. `close` frees it, also if no event was read."""
+
+    def __init__(self, found: Iterator[bytes]) -> None:
+        self._found = found
+        self._has_place = True
+
+    def __next__(self) -> bytes:
+        return next(self._found)
+
+    def close(self) -> None:
+        """Free the place."""
+        if self._has_place:
+            self._has_place = False
+            _places.release()
 
 
 def events(

@@ -177,6 +177,8 @@ function followTopic(table) {
   });
 }
 
+// On a phone the menu is a row that scrolls.
+document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 loadParts(document);
 if (document.body.dataset.refresh) setTimeout(keepCurrent, Number(document.body.dataset.refresh) * 1000);
 document.querySelectorAll("[data-stream]").forEach(followTopic);
