@@ -31,7 +31,7 @@ def bill(order: str) -> None: ...
 
 
 @contextmanager
-def dashboard(*arguments: str) -> Iterator[str]:
+def dashboard(*arguments: str, errors: list[str] | None = None) -> Iterator[str]:
     """Run the command on a free port; yield the link that it prints. It ends with SIGTERM and the code 0."""
     command = [sys.executable, "-u", "-m", "mqtemplate", "dashboard", "--port", "0", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -42,6 +42,9 @@ def dashboard(*arguments: str) -> Iterator[str]:
             yield line.removeprefix("dashboard: ").strip()
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0
+            assert process.stderr is not None
+            if errors is not None:
+                errors.append(process.stderr.read())
         finally:
             process.kill()
 
@@ -127,6 +130,22 @@ def test_the_listeners_of_an_application_are_shown_without_a_broker(tmp_path: Pa
     assert "<h2>bill</h2>" in page
 
 
+def test_on_another_address_than_loopback_reading_needs_the_token(tmp_path: Path) -> None:
+    with place("folder", tmp_path, prepare):
+        arguments = ("--store", str(tmp_path / "store"), "--config", str(tmp_path))
+        errors: list[str] = []
+        with dashboard(*arguments, "--host", "0.0.0.0", "--allowed-host", "localhost", errors=errors) as link:
+            link = link.replace("0.0.0.0", "localhost")
+            client, base = Client(), link.partition("sign-in")[0]
+            closed = client.get(f"{base}topics")
+            client.get(link)
+            opened = client.get(f"{base}topics")
+
+    assert closed[0] == 401
+    assert (opened[0], "orders" in opened[1]) == (200, True)
+    assert "warning: other machines can connect to 0.0.0.0:" in errors[0]
+
+
 def test_a_server_has_its_dashboard_on_the_management_port(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -151,12 +170,14 @@ def test_wrong_arguments_are_named(tmp_path: Path, capsys: pytest.CaptureFixture
 
     both = errors("--store", "x", "--name-server", "embedded:y")
     host = errors("--store", "x", "--host", "example.com")
+    every = errors("--store", "x", "--host", "0.0.0.0")
     url = errors("--app", "shop:9090")
     memory = errors("--name-server", "embedded:memory")
     missing = errors("--store", str(tmp_path / "nothing"))
 
     assert (both[0], "give --store or --name-server, not both" in both[1]) == (2, True)
     assert (host[0], "must be a numeric address, such as 127.0.0.1 or ::1, got 'example.com'" in host[1]) == (2, True)
+    assert (every[0], "such as --allowed-host 10.0.0.5" in every[1]) == (2, True)
     assert (url[0], "must be http://host:port, got 'shop:9090'" in url[1]) == (2, True)
     assert (memory[0], "so the dashboard cannot see it; give --store FOLDER" in memory[1]) == (1, True)
     assert (missing[0], "error: " in missing[1]) == (1, True)

@@ -69,6 +69,12 @@ def dashboard(
 
     check_installed()
     is_loopback = _is_loopback(host)
+    if ipaddress.ip_address(host).is_unspecified and not allowed_host:
+        raise typer.BadParameter(
+            f"with {host} the dashboard cannot know its names: give those that browsers use with --allowed-host, such "
+            "as --allowed-host 10.0.0.5",
+            param_hint="--host",
+        )
     if store is not None:
         if call.name_server is not None:
             raise typer.BadParameter("give --store or --name-server, not both", param_hint="--store")
