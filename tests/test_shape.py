@@ -52,6 +52,7 @@ LEVELS: dict[str, int] = {
     "mqtemplate.admin": 7,
     "mqtemplate.context": 7,
     "mqtemplate.running.hosting": 7,
+    "mqtemplate.http": 7,
     "mqtemplate.observability": 7,
     "mqtemplate.outbox": 7,
     "mqtemplate.outbox.django": 7,
@@ -60,6 +61,7 @@ LEVELS: dict[str, int] = {
     "mqtemplate.testing": 7,
     "mqtemplate.actuator": 8,
     "mqtemplate.cli": 8,
+    "mqtemplate.dashboard": 8,
     "mqtemplate.__main__": 9,
     "mqtemplate": 7.5,  # the public names: starters, examples and users import from here
     "starters": 9,
@@ -79,6 +81,8 @@ SAME_LEVEL = {
     ("mqtemplate.listener", "mqtemplate.template"),  # the options of what a handler sends on
     ("mqtemplate.context", "mqtemplate.observability"),
     ("mqtemplate.cli", "mqtemplate.actuator"),
+    ("mqtemplate.cli", "mqtemplate.dashboard"),
+    ("mqtemplate.dashboard", "mqtemplate.actuator"),
 }
 
 FORBIDDEN = {

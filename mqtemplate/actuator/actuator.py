@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from mqtemplate.actuator import documents
-from mqtemplate.actuator.changes import InvalidChangeError, change_listener
+from mqtemplate.actuator.changes import InvalidChangeError, change_listener, change_schedule
 from mqtemplate.actuator.response import Response, error_response
 from mqtemplate.errors import ConfigurationError, MQTemplateError
 from mqtemplate.listener.consuming.container import ListenerContainer
@@ -21,6 +21,7 @@ from mqtemplate.observability.collectors import GroupLags
 from mqtemplate.observability.health import ApplicationHealth, HealthChecks, Status
 from mqtemplate.observability.lateness import LatenessRecorder
 from mqtemplate.observability.settings import ENDPOINTS
+from mqtemplate.scheduling.schedules import Schedules
 
 _LIVENESS: frozenset[str] = frozenset({"flush", "handlers"})
 """Components that a restart of the process may repair; the others make it not ready."""
@@ -34,6 +35,7 @@ class ActuatorSources:
 
     Attributes:
         listeners: The registry of the listeners.
+        schedules: The schedules of the application.
         settings: Returns all settings, secrets hidden.
         is_ready: Returns True while the application is ready.
     """
@@ -41,6 +43,7 @@ class ActuatorSources:
     health: HealthChecks
     metrics: Metrics | None = None
     listeners: Iterable[ListenerContainer] | None = None
+    schedules: Schedules | None = None
     lags: GroupLags | None = None
     lateness: LatenessRecorder | None = None
     conditions: Sequence[documents.StarterOutcome] | None = None
@@ -51,7 +54,7 @@ class ActuatorSources:
 
 
 class Actuator:
-    """Answers requests for the documents, and takes changes of listeners behind a token.
+    """Answers requests for the documents, and takes changes of listeners and schedules behind a token.
 
     Args:
         token: Token that a change must have, as ``Authorization: Bearer <token>``; None refuses changes.
@@ -95,10 +98,10 @@ class Actuator:
             if name not in self.endpoints:
                 return error_response(404, f"there is no endpoint {name!r}; there is: {', '.join(self.endpoints)}")
             return self._read(name, "/".join(rest), query)
-        if method == "POST" and name == "listeners" and name in self.endpoints and rest:
-            return self._change("/".join(rest), authorization, body, remote)
+        if method == "POST" and name in ("listeners", "schedules") and name in self.endpoints and rest:
+            return self._change(name, "/".join(rest), authorization, body, remote)
         return error_response(
-            405, f"{method} is not allowed here; GET reads, and POST on listeners/<id> changes a listener"
+            405, f"{method} is not allowed here; GET reads, and POST on listeners/<id> or schedules/<name> changes one"
         )
 
     # --- reading -------------------------------------------------------------------------------
@@ -116,6 +119,7 @@ class Actuator:
             "metrics": self._metrics,
             "prometheus": lambda _, __: self._prometheus(),
             "listeners": lambda rest, _: self._listeners(rest),
+            "schedules": lambda _, __: _document(documents.schedules_document(_given(self.sources.schedules))),
             "lateness": lambda _, __: _document(documents.lateness_document(_given(self.sources.lateness).recent())),
             "conditions": lambda _, __: _document(documents.conditions_document(_given(self.sources.conditions))),
             "configprops": lambda _, __: _document(documents.configprops_document(_given(self.sources.settings)())),
@@ -184,7 +188,7 @@ class Actuator:
 
     # --- changes -------------------------------------------------------------------------------
 
-    def _change(self, listener_id: str, authorization: str, body: bytes, remote: str) -> Response:
+    def _change(self, kind: str, name: str, authorization: str, body: bytes, remote: str) -> Response:
         if self._token is None:
             return error_response(403, "changes are off; set mqtemplate.management.token, and send it with the change")
         scheme, _, given = authorization.partition(" ")
@@ -192,21 +196,24 @@ class Actuator:
             return error_response(
                 401, "a change needs the header 'Authorization: Bearer <mqtemplate.management.token>'"
             )
-        container = self._container(listener_id)
-        if container is None:
-            return self._no_listener(listener_id)
+        container = self._container(name) if kind == "listeners" else None
+        if container is None and kind == "listeners":
+            return self._no_listener(name)
         try:
             change = json.loads(body)
             if not isinstance(change, dict):
                 raise InvalidChangeError(f"the body must be a JSON object, got {type(change).__name__}")
-            change_listener(container, change, remote)
+            if container is not None:
+                change_listener(container, change, remote)
+            else:
+                change_schedule(_given(self.sources.schedules), name, change, remote)
         except ValueError:
             return error_response(400, 'the body must be a JSON object, such as {"action": "pause"}')
         except InvalidChangeError as exc:
             return error_response(400, str(exc))
         except MQTemplateError as exc:
             return error_response(409, str(exc))
-        return self._listeners(listener_id)
+        return self._read(kind, name if container is not None else "", ())
 
 
 def _available(sources: ActuatorSources) -> set[str]:
@@ -218,6 +225,7 @@ def _available(sources: ActuatorSources) -> set[str]:
         *(("metrics",) if sources.metrics is not None else ()),
         *(("prometheus",) if sources.metrics is not None and has_prometheus else ()),
         *(("listeners",) if sources.listeners is not None else ()),
+        *(("schedules",) if sources.schedules is not None else ()),
         *(("lateness",) if sources.lateness is not None else ()),
         *(("conditions",) if sources.conditions is not None else ()),
         *(("configprops",) if sources.settings is not None else ()),

@@ -1,4 +1,4 @@
-"""Changes of listeners that the actuator takes: pause, resume, seek."""
+"""Changes that the actuator takes: pause, resume and seek of listeners; pause, resume and trigger of schedules."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from mqtemplate.errors import ListenerError, MQTemplateError
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.message import MessageQueue
+from mqtemplate.scheduling.schedules import Schedules
 
 _log = get_logger("mqtemplate.actuator")
 
 ACTIONS = ("pause", "resume", "seek")
+SCHEDULE_ACTIONS = ("pause", "resume", "trigger")
 
 
 class InvalidChangeError(MQTemplateError):
@@ -49,6 +51,40 @@ def change_listener(container: ListenerContainer, change: Mapping[str, Any], rem
         container.resume()
     fields = {key: value for key, value in change.items() if key != "action" and isinstance(value, str | int)}
     _log.warning("listener.changed", listener=container.endpoint.id, action=action, remote=remote, **fields)
+
+
+def change_schedule(schedules: Schedules, name: str, change: Mapping[str, Any], remote: str) -> None:
+    """Pause or resume a schedule in all processes, or run it now, and log who did it.
+
+    ``{"action": "pause"}`` with ``"until"``, an ISO time with a time zone, or without an end; ``{"action": "resume"}``;
+    ``{"action": "trigger"}``.
+
+    Raises:
+        InvalidChangeError: The change is not one of these.
+        ScheduleError: There is no such schedule.
+    """
+    action, until = change.get("action"), change.get("until")
+    if action not in SCHEDULE_ACTIONS:
+        raise InvalidChangeError(f"action must be one of {', '.join(SCHEDULE_ACTIONS)}, got {action!r}")
+    if action == "trigger":
+        schedules.trigger(name)
+    elif action == "resume":
+        schedules.resume(name)
+    else:
+        schedules.pause(name, None if until is None else _aware_time(until))
+    _log.warning("schedule.changed", schedule=name, action=action, remote=remote, until=until)
+
+
+def _aware_time(text: object) -> datetime:
+    try:
+        time = datetime.fromisoformat(str(text))
+    except ValueError:
+        time = None
+    if time is None or time.tzinfo is None:
+        raise InvalidChangeError(
+            f"until must be an ISO time with a time zone, such as 2026-07-01T12:00:00+02:00, got {text!r}"
+        )
+    return time
 
 
 def _seek_of(container: ListenerContainer, change: Mapping[str, Any]) -> Callable[[], None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import MAXYEAR
 from typing import Any, Protocol
 
 from mqtemplate.listener.consuming.container import ListenerContainer
@@ -13,6 +14,7 @@ from mqtemplate.observability.catalogue import Instrument, Point, points
 from mqtemplate.observability.collectors import GroupLag
 from mqtemplate.observability.health import ApplicationHealth, ComponentHealth
 from mqtemplate.observability.lateness import LateDelivery
+from mqtemplate.scheduling.schedules import Schedules, ScheduleState
 
 _CONTEXT = "application"
 
@@ -182,6 +184,23 @@ def lateness_document(deliveries: Iterable[LateDelivery]) -> dict[str, Any]:
             }
             for each in deliveries
         ]
+    }
+
+
+def schedules_document(schedules: Schedules) -> dict[str, Any]:
+    """Return the document of ``/actuator/schedules``."""
+    return {"schedules": [_schedule_document(state) for state in schedules.list()]}
+
+
+def _schedule_document(state: ScheduleState) -> dict[str, Any]:
+    until = state.paused_until
+    is_forever = until is not None and until.year == MAXYEAR
+    return {
+        "name": state.name,
+        "trigger": state.trigger,
+        "nextRun": None if state.next_run is None else state.next_run.isoformat(),
+        "paused": until is not None,
+        "pausedUntil": None if until is None or is_forever else until.isoformat(),
     }
 
 

@@ -1,4 +1,4 @@
-"""Responses of the actuator, and what its WSGI, ASGI and HTTP servers share."""
+"""Responses of the actuator."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol
 MAX_BODY_BYTES = 64 * 1_024
 JSON = "application/json"
 
-_HEADERS = (("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff"))
+HEADERS = (("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +51,3 @@ def error_response(status: int, text: str) -> Response:
 def below_actuator(path: str) -> str:
     """Return the part of a path below ``/actuator``; the same path if it is mounted there."""
     return path.removeprefix("/actuator") if path == "/actuator" or path.startswith("/actuator/") else path
-
-
-def headers_of(response: Response) -> list[tuple[str, str]]:
-    """Return the headers of a response."""
-    return [("Content-Type", response.content_type), ("Content-Length", str(len(response.body))), *_HEADERS]
-
-
-def too_large(size: int) -> Response:
-    """Return the response to a body that is too large."""
-    return error_response(413, f"the body has {size} bytes or more, allowed are {MAX_BODY_BYTES}")

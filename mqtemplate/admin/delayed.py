@@ -133,6 +133,21 @@ class PendingMessages:
 
         return _change_all(messages, shift, broker.clock, rate, on_progress)
 
+    def reschedule_all(
+        self,
+        messages: Iterable[PendingMessage],
+        deliver_ms: int,
+        rate: float | None = None,
+        on_progress: OnProgress = no_progress,
+    ) -> BulkChange:
+        """Set the deliver times of many pending messages to *deliver_ms* (epoch ms); a time in the past is now."""
+        broker = self.admin.open_for_changes()
+
+        def reschedule(message: PendingMessage) -> ScheduleChange:
+            return broker.reschedule(message.handle, deliver_ms)
+
+        return _change_all(messages, reschedule, broker.clock, rate, on_progress)
+
 
 def _change_all(
     messages: Iterable[PendingMessage],

@@ -17,6 +17,7 @@ from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.settings.server import ServerSettings
 from mqtemplate.context.signals import StopRequests
 from mqtemplate.errors import BrokerError
+from mqtemplate.http.exchange import HttpHandler
 from mqtemplate.running.broker_conf.broker_conf import read_broker_conf
 from mqtemplate.running.local_server import local_cluster, short_switch_interval
 from mqtemplate.server.broker_server import LocalCluster
@@ -93,9 +94,18 @@ def _management(cluster: LocalCluster, settings: AppSettings) -> Iterator[None]:
     with ExitStack() as closing:
         closing.callback(health.close)
         if management.port is not None:
-            server = ManagementServer(
-                Actuator(sources, endpoints=management.endpoints), management.port, management.address
-            )
+            actuator = Actuator(sources, endpoints=management.endpoints)
+            mounted: dict[str, HttpHandler] = {}
+            if management.dashboard.enabled:
+                from mqtemplate.dashboard.installation import MOUNT, check_installed
+
+                check_installed()
+                from mqtemplate.dashboard.managed import managed_dashboard
+
+                dashboard = managed_dashboard(cluster.engine, actuator, management, name)
+                closing.callback(dashboard.close)
+                mounted[MOUNT] = dashboard.handle
+            server = ManagementServer(actuator, management.port, management.address, mounted=mounted)
             server.start()
             closing.callback(server.stop)
         yield

@@ -3,74 +3,38 @@
 from __future__ import annotations
 
 import base64
-import json
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
 import typer
 
-from mqtemplate.durations import duration_ms, format_ms, is_duration_text
+from mqtemplate.converters.readable import (
+    body_text,
+    pretty_body,
+    properties_text,
+    short_body,
+    size_text,
+    span_text,
+    time_text,
+)
+from mqtemplate.durations import duration_ms, is_duration_text
 from mqtemplate.message import MessageExt
 
-_SHORT = 60
-_PRINTABLE = ("\n", "\r", "\t")
-
-
-def time_text(time_ms: int | None) -> str:
-    """Return a time (epoch ms) in the local time zone, to the second; empty for None."""
-    if time_ms is None:
-        return ""
-    return datetime.fromtimestamp(time_ms / 1_000).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-
-
-def size_text(size: float) -> str:
-    """Return a number of bytes, such as ``1.5 MiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1_024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1_024
-    return f"{size:.1f} TiB"
-
-
-def span_text(milliseconds: int) -> str:
-    """Return a duration, rounded to two units: ``3h 12m``."""
-    unit_ms = next((unit for unit in (60_000, 1_000) if abs(milliseconds) >= 60 * unit), 1)
-    if abs(milliseconds) >= 86_400_000:
-        unit_ms = 3_600_000
-    return format_ms(round(milliseconds / unit_ms) * unit_ms)
-
-
-# --- bodies -------------------------------------------------------------------------------------
-
-
-def body_text(body: bytes) -> str | None:
-    """Return a body as text; None if it is not printable UTF-8."""
-    try:
-        text = body.decode()
-    except UnicodeDecodeError:
-        return None
-    return text if all(char.isprintable() or char in _PRINTABLE for char in text) else None
-
-
-def pretty_body(body: bytes) -> str:
-    """Return a body for a reader: JSON is indented, and other bytes are shown as hex digits."""
-    text = body_text(body)
-    if text is None:
-        return f"{len(body)} bytes: {body[:512].hex(' ')}{' …' if len(body) > 512 else ''}"
-    try:
-        return json.dumps(json.loads(text), indent=2, ensure_ascii=False) if text[:1] in ("{", "[") else text
-    except ValueError:
-        return text
-
-
-def short_body(body: bytes) -> str:
-    """Return the start of a body in one line."""
-    text = body_text(body)
-    if text is None:
-        return f"{len(body)} bytes"
-    line = " ".join(text.split())
-    return line if len(line) <= _SHORT else f"{line[: _SHORT - 1]}…"
+__all__ = [
+    "body_fields",
+    "body_text",
+    "duration",
+    "future_time",
+    "message_fields",
+    "named_values",
+    "past_time",
+    "pretty_body",
+    "properties_text",
+    "short_body",
+    "size_text",
+    "span_text",
+    "time_text",
+]
 
 
 def body_fields(body: bytes) -> dict[str, str]:
@@ -97,11 +61,6 @@ def message_fields(message: MessageExt) -> dict[str, Any]:
         "properties": dict(message.properties),
         **body_fields(message.body),
     }
-
-
-def properties_text(properties: Mapping[str, str]) -> str:
-    """Return properties as lines ``name=value``."""
-    return "\n".join(f"{name}={value}" for name, value in sorted(properties.items()))
 
 
 # --- arguments ----------------------------------------------------------------------------------

@@ -32,6 +32,8 @@ _COMMANDS = {
     "conditions": "application",
     "config": "application",
     "listeners": "listeners",
+    "schedules": "schedules",
+    "dashboard": "dashboard",
     "bench": "bench",
     "doctor": "folder",
     "simulate": "folder",

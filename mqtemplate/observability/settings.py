@@ -7,7 +7,17 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
-ENDPOINTS = ("health", "info", "metrics", "prometheus", "listeners", "lateness", "conditions", "configprops")
+ENDPOINTS = (
+    "health",
+    "info",
+    "metrics",
+    "prometheus",
+    "listeners",
+    "schedules",
+    "lateness",
+    "conditions",
+    "configprops",
+)
 """Endpoints of the actuator."""
 
 

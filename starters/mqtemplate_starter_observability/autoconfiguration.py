@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from mqtemplate import Broker
+from typing import TYPE_CHECKING
+
+from mqtemplate import Broker, Schedules
 from mqtemplate.actuator import Actuator, ActuatorSources, ManagementServer
 from mqtemplate.context import ApplicationContext, AppSettings, AutoConfiguration, explain_settings
+from mqtemplate.dashboard import MOUNT, check_installed
 from mqtemplate.listener import ListenerRegistry
 from mqtemplate.observability import HealthChecks, Observability, broker_checks, listener_checks
+
+if TYPE_CHECKING:
+    from mqtemplate.dashboard import Dashboard
 
 
 class ObservabilityAutoConfiguration(AutoConfiguration):
     """Starter that adds an `Observability`, `HealthChecks` and an `Actuator`, and serves it on the management port.
 
     A service of the application can get `HealthChecks` to add components of its own, and a web framework can mount the
-    `Actuator`.
+    `Actuator`. With ``mqtemplate.management.dashboard.enabled`` the same holds for the `Dashboard`.
     """
 
     after = ("logging", "embedded", "rocketmq")
@@ -25,6 +31,11 @@ class ObservabilityAutoConfiguration(AutoConfiguration):
         context.register(observability)
         context.register(health_checks)
         context.register(actuator)
+        if context.settings.mqtemplate.management.dashboard.enabled:
+            check_installed()
+            from mqtemplate.dashboard import application_dashboard
+
+            context.register(application_dashboard)
         context.add_part(_Management(context))
 
 
@@ -36,6 +47,7 @@ class _Management:
     def __init__(self, context: ApplicationContext) -> None:
         self._context = context
         self._server: ManagementServer | None = None
+        self._dashboard: Dashboard | None = None
 
     def start(self) -> None:
         settings = self._context.settings.mqtemplate.management
@@ -44,8 +56,15 @@ class _Management:
         self._check_further_brokers()
         if settings.metrics.opentelemetry:
             observed.export_to_opentelemetry()
+        if settings.dashboard.enabled:
+            from mqtemplate.dashboard import Dashboard
+
+            self._dashboard = self._context.get(Dashboard)
         if settings.port is not None:
-            self._server = ManagementServer(self._context.get(Actuator), settings.port, settings.address)
+            mounted = {} if self._dashboard is None else {MOUNT: self._dashboard.handle}
+            self._server = ManagementServer(
+                self._context.get(Actuator), settings.port, settings.address, mounted=mounted
+            )
             self._server.start()
 
     def _check_further_brokers(self) -> None:
@@ -60,6 +79,8 @@ class _Management:
     def stop(self) -> None:
         if self._server is not None:
             self._server.stop()
+        if self._dashboard is not None:
+            self._dashboard.close()
         self._context.get(HealthChecks).close()
 
 
@@ -84,6 +105,7 @@ def actuator(context: ApplicationContext, health: HealthChecks, observed: Observ
         health=health,
         metrics=observed.metrics,
         listeners=context.get(ListenerRegistry),
+        schedules=context.get(Schedules),
         lags=observed.lags,
         lateness=observed.lateness,
         conditions=context.conditions,

@@ -1,4 +1,4 @@
-"""Each command of operators on Apache RocketMQ 5.5.0."""
+"""Each command of operators, and the dashboard, on Apache RocketMQ 5.5.0."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ import pytest
 
 from bench.peer.jvm import unavailable_reason
 from bench.peer.rocketmq import NameServer, RocketMQ, free_port
+from mqtemplate.admin import RemoteAdmin
 from mqtemplate.broker import ConsumerSpec
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
+from mqtemplate.clock import SystemClock
+from mqtemplate.dashboard import Access, AuditLog, Dashboard, OpenSource
+from mqtemplate.message import Message, Property
 from mqtemplate.selectors.tags import TagSelector
 from tests.admin.brokers import create_dead_letters, fill
 from tests.cli.running import CommandLine
+from tests.dashboard.pages import Answer, Shop
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.conformance, pytest.mark.thorough, pytest.mark.timeout(300)]
@@ -52,6 +57,48 @@ def _is_registered(settings: RemoteSettings) -> bool:
 @pytest.fixture
 def run(peer: Peer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> CommandLine:
     return CommandLine(peer.address, tmp_path, capsys)
+
+
+@pytest.mark.feature("14.2")
+def test_the_dashboard_shows_and_changes_it(peer: Peer, tmp_path: Path) -> None:
+    access, log = Access("token", allow_changes=True), AuditLog(None, SystemClock())
+    settings = RemoteSettings(name_servers=(peer.address,), offset_path=tmp_path / "offsets")
+    with RemoteBroker(settings) as client:
+        source = OpenSource(RemoteAdmin(client, client.client_context), "RocketMQ")
+        pages = Dashboard(source, access=access, audit=log)
+        shop = Shop(None, client, pages, tmp_path)  # type: ignore[arg-type]  # there is no application
+        assert shop.get("/sign-in", token="token").status == 303
+        due = {Property.TIMER_DELAY_MS: str(50 * 3_600_000), Property.KEYS: "of-the-dashboard"}
+        sent = client.send(Message("reminders", b"x", due))
+
+        opened = {path: shop.page(path).status for path in ("/", "/topics", "/groups", "/levels", "/listeners")}
+        group, topic = shop.page("/groups", name="billing"), shop.page("/topics", name="orders")
+        messages = shop.page("/messages", topic="orders")
+        letters = shop.page("/dead-letters", group="billing")
+        eventually(lambda: "of-the-dashboard" in shop.page("/delayed/list").text, "the message is listed")
+        message = eventually(lambda: _pending_page(shop, sent.msg_id), "the index has the message")
+        preview = shop.post("/delayed/preview", message.form("/delayed/preview") | {"action": "cancel"})
+        job = shop.change("/delayed/change", preview.form("/delayed/change"))
+        job_id = job.html.partition('name="id" value="')[2].partition('"')[0]
+        done = job if "succeeded" in job.text else eventually(lambda: _done(shop, job_id), "the change is done")
+        pages.close()
+
+    assert set(opened.values()) == {200}
+    assert "4 lag" in group.text
+    assert "10 messages" in topic.text
+    assert "order-9" in messages.text
+    assert "shop.CardRefusedError: card 4466 expired" in letters.text
+    assert "1 cancelled" in done.text
+
+
+def _pending_page(shop: Shop, msg_id: str) -> Answer | None:
+    page = shop.get("/message", id=msg_id, topic="reminders")
+    return page if page.status == 200 and "Pending: due" in page.text else None
+
+
+def _done(shop: Shop, job_id: str) -> Answer | None:
+    page = shop.page("/jobs", id=job_id)
+    return page if "running" not in page.text else None
 
 
 def test_topics_and_groups(run: CommandLine) -> None:

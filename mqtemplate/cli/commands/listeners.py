@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import urllib.error
-import urllib.request
-from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import quote, urlsplit
 
 import typer
 
+from mqtemplate.actuator.client import ActuatorClient
 from mqtemplate.cli.invocation import Invocation, command
 from mqtemplate.cli.output import Columns
-from mqtemplate.errors import BrokerError, ConfigurationError, UnknownNameError
-
-_TIMEOUT_S = 30.0
+from mqtemplate.errors import ConfigurationError
 
 _COLUMNS: Columns = {
     "LISTENER": "id",
@@ -62,7 +57,7 @@ def add_commands(app: typer.Typer) -> None:
 
 def ls(call: Invocation, url: Url = None, token: Token = None) -> None:
     """Show the listeners with their states and lags."""
-    found = _actuator(call, url, token).get("listeners")["listeners"]
+    found = actuator_of(call, url, token).get("listeners")["listeners"]
     call.output.table(found, _COLUMNS, "the application has no listeners")
 
 
@@ -97,12 +92,17 @@ def seek(
 
 
 def _change(call: Invocation, listener: str, change: dict[str, Any], url: str | None, token: str | None) -> None:
-    record = _actuator(call, url, token).post(f"listeners/{quote(listener, safe='')}", change)
+    record = actuator_of(call, url, token).post(f"listeners/{quote(listener, safe='')}", change)
     call.output.document(record)
     call.output.line(f"{record['id']} is {record['state']}; lag {record['lag']}, in flight {record['inFlight']}")
 
 
-def _actuator(call: Invocation, url: str | None, token: str | None) -> _ActuatorClient:
+def actuator_of(call: Invocation, url: str | None, token: str | None) -> ActuatorClient:
+    """Return the client of the actuator that the options or the configuration name.
+
+    Raises:
+        ConfigurationError: Neither names one.
+    """
     management = call.settings().mqtemplate.management
     if url is None:
         if not management.port:
@@ -116,45 +116,4 @@ def _actuator(call: Invocation, url: str | None, token: str | None) -> _Actuator
         raise typer.BadParameter(f"must be http://host:port, got {url!r}", param_hint="--url")
     if token is None and management.token is not None:
         token = management.token.get_secret_value()
-    base = url.rstrip("/")
-    return _ActuatorClient(base if urlsplit(base).path.endswith("/actuator") else f"{base}/actuator", token)
-
-
-@dataclass(frozen=True, slots=True)
-class _ActuatorClient:
-    base: str
-    token: str | None
-
-    def get(self, path: str) -> Any:
-        return self._call(urllib.request.Request(f"{self.base}/{path}"))
-
-    def post(self, path: str, change: dict[str, Any]) -> Any:
-        headers = {"Content-Type": "application/json"}
-        if self.token is not None:
-            headers["Authorization"] = f"Bearer {self.token}"
-        body = json.dumps(change).encode()
-        return self._call(urllib.request.Request(f"{self.base}/{path}", body, headers, method="POST"))
-
-    def _call(self, request: urllib.request.Request) -> Any:
-        """Return the answer.
-
-        Raises:
-            UnknownNameError: There is no such listener.
-            BrokerError: The application does not answer, or refuses.
-        """
-        try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
-                return json.load(answer)
-        except urllib.error.HTTPError as exc:
-            text = _error_text(exc)
-            raise (UnknownNameError if exc.code == 404 else BrokerError)(text) from exc
-        except (OSError, ValueError) as exc:
-            reason = getattr(exc, "reason", exc)
-            raise BrokerError(f"no actuator answers at {self.base}: {reason}") from exc
-
-
-def _error_text(exc: urllib.error.HTTPError) -> str:
-    try:
-        return str(json.load(exc)["error"])
-    except (ValueError, KeyError, TypeError):
-        return f"{exc.url} answers {exc.code} {exc.reason}; is it the actuator of an application?"
+    return ActuatorClient(url, token)

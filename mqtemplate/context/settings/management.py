@@ -56,6 +56,21 @@ class HealthSection(HealthSettings):
     _milliseconds = field_validator("max_lateness_ms", "timeout_ms", mode="before")(duration_in(1))
 
 
+@dataclass(frozen=True, kw_only=True, config=SECTION_CONFIG)
+class DashboardSection:
+    """Pages of the application and its broker in a browser; see [dashboard](dashboard.md)."""
+
+    enabled: bool = False
+    """True: the management port serves it below ``/dashboard``, and a web framework can mount it. It needs
+    ``mqtemplate[dashboard]`` and ``token``: reading needs the token too."""
+    allow_changes: bool = False
+    """True: changes of messages, dead letters and listeners are allowed to those who have signed in with the token."""
+    allowed_hosts: CommaList = ()
+    """Host names in addresses of the dashboard, beside those of loopback, such as ``shop.example.com``."""
+    audit_log: OptionalText = None
+    """File of the audit log; by default ``~/.local/state/mqtemplate/dashboard-audit.jsonl``."""
+
+
 class ManagementSettings(Properties):
     """Metrics, traces, lateness and health of the application, and its actuator. Off by default, at no cost."""
 
@@ -77,6 +92,7 @@ class ManagementSettings(Properties):
     tracing: TracingSection = TracingSection()
     lateness: LatenessSection = LatenessSection()
     health: HealthSection = HealthSection()
+    dashboard: DashboardSection = DashboardSection()
 
     @field_validator("address")
     @classmethod
@@ -99,6 +115,9 @@ class ManagementSettings(Properties):
     def _check_enabled(self) -> Self:
         if self.port is not None and not self.enabled:
             raise ContradictionError("is given, but 'enabled' is not true; set it, or remove the port", "port")
+        if self.dashboard.enabled and not (self.enabled and self.token):
+            missing = "'enabled' is not true" if not self.enabled else "there is no 'token'"
+            raise ContradictionError(f"is on, but {missing}; set it, or turn the dashboard off", "dashboard.enabled")
         return self
 
     @property

@@ -1,0 +1,156 @@
+"""The dashboard with many pending messages: time to the first paint in headless Chromium, and time of responses.
+
+The dashboard is a process of its own, as a user starts it. "First" is the first time
+of a page. The page to sign in shows the least time: it reads nothing. Without Chromium only the responses are measured.
+
+    python -m bench.dashboard [COUNT] [FOLDER]
+
+With FOLDER its messages are shown, and none are sent.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from bench.measure import quiet, report, run, scratch_folder
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
+from mqtemplate.message import Message
+from mqtemplate.store import FlushDiskType
+
+_COUNT = 1_000_000
+_BATCH = 1_000
+_DAY_MS = 86_400_000
+_SPREAD_MS = 7_919  # a prime: spreads the deliver times over three days
+_ROUNDS = 5
+_TARGET_MS = 300
+_PAGES = {
+    "sign in": "/sign-in",
+    "overview": "/",
+    "delay timeline": "/delayed",
+    "delay timeline, a span of two hours": "/delayed?from={from_ms}&to={to_ms}",
+    "messages of a topic": "/messages?topic=probe",
+    "groups": "/groups",
+}
+_PARTS = {
+    "  histogram, as a part": "/delayed/timeline",
+    "  list of a span in the middle, as a part": "/delayed/list?from={from_ms}&to={to_ms}",
+    "  search by key": "/delayed/list?key=k777",
+}
+_FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
+
+
+def fill(folder: Path, count: int) -> None:
+    """Send delayed messages, and wait until all of them are on the timing wheel."""
+    with EmbeddedBroker(folder, EmbeddedSettings(flush_disk_type=FlushDiskType.ASYNC_FLUSH)) as broker:
+        now_ms = time.time_ns() // 1_000_000
+        for begin in range(0, count, _BATCH):
+            broker.send_batch([_pending(now_ms, number) for number in range(begin, begin + _BATCH)])
+        queue = broker.queues("probe")[0]
+        broker.send(Message("probe", b"on the wheel", {"TIMER_DELAY_MS": "1"}), queue)
+        while broker.max_offset(queue) < 1:
+            time.sleep(0.05)
+
+
+def _pending(now_ms: int, number: int) -> Message:
+    deliver_ms = now_ms + _DAY_MS + number * _SPREAD_MS % (3 * _DAY_MS)
+    return Message("pending", b"x" * 200, {"TIMER_DELIVER_MS": str(deliver_ms), "KEYS": f"k{number}"})
+
+
+@contextmanager
+def dashboard(folder: Path) -> Iterator[str]:
+    """Run ``mqtemplate dashboard``; yield its address."""
+    command = [sys.executable, "-u", "-m", "mqtemplate", "dashboard", "--store", str(folder), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            found = re.search(r"http://[^/]*", process.stdout.readline())
+            assert found is not None, "the dashboard did not start"
+            yield found[0]
+        finally:
+            process.terminate()
+
+
+def response_ms(address: str) -> float:
+    start = time.perf_counter()
+    with urllib.request.urlopen(address, timeout=120) as answer:
+        answer.read()
+    return (time.perf_counter() - start) * 1_000
+
+
+class Paint:
+    """Time from the start of a navigation to the first contentful paint, in a new tab each time."""
+
+    def __init__(self, browser: Any) -> None:
+        self._browser = browser
+
+    def __call__(self, address: str) -> float:
+        context = self._browser.new_context()
+        try:
+            page = context.new_page()
+            page.goto(address, wait_until="commit")
+            # The policy of the page allows no evaluated code, so the entry is polled.
+            while not (entries := page.evaluate("performance.getEntriesByName('first-contentful-paint').length")):
+                page.wait_for_timeout(5)
+            assert entries
+            paint_ms = float(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
+            page.wait_for_load_state("networkidle")
+            return paint_ms
+        finally:
+            context.close()
+
+
+def measure(address: str, paint: Paint | None) -> None:
+    now_ms = time.time_ns() // 1_000_000
+    middle_ms = now_ms + 2 * _DAY_MS
+    span = {"from_ms": middle_ms, "to_ms": middle_ms + 7_200_000}
+    time_of, what = (response_ms, "response") if paint is None else (paint, "first paint")
+    for name, path in _PAGES.items():
+        url = address + path.format(**span)
+        report(f"{name}: {what}, first", time_of(url), "ms", f"< {_TARGET_MS} ms")
+        report(f"{name}: {what}", statistics.median(time_of(url) for _ in range(_ROUNDS)), "ms", f"< {_TARGET_MS} ms")
+        if paint is not None:
+            report(f"{name}: response", statistics.median(response_ms(url) for _ in range(_ROUNDS)), "ms", "none")
+    for name, path in _PARTS.items():
+        report(f"{name}: response", response_ms(address + path.format(**span)), "ms", "none")
+
+
+def main() -> None:
+    quiet()
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else _COUNT
+    with ExitStack() as stack:
+        if len(sys.argv) > 2:
+            folder = Path(sys.argv[2])
+        else:
+            folder = stack.enter_context(scratch_folder()) / "store"
+            fill(folder, count)
+        address = stack.enter_context(dashboard(folder))
+        measure(address, _paint(stack))
+
+
+def _paint(stack: ExitStack) -> Paint | None:
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        chromium = None
+    if chromium is None:
+        print("no Chromium or no playwright: responses are measured, not paints")
+        return None
+    playwright = stack.enter_context(sync_playwright())
+    browser = playwright.chromium.launch(executable_path=chromium, headless=True, args=list(_FLAGS))
+    stack.callback(browser.close)
+    return Paint(browser)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,172 @@
+"""``dashboard``: pages in a browser for a broker, an application, or both."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mqtemplate.actuator.client import ActuatorClient
+from mqtemplate.cli.invocation import Invocation, command
+from mqtemplate.cli.output import print_line
+from mqtemplate.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from mqtemplate.dashboard.access import Access
+    from mqtemplate.dashboard.server import DashboardServer
+    from mqtemplate.dashboard.sources.broker_source import BrokerSource
+
+_LOOPBACK = "127.0.0.1"
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the command to the program."""
+    command(
+        app,
+        "dashboard",
+        "dashboard --store ./data",
+        "dashboard --name-server 10.0.0.1:9876 --allow-changes",
+        "dashboard --app http://127.0.0.1:9090 --store ./data",
+    )(dashboard)
+
+
+def dashboard(
+    call: Invocation,
+    store: Annotated[
+        str | None, typer.Option("--store", metavar="FOLDER", help="store directory; the same as -n embedded:FOLDER")
+    ] = None,
+    application: Annotated[
+        str | None, typer.Option("--app", metavar="URL", help="actuator of a running application: listeners, lateness")
+    ] = None,
+    application_token: Annotated[
+        str | None,
+        typer.Option(
+            "--app-token", metavar="TOKEN", help="for changes of listeners (default: mqtemplate.management.token)"
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="numeric address to listen on")] = _LOOPBACK,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="0 for a free one")] = 8090,
+    allow_changes: Annotated[
+        bool, typer.Option("--allow-changes", help="allow changes to those who open the printed link")
+    ] = False,
+    allowed_host: Annotated[
+        list[str], typer.Option(metavar="NAME", help="further name of this machine in addresses; may be repeated")
+    ] = [],  # noqa: B006 - typer copies it
+    audit_log: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="log of changes (default: ~/.local/state/mqtemplate/dashboard-audit.jsonl)"),
+    ] = None,
+) -> None:
+    """Serve pages that show a broker, an application, or both, in a browser."""
+    from mqtemplate.clock import SystemClock
+    from mqtemplate.dashboard.installation import check_installed
+
+    check_installed()
+    is_loopback = _is_loopback(host)
+    if ipaddress.ip_address(host).is_unspecified and not allowed_host:
+        raise typer.BadParameter(
+            f"with {host} the dashboard cannot know its names: give those that browsers use with --allowed-host, such "
+            "as --allowed-host 10.0.0.5",
+            param_hint="--host",
+        )
+    if store is not None:
+        if call.name_server is not None:
+            raise typer.BadParameter("give --store or --name-server, not both", param_hint="--store")
+        call = dataclasses.replace(call, name_server=f"embedded:{store}")
+    from mqtemplate.dashboard.access import Access
+    from mqtemplate.dashboard.audit import AuditLog, default_audit_path
+    from mqtemplate.dashboard.dashboard import Dashboard
+    from mqtemplate.dashboard.server import DashboardServer
+
+    audit_path = audit_log or (default_audit_path() if allow_changes else None)
+    audit = AuditLog(audit_path, SystemClock())
+    access = Access(
+        allow_changes=allow_changes,
+        reads_need_token=not is_loopback,
+        allowed_hosts=(*allowed_host, *(() if is_loopback else (host,))),
+    )
+    with _source(call, needed=application is None) as source:
+        documents = None if application is None else _actuator(call, application, application_token)
+        pages = Dashboard(source, documents, access=access, audit=audit, title=_title(source, application))
+        _serve(DashboardServer(pages, host, port), access, is_loopback=is_loopback, audit=audit_path)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        raise typer.BadParameter(
+            f"must be a numeric address, such as 127.0.0.1 or ::1, got {host!r}", param_hint="--host"
+        ) from None
+
+
+@contextmanager
+def _source(call: Invocation, *, needed: bool) -> Iterator[BrokerSource | None]:
+    """Yield the broker that the options name; None if they name none and only an application is shown."""
+    if call.name_server is None and not needed:
+        yield None
+        return
+    from mqtemplate.admin import RemoteAdmin
+    from mqtemplate.brokers.remote.broker import RemoteBroker
+    from mqtemplate.context.settings.name_server import RemoteCluster
+    from mqtemplate.context.settings.remote_settings import remote_settings
+    from mqtemplate.dashboard.sources.source import FolderSource, OpenSource
+
+    settings = call.settings()
+    if isinstance(settings.broker_choice, RemoteCluster):
+        with ExitStack() as closing:
+            broker = closing.enter_context(RemoteBroker(remote_settings(settings)))
+            label = call.name_server or settings.rocketmq.name_server or "cluster"
+            yield OpenSource(RemoteAdmin(broker, broker.client_context), str(label))
+        return
+    if settings.store_path is None:
+        raise ConfigurationError(
+            "the broker in memory ends with its process, so the dashboard cannot see it; give --store FOLDER, "
+            "--name-server host:port, or --app URL"
+        )
+    yield FolderSource(Path(settings.store_path), settings.mqtemplate.broker)
+
+
+def _title(source: BrokerSource | None, application: str | None) -> str:
+    return " · ".join(part for part in (None if source is None else source.label, application) if part)
+
+
+def _actuator(call: Invocation, url: str, token: str | None) -> ActuatorClient:
+    if not url.startswith(("http://", "https://")):
+        raise typer.BadParameter(f"must be http://host:port, got {url!r}", param_hint="--app")
+    management = call.settings().mqtemplate.management
+    if token is None and management.token is not None:
+        token = management.token.get_secret_value()
+    return ActuatorClient(url, token)
+
+
+def _serve(server: DashboardServer, access: Access, *, is_loopback: bool, audit: Path | None) -> None:
+    from mqtemplate.context.signals import StopRequests
+    from mqtemplate.running.local_server import short_switch_interval
+
+    stop_requests = StopRequests()
+    # A count of a million messages must not delay the pages beside it.
+    with short_switch_interval(), stop_requests.from_signals():
+        server.start()
+        try:
+            address = f"http://{server.address}/"
+            needs_token = access.allow_changes or access.reads_need_token
+            print_line(f"dashboard: {address}{'sign-in?token=' + access.token if needs_token else ''}")
+            if audit is not None:
+                print_line(f"changes are logged to {audit}")
+            if not is_loopback:
+                print_line(
+                    f"warning: other machines can connect to {server.address} without encryption, so the token and "
+                    "messages can be read on the way; put a proxy with TLS before it, or use a tunnel",
+                    sys.stderr,
+                )
+            print_line("press Ctrl-C to stop")
+            stop_requests.wait()
+        finally:
+            server.stop()

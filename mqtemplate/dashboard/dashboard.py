@@ -1,0 +1,213 @@
+"""The dashboard: it checks access to each request, finds its page, and turns errors into pages."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from mqtemplate.actuator.client import ApplicationDocuments
+from mqtemplate.clock import Clock, SystemClock
+from mqtemplate.dashboard.access import Access
+from mqtemplate.dashboard.audit import AuditLog
+from mqtemplate.dashboard.call import Call
+from mqtemplate.dashboard.jobs import Jobs
+from mqtemplate.dashboard.pages import (
+    application,
+    dead_letters,
+    delayed,
+    delayed_changes,
+    groups,
+    jobs,
+    levels,
+    messages,
+    overview,
+    tail,
+    topics,
+)
+from mqtemplate.dashboard.rendering import STATIC_TYPES, compile_templates, static_files
+from mqtemplate.dashboard.site import Site, merged
+from mqtemplate.dashboard.sources.broker_source import BrokerSource
+from mqtemplate.dashboard.sources.cache import BackgroundCache
+from mqtemplate.dashboard.sources.rates import Rates
+from mqtemplate.errors import (
+    BrokerError,
+    MessageError,
+    MQTemplateError,
+    StoreLockedError,
+    UnknownNameError,
+    UnsupportedError,
+)
+from mqtemplate.event_log import get_logger
+from mqtemplate.http.bridges import AsgiApp, WsgiApp, asgi_application, wsgi_application
+from mqtemplate.http.exchange import HttpRequest, HttpResponse
+
+_log = get_logger("mqtemplate.dashboard")
+
+MAX_BODY_BYTES = 1024 * 1024
+
+_ROUTES = merged(
+    [
+        overview.ROUTES,
+        topics.ROUTES,
+        groups.ROUTES,
+        messages.ROUTES,
+        delayed.ROUTES,
+        delayed_changes.ROUTES,
+        dead_letters.ROUTES,
+        levels.ROUTES,
+        application.ROUTES,
+        tail.ROUTES,
+        jobs.ROUTES,
+    ]
+)
+_CSP = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'"
+)
+_HEADERS = (
+    ("Content-Security-Policy", _CSP),
+    ("X-Content-Type-Options", "nosniff"),
+    ("X-Frame-Options", "DENY"),
+    # Not no-referrer: with that a browser sends "Origin: null" with the forms of this site.
+    ("Referrer-Policy", "same-origin"),
+    ("Cross-Origin-Opener-Policy", "same-origin"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+)
+_NO_STORE = ("Cache-Control", "no-store")
+_FOREVER = ("Cache-Control", "public, max-age=31536000, immutable")
+_STATUS: tuple[tuple[type[MQTemplateError], int], ...] = (
+    (UnknownNameError, 404),
+    (UnsupportedError, 501),
+    (StoreLockedError, 409),
+    (MessageError, 400),
+    (BrokerError, 503),
+)
+
+
+class Dashboard:
+    """Pages for one broker, for one application, or for both.
+
+    Args:
+        source: The broker; None without one.
+        application: The documents of a running application; None without one.
+        title: Name for a reader; by default that of the broker.
+        clock: A virtual clock lets all work run in the calling thread.
+    """
+
+    def __init__(
+        self,
+        source: BrokerSource | None,
+        application: ApplicationDocuments | None = None,
+        *,
+        access: Access,
+        audit: AuditLog,
+        title: str = "",
+        clock: Clock = SystemClock(),
+    ) -> None:
+        self._source = source
+        self._site = Site(
+            title=title or (source.label if source is not None else "mqtemplate"),
+            source=source,
+            application=application,
+            access=access,
+            audit=audit,
+            cache=BackgroundCache(in_background=not clock.is_virtual),
+            jobs=Jobs(in_background=not clock.is_virtual),
+            rates=Rates(),
+        )
+
+    def prepare(self) -> None:
+        """Compile the pages, and start to read what takes long: the first page comes as fast as later ones."""
+        compile_templates()
+        static_files()
+        if self._source is not None:
+            overview.prepare(self._site)
+
+    def close(self) -> None:
+        """Stop the running job, and close the source."""
+        self._site.jobs.close()
+        if self._source is not None:
+            self._source.close()
+
+    def handle(self, request: HttpRequest) -> HttpResponse:
+        """Return the response to a request."""
+        if not self._site.access.is_host_allowed(request):
+            return _secured(_refused_host(request))
+        call = Call(request)
+        path = request.path or "/"
+        if path.startswith("/static/"):
+            return _static(path.removeprefix("/static/"))
+        try:
+            return _secured(self._respond(call, path))
+        except MQTemplateError as exc:
+            status = next((status for kind, status in _STATUS if isinstance(exc, kind)), 500)
+            return _secured(self._error(call, status, str(exc)))
+        except Exception as exc:
+            _log.exception("dashboard.request_failed", path=path)
+            return _secured(self._error(call, 500, f"{type(exc).__name__}: {exc}"))
+
+    def _respond(self, call: Call, path: str) -> HttpResponse:
+        method = "GET" if call.request.method == "HEAD" else call.request.method
+        if path == "/sign-in":
+            return self._sign_in(call, method)
+        if not self._site.access.may_read(call.request):
+            return self._site.page(call, "sign_in.html", 401, error="")
+        page = _ROUTES.get((method, path))
+        if page is None:
+            known = any(route == path for _, route in _ROUTES)
+            return self._error(call, 405 if known else 404, f"there is no page {path}")
+        if method == "POST":
+            refusal = self._site.access.refusal_of_change(call.request, call.field("form_token"))
+            if refusal is not None:
+                return self._error(call, 403, refusal)
+        return page(self._site, call)
+
+    def _error(self, call: Call, status: int, text: str) -> HttpResponse:
+        return self._site.page(call, "error.html", status, reason=HTTPStatus(status).phrase, text=text)
+
+    def _sign_in(self, call: Call, method: str) -> HttpResponse:
+        """Sign in by the link of the start (GET), or by the token in a form (POST); or sign out."""
+        access = self._site.access
+        if method == "POST" and call.field("action") == "sign-out":
+            if not access.is_form_token(call.field("form_token")):
+                return self._error(call, 403, "the form is not from this dashboard; reload the page")
+            return self._site.redirect(call.url("/"), ("Set-Cookie", access.sign_out(call.request)))
+        token = call.field("token") if method == "POST" else call.text("token")
+        if not token:
+            return self._site.page(call, "sign_in.html", error="")
+        cookie = access.sign_in(token.strip(), call.request)
+        if cookie is None:
+            _log.warning("dashboard.sign_in_failed", remote=call.request.remote)
+            return self._site.page(call, "sign_in.html", 403, error="The token is wrong, or there were too many tries.")
+        return self._site.redirect(call.url("/"), ("Set-Cookie", cookie))
+
+
+def _refused_host(request: HttpRequest) -> HttpResponse:
+    host = request.headers.get("host", "")
+    text = (
+        f"host {host!r} is not allowed; name it with --allowed-host, or mqtemplate.management.dashboard.allowed-hosts"
+    )
+    return HttpResponse(421, f"{text}\n".encode())
+
+
+def _static(name: str) -> HttpResponse:
+    body = static_files().get(name)
+    if body is None:
+        return _secured(HttpResponse(404, b"no such file\n"))
+    content_type = STATIC_TYPES[f".{name.rpartition('.')[2]}"]
+    return HttpResponse(200, body, content_type, (*_HEADERS, _FOREVER))
+
+
+def _secured(response: HttpResponse) -> HttpResponse:
+    return HttpResponse(
+        response.status, response.body, response.content_type, (*response.headers, *_HEADERS, _NO_STORE)
+    )
+
+
+def dashboard_wsgi_app(dashboard: Dashboard) -> WsgiApp:
+    """Return the dashboard as a WSGI application, to mount below any path."""
+    return wsgi_application(dashboard.handle, MAX_BODY_BYTES)
+
+
+def dashboard_asgi_app(dashboard: Dashboard) -> AsgiApp:
+    """Return the dashboard as an ASGI application, to mount below any path."""
+    return asgi_application(dashboard.handle, MAX_BODY_BYTES)

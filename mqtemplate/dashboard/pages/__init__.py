@@ -1,0 +1,1 @@
+"""Pages of the dashboard. Each module has functions from a call to a response, and their routes."""

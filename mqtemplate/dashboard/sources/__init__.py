@@ -1,0 +1,1 @@
+"""Sources of what the pages show: brokers for several threads, cached values, rates."""

@@ -1,0 +1,76 @@
+"""A request and its response, independent of the server that carries them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+TEXT = "text/plain; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpRequest:
+    """A request.
+
+    Attributes:
+        path: The path below `mount`, percent-decoded.
+        mount: Prefix of the path under which the application is mounted, such as ``/dashboard``; empty at the root.
+        query: Names and values of the query.
+        headers: Names in lower case -> values.
+        remote: Address of the client.
+        is_secure: The client uses HTTPS, as far as the server knows.
+    """
+
+    method: str
+    path: str
+    mount: str = ""
+    query: Sequence[tuple[str, str]] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    remote: str = ""
+    is_secure: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HttpResponse:
+    """A response.
+
+    Attributes:
+        status: Status code, such as 200.
+        body: All bytes, or an iterator of parts that are sent as they come. A server closes the iterator.
+        headers: Further headers.
+    """
+
+    status: int
+    body: bytes | Iterator[bytes]
+    content_type: str = TEXT
+    headers: Sequence[tuple[str, str]] = ()
+
+    @property
+    def all_headers(self) -> list[tuple[str, str]]:
+        """Headers with type and, if it is known, length."""
+        length = [("Content-Length", str(len(self.body)))] if isinstance(self.body, bytes) else []
+        return [("Content-Type", self.content_type), *length, *self.headers]
+
+    def close(self) -> None:
+        """Close the iterator of a body, also one that was not begun. Other bodies need nothing."""
+        close = getattr(self.body, "close", None)
+        if close is not None:
+            close()
+
+
+HttpHandler: TypeAlias = Callable[[HttpRequest], HttpResponse]
+"""Function that answers a request. Calls come from several threads."""
+
+
+def below(path: str, mount: str) -> str | None:
+    """Return the part of *path* below *mount*, ``/…`` or empty; None if it is elsewhere."""
+    if path == mount or path.startswith(f"{mount}/"):
+        return path[len(mount) :]
+    return None
+
+
+def too_large(max_bytes: int) -> HttpResponse:
+    """Return the response to a request whose body is too large."""
+    return HttpResponse(413, f"the body is too large, allowed are {max_bytes} bytes\n".encode())

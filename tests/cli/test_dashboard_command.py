@@ -1,0 +1,194 @@
+"""``mqtemplate dashboard``, as a process: a store directory, a server, an application."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.cookiejar import CookieJar
+from pathlib import Path
+
+import pytest
+
+from mqtemplate import MQApplication, message_listener
+from mqtemplate.actuator import Actuator, ManagementServer
+from tests.cli.running import CommandLine, place, prepare
+from tests.server.process import BrokerProcess
+
+pytestmark = [pytest.mark.feature("14.2"), pytest.mark.slow]
+
+
+@message_listener(topic="orders", consumer_group="billing", id="bill")
+def bill(order: str) -> None: ...
+
+
+@contextmanager
+def dashboard(*arguments: str, errors: list[str] | None = None) -> Iterator[str]:
+    """Run the command on a free port; yield the link that it prints. It ends with SIGTERM and the code 0."""
+    command = [sys.executable, "-u", "-m", "mqtemplate", "dashboard", "--port", "0", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line.startswith("dashboard: http://"), process.communicate(timeout=60)
+            yield line.removeprefix("dashboard: ").strip()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+            assert process.stderr is not None
+            if errors is not None:
+                errors.append(process.stderr.read())
+        finally:
+            process.kill()
+
+
+class Client:
+    """A browser without scripts, with cookies."""
+
+    def __init__(self) -> None:
+        self._opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
+
+    def get(self, address: str, body: bytes | None = None) -> tuple[int, str]:
+        try:
+            with self._opener.open(address, body, timeout=60) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as exc:
+            with exc:
+                return exc.code, exc.read().decode()
+
+
+@pytest.mark.parametrize("kind", ["folder", "server"])
+def test_a_directory_and_a_server_are_shown_and_not_changed(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "config").mkdir()
+    with place(kind, tmp_path, prepare) as name_server:
+        broker = ("--store", str(tmp_path / "store")) if kind == "folder" else ("--name-server", name_server)
+        with dashboard(*broker, "--config", str(tmp_path / "config")) as link:
+            client = Client()
+            delayed, groups = client.get(f"{link}delayed")[1], client.get(f"{link}groups")[1]
+            letters = client.get(f"{link}dead-letters?group=billing")[1]
+            refused = client.get(f"{link}delayed/change", b"action=cancel")
+
+    assert "token" not in link
+    assert "due-1" in delayed
+    assert "due-30" in delayed
+    assert "billing" in groups
+    assert "shop.CardRefusedError" in letters
+    assert refused[0] == 403
+
+
+def test_a_message_is_cancelled_through_the_printed_link(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    audit = tmp_path / "audit.jsonl"
+    with place("server", tmp_path, prepare) as name_server:
+        arguments = ("--name-server", name_server, "--config", str(tmp_path / "config"))
+        with dashboard(*arguments, "--allow-changes", "--audit-log", str(audit)) as link:
+            client, base = Client(), link.partition("sign-in")[0]
+            client.get(link)
+            page = client.get(f"{base}delayed?key=due-1")[1]
+            token = re.search(r'name="form_token" value="(\w+)"', page)
+            assert token is not None
+            form = f"form_token={token[1]}&action=cancel&scope=all&key=due-1"
+            preview = client.get(f"{base}delayed/preview", form.encode())[1]
+            until = re.search(r'name="until" value="(\d+)"', preview)
+            assert until is not None
+            client.get(f"{base}delayed/change", f"{form}&until={until[1]}&expected=1".encode())
+            line = _last_line(audit, "succeeded")
+            after = client.get(f"{base}delayed/list?key=due-1")[1]
+
+    assert "Cancel: 1 pending message" in preview
+    assert (line["action"], line["filter"], line["cancelled"]) == ("delayed.cancel", {"key": "due-1"}, 1)
+    assert stat.S_IMODE(audit.stat().st_mode) == 0o600
+    assert "No pending message matches." in after
+
+
+def _last_line(audit: Path, state: str) -> dict[str, object]:
+    from tests.waiting import eventually
+
+    eventually(lambda: f'"{state}"' in audit.read_text("utf-8"), "the change is done")
+    found: dict[str, object] = json.loads(audit.read_text("utf-8").splitlines()[-1])
+    return found
+
+
+def test_the_listeners_of_an_application_are_shown_without_a_broker(tmp_path: Path) -> None:
+    keys = {"rocketmq.name-server": "embedded:memory", "mqtemplate.management.enabled": True}
+    with MQApplication(bill, settings=keys) as app:
+        server = ManagementServer(app.get(Actuator), 0)
+        server.start()
+        try:
+            with dashboard("--app", f"http://{server.address}", "--config", str(tmp_path)) as link:
+                page = Client().get(f"{link}listeners")[1]
+        finally:
+            server.stop()
+
+    assert "<h2>bill</h2>" in page
+
+
+def test_on_another_address_than_loopback_reading_needs_the_token(tmp_path: Path) -> None:
+    with place("folder", tmp_path, prepare):
+        arguments = ("--store", str(tmp_path / "store"), "--config", str(tmp_path))
+        errors: list[str] = []
+        with dashboard(*arguments, "--host", "0.0.0.0", "--allowed-host", "localhost", errors=errors) as link:
+            link = link.replace("0.0.0.0", "localhost")
+            client, base = Client(), link.partition("sign-in")[0]
+            closed = client.get(f"{base}topics")
+            client.get(link)
+            opened = client.get(f"{base}topics")
+
+    assert closed[0] == 401
+    assert (opened[0], "orders" in opened[1]) == (200, True)
+    assert "warning: other machines can connect to 0.0.0.0:" in errors[0]
+
+
+def test_a_server_has_its_dashboard_on_the_management_port(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    management = f"{{enabled: true, port: {port}, token: open sesame, dashboard: {{enabled: true}}}}"
+    (tmp_path / "application.yml").write_text(f"mqtemplate: {{management: {management}}}")
+    with BrokerProcess(tmp_path, "--config", str(tmp_path)):
+        client = Client()
+        closed = client.get(f"http://127.0.0.1:{port}/dashboard/")
+        client.get(f"http://127.0.0.1:{port}/dashboard/sign-in?token=open+sesame")
+        topics = client.get(f"http://127.0.0.1:{port}/dashboard/topics?kind=system")
+
+    assert closed[0] == 401
+    assert (topics[0], "rmq_sys_wheel_timer" in topics[1]) == (200, True)
+
+
+def test_wrong_arguments_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = CommandLine("", tmp_path, capsys)
+
+    def errors(*arguments: str) -> tuple[int, str]:
+        result = run.plain("dashboard", *arguments, "--config", str(tmp_path))
+        return result.code, " ".join(result.errors.split())
+
+    both = errors("--store", "x", "--name-server", "embedded:y")
+    host = errors("--store", "x", "--host", "example.com")
+    every = errors("--store", "x", "--host", "0.0.0.0")
+    url = errors("--app", "shop:9090")
+    memory = errors("--name-server", "embedded:memory")
+    missing = errors("--store", str(tmp_path / "nothing"))
+
+    assert (both[0], "give --store or --name-server, not both" in both[1]) == (2, True)
+    assert (host[0], "must be a numeric address, such as 127.0.0.1 or ::1, got 'example.com'" in host[1]) == (2, True)
+    assert (every[0], "such as --allowed-host 10.0.0.5" in every[1]) == (2, True)
+    assert (url[0], "must be http://host:port, got 'shop:9090'" in url[1]) == (2, True)
+    assert (memory[0], "so the dashboard cannot see it; give --store FOLDER" in memory[1]) == (1, True)
+    assert (missing[0], "error: " in missing[1]) == (1, True)
+
+
+def test_an_address_in_use_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with place("folder", tmp_path, prepare), socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        result = CommandLine("", tmp_path, capsys).plain(
+            "dashboard", "--store", str(tmp_path / "store"), "--port", port, "--config", str(tmp_path)
+        )
+
+    assert result.code == 1
+    assert f"127.0.0.1:{port} cannot be used" in result.errors
