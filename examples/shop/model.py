@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from sqlalchemy import BigInteger
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from mqtemplate.outbox import outbox_tables
@@ -47,7 +48,7 @@ class Order(Base):
     quantity: Mapped[int]
     cents: Mapped[int] = mapped_column(default=0)  # for one; the warehouse knows the price
     state: Mapped[str] = mapped_column(default=OrderState.PLACED)
-    paid_at_ms: Mapped[int | None]
+    paid_at_ms: Mapped[int | None] = mapped_column(BigInteger)
 
     @property
     def total(self) -> int:
