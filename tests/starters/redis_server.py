@@ -8,15 +8,23 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from tests.waiting import eventually
 
 PROGRAM = shutil.which("redis-server")
 
 
+class RedisServer(NamedTuple):
+    """A running server."""
+
+    url: str
+    pid: int
+
+
 @contextmanager
-def redis_server() -> Iterator[str]:
-    """Start a server without files, and yield its URL. It is stopped at the end."""
+def redis_server() -> Iterator[RedisServer]:
+    """Start a server without files. It is stopped at the end."""
     assert PROGRAM is not None
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -28,7 +36,7 @@ def redis_server() -> Iterator[str]:
         )
         try:
             eventually(lambda: _answers(port), "Redis is ready")
-            yield f"redis://127.0.0.1:{port}/0"
+            yield RedisServer(f"redis://127.0.0.1:{port}/0", server.pid)
         finally:
             server.terminate()
             server.wait(30)

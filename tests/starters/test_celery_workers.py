@@ -60,7 +60,7 @@ def tasks(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ModuleType
     with redis_server() as redis, BrokerProcess(tmp_path) as broker:
         (tmp_path / "application.yml").write_text(f"rocketmq: {{name-server: '{broker.name_server}'}}", "utf-8")
         source = tmp_path / "shop_tasks.py"
-        source.write_text(TASKS.format(name=request.node.name, redis=redis), "utf-8")
+        source.write_text(TASKS.format(name=request.node.name, redis=redis.url), "utf-8")
         spec = importlib.util.spec_from_file_location("shop_tasks", source)
         assert spec is not None
         assert spec.loader is not None
