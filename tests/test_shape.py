@@ -59,6 +59,7 @@ LEVELS: dict[str, int] = {
     "mqtemplate.spark": 7,
     "mqtemplate.testing": 7,
     "mqtemplate.actuator": 8,
+    "mqtemplate.asyncapi": 8,
     "mqtemplate.cli": 8,
     "mqtemplate.__main__": 9,
     "mqtemplate": 7.5,  # the public names: starters, examples and users import from here
@@ -79,6 +80,7 @@ SAME_LEVEL = {
     ("mqtemplate.listener", "mqtemplate.template"),  # the options of what a handler sends on
     ("mqtemplate.context", "mqtemplate.observability"),
     ("mqtemplate.cli", "mqtemplate.actuator"),
+    ("mqtemplate.cli", "mqtemplate.asyncapi"),
 }
 
 FORBIDDEN = {
@@ -90,8 +92,8 @@ FORBIDDEN = {
     "mqtemplate.brokers.remote": ["mqtemplate.store", "mqtemplate.brokers.embedded"],
 }
 
-PUBLIC_PACKAGES = ("mqtemplate.outbox",)
-"""Packages whose names users import from there, because they need an extra."""
+PUBLIC_PACKAGES = ("mqtemplate.asyncapi", "mqtemplate.outbox")
+"""Packages whose names users import from there, because few programs need them."""
 
 MAX_LINES_OF_FILE = 600
 MAX_LINES_OF_FUNCTION = 60

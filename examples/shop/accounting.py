@@ -6,7 +6,8 @@ from datetime import datetime, time, timedelta
 
 import sqlalchemy as sa
 
-from mqtemplate import ScheduledRun, message_listener, scheduled, service
+from mqtemplate import RocketMQTemplate, ScheduledRun, message_listener, scheduled, service
+from mqtemplate.asyncapi import documents_send
 from mqtemplate.outbox import SQLAlchemyInbox
 
 from .database import Database
@@ -27,6 +28,19 @@ class Receipts:
         order = self._orders.find(order_id)
         line = f"{order.quantity} x {order.article} at {euros(order.cents)}"
         return Receipt(order=order.id, customer=order.customer, lines=[line], total=euros(order.total))
+
+
+@service
+class ReceiptDesk:
+    """Requests receipts from accounting, which may be another process."""
+
+    def __init__(self, template: RocketMQTemplate) -> None:
+        self._template = template
+
+    @documents_send("receipts", int, reply=Receipt)
+    async def receipt(self, order_id: int) -> Receipt:
+        """Return the receipt of a paid order; wait for it without blocking the event loop."""
+        return await self._template.async_send_and_receive("receipts", order_id, Receipt, timeout=5_000)
 
 
 @service

@@ -16,9 +16,8 @@ HERE = Path(__file__).parent
 COMPONENTS = (database, orders, warehouse, reminders, mailing, accounting)
 
 
-def new_web(*more: object) -> FastAPI:
-    """Return the shop with further components. Nothing is opened before the web server starts."""
-    messages = MQTemplate(*COMPONENTS, *more, config_folder=HERE)
+def new_web(messages: MQTemplate) -> FastAPI:
+    """Return the web application. Nothing is opened before its server starts."""
     web = FastAPI(title="shop", lifespan=messages.lifespan)
     web.add_exception_handler(UnknownOrderError, unknown_order)
     web.add_exception_handler(OrderStateError, wrong_state)
@@ -27,4 +26,5 @@ def new_web(*more: object) -> FastAPI:
     return web
 
 
-web = new_web()
+messages = MQTemplate(*COMPONENTS, config_folder=HERE)
+web = new_web(messages)

@@ -24,16 +24,20 @@ class Database:
     """Engine of the database. The application builds it once, and closes it after everything that uses it."""
 
     def __init__(self, settings: Settings) -> None:
-        url = sa.make_url(settings.database)
-        if url.get_backend_name() == "sqlite" and url.database:
-            Path(url.database).parent.mkdir(parents=True, exist_ok=True)
-        self.engine = sa.create_engine(url)
+        self.engine = sa.create_engine(settings.database)
         self._sessions = sessionmaker(self.engine, expire_on_commit=False)
-        if settings.create_tables:
+        self._creates_tables = settings.create_tables
+
+    def on_start(self) -> None:
+        """Create the tables, before anything that uses the database starts."""
+        if self._creates_tables:
             self.create_tables()
 
     def create_tables(self) -> None:
-        """Create missing tables and articles."""
+        """Create missing tables and articles, and the folder of SQLite."""
+        file = self.engine.url.database
+        if file and self.engine.dialect.name == "sqlite":
+            Path(file).parent.mkdir(parents=True, exist_ok=True)
         Base.metadata.create_all(self.engine)
         with self.begin() as session:
             for article, cents, stock in FIRST_ARTICLES:

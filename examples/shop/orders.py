@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from mqtemplate import Clock, RocketMQTemplate, ScheduleChangeStatus, service
+from mqtemplate.asyncapi import documents_send
 from mqtemplate.outbox import SQLAlchemyOutbox
 
 from .database import Database
@@ -39,6 +40,8 @@ class OrderService:
         self._settings = settings
         self._clock = clock
 
+    @documents_send("orders:placed", StockChange)
+    @documents_send("reminders:unpaid", PaymentReminder, delay="${shop.remind-after}")
     def place(self, customer: str, article: str, quantity: int) -> Order:
         """Store an order. Its messages leave with the transaction: to the warehouse, and the first reminder."""
         with self._database.begin() as session:
@@ -53,6 +56,7 @@ class OrderService:
             )
         return order
 
+    @documents_send("orders:paid", OrderPaid)
     def pay(self, order_id: int) -> ScheduleChangeStatus:
         """Take the payment of a reserved order, and cancel its reminder. Return what became of the reminder.
 

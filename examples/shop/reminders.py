@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mqtemplate import MessageExt, Send, message_listener
+from mqtemplate.asyncapi import documents_send
 from mqtemplate.outbox import SQLAlchemyInbox
 
 from .database import UnitOfWork
@@ -20,6 +21,9 @@ class Reminders:
         self._delays = settings.remind_after
         self._inbox = inbox
 
+    @documents_send("mails", Mail)
+    @documents_send("reminders:unpaid", PaymentReminder, delay="${shop.remind-after}")
+    @documents_send("orders:cancelled", StockChange)
     def on_message(self, reminder: PaymentReminder, unit: UnitOfWork, message: MessageExt) -> list[Send] | None:
         """Remind the customer and send the next reminder; after the last one cancel the order."""
         if not self._inbox.is_new(unit.session, message):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mqtemplate import ConsumeMode, DeadLetter, MessageExt, Send, message_listener, on_tag
+from mqtemplate.asyncapi import documents_send
 from mqtemplate.outbox import SQLAlchemyInbox
 
 from .database import UnitOfWork
@@ -18,6 +19,7 @@ class Warehouse:
         self._inbox = inbox
 
     @on_tag("placed")
+    @documents_send("mails", Mail)
     def reserve(self, change: StockChange, unit: UnitOfWork, message: MessageExt) -> Send | None:
         """Reserve what an order needs, or reject the order."""
         if not self._inbox.is_new(unit.session, message):
@@ -41,6 +43,7 @@ class Warehouse:
 
 
 @message_listener(topic="%DLQ%warehouse", consumer_group="support")
+@documents_send("mails", Mail)
 def reject(
     change: StockChange, unit: UnitOfWork, headers: dict[str, str], inbox: SQLAlchemyInbox, message: MessageExt
 ) -> Send | None:

@@ -10,9 +10,9 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, PositiveInt
 
 from mqtemplate import Schedules
-from mqtemplate_starter_fastapi import Template, depends
+from mqtemplate_starter_fastapi import depends
 
-from .accounting import Reports
+from .accounting import ReceiptDesk, Reports
 from .database import Database
 from .messages import Receipt
 from .model import Article, OrderState
@@ -99,9 +99,11 @@ def paid_order(order_id: int, orders: Orders) -> int:
 
 
 @router.get("/orders/{order_id}/receipt")
-async def receipt(order_id: Annotated[int, Depends(paid_order)], template: Template) -> Receipt:
-    """Request the receipt of a paid order from accounting, and wait for it without blocking the event loop."""
-    return await template.async_send_and_receive("receipts", order_id, Receipt, timeout=5_000)
+async def receipt(
+    order_id: Annotated[int, Depends(paid_order)], desk: Annotated[ReceiptDesk, depends(ReceiptDesk)]
+) -> Receipt:
+    """Return the receipt of a paid order."""
+    return await desk.receipt(order_id)
 
 
 @router.get("/articles", response_model=list[ArticleView])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from mqtemplate_starter_fastapi import depends
+from mqtemplate_starter_fastapi import MQTemplate, depends
 
-from .app import new_web
+from .app import COMPONENTS, HERE, new_web
 from .sales import Sales
 from .web import SalesView
 
-web = new_web(Sales)
+messages = MQTemplate(*COMPONENTS, Sales, config_folder=HERE)
+web = new_web(messages)
 
 
 @web.get("/sales", response_model=list[SalesView])
