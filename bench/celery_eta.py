@@ -1,6 +1,6 @@
 """Celery tasks with an ETA: Celery with Redis alone, and the same with the ETA in mqtemplate, one after the other.
 
-80,000 tasks are sent by eight threads and then fall due one after the other. Half-way through, the worker and its
+80,000 tasks are sent by sixteen threads and then fall due one after the other. Half-way through, the worker and its
 children are killed with SIGKILL and started again. Printed are the memory of the worker over time, CPU time, lateness,
 and how many tasks were lost or run twice. Lateness includes the time that tasks wait for a worker that is busy, so the
 bench reports it for the time before the kill, too.
@@ -35,7 +35,7 @@ from tests.server.process import BrokerProcess
 from tests.starters.redis_server import PROGRAM, redis_server
 
 WARM_UP = 500
-SENDERS = 8
+SENDERS = 16
 MARGIN_S = 20
 IDLE_S = 30
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -58,7 +58,7 @@ def main() -> None:
     if len(sys.argv) > 4:  # one variant, in a process of its own
         run_variant(sys.argv[3], int(sys.argv[1]), float(sys.argv[2]), Path(sys.argv[4]))
         return
-    count, rate = int((sys.argv[1:] or ["80000"])[0]), float((sys.argv[2:] or ["400"])[0])
+    count, rate = int((sys.argv[1:] or ["80000"])[0]), float((sys.argv[2:] or ["200"])[0])
     for variant in sys.argv[3:4] or ["redis", "mqtemplate"]:
         with scratch_folder() as folder:
             command = [sys.executable, "-m", "bench.celery_eta", str(count), str(rate), variant, str(folder.absolute())]
@@ -90,7 +90,7 @@ def run_variant(variant: str, count: int, rate: float, folder: Path) -> None:
         sampler.mark("kill")
         workers.kill()
         workers.start()
-        wait_until_done(runs, (count + WARM_UP) * tasks.RUN.size, start_ms + round(count / rate * 1_000))
+        wait_until_done(runs, (count + WARM_UP + 1) * tasks.RUN.size, start_ms + round(count / rate * 1_000))
         sampler.mark("end")
         print_lateness(list(tasks.RUN.iter_unpack(runs.read_bytes())), count, half_ms)
         print_memory(sampler)
@@ -146,12 +146,13 @@ class Workers:
 
 def warm_up(tasks: ModuleType, runs: Path) -> float:
     """Let the worker run some tasks, so that everything is loaded and connected. Return how many were sent a second."""
+    send_one(tasks, -WARM_UP - 1, now_ms() + 50)  # connects
     numbers = range(-WARM_UP, 0)
     begin = time.perf_counter()
     with ThreadPoolExecutor(SENDERS) as pool:
         list(pool.map(lambda number: send_one(tasks, number, now_ms() + 50), numbers))
     rate = WARM_UP / (time.perf_counter() - begin)
-    while not runs.exists() or runs.stat().st_size < WARM_UP * tasks.RUN.size:
+    while not runs.exists() or runs.stat().st_size < (WARM_UP + 1) * tasks.RUN.size:
         time.sleep(0.1)
     return rate
 

@@ -21,7 +21,7 @@ _TRANSIENT = ("serializer", "retry", "retry_policy", "timeout", "confirm_timeout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTask:
-    """What Celery passes to ``Producer.publish`` for one task, after its routing and its signals.
+    """Arguments that Celery passes to ``Producer.publish`` for one task, after its routing and its signals.
 
     Attributes:
         body: The serialized arguments, as text; in base64 if *is_binary*.
