@@ -127,6 +127,11 @@ class ListenerRegistry:
         return all(container.is_running for container in self if container.endpoint.settings.auto_startup)
 
     @property
+    def objects(self) -> ObjectSource | None:
+        """Source of the objects that handlers take by type; None without an application."""
+        return self._objects
+
+    @property
     def middlewares(self) -> Sequence[object]:
         """Middlewares of all listeners, the outermost first."""
         return (*self._middlewares, *(() if self._objects is None else self._objects.middlewares()))
