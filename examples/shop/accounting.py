@@ -10,7 +10,7 @@ from mqtemplate import RocketMQTemplate, ScheduledRun, message_listener, schedul
 from mqtemplate.asyncapi import documents_send
 from mqtemplate.outbox import SQLAlchemyInbox
 
-from .database import Database
+from .database import Database, UnitOfWork
 from .messages import Receipt
 from .model import DailyReport, Order, OrderState, euros
 from .orders import OrderService
@@ -52,21 +52,20 @@ class Reports:
         self._inbox = inbox
 
     @scheduled(cron="${shop.report-cron}", zone="${shop.zone}", name="report")
-    def write(self, run: ScheduledRun) -> None:
+    def write(self, run: ScheduledRun, unit: UnitOfWork) -> None:
         """Write the report of the day before; on request, that of today."""
         day = run.scheduled_at.date() - timedelta(days=0 if run.is_manual else 1)
         start = datetime.combine(day, time(), run.scheduled_at.tzinfo)
         end = datetime.combine(day + timedelta(days=1), time(), run.scheduled_at.tzinfo)  # 23 or 25 h later, it may be
         paid_in_day = Order.paid_at_ms.between(_ms(start), _ms(end) - 1)
-        with self._database.begin() as session:
-            if not self._inbox.is_new(session, run.id, consumer="report"):
-                return
-            count, cents = session.execute(
-                sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(Order.cents * Order.quantity), 0)).where(
-                    Order.state == OrderState.PAID, paid_in_day
-                )
-            ).one()
-            session.merge(DailyReport(day=day.isoformat(), orders=count, cents=cents))
+        if not self._inbox.is_new(unit.session, run.id, consumer="report"):
+            return
+        count, cents = unit.session.execute(
+            sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(Order.cents * Order.quantity), 0)).where(
+                Order.state == OrderState.PAID, paid_in_day
+            )
+        ).one()
+        unit.session.merge(DailyReport(day=day.isoformat(), orders=count, cents=cents))
 
     def all(self) -> list[DailyReport]:
         """Return all reports, oldest first."""
