@@ -61,15 +61,18 @@ setup: $(READY) peer ## Make .venv with everything the other commands need; they
 		echo "That failed. Spark needs Java 17 or newer: install a JDK (Debian: apt install openjdk-17-jre-headless) or set JAVA_HOME." >&2; \
 		exit 1; }; }
 
-demo: setup ## Run the two examples, one after the other, in under a minute
+demo: setup ## Run the three examples, one after the other, in about a minute
 	@echo
-	@echo "=== 1 of 2: schedule_app, a delayed message from a service to a listener =========================="
+	@echo "=== 1 of 3: schedule_app, a delayed message from a service to a listener =========================="
 	@$(PYTHON) -u -m examples.schedule_app
 	@echo
-	@echo "=== 2 of 2: tax_pipeline, delayed messages in batches to Spark ====================================="
+	@echo "=== 2 of 3: tax_pipeline, delayed messages in batches to Spark ====================================="
 	@$(PYTHON) -u -m examples.tax_pipeline
 	@echo
-	@echo "Both examples ended well. Their code: examples/schedule_app, examples/tax_pipeline. How it works: docs/architecture."
+	@echo "=== 3 of 3: shop, a web shop with FastAPI, SQLAlchemy and Spark ===================================="
+	@$(PYTHON) -u -m examples.shop --with-spark
+	@echo
+	@echo "All examples ended well. Their code: examples/schedule_app, examples/tax_pipeline, examples/shop. How it works: docs/architecture."
 
 lint: $(READY) ## Check format, lint and types
 	@$(VENV)/bin/ruff check .

@@ -30,6 +30,7 @@ _COMMANDS = {
     "dlq": "dead_letters",
     "beans": "application",
     "conditions": "application",
+    "docs": "docs",
     "config": "application",
     "listeners": "listeners",
     "schedules": "schedules",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -46,10 +46,6 @@ class HandlerPlan:
     def plans(self) -> Sequence[HandlerPlan]:
         """Return the signatures of all functions that may be called: one, unless methods are chosen by tag."""
         return (self,)
-
-    def with_handlers(self, change: Callable[[Handler], Handler]) -> HandlerPlan:
-        """Return the plan with another handler: the one that *change* returns for it."""
-        return replace(self, handler=change(self.handler))
 
     @cached_property
     def is_async(self) -> bool:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
-
-from mqtemplate.listener.consuming.handler_loop import is_async
-from mqtemplate.listener.endpoint import Handler, HandlerPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,35 +21,31 @@ class HandlerScope:
     enter_async: Callable[[], AbstractAsyncContextManager[object]] | None = None
 
 
-def within_scopes(plan: HandlerPlan, scopes: Sequence[HandlerScope]) -> HandlerPlan:
-    """Return the plan with its handler inside the scopes, the first one outermost. Without scopes nothing is added."""
-    return plan.with_handlers(lambda handler: _within_all(handler, scopes)) if scopes else plan
+def scope_middlewares(scopes: Sequence[HandlerScope], *, is_async: bool) -> tuple[object, ...]:
+    """Return the scopes as middlewares, to stand outside of all others: these may use what a framework provides.
+
+    Args:
+        is_async: True for an ``async def`` handler.
+    """
+    return tuple(
+        _Scope(scope.enter) if scope.enter_async is None or not is_async else _AsyncScope(scope.enter_async)
+        for scope in scopes
+    )
 
 
-def _within_all(handler: Handler, scopes: Sequence[HandlerScope]) -> Handler:
-    for scope in reversed(scopes):
-        handler = _async_within(handler, scope) if is_async(handler) else _within(handler, scope.enter)
-    return handler
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    enter: Callable[[], AbstractContextManager[object]]
+
+    def consume(self, delivery: Any) -> Generator[Any, Any, None]:
+        with self.enter():
+            yield delivery
 
 
-def _within(handler: Handler, enter: Callable[[], AbstractContextManager[object]]) -> Handler:
-    @functools.wraps(handler)
-    def call(*arguments: Any, **named: Any) -> object:
-        with enter():
-            return handler(*arguments, **named)
+@dataclass(frozen=True, slots=True)
+class _AsyncScope:
+    enter: Callable[[], AbstractAsyncContextManager[object]]
 
-    return call
-
-
-def _async_within(handler: Handler, scope: HandlerScope) -> Handler:
-    enter, enter_async = scope.enter, scope.enter_async
-
-    @functools.wraps(handler)
-    async def call(*arguments: Any, **named: Any) -> object:
-        if enter_async is not None:
-            async with enter_async():
-                return await handler(*arguments, **named)  # type: ignore[misc]  # the handler is async
-        with enter():
-            return await handler(*arguments, **named)  # type: ignore[misc]
-
-    return call
+    async def consume(self, delivery: Any) -> AsyncGenerator[Any, Any]:
+        async with self.enter():
+            yield delivery

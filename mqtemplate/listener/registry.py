@@ -17,7 +17,7 @@ from mqtemplate.listener.consuming.async_loop import choose_loop
 from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.listener.discovery import make_endpoints
 from mqtemplate.listener.endpoint import Endpoint
-from mqtemplate.listener.handler_scope import HandlerScope, within_scopes
+from mqtemplate.listener.handler_scope import HandlerScope, scope_middlewares
 from mqtemplate.listener.registration.clusters import BrokerOf, no_other_cluster
 from mqtemplate.listener.registration.enhancers import Enhancer
 from mqtemplate.listener.registration.payloads import ConverterOf, converter_of
@@ -57,7 +57,8 @@ class ListenerRegistry:
         observation: Measures or traces the calls of all handlers; None: nothing does.
 
     Attributes:
-        scopes: Contexts around each call of a handler; to be added before the listeners are registered.
+        scopes: Contexts around each call of a handler and its middlewares; to be added before the listeners are
+            registered.
         loop: Event loop of the ``async def`` handlers: the one that runs in the thread that creates the registry.
     """
 
@@ -126,6 +127,11 @@ class ListenerRegistry:
         return all(container.is_running for container in self if container.endpoint.settings.auto_startup)
 
     @property
+    def objects(self) -> ObjectSource | None:
+        """Source of the objects that handlers take by type; None without an application."""
+        return self._objects
+
+    @property
     def middlewares(self) -> Sequence[object]:
         """Middlewares of all listeners, the outermost first."""
         return (*self._middlewares, *(() if self._objects is None else self._objects.middlewares()))
@@ -164,7 +170,8 @@ class ListenerRegistry:
         broker = self._broker_for(endpoint)
         converter = converter_of(endpoint.id, endpoint.settings.payloads, self._converter, self._converter_of_class)
         trace = self._trace_for(broker, endpoint.settings)
-        with_shared = replace(endpoint, middlewares=(*shared, *endpoint.middlewares))
+        scopes = scope_middlewares(self.scopes, is_async=endpoint.plan.is_async)
+        with_shared = replace(endpoint, middlewares=(*scopes, *shared, *endpoint.middlewares))
         return ListenerContainer(
             broker, with_shared, converter, loop=self.loop, trace=trace, observation=self._observation
         )
@@ -188,7 +195,6 @@ class ListenerRegistry:
         return replace(
             endpoint,
             settings=replace(settings, topics=topics).with_defaults(self._retry_defaults),
-            plan=within_scopes(endpoint.plan, self.scopes),
         )
 
     def _runs_here(self, listener_id: str) -> bool:

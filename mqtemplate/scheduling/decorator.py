@@ -59,7 +59,10 @@ def scheduled(
     holidays: Container[date] = NO_HOLIDAYS,
     **attributes: Unpack[RunAttributes],
 ) -> Callable[[_Target], _Target]:
-    """Run a function, or a method of a component, at times. It takes no parameter, or one `ScheduledRun`.
+    """Run a function, or a method of a component, at times.
+
+    It takes the `ScheduledRun`, and what a handler of messages takes after its payload: objects of the application by
+    their types, and values of functions by ``Depends``.
 
     Each run is a delayed message in the broker: it outlives all processes, and of several processes with the schedule
     one runs it. The function is returned unchanged. Each text may hold placeholders ``${key:default}``.

@@ -9,9 +9,16 @@ from datetime import datetime
 from typing import Any, get_type_hints
 
 from mqtemplate.durations import duration_ms
-from mqtemplate.errors import ScheduleError
+from mqtemplate.errors import ListenerError, ScheduleError
 from mqtemplate.listener.attributes import Resolve
+from mqtemplate.listener.calling.depends import Scope
+from mqtemplate.listener.calling.objects import ObjectSource
+from mqtemplate.listener.calling.parameters import ParameterReader
+from mqtemplate.listener.calling.publisher import Publisher
+from mqtemplate.listener.calling.scope import compose
+from mqtemplate.listener.consuming.handler_loop import is_async
 from mqtemplate.listener.resolution import default_resolve
+from mqtemplate.message import MessageExt
 from mqtemplate.scheduling.cron import read_cron
 from mqtemplate.scheduling.decorator import ScheduleSpec, schedule_specs
 from mqtemplate.scheduling.run import ScheduledRun
@@ -24,18 +31,23 @@ def is_scheduled(component: object) -> bool:
     return next(_marked(component), None) is not None
 
 
-def make_schedules(target: object, resolve: Resolve = default_resolve) -> list[Schedule]:
+def make_schedules(
+    target: object, resolve: Resolve = default_resolve, objects: ObjectSource | None = None
+) -> list[Schedule]:
     """Return the schedules of a decorated function, or of an object with decorated methods.
 
+    Args:
+        objects: Source of the objects that functions take by type; None without an application.
+
     Raises:
-        ScheduleError: A value is not allowed, or the function takes something else than a run.
+        ScheduleError: A value is not allowed, or the function takes a value that the application does not have.
     """
     schedules = []
     for name, member in _marked(target):
         handler = member if inspect.isroutine(target) else getattr(target, name)
         for number, spec in enumerate(schedule_specs(member), start=1):
             default = _default_name(member) + (f"-{number}" if number > 1 else "")
-            schedules.append(_make_schedule(spec, handler, spec.name or default, resolve))
+            schedules.append(_make_schedule(spec, handler, spec.name or default, resolve, objects))
     return schedules
 
 
@@ -58,7 +70,9 @@ def _default_name(function: Any) -> str:
     return check_name(re.sub(r"[^a-zA-Z0-9_-]", "-", qualname))
 
 
-def _make_schedule(spec: ScheduleSpec, handler: Callable[..., object], name: str, resolve: Resolve) -> Schedule:
+def _make_schedule(
+    spec: ScheduleSpec, handler: Callable[..., object], name: str, resolve: Resolve, objects: ObjectSource | None
+) -> Schedule:
     def text(value: Any) -> Any:
         return resolve(value).strip() if isinstance(value, str) else value
 
@@ -71,7 +85,7 @@ def _make_schedule(spec: ScheduleSpec, handler: Callable[..., object], name: str
             grace_ms=_read_duration("grace", text(spec.grace), 0),
             holidays=spec.holidays,
             handler=handler,
-            run_parameter=_run_parameter(handler),
+            invoke=_invocation(handler, objects),
             attributes=spec.attributes,
         )
     except ScheduleError as error:
@@ -115,19 +129,29 @@ def _read_catch_up(value: CatchUp | str) -> CatchUp:
         raise ScheduleError(f"catch_up must be 'none', 'one' or 'all', got {value!r}") from None
 
 
-def _run_parameter(handler: Callable[..., object]) -> str | None:
-    """Return the name of the parameter for the run; None if the function takes nothing."""
+def _invocation(
+    handler: Callable[..., object], objects: ObjectSource | None
+) -> Callable[[MessageExt, ScheduledRun], object]:
+    """Return the function that calls a scheduled function with the values of its parameters. They are read once."""
+    parameters = inspect.signature(handler).parameters.values()
     hints = get_type_hints(handler)
-    chosen = None
-    for parameter in inspect.signature(handler).parameters.values():
-        if hints.get(parameter.name) is ScheduledRun and parameter.kind is not parameter.POSITIONAL_ONLY:
-            chosen = parameter.name
-        elif parameter.default is parameter.empty and parameter.kind not in (
-            parameter.VAR_POSITIONAL,
-            parameter.VAR_KEYWORD,
-        ):
-            raise ScheduleError(
-                f"the function takes {parameter.name!r}; a scheduled function takes nothing, or one parameter "
-                "annotated ScheduledRun"
-            )
-    return chosen
+    runs = [each for each in parameters if hints.get(each.name) is ScheduledRun]
+    others = [each for each in parameters if each not in runs]
+    if len(runs) > 1 or any(each.kind is each.POSITIONAL_ONLY for each in runs):
+        raise ScheduleError(f"the function must take one ScheduledRun, by name, got {inspect.signature(handler)}")
+    is_async_handler = is_async(handler)
+    reader = ParameterReader("the function", is_batch=False, is_async=is_async_handler, objects=objects)
+    try:
+        arguments = reader.read(handler, others, "the function")
+    except ListenerError as error:
+        raise ScheduleError(
+            f"{error}; a scheduled function takes a ScheduledRun, and what a handler takes after its payload"
+        ) from error
+    named_run = runs[0].name if runs else None
+
+    def call_with_run(run: ScheduledRun, **named: object) -> object:
+        return handler(**named) if named_run is None else handler(**named, **{named_run: run})
+
+    scope = Scope(tuple(reader.providers), reader.sender)
+    call = compose(call_with_run, arguments, scope, Publisher("the schedule"), is_async=is_async_handler)
+    return lambda message, run: call(message, [run])

@@ -30,7 +30,7 @@ def register_schedules(
     Raises:
         ScheduleError: A schedule is declared wrongly, or two have the same name.
     """
-    own = make_schedules(target, resolve)
+    own = make_schedules(target, resolve, registry.objects)
     schedules.add(own)
     since_ms = schedules.topic.broker.clock.now_ms()
     runners = [ScheduleRunner(schedule, schedules.topic, since_ms) for schedule in own]
@@ -83,8 +83,8 @@ def _with_middlewares(
 ) -> Callable[[MessageExt], Any]:
     """Return the function of a schedule with its middlewares, as a function of the message."""
 
-    def call(_: MessageExt) -> Any:
-        return runner.schedule.call(run)
+    def call(message: MessageExt) -> Any:
+        return runner.schedule.invoke(message, run)
 
     middlewares = registry.middlewares
     return registry.container(runner.schedule.name).around(middlewares, call) if middlewares else call

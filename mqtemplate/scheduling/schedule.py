@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any
 
 from mqtemplate.errors import ScheduleError
+from mqtemplate.message import MessageExt
 from mqtemplate.scheduling.run import ScheduledRun
 from mqtemplate.scheduling.trigger import Trigger
 
@@ -29,7 +30,8 @@ class Schedule:
     """One schedule of this process.
 
     Attributes:
-        handler: Function without parameters, or one that takes the run as *run_parameter*.
+        handler: The function or bound method, for names and reports.
+        invoke: Calls it for a message and a run; the result of an ``async def`` function is a coroutine.
         attributes: Attributes for the listener that reads the runs.
     """
 
@@ -39,16 +41,12 @@ class Schedule:
     grace_ms: int
     holidays: Container[date]
     handler: Callable[..., object]
-    run_parameter: str | None
+    invoke: Callable[[MessageExt, ScheduledRun], object]
     attributes: Mapping[str, Any]
 
     def next_after(self, after_ms: int) -> int | None:
         """Return the time of the first run (epoch ms) later than *after_ms*; None if there is none."""
         return self.trigger.next_after(after_ms, self.holidays)
-
-    def call(self, run: ScheduledRun) -> object:
-        """Call the function; the result of an ``async def`` function is a coroutine."""
-        return self.handler() if self.run_parameter is None else self.handler(**{self.run_parameter: run})
 
 
 def check_name(name: str) -> str:

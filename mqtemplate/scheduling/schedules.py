@@ -49,6 +49,11 @@ class Schedules:
         self._clock = broker.clock
         self._own: dict[str, Schedule] = {}
 
+    @property
+    def own(self) -> Sequence[Schedule]:
+        """Schedules of this process."""
+        return tuple(self._own.values())
+
     def add(self, schedules: Iterable[Schedule]) -> None:
         """Add schedules of this process.
 

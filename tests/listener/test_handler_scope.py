@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import Annotated, Any
 
 import pytest
 
+from mqtemplate import Delivery, Depends, middleware
 from mqtemplate.context import ApplicationContext, AutoConfiguration
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener import message_listener
@@ -105,10 +107,57 @@ def test_the_contexts_see_the_error_of_the_handler(mqtemplate_app: StartApp, mqt
     assert events[5] == "outer sees no customer"
 
 
+@middleware
+class Noting:
+    def consume(self, delivery: Delivery) -> Generator[Any, Any, None]:
+        events.append("enter middleware")
+        yield delivery
+        events.append("leave middleware")
+
+
+def session() -> Iterator[str]:
+    events.append("open session")
+    yield "session"
+    events.append("close session")
+
+
+@message_listener(topic="orders", consumer_group="storing")
+def store(order: str, session: Annotated[str, Depends(session)]) -> None:
+    events.append(order)
+
+
+def test_the_contexts_are_outside_of_middlewares_and_of_providers(
+    mqtemplate_app: StartApp, mqtemplate_harness: Harness
+) -> None:
+    """So a middleware and a provider may use what the framework has in its context, such as a database session."""
+    mqtemplate_app(store, Noting, starters=STARTERS).template.sync_send("orders", "A1")
+    mqtemplate_harness.run_until_idle()
+
+    assert events == [
+        *("enter outer", "enter sync", "enter middleware", "open session"),
+        "A1",
+        *("close session", "leave middleware", "leave sync", "leave outer"),
+    ]
+
+
+def test_the_contexts_are_around_a_middleware_of_an_async_handler(
+    mqtemplate_app: StartApp, mqtemplate_harness: Harness
+) -> None:
+    mqtemplate_app(ship, Noting, starters=STARTERS).template.sync_send("orders", "A1")
+    mqtemplate_harness.run_until_idle()
+
+    assert events == [
+        *("enter outer", "enter async", "enter middleware"),
+        "A1",
+        *("leave middleware", "leave async", "leave outer"),
+    ]
+
+
 def test_without_a_context_the_handler_is_called_directly(mqtemplate_app: StartApp) -> None:
     app = mqtemplate_app(bill, starters=[])
 
     assert app.containers[0].endpoint.plan.handler is bill
+    assert app.containers[0].endpoint.middlewares == ()
 
 
 # --- the listeners of a process -----------------------------------------------------------------------

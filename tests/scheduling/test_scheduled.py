@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 
-from mqtemplate import CatchUp, MQApplication, ScheduledRun, Schedules, VirtualClock, scheduled, service
+from mqtemplate import (
+    CatchUp,
+    Depends,
+    MessageExt,
+    MQApplication,
+    ScheduledRun,
+    Schedules,
+    VirtualClock,
+    scheduled,
+    service,
+)
 from mqtemplate.broker import Broker, Capability
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
-from mqtemplate.errors import ListenerError, ScheduleError, SendError, UnsupportedError
+from mqtemplate.errors import ScheduleError, SendError, UnsupportedError
 from mqtemplate.message import Message
 from mqtemplate.scheduling.discovery import make_schedules
 from mqtemplate.scheduling.run_message import RunMessage, find_run_key
@@ -466,7 +476,58 @@ def test_a_parameter_that_is_no_run_is_refused(start: Start) -> None:
     @scheduled(every="1h")
     def report(order: str) -> None: ...
 
-    with pytest.raises(ListenerError, match="takes 'order'; a scheduled function takes nothing, or one parameter"):
+    with pytest.raises(ScheduleError, match=r"schedule 'report': .*order.*; a scheduled function takes a ScheduledRun"):
+        start(report)
+
+
+@service
+class Ledger:
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+
+def entry(ledger: Ledger, message: MessageExt) -> Iterator[str]:
+    ledger.lines.append("begin")
+    yield f"entry of {message.tags}"
+    ledger.lines.append("commit")
+
+
+def test_a_function_takes_objects_of_the_application_and_values_of_functions(
+    start: Start, broker: EmbeddedBroker
+) -> None:
+    """As a handler does after its payload; the run may stand anywhere."""
+
+    @scheduled(every="1h")
+    def report(entry: Annotated[str, Depends(entry)], run: ScheduledRun, ledger: Ledger, copies: int = 2) -> None:
+        ledger.lines.append(f"{entry} at {run.scheduled_at:%H:%M}, {copies} copies")
+
+    app = start(report, Ledger)
+    harness_of(broker, app).advance("1h")
+
+    assert app.get(Ledger).lines == ["begin", "entry of report at 01:00, 2 copies", "commit"]
+
+
+async def async_entry(ledger: Ledger) -> AsyncIterator[str]:
+    yield "entry"
+    ledger.lines.append("closed")
+
+
+def test_an_async_function_takes_async_values(start: Start, broker: EmbeddedBroker) -> None:
+    @scheduled(every="1h")
+    async def report(ledger: Ledger, entry: Annotated[str, Depends(async_entry)]) -> None:
+        ledger.lines.append(entry)
+
+    app = start(report, Ledger)
+    harness_of(broker, app).advance("1h")
+
+    assert app.get(Ledger).lines == ["entry", "closed"]
+
+
+def test_a_function_takes_one_run(start: Start) -> None:
+    @scheduled(every="1h")
+    def report(run: ScheduledRun, other: ScheduledRun) -> None: ...
+
+    with pytest.raises(ScheduleError, match="the function must take one ScheduledRun, by name"):
         start(report)
 
 

@@ -53,12 +53,22 @@ class Definition:
 class Definitions(dict[str, Definition]):
     """All definitions of an application by name, in the order of their registration."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._fitting: dict[Any, list[Definition]] = {}  # found before; a harness asks in each of its steps
+
     def add(self, definition: Definition) -> None:
         """Add a definition under its name."""
         self[definition.name] = definition
+        self._fitting.clear()
 
     def fitting(self, wanted: Any) -> list[Definition]:
         """Return the definitions of a type; defaults only if none replaces them."""
+        if wanted not in self._fitting:
+            self._fitting[wanted] = self._find_fitting(wanted)
+        return list(self._fitting[wanted])
+
+    def _find_fitting(self, wanted: Any) -> list[Definition]:
         found = [definition for definition in self.values() if fits(definition.kind, wanted)]
         found = [definition for definition in found if not _is_replaced(definition, found)]
         # A class that has a protocol as base class goes before one that merely has its methods.

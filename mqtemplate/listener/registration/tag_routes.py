@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from mqtemplate.converter import MessageConverter
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener.calling.parameters import Read
-from mqtemplate.listener.endpoint import Handler, HandlerPlan
+from mqtemplate.listener.endpoint import HandlerPlan
 from mqtemplate.listener.failures.outcomes import DeadLetter
 from mqtemplate.message import MessageExt
 
@@ -33,11 +33,6 @@ class TagRoutedPlan(HandlerPlan):
         yield from self.routes.values()
         if self.other is not None:
             yield self.other
-
-    def with_handlers(self, change: Callable[[Handler], Handler]) -> HandlerPlan:
-        routes = {tag: plan.with_handlers(change) for tag, plan in self.routes.items()}
-        other = None if self.other is None else self.other.with_handlers(change)
-        return replace(self, routes=routes, other=other)
 
     @cached_property
     def is_async(self) -> bool:

@@ -1,0 +1,1 @@
+"""Celery tasks with an ETA, moved to mqtemplate: before, with one line more, and as listeners."""

@@ -1,0 +1,7 @@
+"""Starter of Celery: tasks with ``eta`` or ``countdown`` wait in mqtemplate, not in the memory of a worker."""
+
+from mqtemplate_starter_celery.forwarding import task_forwarder
+from mqtemplate_starter_celery.messages import MQTemplate
+from mqtemplate_starter_celery.sending import DEFAULT_TOPIC, delay_tasks
+
+__all__ = ["DEFAULT_TOPIC", "MQTemplate", "delay_tasks", "task_forwarder"]

@@ -1,0 +1,84 @@
+"""Sending: tasks with an eta become delayed messages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from celery import Celery
+from celery.utils.time import maybe_make_aware
+from kombu.utils.imports import symbol_by_name
+
+from mqtemplate.template import RocketMQTemplate
+from mqtemplate_starter_celery.stored_task import StoredTask
+
+DEFAULT_TOPIC = "celery-eta"
+
+_NATIVE_DELAY = "celery_delayed_"  # exchanges of RabbitMQ's quorum queues, which delay by themselves
+
+
+def delay_tasks(app: Celery, template: Callable[[], RocketMQTemplate], topic: str = DEFAULT_TOPIC) -> None:
+    """Let the tasks of a Celery application that have an eta wait in mqtemplate, from now on.
+
+    It acts on everything that publishes a task: ``apply_async``, ``send_task``, ``retry``, canvases and beat. Routing,
+    serialization and signals are Celery's own. Tasks without an eta, or whose eta has passed, are published as before.
+
+    Args:
+        template: Returns the template; it is called for each task with an eta.
+        topic: Topic of the messages; `task_forwarder` with the same topic publishes the tasks when they are due.
+    """
+    base: Any = symbol_by_name(app.amqp_cls)
+
+    class DelayingAMQP(base):  # type: ignore[misc]  # the class that the application names
+        """AMQP of a Celery application whose tasks with an eta go to mqtemplate."""
+
+        @cached_property
+        def send_task_message(self) -> Callable[..., Any]:
+            """Function that publishes a task."""
+            publish = self._create_task_sender()
+
+            def send(producer: Any, name: str, message: Any, *arguments: Any, **options: Any) -> Any:
+                eta_ms = _eta_ms(app, message, options)
+                if eta_ms is not None and eta_ms > template().broker.clock.now_ms():
+                    producer = _StoringProducer(producer, template(), f"{topic}:{name}", eta_ms)
+                return publish(producer, name, message, *arguments, **options)
+
+            return send
+
+    app.amqp_cls = DelayingAMQP
+    app.__dict__.pop("amqp", None)  # one that was used before has the function of Celery
+
+
+def _eta_ms(app: Celery, message: Any, options: dict[str, Any]) -> int | None:
+    """Return the eta of a task in epoch milliseconds, rounded up; None if it has none, or RabbitMQ delays it."""
+    eta = message.headers.get("eta")
+    exchange = options.get("exchange")
+    if eta is None or str(getattr(exchange, "name", exchange)).startswith(_NATIVE_DELAY):
+        return None
+    at: datetime = maybe_make_aware(datetime.fromisoformat(eta), app.timezone)
+    return math.ceil(at.timestamp() * 1_000)
+
+
+class _StoringProducer:
+    """Producer of kombu that stores a task as a delayed message. Events about it go to the producer that it wraps."""
+
+    def __init__(self, producer: Any, template: RocketMQTemplate, destination: str, eta_ms: int) -> None:
+        self._producer = producer
+        self._template = template
+        self._destination = destination
+        self._eta_ms = eta_ms
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def publish(self, body: Any, headers: dict[str, Any] | None = None, **options: Any) -> Any:
+        """Store a task, or publish an event."""
+        if headers is None or "task" not in headers:
+            return self._producer.publish(body, headers=headers, **options)
+        task = StoredTask.of_publish(body, headers, options)
+        return self._template.sync_send(
+            self._destination, task.to_body(), deliver_at=self._eta_ms, keys=str(headers["id"])
+        )
