@@ -120,6 +120,7 @@ with MQApplication(Shop, settings=MEMORY | further) as app:
     app.get(Shop)
 """,
     ),
+    Surroundings("asyncapi.md", "@documents_send(", "class Reminder(Order):\n    pass\n\n\n# block\n"),
     Surroundings("clusters.md", "class AuditTemplate(RocketMQTemplate)"),
     Surroundings("clusters.md", "def note(entry: str)"),
     Surroundings("clusters.md", "class Bridge:"),
