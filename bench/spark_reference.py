@@ -88,7 +88,7 @@ def _rows(names: tuple[str, ...], body_size: int) -> pa.RecordBatch:
     numbers = np.arange(_ROWS)
     stamp = pa.array(np.full(_ROWS, 1_700_000_000_000_000)).view(pa.timestamp("us", "UTC"))
     keys = [f"k{n}" for n in numbers]
-    ids = ["0A0000010ABC1234567890ABCDEF%04X" % n for n in numbers]
+    ids = [f"0A0000010ABC1234567890ABCDEF{n:04X}" for n in numbers]
     maps = [[("TAGS", "pay"), ("KEYS", key), ("UNIQ_KEY", each)] for key, each in zip(keys, ids, strict=True)]
     columns = {
         "topic": pa.array(["orders"] * _ROWS),
