@@ -121,6 +121,8 @@ def _publish_round(
             _await_line(writers[chance.randrange(_PARTITIONS)])  # it publishes, or has ended
         time.sleep(chance.uniform(0.0, 0.5))
         victim = chance.choice(victims) if victims else None
+        if victim is not None:
+            deadline = time.monotonic() + _TIMEOUT_S  # it guards against a writer that hangs; kills take their time
         partition = chance.randrange(_PARTITIONS)
         if victim == "server":
             _kill(server)

@@ -16,7 +16,7 @@ pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
 from mqtemplate.broker import Broker, Capability  # noqa: E402
-from mqtemplate.brokers import EmbeddedBroker  # noqa: E402
+from mqtemplate.brokers import EmbeddedBroker, RemoteBroker  # noqa: E402
 from mqtemplate.clock import SystemClock  # noqa: E402
 from mqtemplate.errors import ConfigurationError, MessageError, SendError, UnsupportedError  # noqa: E402
 from mqtemplate.message import HostAddress, Message, MessageQueue, SendSequence  # noqa: E402
@@ -191,6 +191,15 @@ def test_rows_with_one_sharding_key_go_to_one_queue_and_a_queue_id_is_checked(br
     assert len({queue for _, queue in chosen}) > 1
     with pytest.raises(MessageError, match="queueId must be 0..3 for topic 'orders', got 4"):
         chooser.choose([OutgoingRow(Message("orders", b"x"), 4, None)])
+
+
+def test_a_request_of_megabytes_has_more_time_than_one_of_a_client(cluster: LocalCluster) -> None:
+    """A million pending positions, or ten thousand rows, take a busy broker longer than the client's three seconds."""
+    location = SinkOptions.parse({"nameServer": str(cluster.address), "topic": "orders"}).location
+
+    with connection.open_broker(location) as broker:
+        assert isinstance(broker, RemoteBroker)
+        assert broker.settings.request_timeout_ms == 15_000
 
 
 def test_the_address_of_a_killed_process_is_not_used(tmp_path: Path) -> None:
