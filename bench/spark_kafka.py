@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.measure import report, run, scratch_folder
 from bench.peer.kafka import Kafka, connector_jars, fetch_kafka
-from bench.spark_read import measured, source, write_folder
+from bench.spark_read import measured_in_turn, source, write_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -72,8 +72,7 @@ def compare(spark: SparkSession, store: str, address: str, folder: Path, count: 
         "Kafka 3.9, Spark's connector": lambda: kafka_table(spark, address),
         "our folder": lambda: source(spark, _OURS, store=store),
     }
-    walls = {name: measured(table, count)[0] for name, table in tables.items()}
-    peer, ours = walls.values()
+    (peer, _), (ours, _) = measured_in_turn(list(tables.values()))
     report("batch, Kafka 3.9, Spark's connector", count / peer, "/s", "the peer")
     report("batch, our folder", count / ours, "/s", "faster")
     report("  of the connector", peer / ours, "x", "> 1")

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,6 +33,7 @@ SOURCE, TARGET = "source", "target"
 _SMALL = {"mapped_file_size_commit_log": 4 << 20, "mapped_file_size_consume_queue": 200_000}
 _PARTITIONS, _ROWS_AT_ONCE = 2, 200
 _TIMEOUT_S = 600
+_VICTIMS = ("driver", "jvm", "executor")
 
 
 @dataclass
@@ -63,8 +64,8 @@ def serve(folder: str, port: str) -> None:
         signal.pause()
 
 
-def write_tasks(port: str, partition: str, batches: str, rows: str) -> None:
-    """Write one partition of each batch, as the tasks of a query do. A repeated process starts at the first batch."""
+def write_tasks(port: str, progress: str, partition: str, batches: str, rows: str) -> None:
+    """Write one partition of each batch, as tasks do. A repeated process repeats the unfinished batch."""
     quiet()
     import pyarrow as pa
 
@@ -72,8 +73,9 @@ def write_tasks(port: str, partition: str, batches: str, rows: str) -> None:
     from mqtemplate.spark.sink.options import SinkOptions
     from mqtemplate.spark.sink.writer import publish
 
+    finished = Path(progress, f"finished-{partition}")
     options = SinkOptions.parse({"nameServer": f"127.0.0.1:{port}", "topic": TARGET, "sendTimeoutMs": "60000"})
-    for batch in range(int(batches)):
+    for batch in range(int(finished.read_text()) if finished.exists() else 0, int(batches)):
         first = (batch * _PARTITIONS + int(partition)) * int(rows)
         numbers = range(first, first + int(rows))
         parts = (
@@ -82,39 +84,72 @@ def write_tasks(port: str, partition: str, batches: str, rows: str) -> None:
         )
         # Each partition is an application of its own here: the tasks of a batch do not wait for each other.
         publish(parts, options, SendSequence(f"query-{partition}", batch, int(partition)))
+        fresh = finished.with_suffix(".new")
+        fresh.write_text(str(batch + 1))
+        fresh.replace(finished)
+        print("published", flush=True)
 
 
-def sink_kill_rounds(folder: Path, port: int, kills: int, seed: int, batches: int = 20, rows: int = 1_000) -> Outcome:
-    """Kill writers and the server at random moments until they have written everything."""
+def sink_kill_rounds(folder: Path, port: int, kills: int, seed: int, batches: int = 60, rows: int = 1_000) -> Outcome:
+    """Kill writers and the server while they publish, *kills* times each; a topic of *batches* a round."""
     chance, outcome = random.Random(seed), Outcome()
-    server = _start(serve, folder, port)
-    _await_line(server)
-    arguments = [[port, partition, batches, rows] for partition in range(_PARTITIONS)]
-    writers = [_start(write_tasks, *each) for each in arguments]
-    deadline = time.monotonic() + _TIMEOUT_S
-    while any(writer.poll() != 0 for writer in writers):
-        assert time.monotonic() < deadline, "the writers did not finish"
-        time.sleep(chance.uniform(0.02, 0.4))
-        if sum(outcome.kills.values()) < kills:
-            victim = chance.randrange(_PARTITIONS + 1)
-            if victim == _PARTITIONS:
-                _kill(server)
-                outcome.kills["server"] += 1
-                server = _start(serve, folder, port)
-                _await_line(server)
-            elif writers[victim].poll() is None:
-                _kill(writers[victim])
-                outcome.kills["executor"] += 1
-        for partition, writer in enumerate(writers):
-            if writer.poll() not in (None, 0):
-                _close(writer)
-                writers[partition] = _start(write_tasks, *arguments[partition])
-    _kill(server)
-    for writer in writers:
-        _close(writer)
-    with EmbeddedBroker(folder, EmbeddedSettings(**_SMALL)) as broker:
-        outcome.check(_numbers(broker, TARGET), _PARTITIONS * batches * rows)
+    rounds = 0
+    while _remaining(outcome, ("executor", "server"), kills):
+        place = folder / str(rounds)
+        (place / "progress").mkdir(parents=True)
+        _publish_round(place, port, outcome, kills, chance, (batches, rows))
+        rounds += 1
     return outcome
+
+
+def _publish_round(
+    place: Path, port: int, outcome: Outcome, kills: int, chance: random.Random, size: tuple[int, int]
+) -> None:
+    """Publish batches in spite of the kills, and check what was stored."""
+
+    def writer(partition: int) -> subprocess.Popen[str]:
+        return _start(write_tasks, port, place / "progress", partition, *size)
+
+    store = place / "store"
+    server = _serving(store, port)
+    writers = [writer(partition) for partition in range(_PARTITIONS)]
+    deadline = time.monotonic() + _TIMEOUT_S
+    while any(each.poll() != 0 for each in writers):
+        assert time.monotonic() < deadline, "the writers did not finish"
+        victims = _remaining(outcome, ("executor", "server"), kills)
+        if victims:
+            _await_line(writers[chance.randrange(_PARTITIONS)])  # it publishes, or has ended
+        time.sleep(chance.uniform(0.0, 0.5))
+        victim = chance.choice(victims) if victims else None
+        if victim is not None:
+            deadline = time.monotonic() + _TIMEOUT_S  # it guards against a writer that hangs; kills take their time
+        partition = chance.randrange(_PARTITIONS)
+        if victim == "server":
+            _kill(server)
+            outcome.kills["server"] += 1
+            server = _serving(store, port)
+        elif victim == "executor" and writers[partition].poll() is None:
+            _kill(writers[partition])
+            outcome.kills["executor"] += 1
+        for number, each in enumerate(writers):
+            if each.poll() not in (None, 0):
+                _close(each)
+                writers[number] = writer(number)
+    _kill(server)
+    for each in writers:
+        _close(each)
+    with EmbeddedBroker(store, EmbeddedSettings(**_SMALL)) as broker:
+        outcome.check(_numbers(broker, TARGET), _PARTITIONS * size[0] * size[1])
+
+
+def _serving(store: Path, port: int) -> subprocess.Popen[str]:
+    server = _start(serve, store, port)
+    _await_line(server)
+    return server
+
+
+def _remaining(outcome: Outcome, victims: Sequence[str], kills: int) -> list[str]:
+    return [victim for victim in victims if outcome.kills[victim] < kills]
 
 
 # --- a query of Spark -------------------------------------------------------------------------------
@@ -158,32 +193,45 @@ def copy_and_listen(folder: str) -> None:
 
 
 def query_kill_rounds(folder: Path, kills: int, seed: int, count: int = 20_000) -> Outcome:
-    """Kill driver, JVM and Python workers at random moments of the query until it has copied everything."""
+    """Kill driver, JVM and Python workers at random moments of the query, *kills* times each; a topic a round."""
     chance, outcome = random.Random(seed), Outcome()
+    rounds = 0
+    while _remaining(outcome, _VICTIMS, kills):
+        _copy_round(folder / str(rounds), outcome, kills, chance, count)
+        rounds += 1
+    return outcome
+
+
+def _copy_round(folder: Path, outcome: Outcome, kills: int, chance: random.Random, count: int) -> None:
+    """Copy a topic of *count* messages in spite of the kills, and check the copy and the listener's batches."""
     with EmbeddedBroker(folder / "store", EmbeddedSettings(**_SMALL)) as broker:
         for queue in broker.queues(SOURCE):
             numbers = range(queue.queue_id, count, 4)
             for start in range(0, len(numbers), 100):
                 messages = [Message(SOURCE, b"%d" % number) for number in numbers[start : start + 100]]
                 broker.send_batch(messages, MessageQueue(SOURCE, broker.name, queue.queue_id))
-    driver = _start(copy_and_listen, folder)
-    while (exit_code := driver.poll()) != 0:
-        if exit_code is not None:
-            _close(driver)
-            driver = _start(copy_and_listen, folder)
-        if sum(outcome.kills.values()) < kills:
-            jvm = int(_await_line(driver) or 0)
-            time.sleep(chance.uniform(0.5, 8))
-            victim = chance.choice(["driver", "jvm", "executor"])
-            if _kill_one(victim, driver, jvm, chance):
-                outcome.kills[victim] += 1
-        driver.wait(_TIMEOUT_S)
-    _close(driver)
+    while _run_driver(folder, outcome, kills, chance) != 0:
+        pass
     with EmbeddedBroker(folder / "store", EmbeddedSettings(**_SMALL)) as broker:
         outcome.check(_numbers(broker, TARGET), count)
     handled = [json.loads(path.read_text()) for path in (folder / "batches").iterdir() if not path.suffix]
     outcome.check([number for batch in handled for number in batch], count)
-    return outcome
+
+
+def _run_driver(folder: Path, outcome: Outcome, kills: int, chance: random.Random) -> int:
+    """Start a driver and kill it, its JVM or its workers until it ends. Return its exit code."""
+    driver = _start(copy_and_listen, folder)
+    jvm = int(_await_line(driver) or 0)
+    deadline = time.monotonic() + _TIMEOUT_S
+    while driver.poll() is None:
+        assert time.monotonic() < deadline, "the driver did not end"
+        time.sleep(chance.uniform(0.2, 5))
+        if victims := _remaining(outcome, _VICTIMS, kills):
+            victim = chance.choice(victims)
+            if _kill_one(victim, driver, jvm, chance):
+                outcome.kills[victim] += 1
+    _close(driver)
+    return driver.returncode
 
 
 def _kill_one(victim: str, driver: subprocess.Popen[str], jvm: int, chance: random.Random) -> bool:
@@ -247,12 +295,12 @@ def main() -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with scratch_folder() as folder:
-        (folder / "sink").mkdir()
-        (folder / "query").mkdir()
-        for name, outcome in (
-            ("tasks of the sink, our server", sink_kill_rounds(folder / "sink", port, 3 * number, seed, 200)),
-            ("query and listener, embedded", query_kill_rounds(folder / "query", 3 * number, seed)),
-        ):
+        parts: dict[str, Callable[[], Outcome]] = {
+            "tasks of the sink, our server": lambda: sink_kill_rounds(folder / "sink", port, number, seed),
+            "query and listener, embedded": lambda: query_kill_rounds(folder / "query", number, seed),
+        }
+        for name, part in parts.items():
+            outcome = part()
             killed = ", ".join(f"{count} {victim}" for victim, count in sorted(outcome.kills.items()))
             print(f"{name}: killed {killed or 'nothing'}", flush=True)
             report(f"{name}: rows lost", len(outcome.lost), "", "0")

@@ -1,5 +1,7 @@
 """A stream of Spark over a folder: micro-batches of a backlog, and the latency of single messages.
 
+The peer of the micro-batches is `spark_reference`, a source in Python that reads nothing: the rest is Spark's own.
+
 python -m bench.spark_stream [COUNT] [SECONDS]      1,000,000 messages, and 20 s of sends, by default
 """
 
@@ -8,12 +10,14 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from bench.measure import percentile, report, run, scratch_folder
-from bench.spark_read import write_folder
+from bench.spark_read import cpu_seconds, write_folder
+from bench.spark_reference import ReferenceSource
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.message import Message
 
@@ -24,27 +28,52 @@ _COUNT = 1_000_000
 _A_TRIGGER = 100_000
 _PER_SECOND = 200
 _SECONDS = 20
+_ROUNDS = 3
 
 
 def read_backlog(spark: SparkSession, folder: Path, count: int) -> None:
-    """Print the time of a micro-batch of 100,000 messages of 200 bytes, over all 14 columns."""
+    """Print a micro-batch of 100,000 messages of 200 bytes, over all 14 columns, beside a source that reads nothing."""
     store = write_folder(folder / "store", count, 200)
-    messages = spark.readStream.format("mqtemplate").options(
-        store=store, topic="orders", maxOffsetsPerTrigger=str(_A_TRIGGER)
-    )
+    spark.dataSource.register(ReferenceSource)
+    sources: dict[str, Callable[[], DataFrame]] = {
+        "reference": lambda: (
+            spark.readStream.format("reference").options(rows=str(count), rowsPerTrigger=str(_A_TRIGGER)).load()
+        ),
+        "the source": lambda: (
+            spark.readStream.format("mqtemplate")
+            .options(store=store, topic="orders", maxOffsetsPerTrigger=str(_A_TRIGGER))
+            .load()
+        ),
+    }
+    walls: dict[str, list[float]] = {name: [] for name in sources}
+    cpus: dict[str, list[float]] = {name: [] for name in sources}
+    for number in range(_ROUNDS + 1):
+        for name, stream in sources.items():  # in turn, since other work may run on the machine
+            wall, cpu = _batch_ms(stream(), folder / f"backlog-{name.split()[-1]}-{number}")
+            if number:  # the JVM warms up
+                walls[name].append(wall)
+                cpus[name].append(cpu)
+    (peer_wall, wall), (peer_cpu, cpu) = (map(median, each.values()) for each in (walls, cpus))
+    report("micro-batch of 100,000, 200 B, a source that reads nothing", peer_wall, "ms", "the peer")
+    report("  its CPU", peer_cpu, "ms", "")
+    report("micro-batch of 100,000, 200 B, the source", wall, "ms", "<= 350 (Spark's Kafka connector: 430)")
+    report("  its CPU", cpu, "ms", "")
+    report("  messages per second", _A_TRIGGER * 1_000 / wall, "/s", ">= 220,000")
+
+
+def _batch_ms(messages: DataFrame, checkpoint: Path) -> tuple[float, float]:
+    """Return the median time of a micro-batch, and the average CPU time of the JVM and Python for one, in ms."""
+    before = cpu_seconds()
     query = (
-        messages.load()
-        .writeStream.format("noop")
-        .option("checkpointLocation", str(folder / "backlog"))
+        messages.writeStream.format("noop")
+        .option("checkpointLocation", str(checkpoint))
         .trigger(availableNow=True)
         .start()
     )
     query.awaitTermination()
-    batches = [progress for progress in query.recentProgress if progress["numInputRows"]]
-    batches = batches[2:] or batches  # the JVM warms up
-    times = [progress["durationMs"]["triggerExecution"] for progress in batches]
-    report("micro-batch of 100,000 messages, 200 B", median(times), "ms", "<= 350 (Spark's Kafka connector: 430)")
-    report("  messages per second", _A_TRIGGER * 1_000 / median(times), "/s", ">= 220,000")
+    used = cpu_seconds() - before
+    times = [each["durationMs"]["triggerExecution"] for each in query.recentProgress if each["numInputRows"]]
+    return median(times[1:] or times), used * 1_000 / len(times)
 
 
 def measure_latency(spark: SparkSession, folder: Path, seconds: int) -> None:

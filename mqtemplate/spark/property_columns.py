@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,9 @@ class PropertyColumns:
     the first 0x01 ends the name, a pair without a name or without a value is ignored, and a later pair replaces an
     earlier one of the same name.
 
+    A producer usually gives all its messages the same names in the same order. Then one message says where each name
+    is, and no other name is compared.
+
     Args:
         encoded: Arrow binary array with one cell for each message.
     """
@@ -30,41 +34,80 @@ class PropertyColumns:
         self._count = len(encoded)
         offsets, self._data = cell_parts(encoded)
         # One entry for each pair of all messages: its start, its first 0x01, its 0x02, and the row of its message.
-        stops = np.flatnonzero(self._data == _PAIR_END)
-        starts = np.concatenate([np.zeros(min(1, len(stops)), np.int64), stops[:-1] + 1])
-        middles = _first_after(np.flatnonzero(self._data == _NAME_END), starts)
+        starts, middles, stops = _pairs(self._data)
         counts = np.diff(np.searchsorted(stops, offsets))
-        rows = np.repeat(np.arange(self._count), counts)
         counted = (middles > starts) & (middles < stops - 1)  # neither the name nor the value is empty
         if not counted.all():
-            starts, middles, stops, rows = starts[counted], middles[counted], stops[counted], rows[counted]
-        self._starts, self._middles, self._stops, self._rows = starts, middles, stops, rows
+            rows = np.repeat(np.arange(self._count), counts)[counted]
+            starts, middles, stops = starts[counted], middles[counted], stops[counted]
+            counts = np.bincount(rows, minlength=self._count)
+        self._starts, self._middles, self._stops, self._counts = starts, middles, stops, counts
         # Four cells a pair: name, 0x01, value, and 0x02 up to the next name.
-        self._cells = adjacent_cells(self._data, self._starts, self._middles, self._middles + 1, self._stops)
+        self._cells = adjacent_cells(self._data, starts, middles, middles + 1, stops)
 
     def value(self, name: str) -> pa.Array:
         """Return one property of each message as a string column; null where it is missing."""
         pairs = self._pairs_named(name.encode())
+        if not len(pairs):
+            return pa.nulls(self._count, pa.string())
+        if self._common_names is not None:
+            return text(self._cells.take(pa.array(4 * pairs + 2)))
         at = np.full(self._count, -1)
         at[self._rows[pairs]] = pairs  # for equal names in one message, numpy keeps the last assignment
         return text(self._cells.take(pa.array(4 * at + 2, mask=at < 0)))
 
     def maps(self) -> pa.Array:
         """Return all properties of each message as a column of maps."""
-        pairs = self._last_of_each_name()
         # The check of a record that another broker copied is no property of the message.
-        if len(copied_checks := self._pairs_named(CHECK_NAME.encode())):
-            pairs = np.setdiff1d(pairs, copied_checks)
+        copied_checks = self._pairs_named(CHECK_NAME.encode())
+        if self._common_names is not None and not len(copied_checks):
+            values = text(self._cells.take(pa.array(np.arange(2, 4 * len(self._starts), 4))))
+            offsets = np.append(0, np.cumsum(self._counts)).astype(np.int32)
+            return pa.MapArray.from_arrays(pa.array(offsets), _repeated(self._common_names, self._count), values)
+        pairs = np.setdiff1d(self._last_of_each_name(), copied_checks)
         offsets = np.searchsorted(self._rows[pairs], np.arange(self._count + 1)).astype(np.int32)
-        names = text(self._cells.take(pa.array(4 * pairs)))
-        values = text(self._cells.take(pa.array(4 * pairs + 2)))
-        return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), names, values)
+        names, values = (text(self._cells.take(pa.array(4 * pairs + cell))) for cell in (0, 2))
+        return pa.MapArray.from_arrays(pa.array(offsets), names, values)
+
+    @cached_property
+    def _rows(self) -> npt.NDArray[np.int64]:
+        """Row of the message of each pair."""
+        return np.repeat(np.arange(self._count), self._counts)
+
+    @cached_property
+    def _common_names(self) -> list[bytes] | None:
+        """Names of each message, if all have the same ones in the same order, each once; else None."""
+        pairs = int(self._counts[0]) if self._count else 0
+        if not pairs or (self._counts != pairs).any():
+            return None
+        lengths = (self._middles - self._starts).reshape(-1, pairs)
+        if (lengths != lengths[0]).any():
+            return None
+        names = [
+            self._data[start:end].tobytes() for start, end in zip(self._starts, self._middles[:pairs], strict=False)
+        ]
+        for pair, name in enumerate(names):
+            if not self._equal(self._starts[pair::pairs], name).all():
+                return None
+        return names if len(set(names)) == pairs else None
 
     def _pairs_named(self, name: bytes) -> npt.NDArray[np.int64]:
+        if self._common_names is not None:
+            names = self._common_names
+            return np.arange(names.index(name), len(self._starts), len(names)) if name in names else np.arange(0)
         pairs = np.flatnonzero((self._middles - self._starts == len(name)) & (self._data[self._starts] == name[0]))
-        found = self._data[self._starts[pairs, None] + np.arange(len(name))]
-        same: npt.NDArray[np.bool_] = (found == np.frombuffer(name, np.uint8)).all(axis=1)
-        return pairs[same]
+        return pairs[self._equal(self._starts[pairs], name)]
+
+    def _equal(self, at: npt.NDArray[np.int64], name: bytes) -> npt.NDArray[np.bool_]:
+        """Return where the bytes at some positions are *name*."""
+        size = len(name)
+        if not len(at):
+            return np.empty(0, np.bool_)
+        every: npt.NDArray[Any] = np.ndarray(
+            (len(self._data) - size + 1,), f"V{size}", buffer=self._data.data, strides=(1,)
+        )
+        same: npt.NDArray[np.bool_] = every[at] == np.void(name)
+        return same
 
     def _last_of_each_name(self) -> npt.NDArray[np.int64]:
         """Return the indices of the pairs, without those that a later pair of the same message and name replaces."""
@@ -129,9 +172,28 @@ def cell_parts(cells: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.u
     return bounds, np.frombuffer(data, np.uint8, int(bounds[-1])) if data is not None else np.empty(0, np.uint8)
 
 
+def _pairs(data: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int64], ...]:
+    """Return start, first 0x01 and 0x02 of each pair; -1 or a later position for a pair without 0x01."""
+    separators = np.flatnonzero(data - np.uint8(_NAME_END) <= _PAIR_END - _NAME_END)
+    middles, stops = separators[::2], separators[1::2]
+    is_usual = not len(separators) % 2 and (data[middles] == _NAME_END).all() and (data[stops] == _PAIR_END).all()
+    if not is_usual:
+        stops = separators[data[separators] == _PAIR_END]
+    starts = np.append(0, stops[:-1] + 1)[: len(stops)]
+    if not is_usual:
+        middles = _first_after(separators[data[separators] == _NAME_END], starts)
+    return starts, middles, stops
+
+
+def _repeated(names: list[bytes], times: int) -> pa.Array:
+    """Return a string array with all names, so many times."""
+    data = np.tile(np.frombuffer(b"".join(names), np.uint8), times)
+    sizes = np.tile(np.array([len(name) for name in names], np.int32), times)
+    offsets = np.append(np.int32(0), np.cumsum(sizes, dtype=np.int32))
+    return text(pa.Array.from_buffers(pa.binary(), len(sizes), [None, pa.py_buffer(offsets), pa.py_buffer(data)]))
+
+
 def _first_after(positions: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
     """Return, for each start, the first of the ascending *positions* at or after it; -1 if there is none."""
-    if len(positions) == len(starts) and (positions >= starts).all() and (positions[:-1] < starts[1:]).all():
-        return positions  # the usual case: one 0x01 in each pair
     found = np.searchsorted(positions, starts)
     return np.append(positions, -1)[found]

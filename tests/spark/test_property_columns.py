@@ -55,6 +55,28 @@ def test_names_that_differ_only_in_their_middle_are_different() -> None:
     assert dict(read.maps().to_pylist()[0]) == {"region-1-code": "x", "region-2-code": "y"}
 
 
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [b"TAGS\x01a\x02KEYS\x01k1\x02", b"TAGS\x01bb\x02KEYS\x01k2\x02"],  # the same names: one message says where
+        [b"TAGS\x01a\x02KEYS\x01k1\x02", b"KEYS\x01k2\x02TAGS\x01bb\x02"],  # another order
+        [b"TAGS\x01a\x02KEYS\x01k1\x02", b"TAGS\x01bb\x02KEYT\x01k2\x02"],  # another name of equal length
+        [b"TAGS\x01a\x02KEYS\x01k1\x02", b"TAGS\x01bb\x02"],
+        [b"TAGS\x01a\x02KEYS\x01k1\x02", b"TAGS\x01bb\x02KEYS2\x01k2\x02"],
+        [b"TAGS\x01a\x02TAGS\x01k1\x02", b"TAGS\x01bb\x02TAGS\x01k2\x02"],  # equal names in each message
+        [b"TAGS\x01a\x02__CRC@\x01000000000000abcd\x02"] * 2,
+        [b"TAGS\x02", b"\x01b\x02"],  # alternating separators, but in the wrong order
+    ],
+)
+def test_messages_with_the_same_names_are_parsed_like_any_others(messages: list[bytes]) -> None:
+    read = columns(*messages)
+
+    assert [dict(pairs) for pairs in read.maps().to_pylist()] == [decode_properties(each) for each in messages]
+    for name in ("TAGS", "KEYS", "KEYT", "other"):
+        expected = [decode_properties(each).get(name) for each in messages]
+        assert columns(*messages).value(name).to_pylist() == expected
+
+
 def test_text_that_is_not_utf_8_is_replaced() -> None:
     """Invalid bytes must not reach the JVM. RocketMQ's Java client replaces them in the same way."""
     read = columns(b"TAGS\x01gr\xfc\xdfe\x02")

@@ -25,6 +25,9 @@ _LOCK_FILE = "sparkWriter.lock"
 _LOCK_TIMEOUT_S = 600.0
 _POLL_S = 0.02
 _MAX_CACHED = 8
+_REQUEST_TIMEOUT_MS = 15_000
+"""Limit of one request. A page of pending positions and a request of the sink have megabytes: 3 s, the default of
+clients, is too short for them on a busy machine. A broker that was killed is noticed at once, by its connection."""
 
 _connected: dict[tuple[object, ...], RemoteBroker] = {}
 """Connections of this process: Spark uses its Python processes for many tasks."""
@@ -96,7 +99,13 @@ def _remote(addresses: tuple[str, ...], credentials: Credentials | None, tls: Cl
 
 def _client(addresses: tuple[str, ...], credentials: Credentials | None, tls: ClientTls | None) -> RemoteBroker:
     return RemoteBroker(
-        RemoteSettings(name_servers=addresses, credentials=credentials, tls=tls, producer_group="spark-sink")
+        RemoteSettings(
+            name_servers=addresses,
+            credentials=credentials,
+            tls=tls,
+            producer_group="spark-sink",
+            request_timeout_ms=_REQUEST_TIMEOUT_MS,
+        )
     )
 
 

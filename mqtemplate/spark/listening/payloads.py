@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import and_
 from typing import TYPE_CHECKING, Any
 
 from mqtemplate.errors import ListenerError, SparkError
 from mqtemplate.spark.listening.redelivery import FailedRow
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 _BAD, _CORRUPT = "_bad_record", "_corrupt_record"
 POSITION = ("topic", "brokerName", "queueId", "queueOffset")
@@ -21,7 +23,8 @@ def with_payload(messages: DataFrame, payload: Any, bad_records: str) -> DataFra
 
     Args:
         payload: A pydantic model or dataclass for JSON bodies; or a function from the column ``body`` to the payload,
-            such as ``lambda body: from_avro(body, schema)``, which is null for a bad record.
+            such as ``lambda body: from_avro(body, schema)``. It is null for a bad record, or a struct of nulls, as
+            Spark's functions return in their mode ``PERMISSIVE``.
     """
     from pyspark.sql import functions as f
     from pyspark.sql.types import StringType
@@ -32,7 +35,7 @@ def with_payload(messages: DataFrame, payload: Any, bad_records: str) -> DataFra
         return messages
     if not isinstance(payload, type):
         parsed = messages.withColumn("payload", payload(f.col("body")))
-        return parsed if bad_records == "null" else parsed.withColumn(_BAD, f.col("payload").isNull())
+        return parsed if bad_records == "null" else parsed.withColumn(_BAD, _is_empty(parsed))
     schema, body = payload_schema(payload), f.col("body").cast("string")
     if bad_records == "null":
         return messages.withColumn("payload", f.from_json(body, schema, {"mode": "PERMISSIVE"}))
@@ -40,6 +43,16 @@ def with_payload(messages: DataFrame, payload: Any, bad_records: str) -> DataFra
     parsed = messages.withColumn("payload", f.from_json(body, schema.add(_CORRUPT, StringType()), options))
     is_bad = f.col("payload").isNull() | f.col(f"payload.{_CORRUPT}").isNotNull()
     return parsed.withColumn(_BAD, is_bad).withColumn("payload", f.col("payload").dropFields(_CORRUPT))
+
+
+def _is_empty(parsed: DataFrame) -> Column:
+    """Return True for a payload that is null, or a struct without any value."""
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import StructType
+
+    kind, payload = parsed.schema["payload"].dataType, f.col("payload")
+    fields = [payload[name].isNull() for name in kind.names] if isinstance(kind, StructType) else []
+    return payload.isNull() | reduce(and_, fields) if fields else payload.isNull()
 
 
 def split_bad_records(messages: DataFrame, payload: Any) -> tuple[DataFrame, list[FailedRow]]:

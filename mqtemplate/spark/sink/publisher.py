@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Protocol
@@ -33,10 +33,17 @@ class Publisher(Protocol):
     def finish(self) -> SequencedResult:
         """Wait for all sends. Return the numbers of messages stored and dropped."""
 
+    def close(self) -> None:
+        """Wait until nothing is being sent, also after an error."""
+
 
 @dataclass(slots=True)
 class SequencedPublisher:
-    """Sends to a broker that drops repeats: each broker of a cluster gets its own numbers."""
+    """Sends to a broker that drops repeats: each broker of a cluster gets its own numbers.
+
+    One send is under way while the caller creates the next messages. The next one starts after its answer: the broker
+    refuses a gap in the numbers.
+    """
 
     broker: Broker
     sequence: SendSequence
@@ -44,17 +51,31 @@ class SequencedPublisher:
     _sent: dict[str, int] = field(default_factory=dict)
     _stored: int = 0
     _repeated: int = 0
+    _sender: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "mqtemplate-spark-sink"))
+    _under_way: Future[None] | None = None
 
     def publish(self, messages: Sequence[_Numbered]) -> None:
+        self._await_answer()
+        self._under_way = self._sender.submit(self._send, messages)
+
+    def finish(self) -> SequencedResult:
+        self._await_answer()
+        return SequencedResult(self._stored, self._repeated)
+
+    def close(self) -> None:
+        self._sender.shutdown()
+
+    def _await_answer(self) -> None:
+        if self._under_way is not None:
+            self._under_way.result()
+
+    def _send(self, messages: Sequence[_Numbered]) -> None:
         for name, part in _by_broker(messages):
             sent = self._sent.get(name, 0)
             result = self.broker.send_sequenced(part, self.sequence.after(sent), self.timeout_ms)
             self._sent[name] = sent + len(part)
             self._stored += result.stored
             self._repeated += result.repeated
-
-    def finish(self) -> SequencedResult:
-        return SequencedResult(self._stored, self._repeated)
 
 
 @dataclass(slots=True)
@@ -78,6 +99,9 @@ class PlainPublisher:
         while self._futures:
             self._futures.popleft().result()
         return SequencedResult(self._count, 0)
+
+    def close(self) -> None:
+        wait(self._futures)
 
 
 def create_publisher(broker: Broker, options: SinkOptions, sequence: SendSequence) -> Publisher:

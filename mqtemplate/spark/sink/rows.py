@@ -76,6 +76,8 @@ class RowReader:
         if name not in batch.schema.names or (name == "topic" and default is not None):
             return repeat(default)
         column = batch.column(name)
+        if name == "body" and pa.types.is_string(column.type):
+            column = column.cast(pa.binary())  # without a copy: each value becomes bytes once
         if pa.types.is_timestamp(column.type):
             column = column.cast(pa.int64())
             values = [None if value is None else -(-value // 1_000) for value in column.to_pylist()]  # never early

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -42,11 +43,12 @@ def publish(batches: Iterator[pa.RecordBatch], options: SinkOptions, sequence: S
     """
     rows, reader = 0, RowReader(options, sequence.partition)
     with open_broker(options.location) as broker:
-        publisher, queues = create_publisher(broker, options, sequence), QueueChooser(broker, sequence.partition)
-        for batch in batches:
-            publisher.publish(queues.choose(reader.read(batch, rows)))
-            rows += batch.num_rows
-        result = publisher.finish()
+        queues = QueueChooser(broker, sequence.partition)
+        with closing(create_publisher(broker, options, sequence)) as publisher:
+            for batch in batches:
+                publisher.publish(queues.choose(reader.read(batch, rows)))
+                rows += batch.num_rows
+            result = publisher.finish()
     return Published(result.stored, result.repeated)
 
 

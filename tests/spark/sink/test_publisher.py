@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
-from mqtemplate.broker import Capability  # noqa: E402
-from mqtemplate.brokers import EmbeddedBroker  # noqa: E402
+from mqtemplate.broker import Broker, Capability  # noqa: E402
+from mqtemplate.brokers import EmbeddedBroker, RemoteBroker  # noqa: E402
 from mqtemplate.clock import SystemClock  # noqa: E402
-from mqtemplate.errors import ConfigurationError, MessageError, UnsupportedError  # noqa: E402
+from mqtemplate.errors import ConfigurationError, MessageError, SendError, UnsupportedError  # noqa: E402
 from mqtemplate.message import HostAddress, Message, MessageQueue, SendSequence  # noqa: E402
+from mqtemplate.results import SequencedResult  # noqa: E402
 from mqtemplate.server import Account, AclSettings, BrokerServerSettings, LocalCluster, Right  # noqa: E402
 from mqtemplate.spark.broker_access import connection  # noqa: E402
 from mqtemplate.spark.reader import cluster_connection  # noqa: E402
 from mqtemplate.spark.schema import source_schema  # noqa: E402
 from mqtemplate.spark.sink.options import SinkOptions  # noqa: E402
-from mqtemplate.spark.sink.publisher import PlainPublisher, QueueChooser, create_publisher  # noqa: E402
+from mqtemplate.spark.sink.publisher import (  # noqa: E402
+    PlainPublisher,
+    QueueChooser,
+    SequencedPublisher,
+    create_publisher,
+)
 from mqtemplate.spark.sink.rows import OutgoingRow  # noqa: E402
 from mqtemplate.spark.sink.writer import Published, publish  # noqa: E402
 from mqtemplate.spark.source import BatchReader, MqTemplateSource  # noqa: E402
 from mqtemplate.testing import Harness, messages_in  # noqa: E402
 from tests.server.tool import ANY_PORT, make_engine  # noqa: E402
+from tests.waiting import eventually  # noqa: E402
 
 SECRET = "a secret that is never shown"
 
@@ -69,6 +79,53 @@ def test_a_repeated_task_stores_its_rows_once_on_our_server(cluster: LocalCluste
     stored = messages_in(cluster.engine, "orders")
     assert sorted(int(message.body) for message in stored) == list(range(50))
     assert Counter(message.queue_id for message in stored) == {0: 30, 1: 20}
+
+
+class SlowBroker:
+    """Broker that answers a send when the test lets it; it notes the first number of each send."""
+
+    capabilities = frozenset({Capability.SEQUENCED_SEND})
+
+    def __init__(self) -> None:
+        self.firsts: list[int] = []
+        self.failure: Exception | None = None
+        self.may_answer = threading.Semaphore(0)
+
+    def send_sequenced(self, messages: Any, sequence: SendSequence, timeout_ms: int) -> SequencedResult:
+        self.firsts.append(sequence.first)
+        self.may_answer.acquire()
+        if self.failure is not None:
+            raise self.failure
+        return SequencedResult(len(messages), 0)
+
+
+def numbered(count: int) -> list[tuple[Message, MessageQueue]]:
+    return [(Message("orders", b"x"), MessageQueue("orders", "broker", 0))] * count
+
+
+def test_rows_are_created_while_the_send_before_them_is_answered() -> None:
+    """``publish`` returns before the answer, and the next send waits for it: numbers without a gap."""
+    broker = SlowBroker()
+    with closing(SequencedPublisher(cast(Broker, broker), SendSequence("q", 0, 0), 1_000)) as publisher:
+        publisher.publish(numbered(3))
+        eventually(lambda: broker.firsts == [0], "the first send is under way")
+        broker.may_answer.release(2)
+        publisher.publish(numbered(2))
+
+        assert publisher.finish() == SequencedResult(5, 0)
+    assert broker.firsts == [0, 3]
+
+
+def test_a_failed_send_ends_the_task_and_no_later_row_is_sent() -> None:
+    broker = SlowBroker()
+    broker.failure = SendError("refused")
+    with closing(SequencedPublisher(cast(Broker, broker), SendSequence("q", 0, 0), 1_000)) as publisher:
+        publisher.publish(numbered(3))
+        broker.may_answer.release()
+
+        with pytest.raises(SendError, match="refused"):
+            publisher.publish(numbered(2))
+    assert broker.firsts == [0]
 
 
 def test_one_of_two_keys_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,6 +193,15 @@ def test_rows_with_one_sharding_key_go_to_one_queue_and_a_queue_id_is_checked(br
     assert len({queue for _, queue in chosen}) > 1
     with pytest.raises(MessageError, match="queueId must be 0..3 for topic 'orders', got 4"):
         chooser.choose([OutgoingRow(Message("orders", b"x"), 4, None)])
+
+
+def test_a_request_of_megabytes_has_more_time_than_one_of_a_client(cluster: LocalCluster) -> None:
+    """A million pending positions, or ten thousand rows, take a busy broker longer than the client's three seconds."""
+    location = SinkOptions.parse({"nameServer": str(cluster.address), "topic": "orders"}).location
+
+    with connection.open_broker(location) as broker:
+        assert isinstance(broker, RemoteBroker)
+        assert broker.settings.request_timeout_ms == 15_000
 
 
 def test_the_address_of_a_killed_process_is_not_used(tmp_path: Path) -> None:
