@@ -131,8 +131,12 @@ class SparkListenerContainer:
         self._stopping.clear()
         self._restarts = 0
         self._place.start(self._retry_topic)
-        with self._lifecycle:
-            self._begin()
+        try:
+            with self._lifecycle:
+                self._begin()
+        except BaseException:
+            self._place.stop()
+            raise
 
     def _begin(self) -> None:
         from mqtemplate.spark.source import MqTemplateSource

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,6 +18,8 @@ from mqtemplate.message import Message, MessageQueue
 from mqtemplate.remoting.settings import Credentials
 from mqtemplate.remoting.tls import ClientTls
 from mqtemplate.server import BrokerServerSettings, LocalCluster
+from mqtemplate.spark import SparkListenerContainer, spark_listener
+from mqtemplate.spark.broker_access.local_server import LocalServerAddress
 from mqtemplate.spark.listening.monitor import ListenerMonitor
 from mqtemplate.spark.listening.place import commit_offsets
 from mqtemplate.spark.listening.places import ClusterPlace, FolderPlace, place_of
@@ -24,6 +27,9 @@ from mqtemplate.spark.listening.redelivery import FailedRow, Redelivery
 from mqtemplate.testing import messages_in
 from tests.server.tool import ANY_PORT, make_engine
 from tests.waiting import eventually
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 RETRY, DLQ = "%RETRY%billing", "%DLQ%billing"
 
@@ -120,6 +126,21 @@ def test_the_file_of_a_client_is_read_as_its_settings(monkeypatch: pytest.Monkey
     place.stop()
 
     assert (read.credentials, read.tls) == (credentials, tls)
+
+
+def test_a_listener_that_cannot_start_leaves_no_server_of_its_folder(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    @spark_listener("orders", "billing")
+    def bill(orders: object) -> None: ...
+
+    def no_java() -> SparkSession:
+        raise SparkError("no Java found")
+
+    container = SparkListenerContainer(bill, no_java, broker, tmp_path / "checkpoints")
+
+    with pytest.raises(SparkError, match="no Java found"):
+        container.start()
+
+    assert LocalServerAddress.read(broker.path or "") is None
 
 
 def test_a_broker_that_spark_cannot_read_is_refused(tmp_path: Path) -> None:
