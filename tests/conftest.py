@@ -18,6 +18,8 @@ settings.load_profile("mqtemplate")
 
 
 _LONG = ("conformance", "spark", "slow", "thorough")
+_SHARED = ("tests/spark/", "tests/conformance/")
+"""Folders whose tests share a Spark session, or programs of RocketMQ. Each process that runs some starts its own."""
 
 
 def pytest_configure() -> None:
@@ -29,19 +31,20 @@ def pytest_configure() -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Return one worker more than there are processors: tests that wait for other processes need none."""
-    return (os.cpu_count() or 1) + 1
+    """Return two workers more than there are processors: tests that wait for other processes need none."""
+    return (os.cpu_count() or 1) + 2
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling | None:
-    """Run the tests of a file in one process, and all tests of Spark in one: each process would start a session."""
+    """Run the tests of a file in one process; also those of a folder of `_SHARED`."""
     from xdist.scheduler import LoadFileScheduling
 
-    class OneSparkSession(LoadFileScheduling):
+    class ByFileOrFolder(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "tests/spark" if nodeid.startswith("tests/spark/") else super()._split_scope(nodeid)
+            folders = (folder for folder in _SHARED if nodeid.startswith(folder))
+            return next(folders, super()._split_scope(nodeid))
 
-    return OneSparkSession(config, log) if config.getvalue("dist") == "loadfile" else None
+    return ByFileOrFolder(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -72,7 +72,8 @@ def older(server: Server, tools: JavaClient) -> Iterator[Case]:
         yield Case(server=server, version="4.9.8", client=client, tools=tools)
 
 
-@pytest.fixture(params=["5.5.0", "4.9.8"])
-def case(request: pytest.FixtureRequest, newest: Case, older: Case) -> Case:
+@pytest.fixture(params=["newest", pytest.param("older", marks=pytest.mark.thorough)])
+def case(request: pytest.FixtureRequest) -> Case:
     """Each version of the client."""
-    return newest if request.param == newest.version else older
+    case: Case = request.getfixturevalue(request.param)
+    return case

@@ -203,6 +203,7 @@ def test_a_lite_pull_consumer_continues_at_its_committed_offset(case: Case) -> N
     assert [message.body for message in second] == [b"second"]
 
 
+@pytest.mark.thorough
 def test_running_members_consume_again_after_an_offset_reset(newest: Case, older: Case) -> None:
     """The group has a member of each version."""
     topic, group = newest.topic("reset"), newest.group("reset")

@@ -44,7 +44,7 @@ class Opened(NamedTuple):
     written: Written
 
 
-@pytest.fixture(scope="module", params=["closed", "killed"])
+@pytest.fixture(scope="module", params=[pytest.param("closed", marks=pytest.mark.thorough), "killed"])
 def opened(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,

@@ -51,7 +51,7 @@ class Opened(NamedTuple):
     groups: bytes
 
 
-@pytest.fixture(scope="module", params=["stopped", "killed"])
+@pytest.fixture(scope="module", params=[pytest.param("stopped", marks=pytest.mark.thorough), "killed"])
 def opened(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,

@@ -97,6 +97,7 @@ class TestRocketMQ5(BrokerContract):
             yield under_test
 
 
+@pytest.mark.thorough
 class TestRocketMQ4(BrokerContract):
     @pytest.fixture
     def under_test(self, rocketmq_4: str, tmp_path: Path) -> Iterator[BrokerUnderTest]:
@@ -123,6 +124,7 @@ def test_a_cluster_of_5_has_timers(rocketmq_5: str, tmp_path: Path) -> None:
         }
 
 
+@pytest.mark.thorough
 def test_a_cluster_of_4_has_no_timers(rocketmq_4: str, tmp_path: Path) -> None:
     with connected(rocketmq_4, tmp_path) as under_test:
         assert under_test.broker.capabilities == _BOTH
@@ -131,7 +133,7 @@ def test_a_cluster_of_4_has_no_timers(rocketmq_4: str, tmp_path: Path) -> None:
 # --- pending messages: read from the system topics --------------------------------------------------
 
 
-@pytest.fixture(params=["5.5.0", "4.9.7"])
+@pytest.fixture(params=["5.5.0", pytest.param("4.9.7", marks=pytest.mark.thorough)])
 def rocketmq(request: pytest.FixtureRequest) -> str:
     return str(request.getfixturevalue({"5.5.0": "rocketmq_5", "4.9.7": "rocketmq_4"}[request.param]))
 
@@ -187,6 +189,7 @@ def test_rocketmq_cannot_change_a_message_with_a_level(rocketmq: str, tmp_path: 
         assert broker.pending(PendingQuery(topic=topic)).messages == (message,)
 
 
+@pytest.mark.thorough
 def test_a_cluster_of_4_cancels_nothing(rocketmq_4: str, tmp_path: Path) -> None:
     with (
         connected(rocketmq_4, tmp_path) as under_test,

@@ -33,7 +33,7 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
         broker.stop()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_two_workers_share_the_orders_and_reserve_each_article_once(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:

@@ -225,9 +225,8 @@ def test_runserver_sends_and_the_command_handles(project: Path) -> None:
     assert code == 0
 
 
-@pytest.mark.parametrize(
-    "preload", [pytest.param([], marks=pytest.mark.thorough), ["--preload"]], ids=["each", "preload"]
-)
+@pytest.mark.parametrize("preload", [[], ["--preload"]], ids=["each", "preload"])
+@pytest.mark.thorough
 def test_two_workers_of_gunicorn_send_for_django(project: Path, preload: list[str]) -> None:
     command = ("gunicorn", "-w", "2", "--bind", "127.0.0.1:0", *preload, "wsgi:application")
 

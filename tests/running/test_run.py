@@ -100,6 +100,7 @@ def test_a_worker_that_dies_is_started_again(shop: Path) -> None:
     assert started[2] not in pids
 
 
+@pytest.mark.thorough
 def test_sighup_replaces_the_workers_one_after_the_other(shop: Path) -> None:
     with run(shop, "--workers", "2") as program:
         pids = program.wait_for(r"^worker \d \(process (\d+)\) is ready$", 2)

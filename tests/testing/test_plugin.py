@@ -40,8 +40,12 @@ def test_the_fixtures_of_one_test_share_broker_and_clock(
     assert mqtemplate_harness.clock is mqtemplate_clock
 
 
-def test_a_broker_in_a_test_starts_no_thread(mqtemplate_broker: EmbeddedBroker) -> None:
-    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("mqtemplate")] == []
+def test_a_broker_in_a_test_starts_no_thread(request: pytest.FixtureRequest) -> None:
+    before = set(threading.enumerate())
+
+    request.getfixturevalue("mqtemplate_broker")
+
+    assert set(threading.enumerate()) <= before
 
 
 def test_the_template_of_a_test_can_receive(mqtemplate_template: RecordingTemplate) -> None:

@@ -137,6 +137,15 @@ class Disk:
         with os.fdopen(fd, "rb") as file:
             return file.read()
 
+    def read_parts(self, path: Path) -> list[tuple[int, bytes]] | None:
+        """Return the parts of a sparse file that take disk space, with their offsets; None if it is missing."""
+        try:
+            fd = _with_more_files(lambda: os.open(path, os.O_RDONLY | os.O_NONBLOCK | _SAFE))
+        except FileNotFoundError:
+            return None
+        with os.fdopen(fd, "rb"):
+            return [(start, os.pread(fd, end - start, start)) for start, end in _parts(fd)]
+
     def list_files(self, folder: Path) -> list[tuple[str, int]]:
         """Return name and length of each file in a folder, sorted by name. A missing folder has none."""
         try:
@@ -249,3 +258,17 @@ def _with_more_files(call: Callable[[], _Result]) -> _Result:
         if exc.errno != errno.EMFILE or not raise_descriptor_limit():
             raise
     return call()
+
+
+def _parts(fd: int) -> Iterator[tuple[int, int]]:
+    """Yield start and end of each part of a file that is no hole."""
+    at, end = 0, os.fstat(fd).st_size
+    while at < end:
+        try:
+            start = os.lseek(fd, at, os.SEEK_DATA)
+        except OSError as exc:
+            if exc.errno == errno.ENXIO:  # a hole up to the end
+                return
+            raise
+        at = os.lseek(fd, start, os.SEEK_HOLE)
+        yield start, at

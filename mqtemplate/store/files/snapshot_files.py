@@ -40,11 +40,12 @@ class SnapshotStoreFiles(FolderStoreFiles):
         check_store(root)
         super().__init__(root, _ReadingDisk())
         self._contents: dict[str, bytes | None] = {}
+        self._wheels: dict[str, list[tuple[int, bytes]]] = {}  # only what is no hole: 38 MB have few messages in them
         for name in _FIRST:
             self._copy(name)
         for name, length in self._disk.list_files(root):
             if length <= _MAX_COPIED and name.startswith("timerwheel"):
-                self._copy(name)
+                self._wheels[name] = self._disk.read_parts(self.root / name) or []
         for name, _ in self._disk.list_files(root / "config"):
             self._copy(f"config/{name}")
 
@@ -61,11 +62,15 @@ class SnapshotStoreFiles(FolderStoreFiles):
 
     def open_mapped(self, name: str, size: int, *, sparse: bool = False) -> MappedFile:
         path = self.root / name
-        if name not in self._contents:
+        if name in self._contents:
+            parts = [(0, self._contents[name] or b"")]
+        elif name in self._wheels:
+            parts = self._wheels[name]
+        else:
             return PrivateFile(path, size) if path.exists() else MappedFile(size)
         file = MappedFile(size)
-        data = (self._contents[name] or b"")[:size]
-        file.write_mapped(0, data)
+        for at, data in parts:
+            file.write_mapped(at, data[: max(size - at, 0)])
         return file
 
     def _open_queue(self, folder: str, size: int, *, rebuildable: bool) -> MappedFileQueue:
