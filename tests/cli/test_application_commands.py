@@ -51,9 +51,10 @@ def test_settings_are_shown_with_their_origins(
     write(
         tmp_path,
         "rocketmq:\n  name-server: 127.0.0.1:9876\n  producer:\n    access-key: owner\n    secret-key: abcdefgh\n"
-        "    send-message-timeout: 3000\nshop:\n  currency: EUR\n  api-token: never-shown\n",
+        "    send-message-timeout: 3000\nshop:\n  currency: EUR\n  city: Berlin\n  api-token: never-shown\n",
     )
     monkeypatch.setenv("ROCKETMQ_PRODUCER_GROUP", "shop")
+    monkeypatch.setenv("SHOP_CITY", "Basel")
 
     result = command_line.plain("config", "show", "--origins", "--json")
 
@@ -62,6 +63,7 @@ def test_settings_are_shown_with_their_origins(
     assert records["rocketmq.producer.group"] == ("shop", "environment ROCKETMQ_PRODUCER_GROUP")
     assert records["rocketmq.producer.secret-key"] == ("********", "application.yml:5")
     assert records["shop.currency"] == ("EUR", "application.yml:8")
+    assert records["shop.city"] == ("Basel", "environment SHOP_CITY")
     assert records["shop.api-token"][0] == "********"
     text = command_line.plain("config", "show", "--origins").output
     assert "application.yml:2" in text

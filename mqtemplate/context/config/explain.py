@@ -63,7 +63,8 @@ def _of_application(settings: AppSettings) -> Iterator[ExplainedSetting]:
         if field_named(type(settings), path[0]) is None:
             hidden = is_secret(type(settings), path)
             key = ".".join(path)
-            yield ExplainedSetting(key, HIDDEN if hidden else settings.get(key), node.origin)
+            origin = settings.origin_of(key) or node.origin  # a variable of the environment wins over a file
+            yield ExplainedSetting(key, HIDDEN if hidden else settings.get(key), origin)
 
 
 def _plain(value: Any, path: tuple[str | int, ...], settings: AppSettings) -> Any:

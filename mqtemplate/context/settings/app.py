@@ -183,6 +183,11 @@ class AppSettings(BaseSettings):
         found = self._lookup(key)
         return default if found is None else Placeholders(self._lookup).resolve(*found)
 
+    def origin_of(self, key: str) -> str | None:
+        """Return the origin of the value of any key, such as ``application.yml:4``; None if the key has no value."""
+        found = self._lookup(key)
+        return None if found is None else found[1]
+
     def resolve(self, text: object, origin: str = "a placeholder in code") -> object:
         """Resolve ``${key:default}`` in a text; return anything else unchanged.
 
