@@ -37,6 +37,18 @@ ELSEWHERE = {
     "spark.md": ("tests/docs/test_spark_page.py", [""]),
 }
 
+WITH_WHOLE_LINES = """
+import builtins, runpy, sys
+
+def print_line(*values, sep=" ", end="\\n", file=None, flush=False):
+    (file or sys.stdout).write((sep or " ").join(map(str, values)) + ("\\n" if end is None else end))
+
+builtins.print = print_line
+sys.path.insert(0, "")
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+"""Runs a program with a ``print`` that writes once: Python's writes a text and its end apart, so lines may mix."""
+
 
 def page_name(page: Path) -> str:
     return page.relative_to(DOCS).as_posix()
@@ -79,7 +91,12 @@ def test_a_program_prints_what_its_page_shows(block: Fence, shown: Fence, tmp_pa
     (tmp_path / "app.py").write_text(block.text, "utf-8")
 
     done = subprocess.run(
-        [sys.executable, "-W", "error", "app.py"], cwd=tmp_path, capture_output=True, text=True, timeout=90, check=False
+        [sys.executable, "-W", "error", "-c", WITH_WHOLE_LINES, "app.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
