@@ -19,7 +19,8 @@ from mqtemplate.context.signals import StopRequests
 from mqtemplate.errors import BrokerError
 from mqtemplate.http.exchange import HttpHandler
 from mqtemplate.running.broker_conf.broker_conf import read_broker_conf
-from mqtemplate.running.local_server import local_cluster, short_switch_interval
+from mqtemplate.running.local_server import local_cluster
+from mqtemplate.running.prompt_threads import prompt_threads
 from mqtemplate.server.broker_server import LocalCluster
 
 
@@ -44,11 +45,11 @@ def run(
     restore_logging = show_events(logging) if logging.enabled and not has_handlers() else lambda: None
     try:
         stop_requests = StopRequests()
-        with short_switch_interval(), stop_requests.from_signals():
+        with stop_requests.from_signals():
             cluster = local_cluster(settings)
             _start(cluster, settings.mqtemplate.server)
             try:
-                with _management(cluster, settings):
+                with _management(cluster, settings), prompt_threads():
                     _print_addresses(cluster, settings)
                     reason = stop_requests.wait()
                 print_line(f"stopping ({reason}) ...")

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import socket
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.context.settings.app import AppSettings
@@ -17,10 +14,6 @@ from mqtemplate.remoting.tls import ClientAuth, ServerTls, TlsMode
 from mqtemplate.server.acl.settings import Account, AclSettings, Right
 from mqtemplate.server.broker_server import LocalCluster
 from mqtemplate.server.settings import BrokerServerSettings, ServerOptions
-
-_SWITCH_INTERVAL_S = 0.0005
-"""Time after which a busy thread lets another one run. With Python's 5 ms, the I/O thread would wait so long after each
-system call while a worker thread parses a large request, and a response needs several system calls."""
 
 
 def local_cluster(settings: AppSettings, server: ServerSettings | None = None) -> LocalCluster:
@@ -46,17 +39,6 @@ def local_cluster(settings: AppSettings, server: ServerSettings | None = None) -
         ),
         acl=_acl(server.acl),
     )
-
-
-@contextmanager
-def short_switch_interval() -> Iterator[None]:
-    """Let the threads of this process take turns as often as a server needs it."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
 
 
 def _with_port(listen: HostAddress) -> HostAddress:

@@ -12,7 +12,8 @@ from mqtemplate.context.settings.name_server import EmbeddedStore
 from mqtemplate.context.settings.server import ServerSettings
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.message import HostAddress
-from mqtemplate.running.local_server import local_cluster, short_switch_interval
+from mqtemplate.running.local_server import local_cluster
+from mqtemplate.running.prompt_threads import prompt_threads
 
 _ANY_PORT = HostAddress("127.0.0.1", 0)
 
@@ -38,10 +39,10 @@ def shared_server(settings: AppSettings, workers: int, report: Callable[[str], N
             "the memory of one; name a folder (embedded:<folder>) or a server (host:port), or run one worker"
         )
     with ExitStack() as running:
-        running.enter_context(short_switch_interval())
         cluster = local_cluster(settings, _server(settings))
         cluster.start()
         running.callback(cluster.stop)
+        running.enter_context(prompt_threads())
         report(
             f"broker {cluster.engine.name} for the workers on {cluster.address}, its name server on "
             f"{cluster.name_server_address}, store {Path(settings.store_path).absolute()}"

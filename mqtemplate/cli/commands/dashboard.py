@@ -148,11 +148,11 @@ def _actuator(call: Invocation, url: str, token: str | None) -> ActuatorClient:
 
 def _serve(server: DashboardServer, access: Access, *, is_loopback: bool, audit: Path | None) -> None:
     from mqtemplate.context.signals import StopRequests
-    from mqtemplate.running.local_server import short_switch_interval
+    from mqtemplate.running.prompt_threads import prompt_threads
 
     stop_requests = StopRequests()
     # A count of a million messages must not delay the pages beside it.
-    with short_switch_interval(), stop_requests.from_signals():
+    with prompt_threads(), stop_requests.from_signals():
         server.start()
         try:
             address = f"http://{server.address}/"

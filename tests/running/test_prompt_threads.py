@@ -1,0 +1,22 @@
+"""Settings of the interpreter while a process serves others."""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+from mqtemplate.running.prompt_threads import prompt_threads
+
+
+def test_objects_of_the_start_are_no_work_for_a_collection_and_all_settings_are_restored() -> None:
+    def settings() -> tuple[object, ...]:
+        return sys.getswitchinterval(), gc.get_threshold(), gc.get_freeze_count()
+
+    before = settings()
+
+    with prompt_threads():
+        assert sys.getswitchinterval() == 0.0005
+        assert gc.get_freeze_count() > 10_000
+        assert len(gc.get_objects()) < 10_000
+
+    assert settings() == before
