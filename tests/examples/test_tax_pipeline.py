@@ -88,7 +88,7 @@ def test_every_payment_is_delivered_once_with_every_kind_of_delay(
 
 @pytest.mark.feature("C5", "C10")
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(240)
 def test_the_sums_of_spark_equal_those_of_the_input(tmp_path: Path) -> None:
     """The program compares them, and its exit code is the result."""

@@ -163,7 +163,9 @@ def test_reload_of_uvicorn_opens_the_store_directory_again(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("broker")
-@pytest.mark.parametrize("preload", [[], ["--preload"]], ids=["each", "preload"])
+@pytest.mark.parametrize(
+    "preload", [pytest.param([], marks=pytest.mark.thorough), ["--preload"]], ids=["each", "preload"]
+)
 def test_two_workers_of_gunicorn_share_the_server(tmp_path: Path, preload: list[str]) -> None:
     """The hooks start the messages with each worker: listeners work before the first request."""
     (tmp_path / "web.py").write_text(FLASK, "utf-8")
