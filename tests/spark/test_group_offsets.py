@@ -10,7 +10,7 @@ from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.errors import SparkError
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.spark import LocalServer, source_schema
-from mqtemplate.spark.broker_access.local_server import LocalServerAddress
+from mqtemplate.spark.broker_access.server_address import LocalServerAddress
 from mqtemplate.spark.options import SourceOptions
 from mqtemplate.spark.source import StreamReader
 

@@ -18,8 +18,8 @@ from mqtemplate.errors import RemoteConnectError, SparkError, StoreLockedError
 from mqtemplate.remoting.settings import Credentials
 from mqtemplate.remoting.tls import ClientTls
 from mqtemplate.spark.broker_access.client_file import client_settings
-from mqtemplate.spark.broker_access.local_server import LocalServerAddress
 from mqtemplate.spark.broker_access.location import BrokerLocation
+from mqtemplate.spark.broker_access.server_address import LocalServerAddress
 
 _LOCK_FILE = "sparkWriter.lock"
 _LOCK_TIMEOUT_S = 600.0

@@ -28,7 +28,7 @@ from mqtemplate.server.processors.sequenced import SequencedSendProcessor
 from mqtemplate.server.registration import register
 from mqtemplate.server.response import problem_response
 from mqtemplate.server.settings import BrokerServerSettings
-from mqtemplate.spark.broker_access.local_server import LocalServerAddress
+from mqtemplate.spark.broker_access.server_address import LocalServerAddress
 from mqtemplate.topics import AUTO_CREATE_TOPIC
 
 _log = get_logger("mqtemplate.spark")

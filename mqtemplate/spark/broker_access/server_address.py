@@ -1,0 +1,53 @@
+"""File in a store directory by which Spark's processes find the server of its owner."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mqtemplate.errors import SparkError
+
+_FILE = Path("config", "sparkServer.json")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalServerAddress:
+    """Contents of ``config/sparkServer.json``: how the Spark processes of this machine reach the owner of the folder.
+
+    Attributes:
+        process_id: The owner. Its end leaves the file behind if it was killed.
+    """
+
+    address: str
+    access_key: str
+    process_id: int
+    secret_key: str = field(repr=False)
+
+    @classmethod
+    def read(cls, store: Path | str) -> LocalServerAddress | None:
+        """Return the address in a store folder; None if no server runs."""
+        try:
+            values = json.loads(Path(store, _FILE).read_text())
+            return cls(**{name: values[name] for name in cls.__dataclass_fields__})
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError, KeyError) as exc:
+            raise SparkError(
+                f"{Path(store, _FILE)} cannot be read ({exc}); delete it, and start its server again"
+            ) from exc
+
+    @staticmethod
+    def remove(store: Path) -> None:
+        """Remove the file."""
+        (store / _FILE).unlink(missing_ok=True)
+
+    def write(self, store: Path) -> None:
+        """Write the file, readable by this user only: the key gives all rights to the broker."""
+        path = store / _FILE
+        fresh = path.with_name(f".{path.name}.new")
+        fresh.unlink(missing_ok=True)
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump({name: getattr(self, name) for name in self.__dataclass_fields__}, file)
+        fresh.replace(path)
