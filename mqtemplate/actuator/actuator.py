@@ -6,6 +6,7 @@ import hmac
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
@@ -196,24 +197,26 @@ class Actuator:
             return error_response(
                 401, "a change needs the header 'Authorization: Bearer <mqtemplate.management.token>'"
             )
-        container = self._container(name) if kind == "listeners" else None
-        if container is None and kind == "listeners":
-            return self._no_listener(name)
+        apply: Callable[[dict[str, Any], str], object]
+        if kind == "listeners":
+            container = self._container(name)
+            if container is None:
+                return self._no_listener(name)
+            apply, shown = partial(change_listener, container), name
+        else:
+            apply, shown = partial(change_schedule, _given(self.sources.schedules), name), ""
         try:
             change = json.loads(body)
             if not isinstance(change, dict):
                 raise InvalidChangeError(f"the body must be a JSON object, got {type(change).__name__}")
-            if container is not None:
-                change_listener(container, change, remote)
-            else:
-                change_schedule(_given(self.sources.schedules), name, change, remote)
+            apply(change, remote)
         except ValueError:
             return error_response(400, 'the body must be a JSON object, such as {"action": "pause"}')
         except InvalidChangeError as exc:
             return error_response(400, str(exc))
         except MQTemplateError as exc:
             return error_response(409, str(exc))
-        return self._read(kind, name if container is not None else "", ())
+        return self._read(kind, shown, ())
 
 
 def _available(sources: ActuatorSources) -> set[str]:

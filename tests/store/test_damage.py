@@ -22,6 +22,7 @@ from mqtemplate.store import ConsumerOffsets, FolderStoreFiles, MessageStore, St
 from mqtemplate.store.files.disk import Disk
 from mqtemplate.store.files.json_files import read_table, write_table
 from tests.store.small_store import bodies, draft, kill, small
+from tests.thirds import THIRDS
 
 LOG_FILE = 400
 TOPIC, QUEUES = "orders", 2
@@ -158,8 +159,6 @@ def folder(tmp_path: Path) -> Folder:
 
 
 STOPS = [pytest.param(MessageStore.close, id="clean"), pytest.param(kill, id="killed")]
-# Every third bit hits each byte, and each bit of a byte in every third one.
-THIRDS = [0, pytest.param(1, marks=pytest.mark.thorough), pytest.param(2, marks=pytest.mark.thorough)]
 
 
 @pytest.mark.parametrize("stop", STOPS)
@@ -167,7 +166,10 @@ THIRDS = [0, pytest.param(1, marks=pytest.mark.thorough), pytest.param(2, marks=
 def test_every_flipped_bit_of_the_log_damages_one_message_at_most_and_is_reported(
     folder: Folder, stop: Callable[[MessageStore], None], third: int
 ) -> None:
-    """Flip every bit that was written, and the first ones after the end."""
+    """Flip every bit that was written, and the first ones after the end.
+
+    Every third bit hits each byte, and each bit of a byte in every third one.
+    """
     folder.fill(4, lambda number: b"%d" % number, stop=stop)
     for path, data in folder.kept_in("commitlog"):
         for bit in range(third, (len(data.rstrip(b"\0")) + 4) * 8, 3):

@@ -26,6 +26,7 @@ from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.store import FlushDiskType, FolderStoreFiles, MessageStore
 from tests.store.faulty_disk import FAILS_FULL, FaultyDisk, Judge, LedgerDisk, during, never, once
 from tests.store.small_store import bodies, draft, kill, small
+from tests.thirds import THIRDS
 
 RETRY_MS = 1_000
 _PAGE = 4_096
@@ -212,10 +213,6 @@ def check(user: User) -> None:
     assert user.acknowledged  # some sends succeeded
 
 
-STARTS = [0, *(pytest.param(start, marks=pytest.mark.thorough) for start in (1, 2))]
-"""`make test` takes a third of the calls."""
-
-
 def life_without_faults(folder: Path, mode: FlushDiskType) -> FaultyDisk:
     user = User(folder, mode)
     user.live()
@@ -238,13 +235,13 @@ def one_call_of_each_path(disk: FaultyDisk, mode: FlushDiskType) -> list[int]:
     ],
     ids=["sync-EIO", "async-EIO", "sync-ENOSPC"],
 )
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("third", THIRDS)
 def test_a_call_that_fails_once_loses_no_acknowledged_message(
-    quick_folder: Path, mode: FlushDiskType, code: int, start: int
+    quick_folder: Path, mode: FlushDiskType, code: int, third: int
 ) -> None:
     """Let a call of each path fail in turn. The caller gets the reason, and everything works afterwards."""
     disk = life_without_faults(quick_folder / "working", mode)
-    numbers = one_call_of_each_path(disk, mode)[start :: len(STARTS)]
+    numbers = one_call_of_each_path(disk, mode)[third :: len(THIRDS)]
     cases = [at for at in numbers if code == errno.EIO or disk.calls[at] in FAILS_FULL]
 
     for at in cases:
@@ -261,13 +258,13 @@ def test_a_call_that_fails_once_loses_no_acknowledged_message(
 
 @pytest.mark.parametrize("mode", FlushDiskType)
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC], ids=lambda code: errno.errorcode[code])
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("third", THIRDS)
 def test_a_disk_that_fails_for_a_while_loses_no_acknowledged_message(
-    quick_folder: Path, mode: FlushDiskType, code: int, start: int
+    quick_folder: Path, mode: FlushDiskType, code: int, third: int
 ) -> None:
     total = len(life_without_faults(quick_folder / "working", mode).calls)
 
-    for first in range(7 * start, total, 7 * len(STARTS)):
+    for first in range(7 * third, total, 7 * len(THIRDS)):
         user = User(quick_folder / str(first), mode, during(first, first + 25, code))
         user.live()
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
+from mqtemplate.actuator.client import ApplicationDocuments
 from mqtemplate.dashboard.call import Call
 from mqtemplate.dashboard.site import Routes, Site
 from mqtemplate.errors import MessageError, UnsupportedError
@@ -28,26 +30,40 @@ CAUSES = {
 
 def listeners(site: Site, call: Call) -> HttpResponse:
     """Return the listeners of the application."""
-    document = site.document("listeners")
-    found = [] if document is None else document["listeners"]
-    return site.page(call, "listeners.html", listeners=found, is_known=document is not None)
+    return _list(site, call, "listeners")
 
 
 def change_listener(site: Site, call: Call) -> HttpResponse:
     """Pause or resume a listener, or let it continue at another position."""
-    listener, action = call.field("listener"), call.field("action")
-    if site.application is None:
-        raise UnsupportedError("this dashboard has no application; start it with --app URL")
-    if action not in _ACTIONS:
-        raise MessageError(f"action must be one of {', '.join(_ACTIONS)}, got {action!r}")
+    listener, application, action = call.field("listener"), _application(site), _action(call, _ACTIONS)
     change: dict[str, Any] = {"action": action}
     if action == "seek":
         change |= _seek(call)
     with site.audit.change(f"listener.{action}", call.request.remote, listener=listener, to=_target(change)) as result:
-        found = site.application.post(f"listeners/{quote(listener, safe='')}", change)
+        found = application.post(f"listeners/{quote(listener, safe='')}", change)
         result["listener_state"] = found["state"]
     site.cache.clear()
     return site.redirect(call.url("/listeners"))
+
+
+def _list(site: Site, call: Call, kind: str) -> HttpResponse:
+    """Return the page of a document that has a list under its own name."""
+    document = site.document(kind)
+    found: dict[str, Any] = {kind: [] if document is None else document[kind]}
+    return site.page(call, f"{kind}.html", **found, is_known=document is not None)
+
+
+def _application(site: Site) -> ApplicationDocuments:
+    if site.application is None:
+        raise UnsupportedError("this dashboard has no application; start it with --app URL")
+    return site.application
+
+
+def _action(call: Call, allowed: Sequence[str]) -> str:
+    action = call.field("action")
+    if action not in allowed:
+        raise MessageError(f"action must be one of {', '.join(allowed)}, got {action!r}")
+    return action
 
 
 def _seek(call: Call) -> dict[str, Any]:
@@ -68,20 +84,14 @@ def _target(change: dict[str, Any]) -> str | None:
 
 def schedules(site: Site, call: Call) -> HttpResponse:
     """Return the schedules of the application."""
-    document = site.document("schedules")
-    found = [] if document is None else document["schedules"]
-    return site.page(call, "schedules.html", schedules=found, is_known=document is not None)
+    return _list(site, call, "schedules")
 
 
 def change_schedule(site: Site, call: Call) -> HttpResponse:
     """Pause or resume a schedule, or run it now."""
-    name, action = call.field("schedule"), call.field("action")
-    if site.application is None:
-        raise UnsupportedError("this dashboard has no application; start it with --app URL")
-    if action not in _SCHEDULE_ACTIONS:
-        raise MessageError(f"action must be one of {', '.join(_SCHEDULE_ACTIONS)}, got {action!r}")
+    name, application, action = call.field("schedule"), _application(site), _action(call, _SCHEDULE_ACTIONS)
     with site.audit.change(f"schedule.{action}", call.request.remote, schedule=name):
-        site.application.post(f"schedules/{quote(name, safe='')}", {"action": action})
+        application.post(f"schedules/{quote(name, safe='')}", {"action": action})
     return site.redirect(call.url("/schedules"))
 
 

@@ -8,7 +8,7 @@ import mmap
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import numpy as np
 
@@ -130,20 +130,19 @@ class Disk:
 
     def read_whole(self, path: Path) -> bytes | None:
         """Return the content of a small file; None if it is missing."""
-        try:
-            fd = _with_more_files(lambda: os.open(path, os.O_RDONLY | os.O_NONBLOCK | _SAFE))  # a pipe must not block
-        except FileNotFoundError:
+        file = _open_to_read(path)
+        if file is None:
             return None
-        with os.fdopen(fd, "rb") as file:
+        with file:
             return file.read()
 
     def read_parts(self, path: Path) -> list[tuple[int, bytes]] | None:
         """Return the parts of a sparse file that take disk space, with their offsets; None if it is missing."""
-        try:
-            fd = _with_more_files(lambda: os.open(path, os.O_RDONLY | os.O_NONBLOCK | _SAFE))
-        except FileNotFoundError:
+        file = _open_to_read(path)
+        if file is None:
             return None
-        with os.fdopen(fd, "rb"):
+        with file:
+            fd = file.fileno()
             return [(start, os.pread(fd, end - start, start)) for start, end in _parts(fd)]
 
     def list_files(self, folder: Path) -> list[tuple[str, int]]:
@@ -258,6 +257,15 @@ def _with_more_files(call: Callable[[], _Result]) -> _Result:
         if exc.errno != errno.EMFILE or not raise_descriptor_limit():
             raise
     return call()
+
+
+def _open_to_read(path: Path) -> BinaryIO | None:
+    """Return an open file; None if it is missing."""
+    try:
+        fd = _with_more_files(lambda: os.open(path, os.O_RDONLY | os.O_NONBLOCK | _SAFE))  # a pipe must not block
+    except FileNotFoundError:
+        return None
+    return os.fdopen(fd, "rb")
 
 
 def _parts(fd: int) -> Iterator[tuple[int, int]]:

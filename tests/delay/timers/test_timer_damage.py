@@ -23,6 +23,7 @@ from mqtemplate.errors import StoreError, StoreFormatError
 from mqtemplate.store import FolderStoreFiles
 from tests.delay.delay_engine import DelayEngine
 from tests.store.power_loss_disk import RestartedDisk
+from tests.thirds import THIRDS
 
 TINY = {"slots_total": 70, "roll_window_slots": 10, "log_file_size": 276}
 """Five units a file, and a window of ten seconds: longer delays are parked."""
@@ -109,7 +110,7 @@ def state_of(folder: Path) -> object:
         files.close()
 
 
-@pytest.mark.parametrize("third", [0, *(pytest.param(number, marks=pytest.mark.thorough) for number in (1, 2))])
+@pytest.mark.parametrize("third", THIRDS)
 @pytest.mark.parametrize("kind", [TIMER_WHEEL_FILE, TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDER])
 def test_every_single_wrong_bit_is_detected_or_harmless(
     original: Original, tmp_path: Path, kind: str, third: int
