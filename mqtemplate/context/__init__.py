@@ -15,7 +15,7 @@ if TYPE_CHECKING:
         ConditionOutcome,
         Part,
     )
-    from mqtemplate.context.injection.container import MQContainer
+    from mqtemplate.context.injection.components import is_spark_listener
     from mqtemplate.context.injection.marks import Named, Section, Value, service
     from mqtemplate.context.logging import configure_logging, event_formatter, has_handlers, show_events
     from mqtemplate.context.settings.app import AppSettings
@@ -33,7 +33,6 @@ __all__ = [
     "ExplainedSetting",
     "Health",
     "MQApplication",
-    "MQContainer",
     "Named",
     "Part",
     "Section",
@@ -45,6 +44,7 @@ __all__ = [
     "ext_consumer",
     "ext_template",
     "has_handlers",
+    "is_spark_listener",
     "load_settings",
     "remote_settings",
     "service",
@@ -63,7 +63,6 @@ __getattr__ = late_import(
         "Health": "mqtemplate.context.health",
         "ExplainedSetting": "mqtemplate.context.config.explain",
         "MQApplication": "mqtemplate.context.application",
-        "MQContainer": "mqtemplate.context.injection.container",
         "Named": "mqtemplate.context.injection.marks",
         "Part": "mqtemplate.context.injection.application_context",
         "Section": "mqtemplate.context.injection.marks",
@@ -75,6 +74,7 @@ __getattr__ = late_import(
         "ext_template": "mqtemplate.context.templates.decorator",
         "explain_settings": "mqtemplate.context.config.explain",
         "has_handlers": "mqtemplate.context.logging",
+        "is_spark_listener": "mqtemplate.context.injection.components",
         "load_settings": "mqtemplate.context.config.source",
         "remote_settings": "mqtemplate.context.settings.remote_settings",
         "service": "mqtemplate.context.injection.marks",

@@ -10,7 +10,6 @@ from typing import Any
 from dependency_injector import providers
 
 from mqtemplate.broker import Broker
-from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.clock import Clock
 from mqtemplate.context.failure_report import pointing_to
 from mqtemplate.context.hooks import HookCaller
@@ -92,7 +91,7 @@ def log_ready(context: ApplicationContext, took_ms: int) -> None:
     """Log the one line of a normal start: the broker and its files, the configuration, and what runs."""
     settings, broker = context.settings, context.get(Broker)  # type: ignore[type-abstract]  # selected by its base class
     fields: dict[str, object] = {"broker": broker.name}
-    if isinstance(broker, EmbeddedBroker):
+    if hasattr(broker, "path"):  # an embedded one; its class is not imported for an application without it
         fields["files"] = "memory" if broker.path is None else str(broker.path.absolute())
     else:
         fields["name_server"] = settings.rocketmq.name_server
@@ -131,11 +130,11 @@ def _register_templates(context: ApplicationContext) -> None:
     with context.contributions(BUILT_IN):
         context.register(clusters, name="mqtemplate.clusters")
     traces = Traces(context.lifecycle.push)
-    context.container.trace_of.override(providers.Object(traces.dispatcher))
+    context.built_in.trace_of.override(providers.Object(traces.dispatcher))
     for spec in template_specs(context.settings, context.components):
         _register_template(spec, clusters, context)
-    context.container.broker_of.override(providers.Object(clusters.broker_of))
-    context.container.converter_of_class.override(providers.Object(lambda kind: _converter_of(kind, context)))
+    context.built_in.broker_of.override(providers.Object(clusters.broker_of))
+    context.built_in.converter_of_class.override(providers.Object(lambda kind: _converter_of(kind, context)))
 
 
 def _converter_of(kind: type, context: ApplicationContext) -> MessageConverter:
@@ -149,7 +148,7 @@ def _register_template(spec: TemplateSpec, clusters: Clusters, context: Applicat
     broker = clusters.add_template(spec)
     converter = context.definition_for(MessageConverter)
     observation = context.definition_for(Observation)
-    trace_of = context.container.trace_of()
+    trace_of = context.built_in.trace_of()
 
     shared = context.sending_middlewares() if spec.middlewares is None else []
 

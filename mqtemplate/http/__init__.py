@@ -2,3 +2,7 @@
 
 The actuator and the dashboard are functions from a request to a response.
 """
+
+from mqtemplate.http.exchange import HttpHandler, HttpRequest, HttpResponse
+
+__all__ = ["HttpHandler", "HttpRequest", "HttpResponse"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mqtemplate import Broker, Clock, EmbeddedBroker
+from mqtemplate import Broker
 from mqtemplate.context import (
     ApplicationContext,
     AppSettings,
@@ -34,6 +34,8 @@ class EmbeddedAutoConfiguration(AutoConfiguration):
         if not settings.is_embedded:
             return None
         check_embedded_support(settings)
+        from mqtemplate_starter_embedded.broker import embedded_broker
+
         return embedded_broker
 
     def contribute(self, context: ApplicationContext) -> None:
@@ -48,6 +50,8 @@ class EmbeddedAutoConfiguration(AutoConfiguration):
             check_embedded_support(context.settings)
             for key, reason in unneeded_keys(context.settings):
                 _log.debug("config.key_unneeded", key=key, reason=reason)
+        from mqtemplate_starter_embedded.broker import embedded_broker
+
         context.register(embedded_broker, name="broker")
 
 
@@ -75,8 +79,3 @@ def _check_choice(settings: AppSettings) -> None:
         config=read,
         hint="set rocketmq.name-server: host:port of a server or cluster, or embedded if this folder is meant",
     )
-
-
-def embedded_broker(settings: AppSettings, clock: Clock) -> EmbeddedBroker:
-    """Return the broker for the settings."""
-    return EmbeddedBroker(settings.store_path, settings.mqtemplate.broker, clock)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mqtemplate import Broker, Clock, RemoteBroker
+from mqtemplate import Broker
 from mqtemplate.context import ApplicationContext, AppSettings, AutoConfiguration, BrokerFactory, remote_settings
 
 
@@ -18,6 +18,8 @@ class RocketMQAutoConfiguration(AutoConfiguration):
         if settings.is_embedded:
             return None
         remote_settings(settings)  # only checked here
+        from mqtemplate_starter_rocketmq.broker import remote_broker
+
         return remote_broker
 
     def contribute(self, context: ApplicationContext) -> None:
@@ -29,9 +31,6 @@ class RocketMQAutoConfiguration(AutoConfiguration):
         """
         if not context.has(Broker):
             remote_settings(context.settings)  # only checked here
+        from mqtemplate_starter_rocketmq.broker import remote_broker
+
         context.register(remote_broker, name="broker")
-
-
-def remote_broker(settings: AppSettings, clock: Clock) -> RemoteBroker:
-    """Return the broker for the settings."""
-    return RemoteBroker(remote_settings(settings), clock)

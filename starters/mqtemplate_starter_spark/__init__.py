@@ -1,5 +1,5 @@
 """Starter of Spark listeners, functions and classes marked ``@spark_listener``, for ``mqtemplate.spark.*``."""
 
-from mqtemplate_starter_spark.autoconfiguration import SparkAutoConfiguration, SparkListeners
+from mqtemplate_starter_spark.autoconfiguration import SparkAutoConfiguration
 
-__all__ = ["SparkAutoConfiguration", "SparkListeners"]
+__all__ = ["SparkAutoConfiguration"]

@@ -183,11 +183,12 @@ def test_a_folder_to_watch_must_exist(run: Cli) -> None:
     assert "What to do  give one with source files" in result.errors
 
 
-def test_check_imports_neither_spark_nor_a_web_framework(shop: Path) -> None:
-    """FastAPI is not in the list: dependency-injector imports it where it is installed."""
+def test_check_imports_neither_spark_nor_a_web_framework_nor_the_client_of_a_cluster(shop: Path) -> None:
+    """dependency-injector's containers would import FastAPI and Flask where they are installed."""
     program = (
         "import sys; from mqtemplate.cli import main; main(['run', 'shop:app', '--check']); "
-        "names = ('pyspark', 'pandas', 'pyarrow', 'django', 'flask', 'watchfiles'); "
+        "names = ('pyspark', 'pandas', 'pyarrow', 'django', 'fastapi', 'starlette', 'flask', 'werkzeug', 'watchfiles', "
+        "'opentelemetry', 'mqtemplate.spark', 'mqtemplate.brokers.remote.broker', 'mqtemplate.actuator.actuator'); "
         "print([name for name in names if name in sys.modules])"
     )
 

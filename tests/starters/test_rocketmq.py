@@ -149,7 +149,7 @@ def test_the_starter_does_not_act_for_an_embedded_broker() -> None:
 
 
 def test_the_starter_creates_a_remote_broker() -> None:
-    from mqtemplate_starter_rocketmq.autoconfiguration import remote_broker
+    from mqtemplate_starter_rocketmq.broker import remote_broker
 
     broker = remote_broker(settings_with(), VirtualClock())
 

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from dependency_injector import providers
 
 from mqtemplate.broker import Broker
 from mqtemplate.clock import Clock
-from mqtemplate.context.injection.container import MQContainer
+from mqtemplate.context.injection.built_in import BuiltInProviders
 from mqtemplate.context.injection.definitions import Definition, Definitions, fits, snake_case
 from mqtemplate.context.injection.handler_objects import HandlerObjects, ordered_middlewares
 from mqtemplate.context.injection.marks import name_of, service_mark, type_hints
@@ -30,6 +30,9 @@ from mqtemplate.observation.interface import Observation
 from mqtemplate.scheduling.schedules import Schedules
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 
+if TYPE_CHECKING:
+    from dependency_injector.containers import DynamicContainer
+
 T = TypeVar("T")
 
 _NOTHING_TO_DO = "nothing to do"
@@ -37,7 +40,7 @@ BUILT_IN = "built in"
 """Origin of the objects that every application has."""
 _APPLICATION = "application"
 _SLOTS: dict[str, type] = {
-    # name of the provider in the container -> type of the objects that may replace it
+    # name of the provider in `BuiltInProviders` -> type of the objects that may replace it
     "clock": Clock,
     "broker": Broker,
     "converter": MessageConverter,
@@ -101,7 +104,7 @@ class ApplicationContext:
         components: Components of the application, for starters that search for marks of their own.
 
     Attributes:
-        container: dependency-injector's container; its providers have the names of the definitions.
+        built_in: Providers of the objects that every application has.
         parts: Components that starters added to run beside the listeners.
         handler_scopes: Contexts of frameworks around each call of a handler.
         configured_middlewares: Middlewares that the configuration names.
@@ -123,7 +126,7 @@ class ApplicationContext:
         self.settings = settings
         self.components = components
         self.configured_middlewares = settings.mqtemplate.configured_middlewares
-        self.container = MQContainer(settings=settings)
+        self.built_in = BuiltInProviders(settings)
         self.parts: list[Part] = []
         self.handler_scopes: list[HandlerScope] = []
         self.conditions: list[ConditionOutcome] = []
@@ -134,11 +137,12 @@ class ApplicationContext:
         self._definitions = Definitions()
         self._wiring = Wiring(self._definitions, settings)
         self._linked = False
+        self._container: DynamicContainer | None = None
         self._origin = _APPLICATION
         self._notes: list[str] = []
         self._by_component: dict[int, Definition] = {}
         self._overrides = dict(overrides or {})
-        self.container.listeners.add_kwargs(
+        self.built_in.listeners.add_kwargs(
             objects=HandlerObjects(self, self._wiring), template=partial(self.get, RocketMQTemplate)
         )
         self._add_built_in()
@@ -181,8 +185,6 @@ class ApplicationContext:
         self._definitions.add(definition)
         self._by_component[id(component)] = definition
         self.note(f"added {name_of(kind)}")
-        if not hasattr(self.container, chosen):
-            self.container.set_provider(chosen, provider)
         return True
 
     def add_qualified(
@@ -265,6 +267,22 @@ class ApplicationContext:
         return found
 
     @property
+    def container(self) -> DynamicContainer:
+        """The objects as a container of dependency-injector, for its ``wire``. They are built on first use.
+
+        Its providers have the names of the definitions; those of the built-in objects are ``broker``, ``template``,
+        ``listeners``, ``schedules``, ``converter``, ``clock``, ``observation``, ``settings``, ``application_context``.
+        """
+        if self._container is None:
+            from dependency_injector.containers import DynamicContainer  # imports all web frameworks that are installed
+
+            self._container = DynamicContainer()
+        found = {name.removeprefix("mqtemplate."): each.provider for name, each in self._definitions.items()}
+        for name, provider in {**found, **{slot: getattr(self.built_in, slot) for slot in _SLOTS}}.items():
+            self._container.set_provider(name, provider)
+        return self._container
+
+    @property
     def brokers(self) -> Mapping[str, Broker]:
         """All brokers: ``broker``, the application's own, then those of further templates by the template's name, then
         those of listeners by the address that they name."""
@@ -302,7 +320,7 @@ class ApplicationContext:
         """
         chosen = {slot: self.definition_for(kind) for slot, kind in _SLOTS.items()}
         senders = self.sending_middlewares()
-        self.container.template.add_kwargs(middlewares=providers.List(*(each.provider for each in senders)))
+        self.built_in.template.add_kwargs(middlewares=providers.List(*(each.provider for each in senders)))
         for slot in ("template", "listeners", "schedules"):
             if chosen[slot].is_default:
                 more = senders if slot == "template" else []
@@ -312,7 +330,7 @@ class ApplicationContext:
             self._wiring.link(definition)
         for slot, definition in chosen.items():
             if not definition.is_default:
-                getattr(self.container, slot).override(definition.provider)
+                getattr(self.built_in, slot).override(definition.provider)
         self._linked = True
 
     def in_order(self) -> Iterator[Definition]:
@@ -350,12 +368,11 @@ class ApplicationContext:
         return [each for each in ordered_middlewares(self) if hasattr(each.kind, "send")]
 
     def _add_built_in(self) -> None:
-        container = self.container
-        self._add_default("settings", AppSettings, container.settings)
+        self._add_default("settings", AppSettings, self.built_in.settings)
         self._add_default("application_context", ApplicationContext, providers.Object(self))
         for slot, kind in _SLOTS.items():
             if slot != "broker":
-                self._add_default(slot, kind, getattr(container, slot))
+                self._add_default(slot, kind, getattr(self.built_in, slot))
 
     def _add_default(self, name: str, kind: type, provider: providers.Provider[Any]) -> None:
         """Add a built-in object. Its name contains a dot, so no class and no parameter can have the same name."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints, overload
-
-from dependency_injector.wiring import Closing, Provide, Provider
 
 from mqtemplate.context.config.schema import without_none
 from mqtemplate.errors import DependencyError
@@ -16,7 +15,6 @@ SERVICE_ATTRIBUTE = "__mqtemplate_service__"
 """Attribute of a decorated class or function that holds its `ServiceMark`."""
 
 _Target = TypeVar("_Target", bound=Callable[..., object])
-_MARKERS: tuple[type, ...] = tuple(marker for marker in (Provide, Provider, Closing) if isinstance(marker, type))
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +196,7 @@ def _read(target: object, parameter: inspect.Parameter, annotation: Any) -> Para
             f"{where} has no type annotation, so it is unknown what to inject; annotate it, or give it a default"
         )
     wanted, *extras = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
-    if any(isinstance(each, _MARKERS) for each in (parameter.default, *extras)):
+    if any(map(_is_marker, (parameter.default, *extras))):
         raise DependencyError(
             f"{where} carries a marker of dependency-injector, which acts only in modules wired to a container; "
             "annotate the type alone (the application injects by type), or use Annotated[..., Value('${key}')]"
@@ -216,6 +214,12 @@ def _read(target: object, parameter: inspect.Parameter, annotation: Any) -> Para
         has_default=has_default,
         is_positional=parameter.kind is inspect.Parameter.POSITIONAL_ONLY,
     )
+
+
+def _is_marker(value: object) -> bool:
+    """Return True for a marker of dependency-injector. Its module is imported before one can be written."""
+    markers = sys.modules.get("dependency_injector.wiring")
+    return markers is not None and isinstance(value, (markers.Provide, markers.Provider, markers.Closing))
 
 
 def _is_sequence(annotation: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Protocol
 
 import pytest
@@ -85,6 +86,16 @@ def test_a_service_gets_the_template_and_other_services_by_type() -> None:
     assert orders.template is context.get(RocketMQTemplate) is context.container.template()
     assert orders.audit is context.get(Audit)
     assert context.container.audit() is orders.audit
+
+
+def test_functions_of_a_module_can_be_wired_to_the_container_of_dependency_injector() -> None:
+    module = ModuleType("wired")
+    module.audited = inject(lambda audit=Provide["audit"]: audit)  # type: ignore[attr-defined]
+    context = context_of(Audit, ListStore, Worker)
+
+    context.container.wire(modules=[module])
+
+    assert module.audited() is context.get(Audit)
 
 
 def test_a_parameter_of_a_protocol_or_base_class_gets_its_implementation() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import types
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol import LanguageCode, RemotingCommand, SerializeType
-from mqtemplate.remoting.protocol.headers.fields import BoundaryType, Long
+from mqtemplate.remoting.protocol.headers.fields import BoundaryType, Long, declared_fields
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 int4 = st.integers(-(1 << 31), (1 << 31) - 1)
@@ -48,7 +47,7 @@ _SCALARS: dict[Any, st.SearchStrategy[Any]] = {
 def instances(kind: Any) -> st.SearchStrategy[Any]:
     """Return instances of a header or body class."""
     hints = get_type_hints(kind, include_extras=True)
-    return st.builds(kind, **{field.name: _values_of(hints[field.name]) for field in dataclasses.fields(kind)})
+    return st.builds(kind, **{field.name: _values_of(hints[field.name]) for field, _, _ in declared_fields(kind)})
 
 
 def json_values(max_leaves: int) -> st.SearchStrategy[Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, settings
@@ -267,3 +269,41 @@ def test_the_tables_contain_the_headers_of_a_code() -> None:
     assert RESPONSE_HEADERS[RequestCode.LITE_PULL_MESSAGE] is PullMessageResponseHeader
     assert REQUEST_HEADERS[12] is QueryMessageRequestHeader
     assert RequestCode.CHECK_CLIENT_CONFIG not in REQUEST_HEADERS  # all its data is in the body
+
+
+# --- the first use of a class ----------------------------------------------------------------------
+
+
+def test_a_header_is_completed_at_its_first_use_also_below_a_class_in_use() -> None:
+    class Base(CommandHeader):
+        topic: str
+
+    class Derived(Base):
+        queue_id: int
+
+    assert Base(topic="T").to_ext_fields() == {"topic": "T"}
+    assert Derived(topic="T", queue_id=1).to_ext_fields() == {"topic": "T", "queueId": "1"}
+
+
+def test_several_threads_may_use_a_header_first() -> None:
+    for _ in range(20):
+
+        class Fresh(CommandHeader):
+            topic: str
+            queue_id: int
+
+        start = threading.Barrier(4)
+
+        def read(kind: type[Fresh] = Fresh, start: threading.Barrier = start) -> Fresh:
+            start.wait()
+            return kind.from_ext_fields({"topic": "T", "queueId": "1"})
+
+        with ThreadPoolExecutor(4) as threads:
+            found = [each.result() for each in [threads.submit(read) for _ in range(4)]]
+
+        assert found == [Fresh(topic="T", queue_id=1)] * 4
+
+
+def test_a_header_without_fields_has_no_form_on_the_wire() -> None:
+    with pytest.raises(TypeError, match="CommandHeader has no fields"):
+        CommandHeader().to_ext_fields()
