@@ -14,7 +14,6 @@ Without an address the bench starts a server of its own, which decodes all heade
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import random
 import signal
 import socket
@@ -48,7 +47,7 @@ from mqtemplate.remoting.protocol import (
     encode_command,
 )
 from mqtemplate.remoting.protocol.bodies.group import HeartbeatData
-from mqtemplate.remoting.protocol.headers.fields import BoundaryType
+from mqtemplate.remoting.protocol.headers.fields import BoundaryType, declared_fields
 from mqtemplate.remoting.protocol.headers.group import QueryConsumerOffsetRequestHeader
 from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader, SendMessageRequestHeaderV2
 from tests.remoting.protocol.code_tables import REQUEST_HEADERS
@@ -214,7 +213,7 @@ class Mutator:
     def _request_with_odd_values(self, frame: bytearray) -> None:
         """Replace the frame by a valid one of any code, with values that are odd, missing, or of another type."""
         code, kind = self._random.choice(_REQUESTS)
-        values = {field.name: self._odd_value(str(field.type)) for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+        values = {field.name: self._odd_value(str(field.type)) for field, _, _ in declared_fields(kind)}
         fields = kind(**values).to_ext_fields()
         for name in list(fields):
             if self._random.random() < 0.05:

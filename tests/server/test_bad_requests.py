@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.headers.fields import camel_case
+from mqtemplate.remoting.protocol.headers.fields import camel_case, declared_fields
 from mqtemplate.server import BrokerServer, BrokerServerSettings
 from tests.remoting.protocol.code_tables import REQUEST_HEADERS
 from tests.server.tool import ANY_PORT, Tool, make_engine
@@ -41,7 +40,7 @@ def wire_names(code: int) -> list[str]:
     header = REQUEST_HEADERS.get(code)
     if header is None:
         return []
-    fields = dataclasses.fields(header)  # type: ignore[arg-type]  # every header is a dataclass
+    fields = [field for field, _, _ in declared_fields(header)]
     return [header.wire_names.get(f.name) or f.metadata.get("name") or camel_case(f.name) for f in fields]
 
 

@@ -14,7 +14,7 @@ from mqtemplate.message import Message, MessageQueue, parse_offset_msg_id
 from mqtemplate.pending import PendingQuery
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.acl import sign_command
-from mqtemplate.remoting.protocol.headers.fields import BoundaryType
+from mqtemplate.remoting.protocol.headers.fields import BoundaryType, declared_fields
 from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
 from mqtemplate.remoting.protocol.properties import encode_properties_text
 from mqtemplate.results import TransactionState
@@ -171,7 +171,7 @@ def requests(draw: st.DrawFn, codes: tuple[int, ...], others: Others) -> Remotin
     kind = REQUEST_HEADERS.get(code)
     fields: dict[str, str] = {}
     if kind is not None:
-        values = {field.name: draw(_values(field, others)) for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+        values = {field.name: draw(_values(field, others)) for field, _, _ in declared_fields(kind)}
         fields = kind(**values).to_ext_fields()
         fields.pop(draw(st.sampled_from(("", "", "", *fields))), None)
     request = RemotingCommand(code, 7, draw(st.sampled_from((0, 0, 0, 2))), ext_fields=fields, body=draw(bodies()))

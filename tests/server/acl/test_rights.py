@@ -20,6 +20,7 @@ from mqtemplate.remoting.protocol.bodies.group import (
     LockBatchRequestBody,
 )
 from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
+from mqtemplate.remoting.protocol.headers.fields import declared_fields
 from mqtemplate.remoting.protocol.sequenced import encode_runs
 from mqtemplate.server import Account, AclSettings, Right
 from mqtemplate.server.acl.rights import ANY_ACCOUNT, CHANGES, RIGHTS
@@ -95,7 +96,7 @@ def serving() -> Iterator[Serving]:
 def request_with(code: int, names: Names) -> RemotingCommand:
     """Return a request with valid fields and these names."""
     kind = REQUEST_HEADERS.get(code)
-    fields = {} if kind is None else {field.name: _value(field, names) for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    fields = {} if kind is None else {field.name: _value(field, names) for field, _, _ in declared_fields(kind)}
     header = None if kind is None else kind(**{name: value for name, value in fields.items() if value is not None})
     return RemotingCommand.request(code, header, _body(code, names), opaque=7)
 
