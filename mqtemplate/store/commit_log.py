@@ -117,11 +117,23 @@ class CommitLog(LogReader):
             StoreFullError: The disk has no space for them; the log is as before.
             MessageError: The records do not fit into a file, or some properties are too large.
         """
-        host = self._store_host
-        self._reserve(sum([draft.size(host) for draft in drafts]))
-        now = self._next_store_timestamp()
-        at = self._start + self._at
-        results, records = [], []
+        now, at = self._next_store_timestamp(), self.end
+        records, results = self._encode(drafts, queue_offsets, now)
+        data = b"".join(records)
+        if self._at + len(data) > self._limit:
+            self._reserve(len(data))
+            if self.end != at:  # they did not fit into the file, and go to the next one
+                records, results = self._encode(drafts, queue_offsets, now)
+                data = b"".join(records)
+        self._write(data, through_map=False)
+        return results
+
+    def _encode(
+        self, drafts: Sequence[RecordDraft | RecordRun], queue_offsets: Sequence[Any], now: int
+    ) -> tuple[list[bytes], list[PutResult]]:
+        """Return the bytes of the records at the end of the log, and their positions."""
+        host, at = self._store_host, self._start + self._at
+        records, results = [], []
         for draft, queue_offset in zip(drafts, queue_offsets, strict=True):
             record = draft.encode(queue_offset, at, now, host)
             size = len(record)
@@ -132,8 +144,7 @@ class CommitLog(LogReader):
                 each = size // len(draft)
                 results.append(PutResult(at + size - each, each, int(queue_offset[-1]), now))
             at += size
-        self._write(b"".join(records), through_map=False)
-        return results
+        return records, results
 
     def _next_store_timestamp(self) -> int:
         now = self._clock.now_ms()

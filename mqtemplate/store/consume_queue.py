@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import starmap
 
 import numpy as np
 from numpy.typing import NDArray
@@ -166,7 +167,14 @@ class ConsumeQueue:
         units = np.empty(len(sizes), CQ_UNIT_DTYPE)
         units["physical_offset"], units["size"], units["tags_code"] = physical_offsets, sizes, tags_codes
         self.reserve(len(units))
-        data, done = units.tobytes(), 0
+        self._write(units.tobytes())
+
+    def append_units(self, units: Sequence[tuple[int, int, int]]) -> None:
+        """Write several units at ``max_offset``, as `append` does one. The caller has called `reserve`."""
+        self._write(b"".join(starmap(layout.pack_cq_unit, units)))
+
+    def _write(self, data: bytes) -> None:
+        done = 0
         while done < len(data):
             if self._at >= self._file_size:
                 self._open_at(self.max_offset)

@@ -45,6 +45,7 @@ assert CQ_UNIT_SIZE == 20
 CQ_UNIT_DTYPE = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 assert CQ_UNIT_DTYPE.itemsize == CQ_UNIT_SIZE
 
+pack_cq_unit = _CQ_UNIT.pack
 pack_cq_unit_into = _CQ_UNIT.pack_into
 iter_cq_units = _CQ_UNIT.iter_unpack
 

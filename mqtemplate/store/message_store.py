@@ -285,22 +285,40 @@ class MessageStore:
         """
         if self.cleaning.refusal is not None and not though_full:
             raise StoreFullError(self.cleaning.refusal)
+        is_of_one_queue = _have_one_queue(drafts)
         with self._lock:
             started = perf_counter_ns()
-            queues, queue_offsets = self._reserve(drafts)
-            results = self._commit_log.append_all(drafts, queue_offsets)
-            count = len(drafts)
-            for draft, queue, (physical_offset, size, _, timestamp) in zip(drafts, queues, results, strict=True):
-                if queue is not None and isinstance(draft, RecordDraft):
-                    delay_ms = draft.delay_ms
-                    queue.append(physical_offset, size, draft.tags_code if delay_ms < 0 else timestamp + delay_ms)
-                elif isinstance(draft, RecordRun):
-                    self._append_units(draft, physical_offset - size * (len(draft) - 1), size)
-                    count += len(draft) - 1
+            append = self._append_to_one_queue if is_of_one_queue else self._append_to_queues
+            results = append(drafts)
             self._append_ns.observe(perf_counter_ns() - started)
-            self._appended.add(count)
+            self._appended.add(len(drafts) if is_of_one_queue else sum(map(_count, drafts)))
         if not self._is_dirty:
             self._mark_dirty()
+        return results
+
+    def _append_to_one_queue(self, drafts: Sequence[Any]) -> list[PutResult]:
+        """Append records of one queue, as batches of producers are, in fewer steps than `_append_to_queues`."""
+        queue = self._queue_table.open(drafts[0].topic, drafts[0].queue_id)
+        start = queue.max_offset
+        queue.reserve(len(drafts))
+        results = self._commit_log.append_all(drafts, range(start, start + len(drafts)))
+        queue.append_units(
+            [
+                (physical_offset, size, draft.tags_code if draft.delay_ms < 0 else timestamp + draft.delay_ms)
+                for draft, (physical_offset, size, _, timestamp) in zip(drafts, results, strict=True)
+            ]
+        )
+        return results
+
+    def _append_to_queues(self, drafts: Sequence[RecordDraft | RecordRun]) -> list[PutResult]:
+        queues, queue_offsets = self._reserve(drafts)
+        results = self._commit_log.append_all(drafts, queue_offsets)
+        for draft, queue, (physical_offset, size, _, timestamp) in zip(drafts, queues, results, strict=True):
+            if queue is not None and isinstance(draft, RecordDraft):
+                delay_ms = draft.delay_ms
+                queue.append(physical_offset, size, draft.tags_code if delay_ms < 0 else timestamp + delay_ms)
+            elif isinstance(draft, RecordRun):
+                self._append_units(draft, physical_offset - size * (len(draft) - 1), size)
         return results
 
     def _reserve(
@@ -556,3 +574,18 @@ class MessageStore:
             for queue in list(self._queues.values()):
                 with self._lock:
                     queue.delete_before(start)
+
+
+def _have_one_queue(drafts: Sequence[RecordDraft | RecordRun]) -> bool:
+    first = drafts[0]
+    if not isinstance(first, RecordDraft):
+        return False
+    topic, queue_id = first.topic, first.queue_id
+    for each in drafts:  # a loop takes half the time of a generator
+        if not isinstance(each, RecordDraft) or each.queue_id != queue_id or each.topic != topic:
+            return False
+    return True
+
+
+def _count(draft: RecordDraft | RecordRun) -> int:
+    return 1 if isinstance(draft, RecordDraft) else len(draft)

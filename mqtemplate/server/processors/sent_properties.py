@@ -54,6 +54,8 @@ class SentProperties:
         self._added = added
         self._suffix = encode_properties(added)
         self._forms: dict[bytes, int | None] = {}  # text without id and keys -> tags code; None: decode such a text
+        # The last text that had no keys: what is before its id, what is after it, its tags code.
+        self._last: tuple[bytes, bytes, int] = (b"\0", b"\0", 0)
 
     def complete(self, properties: dict[str, str]) -> dict[str, str]:
         """Complete decoded properties, and return them."""
@@ -68,6 +70,15 @@ class SentProperties:
 
     def complete_encoded(self, data: bytes) -> CompleteProperties | None:
         """Return what encoding `complete` of the decoded properties would return; None if they must be decoded."""
+        front, back, code = self._last
+        if data.startswith(front) and data.endswith(back):
+            unique_id = data[len(front) : len(data) - len(back)]
+            if unique_id.isalnum():  # ASCII, and no separator
+                return CompleteProperties(data + self._suffix, code, unique_id.decode())
+        return self._complete_new(data)
+
+    def _complete_new(self, data: bytes) -> CompleteProperties | None:
+        """Do the same for properties that differ from the last ones in more than the message id."""
         if not data.isascii():  # only of ASCII it is known that decoding and encoding changes nothing
             return None
         if not data.endswith(PROPERTY_SEPARATOR):
@@ -91,7 +102,11 @@ class SentProperties:
         code = self._forms.get(form, _UNKNOWN)
         if code is _UNKNOWN:
             code = self._learn(form, data)
-        return None if code is None else CompleteProperties(data + self._suffix, code, unique_id.decode())
+        if code is None:
+            return None
+        if values is unique_id:
+            self._last = (data[: id_at - 1], data[id_end - 1 :], code)  # *data* is *text* without its first byte
+        return CompleteProperties(data + self._suffix, code, unique_id.decode())
 
     def _learn(self, form: bytes, data: bytes) -> int | None:
         """Decode properties of a new form, and keep what holds for all of this form."""

@@ -100,3 +100,18 @@ def test_the_number_of_known_forms_is_bounded(properties: SentProperties, monkey
         assert properties.complete_text(f"UNIQ_KEY\x01a\x02order\x01{number}\x02") is not None
 
     assert len(properties._forms) <= 10
+
+
+@given(st.lists(st.text(alphabet="aB9\x01\x02 ü", max_size=4), min_size=2, max_size=6))
+def test_another_id_in_the_form_of_the_last_text_gives_the_same_as_decoding(ids: list[str]) -> None:
+    properties = SentProperties(ADDED)
+    for unique_id in ["first", *ids]:
+        data = JAVA.format(unique_id).encode()
+
+        complete = properties.complete_encoded(data)
+
+        if complete is not None:
+            assert complete.encoded == decoded_and_encoded(properties, data)
+            assert complete.unique_id == decode_properties(data)["UNIQ_KEY"] == unique_id
+        else:
+            assert not unique_id.isalnum() or not unique_id.isascii()
