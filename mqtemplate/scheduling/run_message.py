@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from mqtemplate.errors import MessageError
@@ -75,7 +75,18 @@ class RunMessage:
         properties = {Property.TAGS: self.schedule, Property.KEYS: f"{self.schedule} {key}"}
         if not self.is_manual:
             properties[Property.TIMER_DELIVER_MS] = str(self.deliver_ms)
-        return Message(topic, json.dumps(asdict(self), separators=(",", ":")).encode(), properties)
+        return Message(topic, json.dumps(self._fields(), separators=(",", ":")).encode(), properties)
+
+    def _fields(self) -> dict[str, object]:
+        # By hand: `asdict` copies each value, and takes longer than the JSON.
+        return {
+            "schedule": self.schedule,
+            "run_ms": self.run_ms,
+            "deliver_ms": self.deliver_ms,
+            "trigger": self.trigger.fields(),
+            "since_ms": self.since_ms,
+            "is_manual": self.is_manual,
+        }
 
     @classmethod
     def read(cls, message: MessageExt) -> RunMessage:
