@@ -69,7 +69,8 @@ class RunMessage:
         """Return this message; if the run is further away than a step, the one for a delivery on the way to it."""
         if self.run_ms - now_ms <= step_ms:
             return self
-        return replace(self, deliver_ms=(now_ms // step_ms + 1) * step_ms)  # a grid, so that all processes send the same
+        # On a grid, so that all processes send the same.
+        return replace(self, deliver_ms=(now_ms // step_ms + 1) * step_ms)
 
     @property
     def key(self) -> RunKey:
