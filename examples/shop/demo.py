@@ -82,8 +82,7 @@ def tell(customers: Customers, *, with_spark: bool) -> None:
     say(f"receipt of order {receipt['order']}: {', '.join(receipt['lines'])}, total {receipt['total']}")
 
     print("\nThe others do not pay: two reminders, two seconds apart (15 minutes and a day without the profile demo).")
-    for order in unpaid:
-        wait_until(lambda order=order: customers.state(order) == "cancelled", f"order {order} is cancelled")
+    wait_until(lambda: {*map(customers.state, unpaid)} == {"cancelled"}, f"the orders {unpaid} are cancelled")
     wait_until(
         lambda: (stock(customers, "mug"), stock(customers, "kettle")) == (40, 2), "the articles are back in stock"
     )
