@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any, TypeVar, overload
 
 from mqtemplate.errors import ConfigurationError
+from mqtemplate.middlewares.delivery import ListenerInfo
 from mqtemplate.middlewares.steps import AnyAround
 
 MIDDLEWARE_ATTRIBUTE = "__mqtemplate_middleware__"
@@ -87,6 +88,14 @@ def arounds(middlewares: Iterable[object], method: str) -> Sequence[AnyAround]:
     for each in found:
         check_middleware(each)
     return tuple(getattr(each, method) for each in found if hasattr(each, method))
+
+
+def check_listener(middlewares: Iterable[object], listener: ListenerInfo) -> None:
+    """Let middlewares refuse a listener around which they cannot work: those that have ``check_listener``."""
+    for each in middlewares:
+        check: Callable[[ListenerInfo], None] | None = getattr(each, "check_listener", None)
+        if check is not None:
+            check(listener)
 
 
 def read_middlewares(given: Any) -> tuple[object, ...]:

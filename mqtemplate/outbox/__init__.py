@@ -8,27 +8,46 @@ from mqtemplate.outbox.row import OutboxRow
 from mqtemplate.outbox.session import OutboxSession
 
 if TYPE_CHECKING:
+    from mqtemplate.outbox.inbox_middleware import (
+        AsyncSQLAlchemyInboxMiddleware,
+        SQLAlchemyInboxMiddleware,
+        async_inbox_session,
+        inbox_session,
+    )
     from mqtemplate.outbox.sqlalchemy import AsyncSQLAlchemyOutbox, SQLAlchemyInbox, SQLAlchemyOutbox, outbox_tables
 
 __all__ = [
+    "AsyncSQLAlchemyInboxMiddleware",
     "AsyncSQLAlchemyOutbox",
     "OutboxRelay",
     "OutboxRow",
     "OutboxSession",
     "SQLAlchemyInbox",
+    "SQLAlchemyInboxMiddleware",
     "SQLAlchemyOutbox",
+    "async_inbox_session",
+    "inbox_session",
     "outbox_tables",
 ]
 
-_SQLALCHEMY = ("AsyncSQLAlchemyOutbox", "SQLAlchemyInbox", "SQLAlchemyOutbox", "outbox_tables")
 # imported with their first use: SQLAlchemy is an extra
+_SQLALCHEMY = {
+    "AsyncSQLAlchemyInboxMiddleware": "inbox_middleware",
+    "AsyncSQLAlchemyOutbox": "sqlalchemy",
+    "SQLAlchemyInbox": "sqlalchemy",
+    "SQLAlchemyInboxMiddleware": "inbox_middleware",
+    "SQLAlchemyOutbox": "sqlalchemy",
+    "async_inbox_session": "inbox_middleware",
+    "inbox_session": "inbox_middleware",
+    "outbox_tables": "sqlalchemy",
+}
 
 
 def __getattr__(name: str) -> object:
     if name not in _SQLALCHEMY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        globals()[name] = value = load_export(__name__, "sqlalchemy", name)
+        globals()[name] = value = load_export(__name__, _SQLALCHEMY[name], name)
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             f"{name} needs SQLAlchemy ({error}); pip install 'mqtemplate[sqlalchemy]'", name=error.name

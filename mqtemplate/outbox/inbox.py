@@ -7,6 +7,7 @@ from mqtemplate.durations import Duration, duration_ms
 from mqtemplate.errors import ConfigurationError, ListenerError
 from mqtemplate.listener.current import current_group
 from mqtemplate.message import Message, Property
+from mqtemplate.middlewares.delivery import ListenerInfo
 from mqtemplate.outbox.database import Execute, purge_messages, record_message
 
 _PURGE_INTERVAL_MS = 60_000
@@ -38,6 +39,19 @@ class InboxCore:
             is_full = purge_messages(execute, now_ms - self._keep_ms, _PURGE_COUNT) == _PURGE_COUNT
             self._purge_ms = now_ms if is_full else now_ms + _PURGE_INTERVAL_MS
         return is_new
+
+
+def check_single_messages(listener: ListenerInfo) -> None:
+    """Refuse a listener of batches: the id of a message must be stored with its own effect, and with no other.
+
+    Raises:
+        ListenerError: The handler takes batches.
+    """
+    if listener.is_batch:
+        raise ListenerError(
+            f"listener {listener.id}: the middleware of an inbox handles one message in one transaction, and the "
+            "handler takes batches; call is_new of the inbox for each message in the handler"
+        )
 
 
 def message_id(message: Message | str) -> str:

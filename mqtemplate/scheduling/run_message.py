@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from mqtemplate.errors import MessageError
 from mqtemplate.message import Message, MessageExt, Property, create_unique_id
 from mqtemplate.scheduling.trigger import Trigger
 
-LONGEST_DELAY_MS = 2 * 86_400_000
-"""A run that is further away is delivered at times between, and sent again. RocketMQ's timers take three days."""
+SHORT_STEP_MS = 2 * 86_400_000
+"""Longest delay that every broker takes: RocketMQ's timers take three days."""
+
+LONG_STEP_MS = 30 * 86_400_000
+"""Longest delay where the broker takes more: the embedded broker and our server take forty days, by default."""
 
 
 class RunKey(NamedTuple):
@@ -58,11 +61,16 @@ class RunMessage:
     is_manual: bool = False
 
     @classmethod
-    def of_run(cls, schedule: str, run_ms: int, now_ms: int, trigger: Trigger, since_ms: int) -> RunMessage:
-        """Return the message for a run, or for the first delivery on the way to it."""
-        between = (now_ms // LONGEST_DELAY_MS + 1) * LONGEST_DELAY_MS  # a grid, so that all processes send the same
-        deliver_ms = run_ms if run_ms - now_ms <= LONGEST_DELAY_MS else between
-        return cls(schedule=schedule, run_ms=run_ms, deliver_ms=deliver_ms, trigger=trigger, since_ms=since_ms)
+    def of_run(cls, schedule: str, run_ms: int, trigger: Trigger, since_ms: int) -> RunMessage:
+        """Return the message for a run."""
+        return cls(schedule=schedule, run_ms=run_ms, deliver_ms=run_ms, trigger=trigger, since_ms=since_ms)
+
+    def in_steps(self, now_ms: int, step_ms: int) -> RunMessage:
+        """Return this message; if the run is further away than a step, the one for a delivery on the way to it."""
+        if self.run_ms - now_ms <= step_ms:
+            return self
+        # On a grid, so that all processes send the same.
+        return replace(self, deliver_ms=(now_ms // step_ms + 1) * step_ms)
 
     @property
     def key(self) -> RunKey:
@@ -75,7 +83,18 @@ class RunMessage:
         properties = {Property.TAGS: self.schedule, Property.KEYS: f"{self.schedule} {key}"}
         if not self.is_manual:
             properties[Property.TIMER_DELIVER_MS] = str(self.deliver_ms)
-        return Message(topic, json.dumps(asdict(self), separators=(",", ":")).encode(), properties)
+        return Message(topic, json.dumps(self._fields(), separators=(",", ":")).encode(), properties)
+
+    def _fields(self) -> dict[str, object]:
+        # By hand: `asdict` copies each value, and takes longer than the JSON.
+        return {
+            "schedule": self.schedule,
+            "run_ms": self.run_ms,
+            "deliver_ms": self.deliver_ms,
+            "trigger": self.trigger.fields(),
+            "since_ms": self.since_ms,
+            "is_manual": self.is_manual,
+        }
 
     @classmethod
     def read(cls, message: MessageExt) -> RunMessage:

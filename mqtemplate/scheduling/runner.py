@@ -62,10 +62,8 @@ class ScheduleRunner:
         now_ms = self._clock.now_ms()
         next_ms = self.schedule.next_after(now_ms)
         if next_ms is not None and not is_pending:
-            self._send(self._request(next_ms, now_ms))
-
-    def _request(self, run_ms: int, now_ms: int) -> RunMessage:
-        return RunMessage.of_run(self.schedule.name, run_ms, now_ms, self.schedule.trigger, self._since_ms)
+            request = RunMessage.of_run(self.schedule.name, next_ms, self.schedule.trigger, self._since_ms)
+            self._send(request, now_ms)
 
     def admit(self, message: MessageExt) -> ScheduledRun | None:
         """Return the run that a message requests, after the next one was sent; None if nothing is to be run.
@@ -124,7 +122,7 @@ class ScheduleRunner:
             after_ms = request.run_ms if self.schedule.catch_up is CatchUp.ALL else max(request.run_ms, now_ms)
             run_ms = request.trigger.next_after(after_ms, self.schedule.holidays)
         if run_ms is not None:
-            self._send(RunMessage.of_run(request.schedule, run_ms, now_ms, request.trigger, request.since_ms))
+            self._send(RunMessage.of_run(request.schedule, run_ms, request.trigger, request.since_ms), now_ms)
 
     def _reason_to_skip(self, request: RunMessage, message: MessageExt) -> str | None:
         late_ms = self._clock.now_ms() - request.run_ms
@@ -143,11 +141,11 @@ class ScheduleRunner:
             is_manual=request.is_manual,
         )
 
-    def _send(self, request: RunMessage) -> None:
+    def _send(self, request: RunMessage, now_ms: int) -> None:
         """Send a message; repeat it, since a policy without retries would end the schedule with a send that fails."""
         for remaining in reversed(range(_TRIES)):
             try:
-                self._topic.send(request)
+                self._topic.send_towards(request, now_ms)
                 return
             except SendError:
                 if not remaining:

@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from mqtemplate.broker import Broker, Capability
-from mqtemplate.errors import UnsupportedError
+from mqtemplate.errors import DelayError, UnsupportedError
 from mqtemplate.hashes.java_hash import java_string_hash
 from mqtemplate.message import MessageExt, MessageQueue
 from mqtemplate.pending import PendingMessage, PendingQuery
-from mqtemplate.scheduling.run_message import RunKey, RunMessage, find_run_key
+from mqtemplate.scheduling.run_message import LONG_STEP_MS, SHORT_STEP_MS, RunKey, RunMessage, find_run_key
 
 DEFAULT_TOPIC = "mqtemplate-schedules"
 FOREVER_MS = (1 << 62) - 1
@@ -34,6 +34,7 @@ class ScheduleTopic:
     def __init__(self, broker: Broker, topic: str = DEFAULT_TOPIC) -> None:
         self.broker = broker
         self.name = topic
+        self._takes_long_steps = True
 
     def check_supported(self) -> None:
         """Raise an error if the broker lacks something that schedules need.
@@ -55,6 +56,19 @@ class ScheduleTopic:
     def send(self, request: RunMessage) -> None:
         """Send a run message."""
         self.broker.send(request.to_message(self.name), self._queue_of(request.schedule))
+
+    def send_towards(self, request: RunMessage, now_ms: int) -> None:
+        """Send the message of a run; of one further away than the broker takes, the one for a delivery on the way.
+
+        Processes may take different steps to one run. The last messages are equal again, so the first one counts.
+        """
+        if self._takes_long_steps and self.can_list:
+            try:
+                self.send(request.in_steps(now_ms, LONG_STEP_MS))
+                return
+            except DelayError:  # mqtemplate.broker.timer-max-delay-sec is shorter
+                self._takes_long_steps = False
+        self.send(request.in_steps(now_ms, SHORT_STEP_MS))
 
     def first_with(self, key: RunKey) -> MessageExt | None:
         """Return the delivered run message that came first of all that have the key."""

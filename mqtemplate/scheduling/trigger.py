@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Container
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from functools import lru_cache
 from zoneinfo import ZoneInfo
@@ -66,7 +66,11 @@ class Trigger:
     @property
     def fingerprint(self) -> str:
         """Text that differs between triggers, in keys of messages."""
-        return f"{zlib.crc32(json.dumps(asdict(self), sort_keys=True).encode()):08x}"
+        return _fingerprint(self)
+
+    def fields(self) -> dict[str, str | int | None]:
+        """Return the fields by name, as the body of a message has them."""
+        return {"cron": self.cron, "every_ms": self.every_ms, "at_ms": self.at_ms, "zone": self.zone}
 
     def __str__(self) -> str:
         if self.every_ms is not None:
@@ -74,6 +78,11 @@ class Trigger:
         if self.at_ms is not None:
             return f"at {self.local(self.at_ms).isoformat()}"
         return f"cron {self.cron!r} in {self.zone}"
+
+
+@lru_cache(maxsize=1_024)  # each message of a schedule needs it several times
+def _fingerprint(trigger: Trigger) -> str:
+    return f"{zlib.crc32(json.dumps(trigger.fields(), sort_keys=True).encode()):08x}"
 
 
 def epoch_ms(at: datetime) -> int:

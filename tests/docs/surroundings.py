@@ -154,6 +154,34 @@ assert CsvConverter().from_body(*CsvConverter().to_body(["tea", 3])[:1], list, {
 """,
     ),
     Surroundings(
+        "effect-once.md",
+        "once = SQLAlchemyInboxMiddleware(engine)",
+        """
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from mqtemplate.outbox import SQLAlchemyInboxMiddleware, inbox_session, outbox_tables
+
+engine, metadata = sa.create_engine("sqlite:///shop.db"), sa.MetaData()
+outbox_tables(metadata)
+orders = sa.Table("orders", metadata, sa.Column("id", sa.Integer, primary_key=True), sa.Column("state", sa.Text))
+metadata.create_all(engine)
+with engine.begin() as connection:
+    connection.execute(orders.insert().values(id=7, state="new"))
+
+# block
+
+with EmbeddedBroker(None, clock=VirtualClock()) as broker:
+    with MQApplication(bill, settings=MEMORY, environment={}, overrides={Broker: broker}) as app:
+        for _ in range(2):
+            broker.send(Message("orders", b"7", {"UNIQ_KEY": "A1"}))
+        Harness(app).advance("1s")
+with engine.connect() as connection:
+    assert connection.execute(sa.select(orders.c.state)).scalar_one() == "billed"
+    assert connection.execute(sa.text("SELECT count(*) FROM mqtemplate_inbox")).scalar_one() == 1
+""",
+    ),
+    Surroundings(
         "handlers.md",
         "unit.session.add(Payment(order.id))",
         """

@@ -79,6 +79,45 @@ print("recorded:", InboxMessage.objects.count())
 """
 
 
+MIDDLEWARE = """
+import threading
+from mqtemplate import ConsumeStatus, Message
+from mqtemplate.errors import ListenerError
+from mqtemplate.outbox.django import DjangoInboxMiddleware
+
+calls, done = [], threading.Event()
+
+def bill(text: str) -> ConsumeStatus:
+    calls.append(text)
+    OutboxMessage.objects.create(msg_id=text, topic="effect", properties="", body=b"", created_ms=0)
+    if len(calls) == 1:
+        raise OSError("after the effect, before the commit")
+    if text == "the end":
+        threading.Timer(0, done.set).start()
+    return ConsumeStatus.RECONSUME_LATER if len(calls) == 2 else ConsumeStatus.CONSUME_SUCCESS
+
+once = DjangoInboxMiddleware()
+decorate = message_listener("orders", "billing", consume_mode="ORDERLY", retry=["10ms", "10ms"], middlewares=[once])
+
+with MQApplication(decorate(bill), settings=IN_MEMORY, environment={}) as app:
+    for key, body in (("A1", b"paid"), ("A1", b"paid"), ("A2", b"the end")):
+        app.broker.send(Message("orders", body, {"UNIQ_KEY": key}), app.broker.queues("orders")[0])
+    done.wait(60)
+print("calls:", calls)
+print("effects:", list(OutboxMessage.objects.order_by("id").values_list("msg_id", flat=True)))
+print("recorded:", InboxMessage.objects.count())
+
+async def receive(text: str) -> None: ...
+def receive_batch(texts: list[str]) -> None: ...
+
+for handler in (receive, receive_batch):
+    try:
+        MQApplication(decorate(handler), settings=IN_MEMORY, environment={}).start()
+    except ListenerError as error:
+        print(str(error).partition(": ")[2])
+"""
+
+
 @pytest.fixture(params=["sqlite3", "postgresql"])
 def arguments(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
     """Engine, name and port of an empty database."""
@@ -117,4 +156,18 @@ def test_a_repeat_is_recognised_after_the_commit_only(arguments: list[str], tmp_
         "new: False",
         "an inbox needs the transaction of the effect; write 'with transaction.atomic():' around both",
         "recorded: 1",
+    ]
+
+
+def test_the_middleware_stores_effect_and_id_together(arguments: list[str], tmp_path: Path) -> None:
+    """The first call raises, the second one requests its message again, the third one succeeds; a repeat is dropped."""
+    assert run(MIDDLEWARE, arguments, tmp_path) == [
+        "calls: ['paid', 'paid', 'paid', 'the end']",
+        "effects: ['paid', 'the end']",
+        "recorded: 2",
+        "transactions of Django are not async; write the handler with 'def'",
+        (
+            "the middleware of an inbox handles one message in one transaction, and the handler takes batches; "
+            "call is_new of the inbox for each message in the handler"
+        ),
     ]

@@ -22,10 +22,11 @@ from mqtemplate import (
 )
 from mqtemplate.broker import Broker, Capability
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+from mqtemplate.brokers.embedded.settings import EmbeddedSettings
 from mqtemplate.errors import ScheduleError, SendError, UnsupportedError
 from mqtemplate.message import Message
 from mqtemplate.scheduling.discovery import make_schedules
-from mqtemplate.scheduling.run_message import RunMessage, find_run_key
+from mqtemplate.scheduling.run_message import SHORT_STEP_MS, RunMessage, find_run_key
 from mqtemplate.testing.harness import Harness
 
 IN_MEMORY = {"rocketmq.name-server": "embedded:memory"}
@@ -175,7 +176,7 @@ def test_of_two_messages_for_one_run_only_the_first_counts(broker: EmbeddedBroke
     [schedule] = make_schedules(report)
     key = find_run_key(pending.keys)
     assert key is not None
-    topic.send(RunMessage.of_run("report", key.run_ms, broker.clock.now_ms(), schedule.trigger, 0))
+    topic.send(RunMessage.of_run("report", key.run_ms, schedule.trigger, 0))
 
     Harness(app).advance("3h")
 
@@ -206,6 +207,34 @@ def test_a_run_further_away_than_the_longest_delay_is_sent_on(broker: EmbeddedBr
     harness_of(broker, start(report)).advance("366d")
 
     assert [run.scheduled_at.isoformat() for run in runs] == ["2027-01-01T00:00:00+01:00"]
+
+
+def test_a_run_is_sent_in_shorter_steps_to_a_broker_that_takes_no_longer_delays(clock: VirtualClock) -> None:
+    """With RocketMQ's limit of three days, as its own property file sets it."""
+    report, runs = recorder(cron="0 0 15 * *")
+    settings = EmbeddedSettings(timer_max_delay_sec=3 * 86_400)
+    with EmbeddedBroker(None, settings, clock=clock) as broker:
+        app = MQApplication(report, settings=IN_MEMORY, environment={}, starters=[], overrides={Broker: broker})
+        with app:
+            harness_of(broker, app).advance("60d")
+
+    assert hours(runs) == ["01-15 00:00", "02-15 00:00"]
+
+
+def test_processes_that_take_different_steps_run_a_schedule_once(
+    broker: EmbeddedBroker, clock: VirtualClock, start: Start
+) -> None:
+    """A process of an older version sends the way to the run in steps, beside the message of this one."""
+    report, runs = recorder(cron="0 0 15 * *")
+    app = start(report)
+    (schedule,) = make_schedules(report)
+    fifteenth_ms = clock.now_ms() + 14 * 86_400_000
+    request = RunMessage.of_run("report", fifteenth_ms, schedule.trigger, clock.now_ms())
+    app.get(Schedules).topic.send(request.in_steps(clock.now_ms(), SHORT_STEP_MS))
+
+    harness_of(broker, app).advance("60d")
+
+    assert hours(runs) == ["01-15 00:00", "02-15 00:00"]
 
 
 class Failing(EmbeddedBroker):

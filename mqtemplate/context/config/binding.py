@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from mqtemplate.context.config import schema
 from mqtemplate.context.config.contradiction import ContradictionError
+from mqtemplate.context.config.other_starters import hint_for
 from mqtemplate.context.config.placeholders import Placeholders
 from mqtemplate.context.config.relaxed_keys import dotted, kebab, variable_name
 from mqtemplate.context.config.tree import UNSET, ConfigNode, insert_mapping
@@ -58,7 +59,8 @@ class Binding:
             return f"{self._place(self._first_written(location, cause))}: {cause}"
         where = self._place(location)
         if problem["type"] in _UNKNOWN_KEY:
-            return f"{where}: no such key{self._nearest(location)}"
+            hint = hint_for(self.name_of(location))
+            return f"{where}: no such key{self._nearest(location) if hint is None else f'; {hint}'}"
         if problem["type"] == "missing":
             in_list = any(isinstance(part, int) for part in location)  # a variable cannot name an item of a list
             variable = "" if in_list else f" or as {variable_name(map(str, (*self.prefix, *location)))}"

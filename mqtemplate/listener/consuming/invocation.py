@@ -22,7 +22,7 @@ from mqtemplate.listener.failures.failure import HANDLER_ERRORS, Failure
 from mqtemplate.listener.failures.failure_log import FailureLog
 from mqtemplate.listener.handler_result import is_batch_done, is_done
 from mqtemplate.message import MessageExt, Property
-from mqtemplate.middlewares.declaration import arounds
+from mqtemplate.middlewares.declaration import arounds, check_listener
 from mqtemplate.middlewares.delivery import ListenerInfo
 from mqtemplate.observation.interface import Observation, ObservedListener
 
@@ -70,7 +70,9 @@ class Invocation:
 
     def around(self, middlewares: Iterable[object], call: Callable[[MessageExt], Any]) -> Callable[[MessageExt], Any]:
         """Return a function of a message with middlewares around it, in place of those around the handler."""
-        return single_call(call, arounds(middlewares, "consume"), self._info, self._run_awaitable)
+        found = tuple(middlewares)
+        check_listener(found, self._info)
+        return single_call(call, arounds(found, "consume"), self._info, self._run_awaitable)
 
     def handle(self, messages: Sequence[MessageExt]) -> list[Failure]:
         """Handle several messages: in one call if the handler takes batches, else one after the other."""
@@ -174,6 +176,7 @@ def _composed(
 ) -> tuple[Callable[[MessageExt], Any], bool, BatchCalls | None]:
     """Return the handler of single messages with all that is around it, True if it sends its results, and batches."""
     plan = endpoint.plan
+    check_listener(endpoint.middlewares, info)
     around = arounds(endpoint.middlewares, "consume")
     if plan.is_batch:
         call_many = _with_error_handler(plan.batch_call(), endpoint, run)

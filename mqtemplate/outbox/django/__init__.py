@@ -3,6 +3,6 @@
 ``INSTALLED_APPS = [..., "mqtemplate.outbox.django"]`` and ``manage.py migrate`` create the tables.
 """
 
-from mqtemplate.outbox.django.boxes import DjangoInbox, DjangoOutbox
+from mqtemplate.outbox.django.boxes import DjangoInbox, DjangoInboxMiddleware, DjangoOutbox
 
-__all__ = ["DjangoInbox", "DjangoOutbox"]
+__all__ = ["DjangoInbox", "DjangoInboxMiddleware", "DjangoOutbox"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Unpack
 
@@ -11,10 +11,11 @@ from django.db import close_old_connections, connections, transaction
 
 from mqtemplate.clock import Clock
 from mqtemplate.durations import Duration
-from mqtemplate.errors import ConfigurationError
+from mqtemplate.errors import ConfigurationError, ListenerError
 from mqtemplate.message import Message
+from mqtemplate.middlewares.delivery import Delivery, ListenerInfo
 from mqtemplate.outbox.database import Execute, Result, add_rows, check_database
-from mqtemplate.outbox.inbox import InboxCore
+from mqtemplate.outbox.inbox import InboxCore, check_single_messages
 from mqtemplate.outbox.relay import LEASE, OutboxRelay
 from mqtemplate.outbox.row import RowFactory
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
@@ -109,6 +110,43 @@ class DjangoInbox:
                 "an inbox needs the transaction of the effect; write 'with transaction.atomic():' around both"
             )
         return self._core.record(_executor(self._using), message, consumer)
+
+
+class DjangoInboxMiddleware:
+    """Middleware that handles each message in one transaction, with its id in the inbox. A repeat is dropped.
+
+    The transaction is committed when the handler has succeeded. If it raises, or requests its message again, neither
+    its changes nor the id are stored.
+
+    Args:
+        inbox: The inbox; by default one that keeps ids for seven days.
+        using: Alias of the database, that of the inbox.
+    """
+
+    def __init__(self, inbox: DjangoInbox | None = None, using: str = "default") -> None:
+        self._inbox = inbox or DjangoInbox(using=using)
+        self._using = using
+
+    def check_listener(self, listener: ListenerInfo) -> None:
+        """Refuse a listener around which this middleware cannot work.
+
+        Raises:
+            ListenerError: Its handler takes batches, or is ``async def``: Django's transactions are not async.
+        """
+        check_single_messages(listener)
+        if listener.is_async:
+            raise ListenerError(
+                f"listener {listener.id}: transactions of Django are not async; write the handler with 'def'"
+            )
+
+    def consume(self, delivery: Delivery) -> Generator[Delivery, object, None]:
+        """Open the transaction, and commit it after the handler."""
+        with transaction.atomic(using=self._using):
+            if not self._inbox.is_new(delivery.message, delivery.listener.group):
+                return
+            result = yield delivery
+            if not delivery.listener.is_done(result):
+                transaction.set_rollback(True, using=self._using)
 
 
 def _executor(using: str) -> Execute:

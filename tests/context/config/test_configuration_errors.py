@@ -44,6 +44,26 @@ def test_without_a_similar_key_the_error_lists_the_keys_of_the_section(refusal: 
     assert "rocketmq.qqqq: no such key; here may stand: name-server, access-channel, producer" in text
 
 
+@pytest.mark.parametrize(
+    ("file", "instead"),
+    [
+        ("rocketmq.producer.endpoints: proxy:8081", "set rocketmq.name-server to the address of a name server"),
+        ("rocketmq.producer.maxAttempts: 3", "set rocketmq.producer.retry-times-when-send-failed"),
+        ("rocketmq.producer.ssl_enabled: true", "set rocketmq.producer.tls-enable"),
+        ("rocketmq.producer.request-timeout: 3", "set rocketmq.producer.send-message-timeout"),
+        ("rocketmq.producer.topic: orders", "each send names its topic"),
+        ("rocketmq.simple-consumer.tag: paid", "set rocketmq.pull-consumer, for receive()"),
+        ("rocketmq.push-consumer.endpoints: proxy:8081", "write @message_listener, and set rocketmq.name-server"),
+    ],
+)
+def test_a_key_of_the_grpc_starter_says_what_to_write_here(refusal: Refusal, file: str, instead: str) -> None:
+    """Users of rocketmq-spring paste the ``application.yml`` of either of its two starters."""
+    text = refusal(file)
+
+    assert "no such key; it is a key of rocketmq-v5-client-spring-boot, which speaks gRPC with a proxy; here " in text
+    assert instead in text
+
+
 def test_the_error_for_an_invalid_variable_names_it(refusal: Refusal) -> None:
     text = refusal(environment={"ROCKETMQ_PRODUCER_SEND_MESSAGE_TIMEOUT": "0"})
 

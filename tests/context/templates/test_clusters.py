@@ -19,9 +19,9 @@ from mqtemplate import (
     message_listener,
     service,
 )
-from mqtemplate.errors import RemoteConnectError
+from mqtemplate.errors import MQTemplateError, RemoteConnectError
 from mqtemplate.message import HostAddress
-from mqtemplate.server import BrokerServerSettings, LocalCluster
+from mqtemplate.server import Account, AclSettings, BrokerServerSettings, LocalCluster
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.feature("clusters")
@@ -31,9 +31,9 @@ ANYWHERE = HostAddress("127.0.0.1", 0)
 
 
 @contextmanager
-def server() -> Iterator[LocalCluster]:
+def server(acl: AclSettings | None = None) -> Iterator[LocalCluster]:
     engine = EmbeddedBroker(None, EmbeddedSettings(listen_host=ANYWHERE))
-    with engine, LocalCluster(engine, BrokerServerSettings(listen=ANYWHERE)) as cluster:
+    with engine, LocalCluster(engine, BrokerServerSettings(listen=ANYWHERE), acl=acl) as cluster:
         yield cluster
 
 
@@ -158,3 +158,34 @@ def test_a_template_without_a_name_server_has_a_client_of_its_own_on_the_cluster
         assert isinstance(audit.broker, RemoteBroker)
         assert audit.broker is not app.broker
         assert audit.broker.settings.name_servers == app.broker.settings.name_servers  # type: ignore[attr-defined]
+
+
+def test_a_listener_has_an_account_of_its_own_on_its_cluster() -> None:
+    """The cluster of the application needs no account, and never sees that of the listener."""
+    entries: SimpleQueue[str] = SimpleQueue()
+    acl = AclSettings(accounts=(Account(access_key="auditor-account", secret_key="s3cret-of-audit", admin=True),))
+
+    @message_listener(
+        "entries",
+        "auditors",
+        name_server="${audit.server}",
+        access_key="auditor-account",
+        secret_key="${audit.secret}",
+        consume_from_where="CONSUME_FROM_FIRST_OFFSET",
+    )
+    def note(entry: str) -> None:
+        entries.put(entry)
+
+    with server() as own, server(acl) as audit:
+        settings = {"rocketmq.name-server": str(own.address), "audit.server": str(audit.address)}
+        with MQApplication(note, settings={**settings, "audit.secret": "s3cret-of-audit"}, environment={}) as app:
+            RocketMQTemplate(app.containers[0].broker).sync_send("entries", "login")
+
+            assert entries.get(timeout=PATIENCE_S) == "login"
+            own_client = app.broker
+            assert isinstance(own_client, RemoteBroker)
+            assert own_client.settings.credentials is None
+
+        wrong = MQApplication(note, settings={**settings, "audit.secret": "guessed"}, environment={})
+        with pytest.raises(MQTemplateError, match="NO_PERMISSION"):
+            wrong.start()
