@@ -1,7 +1,8 @@
-"""Pages and bulk changes of many pending messages: processor time of a page at each place, of counts, and of a cancel.
+"""Pages and bulk changes of many pending messages: processor time of pages, of counts, and of a cancel.
 
-The messages are due within three days from tomorrow on, so most of them are parked on the timing wheel. "First" includes
-what a later page does not repeat. The cancel takes messages from the middle, as ``mqtemplate delayed purge`` does.
+The messages are due within three days from tomorrow on, so most of them are parked on the timing wheel. "First"
+includes what a later page does not repeat. The cancel takes messages from the middle, as ``mqtemplate delayed purge``
+does.
 
     python -m bench.pending_pages [COUNT] [CANCELLED] [FOLDER]
 
