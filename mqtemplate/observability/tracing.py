@@ -95,8 +95,12 @@ class Tracing:
 
     def one(self, listener: ObservedListener, handle: HandleOne[_F], clock: Clock) -> HandleOne[_F]:
         """Return *handle* with spans. It must run in a context of its own: the span stays the current one there."""
+        chance, probability = self.chance, self.probability
 
         def traced(message: MessageExt) -> _F:
+            # Most calls are not sampled: these cost a random number and a look for a trace of the sender.
+            if TRACEPARENT not in message.properties and chance() >= probability:
+                return handle(message)
             started = self._start_process(listener, message)
             if started is None:
                 return handle(message)
@@ -113,6 +117,8 @@ class Tracing:
         """As `one`, for a coroutine function."""
 
         async def traced(message: MessageExt) -> _F:
+            if TRACEPARENT not in message.properties and self.chance() >= self.probability:
+                return await handle(message)
             started = self._start_process(listener, message)
             if started is None:
                 return await handle(message)
@@ -126,9 +132,14 @@ class Tracing:
         return traced
 
     def _start_process(self, listener: ObservedListener, message: MessageExt) -> Any:
-        """Return the span of a call, as a context manager; None if the call is not sampled."""
+        """Return the span of a call, as a context manager; None if the call is not sampled.
+
+        A call without the trace of a sender was chosen by chance before.
+        """
         if TRACEPARENT not in message.properties:
-            return self._process_span(listener, [message], otel_context.get_current()) if self.starts_trace() else None
+            if not self.is_within_limit():
+                return None
+            return self._process_span(listener, [message], otel_context.get_current())
         parent = propagate.extract(message.properties)
         if not trace.get_current_span(parent).get_span_context().trace_flags.sampled:
             otel_context.attach(parent)  # what the handler does is not sampled either
