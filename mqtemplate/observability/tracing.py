@@ -58,13 +58,15 @@ _LATE_MS = "mqtemplate.late_ms"
 
 _current_span = trace.get_current_span
 
+_MAX_TRACES_AT_ONCE = 5
+
 
 class Tracing:
     """Creates spans around sends and handlers.
 
     Args:
         probability: Share of the sends and calls outside of a trace that start one.
-        max_traces_per_second: Most traces that they start in a second.
+        max_traces_per_second: Most traces that they start in a second, on average; at most five at once.
         tracer: Creates the spans; by default that of the program's tracer provider.
         chance: Returns a random number from 0 to below 1.
         now: Returns a time in seconds.
@@ -85,7 +87,9 @@ class Tracing:
         self.probability = probability
         self._max_traces = max_traces_per_second
         self._now = now
-        self._started = (0, 0)  # second, traces started in it
+        # Spread over the second: else all traces would be of its first milliseconds, and cost their time there.
+        self._most_at_once = min(max_traces_per_second, _MAX_TRACES_AT_ONCE)
+        self._left = (float(self._most_at_once), now())  # traces that may start at once, and when that was so
         self._tracer = trace.get_tracer("mqtemplate") if tracer is None else tracer
         self.chance = chance
 
@@ -205,12 +209,13 @@ class Tracing:
         return self.chance() < self.probability and self.is_within_limit()
 
     def is_within_limit(self) -> bool:
-        """Return True if one more trace may start in this second; count it."""
-        second, count = self._started
-        now = int(self._now())
-        count = count + 1 if now == second else 1
-        self._started = (now, count)  # threads may count too few: the limit need not be exact
-        return count <= self._max_traces
+        """Return True if one more trace may start now; count it."""
+        left, then = self._left
+        now = self._now()
+        left = min(self._most_at_once, left + (now - then) * self._max_traces)
+        may_start = left >= 1
+        self._left = (left - may_start, now)  # threads may count too few: the limit need not be exact
+        return may_start
 
 
 class TracedSends:

@@ -80,7 +80,7 @@ def concurrency(
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Change how many handlers of a listener run at a time, until it is started anew. Running handlers finish."""
+    """Change how many handlers of a listener run at a time, until the process ends. Running handlers finish."""
     _change(call, listener, {"action": "concurrency", "number": number}, url, token)
 
 

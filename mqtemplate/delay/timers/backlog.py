@@ -209,7 +209,7 @@ class TimerBacklog:
         offsets = units["physical_offset"].astype(np.int64)
         done = self._is_replaced(offsets, units["record_size"], slots_of(units))
         if self._removed:
-            # Each cancel asks for one unit: a sorted array of all removed messages would cost more with each of them.
+            # Each cancel reads one unit: a sorted array of all removed messages would cost more with each of them.
             done |= np.fromiter(map(self._removed.__contains__, offsets.tolist()), np.bool_, len(offsets))
         return done
 

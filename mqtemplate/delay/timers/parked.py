@@ -36,7 +36,7 @@ class ParkedTimers:
 
     - Nothing is read before the first call. Then each unit of the log is read once: 0.1 microseconds (measured).
     - The index has 24 bytes for each parked unit. With more than *capacity*, it has those that are due first from the
-      asked time on, and is built again for another time.
+      given time on, and is built again for another time.
     - Units that are done or rolled may be in the index. The caller compares them with the backlog.
     - Not thread-safe.
     """
@@ -101,7 +101,7 @@ class ParkedTimers:
             self._limit(_merged(self._runs, read_ms))
 
     def _limit(self, run: _Run) -> None:
-        """Keep the first half of what the index may have. The rest is read again when it is asked for."""
+        """Keep the first half of what the index may have. The rest is read again when a caller needs it."""
         if len(run.due_ms) > self._capacity:
             self._until_ms = int(run.due_ms[self._capacity // 2]) + 1
             run = _Run(*(column.copy() for column in run.cut(0, run.count_before(self._until_ms))))
