@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import sleep as virtual_sleep
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -98,7 +99,6 @@ def test_a_paused_listener_uses_the_new_concurrency_after_the_pause(threaded_app
 
 def test_on_a_virtual_clock_as_many_coroutines_wait_as_allowed(app: App) -> None:
     """A test of an application sees the change as well."""
-    import asyncio
 
     most = running = 0
 
@@ -107,7 +107,7 @@ def test_on_a_virtual_clock_as_many_coroutines_wait_as_allowed(app: App) -> None
         nonlocal most, running
         running += 1
         most = max(most, running)
-        await asyncio.sleep(1)
+        await virtual_sleep(1)
         running -= 1
 
     container = app.listen(bill)
