@@ -1,4 +1,7 @@
-"""Changes that the actuator takes: pause, resume and seek of listeners; pause, resume and trigger of schedules."""
+"""Changes that the actuator takes.
+
+Listeners: pause, resume, seek, concurrency. Schedules: pause, resume, trigger.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from mqtemplate.scheduling.schedules import Schedules
 
 _log = get_logger("mqtemplate.actuator")
 
-ACTIONS = ("pause", "resume", "seek")
+ACTIONS = ("pause", "resume", "seek", "concurrency")
 SCHEDULE_ACTIONS = ("pause", "resume", "trigger")
 
 
@@ -23,9 +26,10 @@ class InvalidChangeError(MQTemplateError):
 
 
 def change_listener(container: ListenerContainer, change: Mapping[str, Any], remote: str) -> None:
-    """Pause, resume or reposition a listener, and log who did it.
+    """Pause, resume or reposition a listener, or change its concurrency, and log who did it.
 
-    ``{"action": "pause"}``, ``{"action": "resume"}``, and for ``{"action": "seek"}`` one of
+    ``{"action": "pause"}``, ``{"action": "resume"}``, ``{"action": "concurrency", "number": 8}``, and for
+    ``{"action": "seek"}`` one of
 
     - ``"to": "first"``, ``"latest"``, an ISO time with a time zone, or epoch milliseconds;
     - ``"back": "1h"``: the messages of the last hour again;
@@ -47,6 +51,8 @@ def change_listener(container: ListenerContainer, change: Mapping[str, Any], rem
         _seek_of(container, change)()
     elif action == "pause":
         container.pause()
+    elif action == "concurrency":
+        _set_concurrency(container, change.get("number"))
     else:
         container.resume()
     fields = {key: value for key, value in change.items() if key != "action" and isinstance(value, str | int)}
@@ -108,6 +114,15 @@ def _seek_of(container: ListenerContainer, change: Mapping[str, Any]) -> Callabl
         return container.skip_to_latest
     time = _time(to)
     return lambda: _checked(lambda: container.reset_to_time(time))
+
+
+def _set_concurrency(container: ListenerContainer, number: object) -> None:
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise InvalidChangeError(f"concurrency needs number, a whole number of handlers, got {number!r}")
+    try:
+        container.set_concurrency(number)
+    except ListenerError as exc:
+        raise InvalidChangeError(str(exc)) from exc
 
 
 def _checked(seek: Callable[[], None]) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from mqtemplate.broker import ConsumeFromWhere, ConsumerSpec, MessageModel
+from mqtemplate.errors import ListenerError
 from mqtemplate.listener.failures.schedule import RetrySchedule
 from mqtemplate.listener.registration.cluster_choice import ClusterChoice
 from mqtemplate.listener.registration.payloads import PayloadSettings
@@ -100,6 +101,19 @@ class ListenerSettings:
     def thread_number(self) -> int:
         """Number of consume threads while no handler hangs."""
         return min(self.consume_thread_number, self.consume_thread_max)
+
+    def with_thread_number(self, number: int) -> ListenerSettings:
+        """Return the settings with another number of consume threads.
+
+        Raises:
+            ListenerError: It is not 1 to ``consume_thread_max``.
+        """
+        if not 1 <= number <= self.consume_thread_max:
+            raise ListenerError(
+                f"the concurrency of listener {self.id} must be 1..{self.consume_thread_max}, its consume_thread_max, "
+                f"got {number}; for more, raise consume_thread_max"
+            )
+        return replace(self, consume_thread_number=number)
 
     @property
     def consume_timeout_ms(self) -> int:

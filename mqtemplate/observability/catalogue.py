@@ -121,6 +121,7 @@ INSTRUMENTS: tuple[Instrument, ...] = (
     _gauge("listener.running", "1", "1 while the listener is a member of its group"),
     _gauge("listener.paused", "1", "1 while the listener is paused"),
     _gauge("listener.in_flight", "{message}", "Messages that were fetched and are not finished"),
+    _gauge("listener.concurrency", "{call}", "Most calls of the handler that run at a time; hanging ones come on top"),
     _gauge("listener.hanging", "{call}", "Calls of the handler that run longer than its consume-timeout"),
     _gauge("group.lag", "{message}", "Messages after the committed offset of a group, by queue"),
     _gauge("clock.ahead_ms", "s", "Least time by which the clock of a producer is ahead of the broker's"),

@@ -52,6 +52,7 @@ def listener_samples(listeners: Iterable[ListenerContainer]) -> Iterator[Sample]
         yield Sample("listener.running", MetricKind.GAUGE, int(container.is_running), labels)
         yield Sample("listener.paused", MetricKind.GAUGE, int(container.state.value == "paused"), labels)
         yield Sample("listener.in_flight", MetricKind.GAUGE, container.in_flight, labels)
+        yield Sample("listener.concurrency", MetricKind.GAUGE, container.concurrency, labels)
         yield Sample("listener.hanging", MetricKind.GAUGE, container.hanging_count, labels)
         for outcome, count in dict(container.outcomes).items():
             yield Sample("listener.failed", MetricKind.COUNTER, count, labels | {"next_step": outcome})

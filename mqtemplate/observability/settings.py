@@ -48,8 +48,8 @@ class TracingSettings:
     """Share of the sends and calls outside of a trace that start one; those inside a trace follow its own decision."""
 
     max_traces_per_second: Annotated[int, Ge(0)] = 20
-    """Most traces that this process starts in a second, so that tracing costs the same at any rate: a span in
-    OpenTelemetry's SDK takes longer than an embedded send."""
+    """Most traces that this process starts in a second on average, at most five at once, so that tracing costs the same
+    at any rate: a span in OpenTelemetry's SDK takes longer than an embedded send."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,13 +58,15 @@ _LATE_MS = "mqtemplate.late_ms"
 
 _current_span = trace.get_current_span
 
+_MAX_TRACES_AT_ONCE = 5
+
 
 class Tracing:
     """Creates spans around sends and handlers.
 
     Args:
         probability: Share of the sends and calls outside of a trace that start one.
-        max_traces_per_second: Most traces that they start in a second.
+        max_traces_per_second: Most traces that they start in a second, on average; at most five at once.
         tracer: Creates the spans; by default that of the program's tracer provider.
         chance: Returns a random number from 0 to below 1.
         now: Returns a time in seconds.
@@ -85,7 +87,9 @@ class Tracing:
         self.probability = probability
         self._max_traces = max_traces_per_second
         self._now = now
-        self._started = (0, 0)  # second, traces started in it
+        # Spread over the second: else all traces would be of its first milliseconds, and cost their time there.
+        self._most_at_once = min(max_traces_per_second, _MAX_TRACES_AT_ONCE)
+        self._left = (float(self._most_at_once), now())  # traces that may start at once, and when that was so
         self._tracer = trace.get_tracer("mqtemplate") if tracer is None else tracer
         self.chance = chance
 
@@ -95,8 +99,12 @@ class Tracing:
 
     def one(self, listener: ObservedListener, handle: HandleOne[_F], clock: Clock) -> HandleOne[_F]:
         """Return *handle* with spans. It must run in a context of its own: the span stays the current one there."""
+        chance, probability = self.chance, self.probability
 
         def traced(message: MessageExt) -> _F:
+            # Most calls are not sampled: these cost a random number and a look for a trace of the sender.
+            if TRACEPARENT not in message.properties and chance() >= probability:
+                return handle(message)
             started = self._start_process(listener, message)
             if started is None:
                 return handle(message)
@@ -113,6 +121,8 @@ class Tracing:
         """As `one`, for a coroutine function."""
 
         async def traced(message: MessageExt) -> _F:
+            if TRACEPARENT not in message.properties and self.chance() >= self.probability:
+                return await handle(message)
             started = self._start_process(listener, message)
             if started is None:
                 return await handle(message)
@@ -126,9 +136,14 @@ class Tracing:
         return traced
 
     def _start_process(self, listener: ObservedListener, message: MessageExt) -> Any:
-        """Return the span of a call, as a context manager; None if the call is not sampled."""
+        """Return the span of a call, as a context manager; None if the call is not sampled.
+
+        A call without the trace of a sender was chosen by chance before.
+        """
         if TRACEPARENT not in message.properties:
-            return self._process_span(listener, [message], otel_context.get_current()) if self.starts_trace() else None
+            if not self.is_within_limit():
+                return None
+            return self._process_span(listener, [message], otel_context.get_current())
         parent = propagate.extract(message.properties)
         if not trace.get_current_span(parent).get_span_context().trace_flags.sampled:
             otel_context.attach(parent)  # what the handler does is not sampled either
@@ -194,12 +209,13 @@ class Tracing:
         return self.chance() < self.probability and self.is_within_limit()
 
     def is_within_limit(self) -> bool:
-        """Return True if one more trace may start in this second; count it."""
-        second, count = self._started
-        now = int(self._now())
-        count = count + 1 if now == second else 1
-        self._started = (now, count)  # threads may count too few: the limit need not be exact
-        return count <= self._max_traces
+        """Return True if one more trace may start now; count it."""
+        left, then = self._left
+        now = self._now()
+        left = min(self._most_at_once, left + (now - then) * self._max_traces)
+        may_start = left >= 1
+        self._left = (left - may_start, now)  # threads may count too few: the limit need not be exact
+        return may_start
 
 
 class TracedSends:

@@ -245,7 +245,10 @@ def test_a_listener_continues_at_another_position(shop: Shop) -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"action": "stop"}, "action must be one of pause, resume, seek, got 'stop'"),
+        ({"action": "stop"}, "action must be one of pause, resume, seek, concurrency, got 'stop'"),
+        ({"action": "concurrency"}, "concurrency needs number, a whole number of handlers, got None"),
+        ({"action": "concurrency", "number": True}, "concurrency needs number, a whole number of handlers, got True"),
+        ({"action": "concurrency", "number": 0}, "must be 1..64, its consume_thread_max, got 0"),
         ({"action": "seek"}, "seek needs one of: to (first, latest, a time), back (a duration), offset"),
         ({"action": "seek", "to": "first", "back": "1h"}, "got to, back"),
         ({"action": "seek", "to": "yesterday"}, "an ISO time such as 2026-07-01T12:00:00+02:00, got 'yesterday'"),

@@ -41,15 +41,16 @@ class CommandLine:
 
     Attributes:
         name_server: Value of ``--name-server``.
+        config: Value of ``--config``.
     """
 
     def __init__(self, name_server: str, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.name_server = name_server
-        self._config = config
+        self.config = config
         self._capsys = capsys
 
     def __call__(self, *arguments: str) -> Result:
-        return self.plain(*arguments, "--name-server", self.name_server, "--config", str(self._config))
+        return self.plain(*arguments, "--name-server", self.name_server, "--config", str(self.config))
 
     def plain(self, *arguments: str) -> Result:
         """Run a command without the common options."""

@@ -61,12 +61,13 @@ def test_listeners_are_listed_paused_and_resumed(running: Running) -> None:
         "GROUP",
         "TOPICS",
         "STATE",
+        "THREADS",
         "IN",
         "FLIGHT",
         "HANGING",
         "LAG",
     ]
-    assert listed.output.splitlines()[1].split() == ["bill", "billing", "orders", "running", "0", "0", "0"]
+    assert listed.output.splitlines()[1].split() == ["bill", "billing", "orders", "running", "20", "0", "0", "0"]
     assert (paused.code, paused.output) == (0, "bill is paused; lag 0, in flight 0\n")
     assert [(each["id"], each["state"]) for each in json.loads(as_json.output)] == [("bill", "paused")]
     assert (resumed.code, resumed.output) == (0, "bill is running; lag 0, in flight 0\n")
@@ -88,6 +89,20 @@ def test_a_listener_is_repositioned(running: Running) -> None:
 
     lags = [re.findall(r"lag (\d+)", each.output) for each in (first, back, one, latest)]
     assert lags == [["3"], ["3"], ["1"], ["0"]]
+
+
+@pytest.mark.feature("14.1")
+def test_the_concurrency_of_a_listener_is_changed(running: Running) -> None:
+    fewer = running("concurrency", "bill", "2")
+    listed = json.loads(running("ls", "--json").output)
+    too_many = running("concurrency", "bill", "65")
+    none = running("concurrency", "bill", "0")
+    no_number = running("concurrency", "bill", "many")
+
+    assert (fewer.code, fewer.output) == (0, "bill is running; lag 0, in flight 0, 2 handlers at a time\n")
+    assert [(each["threads"], each["maxThreads"]) for each in listed] == [(2, 64)]
+    assert (too_many.code, none.code, no_number.code) == (1, 1, 2)
+    assert "the concurrency of listener bill must be 1..64, its consume_thread_max, got 65" in too_many.errors
 
 
 def test_the_address_and_the_token_are_those_of_the_configuration(running: Running, tmp_path: Path) -> None:

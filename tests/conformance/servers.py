@@ -15,8 +15,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from bench.peer.rocketmq import NameServer, RocketMQ
+import pytest
+
+from bench.peer.jvm import unavailable_reason
+from bench.peer.rocketmq import NameServer, RocketMQ, free_port
+from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.store import FlushDiskType
+from tests.admin.brokers import create_dead_letters, fill
+from tests.waiting import eventually
 
 REAL = "REAL_ROCKETMQ"
 """Environment variable. With the value 1 the client programs run with RocketMQ's server too, which takes some minutes.
@@ -53,6 +59,29 @@ def rocketmq_server(folder: Path) -> Iterator[Server]:
     }
     with NameServer() as name_server, RocketMQ(folder, name_server, options):
         yield name_server
+
+
+@contextmanager
+def filled_rocketmq(folder: Path) -> Iterator[str]:
+    """Run RocketMQ with the messages of the tests of commands; yield the address of its name server.
+
+    Its store directory is ``store`` in *folder*.
+    """
+    if reason := unavailable_reason():
+        pytest.skip(reason)
+    options = {"timerFlushIntervalMs": 10_000, "recallMessageEnable": "true", "haListenPort": free_port()}
+    with NameServer() as names, RocketMQ(folder / "store", names, options):
+        settings = RemoteSettings(name_servers=(names.address,), offset_path=folder / "offsets")
+        eventually(lambda: _is_registered(settings), "the broker has registered", timeout_s=90)
+        with RemoteBroker(settings) as client:
+            fill(client)
+            create_dead_letters(client)
+        yield names.address
+
+
+def _is_registered(settings: RemoteSettings) -> bool:
+    with RemoteBroker(settings) as broker:
+        return broker.name == "broker-a"
 
 
 class BrokerProcess:

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 import pytest
 
-from bench.peer.jvm import unavailable_reason
-from bench.peer.rocketmq import NameServer, RocketMQ, free_port
 from mqtemplate.admin import RemoteAdmin
 from mqtemplate.broker import ConsumerSpec
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
@@ -17,14 +15,12 @@ from mqtemplate.clock import SystemClock
 from mqtemplate.dashboard import Access, AuditLog, Dashboard, OpenSource
 from mqtemplate.message import Message, Property
 from mqtemplate.selectors.tags import TagSelector
-from tests.admin.brokers import create_dead_letters, fill
 from tests.cli.running import CommandLine
+from tests.conformance.servers import filled_rocketmq
 from tests.dashboard.pages import Answer, Shop
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.conformance, pytest.mark.thorough, pytest.mark.timeout(300)]
-
-_OPTIONS = {"timerFlushIntervalMs": 10_000, "recallMessageEnable": "true"}
 
 
 class Peer(NamedTuple):
@@ -37,21 +33,9 @@ class Peer(NamedTuple):
 @pytest.fixture(scope="module")
 def peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
     """RocketMQ with the messages of the other tests of commands."""
-    if reason := unavailable_reason():
-        pytest.skip(reason)
     folder = tmp_path_factory.mktemp("rocketmq")
-    with NameServer() as names, RocketMQ(folder / "store", names, _OPTIONS | {"haListenPort": free_port()}):
-        settings = RemoteSettings(name_servers=(names.address,), offset_path=folder / "offsets")
-        eventually(lambda: _is_registered(settings), "the broker has registered", timeout_s=90)
-        with RemoteBroker(settings) as client:
-            fill(client)
-            create_dead_letters(client)
-        yield Peer(names.address, folder / "store")
-
-
-def _is_registered(settings: RemoteSettings) -> bool:
-    with RemoteBroker(settings) as broker:
-        return broker.name == "broker-a"
+    with filled_rocketmq(folder) as address:
+        yield Peer(address, folder / "store")
 
 
 @pytest.fixture

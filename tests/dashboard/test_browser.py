@@ -175,6 +175,11 @@ def test_every_change_is_made_once(browser: Any, shop: Shop) -> None:
         user.press("Seek")
         user.press("Resume")
         assert "running" in user.text
+        user.page.get_by_label("Handlers at a time").first.fill("3")
+        user.page.keyboard.press("Enter")  # not the button that is first on the page: it pauses
+        user.page.wait_for_selector("text=3 handlers at a time")
+        assert "running" in user.text
+        user.screenshot(SHOTS, "change-concurrency")
 
         user.go("/schedules")
         user.press("pause report")

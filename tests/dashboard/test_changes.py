@@ -229,6 +229,22 @@ def test_a_listener_is_paused_moved_and_resumed(shop: Shop) -> None:
     assert len(shop.harness.assert_received("bill")) == 2
 
 
+@pytest.mark.feature("14.2")
+def test_the_concurrency_of_a_listener_is_changed(shop: Shop) -> None:
+    form = shop.page("/listeners").form("/listeners/change") | {"action": "concurrency"}
+
+    changed = shop.change("/listeners/change", form | {"number": "7"})
+    too_many = shop.post("/listeners/change", form | {"number": "65"})
+    missing = shop.post("/listeners/change", form | {"number": ""})
+
+    assert "7 handlers at a time" in changed.text
+    assert shop.app.containers[0].concurrency == 7
+    assert "must be 1..64, its consume_thread_max, got 65" in too_many.text
+    assert "give the number of handlers that may run at a time" in missing.text
+    done = [(line["action"], line["to"]) for line in audit(shop) if line["action"] == "listener.concurrency"]
+    assert done[0] == ("listener.concurrency", 7)
+
+
 def test_an_invalid_change_of_a_listener_is_refused(shop: Shop) -> None:
     form = shop.page("/listeners").form("/listeners/change")
 
@@ -236,7 +252,7 @@ def test_an_invalid_change_of_a_listener_is_refused(shop: Shop) -> None:
     nowhere = shop.post("/listeners/change", form | {"action": "seek", "to": "middle", "back": ""})
     span = shop.post("/listeners/change", form | {"action": "seek", "back": "soon"})
 
-    assert "action must be one of pause, resume, seek, got 'stop'" in unknown.text
+    assert "action must be one of pause, resume, seek, concurrency, got 'stop'" in unknown.text
     assert "choose the first message, the latest, or a duration to go back" in nowhere.text
     assert (span.status, "span must be" in span.text) == (503, True)
 

@@ -84,6 +84,7 @@ def test_lag_and_state_of_listeners_are_read(observe: Observe) -> None:
     assert sum(value for value in lags.values() if isinstance(value, int)) == 7
     assert observed.samples("listener.paused") == {("billing", listener): 1}
     assert observed.samples("listener.running") == {("billing", listener): 1}
+    assert observed.samples("listener.concurrency") == {("billing", listener): 20}
     container.resume()
     observed.harness.advance("1s")
     assert set(observed.samples("group.lag").values()) == {0}

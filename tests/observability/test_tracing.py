@@ -264,8 +264,23 @@ def test_the_number_of_traces_in_a_second_is_bounded(traced: Traced, broker: Emb
         for _ in range(5):
             template.sync_send("orders", "x")
 
-    assert counts == [3, 3, 6]
+    assert counts == [3, 4, 6]  # three at once, then three a second
     assert len([span for span in traced.spans if span.name == "send orders"]) == 11
+
+
+def test_the_traces_of_a_busy_process_are_spread_over_the_second(traced: Traced) -> None:
+    """At most five at once, so that those that are seen are not all of the first milliseconds."""
+    milliseconds = [0]
+    tracing = Tracing(1, traced.tracer, max_traces_per_second=20, now=lambda: milliseconds[0] / 1_000)
+
+    started = []
+    for millisecond in range(1_000):
+        milliseconds[0] = millisecond
+        started += [millisecond for _ in range(90) if tracing.starts_trace()]
+
+    assert started[:5] == [0] * 5
+    assert 23 <= len(started) <= 25
+    assert {millisecond // 100 for millisecond in started} == set(range(10))
 
 
 def test_a_trace_that_is_not_sampled_stays_so(traced: Traced, broker: EmbeddedBroker) -> None:

@@ -17,6 +17,7 @@ _COLUMNS: Columns = {
     "GROUP": "group",
     "TOPICS": lambda record: ", ".join(record["topics"]),
     "STATE": "state",
+    "THREADS": "threads",
     "IN FLIGHT": "inFlight",
     "HANGING": "hanging",
     "LAG": "lag",
@@ -52,6 +53,7 @@ def add_commands(app: typer.Typer) -> None:
         "listeners seek shop.app.bill --topic orders --queue 2 --offset 4711",
         without=without,
     )(seek)
+    command(group, "concurrency", "listeners concurrency shop.app.bill 4", without=without)(concurrency)
     app.add_typer(group, name="listeners")
 
 
@@ -69,6 +71,17 @@ def pause(call: Invocation, listener: Listener, url: Url = None, token: Token = 
 def resume(call: Invocation, listener: Listener, url: Url = None, token: Token = None) -> None:
     """Resume a paused listener."""
     _change(call, listener, {"action": "resume"}, url, token)
+
+
+def concurrency(
+    call: Invocation,
+    listener: Listener,
+    number: Annotated[int, typer.Argument(metavar="NUMBER", help="handlers at a time: 1 to its consume_thread_max")],
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Change how many handlers of a listener run at a time, until the process ends. Running handlers finish."""
+    _change(call, listener, {"action": "concurrency", "number": number}, url, token)
 
 
 def seek(
@@ -94,7 +107,10 @@ def seek(
 def _change(call: Invocation, listener: str, change: dict[str, Any], url: str | None, token: str | None) -> None:
     record = actuator_of(call, url, token).post(f"listeners/{quote(listener, safe='')}", change)
     call.output.document(record)
-    call.output.line(f"{record['id']} is {record['state']}; lag {record['lag']}, in flight {record['inFlight']}")
+    threads = f", {record['threads']} handlers at a time" if change["action"] == "concurrency" else ""
+    call.output.line(
+        f"{record['id']} is {record['state']}; lag {record['lag']}, in flight {record['inFlight']}{threads}"
+    )
 
 
 def actuator_of(call: Invocation, url: str | None, token: str | None) -> ActuatorClient:

@@ -14,7 +14,7 @@ from mqtemplate.errors import MessageError, UnsupportedError
 from mqtemplate.http.exchange import HttpResponse
 from mqtemplate.observability.lateness import Cause
 
-_ACTIONS = ("pause", "resume", "seek")
+_ACTIONS = ("pause", "resume", "seek", "concurrency")
 _SCHEDULE_ACTIONS = ("pause", "resume", "trigger")
 _MAX_BARS = 100
 
@@ -34,11 +34,13 @@ def listeners(site: Site, call: Call) -> HttpResponse:
 
 
 def change_listener(site: Site, call: Call) -> HttpResponse:
-    """Pause or resume a listener, or let it continue at another position."""
+    """Pause or resume a listener, let it continue at another position, or change its concurrency."""
     listener, application, action = call.field("listener"), _application(site), _action(call, _ACTIONS)
     change: dict[str, Any] = {"action": action}
     if action == "seek":
         change |= _seek(call)
+    elif action == "concurrency":
+        change["number"] = _number(call)
     with site.audit.change(f"listener.{action}", call.request.remote, listener=listener, to=_target(change)) as result:
         found = application.post(f"listeners/{quote(listener, safe='')}", change)
         result["listener_state"] = found["state"]
@@ -75,8 +77,15 @@ def _seek(call: Call) -> dict[str, Any]:
     raise MessageError("choose the first message, the latest, or a duration to go back")
 
 
-def _target(change: dict[str, Any]) -> str | None:
-    return change.get("to") or change.get("back")
+def _number(call: Call) -> int:
+    number = call.number_field("number")
+    if not number:
+        raise MessageError("give the number of handlers that may run at a time")
+    return number
+
+
+def _target(change: dict[str, Any]) -> object:
+    return next((change[key] for key in ("to", "back", "number") if key in change), None)
 
 
 # --- schedules ----------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,13 +12,31 @@ from mqtemplate.delay.offset_set import contains
 from mqtemplate.delay.pending_rows import NO_ROWS, PENDING_DTYPE, PendingEntry, PendingPiece
 from mqtemplate.delay.timers.backlog import TimerBacklog
 from mqtemplate.delay.timers.intake import NO_TIME_MS, TimerTopicReader
+from mqtemplate.delay.timers.parked import ParkedTimers
 from mqtemplate.delay.timers.recalls import TimerRecalls
 from mqtemplate.delay.timers.settings import slot_of
 from mqtemplate.delay.timers.timer_log import TimerLogDamageError
-from mqtemplate.delay.timers.timer_unit import TIMER_UNIT_DTYPE, Magic, slots_of
+from mqtemplate.delay.timers.timer_unit import TIMER_UNIT_DTYPE, Magic, are_valid, slots_of
+from mqtemplate.delay.timers.timer_wheel import SLOT_DTYPE
 from mqtemplate.record.codec import StoredRecord
 
-_PIECE_COUNT = 16_384  # messages in one piece
+_FIRST_PIECE_COUNT = 512  # a page needs few messages; each further piece has twice as many
+_PIECE_COUNT = 16_384
+
+
+class _Span(NamedTuple):
+    """A part of a span of time.
+
+    Attributes:
+        slots: The slots of the messages that are due before *end_ms* and not parked, as `SLOT_DTYPE`.
+        parked: Positions of the units of parked messages that are due before *end_ms*.
+        log_end: End of the timer log when *slots* and *parked* were read.
+    """
+
+    end_ms: int
+    slots: np.ndarray
+    parked: np.ndarray
+    log_end: int
 
 
 class PendingTimers:
@@ -32,6 +51,8 @@ class PendingTimers:
         self._reader = reader
         self._precision_ms = backlog.files.settings.precision_ms
         self._lock = lock
+        self._parked = ParkedTimers(self._log, reader)
+        self._parked_lock = threading.Lock()  # taken before the other lock
         self._recalls = TimerRecalls(backlog.files, reader)
         # Number of pending messages, minus the backlog's balance; recalled messages count. None before the first count.
         self._base_count: int | None = None
@@ -60,33 +81,64 @@ class PendingTimers:
 
     def pieces(self, after_ms: int, before_ms: int) -> Iterator[PendingPiece]:
         """Yield what is pending in a span of time; see `DelayStore.pending`."""
-        # A parked message may be due long after its slot. So all slots before the end are read.
-        from_ms = 0
-        while True:
-            with self._lock:
-                slots = self._next_slots(from_ms, before_ms)
-            if not len(slots):
-                return
+        from_ms, max_count = after_ms, _FIRST_PIECE_COUNT
+        while from_ms < before_ms:
+            span = self._next_span(from_ms, before_ms, max_count)
             try:
-                units = self._log.units_of_slots(slots, self._precision_ms)
+                units = self._units(span)
             except TimerLogDamageError:
                 # Without the lock, a unit may be half marked. If it is still damaged with the lock, the error is real.
                 with self._lock:
-                    units = self._log.units_of_slots(slots, self._precision_ms)
+                    units = self._units(span)
             with self._lock:
-                rows = self._rows(units)
-            rows = rows[(rows["due_ms"] >= after_ms) & (rows["due_ms"] < before_ms)]
+                # A message that was rolled since is missing among the units, unless it is added here.
+                added = [units for _, units in self._log.pieces(span.log_end, self._log.end)]
+                rows = self._rows(np.concatenate([units, *added]))
+            rows = rows[(rows["due_ms"] >= from_ms) & (rows["due_ms"] < span.end_ms)]
             if len(rows):
-                yield PendingPiece(max(int(slots["time"][0]) * self._precision_ms, after_ms), rows)
-            from_ms = (int(slots["time"][-1]) + 1) * self._precision_ms
+                yield PendingPiece(from_ms, rows)
+            from_ms, max_count = span.end_ms, min(2 * max_count, _PIECE_COUNT)
 
-    def _next_slots(self, from_ms: int, before_ms: int) -> np.ndarray:
-        """Return the next live slots: at least one, and not many more messages than a piece has; none at the end."""
-        slots = next(self._backlog.files.wheel.live(max(from_ms, self._backlog.read_ms), before_ms), None)
+    def _next_span(self, from_ms: int, before_ms: int, max_count: int) -> _Span:
+        """Return the next part of a span of time, with not many more than *max_count* messages, or one slot."""
+        with self._parked_lock:
+            while True:
+                with self._lock:
+                    read_ms = self._backlog.read_ms
+                    if not self._parked.read_on(from_ms, read_ms):
+                        continue
+                    # Late messages are in the slot at `read_ms`, which may be after the span.
+                    slots = self._next_slots(from_ms, max(before_ms, read_ms + 1), max_count)
+                    end_ms = before_ms
+                    if len(slots):
+                        # The messages of a slot are due after its time, and not later than the next slot's time.
+                        end_ms = min(before_ms, (int(slots["time"][-1]) + 1) * self._precision_ms + 1)
+                    parked, end_ms = self._parked.between(from_ms, end_ms, max_count)
+                    if len(slots):
+                        slots = slots[slots["time"] * self._precision_ms < max(end_ms, read_ms + 1)]
+                    return _Span(end_ms, slots, parked, self._log.end)
+
+    def _next_slots(self, from_ms: int, before_ms: int, max_count: int) -> np.ndarray:
+        """Return the next live slots: at least one, and not many more messages than *max_count*; none at the end."""
+        start_ms = max(slot_of(from_ms, self._precision_ms), self._backlog.read_ms)
+        slots = next(self._backlog.files.wheel.live(start_ms, before_ms), None)
         if slots is None:
-            return np.empty(0)
-        count = int(np.searchsorted(np.cumsum(np.maximum(slots["num"], 1)), _PIECE_COUNT)) + 1
+            return np.empty(0, SLOT_DTYPE)
+        count = int(np.searchsorted(np.cumsum(np.maximum(slots["num"], 1)), max_count)) + 1
         return slots[:count]
+
+    def _units(self, span: _Span) -> np.ndarray:
+        """Return the units of a span, done or not.
+
+        Raises:
+            TimerLogDamageError: A unit is damaged.
+        """
+        units = self._log.units_of_slots(span.slots, self._precision_ms)
+        # A parked message may be due long after its slot.
+        parked = self._log.gather(span.parked[span.parked >= self._log.start])
+        if not are_valid(parked).all():
+            raise TimerLogDamageError("timerlog: the unit of a parked message is damaged")
+        return np.concatenate([units[units["magic"] & Magic.ROLL == 0], parked])
 
     def rows_between(self, physical_start: int, physical_end: int) -> np.ndarray:
         """Return what is pending in a part of the commit log, as `PENDING_DTYPE`, for retention.

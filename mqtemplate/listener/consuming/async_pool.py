@@ -101,6 +101,12 @@ class AsyncConsumePool:
         self.wake()
         return self._end_replacement
 
+    def resize(self, number: int, maximum: int) -> None:
+        """Change the number of tasks. Tasks above it finish their messages, and none starts until fewer run."""
+        with self._lock:
+            self._number, self._maximum = number, max(number, maximum)
+        self.wake()
+
     def _end_replacement(self) -> None:
         with self._lock:
             self._hanging = max(0, self._hanging - 1)

@@ -75,6 +75,7 @@ class ConsumeService(ABC, Generic[_Item, _Work]):
     Attributes:
         is_paused: True: no handler is called. A thread notes its call in the watchdog first and reads this second, so
             that every call that is not noted when this becomes True does not happen.
+        must_yield: True: more threads are awake than there may be, so a thread handles no second message in `run_next`.
     """
 
     def __init__(self, context: ConsumeContext) -> None:
@@ -96,6 +97,7 @@ class ConsumeService(ABC, Generic[_Item, _Work]):
         self._numbers = itertools.count()
         self.taken = 0
         self.is_paused = False
+        self.must_yield = False
 
     @property
     def ready_count(self) -> int:

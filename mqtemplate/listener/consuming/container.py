@@ -13,7 +13,7 @@ from typing import Any
 from mqtemplate.broker import Broker, ConsumeFromWhere, Consumer
 from mqtemplate.clock import VirtualClock
 from mqtemplate.converter import MessageConverter
-from mqtemplate.durations import Duration, duration_ms
+from mqtemplate.durations import Duration
 from mqtemplate.errors import BrokerClosedError, BrokerError, CorruptRecordError, ForkedError, ListenerError
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.calling.traced import TracedHandling
@@ -21,13 +21,13 @@ from mqtemplate.listener.consuming.async_loop import choose_loop
 from mqtemplate.listener.consuming.async_pool import AsyncConsumePool, StartTask
 from mqtemplate.listener.consuming.concurrently import ConcurrentConsumeService
 from mqtemplate.listener.consuming.consume_service import ConsumeContext, ConsumeService, Handling
-from mqtemplate.listener.consuming.handler_loop import HandlerLoop, is_async
-from mqtemplate.listener.consuming.invocation import Invocation
+from mqtemplate.listener.consuming.handler_loop import HandlerLoop
+from mqtemplate.listener.consuming.invocation import Invocation, uses_loop
 from mqtemplate.listener.consuming.observed import ObservedHandling, Observer
 from mqtemplate.listener.consuming.orderly import OrderlyConsumeService
 from mqtemplate.listener.consuming.polling_requests import PollingRequests
 from mqtemplate.listener.consuming.process_queue import ProcessQueues
-from mqtemplate.listener.consuming.repositioning import Repositioning, epoch_ms
+from mqtemplate.listener.consuming.repositioning import Repositioning, epoch_ms, span_ms
 from mqtemplate.listener.consuming.thread_pool import ConsumeThreadPool
 from mqtemplate.listener.consuming.virtual_threads import VirtualThreads
 from mqtemplate.listener.endpoint import Endpoint
@@ -36,8 +36,6 @@ from mqtemplate.listener.failures.policy import FailurePolicy
 from mqtemplate.listener.registration.topic_patterns import matching
 from mqtemplate.message import MessageExt, MessageQueue
 from mqtemplate.message_trace.dispatcher import TraceDispatcher
-from mqtemplate.middlewares.declaration import arounds
-from mqtemplate.middlewares.steps import is_async_around
 from mqtemplate.observation.interface import Observation
 
 _log = get_logger("mqtemplate.listener")
@@ -96,7 +94,7 @@ class ListenerContainer:
         self._observation = observation
         self._owns_loop = loop is None
         self._loop = loop or choose_loop(broker.clock)
-        self._uses_loop = _uses_loop(endpoint)
+        self._uses_loop = uses_loop(endpoint)
         self._failures = FailureLog(endpoint.id, endpoint.settings.group, broker.clock)
         self._log = _log.bind(listener=endpoint.id, group=endpoint.settings.group)
         self._observers: list[Observer] = []
@@ -133,6 +131,11 @@ class ListenerContainer:
     def is_running(self) -> bool:
         """True if the container is a member of its group; a paused one is."""
         return self.state in (ContainerState.RUNNING, ContainerState.PAUSED)
+
+    @property
+    def concurrency(self) -> int:
+        """Maximum number of handlers that run at the same time, without replacements of hanging ones."""
+        return self.endpoint.settings.thread_number
 
     @property
     def in_flight(self) -> int:
@@ -333,6 +336,24 @@ class ListenerContainer:
                 self._wake_polling()
         self._wake()
 
+    def set_concurrency(self, number: int) -> None:
+        """Change how many handlers may run at the same time, from any thread and in any state.
+
+        When this returns, handlers that run finish, and no further one starts until fewer than *number* run. A restart
+        of the container keeps the number.
+
+        Raises:
+            ListenerError: It is not 1 to ``consume_thread_max``.
+        """
+        with self._state_lock:
+            self.endpoint = replace(self.endpoint, settings=self.endpoint.settings.with_thread_number(number))
+            if self._pool is not None:
+                self._pool.resize(number, self.endpoint.settings.consume_thread_max)
+                self._wake_polling()
+            if self._virtual_threads is not None:
+                self._virtual_threads.resize(number)
+        self._wake()
+
     def _pause_until(self, due_ms: int, reason: str) -> None:
         """Pause until a time, since a middleware or handler requested it. A later request has priority.
 
@@ -423,7 +444,7 @@ class ListenerContainer:
             ListenerError: The listener is not running.
             ValueError: *span* is no span of time.
         """
-        time_ms = 0 if span is None else max(0, self._clock.now_ms() - _span_ms(span))
+        time_ms = 0 if span is None else max(0, self._clock.now_ms() - span_ms(span))
         self._reposition(lambda: self._repositioning.to_time(time_ms))
 
     def reset_to_time(self, time: datetime | int) -> None:
@@ -577,20 +598,3 @@ class ListenerContainer:
             self.state = ContainerState.BROKEN
             self._log.warning("listener.broker_closed")
         return None
-
-
-def _span_ms(span: Duration) -> int:
-    try:
-        return duration_ms(span, 1_000)
-    except ValueError as exc:
-        raise ValueError(f"span must be {exc}") from None
-
-
-def _uses_loop(endpoint: Endpoint) -> bool:
-    """Return True if something of a listener is ``async``: a handler, its error handler, or a middleware."""
-    on_error = endpoint.on_error
-    return (
-        any(plan.is_async for plan in endpoint.plan.plans())
-        or any(map(is_async_around, arounds(endpoint.middlewares, "consume")))
-        or (on_error is not None and is_async(on_error))
-    )

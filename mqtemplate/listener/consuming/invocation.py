@@ -15,7 +15,7 @@ from mqtemplate.listener.calling.batch import BatchCalls, single_call
 from mqtemplate.listener.calling.error_decision import deciding
 from mqtemplate.listener.calling.send import is_sends
 from mqtemplate.listener.consume_status import ConsumeStatus
-from mqtemplate.listener.consuming.handler_loop import RunAwaitable
+from mqtemplate.listener.consuming.handler_loop import RunAwaitable, is_async
 from mqtemplate.listener.current import enter_batch, enter_message, handler_context
 from mqtemplate.listener.endpoint import Endpoint
 from mqtemplate.listener.failures.failure import HANDLER_ERRORS, Failure
@@ -24,6 +24,7 @@ from mqtemplate.listener.handler_result import is_batch_done, is_done
 from mqtemplate.message import MessageExt, Property
 from mqtemplate.middlewares.declaration import arounds, check_listener
 from mqtemplate.middlewares.delivery import ListenerInfo
+from mqtemplate.middlewares.steps import is_async_around
 from mqtemplate.observation.interface import Observation, ObservedListener
 
 
@@ -191,3 +192,13 @@ def _composed(
 def _with_error_handler(call: Callable[..., Any], endpoint: Endpoint, run: RunAwaitable) -> Callable[..., Any]:
     on_error = endpoint.on_error
     return call if on_error is None else deciding(call, on_error, run, is_async=endpoint.plan.is_async)
+
+
+def uses_loop(endpoint: Endpoint) -> bool:
+    """Return True if something of a listener is ``async``: a handler, its error handler, or a middleware."""
+    on_error = endpoint.on_error
+    return (
+        any(plan.is_async for plan in endpoint.plan.plans())
+        or any(map(is_async_around, arounds(endpoint.middlewares, "consume")))
+        or (on_error is not None and is_async(on_error))
+    )

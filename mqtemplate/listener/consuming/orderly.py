@@ -161,6 +161,8 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
                 self._delay(ordered, delay_ms)
                 self._queues.commit()
                 return True
+            if self.must_yield:
+                break
         self._queues.commit()
         self._release(ordered)
         return not self.is_paused

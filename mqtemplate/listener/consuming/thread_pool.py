@@ -18,7 +18,13 @@ _BUSY_PROCESS = 0.7  # of one core
 
 
 class Work(Protocol):
-    """Source of work for the threads of a pool."""
+    """Source of work for the threads of a pool.
+
+    Attributes:
+        must_yield: The pool sets it while more threads are awake than there may be. Then `run_next` returns soon.
+    """
+
+    must_yield: bool
 
     def run_next(self) -> bool:
         """Take the next piece of work and do it. Return False if there is none."""
@@ -61,6 +67,7 @@ class ConsumeThreadPool:
         self._hanging = 0
         self._stopping = False
         self._abandoned = False
+        self._must_leave = False  # abandoned, or more threads are awake than there may be
         self._ramp = 1
         self._last_tick = (0.0, 0.0, -1)  # time, processor time of the process, pieces taken
         self._last_help = 0.0
@@ -69,7 +76,7 @@ class ConsumeThreadPool:
     def after_fork(self) -> None:
         """Let the thread end that forked in a handler: it handles no further message. See `UsedByOneProcess`."""
         self._lock = threading.Lock()  # a thread that is missing here may hold the other one
-        self._stopping = self._abandoned = True
+        self._stopping = self._abandoned = self._must_leave = True
 
     def wake(self) -> None:
         """Wake a thread for work that arrived, unless one is awake."""
@@ -110,6 +117,24 @@ class ConsumeThreadPool:
         self._add_awake()
         return self._end_replacement
 
+    def resize(self, number: int, maximum: int) -> None:
+        """Change the number of threads. Threads above it end when their handlers return; none is interrupted.
+
+        When this returns, no work starts while *number* threads or more are in handlers that do not hang.
+        """
+        with self._lock:
+            self._number, self._maximum = number, max(number, maximum)
+            self._ramp = 1
+            self._check_excess()
+        if self._work.ready_count:
+            self._add_awake()
+
+    def _check_excess(self) -> None:
+        """With the lock: let threads end if more are awake than there may be."""
+        has_excess = self._awake > self._number + self._hanging
+        self._must_leave = self._abandoned or has_excess
+        self._work.must_yield = has_excess
+
     def stop(self, timeout_s: float) -> int:
         """Let the threads finish the ready work, for at most *timeout_s*. Return how many threads still hang."""
         deadline = time.monotonic() + timeout_s
@@ -120,12 +145,13 @@ class ConsumeThreadPool:
             self._wake_event.put(None)
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        self._abandoned = True
+        self._abandoned = self._must_leave = True
         return sum(thread.is_alive() for thread in threads)
 
     def _end_replacement(self) -> None:
         with self._lock:
             self._hanging = max(0, self._hanging - 1)
+            self._check_excess()
 
     def _add_awake(self) -> None:
         with self._lock:
@@ -150,7 +176,9 @@ class ConsumeThreadPool:
             self._run_ready_work()
             with self._lock:
                 self._awake -= 1
-                if self._work.ready_count and not self._abandoned:
+                self._check_excess()
+                may_continue = not self._abandoned and self._awake < self._number + self._hanging
+                if self._work.ready_count and may_continue:
                     # A race: work arrived while this thread still counted as awake, so `wake` woke no other one.
                     self._awake += 1
                     continue
@@ -160,7 +188,7 @@ class ConsumeThreadPool:
             self._wake_event.get()
 
     def _run_ready_work(self) -> None:
-        while not self._abandoned:
+        while not self._must_leave:
             try:
                 if not self._work.run_next():
                     return

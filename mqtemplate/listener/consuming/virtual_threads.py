@@ -50,6 +50,10 @@ class VirtualThreads:
             return True
         return thread.result()
 
+    def resize(self, maximum: int) -> None:
+        """Change the number of threads. Handlers above it finish."""
+        self._maximum = maximum
+
     def finish(self, wait_ms: int) -> None:
         """Let time pass until all threads have ended, at most *wait_ms*."""
         if self._paused and wait_ms:

@@ -97,6 +97,29 @@ def test_wheel_and_log_of_rocketmq_are_used(open_engine: OpenEngine, tmp_path: P
     assert arrivals(engine, start_ms) == expected()
 
 
+def test_parked_timers_of_rocketmq_are_listed_by_their_due_times(open_engine: OpenEngine, tmp_path: Path) -> None:
+    """Their units do not have the due time: it is read from the records."""
+    engine = open_engine()
+    start_ms = engine.clock.now_ms()
+    delays_ms = [minutes * 60_000 for minutes in (300, 2, 90, 61, 200)]
+    for delay_ms in delays_ms:
+        engine.send(b"", TIMER_DELAY_MS=delay_ms)
+    engine.release_due()
+    engine.close()
+    clear_tails(tmp_path)
+    write_checkpoint(tmp_path)
+
+    engine = open_engine()
+
+    def listed(after_ms: int, before_ms: int) -> list[int]:
+        pieces = engine.timer.pending(start_ms + after_ms, start_ms + before_ms)
+        return [int(due_ms) - start_ms for piece in pieces for due_ms in piece.rows["due_ms"]]
+
+    assert sorted(listed(0, 1 << 60)) == sorted(delays_ms)
+    assert sorted(listed(61 * 60_000, 200 * 60_000)) == [61 * 60_000, 90 * 60_000]
+    assert listed(200 * 60_000, 200 * 60_000 + 1) == [200 * 60_000]
+
+
 def test_units_after_the_checkpoint_of_rocketmq_are_found(open_engine: OpenEngine, tmp_path: Path) -> None:
     """Its checkpoint has the log's end at the flush before, and the current queue offset. Its wheel may be older."""
     engine = open_engine()
