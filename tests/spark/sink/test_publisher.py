@@ -81,6 +81,19 @@ def test_a_repeated_task_stores_its_rows_once_on_our_server(cluster: LocalCluste
     assert Counter(message.queue_id for message in stored) == {0: 30, 1: 20}
 
 
+@pytest.mark.parametrize("columns", [{}, {"shardingKey": ["a"]}], ids=["columns", "rows"])
+def test_a_row_may_have_megabytes_among_many_small_ones(cluster: LocalCluster, columns: dict[str, Any]) -> None:
+    """A request has at most 1 MiB of small messages, or one message."""
+    rows = {"body": ["x" * 700] * 3_000 + ["y" * 3_000_000]} | {name: each * 3_001 for name, each in columns.items()}
+    options = SinkOptions.parse({"nameServer": str(cluster.address), "topic": "orders"})
+
+    result = publish(iter([pa.RecordBatch.from_pydict(rows)]), options, SendSequence("query", 0, 0))
+
+    assert result == Published(3_001, 0)
+    stored = messages_in(cluster.engine, "orders")
+    assert Counter(len(message.body) for message in stored) == {700: 3_000, 3_000_000: 1}
+
+
 class SlowBroker:
     """Broker that answers a send when the test lets it; it notes the first number of each send."""
 
