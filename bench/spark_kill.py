@@ -219,7 +219,7 @@ def query_kill_rounds(folder: Path, kills: int, seed: int, count: int = 10_000, 
     while _remaining(outcome, _victims(port), kills):
         _copy_round(folder / str(rounds), outcome, kills, chance, count, port)
         rounds += 1
-        print(f"after {rounds} rounds: {outcome}", file=sys.stderr, flush=True)
+        print(f"after {rounds} rounds of the query: {outcome}", file=sys.stderr, flush=True)
     return outcome
 
 
@@ -280,7 +280,7 @@ def _run_driver(folder: Path, outcome: Outcome, kills: int, chance: random.Rando
         time.sleep(0.02)
         if not (victims := _remaining(outcome, _victims(server.port), kills)) or not progress.has_grown():
             continue
-        time.sleep(chance.uniform(0, 2))
+        time.sleep(chance.uniform(0, 1))
         victim = chance.choice(victims)
         if victim == "server":
             server.restart()
