@@ -1,11 +1,14 @@
 """SIGKILLs while Spark writes to topics: each row is stored once, on the embedded broker and on our server.
 
-Two parts. In the first, writer processes run the sink's own code for tasks, as executors do, and a server process
+Three parts. In the first, writer processes run the sink's own code for tasks, as executors do, and a server process
 stores the rows; at random moments a writer or the server is killed. In the second, a streaming query of Spark copies
 one topic to another through the sink, and a listener appends the numbers that it got to a file for each
 ``(query_id, batch_id)``; the driver (which owns the embedded broker), its JVM or one of its Python workers is killed.
+The third is the second on our server, which is killed, too.
 
-    python -m bench.spark_kill [KILLS] [SEED]      KILLS of each kind; 50 by default
+    python -m bench.spark_kill [KILLS] [SEED] [PART]
+
+KILLS of each kind, 50 by default; PART is ``sink``, ``embedded`` or ``server``, by default all of them.
 """
 
 from __future__ import annotations
@@ -22,9 +25,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 from bench.measure import quiet, report, run, scratch_folder
-from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
+from mqtemplate.broker import Broker
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker, RemoteSettings
 from mqtemplate.message import HostAddress, Message, MessageQueue
 from mqtemplate.server import BrokerServerSettings, LocalCluster
 from mqtemplate.testing import messages_in
@@ -155,12 +160,24 @@ def _remaining(outcome: Outcome, victims: Sequence[str], kills: int) -> list[str
 # --- a query of Spark -------------------------------------------------------------------------------
 
 
-def copy_and_listen(folder: str) -> None:
-    """Copy a topic through the sink, and let a listener note the numbers of its batches; end when all is copied."""
-    quiet()
-    from mqtemplate.spark import AVAILABLE_NOW, SparkBatch, SparkListenerContainer, session, spark_listener
+def copy_and_listen(folder: str, address: str = "") -> None:
+    """Copy a topic through the sink, and let a listener note the numbers of its batches; end when all is copied.
 
-    root = Path(folder)
+    Args:
+        address: Our server; without it this process opens the folder.
+    """
+    quiet()
+    if address:
+        with RemoteBroker(RemoteSettings(name_servers=(address,))) as client:
+            _copy_and_listen(Path(folder), client, {"nameServer": address})
+    else:
+        store = Path(folder, "store")
+        with EmbeddedBroker(store, EmbeddedSettings(checkpoint_interval_ms=200, **_SMALL)) as broker:
+            _copy_and_listen(Path(folder), broker, {"store": str(store)})
+
+
+def _copy_and_listen(root: Path, broker: Broker, place: dict[str, str]) -> None:
+    from mqtemplate.spark import AVAILABLE_NOW, SparkBatch, SparkListenerContainer, session, spark_listener
 
     @spark_listener(SOURCE, "counting", trigger=AVAILABLE_NOW, max_offsets_per_trigger=500)
     def count(messages: object, batch: SparkBatch) -> None:
@@ -170,39 +187,49 @@ def copy_and_listen(folder: str) -> None:
         target.with_suffix(".new").replace(target)
 
     (root / "batches").mkdir(exist_ok=True)
-    with EmbeddedBroker(root / "store", EmbeddedSettings(checkpoint_interval_ms=200, **_SMALL)) as broker:
-        spark = session(master="local[2]", short_lived=True)
-        jvm = spark._jvm
-        assert jvm is not None
-        print(jvm.java.lang.ProcessHandle.current().pid(), flush=True)
-        container = SparkListenerContainer(count, spark, broker, root / "checkpoints")
-        container.start()
-        messages = spark.readStream.format("mqtemplate").options(store=str(broker.path), topic=SOURCE)
-        query = (
-            messages.option("maxOffsetsPerTrigger", 500)
-            .load()
-            .select("body")
-            .writeStream.format("mqtemplate")
-            .options(store=str(broker.path), topic=TARGET, checkpointLocation=str(root / "copy"))
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination()
-        container.await_idle()
-        container.stop()
+    spark = session(master="local[2]", short_lived=True)
+    jvm = spark._jvm
+    assert jvm is not None
+    print(jvm.java.lang.ProcessHandle.current().pid(), flush=True)
+    container = SparkListenerContainer(count, spark, broker, root / "checkpoints")
+    container.start()
+    query = (
+        spark.readStream.format("mqtemplate")
+        .options(**place, topic=SOURCE, maxOffsetsPerTrigger=500)
+        .load()
+        .select("body")
+        .writeStream.format("mqtemplate")
+        .options(**place, topic=TARGET, checkpointLocation=str(root / "copy"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    container.await_idle()
+    container.stop()
 
 
-def query_kill_rounds(folder: Path, kills: int, seed: int, count: int = 20_000) -> Outcome:
-    """Kill driver, JVM and Python workers at random moments of the query, *kills* times each; a topic a round."""
+def query_kill_rounds(folder: Path, kills: int, seed: int, count: int = 10_000, port: int | None = None) -> Outcome:
+    """Kill driver, JVM and Python workers at random moments of the query, *kills* times each; a topic a round.
+
+    Args:
+        port: For our server, which is killed as well; None: the driver owns an embedded broker.
+    """
     chance, outcome = random.Random(seed), Outcome()
     rounds = 0
-    while _remaining(outcome, _VICTIMS, kills):
-        _copy_round(folder / str(rounds), outcome, kills, chance, count)
+    while _remaining(outcome, _victims(port), kills):
+        _copy_round(folder / str(rounds), outcome, kills, chance, count, port)
         rounds += 1
+        print(f"after {rounds} rounds of the query: {outcome}", file=sys.stderr, flush=True)
     return outcome
 
 
-def _copy_round(folder: Path, outcome: Outcome, kills: int, chance: random.Random, count: int) -> None:
+def _victims(port: int | None) -> Sequence[str]:
+    return _VICTIMS if port is None else (*_VICTIMS, "server")
+
+
+def _copy_round(
+    folder: Path, outcome: Outcome, kills: int, chance: random.Random, count: int, port: int | None
+) -> None:
     """Copy a topic of *count* messages in spite of the kills, and check the copy and the listener's batches."""
     with EmbeddedBroker(folder / "store", EmbeddedSettings(**_SMALL)) as broker:
         for queue in broker.queues(SOURCE):
@@ -210,28 +237,75 @@ def _copy_round(folder: Path, outcome: Outcome, kills: int, chance: random.Rando
             for start in range(0, len(numbers), 100):
                 messages = [Message(SOURCE, b"%d" % number) for number in numbers[start : start + 100]]
                 broker.send_batch(messages, MessageQueue(SOURCE, broker.name, queue.queue_id))
-    while _run_driver(folder, outcome, kills, chance) != 0:
-        pass
+    with _ServerOfRound(folder / "store", port) as server:
+        while _run_driver(folder, outcome, kills, chance, server) != 0:
+            pass
     with EmbeddedBroker(folder / "store", EmbeddedSettings(**_SMALL)) as broker:
         outcome.check(_numbers(broker, TARGET), count)
     handled = [json.loads(path.read_text()) for path in (folder / "batches").iterdir() if not path.suffix]
     outcome.check([number for batch in handled for number in batch], count)
 
 
-def _run_driver(folder: Path, outcome: Outcome, kills: int, chance: random.Random) -> int:
-    """Start a driver and kill it, its JVM or its workers until it ends. Return its exit code."""
-    driver = _start(copy_and_listen, folder)
+class _ServerOfRound:
+    """Our server in a process of its own, if there is a port for it."""
+
+    def __init__(self, store: Path, port: int | None) -> None:
+        self._store, self.port = store, port
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Self:
+        if self.port is not None:
+            self._process = _serving(self._store, self.port)
+        return self
+
+    def restart(self) -> None:
+        """Kill the server, and start it again."""
+        assert self._process is not None
+        _kill(self._process)
+        self._process = _serving(self._store, self.port or 0)
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            _kill(self._process)
+
+
+def _run_driver(folder: Path, outcome: Outcome, kills: int, chance: random.Random, server: _ServerOfRound) -> int:
+    """Start a driver and kill it, its JVM, its workers or the server until it ends. Return its exit code."""
+    driver = _start(copy_and_listen, folder, *([] if server.port is None else [f"127.0.0.1:{server.port}"]))
     jvm = int(_await_line(driver) or 0)
+    progress = _Progress(folder)
     deadline = time.monotonic() + _TIMEOUT_S
     while driver.poll() is None:
         assert time.monotonic() < deadline, "the driver did not end"
-        time.sleep(chance.uniform(0.2, 5))
-        if victims := _remaining(outcome, _VICTIMS, kills):
-            victim = chance.choice(victims)
-            if _kill_one(victim, driver, jvm, chance):
-                outcome.kills[victim] += 1
+        time.sleep(0.02)
+        if not (victims := _remaining(outcome, _victims(server.port), kills)) or not progress.has_grown():
+            continue
+        time.sleep(chance.uniform(0, 1))
+        victim = chance.choice(victims)
+        if victim == "server":
+            server.restart()
+            outcome.kills[victim] += 1
+        elif _kill_one(victim, driver, jvm, chance):
+            outcome.kills[victim] += 1
     _close(driver)
     return driver.returncode
+
+
+class _Progress:
+    """Batches that both queries have finished: a kill before the first one hits a start of Spark only."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._known = self._count()
+
+    def _count(self) -> int:
+        finished = (*self._folder.glob("batches/*"), *self._folder.glob("copy/commits/[0-9]*"))
+        return len([path for path in finished if not path.suffix])
+
+    def has_grown(self) -> bool:
+        """Return True if a batch was finished since the last call that returned True."""
+        known, self._known = self._known, max(self._known, self._count())
+        return self._known > known
 
 
 def _kill_one(victim: str, driver: subprocess.Popen[str], jvm: int, chance: random.Random) -> bool:
@@ -262,6 +336,13 @@ def _children(parents: list[int]) -> list[int]:
 # --- processes --------------------------------------------------------------------------------------
 
 
+def free_port() -> int:
+    """Return a port of this machine that no process uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def _start(work: Callable[..., None], *arguments: object) -> subprocess.Popen[str]:
     code = f"import sys; from bench.spark_kill import {work.__name__} as work; work(*sys.argv[1:])"
     command = [sys.executable, "-c", code, *map(str, arguments)]
@@ -289,17 +370,20 @@ def _numbers(broker: EmbeddedBroker, topic: str) -> list[int]:
 
 
 def main() -> None:
-    """Run both parts and print what was lost and stored twice."""
-    number, seed = (int(text) for text in [*sys.argv[1:], *("50", "4466")[len(sys.argv) - 1 :]])
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    """Run the parts and print what was lost and stored twice."""
+    number, seed = (int(text) for text in [*sys.argv[1:3], *("50", "4466")[len(sys.argv[1:3]) :]])
+    wanted = sys.argv[3:] or ["sink", "embedded", "server"]
+    port = free_port()
     with scratch_folder() as folder:
-        parts: dict[str, Callable[[], Outcome]] = {
-            "tasks of the sink, our server": lambda: sink_kill_rounds(folder / "sink", port, number, seed),
-            "query and listener, embedded": lambda: query_kill_rounds(folder / "query", number, seed),
+        parts: dict[str, tuple[str, Callable[[], Outcome]]] = {
+            "sink": ("tasks of the sink, our server", lambda: sink_kill_rounds(folder / "sink", port, number, seed)),
+            "embedded": ("query and listener, embedded", lambda: query_kill_rounds(folder / "query", number, seed)),
+            "server": (
+                "query and listener, our server",
+                lambda: query_kill_rounds(folder / "server", number, seed, port=port),
+            ),
         }
-        for name, part in parts.items():
+        for name, part in (parts[name] for name in wanted):
             outcome = part()
             killed = ", ".join(f"{count} {victim}" for victim, count in sorted(outcome.kills.items()))
             print(f"{name}: killed {killed or 'nothing'}", flush=True)

@@ -2,7 +2,8 @@
 
 Writes: 200,000 rows with a body of 200 bytes and a key, `local[2]`, four tasks, warm; the median of five. The embedded
 broker is in the driver's process, our server in a process of its own, in both flush modes. The peer is the same job
-into Spark's ``noop`` sink, which makes the rows and drops them.
+into Spark's ``noop`` sink, which makes the rows and drops them. CPU is that of all processes: driver, JVM, Python
+workers and server.
 
     python -m bench.spark_sink [ROWS] [PENDING]      200,000 and 1,000,000 by default
 """
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.measure import quiet, report, run, scratch_folder
+from bench.spark_read import cpu_seconds
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.message import HostAddress, Message, Property
 from mqtemplate.server import BrokerServerSettings, LocalCluster
@@ -54,21 +56,27 @@ def _server(folder: Path, mode: FlushDiskType) -> Iterator[str]:
         process.communicate("")
 
 
-def _median_rate(write: Callable[[], object], count: int) -> float:
+def _report(name: str, write: Callable[[], object], count: int, target: str) -> None:
+    """Print the median rate of some writes, and the CPU time of one row."""
     write()  # warm-up
-    rates = []
+    rates, cpus = [], []
     for _ in range(_ROUNDS):
-        started = time.perf_counter()
+        started, cpu = time.perf_counter(), _cpu_s()
         write()
         rates.append(count / (time.perf_counter() - started))
-    return statistics.median(rates)
+        cpus.append((_cpu_s() - cpu) / count * 1e6)
+    report(name, statistics.median(rates), "rows/s", target)
+    report("  CPU of a row", statistics.median(cpus), "us", "")
+
+
+def _cpu_s() -> float:
+    return time.process_time() + cpu_seconds()
 
 
 def _writes(spark: Any, folder: Path, count: int) -> None:
     rows = spark.range(0, count, 1, 4).selectExpr("repeat('x', 200) AS body", "concat('k', id) AS keys").cache()
     rows.count()
-    noop = _median_rate(lambda: rows.write.format("noop").mode("overwrite").save(), count)
-    report("noop sink", noop, "rows/s", "-")
+    _report("noop sink", lambda: rows.write.format("noop").mode("overwrite").save(), count, "-")
 
     def write(**options: str) -> Callable[[], object]:
         return lambda: rows.write.format("mqtemplate").mode("append").options(topic="orders", **options).save()
@@ -76,11 +84,9 @@ def _writes(spark: Any, folder: Path, count: int) -> None:
     for mode in FlushDiskType:
         store = folder / f"embedded-{mode.value}"
         with EmbeddedBroker(store, EmbeddedSettings(flush_disk_type=mode)) as broker, LocalServer(broker):
-            rate = _median_rate(write(store=str(store)), count)
-        report(f"embedded broker, {mode.value}", rate, "rows/s", _TARGET)
+            _report(f"embedded broker, {mode.value}", write(store=str(store)), count, _TARGET)
         with _server(folder / f"server-{mode.value}", mode) as address:
-            rate = _median_rate(write(nameServer=address), count)
-        report(f"our server, {mode.value}", rate, "rows/s", _TARGET)
+            _report(f"our server, {mode.value}", write(nameServer=address), count, _TARGET)
 
 
 def _pending(spark: Any, folder: Path, count: int) -> None:
@@ -103,7 +109,8 @@ def main() -> None:
     with scratch_folder() as folder:
         spark = session(master="local[2]", **{"spark.driver.memory": "1g"})
         _writes(spark, folder, count)
-        _pending(spark, folder, pending)
+        if pending:
+            _pending(spark, folder, pending)
         spark.stop()
 
 

@@ -16,6 +16,7 @@ from .summary_listener import Progress, SummaryListener
 from .sums_listener import ReceivedSums, SumsListener
 from .sums_table import read_sums, table
 from .tax_data import read_payments, sums_by_region_and_period, write_payments
+from .topic_table import sums_in_topic
 
 HERE = Path(__file__).parent
 COMPONENTS = (PaymentSender, OnePaymentListener, SummaryListener, Progress, SumsListener, ReceivedSums)
@@ -70,7 +71,17 @@ def send_and_wait(
     has_sums = is_complete and received.wait_for(len(payments), MAX_WAIT_S)
     total = sum(payment.amount_cents for payment in payments)
     print(f"Its sums came back as messages: {received.payments} payments, {received.amount_cents / 100:,.2f} in total.")
-    return has_sums and received.payments == len(payments) and received.amount_cents == total
+    if not has_sums or received.payments != len(payments) or received.amount_cents != total:
+        return False
+    return print_topic(settings.store_folder, total)
+
+
+def print_topic(store: Path, total: int) -> bool:
+    """Read the topic of the sums as a table; return True if it has the total of the input."""
+    sums = sums_in_topic(store)
+    cents = sum(sums.values())
+    print(f"Their topic, read as a table: {len(sums)} regions and periods, {cents / 100:,.2f} in total.")
+    return cents == total
 
 
 def print_and_compare(settings: PipelineSettings) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,13 +18,13 @@ import pyarrow.compute as pc
 
 from mqtemplate.errors import BodyTooLargeError, ConversionError, CorruptRecordError
 from mqtemplate.event_log import get_logger
-from mqtemplate.hashes.checksum import crc32
 from mqtemplate.message import Property, offset_msg_id
 from mqtemplate.record import layout
 from mqtemplate.record.codec import BadRecordError, parse_record, unpack_host
 from mqtemplate.record.compression import MAX_BODY_BYTES, decompress_body
 from mqtemplate.record.layout import SysFlag
-from mqtemplate.spark.property_columns import PropertyColumns, adjacent_cells, cell_parts
+from mqtemplate.spark.checksums import crcs, rows_match
+from mqtemplate.spark.property_columns import PropertyColumns, adjacent_cells
 from mqtemplate.spark.reader.record_block import RecordBlock
 
 _log = get_logger("mqtemplate.spark")
@@ -52,7 +51,6 @@ ARROW_SCHEMA = pa.schema(
 """Columns of the source; ``deliverTimestamp`` is null unless the message was delayed to a time."""
 
 _LAST_MS = 2**63 // 1_000 - 1  # the last millisecond that a timestamp in microseconds can hold
-_SMALL_CELL = 4_096
 _U8 = np.uint64
 _HEADER = np.dtype(layout.HEADER_FIELDS)  # type: ignore[call-overload]
 Extra: TypeAlias = int | npt.NDArray[Any]
@@ -146,21 +144,17 @@ class _Records:
 
     def _check_sums(self) -> None:
         """Compare the CRC of each body, and of the other bytes where a check states it. This takes most of the time."""
-        bodies = _crcs(self._cells(1)) & 0x7FFF_FFFF
+        bodies = crcs(self._cells(1)) & 0x7FFF_FFFF  # one bit is not stored, so `rows_match` cannot compare them
         self._require(bodies == self._heads["body_crc"], "its body does not match its CRC-32")
         if not self._has_check.any():
             return
-        rest = _crcs(self._all_but_bodies())
+        parts = [self._cells(number) for number in (0, 2, 3)]
         stated = self._hex8(self._properties_end + layout.CHECK_CRC_AT)
+        if self._has_check.all() and rows_match(parts, stated):
+            return
+        rest = crcs(pc.binary_join_element_wise(*parts, b""))
         for row in np.flatnonzero(self._has_check & (stated != rest)).tolist():
             self._parse_alone(row)
-
-    def _all_but_bodies(self) -> pa.Array:
-        """Return the bytes of each record that its check covers: cells 0, 2 and 3, which ``take`` copies in order."""
-        numbers = (np.arange(0, 5 * len(self._at), 5)[:, None] + [0, 2, 3]).reshape(-1)
-        _, offsets, data = self._all_cells.take(pa.array(numbers)).buffers()
-        bounds = np.frombuffer(offsets, np.int32, len(numbers) + 1)[::3].copy()
-        return pa.Array.from_buffers(pa.binary(), len(self._at), [None, pa.py_buffer(bounds), data])
 
     def _parse_alone(self, row: int) -> None:
         """Check one record with `parse_record`: the bytes of a check may also be a property that was copied."""
@@ -282,17 +276,6 @@ class _Records:
 
     def _u2(self, at: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         return _gather(self._data, ">u2", np.minimum(at, len(self._data) - 2)).astype(np.int64)
-
-
-def _crcs(cells: pa.Array) -> npt.NDArray[np.uint32]:
-    """Return the CRC-32 of each cell of a binary array."""
-    offsets, data = cell_parts(cells)
-    if len(data) > _SMALL_CELL * len(cells):  # do not copy large ones
-        view = data.data
-        parts: Iterable[Any] = (view[start:end] for start, end in pairwise(offsets.tolist()))
-    else:
-        parts = cells.to_pylist()  # in C; a slice in Python takes as long as the sum of some hundred bytes
-    return np.fromiter(map(crc32, parts), np.uint32, len(cells))
 
 
 def _gather(data: npt.NDArray[np.uint8], kind: str | np.dtype[Any], at: npt.NDArray[np.int64]) -> npt.NDArray[Any]:

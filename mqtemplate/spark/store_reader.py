@@ -102,9 +102,19 @@ class StoreReader:
     # --- start and end -------------------------------------------------------------------------
 
     def from_checkpoint(self, table: Mapping[str, Any]) -> OffsetTable:
-        """Return the offsets of a checkpoint. In a folder all queues are of one broker, whatever its name was then."""
+        """Return the offsets of a checkpoint. In a folder all queues are of one broker, whatever its name was then.
+
+        Raises:
+            SparkError: They are no offsets of this source.
+        """
         name = self._options.broker_name
-        offsets = from_spark(table, name)
+        try:
+            offsets = from_spark(table, name)
+        except (ValueError, AttributeError, TypeError, KeyError) as exc:
+            raise SparkError(
+                f"the offsets in the checkpoint are damaged, or of another source ({exc}): {table!r}. Restore the "
+                "checkpoint folder from a backup, or delete it, and name the start by option startingOffsets"
+            ) from exc
         if not self._options.store:
             return offsets
         return {MessageQueue(queue.topic, name, queue.queue_id): offset for queue, offset in offsets.items()}

@@ -15,7 +15,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from bench.peer.rocketmq import NameServer, RocketMQ
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.message import Message, MessageQueue
-from mqtemplate.spark.reader.cluster_connection import close_connections
+from mqtemplate.spark.broker_access.kept_connections import close_connections
 from mqtemplate.spark.reader.remote_cluster import RemoteCluster
 from mqtemplate.spark.schema import source_schema
 from mqtemplate.spark.source import BatchReader, MqTemplateSource, StreamReader

@@ -105,3 +105,4 @@ def test_the_sums_of_spark_equal_those_of_the_input(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
     assert "They equal the sums of the input file." in run.stdout
     assert f"Payment {WATCHED_ID} arrived" in run.stdout
+    assert "Their topic, read as a table: " in run.stdout

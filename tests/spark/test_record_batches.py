@@ -24,7 +24,6 @@ from mqtemplate.record.codec import RecordDraft, parse_record  # noqa: E402
 from mqtemplate.record.compression import CompressionType, compress_body  # noqa: E402
 from mqtemplate.record.message_ext import to_message_ext  # noqa: E402
 from mqtemplate.record.properties import encode_properties  # noqa: E402
-from mqtemplate.spark import record_batches as record_batches_module  # noqa: E402
 from mqtemplate.spark.reader.local_blocks import QueueSlice, local_blocks  # noqa: E402
 from mqtemplate.spark.record_batches import ARROW_SCHEMA, record_batches  # noqa: E402
 from mqtemplate.spark.store_folder import StoreFolder  # noqa: E402
@@ -300,10 +299,3 @@ def test_a_body_that_becomes_too_large_stays_compressed(tmp_path: Path) -> None:
     assert len(bodies[2]) < 1_000
     assert bodies[3] == bytes(1_000)
     assert [(event["event"], event["max_bytes"]) for event in events] == [("spark.body_too_large", 1_000)] * 3
-
-
-def test_checksums_are_computed_by_the_extra_speed_if_it_is_installed() -> None:
-    """They take about half of the time of a read of small messages."""
-    zlib_ng = pytest.importorskip("zlib_ng.zlib_ng")
-
-    assert vars(record_batches_module)["crc32"] is zlib_ng.crc32

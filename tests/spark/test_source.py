@@ -476,6 +476,14 @@ def test_offsets_of_version_1_are_continued(broker: EmbeddedBroker) -> None:
     assert [row["queueOffset"] for row in rows(reader, reader.partitions({"orders": {"0": 1}}, end))] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("table", [{"orders": 3}, {"orders": {"a": 1}}, {"version": 2}, {"version": 2, "topics": [1]}])
+def test_damaged_offsets_of_a_stream_are_an_error_with_advice(broker: EmbeddedBroker, table: dict[str, Any]) -> None:
+    with pytest.raises(
+        SparkError, match=r"offsets in the checkpoint are damaged, or of another source .*from a backup"
+    ):
+        stream_reader(broker).latestOffset(table, ALL)
+
+
 def test_the_ranges_of_a_batch_after_a_data_loss_are_those_of_its_rows(
     tmp_path: Path, foreign_record: Any, write_foreign_folder: Any
 ) -> None:

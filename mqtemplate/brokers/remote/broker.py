@@ -22,6 +22,7 @@ from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt, MessageQueue, SendSequence
 from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange
 from mqtemplate.processes import OwnerProcess
+from mqtemplate.remoting.protocol.messages import EncodedBatch
 from mqtemplate.results import HalfMessage, PullResult, SendResult, SequencedResult, TransactionState
 from mqtemplate.selectors.tags import Selector
 from mqtemplate.services import Service, ServiceThread
@@ -159,6 +160,12 @@ class RemoteBroker(Broker):
         self, messages: Sequence[tuple[Message, MessageQueue]], sequence: SendSequence, timeout_ms: int = 10_000
     ) -> SequencedResult:
         return self._client.sequenced.send(messages, sequence, timeout_ms)
+
+    def send_encoded(
+        self, batch: EncodedBatch, queue: MessageQueue, sequence: SendSequence, timeout_ms: int = 10_000
+    ) -> SequencedResult:
+        """Do as `send_sequenced` with encoded messages for one queue. See `SequencedSends.send_encoded`."""
+        return self._client.sequenced.send_encoded(batch, queue, sequence, timeout_ms)
 
     # --- transactions and requests -------------------------------------------------------------
 

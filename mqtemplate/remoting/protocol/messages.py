@@ -15,7 +15,8 @@ Source: RocketMQ ``common: MessageDecoder``.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from mqtemplate.errors import MessageError, RemoteProtocolError
 from mqtemplate.message import Message, MessageExt
@@ -25,10 +26,25 @@ from mqtemplate.record.layout import SMALLEST_RECORD, read_size_and_magic
 from mqtemplate.record.message_ext import to_message_ext
 from mqtemplate.record.properties import decode_properties, encode_properties
 
+BATCH_FRONT_FIELDS = [(name, ">i4") for name in ("size", "magic", "body_crc", "flag", "body_length")]
+"""The fields before the body, for a structured array of numpy."""
+
+LONGEST_PROPERTIES = 32_767
 _BATCH_FRONT = struct.Struct(">iiiii")
 _I2 = struct.Struct(">h")
 _BATCH_SMALLEST = _BATCH_FRONT.size + _I2.size
-_LONGEST_PROPERTIES = 32_767
+
+
+class EncodedBatch(NamedTuple):
+    """Messages of one topic as `encode_batch` returns them.
+
+    Attributes:
+        ends: End of each message in *data*, ascending.
+    """
+
+    topic: str
+    data: memoryview
+    ends: Sequence[int]
 
 
 def decode_messages(body: bytes, broker_name: str, max_body_bytes: int = MAX_BODY_BYTES) -> list[MessageExt]:
@@ -65,9 +81,9 @@ def encode_batch(messages: Iterable[Message]) -> bytes:
     parts: list[bytes] = []
     for message in messages:
         properties = encode_properties(message.properties)
-        if len(properties) > _LONGEST_PROPERTIES:
+        if len(properties) > LONGEST_PROPERTIES:
             raise MessageError(
-                f"keys, tags and properties take {len(properties)} bytes, allowed are {_LONGEST_PROPERTIES}; "
+                f"keys, tags and properties take {len(properties)} bytes, allowed are {LONGEST_PROPERTIES}; "
                 "move data into the body"
             )
         size = _BATCH_SMALLEST + len(message.body) + len(properties)

@@ -53,9 +53,18 @@ def encode_runs(messages: Iterable[tuple[Message, int]], topics: dict[str, str])
     parts: list[bytes] = []
     by_queue = groupby(((message.topic, queue_id, message) for message, queue_id in messages), itemgetter(0, 1))
     for (topic, queue_id), run in by_queue:
-        name, batch = topics[topic].encode(), encode_batch(message for _, _, message in run)
-        parts += (_I2.pack(len(name)), name, _QUEUE_AND_SIZE.pack(queue_id, len(batch)), batch)
+        parts.append(encode_run(topics[topic], queue_id, encode_batch(message for _, _, message in run)))
     return b"".join(parts)
+
+
+def encode_run(topic: str, queue_id: int, batch: bytes | memoryview) -> bytes:
+    """Return one run of encoded messages.
+
+    Args:
+        topic: Its name on the wire.
+    """
+    name = topic.encode()
+    return b"".join((_I2.pack(len(name)), name, _QUEUE_AND_SIZE.pack(queue_id, len(batch)), batch))
 
 
 def read_runs(body: bytes) -> Iterator[Run]:

@@ -18,6 +18,9 @@ from mqtemplate.server.registration import handles
 from mqtemplate.server.response import RefusedError
 from mqtemplate.topics import AUTO_CREATE_TOPIC, DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 
+_MAX_BODY_BYTES = 16 << 20
+"""As many as a frame: one message may have megabytes. Clients send many small ones in requests of 1 MiB."""
+
 
 @dataclass(frozen=True, slots=True)
 class SequencedSendProcessor:
@@ -25,7 +28,7 @@ class SequencedSendProcessor:
 
     server: ServerParts
 
-    @handles(RequestCode.SEND_SEQUENCED_MESSAGES, slow=True)
+    @handles(RequestCode.SEND_SEQUENCED_MESSAGES, slow=True, max_body_bytes=_MAX_BODY_BYTES)
     def _send(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         header = request.header(SendSequencedRequestHeader)
         runs = list(read_runs(request.body))

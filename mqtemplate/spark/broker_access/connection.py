@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -18,20 +17,16 @@ from mqtemplate.errors import RemoteConnectError, SparkError, StoreLockedError
 from mqtemplate.remoting.settings import Credentials
 from mqtemplate.remoting.tls import ClientTls
 from mqtemplate.spark.broker_access.client_file import client_settings
+from mqtemplate.spark.broker_access.kept_connections import kept_connection
 from mqtemplate.spark.broker_access.location import BrokerLocation
 from mqtemplate.spark.broker_access.server_address import LocalServerAddress
 
 _LOCK_FILE = "sparkWriter.lock"
 _LOCK_TIMEOUT_S = 600.0
 _POLL_S = 0.02
-_MAX_CACHED = 8
 _REQUEST_TIMEOUT_MS = 15_000
 """Limit of one request. A page of pending positions and a request of the sink have megabytes: 3 s, the default of
 clients, is too short for them on a busy machine. A broker that was killed is noticed at once, by its connection."""
-
-_connected: dict[tuple[object, ...], RemoteBroker] = {}
-"""Connections of this process: Spark uses its Python processes for many tasks."""
-_connecting = threading.Lock()
 
 
 @contextmanager
@@ -85,16 +80,12 @@ def _local_client(local: LocalServerAddress) -> RemoteBroker | None:
 
 
 def _remote(addresses: tuple[str, ...], credentials: Credentials | None, tls: ClientTls | None) -> RemoteBroker:
-    key = (addresses, credentials, tls, os.getpid())
-    with _connecting:
-        client = _connected.get(key)
-        if client is None:
-            client = _client(addresses, credentials, tls)
-            client.start()
-            while len(_connected) >= _MAX_CACHED:
-                _connected.pop(next(iter(_connected))).close()
-            _connected[key] = client
+    def connect() -> RemoteBroker:
+        client = _client(addresses, credentials, tls)
+        client.start()
         return client
+
+    return kept_connection((RemoteBroker, addresses, credentials, tls), connect)
 
 
 def _client(addresses: tuple[str, ...], credentials: Credentials | None, tls: ClientTls | None) -> RemoteBroker:
@@ -107,13 +98,6 @@ def _client(addresses: tuple[str, ...], credentials: Credentials | None, tls: Cl
             request_timeout_ms=_REQUEST_TIMEOUT_MS,
         )
     )
-
-
-def close_connections() -> None:
-    """Close the connections of this process."""
-    with _connecting:
-        while _connected:
-            _connected.popitem()[1].close()
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from mqtemplate.broker import Broker, ConsumerSpec
 from mqtemplate.brokers.retry import SentBack, send_back_of
@@ -64,10 +64,10 @@ class RedeliveryPlan:
             SparkError: The file is damaged.
         """
         try:
-            return [FailedRow(*values) for values in json.loads(self._path.read_text())]
+            return [FailedRow(*values) for values in _list(json.loads(self._path.read_text()))]
         except FileNotFoundError:
             return []
-        except (ValueError, TypeError) as exc:
+        except (OSError, ValueError, TypeError) as exc:
             raise SparkError(
                 f"{self._path} cannot be read ({exc}); delete it to let the listener handle the whole batch again"
             ) from exc
@@ -192,6 +192,12 @@ class Redelivery:
                     raise SparkError(_gone(queue, offset))
                 yield from found
                 offset = found[-1].queue_offset + 1
+
+
+def _list(value: object) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"it is {type(value).__name__}, not a list of rows")
+    return value
 
 
 def _gone(queue: MessageQueue, offset: int) -> str:

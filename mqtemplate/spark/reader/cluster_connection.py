@@ -21,7 +21,9 @@ from mqtemplate.remoting.protocol.codes import Perm, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.delayed import HeartbeatRequestHeader, HeartbeatResponseHeader
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader
+from mqtemplate.remoting.settings import RemotingClientSettings
 from mqtemplate.spark.broker_access.client_file import client_settings
+from mqtemplate.spark.broker_access.kept_connections import kept_connection
 
 BUSY = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL, ResponseCode.SERVICE_NOT_AVAILABLE})
 """Responses of a broker that cannot answer now: a cold one sends them while its page cache fills."""
@@ -33,24 +35,15 @@ _FIRST_PAUSE_S = 0.1
 _CONNECT_TIMEOUT_MS = 3_000
 
 
-_connections: dict[tuple[tuple[str, ...], str | None], ClusterConnection] = {}
-_connecting = threading.Lock()
-
-
 def connect(name_servers: tuple[str, ...], client_file: str | None) -> ClusterConnection:
-    """Return this process's connection to a cluster: Spark reuses a Python process for many tasks."""
-    key = (name_servers, client_file)
-    with _connecting:
-        if key not in _connections:
-            _connections[key] = ClusterConnection(name_servers, client_file)
-        return _connections[key]
+    """Return this process's connection to a cluster.
 
-
-def close_connections() -> None:
-    """Close the connections of this process. A later `connect` opens new ones."""
-    with _connecting:
-        while _connections:
-            _connections.popitem()[1].client.close()
+    Raises:
+        ConfigurationError: The access key or TLS settings of this machine are wrong.
+    """
+    settings = client_settings(client_file)
+    key = ClusterConnection, name_servers, settings.credentials, settings.tls
+    return kept_connection(key, lambda: ClusterConnection(name_servers, settings))
 
 
 def named(queue: MessageQueue) -> str:
@@ -64,19 +57,19 @@ def pause(attempt: int) -> None:
 
 
 class ClusterConnection:
-    """Requests to the name servers and brokers of a cluster. Thread-safe.
+    """Requests to the name servers and brokers of a cluster. Thread-safe."""
 
-    Raises:
-        ConfigurationError: The access key or TLS settings of this machine are wrong.
-    """
-
-    def __init__(self, name_servers: tuple[str, ...], client_file: str | None) -> None:
-        self.client = RemotingClient(client_settings(client_file), SystemClock())
+    def __init__(self, name_servers: tuple[str, ...], settings: RemotingClientSettings) -> None:
+        self.client = RemotingClient(settings, SystemClock())
         self._place = f"the cluster at {';'.join(name_servers)}"
         self._client_id = f"{socket.gethostname()}@{os.getpid()}#{time.time_ns()}"
         self._names = NameServers(name_servers, self.client.invoke, _CONNECT_TIMEOUT_MS, Namespace(""))
         self._addresses: dict[str, str] = {}
         self._capabilities: dict[str, frozenset[str]] = {}
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.client.close()
 
     def topics(self) -> set[str]:
         """Return the topics of the cluster."""

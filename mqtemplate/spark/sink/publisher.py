@@ -10,9 +10,11 @@ from itertools import groupby
 from typing import Protocol
 
 from mqtemplate.broker import Broker, Capability
+from mqtemplate.brokers.remote.broker import RemoteBroker
 from mqtemplate.errors import MessageError, UnsupportedError
 from mqtemplate.hashes.java_hash import java_string_hash
 from mqtemplate.message import DELAY_PROPERTIES, Message, MessageQueue, SendSequence
+from mqtemplate.remoting.protocol.messages import EncodedBatch
 from mqtemplate.results import SendResult, SequencedResult
 from mqtemplate.spark.sink.options import SinkOptions
 from mqtemplate.spark.sink.rows import OutgoingRow
@@ -71,11 +73,31 @@ class SequencedPublisher:
 
     def _send(self, messages: Sequence[_Numbered]) -> None:
         for name, part in _by_broker(messages):
-            sent = self._sent.get(name, 0)
-            result = self.broker.send_sequenced(part, self.sequence.after(sent), self.timeout_ms)
-            self._sent[name] = sent + len(part)
-            self._stored += result.stored
-            self._repeated += result.repeated
+            self._count(name, len(part), self.broker.send_sequenced(part, self._next(name), self.timeout_ms))
+
+    def _next(self, broker_name: str) -> SendSequence:
+        return self.sequence.after(self._sent.get(broker_name, 0))
+
+    def _count(self, broker_name: str, sent: int, result: SequencedResult) -> None:
+        self._sent[broker_name] = self._sent.get(broker_name, 0) + sent
+        self._stored += result.stored
+        self._repeated += result.repeated
+
+
+@dataclass(slots=True)
+class EncodedPublisher(SequencedPublisher):
+    """Sends to our server, which takes encoded messages as well."""
+
+    broker: RemoteBroker
+
+    def publish_encoded(self, batch: EncodedBatch, queue: MessageQueue) -> None:
+        """Send the next messages of the task to one queue."""
+        self._await_answer()
+        self._under_way = self._sender.submit(self._send_encoded, batch, queue)
+
+    def _send_encoded(self, batch: EncodedBatch, queue: MessageQueue) -> None:
+        name = queue.broker_name
+        self._count(name, len(batch.ends), self.broker.send_encoded(batch, queue, self._next(name), self.timeout_ms))
 
 
 @dataclass(slots=True)
@@ -117,6 +139,8 @@ def create_publisher(broker: Broker, options: SinkOptions, sequence: SendSequenc
             "again; leave the option out, and let consumers skip repeats by key"
         )
     if drops_repeats and options.idempotent is not False:
+        if isinstance(broker, RemoteBroker):
+            return EncodedPublisher(broker, sequence, options.send_timeout_ms)
         return SequencedPublisher(broker, sequence, options.send_timeout_ms)
     return PlainPublisher(broker, options.send_timeout_ms)
 
@@ -131,8 +155,7 @@ class QueueChooser:
 
     def choose(self, rows: Iterable[OutgoingRow]) -> list[_Numbered]:
         """Return the messages of the next rows with their queues. Rows that name none share one queue of the topic."""
-        self._turn += 1
-        chosen = []
+        chosen, shared = [], self._next_turn()
         for message, queue_id, sharding_key in rows:
             queues = self._queues.get(message.topic) or self._find(message.topic)
             if queue_id is not None:
@@ -141,9 +164,18 @@ class QueueChooser:
                 # The same queue as `select_queue_by_hash`, whose package loads what executors do not have.
                 queue = queues[abs(java_string_hash(sharding_key)) % len(queues)]
             else:
-                queue = queues[self._turn % len(queues)]
+                queue = queues[shared % len(queues)]
             chosen.append((message, queue))
         return chosen
+
+    def choose_one(self, topic: str) -> MessageQueue:
+        """Return the queue of all next rows, which name none: that of `choose`."""
+        queues = self._queues.get(topic) or self._find(topic)
+        return queues[self._next_turn() % len(queues)]
+
+    def _next_turn(self) -> int:
+        self._turn += 1
+        return self._turn
 
     def _find(self, topic: str) -> Sequence[MessageQueue]:
         queues = self._queues[topic] = self._broker.queues(topic)

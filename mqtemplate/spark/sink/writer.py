@@ -16,8 +16,9 @@ from mqtemplate.errors import ConfigurationError, SparkError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import SendSequence
 from mqtemplate.spark.broker_access.connection import open_broker
+from mqtemplate.spark.sink.columns import ColumnEncoder
 from mqtemplate.spark.sink.options import SinkOptions
-from mqtemplate.spark.sink.publisher import QueueChooser, create_publisher
+from mqtemplate.spark.sink.publisher import EncodedPublisher, QueueChooser, create_publisher
 from mqtemplate.spark.sink.rows import RowReader
 
 _log = get_logger("mqtemplate.spark")
@@ -41,12 +42,15 @@ def publish(batches: Iterator[pa.RecordBatch], options: SinkOptions, sequence: S
         MessageError: A row is not a message.
         SendError: The broker did not store a message.
     """
-    rows, reader = 0, RowReader(options, sequence.partition)
+    rows, reader, columns = 0, RowReader(options, sequence.partition), ColumnEncoder(options)
     with open_broker(options.location) as broker:
         queues = QueueChooser(broker, sequence.partition)
         with closing(create_publisher(broker, options, sequence)) as publisher:
             for batch in batches:
-                publisher.publish(queues.choose(reader.read(batch, rows)))
+                if isinstance(publisher, EncodedPublisher) and (encoded := columns.encode(batch)) is not None:
+                    publisher.publish_encoded(encoded, queues.choose_one(encoded.topic))
+                else:
+                    publisher.publish(queues.choose(reader.read(batch, rows)))
                 rows += batch.num_rows
             result = publisher.finish()
     return Published(result.stored, result.repeated)

@@ -7,20 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from pydantic import BaseModel
 
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.clock import SystemClock
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.remoting.settings import Credentials
 from mqtemplate.server import Account, AclSettings, BrokerServerSettings, LocalCluster, Right
-from mqtemplate.spark import SparkBatch, SparkListenerContainer, spark_listener
+from mqtemplate.spark import SparkListenerContainer
 from mqtemplate.testing import messages_in
 from tests.server.tool import ANY_PORT, make_engine
+from tests.spark.listening.order_listener import BODIES, HANDLED, OrderListener
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 pytestmark = [
     pytest.mark.spark,
@@ -38,10 +38,6 @@ ACCOUNT = Account(
 )
 
 
-class Order(BaseModel):
-    id: int
-
-
 @pytest.fixture
 def cluster() -> Iterator[LocalCluster]:
     """Our server, which checks access keys."""
@@ -55,24 +51,9 @@ def test_a_listener_reads_from_a_cluster_and_sends_rows_back(
     spark: SparkSession, cluster: LocalCluster, tmp_path: Path
 ) -> None:
     """Spark's processes get the access key of the client. A bad body and a returned row cost only themselves."""
-    handled: list[tuple[int, int]] = []
+    work = OrderListener()
 
-    @spark_listener(
-        "orders",
-        "billing",
-        payload=Order,
-        bad_records="dlq",
-        trigger="0 seconds",
-        redelivery_delay="1s",
-        max_redeliveries=1,
-    )
-    def work(messages: DataFrame, batch: SparkBatch) -> DataFrame:
-        handled.extend(
-            (row.id, row.reconsumeTimes) for row in messages.select("payload.id", "reconsumeTimes").collect()
-        )
-        return messages.where("payload.id = 2").selectExpr("*", "'no such customer' AS reason")
-
-    for number, body in enumerate((b'{"id": 1}', b'{"id": 2}', b"not json", b'{"id": 3}')):
+    for number, body in enumerate(BODIES):
         cluster.engine.send(Message("orders", body), MessageQueue("orders", cluster.engine.name, number % 2))
     with RemoteBroker(RemoteSettings(name_servers=(str(cluster.address),), credentials=KEYS)) as client:
         container = SparkListenerContainer(work, spark, client, tmp_path / "checkpoints")
@@ -85,7 +66,7 @@ def test_a_listener_reads_from_a_cluster_and_sends_rows_back(
         lag, metrics = container.monitor.lag(), container.monitor.metrics.snapshot()
         container.stop()
 
-    assert sorted(handled) == [(1, 0), (2, 0), (2, 1), (3, 0)]
+    assert sorted(work.handled) == HANDLED
     reasons = {message.body: message.properties["dead_letter_message"] for message in dead or ()}
     assert reasons == {b"not json": "the body is not JSON of Order: 'not json'", b'{"id": 2}': "no such customer"}
     assert {queue.topic for queue in lag} == {"orders", "%RETRY%billing"}

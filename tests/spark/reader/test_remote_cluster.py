@@ -22,8 +22,9 @@ from mqtemplate.errors import BrokerError, ConfigurationError, CorruptRecordErro
 from mqtemplate.message import HostAddress, Message, MessageQueue
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.server import Account, AclSettings, BrokerServerSettings, LocalCluster, Right
+from mqtemplate.spark.broker_access.kept_connections import close_connections
 from mqtemplate.spark.offsets import QueueRange, to_spark
-from mqtemplate.spark.reader.cluster_connection import close_connections, connect
+from mqtemplate.spark.reader.cluster_connection import connect
 from mqtemplate.spark.reader.remote_cluster import RemoteCluster
 from mqtemplate.spark.record_batches import ARROW_SCHEMA, record_batches
 from mqtemplate.spark.schema import source_schema
@@ -231,6 +232,17 @@ def test_the_keys_of_a_client_file_sign_the_requests(serve: Serve, tmp_path: Pat
         SparkError, match="topic 'order' is not in the cluster at .*; check its name: this account may not"
     ):
         rows(cluster, clientFile=str(keys), topic="order")
+
+
+def test_another_key_is_another_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planner lives as long as its application, whose key may change."""
+    first = connect(("127.0.0.1:1",), None)
+    assert connect(("127.0.0.1:1",), None) is first
+
+    monkeypatch.setenv("MQTEMPLATE_ACCESS_KEY", "spark")
+    monkeypatch.setenv("MQTEMPLATE_SECRET_KEY", "never shown")
+    assert connect(("127.0.0.1:1",), None) is not first
+    close_connections()
 
 
 def test_the_keys_may_be_in_the_environment(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,8 +22,9 @@ from mqtemplate.errors import ConfigurationError, MessageError, SendError, Unsup
 from mqtemplate.message import HostAddress, Message, MessageQueue, SendSequence  # noqa: E402
 from mqtemplate.results import SequencedResult  # noqa: E402
 from mqtemplate.server import Account, AclSettings, BrokerServerSettings, LocalCluster, Right  # noqa: E402
-from mqtemplate.spark.broker_access import connection  # noqa: E402
-from mqtemplate.spark.reader import cluster_connection  # noqa: E402
+from mqtemplate.spark.broker_access.connection import open_broker  # noqa: E402
+from mqtemplate.spark.broker_access.kept_connections import close_connections  # noqa: E402
+from mqtemplate.spark.broker_access.server_address import LocalServerAddress  # noqa: E402
 from mqtemplate.spark.schema import source_schema  # noqa: E402
 from mqtemplate.spark.sink.options import SinkOptions  # noqa: E402
 from mqtemplate.spark.sink.publisher import (  # noqa: E402
@@ -64,8 +65,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCluster]:
     with LocalCluster(make_engine(SystemClock()), settings, acl=AclSettings(accounts=(account,))) as cluster:
         cluster.engine.create_topic("orders", 2)
         yield cluster
-        connection.close_connections()
-        cluster_connection.close_connections()
+        close_connections()
 
 
 def test_a_repeated_task_stores_its_rows_once_on_our_server(cluster: LocalCluster) -> None:
@@ -79,6 +79,19 @@ def test_a_repeated_task_stores_its_rows_once_on_our_server(cluster: LocalCluste
     stored = messages_in(cluster.engine, "orders")
     assert sorted(int(message.body) for message in stored) == list(range(50))
     assert Counter(message.queue_id for message in stored) == {0: 30, 1: 20}
+
+
+@pytest.mark.parametrize("columns", [{}, {"shardingKey": ["a"]}], ids=["columns", "rows"])
+def test_a_row_may_have_megabytes_among_many_small_ones(cluster: LocalCluster, columns: dict[str, Any]) -> None:
+    """A request has at most 1 MiB of small messages, or one message."""
+    rows = {"body": ["x" * 700] * 3_000 + ["y" * 3_000_000]} | {name: each * 3_001 for name, each in columns.items()}
+    options = SinkOptions.parse({"nameServer": str(cluster.address), "topic": "orders"})
+
+    result = publish(iter([pa.RecordBatch.from_pydict(rows)]), options, SendSequence("query", 0, 0))
+
+    assert result == Published(3_001, 0)
+    stored = messages_in(cluster.engine, "orders")
+    assert Counter(len(message.body) for message in stored) == {700: 3_000, 3_000_000: 1}
 
 
 class SlowBroker:
@@ -199,7 +212,7 @@ def test_a_request_of_megabytes_has_more_time_than_one_of_a_client(cluster: Loca
     """A million pending positions, or ten thousand rows, take a busy broker longer than the client's three seconds."""
     location = SinkOptions.parse({"nameServer": str(cluster.address), "topic": "orders"}).location
 
-    with connection.open_broker(location) as broker:
+    with open_broker(location) as broker:
         assert isinstance(broker, RemoteBroker)
         assert broker.settings.request_timeout_ms == 15_000
 
@@ -208,7 +221,7 @@ def test_the_address_of_a_killed_process_is_not_used(tmp_path: Path) -> None:
     """Its file is left behind; the task opens the folder itself."""
     with EmbeddedBroker(tmp_path) as broker:
         broker.create_topic("orders", 1)
-    address = connection.LocalServerAddress(str(HostAddress("127.0.0.1", 1)), "spark-x", 1, "secret-key")
+    address = LocalServerAddress(str(HostAddress("127.0.0.1", 1)), "spark-x", 1, "secret-key")
     address.write(tmp_path)
 
     publish(batches(3), SinkOptions.parse({"store": str(tmp_path), "topic": "orders"}), SendSequence("q", 0, 0))
