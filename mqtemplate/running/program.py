@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mqtemplate.context.application import MQApplication
 from mqtemplate.errors import ConfigurationError
+from mqtemplate.listener.registry import ListenerRegistry
 from mqtemplate.running.options import RunOptions
 from mqtemplate.running.supervisor import Report, Serve, Supervisor
 from mqtemplate.running.target import load_application
@@ -65,7 +66,7 @@ def check(options: RunOptions) -> str:
     """
     app = load_application(options)
     app.check()
-    names = [container.endpoint.id for container in app.context.container.listeners().containers]
+    names = [container.endpoint.id for container in app.context.get(ListenerRegistry).containers]
     objects = sum(1 for _ in app.context.in_order())
     listeners = "no listeners" if not names else f"{'listener' if len(names) == 1 else 'listeners'} {', '.join(names)}"
     return (
