@@ -79,7 +79,7 @@ lint: $(READY) ## Check format, lint and types
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/mypy
 
-PYTEST = $(VENV)/bin/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+PYTEST = $(VENV)/bin/pytest --numprocesses auto --maxprocesses 5 --dist loadfile --no-loadscope-reorder
 
 # The type checker uses one processor only, so the tests run beside it. In a fresh clone each process of the tests would
 # compile all modules; one that collects the tests first leaves the compiled ones to the others.

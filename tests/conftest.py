@@ -31,8 +31,8 @@ def pytest_configure() -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Return two workers more than there are processors: tests that wait for other processes need none."""
-    return (os.cpu_count() or 1) + 2
+    """Return three workers more than there are processors: tests that wait for other processes need none."""
+    return (os.cpu_count() or 1) + 3
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling | None:
