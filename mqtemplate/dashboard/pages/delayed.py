@@ -16,7 +16,7 @@ from mqtemplate.http.exchange import HttpResponse
 from mqtemplate.pending import PendingQuery
 
 _PAGE = 50
-_FIRST_PAINT_S = 0.05
+_FIRST_PAINT_S = 0.02
 _PATIENT_S = 60.0
 _SPANS = (("minute", HOUR_MS), ("hour", 2 * DAY_MS), ("day", 30 * DAY_MS))
 
