@@ -97,10 +97,14 @@ def _pending(spark: Any, folder: Path, count: int) -> None:
             properties = [{Property.TIMER_DELAY_MS: str(86_400_000 + n), Property.KEYS: f"k{n}"} for n in delays]
             broker.send_batch([Message("reminders", b"x" * 200, each) for each in properties])
         with LocalServer(broker):
-            started = time.perf_counter()
-            view = spark.read.format("mqtemplate").options(view="pending", store=str(store)).load()
-            found = view.selectExpr("count(handle)", "max(deliverTime)").collect()[0][0]
-            report(f"{found:,} pending messages as a DataFrame", time.perf_counter() - started, "s", "5")
+            times, found = [], 0
+            for _ in range(_ROUNDS + 1):
+                started = time.perf_counter()
+                view = spark.read.format("mqtemplate").options(view="pending", store=str(store)).load()
+                found = view.selectExpr("count(handle)", "max(deliverTime)").collect()[0][0]
+                times.append(time.perf_counter() - started)
+            report(f"{found:,} pending messages as a DataFrame, first", times[0], "s", "")
+            report(f"{found:,} pending messages as a DataFrame", statistics.median(times[1:]), "s", "5")
 
 
 def main() -> None:

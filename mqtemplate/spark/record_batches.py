@@ -72,13 +72,17 @@ def record_batches(
         CorruptRecordError: A record is damaged; the text names the file and the physical offset.
     """
     for block in blocks:
-        yield _Records(block, max_body_bytes).batch(schema)
+        yield Records(block, max_body_bytes).batch(schema)
 
 
-class _Records:
-    """Records of one block, with computed offsets of all fields. `mqtemplate.record.layout` has the layout."""
+class Records:
+    """Records of one block, with computed offsets of all fields. `mqtemplate.record.layout` has the layout.
 
-    def __init__(self, block: RecordBlock, max_body_bytes: int) -> None:
+    Raises:
+        CorruptRecordError: A record is damaged.
+    """
+
+    def __init__(self, block: RecordBlock, max_body_bytes: int = MAX_BODY_BYTES) -> None:
         self._block = block
         self._max_body_bytes = max_body_bytes
         self._data, self._at, self._sizes = block.data, block.at, block.sizes
@@ -144,11 +148,11 @@ class _Records:
 
     def _check_sums(self) -> None:
         """Compare the CRC of each body, and of the other bytes where a check states it. This takes most of the time."""
-        bodies = crcs(self._cells(1)) & 0x7FFF_FFFF  # one bit is not stored, so `rows_match` cannot compare them
+        bodies = crcs(self.cells(1)) & 0x7FFF_FFFF  # one bit is not stored, so `rows_match` cannot compare them
         self._require(bodies == self._heads["body_crc"], "its body does not match its CRC-32")
         if not self._has_check.any():
             return
-        parts = [self._cells(number) for number in (0, 2, 3)]
+        parts = [self.cells(number) for number in (0, 2, 3)]
         stated = self._hex8(self._properties_end + layout.CHECK_CRC_AT)
         if self._has_check.all() and rows_match(parts, stated):
             return
@@ -187,25 +191,26 @@ class _Records:
             "queueId": lambda: pa.repeat(pa.scalar(queue.queue_id, pa.int32()), count),
             "queueOffset": lambda: pa.array(self._block.queue_offsets, pa.int64()),
             "msgId": self._message_ids,
-            "tags": lambda: self._properties.value(Property.TAGS),
-            "keys": lambda: self._properties.value(Property.KEYS),
+            "tags": lambda: self.properties.value(Property.TAGS),
+            "keys": lambda: self.properties.value(Property.KEYS),
             "body": self._bodies,
             "flag": lambda: pa.array(self._heads["flag"].astype(np.int32)),
             "properties": self._maps,
             "bornTimestamp": lambda: _timestamps(self._heads["born_timestamp"].astype(np.int64)),
             "storeTimestamp": lambda: _timestamps(self._i8(self._at + (layout.STORE_TIMESTAMP_AT + self._born_extra))),
-            "deliverTimestamp": lambda: _deliver_timestamps(self._properties),
+            "deliverTimestamp": lambda: _deliver_timestamps(self.properties),
             "reconsumeTimes": lambda: pa.array(self._i4(self._tail_at), pa.int32()),
         }
 
     @cached_property
-    def _properties(self) -> PropertyColumns:
-        return PropertyColumns(self._cells(3))
+    def properties(self) -> PropertyColumns:
+        """The properties of the messages."""
+        return PropertyColumns(self.cells(3))
 
     def _maps(self) -> pa.Array:
-        return self._properties.maps()
+        return self.properties.maps()
 
-    def _cells(self, number: int) -> pa.Array:
+    def cells(self, number: int) -> pa.Array:
         """Return the cell with this number of each record: 0 header, 1 body, 2 topic and lengths, 3 properties."""
         cells = self._taken.get(number)
         if cells is None:
@@ -213,7 +218,7 @@ class _Records:
         return cells
 
     def _bodies(self) -> pa.Array:
-        bodies = self._cells(1)
+        bodies = self.cells(1)
         compressed = np.flatnonzero(self._sys_flags & SysFlag.COMPRESSED)
         if not len(compressed):
             return bodies
@@ -248,7 +253,7 @@ class _Records:
 
     def _message_ids(self) -> pa.Array:
         """Return the producer's ids; the broker's id for a message without one."""
-        ids = self._properties.value(Property.UNIQ_KEY)
+        ids = self.properties.value(Property.UNIQ_KEY)
         if not ids.null_count:
             return ids
         known = ids.to_pylist()
@@ -265,6 +270,10 @@ class _Records:
 
     def _corrupt(self, row: int, reason: str) -> CorruptRecordError:
         return CorruptRecordError(self._block.source, int(self._block.physical_offsets[row]), reason)
+
+    def numbers(self, kind: str, at: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return a number of each record, such as ``>i4``, at these positions in the data of the block."""
+        return _gather(self._data, kind, at).astype(np.int64)
 
     # Overlapping views with one number at every byte: indexing them gathers big-endian numbers at any offset.
 

@@ -13,21 +13,17 @@ from mqtemplate.broker import Broker
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.brokers.remote.broker import RemoteBroker
 from mqtemplate.delay.pending_rows import PENDING_DTYPE
-from mqtemplate.delay.recall_handle import handle_of
-from mqtemplate.delay.record_lookup import is_marker
-from mqtemplate.message import Property
+from mqtemplate.message import MessageQueue
 from mqtemplate.pending import PendingMessage
-from mqtemplate.record.codec import StoredRecord, parse_record
-from mqtemplate.record.properties import decode_properties
 from mqtemplate.spark.broker_access.connection import open_broker
+from mqtemplate.spark.pending.columns import pending_batch
 from mqtemplate.spark.pending.options import PENDING_SCHEMA, PendingOptions
+from mqtemplate.spark.reader.record_block import MAX_ROWS, RecordBlock, pieces
 from mqtemplate.spark.store_folder import StoreFolder
-from mqtemplate.topics import SCHEDULE_TOPIC
 
 _PAGE = 400_000
 _MAX_PER_TASK = 100_000
 _CLUSTER_PAGE = 1_000
-_BATCH = 8_192
 
 
 class _Positions(NamedTuple):
@@ -56,7 +52,7 @@ class PendingReader(DataSourceReader):
             positions, name = _positions(broker, self._options), broker.name
         if not len(positions):
             return [InputPartition(_Positions(b"", name))]
-        tasks = max(2, -(-len(positions) // _MAX_PER_TASK)) if len(positions) > _BATCH else 1
+        tasks = max(2, -(-len(positions) // _MAX_PER_TASK)) if len(positions) > MAX_ROWS else 1
         return [InputPartition(_Positions(part.tobytes(), name)) for part in np.array_split(positions, tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -69,21 +65,24 @@ class PendingReader(DataSourceReader):
 
     def _records(self, positions: np.ndarray, broker_name: str) -> Iterator[pa.RecordBatch]:
         folder, topic = StoreFolder(str(self._options.location.store)), self._options.query.topic
-        for start in range(0, len(positions), _BATCH):
-            part = positions[start : start + _BATCH]
-            # By physical offset, so that each file of the log is mapped once.
-            part = part[np.argsort(part["physical_offset"])]
-            rows = []
-            for window, where in folder.windows(part["physical_offset"].astype(np.int64)):
-                for due_ms, physical_offset, size, _ in part[where].tolist():
-                    at = physical_offset - window.start
-                    record = parse_record(bytes(window.data[at : at + size]))
-                    if not is_marker(record):
-                        rows.append(_row(record, due_ms, physical_offset, broker_name))
-            if topic is not None:
-                rows = [row for row in rows if row[0] == topic]
-            if rows:
-                yield _batch(rows)
+        # By physical offset, so that each file of the log is mapped once.
+        positions = positions[np.argsort(positions["physical_offset"])]
+        for window, where in folder.windows(positions["physical_offset"].astype(np.int64)):
+            found = positions[where]
+            for part in (found[piece] for piece in pieces(found["size"].astype(np.int64))):
+                offsets = part["physical_offset"].astype(np.int64)
+                block = RecordBlock(
+                    queue=MessageQueue("", broker_name, 0),
+                    data=window.data,
+                    at=offsets - window.start,
+                    sizes=part["size"].astype(np.int64),
+                    queue_offsets=np.zeros(len(part), np.int64),
+                    physical_offsets=offsets,
+                    source=window.path,
+                )
+                batch = pending_batch(block, part["due_ms"].astype(np.int64), topic)
+                if batch.num_rows:
+                    yield batch
 
 
 def create_reader(options: Mapping[str, str]) -> PendingReader:
@@ -101,25 +100,6 @@ def _positions(broker: Broker, options: PendingOptions) -> np.ndarray:
             return np.concatenate(pages) if pages else page
         pages.append(page)
         after = int(page[-1]["due_ms"]), int(page[-1]["physical_offset"])
-
-
-def _row(record: StoredRecord, due_ms: int, physical_offset: int, broker_name: str) -> tuple[Any, ...]:
-    raw = record.properties_bytes
-    properties = decode_properties(raw)
-    topic, rolls = properties.get(Property.REAL_TOPIC, ""), properties.get(Property.TIMER_ROLL_TIMES, "0")
-    return (
-        topic,
-        due_ms * 1_000,
-        record.queue_id + 1 if record.topic == SCHEDULE_TOPIC else 0,
-        properties.get(Property.TAGS),
-        properties.get(Property.KEYS),
-        properties.get(Property.UNIQ_KEY),
-        len(record.body),
-        int(rolls) if rolls.isdecimal() else 0,
-        record.born_timestamp * 1_000,
-        record.store_timestamp * 1_000,
-        handle_of(topic, broker_name, raw, due_ms, physical_offset),
-    )
 
 
 def _pages(options: PendingOptions) -> Iterator[pa.RecordBatch]:

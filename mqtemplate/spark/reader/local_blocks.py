@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from mqtemplate.errors import CorruptRecordError
 from mqtemplate.message import MessageQueue
-from mqtemplate.spark.reader.record_block import MAX_BYTES, MAX_ROWS, RecordBlock
+from mqtemplate.spark.reader.record_block import RecordBlock, pieces
 from mqtemplate.spark.store_folder import LogWindow, StoreFolder
 from mqtemplate.store.layout import DONE_SIZE_MARK
 from mqtemplate.topics import SCHEDULE_TOPIC
@@ -52,7 +52,7 @@ def local_blocks(folder: StoreFolder, queue: QueueSlice) -> Iterator[RecordBlock
         where = f"consume queue {queue.queue.queue_id} of {queue.queue.topic}"
         raise CorruptRecordError(where, int(physical[at + 1]), "its units do not ascend")
     for window, part in folder.windows(physical):
-        for piece in _pieces(queue.units["size"][part].astype(np.int64)):
+        for piece in pieces(queue.units["size"][part].astype(np.int64)):
             start = part.start
             yield _block(window, queue[start + piece.start : start + piece.stop])
 
@@ -71,14 +71,3 @@ def _block(window: LogWindow, queue: QueueSlice) -> RecordBlock:
         physical_offsets=physical,
         source=window.path,
     )
-
-
-def _pieces(sizes: npt.NDArray[np.int64]) -> Iterator[slice]:
-    """Split records into blocks by rows and by bytes; each block has at least one record."""
-    ends = np.cumsum(sizes)
-    at = 0
-    while at < len(sizes):
-        before = int(ends[at - 1]) if at else 0
-        stop = min(at + MAX_ROWS, int(np.searchsorted(ends, before + MAX_BYTES, side="right")))
-        yield slice(at, max(stop, at + 1))
-        at = max(stop, at + 1)

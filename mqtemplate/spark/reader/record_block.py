@@ -43,6 +43,17 @@ class RecordBlock:
     source: Path | str
 
 
+def pieces(sizes: npt.NDArray[np.int64]) -> Iterator[slice]:
+    """Split records into blocks by rows and by bytes; each block has at least one record."""
+    ends = np.cumsum(sizes)
+    at = 0
+    while at < len(sizes):
+        before = int(ends[at - 1]) if at else 0
+        stop = min(at + MAX_ROWS, int(np.searchsorted(ends, before + MAX_BYTES, side="right")))
+        yield slice(at, max(stop, at + 1))
+        at = max(stop, at + 1)
+
+
 def blocks_of(bodies: Iterable[bytes], found: QueueRange, source: str) -> Iterator[RecordBlock]:
     """Yield the records of responses as blocks, without those outside of the range.
 
