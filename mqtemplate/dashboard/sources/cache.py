@@ -17,6 +17,8 @@ _MAX_KEYS = 64
 _LEAST_AGE_S = 2.0
 _COST_FACTOR = 20
 """A value is used at least this many times as long as it took to read."""
+_PAUSE_S = 0.3
+"""Time before an old value is read again: the page that shows the old one is sent first, which takes processor time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,9 @@ class BackgroundCache:
             must_read = not entry.is_reading and time.monotonic() >= entry.expires_s
             entry.is_reading = entry.is_reading or must_read
         if must_read:
-            threading.Thread(target=self._read, args=(entry, read), name="mqtemplate-dashboard", daemon=True).start()
+            thread = threading.Timer(_PAUSE_S if entry.is_read.is_set() else 0.0, self._read, (entry, read))
+            thread.name, thread.daemon = "mqtemplate-dashboard", True
+            thread.start()
         return entry
 
     def _read(self, entry: _Entry, read: Callable[[], object]) -> None:
