@@ -14,7 +14,6 @@ from mqtemplate.server.admin.queue_statistics import QueueStatistics
 from mqtemplate.server.admin.traffic import Traffic
 from mqtemplate.server.clients import ClientRegistry
 from mqtemplate.server.deferred_work import DeferredWork
-from mqtemplate.server.first_messages import FirstMessages
 from mqtemplate.server.group_table import SubscriptionGroupTable
 from mqtemplate.server.limits.client_limits import ClientLimits
 from mqtemplate.server.processors.queue_locks import QueueLocks
@@ -37,7 +36,6 @@ class ServerParts:
         topics: Topics in the types of the protocol, and for messages.
         groups: Settings of the consumer groups.
         limits: What clients may hold and create.
-        first_messages: Creates the topics of first messages.
         peer_log: Log of warnings about clients.
         clients: Connected clients.
         remote_clients: Requests to the connected clients.
@@ -71,7 +69,6 @@ class ServerParts:
             self.groups.count,
             has_accounts=access.settings is not None,
         )
-        self.first_messages = FirstMessages(self.topics, self.limits.topics)
         self.peer_log = LimitedLog(get_logger("mqtemplate.server"), clock.now_ms)
         self.clients = ClientRegistry(clock, self.limits, self.peer_log)
         self.remote_clients = RemoteClients(engine, self.clients, self.groups, access, self.peer_log)

@@ -207,25 +207,25 @@ class TopicConfigs:
         return queue_id
 
     def create_by_first_message(self, topic: str, default_topic: str, queue_nums: int) -> None:
-        """Create *topic* with the settings of *default_topic*, unless it exists; see `settings_of_new`.
-
-        Raises:
-            RefusedError, DestinationError: As `settings_of_new`.
-            StoreError: The topic table could not be written.
-        """
-        if not self.has(topic):
-            self.create_all({topic: self.settings_of_new(topic, default_topic, queue_nums)})
-
-    def settings_of_new(self, topic: str, default_topic: str, queue_nums: int) -> dict[str, int]:
-        """Return the settings of a topic that a message creates. RocketMQ: ``createTopicInSendMessageMethod``.
+        """Create *topic* with the settings of *default_topic*. RocketMQ: ``createTopicInSendMessageMethod``.
 
         Args:
-            default_topic: Topic whose settings the new one gets.
             queue_nums: Number of queues that the producer requests. *default_topic* limits it.
 
         Raises:
             RefusedError: A message may not create the topic.
             DestinationError: The topic name is illegal.
+            StoreError: The topic table could not be written.
+        """
+        template = self.check_first_message(topic, default_topic)
+        count = max(1, min(queue_nums, int(template.get("writeQueueNums", 1))))
+        self._create(topic, count, int(template["perm"]) & ~Perm.INHERIT)
+
+    def check_first_message(self, topic: str, default_topic: str) -> dict[str, Any]:
+        """Check that a message may create *topic*, and return the settings of *default_topic*.
+
+        Raises:
+            RefusedError, DestinationError: As `create_by_first_message`.
         """
         check_topic(topic)
         template = self._table.config(default_topic)
@@ -238,8 +238,7 @@ class TopicConfigs:
                 f"{f'did you mean {nearest!r}? Else create' if nearest else 'create'} it first, or set "
                 "auto-create-topic-enable to true",
             )
-        count = max(1, min(queue_nums, int(template.get("writeQueueNums", 1))))
-        return _settings(count, int(template["perm"]) & ~Perm.INHERIT)
+        return template
 
     def create_group_topic(self, topic: str, queue_nums: int) -> None:
         """Create the retry topic or the dead letter topic of a group, if it is missing.
@@ -261,18 +260,13 @@ class TopicConfigs:
             topic, count = RETRY_TOPIC_PREFIX + group.group_name, group.retry_queue_nums
             if count > 0 and not self.has(topic):
                 changes[check_topic(topic)] = _settings(count, Perm.READ | Perm.WRITE)
-        self.create_all(changes)
+        self._create_all(changes)
 
     def _create(self, topic: str, queue_nums: int, perm: int) -> None:
         if not self.has(topic):
-            self.create_all({topic: _settings(queue_nums, perm)})
+            self._create_all({topic: _settings(queue_nums, perm)})
 
-    def create_all(self, changes: Mapping[str, Mapping[str, int]]) -> None:
-        """Create topics with these settings, and write the table once.
-
-        Raises:
-            StoreError: The table could not be written.
-        """
+    def _create_all(self, changes: dict[str, dict[str, int]]) -> None:
         self._table.update_all(changes)
         if len(changes) > 1:
             self.peer_log.log(INFO, "server.topics_created", count=len(changes), first=next(iter(changes)))

@@ -38,7 +38,6 @@ from mqtemplate.remoting.protocol.headers.message import (
 from mqtemplate.remoting.protocol.messages import count_batch, split_batch
 from mqtemplate.remoting.protocol.properties import decode_properties_text
 from mqtemplate.server.acl.settings import Right
-from mqtemplate.server.first_messages import FirstMessage
 from mqtemplate.server.group_table import max_reconsume_times
 from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.processors.sent_properties import BROKER_ONLY_PROPERTIES, SentProperties
@@ -81,7 +80,8 @@ class SendProcessor:
             group = self.server.groups.find(sent.topic.removeprefix(RETRY_TOPIC_PREFIX))
             topic = None if group is None else self._retry_target(sent, group, request.version)
         if topic is None or not self._exists(topic, sent.queue_id if topic is sent.topic else -1):
-            return self._create_later(connection, request, sent)
+            create = partial(self._create_and_store, connection, request, sent)
+            return self.server.deferred_work.run(connection, request, create)
         self._store(connection, request, sent, topic)
         return None
 
@@ -90,20 +90,8 @@ class SendProcessor:
         is_any = queue_id < 0
         return self.server.topics.has(topic) and (is_any or self.server.engine.store.has_queue(topic, queue_id))
 
-    def _create_later(
-        self, connection: Connection, request: RemotingCommand, sent: SendMessageRequestHeader
-    ) -> RemotingCommand | None:
-        """Create the topic, or the file of the queue, in another thread, and then store the message."""
-        owner = self.server.limits.owner(connection, request)
-        first = FirstMessage(sent.topic, sent.default_topic, sent.default_topic_queue_nums, owner)
-        create = partial(self._create_and_store, connection, request, sent, first)
-        response = self.server.deferred_work.run(connection, request, create)
-        if not (sent.topic.startswith(RETRY_TOPIC_PREFIX) or self.server.topics.has(sent.topic)):
-            self.server.first_messages.add(first)
-        return response
-
     def _create_and_store(
-        self, connection: Connection, request: RemotingCommand, sent: SendMessageRequestHeader, first: FirstMessage
+        self, connection: Connection, request: RemotingCommand, sent: SendMessageRequestHeader
     ) -> None:
         topic = sent.topic
         if topic.startswith(RETRY_TOPIC_PREFIX):
@@ -111,7 +99,9 @@ class SendProcessor:
             topic = self._retry_target(sent, group, request.version)
             self.server.topics.create_group_topic(topic, 1)
         elif not self.server.topics.has(topic):
-            self.server.first_messages.create(first)
+            self.server.topics.check_first_message(topic, sent.default_topic)
+            self.server.limits.topics.take(self.server.limits.owner(connection, request))
+            self.server.topics.create_by_first_message(topic, sent.default_topic, sent.default_topic_queue_nums)
         if topic is sent.topic and sent.queue_id >= 0:
             self.server.engine.store.prepare(topic, self.server.topics.queue(topic, sent.queue_id))
         self._store(connection, request, sent, topic)
