@@ -16,7 +16,6 @@ from mqtemplate.topics import is_file_name
 
 _NOT_HOST_FLAGS = ~layout.HOST_FLAGS
 _V4_HOSTS_SIZE = 2 * layout.V4_HOST_SIZE
-_FIXED_SIZE = layout.BODY_AT - _V4_HOSTS_SIZE + 2 + layout.CHECK_SIZE  # without hosts, body, topic and properties
 _OFFSET_OF_A_CHECK = re.compile(rb"[0-9a-f]{8}\x02")
 
 
@@ -49,12 +48,6 @@ class RecordDraft:
     reconsume_times: int = 0
     prepared_transaction_offset: int = 0
     body_crc: int | None = None
-
-    def size(self, store_host: bytes) -> int:
-        """Return the size in bytes of the encoded record."""
-        topic = _encode_topic(self.topic)[1]
-        hosts_size = len(self.born_host) + len(store_host)
-        return _FIXED_SIZE + hosts_size + len(self.body) + len(topic) + len(self.properties)
 
     def encode(self, queue_offset: int, physical_offset: int, store_timestamp: int, store_host: bytes) -> bytes:
         """Return the bytes of the record.

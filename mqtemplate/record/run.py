@@ -133,10 +133,6 @@ class RecordRun:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def size(self, store_host: bytes) -> int:
-        """Return the size of all records together."""
-        return len(self) * self._draft.size(store_host)
-
     def queues(self) -> Iterator[tuple[int, NDArray[np.intp]]]:
         """Yield each queue id with the rows for that queue."""
         for queue_id in np.unique(self.queue_ids).tolist():

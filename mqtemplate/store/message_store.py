@@ -328,24 +328,16 @@ class MessageStore:
         queues: list[ConsumeQueue | None] = []
         offsets: list[int | NDArray[np.int64]] = []
         ends: dict[ConsumeQueue, int] = {}
-        queue, end = None, 0  # mostly all drafts of a batch go to one queue, so its end is not in the dictionary
         for draft in drafts:
             if isinstance(draft, RecordDraft):
-                next_queue = self._queue_table.open(draft.topic, draft.queue_id)
-                if next_queue is not queue:
-                    if queue is not None:
-                        ends[queue] = end
-                    queue, end = next_queue, ends.get(next_queue, next_queue.max_offset)
+                queue = self._queue_table.open(draft.topic, draft.queue_id)
+                end = ends.get(queue, queue.max_offset)
                 queues.append(queue)
                 offsets.append(end)
-                end += 1
+                ends[queue] = end + 1
             else:
-                if queue is not None:
-                    ends[queue], queue = end, None
                 queues.append(None)
                 offsets.append(self._reserve_run(draft, ends))
-        if queue is not None:
-            ends[queue] = end
         for queue, end in ends.items():
             queue.reserve(end - queue.max_offset)
         return queues, offsets

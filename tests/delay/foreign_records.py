@@ -17,9 +17,6 @@ _I4 = struct.Struct(">i")
 class ForeignDraft(RecordDraft):
     """A draft without the parts that only we write."""
 
-    def size(self, store_host: bytes) -> int:
-        return super().size(store_host) - CHECK_SIZE
-
     def encode(self, queue_offset: int, physical_offset: int, store_timestamp: int, store_host: bytes) -> bytes:
         properties, self.properties = self.properties, b""  # RocketMQ's may be longer than ours
         try:

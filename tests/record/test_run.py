@@ -90,7 +90,7 @@ def test_a_run_equals_records_encoded_one_by_one(
         expected.append(copy.encode(queue_offset, at, TIME_MS, host))
         at += len(expected[-1])
     assert run.encode(queue_offsets, physical_offset, TIME_MS, host) == b"".join(expected)
-    assert run.size(host) == len(b"".join(expected))
+    assert len(run) == count
     assert run.queue_ids.tolist() == [number % 10 for number in range(count)]
 
 

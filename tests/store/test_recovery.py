@@ -433,7 +433,7 @@ def write_log(folder: Path, drafts: list[ForeignDraft], file_size: int) -> None:
     """Write commit log files as RocketMQ does: with a blank where the next record does not fit."""
     files, offsets = [bytearray()], dict.fromkeys(("orders", "%RETRY%" + "g" * 130, "HALF"), 0)
     for item in drafts:
-        size = item.size(_HOST)
+        size = len(item.encode(0, 0, 0, _HOST))
         if len(files[-1]) + size + 8 > file_size:
             files[-1] += (file_size - len(files[-1])).to_bytes(4, "big") + b"\xcb\xd4\x31\x94" + b"rest of another file"
             files.append(bytearray())
