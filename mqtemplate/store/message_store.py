@@ -65,6 +65,7 @@ class MessageStore:
     Attributes:
         sizes: Sizes of the files. `load` takes them from the directory, unless the settings set them.
         index: Finds records by their keys.
+        flush_service: Flushes the log. Producers wait for it, so it needs a thread of its own.
         cleaning: Deletes old files.
         last_run_ms: Store time of the newest record of the process before (epoch ms); None if there is none.
     """
@@ -99,7 +100,7 @@ class MessageStore:
         self._checkpoint_service = AfterChangeService(
             "store.checkpoint", self.take_checkpoint, clock, settings.checkpoint_interval_ms
         )
-        self._flush_service = FlushService(self.group_commit, lambda: self.end_offset, clock, settings)
+        self.flush_service = FlushService(self.group_commit, lambda: self.end_offset, clock, settings)
         self.index = IndexService(store_files, settings, clock)
         # On a virtual clock the disk is ignored: a test has the same result on every machine.
         self.cleaning = CleaningService(self, None if clock.is_virtual else self._disk_used_ratio)
@@ -173,8 +174,8 @@ class MessageStore:
             self._thread.start()
 
     def services(self) -> list[Service]:
-        """Return the services that the owner has to step."""
-        return [self._flush_service, self._checkpoint_service, self.index]
+        """Return the services that the owner has to step, beside the `flush_service`."""
+        return [self._checkpoint_service, self.index]
 
     def report(self, service: Service, error: Exception) -> None:
         """Log an error of a service; its thread continues."""
@@ -376,7 +377,7 @@ class MessageStore:
     def _mark_dirty(self) -> None:
         self._is_dirty = True
         self._checkpoint_service.changed()
-        self._flush_service.changed()
+        self.flush_service.changed()
         self.index.changed()
 
     # --- confirming: durable as the flush mode requires, then readable -------------------------
@@ -434,7 +435,7 @@ class MessageStore:
         if self.clock.is_virtual:
             self.group_commit.wait(physical_end, 0)  # there is no flush thread
         else:
-            self._flush_service.request()
+            self.flush_service.request()
 
     def watch(self, topic: str, callback: Callable[[], None]) -> None:
         """Call *callback* each time messages of *topic* become readable. It must be fast: it sets an event."""

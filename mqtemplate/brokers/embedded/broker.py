@@ -262,6 +262,8 @@ class EmbeddedBroker(Broker):
     def _start_threads(self) -> None:
         self.store.start()
         services: dict[str, list[Service]] = {
+            # A checkpoint flushes each queue that has changed, and producers must not wait for that.
+            "mqtemplate-flush": [self.store.flush_service],
             "mqtemplate-store": [*self.store.services(), self._offsets.service],
             "mqtemplate-delay": [self._schedule, self._timer],
             "mqtemplate-transactions": [self.transactions, self.requests],
@@ -278,7 +280,10 @@ class EmbeddedBroker(Broker):
     def services(self) -> Sequence[Service]:
         if self._is_open:
             self._owner.check()
-        store_services = [*self.store.services(), self._offsets.service, self.store.cleaning]
+        store_services = [
+            *(self.store.flush_service, *self.store.services()),
+            *(self._offsets.service, self.store.cleaning),
+        ]
         return [self._schedule, self._timer, *store_services, self.transactions, self.requests]
 
     def close(self) -> None:

@@ -28,8 +28,11 @@ from mqtemplate.results import PullStatus, SendStatus
 from mqtemplate.selectors.sql92 import Sql92Selector
 from mqtemplate.selectors.tags import Selector, TagSelector
 from mqtemplate.store import FlushDiskType
+from mqtemplate.store.files.disk import Disk
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 
 ALL = TagSelector()
+TIMEOUT_S = 20
 SMALL = EmbeddedSettings(mapped_file_size_commit_log=1 << 20, mapped_file_size_consume_queue=2_000)
 
 
@@ -325,6 +328,30 @@ def test_async_and_one_way_messages_become_visible_by_themselves(tmp_path: Path,
         assert future.result(30).send_status is SendStatus.SEND_OK
         assert broker.pull(queue, 0, wait_ms=30_000).messages[0].body == b"a"
         assert broker.pull(queue, 1, wait_ms=30_000).messages[0].body == b"b"
+
+
+class SlowCheckpoint(Disk):
+    """A disk that waits before it makes the names of queue files durable, which each checkpoint does."""
+
+    def __init__(self) -> None:
+        self.started, self.go_on = threading.Event(), threading.Event()
+
+    def sync_folder(self, folder: Path) -> None:
+        if "orders" in folder.parts:
+            self.started.set()
+            assert self.go_on.wait(TIMEOUT_S)
+        super().sync_folder(folder)
+
+
+def test_producers_do_not_wait_for_a_checkpoint(tmp_path: Path) -> None:
+    disk, settings = SlowCheckpoint(), EmbeddedSettings(checkpoint_interval_ms=1)
+    with EmbeddedBroker(store_files=FolderStoreFiles(tmp_path, disk), settings=settings) as broker:
+        broker.send(Message("orders", b"a"))
+        assert disk.started.wait(TIMEOUT_S)
+        try:
+            assert broker.send_async([Message("orders", b"b")]).result(TIMEOUT_S).send_status is SendStatus.SEND_OK
+        finally:
+            disk.go_on.set()
 
 
 def test_a_waiting_poll_returns_when_it_is_woken_or_the_broker_is_closed() -> None:
