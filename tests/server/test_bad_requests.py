@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.headers.fields import camel_case, declared_fields
 from mqtemplate.server import BrokerServer, BrokerServerSettings
-from tests.remoting.protocol.code_tables import REQUEST_HEADERS
+from tests.remoting.protocol.code_tables import wire_names
 from tests.server.tool import ANY_PORT, Tool, make_engine
 
 MAY_BE_HELD = {RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE}
@@ -33,15 +32,6 @@ TEXTS = [
     "\x01\x02",
 ]
 BODIES = [b"", b"x", b"{}", b"[]", b"null", b'{"groupName":1}', b'{"mqSet":{}}', b"\x00" * 40, b"[" * 300, b"a=b"]
-
-
-def wire_names(code: int) -> list[str]:
-    """Return the names of the header fields of a request code."""
-    header = REQUEST_HEADERS.get(code)
-    if header is None:
-        return []
-    fields = [field for field, _, _ in declared_fields(header)]
-    return [header.wire_names.get(f.name) or f.metadata.get("name") or camel_case(f.name) for f in fields]
 
 
 @st.composite

@@ -10,7 +10,7 @@ from mqtemplate.message import Message
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.sequenced import encode_runs
 from mqtemplate.server.response import problem_response
-from tests.remoting.protocol.code_tables import REQUEST_HEADERS
+from tests.remoting.protocol.code_tables import wire_names
 from tests.server.serving import RecordingConnection, Serving
 
 RUN_TOPICS = {"orders": "orders", "%RETRY%billing": "%RETRY%billing"}
@@ -40,24 +40,10 @@ def serving():
         yield serving
 
 
-def fields_of(code: int) -> list[str]:
-    """Return the names of the header fields of a request code."""
-    kind = REQUEST_HEADERS.get(code)
-    if kind is None:
-        return []
-    return [kind.wire_names.get(name) or camel(name) for name in kind.__dataclass_fields__]  # type: ignore[attr-defined]
-
-
-def camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(word.capitalize() for word in rest)
-
-
 @st.composite
 def requests(draw: st.DrawFn) -> RemotingCommand:
     code = draw(st.sampled_from(sorted(CODES)))
-    names = fields_of(code)
-    ext_fields = {name: draw(TEXTS) for name in names if draw(st.integers(0, 9))}
+    ext_fields = {name: draw(TEXTS) for name in wire_names(code) if draw(st.integers(0, 9))}
     request = RemotingCommand.request(code, body=draw(BODIES), one_way=draw(st.booleans()))
     request.ext_fields = ext_fields
     return request

@@ -20,7 +20,7 @@ from mqtemplate.remoting.protocol.headers import group as group_headers
 from mqtemplate.remoting.protocol.headers import message as message_headers
 from mqtemplate.remoting.protocol.headers import record_block
 from mqtemplate.remoting.protocol.headers import sequenced as sequenced_headers
-from mqtemplate.remoting.protocol.headers.fields import CommandHeader
+from mqtemplate.remoting.protocol.headers.fields import CommandHeader, camel_case, declared_fields
 from tests.remoting.protocol.other_side import ConsumeMessageDirectlyResult
 
 _T = TypeVar("_T")
@@ -206,3 +206,12 @@ RESPONSE_BODIES: Mapping[int, type[JsonBody]] = MappingProxyType(
     }
 )
 """Request code -> body of its response."""
+
+
+def wire_names(code: int) -> list[str]:
+    """Return the names of the header fields of a request code."""
+    header = REQUEST_HEADERS.get(code)
+    if header is None:
+        return []
+    fields = [field for field, _, _ in declared_fields(header)]
+    return [header.wire_names.get(f.name) or f.metadata.get("name") or camel_case(f.name) for f in fields]
