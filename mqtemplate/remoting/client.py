@@ -73,6 +73,11 @@ class RemotingClient:
 
     # --- requests -----------------------------------------------------------------------------------
 
+    @property
+    def is_usable(self) -> bool:
+        """False if the client is closed, or was created before a fork: then each request raises an error."""
+        return not self._is_closed and self._owner.is_current
+
     def invoke(self, address: str, request: RemotingCommand, timeout_ms: int) -> RemotingCommand:
         """Send a request, wait for the response, and return it. The client sets the request's opaque and signature.
 

@@ -64,6 +64,7 @@ _log = get_logger("mqtemplate.broker")
 
 _SCHEDULE_QUEUES = 18  # as RocketMQ, independent of the number of levels
 _DEFAULT_CLUSTER = "DefaultCluster"
+_FLUSH_THREAD = "mqtemplate-flush"
 
 
 class RemoteClients(TransactionChecker, Protocol):
@@ -125,7 +126,7 @@ class EmbeddedBroker(Broker):
         )
         self._is_open = False
         self._owner = self._this_process()
-        self._threads: list[ServiceThread] = []
+        self._threads: dict[str, ServiceThread] = {}
         self._remote_clients: RemoteClients | None = None
         self.levels = DelayLevels.parse(settings.message_delay_level)
         self.store = MessageStore(
@@ -178,12 +179,9 @@ class EmbeddedBroker(Broker):
         self.drafts = DraftMaker(self.levels, settings.timer_limits(), settings.max_message_size, settings.listen_host)
         self.writer = MessageWriter(self.store, self.name, settings.listen_host)
         self.transactions = TransactionService(self.store, self.topics, self.offsets, self.drafts, settings)
-        has_threads = not self.clock.is_virtual
         self._checkers = LocalCheckers(
-            self.name,
-            self._end_transaction,
-            self.transactions.producer_connected,
-            has_threads=has_threads,
+            *(self.name, self._end_transaction, self.transactions.producer_connected),
+            has_threads=not self.clock.is_virtual,
             max_body_bytes=self.max_body_bytes,
         )
         self.transactions.add_checker(self._checkers)
@@ -246,9 +244,8 @@ class EmbeddedBroker(Broker):
         self._is_open = True
         if not self.clock.is_virtual:
             self._start_threads()
-        _log.debug(
-            "broker.started", broker=self.name, store_files=str(self.path or "memory"), end_offset=self.store.end_offset
-        )
+        where = str(self.path or "memory")
+        _log.debug("broker.started", broker=self.name, store_files=where, end_offset=self.store.end_offset)
 
     def _load_tables(self) -> None:
         self.topics.load()
@@ -259,19 +256,21 @@ class EmbeddedBroker(Broker):
             self.routes.queues(topic)
         self.offsets.load()
 
+    def _services_of_threads(self) -> dict[str, list[Service]]:
+        # A checkpoint flushes each queue that has changed; producers wait for the other thread only.
+        return {
+            "mqtemplate-delay": [self._schedule, self._timer],
+            _FLUSH_THREAD: [self.store.flush_service],
+            "mqtemplate-store": [*self.store.services(), self._offsets.service],
+            "mqtemplate-cleaning": [self.store.cleaning],
+            "mqtemplate-transactions": [self.transactions, self.requests],
+        }
+
     def _start_threads(self) -> None:
         self.store.start()
-        services: dict[str, list[Service]] = {
-            # A checkpoint flushes each queue that has changed, and producers must not wait for that.
-            "mqtemplate-flush": [self.store.flush_service],
-            "mqtemplate-store": [*self.store.services(), self._offsets.service],
-            "mqtemplate-delay": [self._schedule, self._timer],
-            "mqtemplate-transactions": [self.transactions, self.requests],
-            "mqtemplate-cleaning": [self.store.cleaning],
-        }
-        for name, stepped in services.items():
-            self._threads.append(ServiceThread(name, stepped, self.clock, self.store.report))
-            self._threads[-1].start()
+        for name, services in self._services_of_threads().items():
+            self._threads[name] = thread = ServiceThread(name, services, self.clock, self.store.report)
+            thread.start()
 
     def _this_process(self) -> OwnerProcess:
         place = "in memory" if self.path is None else f"store directory {self.path}"
@@ -280,19 +279,15 @@ class EmbeddedBroker(Broker):
     def services(self) -> Sequence[Service]:
         if self._is_open:
             self._owner.check()
-        store_services = [
-            *(self.store.flush_service, *self.store.services()),
-            *(self._offsets.service, self.store.cleaning),
-        ]
-        return [self._schedule, self._timer, *store_services, self.transactions, self.requests]
+        return [service for services in self._services_of_threads().values() for service in services]
 
     def close(self) -> None:
         if not self._is_open or not self._owner.is_current:
             return
         self._groups.close()
         self._checkers.close()
-        for thread in reversed(self._threads):
-            thread.stop()
+        for name in sorted(self._threads, key=_FLUSH_THREAD.__eq__):  # last, since the others may wait for a flush
+            self._threads[name].stop()
         self._is_open = False
         self.requests.close()
         self.transactions.save_progress()

@@ -147,6 +147,20 @@ class ClientInstance:
         """Send a request that has no response."""
         self._remoting.invoke_one_way(address, self._with_extra_fields(request))
 
+    @property
+    def is_usable(self) -> bool:
+        """False if the client is closed, or was created before a fork."""
+        return self._remoting.is_usable
+
+    @property
+    def is_io_thread(self) -> bool:
+        """True in the I/O thread of this client, which must not wait."""
+        return self._remoting.loop.is_current_thread
+
+    def call_in_io_thread(self, delay_ms: float, work: Callable[[], None]) -> None:
+        """Call *work* later in the I/O thread, unless the client is closed before."""
+        self._remoting.loop.call_later(delay_ms, work)
+
     def call_later(self, delay_ms: float, work: Callable[[], None]) -> None:
         """Call *work* later in a worker thread, where it may block; see `RemotingClient.call_later`."""
         self._remoting.call_later(delay_ms, work)

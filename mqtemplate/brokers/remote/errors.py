@@ -88,7 +88,7 @@ def send_error(response: RemotingCommand, operation: str, address: str, *, has_t
         return DelayError(f"{text}; the limit is the broker's timerMaxDelaySec (3 days by default)")
     if response.code in _INVALID_MESSAGE:
         return MessageError(text)
-    return SendError(text)
+    return (UnsupportedError if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED else SendError)(text)
 
 
 def _describe(response: RemotingCommand, operation: str, address: str) -> str:

@@ -72,6 +72,10 @@ class RemoteSettings(ClientIntervals):
     retry_next_server: bool = False
     """True: retry with another broker also if one stored the message with a weaker guarantee than configured."""
 
+    auto_batch: bool = True
+    """True: messages to one topic that are sent while others are on their way leave together, in one request. Each has
+    its own result. False: each message is a request."""
+
     max_message_size: int = 4 << 20
     """Largest body in bytes. The broker has a limit of its own."""
 

@@ -9,9 +9,9 @@ from typing import Self
 from pydantic import field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
-from mqtemplate.brokers.remote.settings import ClientIntervals
+from mqtemplate.brokers.remote.settings import ClientIntervals, RemoteSettings
 from mqtemplate.context.config.contradiction import check_both_or_none
-from mqtemplate.context.settings.properties import SECTION_CONFIG, OptionalSecret, OptionalText, duration_in
+from mqtemplate.context.settings.properties import SECTION_CONFIG, OptionalSecret, OptionalText, duration_in, same_as
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION_CONFIG)
@@ -20,6 +20,8 @@ class ClusterSettings(ClientIntervals):
 
     offset_path: Path | None = None
     """Directory with the offsets of broadcasting groups; ``~/.rocketmq_offsets`` if not given."""
+
+    auto_batch: bool = same_as(RemoteSettings, "auto_batch")
 
     tls_trust_cert_path: OptionalText = None
     """PEM file with the issuers of the servers' certificates; by default the issuers that this machine trusts."""

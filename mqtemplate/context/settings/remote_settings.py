@@ -47,6 +47,7 @@ def remote_settings(settings: AppSettings) -> RemoteSettings:
         auto_create_topic_enable=settings.mqtemplate.broker.auto_create_topic_enable,
         topics=settings.mqtemplate.broker.topics,
         retry_next_server=producer.retry_next_server,
+        auto_batch=own.auto_batch,
         max_message_size=producer.max_message_size or defaults.max_message_size,
         compress_threshold=producer.compress_message_body_threshold,
         offset_path=own.offset_path.expanduser() if own.offset_path else defaults.offset_path,

@@ -78,18 +78,23 @@ def encode_batch(messages: Iterable[Message]) -> bytes:
     Raises:
         MessageError: The properties of a message are too long.
     """
-    parts: list[bytes] = []
-    for message in messages:
-        properties = encode_properties(message.properties)
-        if len(properties) > LONGEST_PROPERTIES:
-            raise MessageError(
-                f"keys, tags and properties take {len(properties)} bytes, allowed are {LONGEST_PROPERTIES}; "
-                "move data into the body"
-            )
-        size = _BATCH_SMALLEST + len(message.body) + len(properties)
-        front = _BATCH_FRONT.pack(size, 0, 0, message.flag, len(message.body))
-        parts += (front, message.body, _I2.pack(len(properties)), properties)
-    return b"".join(parts)
+    return b"".join(map(encode_in_batch, messages))
+
+
+def encode_in_batch(message: Message) -> bytes:
+    """Return one message of a batch; a batch is one after the other.
+
+    Raises:
+        MessageError: Its properties are too long.
+    """
+    body, properties = message.body, encode_properties(message.properties)
+    if len(properties) > LONGEST_PROPERTIES:
+        raise MessageError(
+            f"keys, tags and properties take {len(properties)} bytes, allowed are {LONGEST_PROPERTIES}; "
+            "move data into the body"
+        )
+    front = _BATCH_FRONT.pack(_BATCH_SMALLEST + len(body) + len(properties), 0, 0, message.flag, len(body))
+    return b"".join((front, body, _I2.pack(len(properties)), properties))
 
 
 def count_batch(body: bytes, at_most: int) -> int:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from mqtemplate.broker import Capability
 from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.errors import RETRY_ELSEWHERE, send_error
+from mqtemplate.brokers.remote.producing.auto_batch import AutoBatch, Line, Outcome, ThreadOutcome
 from mqtemplate.brokers.remote.producing.send_request import SendRequest, SendRequestFactory
 from mqtemplate.brokers.remote.producing.tries import Tries
 from mqtemplate.brokers.remote.routes import TopicRoute
@@ -68,13 +69,24 @@ class Producer:
         self._sent = context.sent
         self._avoid_until: dict[str, int] = {}
         self.waiting: set[_AsyncSend] = set()
+        self._auto_batch = AutoBatch(self)
         self._is_closed = False
 
     # --- the sends of `Broker` -----------------------------------------------------------------
 
     def send(self, message: Message, queue: MessageQueue | None, timeout_ms: int) -> SendResult:
         """See `Broker.send`."""
-        return self.deliver(self.factory.single(message), queue, timeout_ms)
+        line = self._line(message, timeout_ms) if queue is None and self._settings.auto_batch else None
+        if line is None or self._instance.is_io_thread:  # a callback must not wait for its own thread
+            return self.deliver(self.factory.single(message), queue, timeout_ms)
+        if line.may_start():
+            try:
+                return self.deliver(self.factory.single(message), None, timeout_ms)
+            finally:
+                line.ended()
+        outcome = ThreadOutcome()
+        line.add(message, outcome)
+        return outcome.result()
 
     def send_batch(self, messages: Sequence[Message], queue: MessageQueue | None, timeout_ms: int) -> SendResult:
         """See `Broker.send_batch`."""
@@ -86,12 +98,41 @@ class Producer:
         """See `Broker.send_async`."""
         future: AwaitableFuture[SendResult] = AwaitableFuture()
         future.set_running_or_notify_cancel()  # a message that is being sent cannot be cancelled
+        may_join = queue is None and len(messages) == 1 and self._settings.auto_batch
         try:
-            deadline = time.monotonic() + timeout_ms / 1_000
-            _AsyncSend(self, self.factory.for_messages(messages), queue, timeout_ms, deadline, future).attempt()
+            line = self._line(messages[0], timeout_ms) if may_join else None
+            if line is not None:
+                line.add(messages[0], future)
+            else:
+                deadline = time.monotonic() + timeout_ms / 1_000
+                _AsyncSend(self, self.factory.for_messages(messages), queue, timeout_ms, deadline, future).attempt()
         except MQTemplateError as exc:
             future.set_exception(exc)
         return future
+
+    def _line(self, message: Message, timeout_ms: int) -> Line | None:
+        """Return the line for a message that may be sent with others; None if it has to be sent alone."""
+        route = self._routes.cached(message.topic)
+        # A first message is sent alone: it creates the topic, and that takes longer.
+        if route is None or route.is_default or not self.factory.can_be_joined(message):
+            return None
+        if not self._instance.is_usable:  # closed, or of the parent process: sending it alone raises the error
+            return None
+        return self._auto_batch.line(message.topic, timeout_ms)
+
+    # --- interface of `AutoBatch` --------------------------------------------------------------
+
+    def start(self, request: SendRequest, timeout_ms: int, deadline: float, outcome: Outcome) -> None:
+        """Send without waiting, in any thread."""
+        send = _AsyncSend(self, request, None, timeout_ms, deadline, outcome)
+        if self._instance.is_io_thread and self._routes.cached(request.topic) is None:
+            self.try_later(send, 0)  # to look up the route may take long
+        else:
+            send.attempt()
+
+    def call_later(self, delay_ms: float, work: Callable[[], None]) -> None:
+        """Call *work* in the I/O thread, unless the client is closed before."""
+        self._instance.call_in_io_thread(delay_ms, work)
 
     def send_one_way(self, message: Message, queue: MessageQueue | None) -> None:
         """See `Broker.send_one_way`."""
@@ -165,6 +206,7 @@ class Producer:
     def close(self) -> None:
         """Fail the asynchronous sends that are to be tried again."""
         self._is_closed = True
+        self._auto_batch.close()
         for send in list(self.waiting):
             send.close()
 
@@ -329,7 +371,7 @@ class _AsyncSend:
     queue: MessageQueue | None
     timeout_ms: int
     deadline: float
-    future: AwaitableFuture[SendResult]
+    outcome: Outcome
     target: _Target | None = None
     tries: Tries | None = None
     try_ms: int = 0
@@ -350,15 +392,15 @@ class _AsyncSend:
         except RemoteConnectError as exc:
             self._done(exc)
         except DestinationError as exc:
-            self.future.set_exception(exc if self.tries is None else self.tries.queue_is_away(self.queue))
+            self.outcome.set_exception(exc if self.tries is None else self.tries.queue_is_away(self.queue))
         except MQTemplateError as exc:
-            self.future.set_exception(exc)
+            self.outcome.set_exception(exc)
 
     def _done(self, response: RemotingCommand | BrokerError) -> None:
         try:
             self._finish_or_retry(response)
         except MQTemplateError as exc:
-            self.future.set_exception(exc)
+            self.outcome.set_exception(exc)
 
     def _finish_or_retry(self, response: RemotingCommand | BrokerError) -> None:
         producer, target = self.producer, self.target
@@ -366,7 +408,7 @@ class _AsyncSend:
             self._report(target, response)
         if isinstance(response, RemotingCommand):
             if target is not None and not producer.may_retry(response):
-                self.future.set_result(producer.result(self.request, target, response))
+                self.outcome.set_result(producer.result(self.request, target, response))
                 return
         elif not isinstance(response, _UNANSWERED):
             raise response
@@ -375,7 +417,7 @@ class _AsyncSend:
             self.tries = producer.tries(self.request, self.queue, self.timeout_ms, self.deadline, retries)
         pause_s = producer.failed(self.tries, target, response)
         if pause_s is None:
-            self.future.set_result(producer.end(self.tries, target, response))
+            self.outcome.set_result(producer.end(self.tries, target, response))
         else:
             producer.try_later(self, pause_s)
 
@@ -393,7 +435,7 @@ class _AsyncSend:
     def close(self) -> None:
         """Fail, if this send waits for its next try."""
         if self._stops_waiting():
-            self.future.set_exception(BrokerClosedError(f"{self.request}: the client was closed before the next try"))
+            self.outcome.set_exception(BrokerClosedError(f"{self.request}: the client was closed before the next try"))
 
     def _stops_waiting(self) -> bool:
         """Return True in the one thread that ends the pause."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mqtemplate.broker import Capability
 from mqtemplate.brokers.remote.namespace import Namespace
@@ -19,13 +20,29 @@ from mqtemplate.record.layout import SysFlag
 from mqtemplate.remoting.protocol.codes import RequestCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeaderV2
-from mqtemplate.remoting.protocol.messages import encode_batch
+from mqtemplate.remoting.protocol.messages import encode_batch, encode_in_batch
 from mqtemplate.remoting.protocol.properties import encode_properties_text
 from mqtemplate.topics import AUTO_CREATE_TOPIC, check_send_topic
 
 _TIMER_PROPERTIES = frozenset(DELAY_PROPERTIES) - {Property.DELAY}
 _MAX_PROPERTIES_BYTES = 32_767  # RocketMQ stores the length in two bytes, with a sign
 _CHECKED_PROPERTIES = BROKER_PROPERTIES.union(DELAY_PROPERTIES)
+_BATCH_PROPERTIES = encode_properties_text({Property.WAIT: "true"})
+_NOT_JOINED = _CHECKED_PROPERTIES | {Property.TRANSACTION_PREPARED, Property.PRODUCER_GROUP}
+_LONGEST_JOINED = 16 << 10
+"""Bodies from this size on are sent alone: joining them saves little."""
+
+
+class BatchPart(NamedTuple):
+    """One message of a batch, with its id among its properties.
+
+    Attributes:
+        data: The message as it stands in the body of the batch.
+    """
+
+    message: Message
+    msg_id: str
+    data: bytes
 
 
 @dataclass(slots=True, kw_only=True)
@@ -176,20 +193,48 @@ class SendRequestFactory:
                 f"the batch for {topic!r} has {len(body)} bytes, allowed are {self._settings.max_message_size}; "
                 "send it in smaller parts"
             )
+        request = self._batch_request(topic, body, ids)
+        request.has_level, request.has_timer = has_level, has_timer
+        request.needs = Capability.BATCH_DELAY if has_level or has_timer else None
+        return request
+
+    def _batch_request(self, topic: str, body: bytes, msg_ids: Sequence[str]) -> SendRequest:
         return SendRequest(
             topic=topic,
             wire_topic=self._namespace.wrap(topic),
             group=self._group,
             body=body,
-            properties=_encode({Property.WAIT: "true"}),
-            msg_ids=tuple(ids),
+            properties=_BATCH_PROPERTIES,
+            msg_ids=tuple(msg_ids),
             code=RequestCode.SEND_BATCH_MESSAGE,
             default_queue_count=self._settings.default_topic_queue_nums,
             born_timestamp=self._clock.now_ms(),
-            has_level=has_level,
-            has_timer=has_timer,
-            needs=Capability.BATCH_DELAY if has_level or has_timer else None,
         )
+
+    def can_be_joined(self, message: Message) -> bool:
+        """Return True if the message may be sent with others in one request and is stored as if it was sent alone."""
+        properties = message.properties
+        return (
+            len(message.body) < min(self._settings.compress_threshold, _LONGEST_JOINED)
+            and _NOT_JOINED.isdisjoint(properties)
+            and properties.get(Property.WAIT, "true") == "true"
+        )
+
+    def part(self, message: Message) -> BatchPart:
+        """Return a message for `joined`.
+
+        Raises:
+            MessageError: Its topic is not one to send to, or its properties are too large.
+        """
+        check_send_topic(message.topic)
+        properties, msg_id = self._properties(message)
+        with_id = Message(message.topic, message.body, properties, message.flag)
+        return BatchPart(with_id, msg_id, encode_in_batch(with_id))
+
+    def joined(self, parts: Sequence[BatchPart]) -> SendRequest:
+        """Return one request for messages of one topic."""
+        data = b"".join([part.data for part in parts])
+        return self._batch_request(parts[0].message.topic, data, [part.msg_id for part in parts])
 
     def for_messages(self, messages: Sequence[Message]) -> SendRequest:
         """Return the request for one message, or the batch of several."""
