@@ -17,6 +17,7 @@ import structlog
 
 from mqtemplate.broker import ConsumerSpec
 from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.clock import SystemClock
 from mqtemplate.message import HostAddress, Message, MessageQueue, SendSequence
 from mqtemplate.pending import ScheduleChangeStatus
 from mqtemplate.selectors.tags import TagSelector
@@ -70,9 +71,26 @@ def write(folder: Path, port: int, how: str) -> Written:
     return Written(**lists, consumed=printed["consumed"])
 
 
+class StoppableClock(SystemClock):
+    """The wall clock until it is stopped. Then nothing becomes due, however busy the machine is."""
+
+    def __init__(self) -> None:
+        self._stopped_ms: int | None = None
+
+    def stop(self) -> None:
+        self._stopped_ms = super().now_ms()
+
+    def now_ms(self) -> int:
+        return super().now_ms() if self._stopped_ms is None else self._stopped_ms
+
+    def seconds_until(self, due_ms: int) -> float:
+        return super().seconds_until(due_ms) if self._stopped_ms is None else (due_ms - self._stopped_ms) / 1_000
+
+
 def _fill(folder: Path, port: int) -> tuple[EmbeddedBroker, Written]:
     stored = _store_with_ipv6_hosts(folder, port)
-    broker = EmbeddedBroker(folder, settings(port, flush_disk_type=FlushDiskType.SYNC_FLUSH))
+    clock = StoppableClock()
+    broker = EmbeddedBroker(folder, settings(port, flush_disk_type=FlushDiskType.SYNC_FLUSH), clock)
     broker.start()
     stored += [_order(broker, number, number % 4) for number in range(40)]
     stored += [send(broker, Message(LONG_TOPIC, b"long %d" % number, {"KEYS": f"long-{number}"})) for number in (0, 1)]
@@ -90,6 +108,7 @@ def _fill(folder: Path, port: int) -> tuple[EmbeddedBroker, Written]:
     delivered.append(send_delayed(broker, "timer of an open slot", delay_ms=to_next_slot))
     _wait_for_messages(broker, DELAYED, 1)
     broker.store.take_checkpoint()
+    clock.stop()  # a message that is delivered after the checkpoint is delivered again by RocketMQ
     pending = [
         send_delayed(broker, "level 1", level=1),
         send_delayed(broker, "level 3", level=3),

@@ -84,6 +84,7 @@ def test_spark_can_be_switched_off_and_the_log_names_the_listeners() -> None:
 
 @pytest.mark.feature("C5", "C10")
 @pytest.mark.spark
+@pytest.mark.timeout(240)
 def test_a_spark_listener_receives_batches(tmp_path: Path) -> None:
     """The context builds the listener by the types of its constructor. It runs as long as the application."""
 
@@ -116,7 +117,7 @@ def test_a_spark_listener_receives_batches(tmp_path: Path) -> None:
     starters = [EmbeddedAutoConfiguration, SparkAutoConfiguration]
 
     with MQApplication(Sender, OrderTotals, Totals, settings=keys, environment={}, starters=starters) as app:
-        assert app.get(Totals).is_complete.wait(90)
+        assert app.get(Totals).is_complete.wait(200)
         part = app.context.parts[0]
 
     assert (tmp_path / "checkpoints").is_dir()

@@ -51,11 +51,11 @@ final class Extra {
      * created all topics, and then every 10 s at least. It registers at once if its permission is set.
      */
     private boolean isRegistered() throws Exception {
-        Map<String, BrokerData> brokers = admin.examineBrokerClusterInfo().getBrokerAddrTable();
-        if (brokers.isEmpty()) return false;
-        BrokerData broker = brokers.values().iterator().next();
-        if (broker.getBrokerAddrs().isEmpty()) return false; // the previous broker has stopped, and this one has not registered
         try {
+            Map<String, BrokerData> brokers = admin.examineBrokerClusterInfo().getBrokerAddrTable();
+            if (brokers.isEmpty()) return false;
+            BrokerData broker = brokers.values().iterator().next();
+            if (broker.getBrokerAddrs().isEmpty()) return false; // the previous broker has stopped, this one has not registered
             String address = broker.selectBrokerAddr();
             Set<String> topics = admin.getAllTopicConfig(address, 3_000).getTopicConfigTable().keySet();
             if (admin.fetchAllTopicList().getTopicList().containsAll(topics)) return true;
@@ -64,7 +64,7 @@ final class Extra {
             admin.updateBrokerConfig(address, permission);
             return false;
         } catch (RemotingException error) {
-            return false; // the name server still has the address of the previous broker
+            return false; // the name server still has the address of the previous broker, or did not answer in time
         }
     }
 

@@ -28,7 +28,8 @@ from tests.remoting.protocol.other_side import encode_message
 CONFIG = "messageDelayLevel=1s 5s\ntimerPrecisionMs=1000\ntimerRollWindowSlot=172800\ntimerMaxDelaySec=259200\n"
 HOST = HostAddress("127.0.0.1", 10911)
 MSG_ID = "7F000001"
-SLOT_MS = (time.time_ns() // 1_000_000_000 + 600) * 1_000
+DELAY_S = 86_400  # longer than any run of the tests: the timer is pending until the end
+SLOT_MS = (time.time_ns() // 1_000_000_000 + DELAY_S) * 1_000
 LATER_MS = SLOT_MS + 60_001
 HANDLE = encode_handle(RecallHandle("orders", "broker-a", SLOT_MS + 1, MSG_ID))
 
@@ -61,7 +62,7 @@ class TimerBroker(ScriptedBroker):
 
     def _recall(self, request: RemotingCommand) -> RemotingCommand:
         handle = decode_handle(request.header(RecallMessageRequestHeader).recall_handle)
-        if handle.deliver_ms < SLOT_MS - 600_000:  # the question whether recalls are enabled
+        if handle.deliver_ms < SLOT_MS - DELAY_S * 1_000:  # the question whether recalls are enabled
             return request.response(ResponseCode.ILLEGAL_OPERATION, remark="recall failed, timestamp invalid")
         self.recalled.append(handle.deliver_ms)
         code = self._recalls.pop(0)
@@ -85,7 +86,7 @@ def _timer() -> MessageExt:
         Property.UNIQ_KEY: MSG_ID,
         Property.KEYS: "4466",
         Property.TAGS: "paid",
-        Property.TIMER_DELAY_SEC: "600",
+        Property.TIMER_DELAY_SEC: str(DELAY_S),
         Property.TIMER_OUT_MS: str(SLOT_MS),
         Property.REAL_TOPIC: "orders",
         Property.REAL_QID: "2",
@@ -94,7 +95,7 @@ def _timer() -> MessageExt:
     return MessageExt(
         topic=TIMER_TOPIC, body=b"x", properties=properties, flag=0, broker_name="broker-a", queue_id=0, queue_offset=0,
         physical_offset=0, store_size=0, sys_flag=0, body_crc=0, born_timestamp=0, born_host=HOST,
-        store_timestamp=SLOT_MS - 600_000, store_host=HOST, reconsume_times=0, prepared_transaction_offset=0,
+        store_timestamp=SLOT_MS - DELAY_S * 1_000, store_host=HOST, reconsume_times=0, prepared_transaction_offset=0,
     )  # fmt: skip
 
 
