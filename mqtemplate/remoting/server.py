@@ -75,6 +75,7 @@ class RemotingServer:
         peer_log: Log of warnings about clients.
         refused_connections: Counts the connections that were closed at once.
         request_count: Number of requests so far.
+        inline_requests: Those that the I/O thread has processed itself.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class RemotingServer:
         self._processors: dict[int, _Registered] = {}
         self._close_callbacks: list[Callable[[Connection], None]] = []
         self._connections: dict[int, Connection] = {}
-        self.request_count = 0
+        self.request_count = self.inline_requests = 0
         self._handshakes: set[Handshake] = set()
         self._tls: tuple[ssl.SSLContext, TlsMode] | None = None
         if settings.tls is not None and settings.tls.mode is not TlsMode.DISABLED:
@@ -112,6 +113,7 @@ class RemotingServer:
             settings.slow_queue + settings.slow_workers,
             settings.slow_queue_per_connection,
             settings.slow_queue_bytes,
+            inline_requests=lambda: self.inline_requests,
         )
         self._close_callbacks.append(self._workers.forget)
         self._is_started = False
@@ -216,6 +218,7 @@ class RemotingServer:
         elif is_slow:
             self._submit(partial(self._process, processor, connection, request), connection, request)
         else:
+            self.inline_requests += 1
             self._process(processor, connection, request)
 
     def _on_large_request(

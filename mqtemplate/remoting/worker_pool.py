@@ -20,6 +20,7 @@ _Job = tuple[Callable[[], None], int]
 _HEAVY_S = 0.1
 """With more processor time than this within about a second, an address is a heavy one."""
 _HALF_LIFE_S = 1.0
+_LONGEST_REST_S = 0.05
 
 
 class ProcessorTime:
@@ -62,7 +63,8 @@ class WorkerPool:
     - After each piece of work of one connection, the next connection has its turn.
     - One connection has half of the threads at most, and at least one.
     - The work of all heavy addresses (`ProcessorTime`) has one thread together. The threads share the interpreter with
-      the I/O thread: each busy one more takes an equal part of its time.
+      the I/O thread: each busy one more takes an equal part of its time. After a piece of such work during which the
+      I/O thread had requests, that thread rests for as long as the work took.
     - The queue is bounded: in total, for one connection, and in bytes.
     - Queued work of a connection that is closed, or of a pool that is stopped, is dropped.
     - Its threads are daemons: work that never ends does not hold the end of the process.
@@ -71,6 +73,7 @@ class WorkerPool:
         max_jobs: Largest number of pieces of work that wait or run.
         max_waiting_per_connection: Largest number of pieces of work of one connection that wait.
         max_bytes: With more bytes in all work, no more is accepted.
+        inline_requests: Returns the number of requests that the I/O thread has processed itself.
         thread_time: Returns the processor time of the current thread, in seconds.
     """
 
@@ -81,14 +84,19 @@ class WorkerPool:
         max_jobs: int,
         max_waiting_per_connection: int,
         max_bytes: int,
+        *,
+        inline_requests: Callable[[], int] = lambda: 0,
         thread_time: Callable[[], float] = time.thread_time,
+        rest: Callable[[float], None] = time.sleep,
     ) -> None:
         self._name = name
         self._max_jobs = max_jobs
         self._max_waiting = max_waiting_per_connection
         self._max_bytes = max_bytes
         self._max_running = max(threads // 2, 1)
+        self._inline_requests = inline_requests
         self._thread_time = thread_time
+        self._rest = rest
         self._changed = threading.Condition(threading.Lock())  # protects the attributes that follow
         self._lines: dict[int, _Line] = {}
         # Connections with waiting work that may have one more thread, each once in one of the two.
@@ -168,13 +176,17 @@ class WorkerPool:
     def _loop(self) -> None:
         while (taken := self._take()) is not None:
             connection_id, (work, size), is_heavy = taken
-            start_s = self._thread_time()
+            start_s, requests = self._thread_time(), self._inline_requests()
             try:
                 work()
             except Exception:
                 _log.exception("remoting.work_failed", loop=self._name)
             del work, taken  # a request may hold megabytes
-            self._finish(connection_id, size, self._thread_time() - start_s, is_heavy=is_heavy)
+            seconds = self._thread_time() - start_s
+            had_requests = self._inline_requests() > requests
+            if is_heavy and had_requests:
+                self._rest(min(seconds, _LONGEST_REST_S))
+            self._finish(connection_id, size, seconds, is_heavy=is_heavy)
 
     def _take(self) -> tuple[int, _Job, bool] | None:
         """Wait for work; return it with its connection and True if it is heavy. None when the pool is stopped."""

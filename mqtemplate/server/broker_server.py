@@ -115,7 +115,9 @@ class BrokerServer:
         clock = engine.clock
         access = AccessControl(acl)
         self.guard = None if acl is None else AclGuard(access, acl, clock)
-        self._parts = parts = ServerParts(engine, settings, lambda: str(self.address), access)
+        self._parts = parts = ServerParts(
+            engine, settings, lambda: str(self.address), access, lambda: self.remoting.inline_requests
+        )
         self.topics, self.groups, self.clients = parts.topics, parts.groups, parts.clients
         self.locks, self.hold, self.limits = parts.locks, parts.hold, parts.limits
         self.name_server = NameServer(

@@ -31,14 +31,22 @@ class DeferredWork:
     - A request whose connection is closed before its turn is dropped, unless it is one-way: a producer may leave after
       its last message.
     - On a virtual clock the work runs at once, in the caller's thread.
+
+    Args:
+        inline_requests: See `WorkerPool`.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, inline_requests: Callable[[], int] = lambda: 0) -> None:
         self._is_closed = False
         self._pool: WorkerPool | None = None
         if not clock.is_virtual:
             self._pool = WorkerPool(
-                "mqtemplate-server-deferred", _THREADS, _MAX_PENDING, _MAX_PENDING_PER_CONNECTION, _MAX_BYTES
+                "mqtemplate-server-deferred",
+                _THREADS,
+                _MAX_PENDING,
+                _MAX_PENDING_PER_CONNECTION,
+                _MAX_BYTES,
+                inline_requests=inline_requests,
             )
 
     def run(self, connection: Connection, request: RemotingCommand, work: _Work) -> RemotingCommand | None:

@@ -50,6 +50,7 @@ class ServerParts:
         settings: BrokerServerSettings,
         address: Callable[[], str],
         access: AccessControl,
+        inline_requests: Callable[[], int],
     ) -> None:
         clock, store = engine.clock, engine.store
         self.engine = engine
@@ -78,7 +79,7 @@ class ServerParts:
         self.locks = QueueLocks(clock, settings.rebalance_lock_max_live_ms, self.limits)
         self.raw = RawReader(store, engine.reader)
         self.hold = PullHold(self.raw, clock, self.limits.pulls)
-        self.deferred_work = DeferredWork(clock)
+        self.deferred_work = DeferredWork(clock, inline_requests)
         self.traffic = Traffic(store, engine.offsets, clock)
         self.statistics = QueueStatistics(self.raw, engine.offsets, self.traffic, engine.name)
 

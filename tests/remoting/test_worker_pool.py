@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -45,9 +44,9 @@ def make_pool() -> Iterator[MakePool]:
         jobs: int = 1_000,
         waiting: int = 1_000,
         max_bytes: int = 1_000,
-        thread_time: Callable[[], float] = time.thread_time,
+        **more: Any,
     ) -> WorkerPool:
-        pools.append(WorkerPool("test", threads, jobs, waiting, max_bytes, thread_time))
+        pools.append(WorkerPool("test", threads, jobs, waiting, max_bytes, **more))
         return pools[-1]
 
     yield make
@@ -117,6 +116,27 @@ def test_heavy_addresses_have_one_thread_together(make_pool: MakePool) -> None:
     assert started.empty()
     gate.set()
     assert [started.get(timeout=TIMEOUT_S) for _ in range(2)] == [1, 2]
+
+
+@pytest.mark.parametrize(("inline_requests", "rests"), [([1, 1, 2, 9], [0.03]), ([1, 1, 2, 2], [])])
+def test_the_thread_of_heavy_addresses_rests_if_the_io_thread_had_requests(
+    make_pool: MakePool, inline_requests: list[int], rests: list[float]
+) -> None:
+    """A busy thread takes its part of the interpreter from the I/O thread."""
+    times = iter([0.0, 10.0, 10.0, 10.03])
+    rested: list[float] = []
+    counts = iter(inline_requests)
+    pool = make_pool(
+        thread_time=lambda: next(times), inline_requests=lambda: next(counts), rest=lambda s: rested.append(round(s, 6))
+    )
+    pool.start()
+    done: queue.Queue[int] = queue.Queue()
+    for number in range(2):
+        pool.submit(HEAVY[0], lambda number=number: done.put(number))
+        assert done.get(timeout=TIMEOUT_S) == number
+    pool.stop(TIMEOUT_S)
+
+    assert rested == rests
 
 
 def test_processor_time_counts_half_after_each_second() -> None:

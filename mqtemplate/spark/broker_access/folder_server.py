@@ -50,7 +50,9 @@ class FolderServer:
             _LISTEN, limits, clock, guard=AclGuard(access, acl, clock), error_response=problem_response
         )
         self._drain_s = limits.drain_ms / 1_000
-        self._parts = parts = ServerParts(broker, settings, lambda: str(remoting.address), access)
+        self._parts = parts = ServerParts(
+            broker, settings, lambda: str(remoting.address), access, lambda: remoting.inline_requests
+        )
         kinds = (
             ClientProcessor,
             OffsetProcessor,
