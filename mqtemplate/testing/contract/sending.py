@@ -143,6 +143,24 @@ class SendContract:
         assert (one.send_status, two.send_status) == (SendStatus.SEND_OK, SendStatus.SEND_OK)
         assert bodies(under_test.broker.pull(one.message_queue, 0).messages) == ["one", "two", "three"]
 
+    def test_each_of_many_messages_at_the_same_time_has_its_own_position(self, under_test: BrokerUnderTest) -> None:
+        """A broker may receive them in fewer requests. Their results, and what is stored, are as of single ones."""
+        broker, topic = under_test.broker, under_test.topic(queue_count=2)
+        messages = [
+            Message(topic, b"%d" % number, {Property.KEYS: f"key-{number}", "region": "EU-ß"}, flag=number)
+            for number in range(100)
+        ]
+
+        futures = [broker.send_async([message]) for message in messages]
+        results = [under_test.result(future) for future in futures]
+
+        for message, result in zip(messages, results, strict=True):
+            [found] = broker.pull(result.message_queue, result.queue_offset, 1).messages
+            assert (found.body, found.flag, found.keys) == (message.body, message.flag, message.keys)
+            assert (found.msg_id, found.offset_msg_id) == (result.msg_id, result.offset_msg_id)
+            assert found.properties["region"] == "EU-ß"
+        assert len({(result.message_queue, result.queue_offset) for result in results}) == len(messages)
+
     def test_an_asynchronous_send_can_be_awaited(self, under_test: BrokerUnderTest) -> None:
         """On any event loop, which goes on meanwhile."""
         topic = under_test.topic(queue_count=1)

@@ -110,6 +110,16 @@ class Producer:
             future.set_exception(exc)
         return future
 
+    def send_one_way(self, message: Message, queue: MessageQueue | None) -> None:
+        """See `Broker.send_one_way`."""
+        request = self.factory.single(message)
+        target = self.target(request, self.route(request.topic), queue, None)
+        try:
+            self._instance.invoke_one_way(target.address, request.command(target.queue, one_way=True))
+        except (RemoteConnectError, RemoteTimeoutError) as exc:
+            self.avoid(target)
+            raise SendError(f"{request}: {exc}") from exc
+
     def _line(self, message: Message, timeout_ms: int) -> Line | None:
         """Return the line for a message that may be sent with others; None if it has to be sent alone."""
         route = self._routes.cached(message.topic)
@@ -134,15 +144,7 @@ class Producer:
         """Call *work* in the I/O thread, unless the client is closed before."""
         self._instance.call_in_io_thread(delay_ms, work)
 
-    def send_one_way(self, message: Message, queue: MessageQueue | None) -> None:
-        """See `Broker.send_one_way`."""
-        request = self.factory.single(message)
-        target = self.target(request, self.route(request.topic), queue, None)
-        try:
-            self._instance.invoke_one_way(target.address, request.command(target.queue, one_way=True))
-        except (RemoteConnectError, RemoteTimeoutError) as exc:
-            self.avoid(target)
-            raise SendError(f"{request}: {exc}") from exc
+    # --- a send that waits ---------------------------------------------------------------------
 
     def deliver(self, request: SendRequest, queue: MessageQueue | None, timeout_ms: int) -> SendResult:
         """Send and wait for the result; try other queues and brokers if *queue* is None.
