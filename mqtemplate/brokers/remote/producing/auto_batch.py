@@ -7,7 +7,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from mqtemplate.brokers.remote.producing.send_request import BatchPart, SendRequest, SendRequestFactory
@@ -15,8 +16,12 @@ from mqtemplate.errors import BrokerClosedError, MessageError, UnsupportedError
 from mqtemplate.message import Message
 from mqtemplate.results import SendResult
 
-_REQUESTS = 2
-"""With so many requests of a line on the way further messages wait: while one is stored, the next one is written."""
+_FEW_MESSAGES = 4
+"""With so many messages on the way to a fast broker further ones wait. Fewer threads are faster without batches."""
+_FAST_MS = 0.3
+_MESSAGES_PER_MS = 64
+"""So many more may be on the way for each millisecond that a broker needs longer: there waiting costs throughput."""
+_WINDOW = 1_000
 _LONGEST_WAIT_MS = 10.0
 _MAX_MESSAGES = 64
 """Messages of one request; mqtemplate's server stores so many without a change of threads."""
@@ -101,11 +106,37 @@ class AutoBatch:
             line.close()
 
 
+class RoundTrip:
+    """The shortest time of a request lately, and what follows from it.
+
+    The shortest, because the others contain the time for which a busy client does not read the response.
+
+    Attributes:
+        max_messages: With so many messages on the way further ones wait.
+    """
+
+    def __init__(self) -> None:
+        self.max_messages = _FEW_MESSAGES
+        self._shortest_s = self._shortest_of_window_s = float("inf")
+        self._count = 0
+
+    def add(self, seconds: float) -> None:
+        """Count a request."""
+        self._count += 1
+        self._shortest_of_window_s = min(self._shortest_of_window_s, seconds)
+        if self._count >= _WINDOW:
+            self._shortest_s, self._shortest_of_window_s, self._count = self._shortest_of_window_s, float("inf"), 0
+        elif seconds >= self._shortest_s:
+            return
+        self._shortest_s = min(self._shortest_s, seconds)
+        self.max_messages = _FEW_MESSAGES + int(max(self._shortest_s * 1_000 - _FAST_MS, 0) * _MESSAGES_PER_MS)
+
+
 class Line:
     """Messages of one topic with one timeout. Thread-safe.
 
-    - While few requests of the line are on the way, a message is sent alone and at once. Further ones wait for a
-      response, for 10 ms at most, and leave in one request. So where few messages are sent none takes longer, and
+    - While few messages of the line are on the way, a message is sent alone and at once. Further ones wait for
+      responses, for 10 ms at most, and leave in one request. So where few messages are sent none takes longer, and
       where many are sent they need few requests.
     - All have one timeout, so that none shortens that of another.
     - If a broker refuses the messages of a request together, each is sent alone, and has a result of its own.
@@ -115,8 +146,9 @@ class Line:
         self._sends = sends
         self._timeout_ms = timeout_ms
         self._lock = threading.Lock()  # protects the attributes that follow
-        self._requests = 0
-        self._max_requests: float = _REQUESTS
+        self._on_the_way = 0  # messages
+        self._round_trip = RoundTrip()
+        self._joins = True
         self._waiting: deque[_Entry] = deque()
         self._refused: list[_Entry] = []  # they are sent alone soon
         self._is_timed = False
@@ -125,10 +157,13 @@ class Line:
     def may_start(self) -> bool:
         """Return True if the caller may send its message alone and now. Then it has to call `ended`."""
         with self._lock:
-            if self._requests >= self._max_requests:
+            if self._has_enough():
                 return False
-            self._requests += 1
+            self._on_the_way += 1
             return True
+
+    def _has_enough(self) -> bool:
+        return self._joins and self._on_the_way >= self._round_trip.max_messages
 
     def add(self, message: Message, outcome: Outcome) -> None:
         """Send a message with others.
@@ -142,8 +177,7 @@ class Line:
             if self._is_closed:
                 raise _closed_error(entry)
             self._waiting.append(entry)
-            entries = self._take() if self._requests < self._max_requests else []
-            self._requests += bool(entries)
+            entries = [] if self._has_enough() else self._take()
             starts_timer = not (entries or self._is_timed)
             self._is_timed |= starts_timer
         if entries:
@@ -151,12 +185,18 @@ class Line:
         elif starts_timer:
             self._sends.call_later(_LONGEST_WAIT_MS, self._on_time)
 
-    def ended(self) -> None:
-        """Send the messages that wait, since a request has ended."""
+    def ended(self, count: int = 1, round_trip_s: float | None = None) -> None:
+        """Note that a request has ended, and send messages that wait.
+
+        Args:
+            count: Number of its messages.
+            round_trip_s: Time until its response; None if there was none.
+        """
         with self._lock:
-            entries = self._take()
-            if not entries:
-                self._requests -= 1
+            self._on_the_way -= count
+            if round_trip_s is not None:
+                self._round_trip.add(round_trip_s)
+            entries = [] if self._has_enough() else self._take()
         if entries:
             self._send(entries)
 
@@ -164,7 +204,6 @@ class Line:
         """Send messages that have waited long: the requests before take longer, or have lost their broker."""
         with self._lock:
             entries = self._take()
-            self._requests += bool(entries)
             self._is_timed = is_timed = bool(self._waiting)
         if entries:
             self._send(entries)
@@ -172,7 +211,7 @@ class Line:
             self._sends.call_later(_LONGEST_WAIT_MS, self._on_time)
 
     def _take(self) -> list[_Entry]:
-        """Remove the messages of the next request."""
+        """Remove the messages of the next request from those that wait."""
         entries: list[_Entry] = []
         size, waiting = 0, self._waiting
         while waiting and len(entries) < _MAX_MESSAGES:
@@ -180,13 +219,15 @@ class Line:
             if entries and size > _MAX_BYTES:
                 break
             entries.append(waiting.popleft())
+        self._on_the_way += len(entries)
         return entries
 
     def _send(self, entries: list[_Entry]) -> None:
         factory = self._sends.factory
         parts = [entry.part for entry in entries]
         request = factory.joined(parts) if len(parts) > 1 else factory.single(parts[0].message)
-        self._sends.start(request, self._timeout_ms, entries[0].deadline, _Batch(self, entries, str(request)))
+        batch = _Batch(self, entries, str(request), time.monotonic())
+        self._sends.start(request, self._timeout_ms, entries[0].deadline, batch)
 
     def refused(self, entries: list[_Entry], *, for_good: bool) -> None:
         """Send each message alone that a broker refused together with the others.
@@ -196,13 +237,13 @@ class Line:
         """
         with self._lock:
             if for_good:
-                self._max_requests = float("inf")
+                self._joins = False
             self._refused += entries
         self._sends.call_later(0, self._send_singly)
 
-    def failed(self) -> None:
+    def failed(self, count: int) -> None:
         """Do as `ended`, later: the next request may fail at once like this one."""
-        self._sends.call_later(0, self.ended)
+        self._sends.call_later(0, partial(self.ended, count))
 
     def _send_singly(self) -> None:
         with self._lock:
@@ -228,22 +269,28 @@ class _Batch:
     line: Line
     entries: list[_Entry]
     name: str
+    started_s: float
 
     def set_result(self, result: SendResult) -> None:
-        self.line.ended()  # first, so that the broker has work while the senders of these messages go on
+        self.line.ended(
+            len(self.entries), time.monotonic() - self.started_s
+        )  # first, so that the broker has work while the senders of these messages go on
         offset_msg_ids = result.offset_msg_id.split(",")
         for number, (part, _, outcome) in enumerate(self.entries):
             outcome.set_result(
-                replace(
-                    result,
-                    msg_id=part.msg_id,
-                    offset_msg_id=offset_msg_ids[number] if number < len(offset_msg_ids) else "",
-                    queue_offset=result.queue_offset + number,
+                SendResult(
+                    result.send_status,
+                    part.msg_id,
+                    offset_msg_ids[number] if number < len(offset_msg_ids) else "",
+                    result.message_queue,
+                    result.queue_offset + number,
+                    region_id=result.region_id,
+                    trace_on=result.trace_on,
                 )
             )
 
     def set_exception(self, exception: BaseException) -> None:
-        self.line.failed()
+        self.line.failed(len(self.entries))
         is_unsupported = isinstance(exception, UnsupportedError)
         if len(self.entries) > 1 and (is_unsupported or isinstance(exception, MessageError)):
             self.line.refused(self.entries, for_good=is_unsupported)

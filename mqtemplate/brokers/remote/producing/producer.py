@@ -80,10 +80,12 @@ class Producer:
         if line is None or self._instance.is_io_thread:  # a callback must not wait for its own thread
             return self.deliver(self.factory.single(message), queue, timeout_ms)
         if line.may_start():
+            start_s, result = time.monotonic(), None
             try:
-                return self.deliver(self.factory.single(message), None, timeout_ms)
+                result = self.deliver(self.factory.single(message), None, timeout_ms)
             finally:
-                line.ended()
+                line.ended(1, None if result is None else time.monotonic() - start_s)
+            return result
         outcome = ThreadOutcome()
         line.add(message, outcome)
         return outcome.result()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
+from mqtemplate.brokers.remote.producing.auto_batch import RoundTrip
 from mqtemplate.clock import Clock, SystemClock, VirtualClock
 from mqtemplate.errors import BrokerClosedError, MessageError, SendError
 from mqtemplate.message import Message, Property
@@ -23,6 +24,7 @@ from tests.waiting import eventually
 
 SEND, BATCH = RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE
 TIMEOUT_S = 20
+BUSY = 4
 
 
 class SlowBroker(ScriptedBroker):
@@ -80,13 +82,13 @@ def cluster() -> Iterator[SlowBroker]:
 
 @contextmanager
 def busy_client(cluster: SlowBroker, clock: Clock | None = None, **settings: Any) -> Iterator[RemoteBroker]:
-    """Yield a client with two requests on the way, so that further messages wait: for ever on the virtual clock."""
+    """Yield a client with four messages on the way, so that further ones wait: for ever on the virtual clock."""
     settings = {"name_servers": (cluster.address,), "retry_times_when_send_async_failed": 0, **settings}
     with RemoteBroker(RemoteSettings(**settings), clock or VirtualClock()) as broker:
         broker.queues("orders")  # now the client has the route
-        for _ in range(2):
+        for _ in range(BUSY):
             send(broker, b"on the way")
-        cluster.wait_for(2)
+        cluster.wait_for(BUSY)
         yield broker
 
 
@@ -101,10 +103,10 @@ def test_messages_that_wait_leave_together(cluster: SlowBroker) -> None:
         results = [future.result(TIMEOUT_S) for future in futures]
 
     assert [body for batch in cluster.batches for body in batch] == [b"0", b"1", b"2", b"3", b"4"]
-    assert cluster.count(SEND) == 2
-    assert [result.queue_offset for result in results] == [2, 3, 4, 5, 6]
+    assert cluster.count(SEND) == BUSY
+    assert [result.queue_offset for result in results] == list(range(BUSY, BUSY + 5))
     assert len({result.msg_id for result in results}) == 5
-    assert [result.offset_msg_id for result in results] == [f"7F00000100002A9F{n:016X}" for n in range(2, 7)]
+    assert [result.offset_msg_id for result in results] == [f"7F00000100002A9F{n:016X}" for n in range(BUSY, BUSY + 5)]
     assert {result.send_status for result in results} == {SendStatus.SEND_OK}
 
 
@@ -114,15 +116,15 @@ def test_threads_that_send_at_the_same_time_share_requests(cluster: SlowBroker) 
         cluster.respond()
         results = [each.result(TIMEOUT_S) for each in sends]
 
-    assert sorted(result.queue_offset for result in results) == list(range(2, 10))
+    assert sorted(result.queue_offset for result in results) == list(range(BUSY, BUSY + 8))
 
 
 def test_a_message_waits_ten_milliseconds_at_most(cluster: SlowBroker) -> None:
-    """The broker does not respond to the two on the way; without a limit the message would wait for their timeout."""
+    """The broker does not respond to those on the way; without a limit the message would wait for their timeout."""
     with busy_client(cluster, SystemClock()) as broker:
         send(broker, b"late")
 
-        cluster.wait_for(3)
+        cluster.wait_for(BUSY + 1)
 
         assert cluster.held[-1][0].body == b"late"
         cluster.respond()
@@ -152,7 +154,7 @@ def test_a_request_has_64_messages_and_64_kib_at_most(cluster: SlowBroker) -> No
 def test_special_messages_leave_alone_and_at_once(cluster: SlowBroker, properties: dict[str, str]) -> None:
     with busy_client(cluster) as broker:
         send(broker, b"x", **properties)
-        cluster.wait_for(3)
+        cluster.wait_for(BUSY + 1)
         cluster.respond()
 
     assert cluster.batches == []
@@ -161,7 +163,7 @@ def test_special_messages_leave_alone_and_at_once(cluster: SlowBroker, propertie
 def test_a_message_for_one_queue_leaves_alone(cluster: SlowBroker) -> None:
     with busy_client(cluster) as broker:
         broker.send_async([Message("orders", b"x")], broker.queues("orders")[0], 60_000)
-        cluster.wait_for(3)
+        cluster.wait_for(BUSY + 1)
         cluster.respond()
 
     assert cluster.batches == []
@@ -171,10 +173,26 @@ def test_without_the_setting_each_message_is_a_request(cluster: SlowBroker) -> N
     with busy_client(cluster, auto_batch=False) as broker:
         for _ in range(3):
             send(broker, b"x")
-        cluster.wait_for(5)
+        cluster.wait_for(BUSY + 3)
         cluster.respond()
 
     assert cluster.batches == []
+
+
+def test_more_messages_may_be_on_the_way_to_a_slow_broker() -> None:
+    """Its shortest time of the last two windows counts: a busy client reads many responses late."""
+    round_trip = RoundTrip()
+    assert round_trip.max_messages == BUSY
+
+    for seconds in (0.0053, 0.0103, 0.0203):
+        round_trip.add(seconds)
+    assert round_trip.max_messages == BUSY + 5 * 64
+
+    round_trip.add(0.0002)
+    assert round_trip.max_messages == BUSY
+    for _ in range(2_000):
+        round_trip.add(0.0013)
+    assert round_trip.max_messages == BUSY + 64
 
 
 # --- errors -----------------------------------------------------------------------------------------
