@@ -21,6 +21,8 @@ _FEW_MESSAGES = 4
 _FAST_MS = 0.3
 _MESSAGES_PER_MS = 64
 """So many more may be on the way for each millisecond that a broker needs longer: there waiting costs throughput."""
+_MESSAGE_S = 0.00002
+"""Time of a message within a request, of client and broker."""
 _WINDOW = 1_000
 _LONGEST_WAIT_MS = 10.0
 _MAX_MESSAGES = 64
@@ -120,8 +122,9 @@ class RoundTrip:
         self._shortest_s = self._shortest_of_window_s = float("inf")
         self._count = 0
 
-    def add(self, seconds: float) -> None:
-        """Count a request."""
+    def add(self, seconds: float, messages: int) -> None:
+        """Count a request with its number of messages."""
+        seconds -= messages * _MESSAGE_S
         self._count += 1
         self._shortest_of_window_s = min(self._shortest_of_window_s, seconds)
         if self._count >= _WINDOW:
@@ -195,7 +198,7 @@ class Line:
         with self._lock:
             self._on_the_way -= count
             if round_trip_s is not None:
-                self._round_trip.add(round_trip_s)
+                self._round_trip.add(round_trip_s, count)
             entries = [] if self._has_enough() else self._take()
         if entries:
             self._send(entries)

@@ -185,14 +185,14 @@ def test_more_messages_may_be_on_the_way_to_a_slow_broker() -> None:
     assert round_trip.max_messages == BUSY
 
     for seconds in (0.0053, 0.0103, 0.0203):
-        round_trip.add(seconds)
+        round_trip.add(seconds + 0.001, 50)
     assert round_trip.max_messages == BUSY + 5 * 64
 
-    round_trip.add(0.0002)
+    round_trip.add(0.0002, 1)
     assert round_trip.max_messages == BUSY
     for _ in range(2_000):
-        round_trip.add(0.0013)
-    assert round_trip.max_messages == BUSY + 64
+        round_trip.add(0.00134, 1)
+    assert round_trip.max_messages == BUSY + 65
 
 
 # --- errors -----------------------------------------------------------------------------------------
