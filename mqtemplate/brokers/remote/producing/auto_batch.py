@@ -79,7 +79,7 @@ class ThreadOutcome:
         return self._result
 
 
-class _Entry(NamedTuple):
+class Entry(NamedTuple):
     """A message that waits, or is in a request on the way."""
 
     part: BatchPart
@@ -152,20 +152,20 @@ class Line:
         self._on_the_way = 0  # messages
         self._round_trip = RoundTrip()
         self._joins = True
-        self._waiting: deque[_Entry] = deque()
-        self._refused: list[_Entry] = []  # they are sent alone soon
+        self._waiting: deque[Entry] = deque()
+        self._refused: list[Entry] = []  # they are sent alone soon
         self._is_timed = False
         self._is_closed = False
 
     def may_start(self) -> bool:
         """Return True if the caller may send its message alone and now. Then it has to call `ended`."""
         with self._lock:
-            if self._has_enough():
+            if self._must_wait():
                 return False
             self._on_the_way += 1
             return True
 
-    def _has_enough(self) -> bool:
+    def _must_wait(self) -> bool:
         return self._joins and self._on_the_way >= self._round_trip.max_messages
 
     def add(self, message: Message, outcome: Outcome) -> None:
@@ -175,12 +175,12 @@ class Line:
             MessageError: It cannot be sent.
             BrokerClosedError: The client is closed.
         """
-        entry = _Entry(self._sends.factory.part(message), time.monotonic() + self._timeout_ms / 1_000, outcome)
+        entry = Entry(self._sends.factory.part(message), time.monotonic() + self._timeout_ms / 1_000, outcome)
         with self._lock:
             if self._is_closed:
                 raise _closed_error(entry)
             self._waiting.append(entry)
-            entries = [] if self._has_enough() else self._take()
+            entries = [] if self._must_wait() else self._take()
             starts_timer = not (entries or self._is_timed)
             self._is_timed |= starts_timer
         if entries:
@@ -199,7 +199,7 @@ class Line:
             self._on_the_way -= count
             if round_trip_s is not None:
                 self._round_trip.add(round_trip_s, count)
-            entries = [] if self._has_enough() else self._take()
+            entries = [] if self._must_wait() else self._take()
         if entries:
             self._send(entries)
 
@@ -213,9 +213,9 @@ class Line:
         if is_timed:
             self._sends.call_later(_LONGEST_WAIT_MS, self._on_time)
 
-    def _take(self) -> list[_Entry]:
+    def _take(self) -> list[Entry]:
         """Remove the messages of the next request from those that wait."""
-        entries: list[_Entry] = []
+        entries: list[Entry] = []
         size, waiting = 0, self._waiting
         while waiting and len(entries) < _MAX_MESSAGES:
             size += len(waiting[0].part.data)
@@ -225,14 +225,14 @@ class Line:
         self._on_the_way += len(entries)
         return entries
 
-    def _send(self, entries: list[_Entry]) -> None:
+    def _send(self, entries: list[Entry]) -> None:
         factory = self._sends.factory
         parts = [entry.part for entry in entries]
         request = factory.joined(parts) if len(parts) > 1 else factory.single(parts[0].message)
         batch = _Batch(self, entries, str(request), time.monotonic())
         self._sends.start(request, self._timeout_ms, entries[0].deadline, batch)
 
-    def refused(self, entries: list[_Entry], *, for_good: bool) -> None:
+    def refused(self, entries: list[Entry], *, for_good: bool) -> None:
         """Send each message alone that a broker refused together with the others.
 
         Args:
@@ -241,8 +241,13 @@ class Line:
         with self._lock:
             if for_good:
                 self._joins = False
-            self._refused += entries
-        self._sends.call_later(0, self._send_singly)
+            is_closed = self._is_closed
+            if not is_closed:
+                self._refused += entries
+        if is_closed:
+            _fail(entries)
+        else:
+            self._sends.call_later(0, self._send_singly)
 
     def failed(self, count: int) -> None:
         """Do as `ended`, later: the next request may fail at once like this one."""
@@ -261,8 +266,7 @@ class Line:
             entries = [*self._refused, *self._waiting]
             self._refused = []
             self._waiting.clear()
-        for entry in entries:
-            entry.outcome.set_exception(_closed_error(entry))
+        _fail(entries)
 
 
 @dataclass(slots=True, eq=False)
@@ -270,14 +274,13 @@ class _Batch:
     """One request on the way: it passes its end to the messages."""
 
     line: Line
-    entries: list[_Entry]
+    entries: list[Entry]
     name: str
     started_s: float
 
     def set_result(self, result: SendResult) -> None:
-        self.line.ended(
-            len(self.entries), time.monotonic() - self.started_s
-        )  # first, so that the broker has work while the senders of these messages go on
+        # First, so that the broker has work while the senders of these messages go on.
+        self.line.ended(len(self.entries), time.monotonic() - self.started_s)
         offset_msg_ids = result.offset_msg_id.split(",")
         for number, (part, _, outcome) in enumerate(self.entries):
             outcome.set_result(
@@ -305,9 +308,14 @@ class _Batch:
             entry.outcome.set_exception(error)
 
 
-def _name(entry: _Entry) -> str:
+def _name(entry: Entry) -> str:
     return f"send message {entry.part.msg_id} to {entry.part.message.topic!r}"
 
 
-def _closed_error(entry: _Entry) -> BrokerClosedError:
+def _fail(entries: list[Entry]) -> None:
+    for entry in entries:
+        entry.outcome.set_exception(_closed_error(entry))
+
+
+def _closed_error(entry: Entry) -> BrokerClosedError:
     return BrokerClosedError(f"{_name(entry)}: the client was closed before it was sent; create another client")

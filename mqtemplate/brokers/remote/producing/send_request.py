@@ -224,9 +224,10 @@ class SendRequestFactory:
         """Return a message for `joined`.
 
         Raises:
-            MessageError: Its topic is not one to send to, or its properties are too large.
+            MessageError: It is too large, or its topic is not one to send to.
         """
         check_send_topic(message.topic)
+        self._check_size(message)
         properties, msg_id = self._properties(message)
         with_id = Message(message.topic, message.body, properties, message.flag)
         return BatchPart(with_id, msg_id, encode_in_batch(with_id))

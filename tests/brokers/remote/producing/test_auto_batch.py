@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
-from mqtemplate.brokers.remote.producing.auto_batch import RoundTrip
+from mqtemplate.brokers.remote.producing.auto_batch import Entry, Line, RoundTrip
+from mqtemplate.brokers.remote.producing.send_request import BatchPart
 from mqtemplate.clock import Clock, SystemClock, VirtualClock
 from mqtemplate.errors import BrokerClosedError, MessageError, SendError
 from mqtemplate.message import Message, Property
@@ -243,10 +244,12 @@ def test_the_error_names_the_message_and_not_the_batch(cluster: SlowBroker) -> N
 
 
 def test_a_message_that_cannot_be_sent_fails_alone(cluster: SlowBroker) -> None:
-    with busy_client(cluster) as broker:
-        good, bad = send(broker, b"good"), send(broker, b"bad", text="x" * 40_000)
+    with busy_client(cluster, max_message_size=1_000) as broker:
+        good, bad, large = send(broker, b"good"), send(broker, b"bad", text="x" * 40_000), send(broker, bytes(1_001))
         with pytest.raises(MessageError, match="properties take 40"):
             bad.result(TIMEOUT_S)
+        with pytest.raises(MessageError, match="has 1001 bytes, allowed are 1000"):
+            large.result(TIMEOUT_S)
         cluster.respond()
         assert good.result(TIMEOUT_S).send_status is SendStatus.SEND_OK
 
@@ -259,3 +262,16 @@ def test_close_fails_the_messages_that_wait(cluster: SlowBroker) -> None:
 
     assert any("the client was closed before it was sent" in str(error) for error in errors)
     assert {type(error) for error in errors} <= {BrokerClosedError, SendError}
+
+
+def test_messages_that_are_refused_together_while_the_client_closes_fail() -> None:
+    unused: Any = None  # a closed line sends nothing
+    line = Line(unused, 3_000)
+    line.close()
+    outcome: Future[SendResult] = Future()
+    message = Message("orders", b"x")
+
+    line.refused([Entry(BatchPart(message, "id-1", b""), 0.0, outcome)], for_good=False)
+
+    with pytest.raises(BrokerClosedError, match="send message id-1 to 'orders': the client was closed before"):
+        outcome.result(TIMEOUT_S)
