@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
@@ -66,9 +67,17 @@ class WebServer:
         return f"http://127.0.0.1:{self._port}/"
 
     def get(self) -> str:
-        """Return the body of a response."""
-        with urllib.request.urlopen(self.url, timeout=_STOP_S) as response:
-            return str(response.read().decode())
+        """Return the body of a response. A server says that it is ready a moment before it accepts connections."""
+        return eventually(self._get, "the server accepts a connection")
+
+    def _get(self) -> str:
+        try:
+            with urllib.request.urlopen(self.url, timeout=_STOP_S) as response:
+                return str(response.read().decode())
+        except urllib.error.URLError as exc:
+            if isinstance(exc.reason, ConnectionRefusedError):
+                return ""
+            raise
 
     def stop(self) -> int:
         """Stop the server as an operator does. Return its exit code."""
