@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -45,6 +48,7 @@ class WebServer:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,  # its workers can be killed with it
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -87,7 +91,8 @@ class WebServer:
         return code
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._process.kill()
+        with contextlib.suppress(ProcessLookupError):  # all have ended
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(_STOP_S)
         self._reader.join(_STOP_S)
         if error is not None:
