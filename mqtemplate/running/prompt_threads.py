@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_SWITCH_INTERVAL_S = 0.0005
+_SWITCH_INTERVAL_S = 0.00005
 """Time after which a busy thread lets another one run. With Python's 5 ms, the I/O thread would wait so long after each
 system call while a worker thread parses a large request, and a response needs several system calls."""
 _GC_THRESHOLDS = (10_000, 20, 20)

@@ -175,7 +175,7 @@ def test_it_can_write_its_headers_in_binary(server: BrokerServer, monkeypatch: p
         handled = java.consume("binary-readers", "binary", 1, LONG)
 
     assert [(message.body, message.tags) for message in handled] == [(b"short headers", "t")]
-    # Another client may connect that has lost its server: the system gives its port to the next one.
+    # The client of the other tests is connected too, and sends heartbeats in JSON.
     of_java = [types for types in seen.values() if types != {SerializeType.JSON}]
     assert of_java
     assert all(types == {SerializeType.ROCKETMQ} for types in of_java)

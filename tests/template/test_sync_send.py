@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from datetime import datetime
 from typing import Any
@@ -199,17 +200,26 @@ def test_an_invalid_timeout_is_refused(mqtemplate_template: RecordingTemplate, t
         mqtemplate_template.sync_send("orders", b"body", timeout)
 
 
-def test_the_timeout_includes_the_choice_of_the_queue(
-    mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_timeout_includes_the_choice_of_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker gets the rest of the timeout; with nothing left, nothing is sent."""
     before_and_after = iter([10.000, 10.003])
     monkeypatch.setattr("mqtemplate.template.rocketmq_template.monotonic", lambda: next(before_and_after))
 
-    with pytest.raises(SendTimeoutError, match="timeout of 2ms was over before the message reached the broker"):
-        mqtemplate_template.sync_send("orders", b"body", timeout=2, hash_key="k")
+    with EmbeddedBroker() as broker, RocketMQTemplate(broker) as template:
+        with pytest.raises(SendTimeoutError, match="timeout of 2ms was over before the message reached the broker"):
+            template.sync_send("orders", b"body", timeout=2, hash_key="k")
 
-    assert messages_in(mqtemplate_broker, "orders") == []
+        assert messages_in(broker, "orders") == []
+
+
+def test_on_the_virtual_clock_a_slow_machine_uses_up_no_timeout(
+    mqtemplate_broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = itertools.count()
+    monkeypatch.setattr("mqtemplate.template.rocketmq_template.monotonic", lambda: float(next(seconds)))
+
+    with RocketMQTemplate(mqtemplate_broker) as template:
+        assert template.sync_send("orders", b"body", timeout=1).send_status is SendStatus.SEND_OK
 
 
 @pytest.mark.parametrize("payload", [b"four", "four", Message("orders", b"four"), [b"one", b"four"]])
