@@ -15,7 +15,7 @@ def test_objects_of_the_start_are_no_work_for_a_collection_and_all_settings_are_
     before = settings()
 
     with prompt_threads():
-        assert sys.getswitchinterval() == 0.0005
+        assert sys.getswitchinterval() == 0.00005
         assert gc.get_freeze_count() > 10_000
         assert len(gc.get_objects()) < 10_000
 
