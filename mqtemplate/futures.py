@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Generator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
 from mqtemplate.clock import VirtualClock
@@ -14,7 +15,7 @@ from mqtemplate.errors import EventLoopBlockedError, UnsupportedError
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
-__all__ = ["AwaitableFuture", "HandlerFuture", "handler_loops", "refuse_on_handler_loop", "running_loop"]
+__all__ = ["AwaitableFuture", "HandlerFuture", "Waiter", "handler_loops", "refuse_on_handler_loop", "running_loop"]
 
 T = TypeVar("T")
 
@@ -38,6 +39,30 @@ class AwaitableFuture(Future[T]):
         from asyncio import get_running_loop, wrap_future  # not needed where no coroutine waits
 
         return (yield from wrap_future(self, loop=get_running_loop()).__await__())
+
+
+class Waiter(Generic[T]):
+    """Result of one call that one thread waits for. A bare lock is the cheapest way to wait.
+
+    Attributes:
+        result: None until there is one.
+    """
+
+    __slots__ = ("_lock", "result")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+        self.result: T | None = None
+
+    def set_result(self, result: T) -> None:
+        """Set the result, once, and wake the thread."""
+        self.result = result
+        self._lock.release()
+
+    def wait(self, timeout_s: float = -1) -> bool:
+        """Return True when there is a result; -1 waits without a timeout, any other negative number does not wait."""
+        return self._lock.acquire(timeout=timeout_s if timeout_s == -1 else max(timeout_s, 0.0))
 
 
 class HandlerFuture(AwaitableFuture[T]):

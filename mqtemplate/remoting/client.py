@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerClosedError, BrokerError, RemoteConnectError
 from mqtemplate.event_log import LimitedLog, get_logger
+from mqtemplate.futures import Waiter
 from mqtemplate.message import HostAddress
 from mqtemplate.processes import OwnerProcess
 from mqtemplate.remoting.connection import Connection
@@ -229,7 +230,7 @@ class RemotingClient:
     def _invoke_once(self, address: str, request: RemotingCommand, timeout_ms: int, deadline: float) -> RemotingCommand:
         connection = self._pool.find(address) or self._pool.get(address, deadline)
         opaque = request.opaque = next_opaque()
-        waiter = _Waiter()
+        waiter: Waiter[RemotingCommand | BrokerError] = Waiter()
         connection.start_request(request, waiter.set_result)
         try:
             has_result = waiter.wait(deadline - time.monotonic())
@@ -276,25 +277,6 @@ class RemotingClient:
             response = system_error(request, exc)
         if response is not None:
             connection.reply(response)
-
-
-class _Waiter:
-    """Result of one request that a thread waits for. A bare lock is the cheapest way to wait."""
-
-    __slots__ = ("_lock", "result")
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lock.acquire()
-        self.result: RemotingCommand | BrokerError | None = None
-
-    def set_result(self, result: RemotingCommand | BrokerError) -> None:
-        self.result = result
-        self._lock.release()
-
-    def wait(self, timeout_s: float) -> bool:
-        """Return True when there is a result; -1 waits without a timeout, any other negative number does not wait."""
-        return self._lock.acquire(timeout=timeout_s if timeout_s == -1 else max(timeout_s, 0.0))
 
 
 def _ms_until(deadline: float) -> int:

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 from mqtemplate.brokers.remote.producing.send_request import BatchPart, SendRequest, SendRequestFactory
 from mqtemplate.errors import BrokerClosedError, MessageError, UnsupportedError
+from mqtemplate.futures import Waiter
 from mqtemplate.message import Message
 from mqtemplate.results import SendResult
 
@@ -51,32 +52,22 @@ class AsyncSends(Protocol):
         """Call *work* in the I/O thread, unless the client is closed before."""
 
 
-class ThreadOutcome:
-    """Lets one thread wait for the end of its send. A bare lock is the cheapest way to wait."""
+class ThreadOutcome(Waiter[SendResult | BaseException]):
+    """Lets one thread wait for the end of its send."""
 
-    __slots__ = ("_error", "_lock", "_result")
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lock.acquire()
-        self._result: SendResult | None = None
-        self._error: BaseException | None = None
-
-    def set_result(self, result: SendResult) -> None:
-        self._result = result
-        self._lock.release()
+    __slots__ = ()
 
     def set_exception(self, exception: BaseException) -> None:
-        self._error = exception
-        self._lock.release()
+        """Set the error of the send, once, and wake the thread."""
+        self.set_result(exception)
 
-    def result(self) -> SendResult:
+    def get(self) -> SendResult:
         """Wait for the end: each send has a timeout. Return the result, or raise the error."""
-        self._lock.acquire()
-        if self._error is not None:
-            raise self._error
-        assert self._result is not None
-        return self._result
+        self.wait()
+        if isinstance(self.result, BaseException):
+            raise self.result
+        assert self.result is not None
+        return self.result
 
 
 class Entry(NamedTuple):
@@ -229,7 +220,7 @@ class Line:
         factory = self._sends.factory
         parts = [entry.part for entry in entries]
         request = factory.joined(parts) if len(parts) > 1 else factory.single(parts[0].message)
-        batch = _Batch(self, entries, str(request), time.monotonic())
+        batch = _Batch(self, entries, request, time.monotonic())
         self._sends.start(request, self._timeout_ms, entries[0].deadline, batch)
 
     def refused(self, entries: list[Entry], *, for_good: bool) -> None:
@@ -275,7 +266,7 @@ class _Batch:
 
     line: Line
     entries: list[Entry]
-    name: str
+    request: SendRequest
     started_s: float
 
     def set_result(self, result: SendResult) -> None:
@@ -303,7 +294,7 @@ class _Batch:
             return
         for entry in self.entries:
             error = copy.copy(exception)  # several threads may raise it
-            error.args = (str(exception).replace(self.name, _name(entry)),)
+            error.args = (str(exception).replace(str(self.request), _name(entry)),)
             error.__cause__ = exception.__cause__
             entry.outcome.set_exception(error)
 

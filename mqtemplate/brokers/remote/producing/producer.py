@@ -88,7 +88,7 @@ class Producer:
             return result
         outcome = ThreadOutcome()
         line.add(message, outcome)
-        return outcome.result()
+        return outcome.get()
 
     def send_batch(self, messages: Sequence[Message], queue: MessageQueue | None, timeout_ms: int) -> SendResult:
         """See `Broker.send_batch`."""

@@ -124,6 +124,7 @@ class SendRequestFactory:
         self._namespace = namespace
         self._clock = clock
         self._group = namespace.wrap(settings.producer_group)
+        self._joined_limit = min(settings.compress_threshold, _LONGEST_JOINED)
 
     def single(self, message: Message, *, transaction_group: str | None = None) -> SendRequest:
         """Return the request for one message.
@@ -215,7 +216,7 @@ class SendRequestFactory:
         """Return True if the message may be sent with others in one request and is stored as if it was sent alone."""
         properties = message.properties
         return (
-            len(message.body) < min(self._settings.compress_threshold, _LONGEST_JOINED)
+            len(message.body) < self._joined_limit
             and _NOT_JOINED.isdisjoint(properties)
             and properties.get(Property.WAIT, "true") == "true"
         )
