@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
@@ -15,7 +16,7 @@ from .schedule_message_service import ScheduleMessageService
 HERE = Path(__file__).parent
 COMPONENTS = (ScheduleMessageService, ScheduleListener, ArrivalBook)
 
-TIMEOUT_MS = 100
+TIMEOUT_MS = int(os.environ.get("SCHEDULE_APP_TIMEOUT_MS", "100"))
 DELAY_LEVEL = DelayLevel.S10  # the third of the broker's levels: ten seconds
 MAX_WAIT_S = 60
 

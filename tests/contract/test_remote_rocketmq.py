@@ -32,6 +32,8 @@ OPTIONS = {
     "transactionTimeOut": 1_000,
     "transactionCheckInterval": 1_000,
 }
+REQUEST_TIMEOUT_MS = 30_000
+"""On a busy machine RocketMQ has taken more than the default of 3 s to create a topic."""
 EARLY_MS = 1_000
 """RocketMQ's timer wheel has slots of one second, and rounds down."""
 
@@ -60,7 +62,11 @@ def until_registered(address: str) -> None:
 @contextmanager
 def connected(address: str, folder: Path, **settings: Any) -> Iterator[BrokerUnderTest]:
     def connect() -> Broker:
-        broker = RemoteBroker(RemoteSettings(name_servers=(address,), offset_path=folder, **settings))
+        broker = RemoteBroker(
+            RemoteSettings(
+                name_servers=(address,), offset_path=folder, request_timeout_ms=REQUEST_TIMEOUT_MS, **settings
+            )
+        )
         broker.start()
         return broker
 

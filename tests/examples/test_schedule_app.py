@@ -114,9 +114,12 @@ def test_the_program_ends_by_itself_and_ctrl_c_loses_no_message(tmp_path: Path) 
 
 
 def run_on_a_cluster(name_server: str, folder: Path) -> None:
-    """Run the same program with the profile for a cluster, and check its output."""
+    """Run the same program with the profile for a cluster, and check its output.
+
+    The time of its first send includes the route, the connection and the new topic: more than 100 ms on a busy machine.
+    """
     profile = {"MQTEMPLATE_PROFILES_ACTIVE": "cluster", "SCHEDULE_APP_NAME_SERVER": name_server}
-    with start_program(folder, **profile) as program:
+    with start_program(folder, **profile, SCHEDULE_APP_TIMEOUT_MS="30000") as program:
         output, errors = program.communicate(timeout=90)
 
     assert program.returncode == 0, errors

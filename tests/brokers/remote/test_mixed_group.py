@@ -19,7 +19,7 @@ from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.message import Message, MessageExt, Property
 from mqtemplate.results import TransactionState
 from tests.brokers.remote.clients import join, take
-from tests.contract.test_remote_rocketmq import until_registered
+from tests.contract.test_remote_rocketmq import REQUEST_TIMEOUT_MS, until_registered
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.conformance
@@ -39,7 +39,10 @@ def name_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NameServer
 
 @pytest.fixture
 def broker(name_server: NameServer, tmp_path: Path) -> Iterator[RemoteBroker]:
-    with RemoteBroker(RemoteSettings(name_servers=(name_server.address,), offset_path=tmp_path)) as broker:
+    settings = RemoteSettings(
+        name_servers=(name_server.address,), offset_path=tmp_path, request_timeout_ms=REQUEST_TIMEOUT_MS
+    )
+    with RemoteBroker(settings) as broker:
         yield broker
 
 

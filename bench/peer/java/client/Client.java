@@ -15,6 +15,8 @@ import org.apache.rocketmq.common.message.MessageExt;
 public final class Client {
     /** Interval at which a consumer requests routes, sends heartbeats and commits offsets. RocketMQ's 30 s are for big clusters. */
     static final int INTERVAL_MS = 1_000;
+    /** For requests other than sends. After its default of 3 s, the client also closes the connection, and other requests on it fail. */
+    static final int API_TIMEOUT_MS = 30_000;
 
     private final String nameServer;
     private final Extra extra;

@@ -18,6 +18,7 @@ final class LitePull {
         consumer.setInstanceName(instanceName);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setAutoCommit(false);
+        consumer.setMqClientApiTimeout(Client.API_TIMEOUT_MS);
         consumer.setPollNameServerInterval(Client.INTERVAL_MS);
         consumer.setHeartbeatBrokerInterval(Client.INTERVAL_MS);
         consumer.setPersistConsumerOffsetInterval(Client.INTERVAL_MS);

@@ -46,6 +46,7 @@ final class Member {
         consumer.setConsumeThreadMin(command.getIntValue("threads", 1));
         consumer.setConsumeThreadMax(command.getIntValue("threads", 1));
         consumer.setAwaitTerminationMillisWhenShutdown(5_000);
+        consumer.setMqClientApiTimeout(Client.API_TIMEOUT_MS);
         consumer.setPollNameServerInterval(Client.INTERVAL_MS);
         consumer.setHeartbeatBrokerInterval(Client.INTERVAL_MS);
         consumer.setPersistConsumerOffsetInterval(Client.INTERVAL_MS);

@@ -16,6 +16,7 @@ final class Reader {
     Reader(String nameServer, String instanceName) throws Exception {
         consumer.setNamesrvAddr(nameServer);
         consumer.setInstanceName(instanceName);
+        consumer.setMqClientApiTimeout(Client.API_TIMEOUT_MS);
         consumer.start();
     }
 

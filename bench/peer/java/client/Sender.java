@@ -31,6 +31,7 @@ final class Sender implements TransactionListener {
         producer.setNamesrvAddr(nameServer);
         producer.setInstanceName(instanceName);
         producer.setSendMsgTimeout((int) TIMEOUT_MS);
+        producer.setMqClientApiTimeout(Client.API_TIMEOUT_MS);
         producer.setTransactionListener(this);
         producer.start();
     }
