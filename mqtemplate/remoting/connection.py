@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
@@ -25,6 +26,8 @@ _log = get_logger("mqtemplate.remoting")
 
 _JOIN_BYTES = 8_192
 """A body up to this size is copied into one part with its header: one part is sent faster than two."""
+_TURN_S = 0.002
+"""A connection with more complete commands than it can process in this time waits until the others had their turn."""
 
 _ids = itertools.count(1)
 
@@ -269,9 +272,7 @@ class Connection:
             return
         if events & WRITE:
             self._flush()
-            if self._is_paused and self._outbound.size <= self._limits.pause_reading_bytes // 2:
-                self._is_paused = False
-                self._process_commands()
+            self._resume()
             self._set_interest()
         if events & READ and not self._is_paused and not self._is_ended:
             self._read()
@@ -295,31 +296,38 @@ class Connection:
         self._last_traffic_ms = self._loop.now_ms()
         self._decoder.feed(buffer[:count])
         self._process_commands()
-        # The selector does not report bytes that OpenSSL has decrypted already.
-        if self._stream.has_buffered() and not self._is_paused:
-            self._loop.call_soon(partial(self.on_ready, READ))
+
+    def _resume(self) -> None:
+        """Process the next commands, unless the peer has to read responses first."""
+        if self._is_paused and not self._is_ended and self._outbound.size <= self._limits.pause_reading_bytes // 2:
+            self._is_paused = False
+            self._process_commands()
 
     def _process_commands(self) -> None:
-        """Process all complete commands, or stop reading when the peer leaves too much output unread."""
-        limit = self._limits.pause_reading_bytes
+        """Process complete commands for one turn. Stop reading if there are more, or too much output is unread."""
+        limit, end_s = self._limits.pause_reading_bytes, time.monotonic() + _TURN_S
         read_before, has_more = self._commands_read, True
         while has_more and not self._is_ended:
             try:
-                has_more = self._process_until(limit)
+                has_more = self._process_until(limit, end_s)
             except RemoteProtocolError as exc:
                 self._flush()
                 self.end(str(exc), is_bad=True)
                 return
             self._flush()
-            if has_more and self._outbound.size > limit:
-                self._is_paused = True  # until the peer has read half of it
+            if has_more and (self._outbound.size > limit or time.monotonic() >= end_s):
+                self._is_paused = True  # until the next turn, and until the peer has read half of the output
+                self._loop.call_soon(self._resume)
                 break
         if not self._is_ended:
             self._track_partial_frame(self._commands_read > read_before)
             self._set_interest()
+            # The selector does not report bytes that OpenSSL has decrypted already.
+            if self._stream.has_buffered() and not self._is_paused:
+                self._loop.call_soon(partial(self.on_ready, READ))
 
-    def _process_until(self, limit: int) -> bool:
-        """Process commands; return False if none is complete, True if the buffered output is larger than *limit*."""
+    def _process_until(self, limit: int, end_s: float) -> bool:
+        """Process commands; return True if the buffered output is larger than *limit*, or there are more at *end_s*."""
         decoder = self._decoder
         while (command := decoder.next_command()) is not None:
             if decoder.buffered:
@@ -328,6 +336,8 @@ class Connection:
             self._process(command)
             if self._outbound.size > limit:
                 return True
+            if time.monotonic() >= end_s:
+                return decoder.buffered > 0
             if self._is_ended:
                 break
         return False

@@ -21,6 +21,7 @@ from mqtemplate.metrics import Counter
 from mqtemplate.remoting.acceptor import Acceptor, ConnectionLimit
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.handshake import Handshake
+from mqtemplate.remoting.heavy_work import HeavyWork
 from mqtemplate.remoting.io_loop import IoLoop
 from mqtemplate.remoting.limits import MemoryLimit
 from mqtemplate.remoting.protocol.codes import ResponseCode, Version
@@ -69,13 +70,13 @@ class RemotingServer:
     Args:
         guard: None: every request reaches its processor.
         error_response: None: the response to each exception is SYSTEM_ERROR.
+        heavy: The same one for all threads that process requests. None: one of its own.
 
     Attributes:
         address: Address of the listener socket; after `bind` or `start` with the real port.
         peer_log: Log of warnings about clients.
         refused_connections: Counts the connections that were closed at once.
         request_count: Number of requests so far.
-        inline_requests: Those that the I/O thread has processed itself.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class RemotingServer:
         guard: Guard | None = None,
         error_response: ErrorResponse | None = None,
         refused_connections: Counter | None = None,
+        heavy: HeavyWork | None = None,
     ) -> None:
         self.refused_connections = refused_connections or Counter()
         self.address = listen
@@ -101,7 +103,8 @@ class RemotingServer:
         self._processors: dict[int, _Registered] = {}
         self._close_callbacks: list[Callable[[Connection], None]] = []
         self._connections: dict[int, Connection] = {}
-        self.request_count = self.inline_requests = 0
+        self.request_count = 0
+        self._heavy = heavy or HeavyWork()
         self._handshakes: set[Handshake] = set()
         self._tls: tuple[ssl.SSLContext, TlsMode] | None = None
         if settings.tls is not None and settings.tls.mode is not TlsMode.DISABLED:
@@ -113,7 +116,7 @@ class RemotingServer:
             settings.slow_queue + settings.slow_workers,
             settings.slow_queue_per_connection,
             settings.slow_queue_bytes,
-            inline_requests=lambda: self.inline_requests,
+            heavy=self._heavy,
         )
         self._close_callbacks.append(self._workers.forget)
         self._is_started = False
@@ -218,7 +221,7 @@ class RemotingServer:
         elif is_slow:
             self._submit(partial(self._process, processor, connection, request), connection, request)
         else:
-            self.inline_requests += 1
+            self._heavy.inline_requests += 1
             self._process(processor, connection, request)
 
     def _on_large_request(

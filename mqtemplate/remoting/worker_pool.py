@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import deque
@@ -11,41 +10,12 @@ from dataclasses import dataclass, field
 
 from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.connection import Connection
+from mqtemplate.remoting.heavy_work import HeavyWork
 
 _log = get_logger("mqtemplate.remoting")
 
 _Job = tuple[Callable[[], None], int]
 """Work, and the bytes that it holds."""
-
-_HEAVY_S = 0.1
-"""With more processor time than this within about a second, an address is a heavy one."""
-_HALF_LIFE_S = 1.0
-_LONGEST_REST_S = 0.05
-
-
-class ProcessorTime:
-    """Processor time that the work of each address took lately; it counts half after each second.
-
-    It is kept by address: a client could open a new connection for each request.
-    """
-
-    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
-        self._now_s = now_s
-        self._used: dict[str, tuple[float, float]] = {}  # address -> seconds, time to which they belong
-
-    def add(self, address: str, seconds: float) -> None:
-        """Count the processor time of a piece of work."""
-        self._used[address] = self._lately(address) + seconds, self._now_s()
-        if len(self._used) > 1_000:
-            self._used = {each: entry for each, entry in self._used.items() if self._lately(each) > _HEAVY_S / 100}
-
-    def is_heavy(self, address: str) -> bool:
-        """Return True if the work of *address* took much time lately."""
-        return self._lately(address) > _HEAVY_S
-
-    def _lately(self, address: str) -> float:
-        seconds, since_s = self._used.get(address, (0.0, 0.0))
-        return seconds * math.exp2((since_s - self._now_s()) / _HALF_LIFE_S)
 
 
 @dataclass(slots=True)
@@ -62,9 +32,7 @@ class WorkerPool:
 
     - After each piece of work of one connection, the next connection has its turn.
     - One connection has half of the threads at most, and at least one.
-    - The work of all heavy addresses (`ProcessorTime`) has one thread together. The threads share the interpreter with
-      the I/O thread: each busy one more takes an equal part of its time. After a piece of such work during which the
-      I/O thread had requests, that thread rests for as long as the work took.
+    - The work of all heavy addresses has one thread together, of all pools with the same `HeavyWork`.
     - The queue is bounded: in total, for one connection, and in bytes.
     - Queued work of a connection that is closed, or of a pool that is stopped, is dropped.
     - Its threads are daemons: work that never ends does not hold the end of the process.
@@ -73,8 +41,7 @@ class WorkerPool:
         max_jobs: Largest number of pieces of work that wait or run.
         max_waiting_per_connection: Largest number of pieces of work of one connection that wait.
         max_bytes: With more bytes in all work, no more is accepted.
-        inline_requests: Returns the number of requests that the I/O thread has processed itself.
-        thread_time: Returns the processor time of the current thread, in seconds.
+        heavy: The same one for all pools of a server. None: one of its own.
     """
 
     def __init__(
@@ -85,18 +52,14 @@ class WorkerPool:
         max_waiting_per_connection: int,
         max_bytes: int,
         *,
-        inline_requests: Callable[[], int] = lambda: 0,
-        thread_time: Callable[[], float] = time.thread_time,
-        rest: Callable[[float], None] = time.sleep,
+        heavy: HeavyWork | None = None,
     ) -> None:
         self._name = name
         self._max_jobs = max_jobs
         self._max_waiting = max_waiting_per_connection
         self._max_bytes = max_bytes
         self._max_running = max(threads // 2, 1)
-        self._inline_requests = inline_requests
-        self._thread_time = thread_time
-        self._rest = rest
+        self._heavy_work = heavy or HeavyWork()
         self._changed = threading.Condition(threading.Lock())  # protects the attributes that follow
         self._lines: dict[int, _Line] = {}
         # Connections with waiting work that may have one more thread, each once in one of the two.
@@ -104,7 +67,6 @@ class WorkerPool:
         self._heavy: deque[int] = deque()  # those whose address was heavy when their turn came
         self._jobs = 0
         self._bytes = 0
-        self._processor_time = ProcessorTime()
         self._is_heavy_running = False
         self._is_stopped = False
         self._threads = [
@@ -175,21 +137,16 @@ class WorkerPool:
 
     def _loop(self) -> None:
         while (taken := self._take()) is not None:
-            connection_id, (work, size), is_heavy = taken
-            start_s, requests = self._thread_time(), self._inline_requests()
+            connection_id, address, (work, size), is_heavy = taken
             try:
-                work()
+                self._heavy_work.run(work, address, is_heavy=is_heavy)
             except Exception:
                 _log.exception("remoting.work_failed", loop=self._name)
             del work, taken  # a request may hold megabytes
-            seconds = self._thread_time() - start_s
-            had_requests = self._inline_requests() > requests
-            if is_heavy and had_requests:
-                self._rest(min(seconds, _LONGEST_REST_S))
-            self._finish(connection_id, size, seconds, is_heavy=is_heavy)
+            self._finish(connection_id, size, is_heavy=is_heavy)
 
-    def _take(self) -> tuple[int, _Job, bool] | None:
-        """Wait for work; return it with its connection and True if it is heavy. None when the pool is stopped."""
+    def _take(self) -> tuple[int, str, _Job, bool] | None:
+        """Wait for work; return connection, address, work, and True if it is heavy. None when the pool is stopped."""
         with self._changed:
             while (found := None if self._is_stopped else self._next_ready()) is None:
                 if self._is_stopped:
@@ -203,7 +160,7 @@ class WorkerPool:
             if line.jobs and line.running < self._max_running:
                 self._ready.append(connection_id)
                 self._changed.notify()
-            return connection_id, job, is_heavy
+            return connection_id, line.address, job, is_heavy
 
     def _next_ready(self) -> tuple[int, bool] | None:
         """Remove the next connection whose work may run now; return it, and True if its address is heavy.
@@ -223,14 +180,13 @@ class WorkerPool:
         return None
 
     def _is_heavy(self, connection_id: int) -> bool:
-        return self._processor_time.is_heavy(self._lines[connection_id].address)
+        return self._heavy_work.is_heavy(self._lines[connection_id].address)
 
-    def _finish(self, connection_id: int, size: int, seconds: float, *, is_heavy: bool) -> None:
+    def _finish(self, connection_id: int, size: int, *, is_heavy: bool) -> None:
         with self._changed:
             self._jobs -= 1
             self._bytes -= size
             line = self._lines[connection_id]
-            self._processor_time.add(line.address, seconds)
             if is_heavy:
                 self._is_heavy_running = False
                 self._changed.notify()

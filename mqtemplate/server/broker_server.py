@@ -13,6 +13,7 @@ from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import HostAddress
 from mqtemplate.metrics import MetricKind, Sample
+from mqtemplate.remoting.heavy_work import HeavyWork
 from mqtemplate.remoting.server import RemotingServer
 from mqtemplate.remoting.settings import RemotingServerSettings
 from mqtemplate.remoting.tls import TlsMode
@@ -115,9 +116,8 @@ class BrokerServer:
         clock = engine.clock
         access = AccessControl(acl)
         self.guard = None if acl is None else AclGuard(access, acl, clock)
-        self._parts = parts = ServerParts(
-            engine, settings, lambda: str(self.address), access, lambda: self.remoting.inline_requests
-        )
+        self._heavy = HeavyWork()
+        self._parts = parts = ServerParts(engine, settings, lambda: str(self.address), access, self._heavy)
         self.topics, self.groups, self.clients = parts.topics, parts.groups, parts.clients
         self.locks, self.hold, self.limits = parts.locks, parts.hold, parts.limits
         self.name_server = NameServer(
@@ -158,6 +158,7 @@ class BrokerServer:
             guard=self.guard,
             error_response=problem_response,
             refused_connections=self.engine.metrics.counter("server.refused.connections"),
+            heavy=self._heavy,
         )
 
     @property

@@ -8,6 +8,7 @@ from functools import partial
 from mqtemplate.clock import Clock
 from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.connection import Connection
+from mqtemplate.remoting.heavy_work import HeavyWork
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.worker_pool import WorkerPool
@@ -33,11 +34,12 @@ class DeferredWork:
     - On a virtual clock the work runs at once, in the caller's thread.
 
     Args:
-        inline_requests: See `WorkerPool`.
+        heavy: That of the server.
     """
 
-    def __init__(self, clock: Clock, inline_requests: Callable[[], int] = lambda: 0) -> None:
+    def __init__(self, clock: Clock, heavy: HeavyWork) -> None:
         self._is_closed = False
+        self._heavy = heavy
         self._pool: WorkerPool | None = None
         if not clock.is_virtual:
             self._pool = WorkerPool(
@@ -46,7 +48,7 @@ class DeferredWork:
                 _MAX_PENDING,
                 _MAX_PENDING_PER_CONNECTION,
                 _MAX_BYTES,
-                inline_requests=inline_requests,
+                heavy=heavy,
             )
 
     def run(self, connection: Connection, request: RemotingCommand, work: _Work) -> RemotingCommand | None:
@@ -69,6 +71,7 @@ class DeferredWork:
                 f"too many requests that create a topic or a group are pending already: {_MAX_PENDING}, or "
                 f"{_MAX_PENDING_PER_CONNECTION} of this connection; try again later",
             )
+        self._heavy.inline_requests -= 1  # it was counted when the I/O thread passed it to its processor
         return None
 
     def _run(self, connection: Connection, request: RemotingCommand, work: _Work) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.remoting.connection import Connection
+from mqtemplate.remoting.heavy_work import HeavyWork
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.server.acl.access import AccessControl
@@ -31,6 +32,7 @@ class ServerParts:
     Args:
         address: Returns the address that clients connect to. The port may be chosen when the server starts.
         access: The accounts and their rights.
+        heavy: That of the server's sockets.
 
     Attributes:
         topics: Topics in the types of the protocol, and for messages.
@@ -50,7 +52,7 @@ class ServerParts:
         settings: BrokerServerSettings,
         address: Callable[[], str],
         access: AccessControl,
-        inline_requests: Callable[[], int],
+        heavy: HeavyWork,
     ) -> None:
         clock, store = engine.clock, engine.store
         self.engine = engine
@@ -79,7 +81,7 @@ class ServerParts:
         self.locks = QueueLocks(clock, settings.rebalance_lock_max_live_ms, self.limits)
         self.raw = RawReader(store, engine.reader)
         self.hold = PullHold(self.raw, clock, self.limits.pulls)
-        self.deferred_work = DeferredWork(clock, inline_requests)
+        self.deferred_work = DeferredWork(clock, heavy)
         self.traffic = Traffic(store, engine.offsets, clock)
         self.statistics = QueueStatistics(self.raw, engine.offsets, self.traffic, engine.name)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import socket
 import threading
+from functools import partial
 
 import pytest
 from structlog.testing import capture_logs
@@ -13,6 +14,7 @@ from mqtemplate.clock import SystemClock
 from mqtemplate.errors import BrokerClosedError, BrokerError, RemoteConnectError, RemoteTimeoutError
 from mqtemplate.message import HostAddress
 from mqtemplate.remoting import Connection, RemotingServer, RemotingServerSettings
+from mqtemplate.remoting import connection as connection_module
 from mqtemplate.remoting.protocol import RemotingCommand, ResponseCode, SerializeType, Version, encode_command
 from tests.remoting.conftest import OpenPeer, StartServer
 from tests.remoting.wire import (
@@ -54,6 +56,26 @@ def test_requests_that_arrive_together_are_answered_in_order(server: EchoServer,
     peer.send(b"".join(encode_command(RemotingCommand(ECHO, opaque=number)) for number in range(500)))
 
     assert [peer.next_command().opaque for _ in range(500)] == list(range(500))
+
+
+def test_connections_take_turns_in_the_io_thread(
+    server: EchoServer, open_peer: OpenPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection with many complete requests waits for the others after each turn; here a turn is one request."""
+    monkeypatch.setattr(connection_module, "_TURN_S", 0.0)
+    busy, neighbour, gate = open_peer(server), open_peer(server), threading.Event()
+    for peer in (busy, neighbour):
+        peer.invoke(echo(b"connected"))
+        server.seen.get(timeout=TIMEOUT_S)
+
+    server.loop.call_soon(partial(gate.wait, TIMEOUT_S))  # both have sent when the I/O thread looks
+    busy.send(b"".join(encode_command(echo(b"busy")) for _ in range(5)))
+    neighbour.send(encode_command(echo(b"neighbour")))
+    gate.set()
+
+    order = [server.seen.get(timeout=TIMEOUT_S).body for _ in range(6)]
+    assert order.index(b"neighbour") <= 1
+    assert [busy.next_command() is not None for _ in range(5)] == [True] * 5
 
 
 def test_a_held_request_does_not_block_the_next(server: EchoServer, open_peer: OpenPeer) -> None:

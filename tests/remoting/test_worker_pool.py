@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -13,8 +12,9 @@ from structlog.testing import capture_logs
 
 from mqtemplate.message import HostAddress
 from mqtemplate.remoting import RemotingServerSettings
+from mqtemplate.remoting.heavy_work import HeavyWork, ProcessorTime
 from mqtemplate.remoting.protocol import RemotingCommand, encode_command
-from mqtemplate.remoting.worker_pool import ProcessorTime, WorkerPool
+from mqtemplate.remoting.worker_pool import WorkerPool
 from tests.remoting.conftest import OpenPeer, StartServer
 from tests.remoting.wire import SLOW, TIMEOUT_S
 from tests.waiting import eventually
@@ -90,22 +90,18 @@ def test_one_connection_has_half_of_the_threads(make_pool: MakePool) -> None:
 
 def test_heavy_addresses_have_one_thread_together(make_pool: MakePool) -> None:
     """A client that opens a connection for each request is as heavy as one with a single connection."""
-    times = itertools.count(step=10)  # each piece of work takes ten seconds of a processor
     pool, started, gate, done = (
-        make_pool(4, thread_time=lambda: next(times)),
+        make_pool(4, heavy=always_heavy()),
         queue.Queue[int](),
         threading.Event(),
         queue.Queue[str](),
     )
     pool.start()
-    pool.submit(HEAVY[0], lambda: done.put("counted"))
-    assert done.get(timeout=TIMEOUT_S) == "counted"
 
     def block(number: int) -> None:
         started.put(number)
         gate.wait(TIMEOUT_S)
 
-    eventually(lambda: pool._processor_time.is_heavy("127.0.1.1"), "the time of the first work is counted")
     pool.submit(HEAVY[0], lambda: block(0))
     assert started.get(timeout=TIMEOUT_S) == 0
     for number in (1, 2):
@@ -118,23 +114,42 @@ def test_heavy_addresses_have_one_thread_together(make_pool: MakePool) -> None:
     assert [started.get(timeout=TIMEOUT_S) for _ in range(2)] == [1, 2]
 
 
-@pytest.mark.parametrize(("inline_requests", "rests"), [([1, 1, 2, 9], [0.03]), ([1, 1, 2, 2], [])])
-def test_the_thread_of_heavy_addresses_rests_if_the_io_thread_had_requests(
-    make_pool: MakePool, inline_requests: list[int], rests: list[float]
-) -> None:
+def test_heavy_work_of_two_pools_runs_one_piece_at_a_time(make_pool: MakePool) -> None:
+    heavy = always_heavy()
+    first, second = make_pool(heavy=heavy), make_pool(heavy=heavy)
+    started, gate = queue.Queue[str](), threading.Event()
+    for pool in (first, second):
+        pool.start()
+
+    first.submit(HEAVY[0], lambda: (started.put("first"), gate.wait(TIMEOUT_S)))
+    assert started.get(timeout=TIMEOUT_S) == "first"
+    second.submit(HEAVY[1], lambda: started.put("second"))
+    eventually(lambda: second._is_heavy_running, "the other pool has taken its work")
+    is_held = started.empty()
+    gate.set()
+
+    assert is_held
+    assert started.get(timeout=TIMEOUT_S) == "second"
+
+
+def always_heavy() -> HeavyWork:
+    """Return one for which any address of the heavy peers has taken much time."""
+    used = ProcessorTime(lambda: 100.0)
+    used.add("127.0.1.1", 10.0)
+    return HeavyWork(processor_time=used)
+
+
+@pytest.mark.parametrize(("requests", "rests"), [(1, [0.03]), (0, [])])
+def test_heavy_work_is_followed_by_a_rest_if_the_io_thread_had_requests(requests: int, rests: list[float]) -> None:
     """A busy thread takes its part of the interpreter from the I/O thread."""
-    times = iter([0.0, 10.0, 10.0, 10.03])
+    times = iter([10.0, 10.03])
     rested: list[float] = []
-    counts = iter(inline_requests)
-    pool = make_pool(
-        thread_time=lambda: next(times), inline_requests=lambda: next(counts), rest=lambda s: rested.append(round(s, 6))
-    )
-    pool.start()
-    done: queue.Queue[int] = queue.Queue()
-    for number in range(2):
-        pool.submit(HEAVY[0], lambda number=number: done.put(number))
-        assert done.get(timeout=TIMEOUT_S) == number
-    pool.stop(TIMEOUT_S)
+    heavy = HeavyWork(thread_time=lambda: next(times), rest=lambda s: rested.append(round(s, 6)))
+
+    def work() -> None:
+        heavy.inline_requests += requests
+
+    heavy.run(work, "127.0.1.1", is_heavy=True)
 
     assert rested == rests
 
@@ -150,6 +165,17 @@ def test_processor_time_counts_half_after_each_second() -> None:
     assert not used.is_heavy("10.0.0.1")
     used.add("10.0.0.1", 0.03)
     assert used.is_heavy("10.0.0.1")
+
+
+def test_many_addresses_are_heavy_together() -> None:
+    """Twenty addresses that take a part of a processor each leave nothing to the I/O thread."""
+    used = ProcessorTime(lambda: 100.0)
+    for number in range(20):
+        used.add(f"10.0.0.{number}", 0.01)
+    used.add("10.0.1.1", 0.001)
+
+    assert used.is_heavy("10.0.0.7")
+    assert not used.is_heavy("10.0.1.1")
 
 
 def test_addresses_that_need_no_time_any_more_are_forgotten() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.errors import DestinationError
+from mqtemplate.remoting.heavy_work import HeavyWork
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.server import deferred_work as deferred_work_module
 from mqtemplate.server.deferred_work import DeferredWork
@@ -33,7 +34,7 @@ class QueueingConnection(RecordingConnection):
 
 @pytest.fixture
 def deferred() -> Iterator[DeferredWork]:
-    deferred = DeferredWork(SystemClock())
+    deferred = DeferredWork(SystemClock(), HeavyWork())
     yield deferred
     deferred.close(SECONDS)
 
@@ -76,7 +77,7 @@ def test_an_error_in_the_work_becomes_a_response(
 
 
 def test_on_a_virtual_clock_work_runs_at_once(connection: QueueingConnection) -> None:
-    response = DeferredWork(VirtualClock()).run(connection, REQUEST, REQUEST.response)  # type: ignore[arg-type]
+    response = DeferredWork(VirtualClock(), HeavyWork()).run(connection, REQUEST, REQUEST.response)  # type: ignore[arg-type]
 
     assert response is not None
     assert response.code == ResponseCode.SUCCESS
@@ -84,7 +85,7 @@ def test_on_a_virtual_clock_work_runs_at_once(connection: QueueingConnection) ->
 
 def test_work_above_the_maximum_is_refused(connection: QueueingConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deferred_work_module, "_MAX_PENDING", 1)
-    deferred, gate, started = DeferredWork(SystemClock()), threading.Event(), threading.Event()
+    deferred, gate, started = DeferredWork(SystemClock(), HeavyWork()), threading.Event(), threading.Event()
 
     def work() -> RemotingCommand:
         started.set()

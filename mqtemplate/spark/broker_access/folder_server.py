@@ -9,6 +9,7 @@ from pathlib import Path
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import HostAddress
+from mqtemplate.remoting.heavy_work import HeavyWork
 from mqtemplate.remoting.protocol.codes import Perm
 from mqtemplate.remoting.server import RemotingServer
 from mqtemplate.remoting.settings import RemotingServerSettings
@@ -45,14 +46,12 @@ class FolderServer:
         account = Account(access_key=f"spark-{secrets.token_hex(8)}", secret_key=key, admin=True)
         clock, settings = broker.clock, BrokerServerSettings(listen=_LISTEN)
         acl = AclSettings(accounts=(account,))
-        access, limits = AccessControl(acl), RemotingServerSettings()
+        access, limits, heavy = AccessControl(acl), RemotingServerSettings(), HeavyWork()
         self._remoting = remoting = RemotingServer(
-            _LISTEN, limits, clock, guard=AclGuard(access, acl, clock), error_response=problem_response
+            _LISTEN, limits, clock, guard=AclGuard(access, acl, clock), error_response=problem_response, heavy=heavy
         )
         self._drain_s = limits.drain_ms / 1_000
-        self._parts = parts = ServerParts(
-            broker, settings, lambda: str(remoting.address), access, lambda: remoting.inline_requests
-        )
+        self._parts = parts = ServerParts(broker, settings, lambda: str(remoting.address), access, heavy)
         kinds = (
             ClientProcessor,
             OffsetProcessor,
