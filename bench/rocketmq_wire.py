@@ -1,8 +1,8 @@
 """All ways to send over TCP: RocketMQ's Java client to RocketMQ 5.5.0 and to mqtemplate's server, taking turns.
 
 1 KiB, ASYNC_FLUSH, both servers in processes of their own. In each round both servers do each kind of work once; a
-figure is the median of its rounds. The last rows compare our remote broker on our server with the Java client on
-RocketMQ.
+figure is the median of its rounds. A turn begins when the other server is idle: RocketMQ compiles and indexes for
+seconds after its own. The last rows compare our remote broker on our server with the Java client on RocketMQ.
 
     python -m bench.rocketmq_wire [--rounds 3] [--seconds 3] [--only TEXT]
 """
@@ -28,6 +28,9 @@ from mqtemplate.template import RocketMQTemplate
 from tests.conformance.servers import BrokerProcess
 
 _CONSUMED = 100_000
+_IDLE = 0.1
+"""Part of a processor that a server uses at most while the other one is measured."""
+_LONGEST_SETTLE_S = 30
 _WINDOW = 256
 """Asynchronous sends of one thread that have no result yet, at most; as in ``Throughput.java``."""
 
@@ -80,6 +83,16 @@ class Server(NamedTuple):
         """Return the processor time that its process has used."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def wait_until_idle(self) -> None:
+        """Wait until it uses little of a processor."""
+        pause = threading.Event()
+        for _ in range(_LONGEST_SETTLE_S):
+            before = self.processor_s()
+            pause.wait(1.0)
+            if self.processor_s() - before < _IDLE:
+                return
+        print(f"    process {self.pid} is not idle after {_LONGEST_SETTLE_S} s", flush=True)
 
 
 def java_send(server: Server, work: Work, seconds: float) -> Result:
@@ -212,6 +225,7 @@ def main() -> None:
         for number in range(options.rounds):
             for work in table:
                 for is_peer, server in servers.items():
+                    servers[not is_peer].wait_until_idle()
                     result = measure(server, work, options.seconds, f"group-{number}", is_peer=is_peer)
                     found[work, is_peer].append(result)
     for work in table:
