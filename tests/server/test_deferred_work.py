@@ -57,6 +57,19 @@ def test_work_runs_in_another_thread_which_replies(deferred: DeferredWork, conne
     assert threads != [threading.current_thread()]
 
 
+def test_deferred_work_is_not_a_request_of_the_io_thread(connection: QueueingConnection) -> None:
+    """Else producers of long batches would have the thread of their batches rest, each for the other."""
+    heavy = HeavyWork()
+    deferred = DeferredWork(SystemClock(), heavy)
+    heavy.inline_requests += 1  # as the server counts a request before it passes it to its processor
+
+    deferred.run(connection, REQUEST, REQUEST.response)  # type: ignore[arg-type]
+    connection.arrived.get(timeout=SECONDS)
+    deferred.close(SECONDS)
+
+    assert heavy.inline_requests == 0
+
+
 @pytest.mark.parametrize(
     ("error", "code", "remark"),
     [
