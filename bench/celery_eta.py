@@ -30,7 +30,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from bench.measure import percentile, scratch_folder
+from bench.measure import percentile, processor_s, scratch_folder
 from tests.server.process import BrokerProcess
 from tests.starters.redis_server import PROGRAM, redis_server
 
@@ -38,7 +38,6 @@ WARM_UP = 500
 SENDERS = 16
 MARGIN_S = 20
 IDLE_S = 30
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Sample(NamedTuple):
@@ -274,10 +273,9 @@ def memory_mb(pid: int) -> float:
 def cpu_s(pid: int) -> float:
     """Return the CPU seconds that a process has used."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()
+        return processor_s(pid)
     except OSError:  # it has ended
         return 0.0
-    return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def now_ms() -> int:

@@ -259,9 +259,8 @@ def idle_connections(address: HostAddress, place: int, count: int) -> list[socke
 
 def attacks_process(address: HostAddress, names: list[str]) -> None:
     """Run attacks with two connections each until the standard input ends."""
-    os.sched_setscheduler(
-        0, os.SCHED_IDLE, os.sched_param(0)
-    )  # with nice 19 it would still end its turn of milliseconds
+    # With nice 19 it would still end its turn of milliseconds.
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     stopped = threading.Event()
     idle = idle_connections(address, 250, 2_000) if "idle_connections" in names else []
     for place, name in enumerate(name for name in [*names, *names] if name in ATTACKS):

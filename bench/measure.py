@@ -65,6 +65,16 @@ def resident_mib(*, anonymous_only: bool = False) -> float:
     return int(fields["RssAnon" if anonymous_only else "VmRSS"].split()[0]) / 1_024
 
 
+def processor_s(pid: int) -> float:
+    """Return the processor time that a process has used, in seconds.
+
+    Raises:
+        OSError: The process has ended.
+    """
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def run(main: Callable[[], None]) -> None:
     """Run a bench."""
     quiet()

@@ -9,14 +9,13 @@ topic minus the due time. RocketMQ rounds the due time to its precision, one sec
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from bench.measure import percentile, quiet, report, run, scratch_folder
+from bench.measure import percentile, processor_s, quiet, report, run, scratch_folder
 from bench.peer.jvm import java_program, unavailable_reason
 from bench.peer.rocketmq import NameServer, RocketMQ
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
@@ -30,19 +29,13 @@ _IDLE_SECONDS = 20
 _PUNCTUAL = 10_000
 _SPREAD_MS = 10_000
 _BATCH = 500
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_share(pid: int) -> float:
     """Return the CPU share of an idle process in per cent of one core."""
-    before, start = _cpu_seconds(pid), time.monotonic()
+    before, start = processor_s(pid), time.monotonic()
     time.sleep(_IDLE_SECONDS)
-    return (_cpu_seconds(pid) - before) / (time.monotonic() - start) * 100
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
+    return (processor_s(pid) - before) / (time.monotonic() - start) * 100
 
 
 def rocketmq_share_and_lateness(folder: Path, count: int) -> tuple[float, list[float]]:

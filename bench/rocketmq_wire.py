@@ -10,16 +10,14 @@ seconds after its own. The last rows compare our remote broker on our server wit
 from __future__ import annotations
 
 import argparse
-import os
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from bench.measure import BODY, percentile, report, run, scratch_folder
+from bench.measure import BODY, percentile, processor_s, report, run, scratch_folder
 from bench.peer.jvm import java_program, unavailable_reason
 from bench.peer.rocketmq import NameServer, RocketMQ
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
@@ -81,8 +79,7 @@ class Server(NamedTuple):
 
     def processor_s(self) -> float:
         """Return the processor time that its process has used."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return processor_s(self.pid)
 
     def wait_until_idle(self) -> None:
         """Wait until it uses little of a processor."""

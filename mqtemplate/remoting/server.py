@@ -116,7 +116,7 @@ class RemotingServer:
             settings.slow_queue + settings.slow_workers,
             settings.slow_queue_per_connection,
             settings.slow_queue_bytes,
-            heavy=self._heavy,
+            self._heavy,
         )
         self._close_callbacks.append(self._workers.forget)
         self._is_started = False

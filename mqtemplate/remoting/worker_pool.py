@@ -41,7 +41,7 @@ class WorkerPool:
         max_jobs: Largest number of pieces of work that wait or run.
         max_waiting_per_connection: Largest number of pieces of work of one connection that wait.
         max_bytes: With more bytes in all work, no more is accepted.
-        heavy: The same one for all pools of a server. None: one of its own.
+        heavy: The same one for all pools of a server.
     """
 
     def __init__(
@@ -51,15 +51,14 @@ class WorkerPool:
         max_jobs: int,
         max_waiting_per_connection: int,
         max_bytes: int,
-        *,
-        heavy: HeavyWork | None = None,
+        heavy: HeavyWork,
     ) -> None:
         self._name = name
         self._max_jobs = max_jobs
         self._max_waiting = max_waiting_per_connection
         self._max_bytes = max_bytes
         self._max_running = max(threads // 2, 1)
-        self._heavy_work = heavy or HeavyWork()
+        self._heavy_work = heavy
         self._changed = threading.Condition(threading.Lock())  # protects the attributes that follow
         self._lines: dict[int, _Line] = {}
         # Connections with waiting work that may have one more thread, each once in one of the two.

@@ -48,7 +48,7 @@ class DeferredWork:
                 _MAX_PENDING,
                 _MAX_PENDING_PER_CONNECTION,
                 _MAX_BYTES,
-                heavy=heavy,
+                heavy,
             )
 
     def run(self, connection: Connection, request: RemotingCommand, work: _Work) -> RemotingCommand | None:

@@ -44,9 +44,9 @@ def make_pool() -> Iterator[MakePool]:
         jobs: int = 1_000,
         waiting: int = 1_000,
         max_bytes: int = 1_000,
-        **more: Any,
+        heavy: HeavyWork | None = None,
     ) -> WorkerPool:
-        pools.append(WorkerPool("test", threads, jobs, waiting, max_bytes, **more))
+        pools.append(WorkerPool("test", threads, jobs, waiting, max_bytes, heavy or HeavyWork()))
         return pools[-1]
 
     yield make
