@@ -210,6 +210,37 @@ def without_check(data: bytes, record: StoredRecord) -> bytes:
     return b"".join((check_at.to_bytes(4, "big"), data[4:length_at], length, properties))
 
 
+def read_without_check(data: bytes, topic: str, queue_id: int, queue_offset: int, physical_offset: int) -> bytes | None:
+    """Return the one whole record in *data* as `without_check` does, verified.
+
+    Several times as fast as `parse_record`. None if the record is another one, has no check or IPv6 hosts, or is
+    invalid: then `parse_record` finds out what it is.
+    """
+    size = len(data)
+    if size < layout.BODY_AT:
+        return None
+    fields = layout.HEADER.unpack_from(data)
+    magic, name = _encode_topic(topic)
+    if fields[:2] != (size, magic) or fields[3] != queue_id or fields[5:7] != (queue_offset, physical_offset):
+        return None
+    body_end, check_at = layout.BODY_AT + fields[14], size - layout.CHECK_SIZE
+    length_at = body_end + len(name)
+    properties_at = length_at + 2
+    if (
+        fields[7] & layout.HOST_FLAGS
+        or not layout.BODY_AT <= body_end <= properties_at <= check_at
+        or not data.startswith(name, body_end)
+        or layout.read_properties_length(data, length_at)[0] != size - properties_at
+        or crc32(data[layout.BODY_AT : body_end]) & 0x7FFF_FFFF != fields[2]
+    ):
+        return None
+    crc = crc32(data[body_end:check_at], crc32(data[: layout.BODY_AT]))
+    if data[check_at:] != layout.CHECK_FORMAT % (crc, physical_offset & 0xFFFF_FFFF):
+        return None
+    length = (check_at - properties_at).to_bytes(2, "big")
+    return b"".join((check_at.to_bytes(4, "big"), data[4:length_at], length, data[properties_at:check_at]))
+
+
 def pack_host(host: HostAddress) -> bytes:
     """Return the address bytes, then the port as i4."""
     family = socket.AF_INET6 if ":" in host.ip else socket.AF_INET

@@ -11,7 +11,7 @@ from mqtemplate.brokers.embedded.queue_reader import QueueReader
 from mqtemplate.errors import CorruptRecordError, DeletedRecordError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
-from mqtemplate.record.codec import BadRecordError, StoredRecord, parse_record, without_check
+from mqtemplate.record.codec import BadRecordError, StoredRecord, parse_record, read_without_check, without_check
 from mqtemplate.record.layout import SMALLEST_RECORD
 from mqtemplate.record.properties import decode_properties
 from mqtemplate.remoting.protocol.codes import ResponseCode
@@ -135,12 +135,25 @@ class RawReader:
                     if not data and physical_offset < self.store.start_offset:  # deleted by retention
                         return records, at
                     read_count += 1
-                    record = _validated(data, queue, at, physical_offset, size)
-                    if record is not None and (selector is None or _matches(selector, record)):
-                        records.append(without_check(data, record))
+                    found = self._find(data, queue, at, physical_offset, size, selector)
+                    if found is not None:
+                        records.append(found)
                         byte_count += size
                 at += 1
         return records, at
+
+    def _find(
+        self, data: bytes, queue: MessageQueue, at: int, physical_offset: int, size: int, selector: Selector | None
+    ) -> bytes | None:
+        """Return the record in *data*; None if it does not match, or is not the valid record of that queue offset."""
+        if selector is None or _selects_all(selector):
+            plain = read_without_check(data, queue.topic, queue.queue_id, at, physical_offset)
+            if plain is not None:
+                return plain
+        record = _validated(data, queue, at, physical_offset, size)
+        if record is None or not (selector is None or _matches(selector, record)):
+            return None
+        return without_check(data, record)
 
     def record_at(self, physical_offset: int) -> bytes | None:
         """Return the record that starts at *physical_offset*, or None if no durable record starts there.
@@ -196,7 +209,9 @@ def _validated(
     return None
 
 
+def _selects_all(selector: Selector) -> bool:
+    return isinstance(selector, TagSelector) and selector.selects_all
+
+
 def _matches(selector: Selector, record: StoredRecord) -> bool:
-    if isinstance(selector, TagSelector) and selector.selects_all:
-        return True
-    return selector.matches(decode_properties(record.properties_bytes))
+    return _selects_all(selector) or selector.matches(decode_properties(record.properties_bytes))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqtemplate.message import HostAddress, MessageQueue
-from mqtemplate.record.codec import RecordDraft, pack_host, parse_record, without_check
+from mqtemplate.record.codec import RecordDraft, pack_host, parse_record, read_without_check, without_check
 from mqtemplate.record.properties import encode_properties
 from mqtemplate.selectors.sql92 import Sql92Selector
 from mqtemplate.selectors.tags import TagSelector
@@ -66,3 +67,32 @@ def test_a_record_without_its_checksum_is_otherwise_unchanged(
     assert len(bare) == len(data) - 24
     assert parse_record(bare) == record._replace(total_size=len(bare))
     assert without_check(bare, parse_record(bare)) is bare
+
+
+CHECKED = RecordDraft(
+    "orders", 3, b"a body", b"UNIQ_KEY\x01A1\x02", born_host=pack_host(HostAddress("10.0.0.1", 1)), born_timestamp=9
+).encode(7, 4_096, 10, pack_host(HostAddress("127.0.0.1", 10911)))
+
+
+def test_a_plain_record_is_read_as_parsing_it_reads_it() -> None:
+    assert read_without_check(CHECKED, "orders", 3, 7, 4_096) == without_check(CHECKED, parse_record(CHECKED))
+
+
+@given(at=st.integers(0, len(CHECKED) - 1), bit=st.integers(0, 7))
+def test_a_flipped_bit_is_found(at: int, bit: int) -> None:
+    data = bytearray(CHECKED)
+    data[at] ^= 1 << bit
+
+    assert read_without_check(bytes(data), "orders", 3, 7, 4_096) is None
+
+
+@given(st.integers(0, len(CHECKED) - 1))
+def test_a_cut_record_is_found(end: int) -> None:
+    assert read_without_check(CHECKED[:end], "orders", 3, 7, 4_096) is None
+
+
+@pytest.mark.parametrize(
+    "other", [("paid", 3, 7, 4_096), ("orders", 2, 7, 4_096), ("orders", 3, 8, 4_096), ("orders", 3, 7, 0)]
+)
+def test_another_record_than_expected_is_found(other: tuple[str, int, int, int]) -> None:
+    assert read_without_check(CHECKED, *other) is None
