@@ -7,14 +7,32 @@ from collections.abc import Sequence
 import numpy as np
 
 from mqtemplate.event_log import get_logger
-from mqtemplate.record.layout import HEAD, HOST_FLAGS, MAGIC_V1, SysFlag
+from mqtemplate.record.arrays import count_leading, read_column
+from mqtemplate.record.layout import (
+    BODY_AT,
+    BODY_CRC_AT,
+    BODY_LENGTH_AT,
+    BORN_TIMESTAMP_AT,
+    HEAD,
+    HOST_FLAGS,
+    MAGIC_V1,
+    PHYSICAL_OFFSET_AT,
+    STORE_TIMESTAMP_AT,
+    SYS_FLAG_AT,
+    SysFlag,
+    read_size_and_magic,
+)
 from mqtemplate.store.files.mapped_file import MappedFile
 from mqtemplate.store.index.index_file import KeyRows
-from mqtemplate.store.index.record_keys import hash_keys, tail_of
+from mqtemplate.store.index.record_keys import TailShape, hash_keys, tail_of
 from mqtemplate.store.log_reader import LogReader, is_blank, whole_record_at
 
 _log = get_logger("mqtemplate.store")
 
+_FEWEST_ALIKE = 8
+"""Fewer records are faster one by one."""
+# Columns that are equal in records of one shape: size and magic, flags, body length.
+_FIXED = np.r_[0:BODY_CRC_AT, SYS_FLAG_AT:BORN_TIMESTAMP_AT, BODY_LENGTH_AT:BODY_AT]
 
 _Tail = tuple[bytes, int, int]
 """Tail of a record (see `record_keys`), its physical offset and its store timestamp."""
@@ -39,16 +57,60 @@ class KeyReader:
     def read(self, end: int, count: int) -> KeyRows:
         """Return the keys of up to *count* records before *end*, which is the end of a record."""
         tails: list[_Tail] = []
+        parts: list[KeyRows] = []
         while count > 0 and self.position < end:
             found = self._log.find(self.position)
             if found is None:  # its file was deleted meanwhile
                 self.move_to(max(self.position, min(self._log.start, end)))
                 break
             file, file_start = found
-            count -= self._read_plain(file, file_start, min(end - file_start, file.size), count, tails)
+            limit = min(end - file_start, file.size)
+            alike = self._read_alike(file, file_start, limit, count)
+            if alike is not None:
+                done, rows = alike
+                count -= done
+                parts += [*_key_rows(tails), rows]
+                tails.clear()
+                continue
+            count -= self._read_plain(file, file_start, limit, count, tails)
             if count > 0 and self.position < end:
                 count -= self._read_other(file, file_start, end, tails)
-        return _key_rows(tails)
+        return _join([*parts, *_key_rows(tails)])
+
+    def _read_alike(self, file: MappedFile, file_start: int, limit: int, count: int) -> tuple[int, KeyRows] | None:
+        """Read the next records together, if several have one size and one shape, as those of a producer often do.
+
+        Returns:
+            Their number and their keys; None if they are not alike.
+        """
+        at = self.position - file_start
+        size, magic = read_size_and_magic(file.view, at) if at + HEAD.size < limit else (0, 0)
+        count = min(count, (limit - at) // size) if size > HEAD.size else 0
+        if count < _FEWEST_ALIKE or read_size_and_magic(file.view, at + (_FEWEST_ALIKE - 1) * size) != (size, magic):
+            return None
+        data = file.read(at, count * size)
+        _, _, _, sys_flag, _, _, body_length = HEAD.unpack_from(data)
+        tail_at = HEAD.size + body_length
+        is_plain = magic == MAGIC_V1 and not sys_flag & HOST_FLAGS and body_length >= 0 and tail_at + 3 < size
+        if not is_plain or sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_ROLLBACK:
+            return None
+        topic_end = tail_at + 1 + data[tail_at]
+        if topic_end + 2 > size or topic_end + 2 + int.from_bytes(data[topic_end : topic_end + 2], "big") != size:
+            return None
+        rows = np.frombuffer(data, np.uint8).reshape(count, size)
+        shape, tails = TailShape(data[tail_at:size]), rows[:, tail_at:]
+        offsets = self.position + size * np.arange(count)
+        is_alike = shape.matches(tails) & (rows[:, _FIXED] == rows[0, _FIXED]).all(axis=1)
+        is_alike &= read_column(rows, PHYSICAL_OFFSET_AT, ">i8") == offsets
+        done = count_leading(is_alike)
+        if done < _FEWEST_ALIKE:
+            return None
+        self._last_start = self.position + (done - 1) * size
+        self.position += done * size
+        hashes = shape.hashes(tails[:done])
+        keys = hashes.shape[1]
+        times = read_column(rows[:done], STORE_TIMESTAMP_AT, ">i8")
+        return done, KeyRows(hashes.ravel(), np.repeat(offsets[:done], keys), np.repeat(times, keys))
 
     def _read_plain(self, file: MappedFile, file_start: int, limit: int, count: int, tails: list[_Tail]) -> int:
         """Read on in one file while the records are V1 with IPv4 hosts. Return their number."""
@@ -104,11 +166,18 @@ class KeyReader:
         )
 
 
-def _key_rows(tails: Sequence[_Tail]) -> KeyRows:
-    data, physical_offsets, timestamps = zip(*tails, strict=True) if tails else ((), (), ())
+def _join(parts: Sequence[KeyRows]) -> KeyRows:
+    if len(parts) == 1:
+        return parts[0]
+    columns = (np.concatenate(each) for each in zip(*parts, strict=True)) if parts else (np.array([], np.int64),) * 3
+    return KeyRows(*columns)
+
+
+def _key_rows(tails: Sequence[_Tail]) -> list[KeyRows]:
+    """Return the keys of records one by one; an empty list for none."""
+    if not tails:
+        return []
+    data, physical_offsets, timestamps = zip(*tails, strict=True)
     hashes, counts = hash_keys(data)
-    return KeyRows(
-        hashes,
-        np.repeat(np.array(physical_offsets, np.int64), counts),
-        np.repeat(np.array(timestamps, np.int64), counts),
-    )
+    offsets = np.repeat(np.array(physical_offsets, np.int64), counts)
+    return [KeyRows(hashes, offsets, np.repeat(np.array(timestamps, np.int64), counts))]

@@ -79,7 +79,7 @@ def _hash_by_shape(tails: Sequence[bytes]) -> list[_Part]:
             if len(rows) < _MIN_RECORDS:
                 break
             table = np.frombuffer(b"".join([tails[row] for row in rows.tolist()]), np.uint8).reshape(-1, length)
-            shape = _TailShape(tails[rows[0]])
+            shape = TailShape(tails[rows[0]])
             is_done = shape.matches(table)
             if is_done[0]:
                 parts.append(_Part(rows[is_done], shape.hashes(table[is_done])))
@@ -98,30 +98,32 @@ def _hash_one(row: int, tail: bytes) -> _Part:
     return _Part(np.array([row]), index_key_hashes(keys)[None, :])
 
 
-class _TailShape:
+class TailShape:
     """The common shape of all tails like *first*. An irregular tail does not even match itself."""
 
     def __init__(self, first: bytes) -> None:
-        self._row = np.frombuffer(first, np.uint8)
-        self._is_fixed = np.ones(len(first), np.bool_)
-        self._is_key = np.zeros(len(first), np.bool_)
         topic_end = 1 + first[0]
         values = value_spans(first, topic_end + 2)
+        # A byte matches if it is at most `_range` above `_lowest`. In a value that is any byte but the separators, in a
+        # key any ASCII character but these, elsewhere the byte of the first tail.
+        self._lowest = np.frombuffer(first, np.uint8).copy()
+        self._range = np.zeros(len(first), np.uint8)
         if not values:  # then the separators count as values, and `matches` rejects every row
-            self._is_fixed[:] = False
+            self._lowest[:] = _LAST_SEPARATOR + 1
         for columns in values.values():
-            self._is_fixed[columns] = False
+            self._lowest[columns], self._range[columns] = _LAST_SEPARATOR + 1, 0xFF - _LAST_SEPARATOR - 1
         prefix = first[1:topic_end].decode("utf-8", "replace") + "#"
         self._keys = list(_key_columns(first, values, prefix))
         for _, columns in self._keys:
-            self._is_key[columns] = True
+            self._range[columns] = _FIRST_NON_ASCII - 1 - _LAST_SEPARATOR - 1
+        self._words = values.get(KEYS, slice(0, 0))
+        self._blanks = np.frombuffer(first[self._words], np.uint8) == ord(" ")
 
     def matches(self, rows: Rows) -> NDArray[np.bool_]:
         """Return True for each row that has this shape and ASCII keys."""
-        differs = np.where(self._is_fixed, rows != self._row, rows <= _LAST_SEPARATOR)
-        differs |= self._is_key & (rows >= _FIRST_NON_ASCII)
-        differs |= ~self._is_fixed & ((rows == ord(" ")) != (self._row == ord(" ")))  # blanks separate business keys
-        matches: NDArray[np.bool_] = np.logical_not(np.any(differs, axis=1))
+        matches: NDArray[np.bool_] = np.all(rows - self._lowest <= self._range, axis=1)
+        if len(self._blanks):  # blanks separate business keys
+            matches &= np.all((rows[:, self._words] == ord(" ")) == self._blanks, axis=1)
         return matches
 
     def hashes(self, rows: Rows) -> NDArray[np.int32]:

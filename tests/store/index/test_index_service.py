@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count, islice
 from pathlib import Path
 
 import numpy as np
@@ -32,8 +33,10 @@ from mqtemplate.store import (
     PutResult,
     layout,
 )
+from mqtemplate.store.index import key_reader
 from mqtemplate.store.index.geometry import find_geometry
 from mqtemplate.store.index.index_file import IndexFile, KeyRows
+from mqtemplate.store.index.key_reader import KeyReader
 from mqtemplate.store.index.record_keys import index_key_hashes, keys_of
 from mqtemplate.store.layout import IndexHeader, index_file_size, unpack_index_header
 from tests.store.small_store import OpenStore, draft, kill, small
@@ -344,12 +347,59 @@ def test_a_query_finds_each_message_stored_before_while_threads_write(tmp_path: 
     assert missing == []
 
 
+FORMS = (
+    "",
+    "KEYS\x01%04d\x02",
+    "UNIQ_KEY\x01%04d\x02TAGS\x01a\x02",
+    "KEYS\x01k %04d\x02",
+    "KEYS\x01ü%04d\x02",
+)
+STRETCHES = st.lists(
+    st.tuples(
+        st.integers(1, 30),
+        st.integers(0, 3),
+        st.sampled_from(
+            ["", "KEYS\x01%04d\x02", "UNIQ_KEY\x01%04d\x02TAGS\x01a\x02", "KEYS\x01k %04d\x02", "KEYS\x01ü%04d\x02"]
+        ),
+        st.sampled_from([0, SysFlag.TRANSACTION_ROLLBACK, SysFlag.TRANSACTION_COMMIT]),
+        st.sampled_from(["orders", "%RETRY%" + "x" * 200]),
+    ),
+    max_size=8,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(stretches=STRETCHES, portion=st.integers(1, 40))
+def test_records_that_are_alike_have_the_keys_that_they_have_one_by_one(
+    stretches: list[tuple[int, int, str, int, str]], portion: int
+) -> None:
+    """Producers send many records of one size, in portions of any size, across files of the log."""
+    store, numbers = MessageStore(MemoryStoreFiles(), small(mapped_file_size_commit_log=4_096), VirtualClock()), count()
+    store.load()
+    for length, size, form, flag, topic in stretches:
+        for number in islice(numbers, length):
+            text = form % number if "%" in form else form
+            store.put(RecordDraft(topic, 0, bytes(size), text.encode(), sys_flag=flag))
+    found = []
+    for fewest in (2, 1_000_000):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(key_reader, "_FEWEST_ALIKE", fewest)
+            reader, rows = KeyReader(store._commit_log), list[tuple[int, int, int]]()
+            while reader.position < store.end_offset:
+                part = reader.read(store.end_offset, portion)
+                rows += zip(*(column.tolist() for column in part), strict=True)
+        found.append(rows)
+    store.close()
+
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("at", range(88))
 def test_damage_in_the_log_hides_no_other_record(at: int) -> None:
     """Any byte of a record's header may change while the store runs: the other records are found."""
     store = MessageStore(MemoryStoreFiles(), small(max_index_num=100), VirtualClock())
     store.load()
-    puts = [store.put(keyed("all", b"body")) for _ in range(5)]
+    puts = [store.put(keyed("all", b"body")) for _ in range(20)]
     file, _ = store._commit_log._files.find(0) or pytest.fail("no file")
     file.view[puts[2].physical_offset + at] ^= 0x41
 
