@@ -21,6 +21,7 @@ from bench.measure import BODY, percentile, processor_s, report, run, scratch_fo
 from bench.peer.jvm import java_program, unavailable_reason
 from bench.peer.rocketmq import NameServer, RocketMQ
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
+from mqtemplate.results import SendResult
 from mqtemplate.store import FlushDiskType
 from mqtemplate.template import RocketMQTemplate
 from tests.conformance.servers import BrokerProcess
@@ -158,13 +159,16 @@ def _send_sync(template: RocketMQTemplate, end: float, times_ms: list[float]) ->
 def _send_async(template: RocketMQTemplate, end: float, times_ms: list[float]) -> int:
     window, errors, count = threading.Semaphore(_WINDOW), list[BaseException](), 0
 
+    def on_success(result: SendResult) -> None:
+        window.release()
+
     def on_error(error: BaseException) -> None:
         errors.append(error)
         window.release()
 
     while time.perf_counter() < end:
         window.acquire()
-        template.async_send("orders:paid", BODY, on_success=lambda result: window.release(), on_error=on_error)
+        template.async_send("orders:paid", BODY, on_success=on_success, on_error=on_error)
         count += 1
     for _ in range(_WINDOW):
         window.acquire()

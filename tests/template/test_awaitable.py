@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future, as_completed, wait
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from mqtemplate.errors import (
     RequestTimeoutError,
     UnsupportedError,
 )
+from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt
 from mqtemplate.results import SendStatus, TransactionState
 from mqtemplate.template import RocketMQTemplate, transaction_listener
@@ -302,3 +304,75 @@ def test_an_awaited_receive_converts_like_receive(any_template: RocketMQTemplate
     assert run(lambda: any_template.async_receive(int, 1, 0)) == []
     with pytest.raises(ConversionError):
         any_template.converter.from_body(b"no number", int, {})
+
+
+# --- futures ----------------------------------------------------------------------------------------
+
+
+def in_threads(count: int, work: Callable[[], object]) -> list[threading.Thread]:
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def test_all_threads_that_wait_for_a_future_get_its_result() -> None:
+    future: AwaitableFuture[int] = AwaitableFuture()
+    results: list[object] = []
+    threads = in_threads(3, lambda: results.append(future.result(60)))
+    threads += in_threads(2, lambda: results.append(future.exception(60)))
+    eventually(lambda: len(future._condition._waiting) == 5, "all threads wait")  # type: ignore[attr-defined]
+
+    future.set_result(7)
+    for thread in threads:
+        thread.join(60)
+
+    assert sorted(results, key=str) == [7, 7, 7, None, None]
+
+
+def test_a_future_that_is_late_can_be_waited_for_again() -> None:
+    future: AwaitableFuture[int] = AwaitableFuture()
+    with pytest.raises(FutureTimeoutError):
+        future.result(0)
+    with pytest.raises(FutureTimeoutError):
+        future.exception(0.001)
+
+    future.set_exception(ValueError("late"))
+
+    with pytest.raises(ValueError, match="late"):
+        future.result(0)
+    assert future._condition._waiting == ()  # type: ignore[attr-defined]
+
+
+def test_a_future_is_waited_for_with_other_futures() -> None:
+    """The functions of `concurrent.futures` take it beside plain futures."""
+    ours: AwaitableFuture[int] = AwaitableFuture()
+    plain: Future[int] = Future()
+    found: list[set[Future[int]]] = []
+    (thread,) = in_threads(1, lambda: found.append(wait([ours, plain], 60).done))
+    eventually(lambda: bool(ours._waiters and plain._waiters), "the thread waits")  # type: ignore[attr-defined]
+
+    ours.set_result(1)
+    plain.set_result(2)
+    thread.join(60)
+
+    assert found == [{ours, plain}]
+    assert {future.result() for future in as_completed([ours, plain])} == {1, 2}
+
+
+def test_a_future_that_is_cancelled_wakes_the_thread_that_waits() -> None:
+    future: AwaitableFuture[int] = AwaitableFuture()
+    errors: list[BaseException] = []
+
+    def waits() -> None:
+        try:
+            future.result(60)
+        except CancelledError as exc:
+            errors.append(exc)
+
+    (thread,) = in_threads(1, waits)
+    eventually(lambda: bool(future._condition._waiting), "the thread waits")  # type: ignore[attr-defined]
+
+    assert future.cancel()
+    thread.join(60)
+    assert len(errors) == 1

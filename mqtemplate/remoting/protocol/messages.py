@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from mqtemplate.errors import MessageError, RemoteProtocolError
 from mqtemplate.message import Message, MessageExt
-from mqtemplate.record.codec import BadRecordError, EncodedMessage, parse_record
+from mqtemplate.record.codec import BadRecordError, parse_record
 from mqtemplate.record.compression import MAX_BODY_BYTES
 from mqtemplate.record.layout import SMALLEST_RECORD, read_size_and_magic
 from mqtemplate.record.message_ext import to_message_ext
@@ -31,8 +31,14 @@ BATCH_FRONT_FIELDS = [(name, ">i4") for name in ("size", "magic", "body_crc", "f
 
 LONGEST_PROPERTIES = 32_767
 _BATCH_FRONT = struct.Struct(">iiiii")
+_BATCH_FRONT_READ = struct.Struct(">i8xii")  # without magic and body_crc
+_I4 = struct.Struct(">i")
 _I2 = struct.Struct(">h")
 _BATCH_SMALLEST = _BATCH_FRONT.size + _I2.size
+
+
+BatchedMessage = tuple[bytes, bytes, int]
+"""Body, encoded properties and flag of one message of a batch."""
 
 
 class EncodedBatch(NamedTuple):
@@ -87,13 +93,17 @@ def encode_in_batch(message: Message) -> bytes:
     Raises:
         MessageError: Its properties are too long.
     """
-    body, properties = message.body, encode_properties(message.properties)
+    return join_in_batch(message.body, encode_properties(message.properties), message.flag)
+
+
+def join_in_batch(body: bytes, properties: bytes, flag: int) -> bytes:
+    """Do the same for a message with encoded properties."""
     if len(properties) > LONGEST_PROPERTIES:
         raise MessageError(
             f"keys, tags and properties take {len(properties)} bytes, allowed are {LONGEST_PROPERTIES}; "
             "move data into the body"
         )
-    front = _BATCH_FRONT.pack(_BATCH_SMALLEST + len(body) + len(properties), 0, 0, message.flag, len(body))
+    front = _BATCH_FRONT.pack(_BATCH_SMALLEST + len(body) + len(properties), 0, 0, flag, len(body))
     return b"".join((front, body, _I2.pack(len(properties)), properties))
 
 
@@ -103,8 +113,9 @@ def count_batch(body: bytes, at_most: int) -> int:
     The messages are not read, so this takes little time: `decode_batch` finds out what is wrong with them.
     """
     count = at = 0
-    while at + _BATCH_SMALLEST <= len(body) and count <= at_most:
-        at += max(int.from_bytes(body[at : at + 4], "big", signed=True), _BATCH_SMALLEST)
+    last, read_size = len(body) - _BATCH_SMALLEST, _I4.unpack_from
+    while at <= last and count <= at_most:
+        at += max(read_size(body, at)[0], _BATCH_SMALLEST)
         count += 1
     return count
 
@@ -115,29 +126,27 @@ def decode_batch(body: bytes, topic: str) -> list[Message]:
     Raises:
         RemoteProtocolError: The bytes are not a batch.
     """
-    return [
-        Message(topic, data, decode_properties(properties), flag)
-        for _, data, properties, flag in split_batch(body, topic)
-    ]
+    return [Message(topic, data, decode_properties(properties), flag) for data, properties, flag in split_batch(body)]
 
 
-def split_batch(body: bytes, topic: str) -> list[EncodedMessage]:
+def split_batch(body: bytes) -> list[BatchedMessage]:
     """Return the messages of a batch with their properties as they are; errors as `decode_batch`."""
-    messages: list[EncodedMessage] = []
-    at = 0
-    while at < len(body):
+    messages: list[BatchedMessage] = []
+    add, read_front, read_length = messages.append, _BATCH_FRONT_READ.unpack_from, _I2.unpack_from
+    at, total = 0, len(body)
+    while at < total:
         try:
-            size, _, _, flag, body_length = _BATCH_FRONT.unpack_from(body, at)
+            size, flag, body_length = read_front(body, at)
             body_at = at + _BATCH_FRONT.size
             body_end = body_at + body_length
             # A negative length must not make the next field be read before its own start.
-            (length,) = _I2.unpack_from(body, body_end) if body_length >= 0 else (-1,)
+            (length,) = read_length(body, body_end) if body_length >= 0 else (-1,)
         except struct.error:
             raise RemoteProtocolError(f"message {len(messages)} of the batch is cut off") from None
         properties_at = body_end + _I2.size
         end = properties_at + length
-        if length < 0 or size != end - at or end > len(body):
+        if length < 0 or size != end - at or end > total:
             raise RemoteProtocolError(f"the lengths in message {len(messages)} of the batch do not add up to {size}")
-        messages.append(EncodedMessage(topic, body[body_at:body_end], body[properties_at:end], flag))
+        add((body[body_at:body_end], body[properties_at:end], flag))
         at = end
     return messages

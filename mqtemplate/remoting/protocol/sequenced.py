@@ -104,5 +104,5 @@ def decode_runs(runs: Sequence[Run]) -> list[tuple[Message | EncodedMessage, int
         if any(name in batch for name in _SPECIAL_NAMES):  # possibly in a body: then decoding is slower, but correct
             messages += [(message, queue_id) for message in decode_batch(batch, topic)]
         else:
-            messages += [(message, queue_id) for message in split_batch(batch, topic)]
+            messages += [(EncodedMessage(topic, *message), queue_id) for message in split_batch(batch)]
     return messages

@@ -54,7 +54,7 @@ def test_the_encoded_messages_are_those_of_the_rows(batch: Any, defaults: dict[s
     assert encoded.topic == "orders"
     assert bytes(encoded.data) == encode_batch(messages)
     spans = zip([0, *encoded.ends], encoded.ends, strict=False)
-    bodies = [split_batch(bytes(encoded.data[at:end]), "orders")[0].body for at, end in spans]
+    bodies = [split_batch(bytes(encoded.data[at:end]))[0][0] for at, end in spans]
     assert bodies == [message.body for message in messages]
 
 

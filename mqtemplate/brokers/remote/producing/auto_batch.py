@@ -219,7 +219,7 @@ class Line:
     def _send(self, entries: list[Entry]) -> None:
         factory = self._sends.factory
         parts = [entry.part for entry in entries]
-        request = factory.joined(parts) if len(parts) > 1 else factory.single(parts[0].message)
+        request = factory.joined(parts) if len(parts) > 1 else factory.alone(parts[0])
         batch = _Batch(self, entries, request, time.monotonic())
         self._sends.start(request, self._timeout_ms, entries[0].deadline, batch)
 
@@ -248,7 +248,7 @@ class Line:
         with self._lock:
             entries, self._refused = self._refused, []
         for part, deadline, outcome in entries:
-            self._sends.start(self._sends.factory.single(part.message), self._timeout_ms, deadline, outcome)
+            self._sends.start(self._sends.factory.alone(part), self._timeout_ms, deadline, outcome)
 
     def close(self) -> None:
         """Fail the messages that wait."""
@@ -300,7 +300,7 @@ class _Batch:
 
 
 def _name(entry: Entry) -> str:
-    return f"send message {entry.part.msg_id} to {entry.part.message.topic!r}"
+    return f"send message {entry.part.msg_id} to {entry.part.topic!r}"
 
 
 def _fail(entries: list[Entry]) -> None:

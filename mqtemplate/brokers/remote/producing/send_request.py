@@ -17,10 +17,11 @@ from mqtemplate.errors import DelayError, MessageError
 from mqtemplate.message import BROKER_PROPERTIES, DELAY_PROPERTIES, Message, MessageQueue, Property, create_unique_id
 from mqtemplate.record.compression import compress_body
 from mqtemplate.record.layout import SysFlag
+from mqtemplate.record.properties import encode_properties
 from mqtemplate.remoting.protocol.codes import RequestCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeaderV2
-from mqtemplate.remoting.protocol.messages import encode_batch, encode_in_batch
+from mqtemplate.remoting.protocol.messages import encode_batch, join_in_batch
 from mqtemplate.remoting.protocol.properties import encode_properties_text
 from mqtemplate.topics import AUTO_CREATE_TOPIC, check_send_topic
 
@@ -34,13 +35,17 @@ _LONGEST_JOINED = 16 << 10
 
 
 class BatchPart(NamedTuple):
-    """One message of a batch, with its id among its properties.
+    """One message of a batch.
 
     Attributes:
-        data: The message as it stands in the body of the batch.
+        properties: Those of the message, possibly without its id. They are not changed any more.
+        data: The message as it stands in the body of the batch, with its id.
     """
 
-    message: Message
+    topic: str
+    body: bytes
+    properties: Mapping[str, str]
+    flag: int
     msg_id: str
     data: bytes
 
@@ -125,6 +130,8 @@ class SendRequestFactory:
         self._clock = clock
         self._group = namespace.wrap(settings.producer_group)
         self._joined_limit = min(settings.compress_threshold, _LONGEST_JOINED)
+        # Properties without an id, and what is before and after the id in their encoded form.
+        self._last_properties: tuple[dict[str, str], bytes, bytes] = {"": ""}, b"", b""
 
     def single(self, message: Message, *, transaction_group: str | None = None) -> SendRequest:
         """Return the request for one message.
@@ -229,14 +236,35 @@ class SendRequestFactory:
         """
         check_send_topic(message.topic)
         self._check_size(message)
+        # Most producers send the same properties again and again, so the last ones stay encoded.
+        properties, front, back = self._last_properties
+        if message.properties == properties:
+            msg_id = create_unique_id()
+            encoded = b"".join((front, msg_id.encode(), back))
+        else:
+            properties, encoded, msg_id = self._encode_new(message)
+        body, flag = message.body, message.flag
+        return BatchPart(message.topic, body, properties, flag, msg_id, join_in_batch(body, encoded, flag))
+
+    def _encode_new(self, message: Message) -> tuple[dict[str, str], bytes, str]:
+        """Return the properties of a message, the encoded ones with the message id, and that id."""
+        given = message.properties.copy()
         properties, msg_id = self._properties(message)
-        with_id = Message(message.topic, message.body, properties, message.flag)
-        return BatchPart(with_id, msg_id, encode_in_batch(with_id))
+        encoded = encode_properties(properties)
+        if Property.UNIQ_KEY not in given and encoded.count(msg_id.encode()) == 1:
+            front, _, back = encoded.partition(msg_id.encode())
+            self._last_properties = given, front, back
+        return given, encoded, msg_id
+
+    def alone(self, part: BatchPart) -> SendRequest:
+        """Return the request for a message that is not sent with others after all."""
+        properties = {**part.properties, Property.UNIQ_KEY: part.msg_id}
+        return self.single(Message(part.topic, part.body, properties, part.flag))
 
     def joined(self, parts: Sequence[BatchPart]) -> SendRequest:
         """Return one request for messages of one topic."""
         data = b"".join([part.data for part in parts])
-        return self._batch_request(parts[0].message.topic, data, [part.msg_id for part in parts])
+        return self._batch_request(parts[0].topic, data, [part.msg_id for part in parts])
 
     def for_messages(self, messages: Sequence[Message]) -> SendRequest:
         """Return the request for one message, or the batch of several."""

@@ -269,9 +269,8 @@ def test_messages_that_are_refused_together_while_the_client_closes_fail() -> No
     line = Line(unused, 3_000)
     line.close()
     outcome: Future[SendResult] = Future()
-    message = Message("orders", b"x")
 
-    line.refused([Entry(BatchPart(message, "id-1", b""), 0.0, outcome)], for_good=False)
+    line.refused([Entry(BatchPart("orders", b"", {}, 0, "id-1", b""), 0.0, outcome)], for_good=False)
 
     with pytest.raises(BrokerClosedError, match="send message id-1 to 'orders': the client was closed before"):
         outcome.result(TIMEOUT_S)

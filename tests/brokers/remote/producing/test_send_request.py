@@ -224,3 +224,45 @@ def test_topics_of_the_broker_are_refused(topic: str) -> None:
 def test_the_settings_need_a_name_server() -> None:
     with pytest.raises(ConfigurationError, match="needs the address of a name server"):
         RemoteSettings(name_servers=())
+
+
+# --- messages that may be sent with others ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "properties", [{}, {Property.TAGS: "paid", "region": "EU-ß"}, {Property.UNIQ_KEY: "A1"}, {"copy": "x" * 40}]
+)
+@pytest.mark.parametrize("namespace", ["", "team"])
+def test_a_message_has_the_same_properties_with_others_and_alone(properties: dict[str, str], namespace: str) -> None:
+    """Also the second one with the same properties, which stay encoded."""
+    requests = factory(namespace=namespace)
+    for _ in range(2):
+        part = requests.part(Message("orders", b"body", dict(properties), flag=3))
+        (together,) = decode_batch(requests.joined([part]).body, "orders")
+        alone = requests.alone(part)
+
+        assert (together.body, together.flag, alone.body, alone.flag) == (b"body", 3, b"body", 3)
+        assert together.properties == properties_of(alone)
+        assert together.properties[Property.UNIQ_KEY] == part.msg_id == alone.msg_id
+
+
+def test_messages_with_equal_properties_have_ids_of_their_own() -> None:
+    requests = factory()
+    parts = [requests.part(Message("orders", b"x", {"region": "EU"})) for _ in range(3)]
+
+    found = [each.properties for part in parts for each in decode_batch(part.data, "orders")]
+
+    assert [each[Property.UNIQ_KEY] for each in found] == [part.msg_id for part in parts]
+    assert len({part.msg_id for part in parts}) == 3
+
+
+def test_a_change_of_a_message_after_its_send_changes_no_part() -> None:
+    requests, message = factory(), Message("orders", b"x", {"region": "EU"})
+    first, second = requests.part(message), requests.part(message)
+
+    message.properties["region"] = "US"
+    third = requests.part(message)
+
+    parts = (first, second, third)
+    sent = [each.properties["region"] for part in parts for each in decode_batch(part.data, "orders")]
+    assert [properties_of(requests.alone(part))["region"] for part in parts] == sent == ["EU", "EU", "US"]
