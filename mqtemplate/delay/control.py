@@ -177,7 +177,7 @@ class DelayController:
                 puts = self._store.put_all(drafts, though_full=change.deliver_ms is None)
                 delay_store.remove(record)
             changed.append(record)
-            end = puts[-1].end
+            end = puts.end
             topics |= {draft.topic for draft in drafts}
             if change.deliver_ms is not None and drafts[0].topic == TIMER_TOPIC:
                 handles.append(self._handle(drafts[0], change.deliver_ms, puts[0].physical_offset))

@@ -113,9 +113,9 @@ class Releaser:
     def _append(self, copies: Sequence[RecordDraft | RecordRun]) -> int:
         drafts = [each for each in copies if isinstance(each, RecordDraft)]
         if len(drafts) < len(copies):
-            return self._store.put_all(copies)[-1].end
+            return self._store.put_runs(copies)[-1].end
         try:
-            return self._store.put_all(drafts)[-1].end
+            return self._store.put_all(drafts).end
         except MessageError as exc:
             if len(drafts) > 1:
                 raise

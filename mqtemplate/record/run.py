@@ -15,7 +15,6 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from mqtemplate.hashes.checksum import crc32
 from mqtemplate.hashes.java_hash import tags_code
 from mqtemplate.record import layout
 from mqtemplate.record.arrays import Rows, count_leading, read_column, to_bytes
@@ -29,10 +28,9 @@ from mqtemplate.record.properties import (
     TAGS,
     value_spans,
 )
+from mqtemplate.record.row_checks import checks, crcs, row_bytes
 
 _MAX_QUEUE_ID_DIGITS = 9  # more might not fit into the i4 of the header
-_HEX = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), np.uint8).reshape(256, 2)
-_CHECK_START = np.frombuffer(layout.CHECK_START, np.uint8)
 _NO_COLUMNS = slice(0, 0)
 
 
@@ -92,9 +90,9 @@ class RecordShape:
         return count_leading(self._matches_crc(rows[:count], physical_offsets[:count]))
 
     def _matches_crc(self, rows: Rows, physical_offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
-        body_crc = _crcs(rows[:, BODY_AT : self._body_end]) & 0x7FFF_FFFF
+        body_crc = crcs(rows[:, BODY_AT : self._body_end]) & 0x7FFF_FFFF
         around = np.concatenate((rows[:, :BODY_AT], rows[:, self._body_end : self.properties_end]), axis=1)
-        check = _checks(_crcs(around), physical_offsets)
+        check = checks(crcs(around), physical_offsets)
         matches: NDArray[np.bool_] = (rows[:, self.properties_end :] == check).all(axis=1)
         matches &= body_crc == read_column(rows, layout.BODY_CRC_AT, ">u4")
         return matches
@@ -128,7 +126,7 @@ class RecordRun:
         self.tags_codes = np.full(len(rows), draft.tags_code, np.int64)
         tags = rows[:, shape.tags]
         if (tags != tags[:1]).any():
-            self.tags_codes[:] = [tags_code(each.decode("utf-8", "replace")) for each in _row_bytes(tags)]
+            self.tags_codes[:] = [tags_code(each.decode("utf-8", "replace")) for each in row_bytes(tags)]
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -159,7 +157,7 @@ class RecordRun:
         records[:, :header_end] = around[:, :header_end]
         records[:, header_end:body_end] = self._rows[:, BODY_AT : self._body_end]
         records[:, body_end:-CHECK_SIZE] = around[:, header_end:]
-        records[:, -CHECK_SIZE:] = _checks(_crcs(around), physical_offsets)
+        records[:, -CHECK_SIZE:] = checks(crcs(around), physical_offsets)
         return records.tobytes()
 
     def _around_body(self, first: NDArray[np.uint8], header_end: int, body_end: int) -> Rows:
@@ -181,23 +179,3 @@ class RecordRun:
             around[:, start:end] = part
             end = start
         return around
-
-
-def _row_bytes(rows: Rows) -> list[bytes]:
-    if not rows.shape[1]:
-        return [b""] * len(rows)
-    return np.ascontiguousarray(rows).view(f"V{rows.shape[1]}")[:, 0].tolist()  # type: ignore[no-any-return]
-
-
-def _crcs(rows: Rows) -> NDArray[np.int64]:
-    return np.fromiter(map(crc32, _row_bytes(rows)), np.int64, len(rows))
-
-
-def _checks(crcs: NDArray[np.int64], physical_offsets: NDArray[np.int64]) -> Rows:
-    """Return the checks of records at these offsets whose bytes before the check have these CRCs."""
-    checks = np.empty((len(crcs), CHECK_SIZE), np.uint8)
-    checks[:, : layout.CHECK_CRC_AT] = _CHECK_START
-    checks[:, layout.CHECK_CRC_AT : layout.CHECK_OFFSET_AT] = _HEX[to_bytes(crcs, ">u4")].reshape(-1, 8)
-    checks[:, layout.CHECK_OFFSET_AT : -1] = _HEX[to_bytes(physical_offsets & 0xFFFF_FFFF, ">u4")].reshape(-1, 8)
-    checks[:, -1] = 2
-    return checks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -16,7 +16,7 @@ from mqtemplate.message import HostAddress
 from mqtemplate.remoting.io_loop import READ, WRITE, IoLoop
 from mqtemplate.remoting.limits import ConnectionLimits, MemoryLimit
 from mqtemplate.remoting.pending_requests import InvokeCallback, PendingRequests, next_opaque
-from mqtemplate.remoting.protocol.codec import FrameDecoder, encode_head
+from mqtemplate.remoting.protocol.codec import Frame, FrameDecoder, encode_head
 from mqtemplate.remoting.protocol.codes import FLAG_ONE_WAY, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.streams import OutboundBuffer, Stream, TlsStream, reason_of
@@ -32,6 +32,26 @@ _TURN_S = 0.002
 _ids = itertools.count(1)
 
 
+class RequestRun(Protocol):
+    """Requests of one connection that are processed together, without decoding each. Used in the I/O thread only."""
+
+    def take(self, frame: Frame) -> bool:
+        """Take a request. Return False if it has to be processed as a command, after those that were taken."""
+
+    def process(self) -> None:
+        """Process the requests that were taken, if there are any."""
+
+
+class CommandsOnly:
+    """Run that takes nothing: each request is processed as a command."""
+
+    def take(self, frame: Frame) -> bool:
+        return False
+
+    def process(self) -> None:
+        """Do nothing: there are no requests."""
+
+
 class ConnectionOwner(Protocol):
     """Server or client that a connection belongs to. The connection calls it in the I/O thread."""
 
@@ -43,6 +63,9 @@ class ConnectionOwner(Protocol):
 
     def on_request(self, connection: Connection, request: RemotingCommand) -> None:
         """Handle a request of the peer."""
+
+    def new_run(self, connection: Connection) -> RequestRun:
+        """Return the run of a new connection."""
 
     def on_closed(self, connection: Connection, reason: str) -> None:
         """Handle the end of the connection."""
@@ -90,6 +113,7 @@ class Connection:
         self._last_traffic_ms = self._loop.now_ms()
         self._timeout_timer: Timer | None = None
         self._end_reason = "it is closed"
+        self._run = owner.new_run(self)
 
     def __str__(self) -> str:
         return f"connection {self.id} with {self.remote}"
@@ -139,6 +163,16 @@ class Connection:
             self._send(self._frame_of(response, body))
         finally:
             self._answering.pop()
+
+    def reply_to_run(self, opaques: Collection[int], frames: Sequence[bytes]) -> None:
+        """Send the responses to requests that a run took: one encoded frame for each opaque.
+
+        All are dropped if the connection is closed. They count as unanswered until this returns.
+        """
+        try:
+            self._send((b"".join(frames),))
+        finally:
+            self._unanswered.difference_update(opaques)
 
     def _frame_of(self, response: RemotingCommand, body: Sequence[bytes]) -> Sequence[bytes]:
         try:
@@ -194,6 +228,10 @@ class Connection:
             f"{self.remote} did not answer request {RequestCode.text(request.code)} within {format_ms(timeout_ms)}; "
             "it may have been carried out all the same. Is the broker overloaded? Try again, or give it more time"
         )
+
+    def end_runs(self) -> None:
+        """Process each request as a command from now on."""
+        self._run = CommandsOnly()
 
     def close(self, reason: str) -> None:
         """Close the connection. Responses that are ready are sent as far as the socket accepts them at once."""
@@ -277,6 +315,19 @@ class Connection:
         if events & READ and not self._is_paused and not self._is_ended:
             self._read()
 
+    def begin(self, opaque: int) -> bool:
+        """Count a request that a run takes. Return False if its opaque is in use, or too many are unanswered."""
+        unanswered = self._unanswered
+        if opaque in unanswered or len(unanswered) >= self._limits.max_unanswered:
+            return False
+        unanswered.add(opaque)
+        return True
+
+    def process_as_command(self, opaque: int, frame: Frame) -> None:
+        """Process a request that a run took after all as any other."""
+        self._unanswered.discard(opaque)
+        self._process(self._decoder.decode(frame))
+
     def abort(self, reason: str) -> None:
         self.end(f"internal error: {reason}", is_bad=True)
 
@@ -327,17 +378,26 @@ class Connection:
                 self._loop.call_soon(partial(self.on_ready, READ))
 
     def _process_until(self, limit: int, end_s: float) -> bool:
-        """Process commands; return True if the buffered output is larger than *limit*, or there are more at *end_s*."""
+        """Process requests; return True if the buffered output is larger than *limit*, or there are more at *end_s*."""
+        run = self._run
+        try:
+            return self._process_frames(run, limit, end_s)
+        finally:
+            run.process()
+
+    def _process_frames(self, run: RequestRun, limit: int, end_s: float) -> bool:
         decoder = self._decoder
-        while (command := decoder.next_command()) is not None:
-            if decoder.buffered:
-                self._is_corked = True  # more commands follow: their responses leave together
+        while (frame := decoder.next_frame()) is not None:
             self._commands_read += 1
-            self._process(command)
+            if not run.take(frame):
+                run.process()
+                if decoder.has_more:
+                    self._is_corked = True  # more commands follow: their responses leave together
+                self._process(decoder.decode(frame))
             if self._outbound.size > limit:
                 return True
             if time.monotonic() >= end_s:
-                return decoder.buffered > 0
+                return decoder.has_more
             if self._is_ended:
                 break
         return False

@@ -48,7 +48,6 @@ from mqtemplate.services import Service, ServiceThread
 from mqtemplate.topics import AUTO_CREATE_TOPIC
 
 _CLIENT_PROCESSORS = (
-    SendProcessor,
     SendBackProcessor,
     PullProcessor,
     OffsetProcessor,
@@ -133,7 +132,9 @@ class BrokerServer:
         self.remoting.on_close(self.clients.forget)
         self.remoting.on_close(self.hold.forget)
         self.remoting.on_close(access.forget)
-        self.processors = register(self.remoting, parts.locks, *(kind(parts) for kind in _CLIENT_PROCESSORS))
+        send = SendProcessor(parts)
+        self.remoting.process_runs(send.new_run)
+        self.processors = register(self.remoting, parts.locks, send, *(kind(parts) for kind in _CLIENT_PROCESSORS))
         admin = register(self.remoting, *(kind(parts) for kind in _ADMIN_PROCESSORS))
         self.all_processors = self.processors | admin | self.name_server.register(self.remoting)
         logs = (parts.peer_log, parts.topics.peer_log, self.remoting.peer_log)

@@ -175,7 +175,12 @@ class TopicConfigs:
 
     def has(self, topic: str) -> bool:
         """Return True if *topic* exists."""
-        return self._table.config(topic) is not None
+        return self._table.has(topic)
+
+    @property
+    def state(self) -> object:
+        """See `TopicTable.state`."""
+        return self._table.state
 
     def queue_count(self, topic: str) -> int:
         """Return the number of queues that *topic* has for producers or for consumers; 0 if it does not exist."""

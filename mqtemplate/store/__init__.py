@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from mqtemplate.store.checkpoint import LogFollower
     from mqtemplate.store.cleaning import CleaningService, PendingMessages
     from mqtemplate.store.commit_log import PutResult
-    from mqtemplate.store.consume_queue import ConsumeQueue
     from mqtemplate.store.consumer_offsets import ConsumerOffsets
     from mqtemplate.store.files.folder_store_files import FolderStoreFiles
     from mqtemplate.store.files.mapped_file import MappedFile
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from mqtemplate.store.files.store_files import MemoryStoreFiles, StoreFiles
     from mqtemplate.store.index.index_service import IndexService
     from mqtemplate.store.message_store import MessageStore
+    from mqtemplate.store.queues.consume_queue import ConsumeQueue
     from mqtemplate.store.settings import FlushDiskType, StoreSettings
     from mqtemplate.store.topics import TopicTable
 
@@ -48,7 +48,7 @@ __getattr__ = late_import(
         "CleaningService": "mqtemplate.store.cleaning",
         "PendingMessages": "mqtemplate.store.cleaning",
         "PutResult": "mqtemplate.store.commit_log",
-        "ConsumeQueue": "mqtemplate.store.consume_queue",
+        "ConsumeQueue": "mqtemplate.store.queues.consume_queue",
         "ConsumerOffsets": "mqtemplate.store.consumer_offsets",
         "FolderStoreFiles": "mqtemplate.store.files.folder_store_files",
         "MappedFile": "mqtemplate.store.files.mapped_file",

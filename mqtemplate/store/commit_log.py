@@ -12,6 +12,7 @@ from mqtemplate.message import HostAddress
 from mqtemplate.record.codec import RecordDraft, pack_host
 from mqtemplate.record.layout import BLANK_SIZE, pack_blank
 from mqtemplate.record.run import RecordRun
+from mqtemplate.record.sent_batch import SentBatch
 from mqtemplate.store.files.mapped_file import MappedFile
 from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
 from mqtemplate.store.log_reader import LogReader
@@ -105,46 +106,86 @@ class CommitLog(LogReader):
         self._write(record, through_map=self._maps_single)
         return PutResult(at, len(record), queue_offset, now)
 
-    def append_all(self, drafts: Sequence[RecordDraft | RecordRun], queue_offsets: Sequence[Any]) -> list[PutResult]:
-        """Append several records to one file: all of them or, if that fails, none.
+    def append_drafts(
+        self, drafts: Sequence[RecordDraft], queue_offsets: Sequence[int]
+    ) -> tuple[list[int], list[int], int]:
+        """Append several records to one file: all of them or, if that fails, none. Errors as `append`.
 
         A process that is killed while it writes may leave the first of them.
 
+        Returns:
+            Physical offset and size of each record, and their store timestamp.
+        """
+        now, offsets, sizes = self._next_store_timestamp(), list[int](), list[int]()
+
+        def encode() -> bytes:
+            host, at, records = self._store_host, self._start + self._at, []
+            offsets.clear()
+            for draft, queue_offset in zip(drafts, queue_offsets, strict=True):
+                record = draft.encode(queue_offset, at, now, host)
+                offsets.append(at)
+                records.append(record)
+                at += len(record)
+            sizes[:] = map(len, records)
+            return b"".join(records)
+
+        self._append(encode)
+        return offsets, sizes, now
+
+    def append_batch(self, batch: SentBatch, queue_offset: int) -> tuple[int, int, int]:
+        """Append the records of a batch, as `append_drafts` does.
+
+        Args:
+            queue_offset: That of the first record.
+
+        Returns:
+            Physical offset of the first record, size of each, and their store timestamp.
+        """
+        now, size = self._next_store_timestamp(), 0
+
+        def encode() -> memoryview:
+            nonlocal size
+            records = batch.encode(queue_offset, self._start + self._at, now, self._store_host)
+            size = records.shape[1]
+            return records.data.cast("B")  # without a copy
+
+        self._append(encode)
+        return self._start + self._at - size * len(batch), size, now
+
+    def append_runs(self, drafts: Sequence[RecordDraft | RecordRun], queue_offsets: Sequence[Any]) -> list[PutResult]:
+        """Append records and runs of records, as `append_drafts` does.
+
         Args:
             queue_offsets: An int for each draft, an array of int64 for each run.
-
-        Raises:
-            StoreFullError: The disk has no space for them; the log is as before.
-            MessageError: The records do not fit into a file, or some properties are too large.
         """
-        now, at = self._next_store_timestamp(), self.end
-        records, results = self._encode(drafts, queue_offsets, now)
-        data = b"".join(records)
-        if self._at + len(data) > self._limit:
-            self._reserve(len(data))
-            if self.end != at:  # they did not fit into the file, and go to the next one
-                records, results = self._encode(drafts, queue_offsets, now)
-                data = b"".join(records)
-        self._write(data, through_map=False)
+        now, results = self._next_store_timestamp(), list[PutResult]()
+
+        def encode() -> bytes:
+            host, at, records = self._store_host, self._start + self._at, []
+            results.clear()
+            for draft, queue_offset in zip(drafts, queue_offsets, strict=True):
+                record = draft.encode(queue_offset, at, now, host)
+                size = len(record)
+                records.append(record)
+                if isinstance(draft, RecordDraft):
+                    results.append(PutResult(at, size, queue_offset, now))
+                else:
+                    each = size // len(draft)
+                    results.append(PutResult(at + size - each, each, int(queue_offset[-1]), now))
+                at += size
+            return b"".join(records)
+
+        self._append(encode)
         return results
 
-    def _encode(
-        self, drafts: Sequence[RecordDraft | RecordRun], queue_offsets: Sequence[Any], now: int
-    ) -> tuple[list[bytes], list[PutResult]]:
-        """Return the bytes of the records at the end of the log, and their positions."""
-        host, at = self._store_host, self._start + self._at
-        records, results = [], []
-        for draft, queue_offset in zip(drafts, queue_offsets, strict=True):
-            record = draft.encode(queue_offset, at, now, host)
-            size = len(record)
-            records.append(record)
-            if isinstance(draft, RecordDraft):
-                results.append(PutResult(at, size, queue_offset, now))
-            else:
-                each = size // len(draft)
-                results.append(PutResult(at + size - each, each, int(queue_offset[-1]), now))
-            at += size
-        return records, results
+    def _append(self, encode: Callable[[], bytes | memoryview]) -> None:
+        """Write what *encode* returns for the end of the log. It is called again if that moves to the next file."""
+        at, data = self.end, encode()
+        if self._at + len(data) > self._limit:
+            self._reserve(len(data))
+            if self.end != at:
+                data = encode()
+        self._write(data, through_map=False)
 
     def _next_store_timestamp(self) -> int:
         now = self._clock.now_ms()
@@ -153,7 +194,7 @@ class CommitLog(LogReader):
         self.last_store_timestamp = now
         return now
 
-    def _write(self, data: bytes, *, through_map: bool) -> None:
+    def _write(self, data: bytes | memoryview, *, through_map: bool) -> None:
         assert self._file is not None
         if through_map:
             self._file.write_mapped(self._at, data)

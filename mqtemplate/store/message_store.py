@@ -6,10 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from time import perf_counter_ns
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, TypeVar
 
 from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreError, StoreFullError
@@ -20,20 +17,25 @@ from mqtemplate.processes import OwnerProcess, Unusable, call_after_fork, descri
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.properties import TAGS, find_property
 from mqtemplate.record.run import RecordRun
+from mqtemplate.record.sent_batch import SentBatch
 from mqtemplate.services import AfterChangeService, Service, ServiceThread
 from mqtemplate.store.checkpoint import LogFollower, StoreCheckpoint
 from mqtemplate.store.cleaning import CleaningService, PendingMessages
 from mqtemplate.store.commit_log import AllocateService, CommitLog, LogFile, PutResult
-from mqtemplate.store.consume_queue import ConsumeQueue
 from mqtemplate.store.file_sizes import file_sizes
 from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.store.files.unsupported_formats import refuse_unsupported_formats
 from mqtemplate.store.flush import FlushService, GroupCommit, WhenFlushed
 from mqtemplate.store.index.index_service import IndexService
 from mqtemplate.store.queue_rebuild import QueueRebuild, TagsCodeOf
-from mqtemplate.store.queue_table import QueueTable
+from mqtemplate.store.queues.consume_queue import ConsumeQueue
+from mqtemplate.store.queues.queue_table import QueueTable
+from mqtemplate.store.record_writer import PutBatch, RecordWriter
 from mqtemplate.store.recovery import Recovery
 from mqtemplate.store.settings import FlushDiskType, StoreSettings
+
+_DraftsT = TypeVar("_DraftsT")
+_PutT = TypeVar("_PutT")
 
 _FREE_FILES = 16
 """While the disk has space for this number of commit log files, it counts as empty.
@@ -145,6 +147,7 @@ class MessageStore:
         files = self.store_files.mapped_queue("commitlog", self.sizes.commit_log, setting=setting or "")
         self._commit_log = CommitLog(files, self.clock, self.settings.listen_host, maps_single=self._is_sync)
         self._open_files.append(self._commit_log)
+        self._writer = RecordWriter(self._commit_log, self._queue_table)
         self._followers = followers
         self._is_open = True
         setting = self.settings.mapped_file_size_consume_queue and "mapped-file-size-consume-queue"
@@ -259,105 +262,48 @@ class MessageStore:
         """
         if self.cleaning.refusal is not None:
             raise StoreFullError(self.cleaning.refusal)
-        key = (draft.topic, draft.queue_id)
         with self._lock:
             started = perf_counter_ns()
-            queue = self._queues.get(key) or self._queue_table.open(*key)
-            queue.reserve(1)
-            result = self._commit_log.append(draft, queue.max_offset)
-            delay_ms = draft.delay_ms
-            tags_code = draft.tags_code if delay_ms < 0 else result.store_timestamp + delay_ms
-            queue.append(result.physical_offset, result.size, tags_code)
+            result = self._writer.append(draft)
             self._append_ns.observe(perf_counter_ns() - started)
             self._appended.value += 1
         if not self._is_dirty:
             self._mark_dirty()
         return result
 
-    def put_all(self, drafts: Sequence[RecordDraft | RecordRun], *, though_full: bool = False) -> list[PutResult]:
+    def put_all(self, drafts: Sequence[RecordDraft], *, though_full: bool = False) -> PutBatch:
         """Append several adjacent records: all of them or none. Together they must fit into one file.
 
         Args:
-            drafts: Records, and runs of similar records.
             though_full: Append above the warning level as well, for copies that allow a file to be deleted.
 
-        Returns:
-            The position of each record; for a run that of its last record.
+        Raises:
+            MessageError, StoreFullError: As `put`.
         """
+        return self._append(self._writer.append_drafts, drafts, len(drafts), though_full=though_full)
+
+    def put_batch(self, batch: SentBatch) -> PutBatch:
+        """Do the same for the messages of a batch that are alike."""
+        return self._append(self._writer.append_batch, batch, len(batch))
+
+    def put_runs(self, drafts: Sequence[RecordDraft | RecordRun]) -> list[PutResult]:
+        """Do the same for records and runs of similar records; return the position of each, of a run its last."""
+        count = sum(1 if isinstance(draft, RecordDraft) else len(draft) for draft in drafts)
+        return self._append(self._writer.append_runs, drafts, count)
+
+    def _append(
+        self, append: Callable[[_DraftsT], _PutT], drafts: _DraftsT, count: int, *, though_full: bool = False
+    ) -> _PutT:
         if self.cleaning.refusal is not None and not though_full:
             raise StoreFullError(self.cleaning.refusal)
-        is_of_one_queue = _have_one_queue(drafts)
         with self._lock:
             started = perf_counter_ns()
-            append = self._append_to_one_queue if is_of_one_queue else self._append_to_queues
-            results = append(drafts)
+            result = append(drafts)
             self._append_ns.observe(perf_counter_ns() - started)
-            self._appended.add(len(drafts) if is_of_one_queue else sum(map(_count, drafts)))
+            self._appended.value += count
         if not self._is_dirty:
             self._mark_dirty()
-        return results
-
-    def _append_to_one_queue(self, drafts: Sequence[Any]) -> list[PutResult]:
-        """Append records of one queue, as batches of producers are, in fewer steps than `_append_to_queues`."""
-        queue = self._queue_table.open(drafts[0].topic, drafts[0].queue_id)
-        start = queue.max_offset
-        queue.reserve(len(drafts))
-        results = self._commit_log.append_all(drafts, range(start, start + len(drafts)))
-        queue.append_units(
-            [
-                (physical_offset, size, draft.tags_code if draft.delay_ms < 0 else timestamp + draft.delay_ms)
-                for draft, (physical_offset, size, _, timestamp) in zip(drafts, results, strict=True)
-            ]
-        )
-        return results
-
-    def _append_to_queues(self, drafts: Sequence[RecordDraft | RecordRun]) -> list[PutResult]:
-        queues, queue_offsets = self._reserve(drafts)
-        results = self._commit_log.append_all(drafts, queue_offsets)
-        for draft, queue, (physical_offset, size, _, timestamp) in zip(drafts, queues, results, strict=True):
-            if queue is not None and isinstance(draft, RecordDraft):
-                delay_ms = draft.delay_ms
-                queue.append(physical_offset, size, draft.tags_code if delay_ms < 0 else timestamp + delay_ms)
-            elif isinstance(draft, RecordRun):
-                self._append_units(draft, physical_offset - size * (len(draft) - 1), size)
-        return results
-
-    def _reserve(
-        self, drafts: Sequence[RecordDraft | RecordRun]
-    ) -> tuple[list[ConsumeQueue | None], list[int | NDArray[np.int64]]]:
-        """Return the queue of each draft (None for a run) and its queue offsets; reserve space for the units."""
-        queues: list[ConsumeQueue | None] = []
-        offsets: list[int | NDArray[np.int64]] = []
-        ends: dict[ConsumeQueue, int] = {}
-        for draft in drafts:
-            if isinstance(draft, RecordDraft):
-                queue = self._queue_table.open(draft.topic, draft.queue_id)
-                end = ends.get(queue, queue.max_offset)
-                queues.append(queue)
-                offsets.append(end)
-                ends[queue] = end + 1
-            else:
-                queues.append(None)
-                offsets.append(self._reserve_run(draft, ends))
-        for queue, end in ends.items():
-            queue.reserve(end - queue.max_offset)
-        return queues, offsets
-
-    def _reserve_run(self, run: RecordRun, ends: dict[ConsumeQueue, int]) -> NDArray[np.int64]:
-        offsets = np.empty(len(run), np.int64)
-        for queue_id, rows in run.queues():
-            queue = self._queue_table.open(run.topic, queue_id)
-            start = ends.get(queue, queue.max_offset)
-            ends[queue] = start + len(rows)
-            offsets[rows] = np.arange(start, start + len(rows))
-        return offsets
-
-    def _append_units(self, run: RecordRun, physical_offset: int, size: int) -> None:
-        for queue_id, rows in run.queues():
-            sizes = np.full(len(rows), size)
-            self._queue_table.open(run.topic, queue_id).append_all(
-                physical_offset + size * rows, sizes, run.tags_codes[rows]
-            )
+        return result
 
     def prepare(self, topic: str, queue_id: int) -> None:
         """Create the file for the next unit of a queue now, so that the next `put` is fast.
@@ -567,18 +513,3 @@ class MessageStore:
             for queue in list(self._queues.values()):
                 with self._lock:
                     queue.delete_before(start)
-
-
-def _have_one_queue(drafts: Sequence[RecordDraft | RecordRun]) -> bool:
-    first = drafts[0]
-    if not isinstance(first, RecordDraft):
-        return False
-    topic, queue_id = first.topic, first.queue_id
-    for each in drafts:  # a loop takes half the time of a generator
-        if not isinstance(each, RecordDraft) or each.queue_id != queue_id or each.topic != topic:
-            return False
-    return True
-
-
-def _count(draft: RecordDraft | RecordRun) -> int:
-    return 1 if isinstance(draft, RecordDraft) else len(draft)

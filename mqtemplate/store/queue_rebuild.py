@@ -13,9 +13,9 @@ from mqtemplate.event_log import get_logger
 from mqtemplate.record.batch import RecordBatch
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.record.layout import SMALLEST_RECORD, SysFlag
-from mqtemplate.store.consume_queue import ConsumeQueue
 from mqtemplate.store.layout import DONE_SIZE_MARK, PRE_BLANK_SIZE_MARK, CqUnit
 from mqtemplate.store.log_reader import LogReader
+from mqtemplate.store.queues.consume_queue import ConsumeQueue
 
 _log = get_logger("mqtemplate.store")
 

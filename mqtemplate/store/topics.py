@@ -38,6 +38,15 @@ class TopicTable:
         """Number of changes of this table."""
         return self._file.version
 
+    @property
+    def state(self) -> object:
+        """An object that is replaced by each change. While it is the same one, so are all settings."""
+        return self._table
+
+    def has(self, topic: str) -> bool:
+        """Return True if *topic* exists."""
+        return topic in self._table
+
     def names(self) -> list[str]:
         """Return all topics."""
         return list(self._table)

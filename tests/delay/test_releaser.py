@@ -167,7 +167,7 @@ def test_a_full_disk_delays_a_spike(engine: DelayEngine) -> None:
 
     send(engine, Stretch(50, "timer", 5, (), 1, 0), engine.clock.now_ms() + 5 * SECOND)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(engine.store, "put_all", full)
+        patched.setattr(engine.store, "put_runs", full)
         engine.advance(6 * SECOND)
         assert engine.bodies() == []
     engine.advance(2 * SECOND)

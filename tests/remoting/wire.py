@@ -135,7 +135,11 @@ class RawPeer:
 
     def invoke(self, command: RemotingCommand) -> RemotingCommand | None:
         """Send a command, and return the next received one."""
-        self.send(encode_command(command))
+        return self.invoke_frame(encode_command(command))
+
+    def invoke_frame(self, frame: bytes) -> RemotingCommand | None:
+        """Do the same with an encoded command."""
+        self.send(frame)
         return self.next_command()
 
     def next_command(self) -> RemotingCommand | None:

@@ -87,7 +87,7 @@ class FaultyDisk(Disk):
         self._check("map")
         return super().map(fd, size)
 
-    def write_at(self, fd: int, data: bytes, at: int) -> int:
+    def write_at(self, fd: int, data: bytes | memoryview, at: int) -> int:
         """Write the first half, if the call fails."""
         if fd in self._torn:
             code = self._torn.pop(fd)
@@ -144,7 +144,7 @@ class LedgerDisk(FaultyDisk):
         super().allocate(fd, at, size)
         self._note(fd, at, size)
 
-    def write_at(self, fd: int, data: bytes, at: int) -> int:
+    def write_at(self, fd: int, data: bytes | memoryview, at: int) -> int:
         written = super().write_at(fd, data, at)
         self._note(fd, at, written)
         return written

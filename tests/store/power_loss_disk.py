@@ -119,7 +119,7 @@ class PowerLossDisk(Disk):
     def allocate(self, fd: int, at: int, size: int) -> None:
         self.on_event()
 
-    def write_at(self, fd: int, data: bytes, at: int) -> int:
+    def write_at(self, fd: int, data: bytes | memoryview, at: int) -> int:
         self.on_event()
         return super().write_at(fd, data, at)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
@@ -21,6 +22,7 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.delay.timers.timer_message_store import TimerMessageStore
 from mqtemplate.errors import MQTemplateError, SendError, StoreError
 from mqtemplate.message import Message
+from mqtemplate.record.sent_batch import SentBatch
 from mqtemplate.results import SendStatus
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.store import FlushDiskType, FolderStoreFiles, MessageStore
@@ -393,14 +395,30 @@ def test_the_future_of_an_asynchronous_send_has_the_disk_error(quick_folder: Pat
     user.close()
 
 
-def test_a_batch_torn_by_an_error_leaves_no_valid_records(quick_folder: Path) -> None:
+def alike(count: int) -> SentBatch:
+    """Return the messages of a batch as rows."""
+    ids = np.frombuffer(b"".join(b"%02d" % number for number in range(count)), np.uint8).reshape(count, 2)
+    bodies = np.frombuffer(b"".join(b"torn %d" % number for number in range(count)), np.uint8).reshape(count, -1)
+    return SentBatch(replace(draft(bodies[0].tobytes()), properties=b"UNIQ_KEY\x0100\x02"), bodies, ids, 9)
+
+
+@pytest.mark.parametrize(
+    "put",
+    [
+        lambda store: store.put_all([draft(b"torn %d" % number) for number in range(6)]),
+        lambda store: store.put_batch(alike(6)),
+    ],
+)
+def test_a_batch_torn_by_an_error_leaves_no_valid_records(
+    quick_folder: Path, put: Callable[[MessageStore], object]
+) -> None:
     """Its first records were written completely; shorter records overwrite them."""
     store = MessageStore(FolderStoreFiles(quick_folder, disk := FaultyDisk()), small(), VirtualClock())
     store.load()
     store.put(draft(b"before"))
     disk.judge = once(len(disk.calls), errno.EIO)
     with pytest.raises(StoreError, match="cannot write to"):
-        store.put_all([draft(b"torn %d" % number) for number in range(6)])
+        put(store)
     store.put(draft(b""))
     kill(store)
 

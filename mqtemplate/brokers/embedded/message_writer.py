@@ -8,6 +8,7 @@ from typing import NamedTuple
 from mqtemplate.delay.recall_handle import handle_of
 from mqtemplate.message import HostAddress, offset_msg_ids
 from mqtemplate.record.codec import RecordDraft
+from mqtemplate.record.sent_batch import SentBatch
 from mqtemplate.store.commit_log import PutResult
 from mqtemplate.store.message_store import MessageStore
 
@@ -59,12 +60,19 @@ class MessageWriter:
         if topics != (topic,):
             self._store.prepare(topic, queue_id)
         puts = self._store.put_all(drafts)
-        offset_msg_id = ",".join(offset_msg_ids(self._host, [put[0] for put in puts]))
+        offset_msg_id = ",".join(offset_msg_ids(self._host, puts.physical_offsets))
         handle = None
         if topics != (topic,):
             handles = (self.handle(draft, put, topic) for draft, put in zip(drafts, puts, strict=True))
             handle = ",".join(handle for handle in handles if handle is not None)
-        return StoredBatch(puts[-1].end, topics, ",".join(msg_ids), offset_msg_id, puts[0].queue_offset, handle)
+        return StoredBatch(puts.end, topics, ",".join(msg_ids), offset_msg_id, puts.queue_offsets[0], handle)
+
+    def put_alike(self, batch: SentBatch, msg_ids: Sequence[str]) -> StoredBatch:
+        """Store the messages of a batch that are alike, and not delayed: all of them or none."""
+        puts = self._store.put_batch(batch)
+        offset_msg_id = ",".join(offset_msg_ids(self._host, puts.physical_offsets))
+        topics = (batch.first.topic,)
+        return StoredBatch(puts.end, topics, ",".join(msg_ids), offset_msg_id, puts.queue_offsets[0], None)
 
     def handle(self, draft: RecordDraft, put: PutResult, topic: str) -> str | None:
         """Return the handle for `Broker.cancel` of a delayed message; None if the message is not delayed."""

@@ -10,8 +10,8 @@ from mqtemplate.delay.offset_set import OffsetSet, contains
 from mqtemplate.delay.release import released_source
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.record.properties import REPLACED_LEVEL, may_have_property
-from mqtemplate.store.consume_queue import ConsumeQueue
 from mqtemplate.store.message_store import MessageStore
+from mqtemplate.store.queues.consume_queue import ConsumeQueue
 from mqtemplate.topics import TIMER_TOPIC
 
 

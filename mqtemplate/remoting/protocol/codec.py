@@ -13,6 +13,7 @@ Source: RocketMQ ``remoting: NettyDecoder``, ``RemotingCommand.decode``.
 from __future__ import annotations
 
 import struct
+from collections import deque
 
 from mqtemplate.errors import MessageError, RemoteProtocolError
 from mqtemplate.remoting.protocol.binary_header import LARGEST_BINARY_CODE, decode_binary_header, encode_binary_header
@@ -56,6 +57,12 @@ def encode_head(command: RemotingCommand, body_size: int) -> bytes:
     return _HEAD.pack(length, serialize_type | size) + header
 
 
+def frame_of_json(header: bytes) -> bytes:
+    """Return the frame of a header in JSON, far smaller than `MAX_FRAME_BYTES`, without a body."""
+    size = len(header)
+    return _HEAD.pack(4 + size, size) + header
+
+
 def encode_command(command: RemotingCommand) -> bytes:
     """Return the frame of *command*; see `encode_head`."""
     body = command.body
@@ -76,8 +83,12 @@ def decode_command(frame: bytes) -> RemotingCommand:
     return command
 
 
+Frame = tuple[int, bytes, bytes]
+"""A whole frame whose header is not decoded: serialize type, header and body."""
+
+
 class FrameDecoder:
-    """Decoder of bytes, received in pieces of any size, to commands.
+    """Decoder of bytes, received in pieces of any size, to frames and commands.
 
     - It buffers what was fed and not yet read: at most a frame and a piece, if the caller reads all commands after
       each piece.
@@ -89,17 +100,24 @@ class FrameDecoder:
         max_frame_bytes: Size of the largest accepted frame, including its first four bytes.
     """
 
-    __slots__ = ("_buffer", "_error", "_longest")
+    __slots__ = ("_buffer", "_error", "_frames", "_longest")
 
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._longest = max_frame_bytes - 4
         self._buffer = bytearray()
+        self._frames: deque[Frame] = deque()
         self._error: str | None = None
 
     @property
     def buffered(self) -> int:
-        """Bytes of an incomplete frame. If this is not 0 at the end of a connection, the last frame was cut off."""
-        return len(self._buffer)
+        """Bytes that were fed and not read. At the end of a connection, those of an incomplete frame."""
+        frames = sum(8 + len(header) + len(body) for _, header, body in self._frames) if self._frames else 0
+        return frames + len(self._buffer)
+
+    @property
+    def has_more(self) -> bool:
+        """True if bytes were fed and not read."""
+        return bool(self._frames or self._buffer)
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
         """Add received bytes. After an error they are dropped."""
@@ -112,30 +130,69 @@ class FrameDecoder:
         Raises:
             RemoteProtocolError: The bytes are not RocketMQ's protocol; close the connection.
         """
-        if self._error is not None:
-            raise RemoteProtocolError(self._error)
-        buffer = self._buffer
+        frame = self.next_frame()
+        return None if frame is None else self.decode(frame)
+
+    def next_frame(self) -> Frame | None:
+        """Return the next frame, or None if it is not complete yet. Errors as `next_command`; pass it to `decode`."""
+        frames = self._frames
+        if not frames:
+            if self._error is not None:
+                raise RemoteProtocolError(self._error)
+            self._split()
+            if not frames:
+                return None
+        return frames.popleft()
+
+    def decode(self, frame: Frame) -> RemotingCommand:
+        """Return the command in a frame. Errors as `next_command`."""
+        serialize_type, header, body = frame
         try:
-            if len(buffer) < 8:
-                self._check_length()
-                return None
-            length, word = _HEAD.unpack_from(buffer)
-            header_end, end = 8 + (word & 0xFF_FFFF), 4 + length
-            if not _SMALLEST_LENGTH <= length <= self._longest or header_end > end or word >> 24 > 1:
-                self._check_length()
-                raise _head_error(length, word)
-            if len(buffer) < end:
-                return None
-            with memoryview(buffer) as view:  # copies header and body once; a slice of the bytearray would copy twice
-                header, body = bytes(view[8:header_end]), bytes(view[header_end:end])
-            del buffer[:end]
-            command = decode_binary_header(header) if word >> 24 else decode_json_header(header)
+            command = decode_binary_header(header) if serialize_type else decode_json_header(header)
         except RemoteProtocolError as exc:
-            self._error = str(exc)
-            buffer.clear()
+            self._fail(exc)
             raise
         command.body = body
         return command
+
+    def _fail(self, error: RemoteProtocolError) -> None:
+        self._error = str(error)
+        self._buffer.clear()
+        self._frames.clear()
+
+    def _split(self) -> None:
+        """Move the whole frames at the start of the buffer to `_frames`; an invalid one is an error if it is first."""
+        buffer, longest, heads, at = self._buffer, self._longest, [], 0
+        if not buffer:
+            return
+        size = len(buffer)
+        while size - at >= 8:
+            length, word = _HEAD.unpack_from(buffer, at)
+            header_end, end = at + 8 + (word & 0xFF_FFFF), at + 4 + length
+            if not _SMALLEST_LENGTH <= length <= longest or header_end > end or word >> 24 > 1 or end > size:
+                break
+            heads.append((word >> 24, at + 8, header_end, end))
+            at = end
+        if not heads:
+            self._check_head()
+            return
+        with memoryview(buffer) as view:  # copies each part once; a slice of the bytearray would copy twice
+            self._frames.extend(
+                [(kind, bytes(view[start:middle]), bytes(view[middle:end])) for kind, start, middle, end in heads]
+            )
+        del buffer[:at]
+
+    def _check_head(self) -> None:
+        """Raise an error if the first frame is invalid, as far as it has arrived."""
+        try:
+            self._check_length()
+            if len(self._buffer) >= 8:
+                length, word = _HEAD.unpack_from(self._buffer)
+                if 4 + (word & 0xFF_FFFF) > length or word >> 24 > 1:
+                    raise _head_error(length, word)
+        except RemoteProtocolError as exc:
+            self._fail(exc)
+            raise
 
     def _check_length(self) -> None:
         if len(self._buffer) < 4:

@@ -5,6 +5,7 @@ Source: RocketMQ ``broker: SendMessageProcessor``, ``AbstractSendMessageProcesso
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
@@ -21,10 +22,11 @@ from mqtemplate.message import (
     copy_properties,
     offset_msg_id,
 )
-from mqtemplate.record.codec import EncodedMessage, RecordDraft, pack_host
+from mqtemplate.record.codec import RecordDraft, pack_host
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.message_ext import to_message_ext
 from mqtemplate.record.properties import decode_properties
+from mqtemplate.record.sent_batch import SentBatch
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
@@ -33,19 +35,24 @@ from mqtemplate.remoting.protocol.headers.message import (
     ConsumerSendMsgBackRequestHeader,
     SendMessageRequestHeader,
     SendMessageRequestHeaderV2,
-    SendMessageResponseHeader,
 )
 from mqtemplate.remoting.protocol.messages import count_batch, split_batch
 from mqtemplate.remoting.protocol.properties import decode_properties_text
 from mqtemplate.server.acl.settings import Right
 from mqtemplate.server.group_table import max_reconsume_times
 from mqtemplate.server.parts import ServerParts
-from mqtemplate.server.processors.sent_properties import BROKER_ONLY_PROPERTIES, SentProperties
+from mqtemplate.server.processors.sends.alike_messages import read_alike
+from mqtemplate.server.processors.sends.send_forms import SendForms
+from mqtemplate.server.processors.sends.send_response import SendResponses
+from mqtemplate.server.processors.sends.send_run import SendRun
+from mqtemplate.server.processors.sends.sent_properties import BROKER_ONLY_PROPERTIES, SentProperties
 from mqtemplate.server.registration import handles
 from mqtemplate.server.response import RefusedError, reply_when_durable
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 
 _pack_host = lru_cache(maxsize=65_536)(pack_host)
+_Origin = tuple[int, int, bytes, int]
+"""What the request header and the connection determine: sys flag, born timestamp, born host, reconsume times."""
 _INLINE_MESSAGES = 64
 """Longest batch that is stored in the I/O thread: about a millisecond."""
 
@@ -59,17 +66,24 @@ class SendProcessor:
     """
 
     server: ServerParts
-    _added_properties: dict[str, str] = field(init=False)
     _properties: SentProperties = field(init=False)
+    _responses: SendResponses = field(init=False)
+    _forms: SendForms = field(init=False)
 
     def __post_init__(self) -> None:
         settings = self.server.settings
-        self._added_properties = {
+        added = {
             "MSG_REGION": settings.region_id,
             "TRACE_ON": "true" if settings.trace_on else "false",
             "CLUSTER": settings.cluster_name,
         }
-        self._properties = SentProperties(self._added_properties)
+        self._properties = SentProperties(added)
+        self._responses = SendResponses(added)
+        self._forms = SendForms(self._properties)
+
+    def new_run(self, connection: Connection, on_processed: Callable[[int], None]) -> SendRun:
+        """Return the run of a new connection."""
+        return SendRun(connection, self.server, self._forms, self._responses, on_processed)
 
     @handles(RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, max_body_bytes=None)
     def _send(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
@@ -202,29 +216,43 @@ class SendProcessor:
             raise MessageError(
                 f"a batch cannot be sent to the retry topic {sent.topic!r}; send its messages one by one"
             )
-        messages, engine = split_batch(request.body, topic), self.server.engine
+        queue_id = self.server.topics.queue(topic, sent.queue_id)
+        origin = (sent.sys_flag, sent.born_timestamp, _pack_host(connection.remote), sent.reconsume_times or 0)
+        alike = read_alike(request.body, self._properties)
+        if alike is None:
+            stored = self._put_messages(request.body, topic, queue_id, origin)
+        else:
+            encoded, code, _ = alike.properties
+            first = RecordDraft(topic, queue_id, alike.bodies[0].tobytes(), encoded, code, -1, alike.flag, *origin)
+            batch = SentBatch(first, alike.bodies, alike.ids, alike.id_at)
+            stored = self.server.engine.writer.put_alike(batch, alike.msg_ids())
+        self._reply(connection, request, queue_id, stored)
+
+    def _put_messages(self, data: bytes, topic: str, queue_id: int, origin: _Origin) -> StoredBatch:
+        """Store messages of any kind, one after the other."""
+        messages = split_batch(data)
         if not messages:
             raise MessageError("the batch is empty; give at least one message")
-        queue_id = self.server.topics.queue(topic, sent.queue_id)
-        now_ms = engine.clock.now_ms()
+        now_ms = self.server.engine.clock.now_ms()
         drafts, ids = [], []
-        for message in messages:
-            draft, unique_id = self._make_of_batch(message, queue_id, now_ms)
-            self._set_origin(draft, sent, connection.remote)
+        for body, encoded, flag in messages:
+            complete = self._properties.complete_encoded(encoded)
+            if complete is None:
+                draft, unique_id = self._make_decoded(topic, body, encoded, flag, queue_id, now_ms)
+                draft.sys_flag, draft.born_timestamp, draft.born_host, draft.reconsume_times = origin
+            else:
+                properties, code, unique_id = complete
+                draft = RecordDraft(topic, queue_id, body, properties, code, -1, flag, *origin)
             drafts.append(draft)
             ids.append(unique_id)
-        self._reply(connection, request, queue_id, engine.writer.put_batch(drafts, ids, topic, queue_id))
+        return self.server.engine.writer.put_batch(drafts, ids, topic, queue_id)
 
-    def _make_of_batch(self, message: EncodedMessage, queue_id: int, now_ms: int) -> tuple[RecordDraft, str]:
-        topic, body, encoded, flag = message
-        drafts = self.server.engine.drafts
-        complete = self._properties.complete_encoded(encoded)
-        if complete is None:
-            properties = self._properties.complete(decode_properties(encoded))
-            return drafts.make(Message(topic, body, properties, flag), queue_id, now_ms)
-        draft = drafts.make_complete(topic, queue_id, body, complete.encoded, complete.tags_code, now_ms)
-        draft.flag = flag
-        return draft, complete.unique_id
+    def _make_decoded(
+        self, topic: str, body: bytes, encoded: bytes, flag: int, queue_id: int, now_ms: int
+    ) -> tuple[RecordDraft, str]:
+        """Return the record of a message of a batch that may be delayed, and its message id."""
+        properties = self._properties.complete(decode_properties(encoded))
+        return self.server.engine.drafts.make(Message(topic, body, properties, flag), queue_id, now_ms)
 
     def _set_origin(self, draft: RecordDraft, sent: SendMessageRequestHeader, remote: HostAddress) -> None:
         """Set the fields of a record that the request header and the connection determine."""
@@ -239,14 +267,8 @@ class SendProcessor:
         if request.is_one_way:
             store.confirm_async(stored.end, stored.topics)
             return
-        header = SendMessageResponseHeader(
-            msg_id=stored.offset_msg_id,
-            queue_id=queue_id,
-            queue_offset=stored.queue_offset,
-            transaction_id=stored.msg_id,
-            recall_handle=stored.handle,
-            msg_region=self._added_properties["MSG_REGION"],
-            trace_on=self._added_properties["TRACE_ON"],
+        header = self._responses.header(
+            stored.offset_msg_id, queue_id, stored.queue_offset, stored.msg_id, stored.handle
         )
         reply_when_durable(
             store, connection, request, stored.end, stored.topics, header, ResponseCode.FLUSH_DISK_TIMEOUT

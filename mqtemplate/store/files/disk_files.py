@@ -105,7 +105,7 @@ class DiskFile(MappedFile):
         finally:
             self._disk.close(fd)
 
-    def write(self, at: int, data: bytes) -> None:
+    def write(self, at: int, data: bytes | memoryview) -> None:
         """Write through the file: a system call.
 
         The first write to a mapped page may block while the file system flushes that page: tens of milliseconds with

@@ -42,7 +42,7 @@ class MappedFile:
             StoreError: The disk failed.
         """
 
-    def write(self, at: int, data: bytes) -> None:
+    def write(self, at: int, data: bytes | memoryview) -> None:
         """Write *data* at *at*: all of it or, if that fails, nothing.
 
         Raises:
@@ -50,7 +50,7 @@ class MappedFile:
         """
         self.write_mapped(at, data)
 
-    def write_mapped(self, at: int, data: bytes) -> None:
+    def write_mapped(self, at: int, data: bytes | memoryview) -> None:
         """Write *data* at *at* through the map. No other thread runs in between."""
         self.view[at : at + len(data)] = data
 

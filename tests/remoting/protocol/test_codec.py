@@ -267,6 +267,20 @@ def test_whole_frames_before_a_bad_one_are_decoded() -> None:
         decoder.next_command()
 
 
+def test_frames_are_read_whole_and_decoded_later() -> None:
+    decoder = FrameDecoder()
+    decoder.feed(ROUTE_JSON * 2 + ROUTE_JSON[:20])
+
+    frames = [decoder.next_frame(), decoder.next_frame()]
+
+    assert decoder.next_frame() is None
+    assert (decoder.has_more, decoder.buffered) == (True, 20)
+    assert [decoder.decode(frame) for frame in frames if frame is not None] == [decode_command(ROUTE_JSON)] * 2
+    decoder.feed(ROUTE_JSON[20:])
+    assert decoder.next_frame() == frames[0]
+    assert (decoder.has_more, decoder.buffered) == (False, 0)
+
+
 def test_only_one_whole_frame_decodes_to_a_command() -> None:
     for data in (ROUTE_JSON[:-1], ROUTE_JSON + b"\0", b""):
         with pytest.raises(RemoteProtocolError, match=f"{len(data)} bytes are not one whole frame"):

@@ -434,7 +434,7 @@ def test_a_batch_with_too_many_messages_is_refused_before_it_is_read(
     count: int, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """700,000 empty messages, far more than max-message-size allows, held the I/O thread for 3.6 seconds."""
-    monkeypatch.setattr(send, "split_batch", lambda body, topic: pytest.fail("it was read"))
+    monkeypatch.setattr(send, "split_batch", lambda body: pytest.fail("it was read"))
     with Serving(BrokerServerSettings(max_batch_messages=10)) as serving:
         response = serving.send_batch("orders", *[Message("orders", b"") for _ in range(count)])
 
@@ -444,7 +444,7 @@ def test_a_batch_with_too_many_messages_is_refused_before_it_is_read(
 
 
 def test_a_batch_with_too_many_bytes_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(send, "split_batch", lambda body, topic: pytest.fail("it was read"))
+    monkeypatch.setattr(send, "split_batch", lambda body: pytest.fail("it was read"))
     with Serving(engine_settings=EmbeddedSettings(max_message_size=100)) as serving:
         response = serving.send_batch("orders", Message("orders", bytes(101)))
 

@@ -8,7 +8,7 @@ producer.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from logging import ERROR, INFO, WARNING
 from typing import NamedTuple
 
@@ -266,7 +266,7 @@ class TransactionService:
             self._store.prepare(real_topic, real_queue)  # creates its file now, so that the delivery need not wait
         return TransactionEnd(self._replace(half, draft)[-1].end, (draft.topic,))
 
-    def _replace(self, half: OpenTransaction, successor: RecordDraft | None) -> list[PutResult]:
+    def _replace(self, half: OpenTransaction, successor: RecordDraft | None) -> Sequence[PutResult]:
         """End a transaction by one append: its op message and *successor*. The caller holds the lock."""
         puts = self._append_end(half.queue_offset, successor)
         self._open.remove(half)
@@ -274,7 +274,7 @@ class TransactionService:
             self._add(puts[1], successor.properties, (*half.earlier, half.queue_offset))
         return puts
 
-    def _append_end(self, half_offset: int, successor: RecordDraft | None) -> list[PutResult]:
+    def _append_end(self, half_offset: int, successor: RecordDraft | None) -> Sequence[PutResult]:
         now_ms = self._store.clock.now_ms()
         op = op_draft(half_offset, successor, now_ms)
         puts = self._store.put_all([op] if successor is None else [op, successor])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 
 from mqtemplate.errors import StoreError
-from mqtemplate.store.consume_queue import ConsumeQueue
 from mqtemplate.store.files.mapped_queues import MappedQueues
 from mqtemplate.store.files.store_files import StoreFiles
+from mqtemplate.store.queues.consume_queue import ConsumeQueue
 from mqtemplate.topics import is_file_name
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import starmap
 
 import numpy as np
 from numpy.typing import NDArray
@@ -169,9 +168,9 @@ class ConsumeQueue:
         self.reserve(len(units))
         self._write(units.tobytes())
 
-    def append_units(self, units: Sequence[tuple[int, int, int]]) -> None:
+    def append_units(self, physical_offsets: Sequence[int], sizes: Sequence[int], tags_codes: Sequence[int]) -> None:
         """Write several units at ``max_offset``, as `append` does one. The caller has called `reserve`."""
-        self._write(b"".join(starmap(layout.pack_cq_unit, units)))
+        self._write(b"".join(map(layout.pack_cq_unit, physical_offsets, sizes, tags_codes)))
 
     def _write(self, data: bytes) -> None:
         done = 0

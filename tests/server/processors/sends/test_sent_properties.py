@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from mqtemplate.message import Property
 from mqtemplate.record.properties import decode_properties, encode_properties
-from mqtemplate.server.processors import sent_properties
-from mqtemplate.server.processors.sent_properties import SentProperties
+from mqtemplate.server.processors.sends import sent_properties
+from mqtemplate.server.processors.sends.sent_properties import SentProperties
 
 ADDED = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true", "CLUSTER": "DefaultCluster"}
 JAVA = "UNIQ_KEY\x01{}\x02WAIT\x01true\x02TAGS\x01paid\x02"

@@ -54,8 +54,8 @@ class SentProperties:
         self._added = added
         self._suffix = encode_properties(added)
         self._forms: dict[bytes, int | None] = {}  # text without id and keys -> tags code; None: decode such a text
-        # The last text that had no keys: what is before its id, what is after it, its tags code.
-        self._last: tuple[bytes, bytes, int] = (b"\0", b"\0", 0)
+        # The last text that had no keys: what is before its id, what is after it and its length, its tags code.
+        self._last: tuple[bytes, bytes, int, int] = (b"\0", b"\0", 1, 0)
 
     def complete(self, properties: dict[str, str]) -> dict[str, str]:
         """Complete decoded properties, and return them."""
@@ -70,9 +70,9 @@ class SentProperties:
 
     def complete_encoded(self, data: bytes) -> CompleteProperties | None:
         """Return what encoding `complete` of the decoded properties would return; None if they must be decoded."""
-        front, back, code = self._last
+        front, back, back_length, code = self._last
         if data.startswith(front) and data.endswith(back):
-            unique_id = data[len(front) : len(data) - len(back)]
+            unique_id = data[len(front) : len(data) - back_length]
             if unique_id.isalnum():  # ASCII, and no separator
                 return CompleteProperties(data + self._suffix, code, unique_id.decode())
         return self._complete_new(data)
@@ -105,7 +105,8 @@ class SentProperties:
         if code is None:
             return None
         if values is unique_id:
-            self._last = (data[: id_at - 1], data[id_end - 1 :], code)  # *data* is *text* without its first byte
+            back = data[id_end - 1 :]  # *data* is *text* without its first byte
+            self._last = (data[: id_at - 1], back, len(back), code)
         return CompleteProperties(data + self._suffix, code, unique_id.decode())
 
     def _learn(self, form: bytes, data: bytes) -> int | None:

@@ -1,0 +1,36 @@
+"""Checksums of records that are the rows of one array."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mqtemplate.hashes.checksum import crc32
+from mqtemplate.record import layout
+from mqtemplate.record.arrays import Rows, to_bytes
+from mqtemplate.record.layout import CHECK_SIZE
+
+_HEX = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), np.uint8).reshape(256, 2)
+_CHECK_START = np.frombuffer(layout.CHECK_START, np.uint8)
+
+
+def row_bytes(rows: Rows) -> list[bytes]:
+    """Return each row as bytes."""
+    if not rows.shape[1]:
+        return [b""] * len(rows)
+    return np.ascontiguousarray(rows).view(f"V{rows.shape[1]}")[:, 0].tolist()  # type: ignore[no-any-return]
+
+
+def crcs(rows: Rows) -> NDArray[np.int64]:
+    """Return the CRC-32 of each row."""
+    return np.fromiter(map(crc32, row_bytes(rows)), np.int64, len(rows))
+
+
+def checks(crcs: NDArray[np.int64], physical_offsets: NDArray[np.int64]) -> Rows:
+    """Return the checks of records at these offsets whose bytes before the check have these CRCs."""
+    rows = np.empty((len(crcs), CHECK_SIZE), np.uint8)
+    rows[:, : layout.CHECK_CRC_AT] = _CHECK_START
+    rows[:, layout.CHECK_CRC_AT : layout.CHECK_OFFSET_AT] = _HEX[to_bytes(crcs, ">u4")].reshape(-1, 8)
+    rows[:, layout.CHECK_OFFSET_AT : -1] = _HEX[to_bytes(physical_offsets & 0xFFFF_FFFF, ">u4")].reshape(-1, 8)
+    rows[:, -1] = 2
+    return rows

@@ -1,0 +1,1 @@
+"""Reading sends without decoding each, and answering many at once."""

@@ -1,0 +1,64 @@
+"""Batches whose messages differ in their bodies and ids only, as those of most producers: read as rows of one array."""
+
+from __future__ import annotations
+
+import string
+import struct
+from typing import NamedTuple
+
+import numpy as np
+
+from mqtemplate.record.arrays import Rows
+from mqtemplate.server.processors.sends.sent_properties import CompleteProperties, SentProperties
+
+_FEWEST = 8
+"""Fewer messages are faster one by one."""
+_FRONT = struct.Struct(">i8xii")  # total size, flag and body length, see `mqtemplate.remoting.protocol.messages`
+_IS_OF_ID = np.zeros(256, np.bool_)
+_IS_OF_ID[[ord(each) for each in string.ascii_letters + string.digits]] = True
+
+
+class AlikeMessages(NamedTuple):
+    """Messages of a batch.
+
+    Attributes:
+        bodies, ids: A row for each message.
+        id_at: Start of the id in the encoded properties.
+        properties: Those of the first message.
+    """
+
+    bodies: Rows
+    ids: Rows
+    id_at: int
+    flag: int
+    properties: CompleteProperties
+
+    def msg_ids(self) -> list[str]:
+        """Return the ids as text."""
+        text, size = self.ids.tobytes().decode("ascii"), self.ids.shape[1]
+        return [text[at : at + size] for at in range(0, len(text), size)]
+
+
+def read_alike(data: bytes, sent: SentProperties) -> AlikeMessages | None:
+    """Return the messages in the body of a batch; None if they are few, not alike, or not ordinary."""
+    if len(data) < _FRONT.size:
+        return None
+    size, flag, body_length = _FRONT.unpack_from(data)
+    body_end = _FRONT.size + body_length
+    properties_at = body_end + 2
+    if body_length < 0 or not properties_at < size or len(data) % size or len(data) < _FEWEST * size:
+        return None
+    text = data[properties_at:size]
+    properties = sent.complete_encoded(text)
+    if properties is None or int.from_bytes(data[body_end:properties_at], "big") != len(text):
+        return None
+    unique_id = properties.unique_id.encode()
+    if text.count(unique_id) != 1:
+        return None
+    id_at = text.index(unique_id)
+    ids_at, ids_end = properties_at + id_at, properties_at + id_at + len(unique_id)
+    rows = np.frombuffer(data, np.uint8).reshape(-1, size)
+    ids, equal = rows[:, ids_at:ids_end], (rows[:, : _FRONT.size], rows[:, body_end:ids_at], rows[:, ids_end:])
+    if not all((columns == columns[0]).all() for columns in equal) or not _IS_OF_ID[ids].all():
+        return None
+    return AlikeMessages(rows[:, _FRONT.size : body_end], ids, id_at, flag, properties)

@@ -1,0 +1,66 @@
+"""Responses to sends: their headers, and whole frames for many of them."""
+
+from __future__ import annotations
+
+from mqtemplate.errors import StoreError
+from mqtemplate.remoting.protocol.codec import encode_command, frame_of_json
+from mqtemplate.remoting.protocol.codes import FLAG_RESPONSE, ResponseCode
+from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
+from mqtemplate.remoting.protocol.json_header import encode_json_header
+
+_Values = tuple[str, int, int, str, int]
+"""Offset message id, queue ID, queue offset, message id, and opaque."""
+
+_PROBES: _Values = ("0FORM0", 1_234_567, 2_345_678, "1FORM1", 3_456_789)
+
+
+class SendResponses:
+    """Creates the responses to the sends of one server.
+
+    Args:
+        added: Properties that the server adds to each message; the response tells them to the producer.
+    """
+
+    def __init__(self, added: dict[str, str]) -> None:
+        self._added = added
+        template = encode_json_header(self._success(*_PROBES)).replace(b"%", b"%%")
+        for value in _PROBES:
+            template = template.replace(str(value).encode(), b"%d" if isinstance(value, int) else b"%b")
+        self._template = template
+
+    def header(
+        self, msg_id: str, queue_id: int, queue_offset: int, unique_id: str, handle: str | None = None
+    ) -> SendMessageResponseHeader:
+        """Return the header for messages in the commit log.
+
+        Args:
+            msg_id: Offset message ids.
+            unique_id: Ids that the producer gave them.
+            handle: For the cancellation of delayed messages.
+        """
+        return SendMessageResponseHeader(
+            msg_id=msg_id,
+            queue_id=queue_id,
+            queue_offset=queue_offset,
+            transaction_id=unique_id,
+            recall_handle=handle,
+            msg_region=self._added["MSG_REGION"],
+            trace_on=self._added["TRACE_ON"],
+        )
+
+    def _success(self, msg_id: str, queue_id: int, queue_offset: int, unique_id: str, opaque: int) -> RemotingCommand:
+        fields = self.header(msg_id, queue_id, queue_offset, unique_id).to_ext_fields()
+        return RemotingCommand(ResponseCode.SUCCESS, opaque, FLAG_RESPONSE, ext_fields=fields)
+
+    def frame(self, msg_id: bytes, queue_id: int, queue_offset: int, unique_id: bytes, opaque: int) -> bytes:
+        """Return the frame of the response to one message that is durable. Both ids are ASCII letters and digits."""
+        return frame_of_json(self._template % (msg_id, queue_id, queue_offset, unique_id, opaque))
+
+    def failure_frame(
+        self, error: StoreError, msg_id: bytes, queue_id: int, queue_offset: int, unique_id: bytes, opaque: int
+    ) -> bytes:
+        """Return the frame of the response to one message that is stored, but whose flush failed."""
+        response = self._success(msg_id.decode(), queue_id, queue_offset, unique_id.decode(), opaque)
+        response.code, response.remark = ResponseCode.FLUSH_DISK_TIMEOUT, str(error)
+        return encode_command(response)

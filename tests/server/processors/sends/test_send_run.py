@@ -1,0 +1,374 @@
+"""Sends that are read together: stored and answered as if each had been processed alone."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
+from mqtemplate.clock import VirtualClock
+from mqtemplate.errors import StoreError, StoreFullError
+from mqtemplate.message import HostAddress, Message
+from mqtemplate.record.codec import StoredRecord, parse_record
+from mqtemplate.remoting.connection import CommandsOnly
+from mqtemplate.remoting.limits import ConnectionLimits
+from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, encode_command
+from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeaderV2, SendMessageResponseHeader
+from mqtemplate.remoting.protocol.messages import encode_batch
+from mqtemplate.remoting.protocol.properties import encode_properties_text
+from mqtemplate.remoting.settings import RemotingServerSettings
+from mqtemplate.server import AclSettings, BrokerServer, BrokerServerSettings
+from mqtemplate.server.processors.sends import send_run
+from mqtemplate.server.processors.sends.send_run import SendRun
+from mqtemplate.store import FlushDiskType
+from tests.remoting.wire import RawPeer
+from tests.server.tool import ANY_PORT
+from tests.waiting import eventually
+
+LISTEN = HostAddress("127.0.0.1", 10_911)
+MAX_OFFSET = RemotingCommand(RequestCode.GET_MAX_OFFSET, 5, ext_fields={"topic": "orders", "queueId": "0"})
+
+
+def send(opaque: int, body: bytes = b"paid", *, topic: str = "orders", queue_id: int = 0, **more: object) -> bytes:
+    """Return the frame of a send as a Java client writes it."""
+    properties = {"UNIQ_KEY": f"7F{opaque:08X}", "WAIT": "true", **dict(more.pop("properties", {}))}  # type: ignore[call-overload]
+    header = SendMessageRequestHeaderV2(
+        producer_group="producers",
+        topic=topic,
+        default_topic="TBW102",
+        default_topic_queue_nums=4,
+        queue_id=queue_id,
+        sys_flag=0,
+        born_timestamp=1_700_000_000_000 + opaque,
+        flag=0,
+        properties=encode_properties_text(properties),
+        reconsume_times=0,
+        batch=bool(more.pop("batch", False)),
+    )
+    code = int(more.pop("code", RequestCode.SEND_MESSAGE_V2))  # type: ignore[call-overload]
+    request = RemotingCommand.request(code, header, body, opaque=opaque, one_way=bool(more.pop("one_way", False)))
+    return encode_command(request)
+
+
+@contextmanager
+def serving(
+    flush: FlushDiskType = FlushDiskType.SYNC_FLUSH,
+    remoting: RemotingServerSettings | None = None,
+    *,
+    runs: bool = True,
+    **settings: object,
+) -> Iterator[BrokerServer]:
+    """Run a server on a virtual clock; without *runs* each request is processed as a command."""
+    engine_settings = EmbeddedSettings(listen_host=LISTEN, flush_disk_type=flush, **settings)  # type: ignore[arg-type]
+    engine = EmbeddedBroker(None, engine_settings, VirtualClock())
+    server = BrokerServer(engine, BrokerServerSettings(listen=ANY_PORT), remoting=remoting)
+    if not runs:
+        server.remoting.process_runs(lambda connection, count: CommandsOnly())
+    with server:
+        yield server
+    engine.close()
+
+
+@contextmanager
+def known_producer(server: BrokerServer) -> Iterator[RawPeer]:
+    """Connect, and send until the queues exist and the next sends are taken by a run."""
+    with RawPeer(server.remoting.address) as peer:
+        for opaque in range(4):
+            peer.send(send(opaque, queue_id=opaque))
+            assert peer.next_command().code == ResponseCode.SUCCESS
+        yield peer
+
+
+def answers(peer: RawPeer, count: int) -> dict[int, RemotingCommand]:
+    """Return the next responses by opaque."""
+    found = [peer.next_command() for _ in range(count)]
+    assert None not in found
+    return {response.opaque: response for response in found}
+
+
+def records(server: BrokerServer) -> list[StoredRecord]:
+    """Return all records, verified, without the port of the producer."""
+    store, at, found = server.engine.store, 0, []
+    while at < store.end_offset:
+        record = store.read_at(at)
+        if record is None:  # the blank at the end of a file
+            at += store.sizes.commit_log - at % store.sizes.commit_log
+            continue
+        found.append(record._replace(born_host=record.born_host[:4]))
+        at += record.total_size
+    return found
+
+
+def lengths_of_runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list to which each run adds the number of its sends."""
+    lengths: list[int] = []
+    process = SendRun.process
+
+    def noted(self: SendRun) -> None:
+        if self._sent:
+            lengths.append(len(self._sent))
+        process(self)
+
+    monkeypatch.setattr(SendRun, "process", noted)
+    return lengths
+
+
+# --- as commands ------------------------------------------------------------------------------------
+
+
+def mixed_frames(seed: int) -> tuple[list[bytes], int]:
+    """Return frames of many kinds, and the number of responses to them."""
+    chance, frames, one_ways = random.Random(seed), [], 0
+    for opaque in range(10, 260):
+        kind = chance.choices(range(10), weights=[30, 8, 6, 2, 2, 2, 2, 2, 2, 2])[0]
+        queue_id, body = chance.randrange(4), chance.randbytes(chance.randrange(200))
+        match kind:
+            case 0:
+                frames.append(send(opaque, body, queue_id=queue_id))
+            case 1:
+                frames.append(send(opaque, body, queue_id=queue_id, properties={"KEYS": f"order-{opaque} o"}))
+            case 2:
+                frames.append(send(opaque, body, queue_id=queue_id, properties={"TAGS": chance.choice("ab")}))
+            case 3:
+                frames.append(send(opaque, body, queue_id=queue_id, properties={"DELAY": "2"}))
+            case 4:
+                batch = encode_batch([Message("orders", body, {"UNIQ_KEY": f"B{opaque}{n}"}) for n in range(3)])
+                frames.append(send(opaque, batch, queue_id=queue_id, batch=True))
+            case 5:
+                frames.append(send(opaque, body, queue_id=queue_id, one_way=True))
+                one_ways += 1
+            case 6:
+                frames.append(send(opaque, body, queue_id=chance.choice([9, -2])))
+            case 7:
+                frames.append(send(opaque, body, topic=chance.choice(["other", "SCHEDULE_TOPIC_XXXX", "bad topic"])))
+            case 8:
+                frames.append(
+                    encode_command(chance.choice([replace(MAX_OFFSET, opaque=opaque), RemotingCommand(999, opaque)]))
+                )
+            case _:
+                frames.append(send(opaque, body, queue_id=queue_id, properties={"city": str(opaque)}))
+    return frames, len(frames) - one_ways
+
+
+def result_of(server: BrokerServer, frames: list[bytes], count: int) -> tuple[object, ...]:
+    with known_producer(server) as peer:
+        peer.send(b"".join(frames))
+        responses = answers(peer, count)
+        assert peer.invoke(MAX_OFFSET).opaque == 5  # so the one-way sends were processed
+    ends = {name: server.engine.store.consume_queue("orders", name).max_offset for name in range(4)}
+    for response in responses.values():
+        if "queueId" in response.ext_fields and response.code:
+            response.remark = None
+    return responses, ends, records(server)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("flush", FlushDiskType)
+def test_a_run_stores_and_answers_as_commands_do(
+    seed: int, flush: FlushDiskType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue that is negative is chosen at random, so both servers draw the same numbers."""
+    frames, count = mixed_frames(seed)
+    lengths = lengths_of_runs(monkeypatch)
+    results = []
+    for runs in (True, False):
+        random.seed(seed)
+        with serving(flush=flush, runs=runs) as server:
+            results.append(result_of(server, frames, count))
+
+    for with_runs, as_commands in zip(*results, strict=True):
+        assert with_runs == as_commands
+    assert sum(lengths) > 100
+    assert max(lengths) > 3
+
+
+def test_a_run_ends_after_64_sends_or_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = lengths_of_runs(monkeypatch)
+    monkeypatch.setattr(send_run, "_MAX_BYTES", 5_000)
+    with serving() as server, known_producer(server) as peer:
+        lengths.clear()
+        peer.send(b"".join(send(opaque) for opaque in range(10, 138)))
+        answers(peer, 128)
+        assert max(lengths) <= 64
+        lengths.clear()
+        peer.send(b"".join(send(opaque, bytes(2_000)) for opaque in range(200, 212)))
+        answers(peer, 12)
+        assert max(lengths) <= 3
+
+
+def test_a_run_counts_as_its_requests() -> None:
+    with serving() as server, known_producer(server) as peer:
+        before = server.remoting.request_count
+        peer.send(b"".join(send(opaque) for opaque in range(10, 30)))
+        answers(peer, 20)
+
+        assert server.remoting.request_count == before + 20
+
+
+def test_with_access_control_each_request_is_a_command() -> None:
+    """The guard checks the signature of each request, so none may pass without it."""
+    engine = EmbeddedBroker(None, EmbeddedSettings(listen_host=LISTEN), VirtualClock())
+    server = BrokerServer(engine, BrokerServerSettings(listen=ANY_PORT), acl=AclSettings())
+    with server, RawPeer(server.remoting.address) as peer:
+        peer.send(b"".join(send(opaque) for opaque in range(5)))
+        codes = {response.code for response in answers(peer, 5).values()}
+    engine.close()
+
+    assert codes == {ResponseCode.NO_PERMISSION}
+
+
+# --- topics that change -----------------------------------------------------------------------------
+
+
+def test_a_change_of_the_topic_holds_for_the_next_send() -> None:
+    with serving() as server, known_producer(server) as peer:
+        assert peer.invoke_frame(send(10)).code == ResponseCode.SUCCESS
+        server.engine.topics.update("orders", {"perm": 4})
+        refused = peer.invoke_frame(send(11))
+        server.engine.topics.update("orders", {"perm": 6})
+
+        assert refused.code == ResponseCode.NO_PERMISSION
+        assert "not writable" in refused.remark
+        assert peer.invoke_frame(send(12)).code == ResponseCode.SUCCESS
+
+
+def test_a_body_above_the_limit_is_refused_and_the_others_are_stored() -> None:
+    with serving(max_message_size=100) as server, known_producer(server) as peer:
+        peer.send(b"".join(send(opaque, bytes(101 if opaque == 12 else 100)) for opaque in range(10, 15)))
+        codes = {opaque: response.code for opaque, response in answers(peer, 5).items()}
+
+    assert codes == {10: 0, 11: 0, 12: ResponseCode.MESSAGE_ILLEGAL, 13: 0, 14: 0}
+
+
+# --- faults -----------------------------------------------------------------------------------------
+
+
+def test_a_failed_flush_is_reported_for_each_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The messages are stored, but not durable. They are readable after the next flush that succeeds."""
+
+    def refuse() -> int:
+        raise StoreError("the disk refused")
+
+    with serving() as server, known_producer(server) as peer:
+        store = server.engine.store
+        with monkeypatch.context() as patch:
+            patch.setattr(store.group_commit, "_flush", refuse)
+            peer.send(b"".join(send(opaque) for opaque in range(10, 15)))
+            responses = answers(peer, 5)
+        readable_before = store.confirm_offset < store.end_offset
+        store.flush()
+
+        assert {response.code for response in responses.values()} == {ResponseCode.FLUSH_DISK_TIMEOUT}
+        assert all("the disk refused" in response.remark for response in responses.values())
+        offsets = [responses[opaque].header(SendMessageResponseHeader).queue_offset for opaque in range(10, 15)]
+        assert offsets == [1, 2, 3, 4, 5]
+        assert readable_before
+        assert store.confirm_offset == store.end_offset
+
+
+def test_what_the_store_refuses_together_is_tried_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk with room for two more records takes two, and refuses the others with the reason."""
+    with serving() as server, known_producer(server) as peer:
+        store, room = server.engine.store, iter(range(2))
+        put = store.put
+
+        def one(draft: object) -> object:
+            if next(room, None) is None:
+                raise StoreFullError("no room for a record")
+            return put(draft)  # type: ignore[arg-type]
+
+        def several(drafts: object) -> object:
+            raise StoreFullError("no room for all")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "put", one)
+            patch.setattr(store, "put_all", several)
+            peer.send(b"".join(send(opaque) for opaque in range(10, 15)))
+            responses = answers(peer, 5)
+
+        assert [responses[opaque].code for opaque in range(10, 15)] == [0, 0, 14, 14, 14]
+        assert responses[14].remark == "no room for a record"
+        assert peer.invoke_frame(send(20)).code == ResponseCode.SUCCESS
+
+
+def test_sends_that_do_not_fit_into_one_file_together_are_stored_one_by_one() -> None:
+    with serving(mapped_file_size_commit_log=2_048) as server, known_producer(server) as peer:
+        peer.send(b"".join(send(opaque, bytes(700)) for opaque in range(10, 20)))
+
+        assert {response.code for response in answers(peer, 10).values()} == {ResponseCode.SUCCESS}
+        assert len([record for record in records_of_files(server) if record == 700]) == 10
+
+
+def records_of_files(server: BrokerServer) -> list[int]:
+    """Return the body lengths of all records in the queue."""
+    queue = server.engine.store.consume_queue("orders", 0)
+    units = [queue.unit(offset) for offset in range(queue.min_offset, queue.max_offset)]
+    return [len(server.engine.store.read(unit.physical_offset, unit.size).body) for unit in units]
+
+
+def test_an_opaque_in_use_and_too_many_unanswered_sends_are_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    remoting = RemotingServerSettings(limits=ConnectionLimits(max_unanswered=3))
+    with serving(remoting=remoting) as server, known_producer(server) as peer:
+        held: list[object] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(server.engine.store, "confirm_async", lambda end, topics, done: held.append(done))
+            peer.send(b"".join(send(opaque) for opaque in (10, 11, 12, 13)))
+            busy = peer.next_command()
+        for done in held:
+            done(None)  # type: ignore[operator]
+
+        assert (busy.opaque, busy.code) == (13, ResponseCode.SYSTEM_BUSY)
+        assert answers(peer, 3).keys() == {10, 11, 12}
+
+
+def test_responses_after_the_end_of_the_connection_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving() as server:
+        held: list[object] = []
+        with known_producer(server) as peer:
+            monkeypatch.setattr(server.engine.store, "confirm_async", lambda end, topics, done: held.append(done))
+            (connection,) = server.remoting.connections()
+            peer.send(send(10) + send(11))
+            eventually(lambda: bool(held), "the run is stored")
+            assert connection.unanswered == 2
+        eventually(lambda: not connection.is_open, "the connection has ended")
+        held[0](None)  # type: ignore[operator]
+
+        assert connection.unanswered == 0
+        with RawPeer(server.remoting.address) as other:
+            assert other.invoke(MAX_OFFSET).opaque == 5
+
+
+def test_a_stopping_server_tells_a_client_to_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also a client whose sends were taken by runs until then."""
+    with serving() as server, known_producer(server) as peer:
+        held: list[object] = []
+        monkeypatch.setattr(server.engine.store, "confirm_async", lambda end, topics, done: held.append(done))
+        peer.send(send(10))
+        eventually(lambda: bool(held), "the run is stored")
+        stopping = threading.Thread(target=server.remoting.stop)
+        stopping.start()
+        eventually(lambda: server.remoting._is_draining, "the server is stopping")
+        left = peer.invoke_frame(send(11))
+        held[0](None)  # type: ignore[operator]
+        stopping.join()
+
+        assert (left.opaque, left.code) == (11, ResponseCode.GO_AWAY)
+        assert peer.next_command().opaque == 10
+
+
+def test_a_record_of_a_run_is_verified() -> None:
+    """The bytes in the log are a valid record with its check."""
+    with serving() as server, known_producer(server) as peer:
+        peer.send(b"".join(send(opaque, b"body %d" % opaque) for opaque in range(10, 13)))
+        answers(peer, 3)
+        store = server.engine.store
+        last = store.consume_queue("orders", 0).unit(3)
+
+        record = parse_record(store.read_bytes(last.physical_offset, last.size))
+
+    assert (record.body, record.queue_offset, record.born_timestamp) == (b"body 12", 3, 1_700_000_000_012)
