@@ -2,7 +2,8 @@
 
 1 KiB, ASYNC_FLUSH, both servers in processes of their own. In each round both servers do each kind of work once; a
 figure is the median of its rounds. A turn begins when the other server is idle: RocketMQ compiles and indexes for
-seconds after its own. The last rows compare our remote broker on our server with the Java client on RocketMQ.
+seconds after its own. The last rows compare our remote broker on our server with the Java client on RocketMQ; those on
+one processor need Linux.
 
     python -m bench.rocketmq_wire [--rounds 3] [--seconds 3] [--only TEXT]
 """
@@ -10,10 +11,12 @@ seconds after its own. The last rows compare our remote broker on our server wit
 from __future__ import annotations
 
 import argparse
+import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from statistics import median
 from typing import NamedTuple
 
@@ -41,6 +44,8 @@ class Work(NamedTuple):
         kind: sync, async, batch or consume.
         target: Smallest quotient of the rates, ours through RocketMQ's.
         is_ours: mqtemplate's client on mqtemplate's server, instead of the Java client on both.
+        is_bound: Our client runs on one processor. Its threads share one interpreter lock, and to wake a thread on
+            another processor takes longer.
     """
 
     name: str
@@ -48,6 +53,7 @@ class Work(NamedTuple):
     threads: int
     target: float
     is_ours: bool = False
+    is_bound: bool = False
 
 
 _TABLE = (
@@ -60,6 +66,8 @@ _TABLE = (
     Work("our template, sync, 1 thread", "sync", 1, 1.0, is_ours=True),
     Work("our template, sync, 16 threads", "sync", 16, 1.0, is_ours=True),
     Work("our template, async, 4 threads", "async", 4, 1.0, is_ours=True),
+    Work("our template on one processor, sync, 16 threads", "sync", 16, 1.0, is_ours=True, is_bound=True),
+    Work("our template on one processor, async, 4 threads", "async", 4, 1.0, is_ours=True, is_bound=True),
 )
 
 
@@ -115,7 +123,7 @@ def java_consume(server: Server, group: str) -> Result:
 def our_send(server: Server, work: Work, seconds: float) -> Result:
     """Send with our remote broker."""
     settings = RemoteSettings(name_servers=(server.address,), compress_threshold=1 << 30)
-    with RemoteBroker(settings) as broker:
+    with _one_processor() if work.is_bound else nullcontext(), RemoteBroker(settings) as broker:
         template = RocketMQTemplate(broker)
         send = _send_async if work.kind == "async" else _send_sync
         _round(template, send, work.threads, seconds)  # a warm-up
@@ -125,6 +133,17 @@ def our_send(server: Server, work: Work, seconds: float) -> Result:
     times_ms = times_ms or [0.0]
     server_us = (server.processor_s() - before) / count * 1e6
     return Result(rate, percentile(times_ms, 0.5), percentile(times_ms, 0.99), server_us)
+
+
+@contextmanager
+def _one_processor() -> Iterator[None]:
+    """Run this thread, and those that it starts, on one processor."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 _Send = Callable[[RocketMQTemplate, float, list[float]], int]

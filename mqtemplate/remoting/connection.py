@@ -279,6 +279,8 @@ class Connection:
 
     def _flush(self) -> None:
         """Send buffered bytes as far as the socket accepts them. Called in the I/O thread."""
+        if not self._is_corked and not self._outbound.size:
+            return
         with self._lock:
             self._is_corked = False
             if not self._outbound.size:

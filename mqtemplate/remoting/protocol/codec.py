@@ -121,8 +121,17 @@ class FrameDecoder:
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
         """Add received bytes. After an error they are dropped."""
-        if self._error is None:
+        if self._error is not None:
+            return
+        if self._buffer:
             self._buffer += data
+            with memoryview(self._buffer) as view:
+                end = self._split(view)
+            del self._buffer[:end]
+        else:  # mostly there are whole frames only, which need no buffer
+            with memoryview(data) as view:
+                end = self._split(view)
+                self._buffer += view[end:]
 
     def next_command(self) -> RemotingCommand | None:
         """Return the next command, or None if it is not complete yet.
@@ -135,14 +144,13 @@ class FrameDecoder:
 
     def next_frame(self) -> Frame | None:
         """Return the next frame, or None if it is not complete yet. Errors as `next_command`; pass it to `decode`."""
-        frames = self._frames
-        if not frames:
-            if self._error is not None:
-                raise RemoteProtocolError(self._error)
-            self._split()
-            if not frames:
-                return None
-        return frames.popleft()
+        if self._frames:
+            return self._frames.popleft()
+        if self._error is not None:
+            raise RemoteProtocolError(self._error)
+        if self._buffer:
+            self._check_head()
+        return None
 
     def decode(self, frame: Frame) -> RemotingCommand:
         """Return the command in a frame. Errors as `next_command`."""
@@ -160,30 +168,20 @@ class FrameDecoder:
         self._buffer.clear()
         self._frames.clear()
 
-    def _split(self) -> None:
-        """Move the whole frames at the start of the buffer to `_frames`; an invalid one is an error if it is first."""
-        buffer, longest, heads, at = self._buffer, self._longest, [], 0
-        if not buffer:
-            return
-        size = len(buffer)
+    def _split(self, view: memoryview) -> int:
+        """Copy the whole frames at the start to `_frames`. Return their end; an invalid one may follow."""
+        longest, at, size = self._longest, 0, len(view)
         while size - at >= 8:
-            length, word = _HEAD.unpack_from(buffer, at)
+            length, word = _HEAD.unpack_from(view, at)
             header_end, end = at + 8 + (word & 0xFF_FFFF), at + 4 + length
             if not _SMALLEST_LENGTH <= length <= longest or header_end > end or word >> 24 > 1 or end > size:
                 break
-            heads.append((word >> 24, at + 8, header_end, end))
+            self._frames.append((word >> 24, bytes(view[at + 8 : header_end]), bytes(view[header_end:end])))
             at = end
-        if not heads:
-            self._check_head()
-            return
-        with memoryview(buffer) as view:  # copies each part once; a slice of the bytearray would copy twice
-            self._frames.extend(
-                [(kind, bytes(view[start:middle]), bytes(view[middle:end])) for kind, start, middle, end in heads]
-            )
-        del buffer[:at]
+        return at
 
     def _check_head(self) -> None:
-        """Raise an error if the first frame is invalid, as far as it has arrived."""
+        """Raise an error if the frame in the buffer is invalid, as far as it has arrived."""
         try:
             self._check_length()
             if len(self._buffer) >= 8:
