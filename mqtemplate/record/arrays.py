@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeAlias
 
 import numpy as np
@@ -26,3 +27,9 @@ def read_column(rows: Rows, at: int, kind: str) -> NDArray[np.int64]:
 def to_bytes(numbers: NDArray[np.int64], kind: str) -> Rows:
     """Return each number as a row of bytes."""
     return numbers.astype(kind).view(np.uint8).reshape(-1, np.dtype(kind).itemsize)
+
+
+def to_rows(texts: Iterable[bytes]) -> Rows:
+    """Return texts of one length as rows."""
+    all_texts = list(texts)
+    return np.frombuffer(b"".join(all_texts), np.uint8).reshape(len(all_texts), -1 if all_texts[0] else 0)

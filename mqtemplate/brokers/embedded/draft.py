@@ -20,6 +20,7 @@ from mqtemplate.message import (
     Property,
     create_unique_id,
 )
+from mqtemplate.record.arrays import to_rows
 from mqtemplate.record.codec import EncodedMessage, RecordDraft, StoredRecord, pack_host
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import (
@@ -31,6 +32,7 @@ from mqtemplate.record.properties import (
     find_property,
     property_format,
 )
+from mqtemplate.record.sent_batch import SentBatch
 from mqtemplate.topics import HALF_TOPIC
 
 _Encoded = tuple[bytes, int, str | None, bool]
@@ -40,6 +42,8 @@ SPECIAL_PROPERTIES = BROKER_PROPERTIES.union(DELAY_PROPERTIES)
 """Properties that request a delay, or that only a broker may set. Most messages have none."""
 
 _DEFAULT_LEVELS = DelayLevels.parse()
+_FEWEST_ALIKE = 16
+"""Fewer records are as fast one by one."""
 
 _tags_code = lru_cache(maxsize=1_024)(tags_code)
 _UNIQUE_ID = property_format(UNIQ_KEY, b"%b")
@@ -156,6 +160,25 @@ class DraftMaker:
             drafts.append(draft)
             ids.append(unique_id)
         return drafts, ids
+
+    def make_alike(self, messages: Sequence[Message], queue_id: int, now_ms: int) -> tuple[SentBatch, list[str]] | None:
+        """Do the same for messages that differ in their bodies only, as the items of one list mostly do.
+
+        Returns:
+            None if they are few, differ in more, have bodies of several lengths, are delayed, or have ids.
+        """
+        first = messages[0]
+        properties, flag, size = first.properties, first.flag, len(first.body)
+        is_ordinary = Property.UNIQ_KEY not in properties and SPECIAL_PROPERTIES.isdisjoint(properties)
+        if len(messages) < _FEWEST_ALIKE or not is_ordinary:
+            return None
+        for each in messages:
+            if len(each.body) != size or each.properties != properties or each.flag != flag:
+                return None
+        draft, unique_id = self.make(first, queue_id, now_ms)
+        ids = [unique_id, *(create_unique_id() for _ in messages[1:])]
+        bodies, id_rows = (to_rows(each) for each in ([message.body for message in messages], map(str.encode, ids)))
+        return SentBatch(draft, bodies, id_rows, draft.properties.rindex(unique_id.encode())), ids
 
     @property
     def retry_delays_ms(self) -> tuple[int, ...]:

@@ -120,8 +120,12 @@ class Sender:
     def _put_batch(self, messages: Sequence[Message], queue: MessageQueue | None) -> tuple[MessageQueue, StoredBatch]:
         topic = batch_topic(messages)
         target = self.routes.select(topic, queue)
-        drafts, ids = self.drafts.make_batch(messages, target.queue_id, self.store.clock.now_ms())
+        now_ms = self.store.clock.now_ms()
+        alike = self.drafts.make_alike(messages, target.queue_id, now_ms)
         try:
+            if alike is not None:
+                return target, self.writer.put_alike(*alike)
+            drafts, ids = self.drafts.make_batch(messages, target.queue_id, now_ms)
             return target, self.writer.put_batch(drafts, ids, topic, target.queue_id)
         except StoreError as exc:
             raise SendError(f"not stored: {exc}") from exc
