@@ -13,6 +13,8 @@ from mqtemplate.server.processors.sends.sent_properties import CompletePropertie
 
 _FEWEST = 8
 """Fewer messages are faster one by one."""
+_MOST_BYTES = 256 << 10
+"""Larger bodies are read message by message: one call of numpy would hold the interpreter lock for milliseconds."""
 _FRONT = struct.Struct(">i8xii")  # total size, flag and body length, see `mqtemplate.remoting.protocol.messages`
 _IS_OF_ID = np.zeros(256, np.bool_)
 _IS_OF_ID[[ord(each) for each in string.ascii_letters + string.digits]] = True
@@ -40,8 +42,8 @@ class AlikeMessages(NamedTuple):
 
 
 def read_alike(data: bytes, sent: SentProperties) -> AlikeMessages | None:
-    """Return the messages in the body of a batch; None if they are few, not alike, or not ordinary."""
-    if len(data) < _FRONT.size:
+    """Return the messages in the body of a batch; None if they are few or large, not alike, or not ordinary."""
+    if not _FRONT.size <= len(data) <= _MOST_BYTES:
         return None
     size, flag, body_length = _FRONT.unpack_from(data)
     body_end = _FRONT.size + body_length

@@ -60,6 +60,14 @@ def test_other_batches_are_read_message_by_message(properties: SentProperties, d
     assert read_alike(data, properties) is None
 
 
+def test_a_large_batch_is_read_message_by_message(properties: SentProperties) -> None:
+    """The interpreter lock is free between its messages, so other clients do not wait for all of it."""
+    of_64 = encode_batch([Message("orders", bytes(4_000), {"UNIQ_KEY": f"A{number:03}"}) for number in range(64)])
+
+    assert read_alike(of_64, properties) is not None
+    assert read_alike(of_64 + of_64[: len(of_64) // 64 * 2], properties) is None
+
+
 def random_batch(chance: random.Random, number: int) -> bytes:
     size, count = chance.choice([0, 5, 100]), chance.randrange(1, 40)
     same = chance.choice([{}, {"TAGS": "a"}, {"KEYS": "one two"}, {"DELAY": "2"}, {"WAIT": "true", "city": "Ulm"}])
