@@ -31,6 +31,8 @@ _log = get_logger("mqtemplate.store")
 
 _FEWEST_ALIKE = 8
 """Fewer records are faster one by one."""
+_MOST_BYTES = 512 << 10
+"""Of large records it is faster to read the keys only, one by one."""
 # Columns that are equal in records of one shape: size and magic, flags, body length.
 _FIXED = np.r_[0:BODY_CRC_AT, SYS_FLAG_AT:BORN_TIMESTAMP_AT, BODY_LENGTH_AT:BODY_AT]
 
@@ -85,7 +87,7 @@ class KeyReader:
         """
         at = self.position - file_start
         size, magic = read_size_and_magic(file.view, at) if at + HEAD.size < limit else (0, 0)
-        count = min(count, (limit - at) // size) if size > HEAD.size else 0
+        count = min(count, (limit - at) // size, _MOST_BYTES // size) if size > HEAD.size else 0
         if count < _FEWEST_ALIKE or read_size_and_magic(file.view, at + (_FEWEST_ALIKE - 1) * size) != (size, magic):
             return None
         data = file.read(at, count * size)
