@@ -29,7 +29,7 @@ handler_loops: WeakSet[_HandlerLoop] = WeakSet()
 
 
 class _SmallCondition:
-    """The part of `threading.Condition` that a future uses, in one object instead of nine.
+    """The part of `threading.Condition` that a future uses, in two objects instead of nine.
 
     A producer may have thousands of futures. The garbage collector visits each object, which took a quarter of the time
     of an asynchronous send.

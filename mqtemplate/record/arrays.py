@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -29,7 +29,6 @@ def to_bytes(numbers: NDArray[np.int64], kind: str) -> Rows:
     return numbers.astype(kind).view(np.uint8).reshape(-1, np.dtype(kind).itemsize)
 
 
-def to_rows(texts: Iterable[bytes]) -> Rows:
+def to_rows(texts: Sequence[bytes]) -> Rows:
     """Return texts of one length as rows."""
-    all_texts = list(texts)
-    return np.frombuffer(b"".join(all_texts), np.uint8).reshape(len(all_texts), -1 if all_texts[0] else 0)
+    return np.frombuffer(b"".join(texts), np.uint8).reshape(len(texts), len(texts[0]))

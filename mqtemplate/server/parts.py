@@ -85,6 +85,14 @@ class ServerParts:
         self.traffic = Traffic(store, engine.offsets, clock)
         self.statistics = QueueStatistics(self.raw, engine.offsets, self.traffic, engine.name)
 
+    def has_queue(self, topic: str, queue_id: int) -> bool:
+        """Return True if neither the topic nor the file of the queue has to be created. A disk may take 100 ms.
+
+        Args:
+            queue_id: If negative, any queue.
+        """
+        return self.topics.has(topic) and (queue_id < 0 or self.engine.store.has_queue(topic, queue_id))
+
     def group_for(self, connection: Connection, request: RemotingCommand, group: str) -> SubscriptionGroupConfig:
         """Return the settings of the group in a request. Create it if it is missing.
 

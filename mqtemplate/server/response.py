@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from mqtemplate.errors import (
     BrokerClosedError,
@@ -19,6 +19,7 @@ from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader
+from mqtemplate.store.flush import WhenFlushed
 from mqtemplate.store.message_store import MessageStore
 
 _log = get_logger("mqtemplate.server")
@@ -75,13 +76,22 @@ def reply_when_durable(
     """
 
     def reply(error: StoreError | None) -> None:
+        if error is None:
+            connection.reply(request.response(ResponseCode.SUCCESS, header))
+        else:  # The message is stored, but not durable.
+            connection.reply(request.response(failure, header, remark=str(error)))
+
+    call_when_durable(store, end, topics, reply)
+
+
+def call_when_durable(store: MessageStore, end: int, topics: Collection[str], reply: WhenFlushed) -> None:
+    """Call *reply* when everything before *end* is durable, or with the error of the flush. Its exception is logged."""
+
+    def call(error: StoreError | None) -> None:
         try:
-            if error is None:
-                connection.reply(request.response(ResponseCode.SUCCESS, header))
-            else:  # The message is stored, but not durable.
-                connection.reply(request.response(failure, header, remark=str(error)))
+            reply(error)
         except Exception as exc:
             # The flush thread replies to other producers next: they must not notice.
             _log.error("server.response_failed", exc_info=exc)
 
-    store.confirm_async(end, topics, reply)
+    store.confirm_async(end, topics, call)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mqtemplate.errors import MessageError
 from mqtemplate.message import HostAddress
+from mqtemplate.record.arrays import to_rows
 from mqtemplate.record.codec import RecordDraft, pack_host, parse_record
 from mqtemplate.record.layout import MAX_PROPERTIES_BYTES
 from mqtemplate.record.sent_batch import SentBatch
@@ -20,8 +20,7 @@ IDS = [b"7F0001", b"7F0002", b"ab12ZZ"]
 
 
 def batch_of(first: RecordDraft, bodies: list[bytes], ids: list[bytes]) -> SentBatch:
-    rows = [np.frombuffer(b"".join(each), np.uint8).reshape(len(bodies), -1) for each in (bodies, ids)]
-    return SentBatch(first, rows[0], rows[1], first.properties.index(ids[0]))
+    return SentBatch(first, to_rows(bodies), to_rows(ids), first.properties.index(ids[0]))
 
 
 @given(

@@ -21,13 +21,13 @@ from mqtemplate.remoting.protocol.headers.admin import GetRouteInfoRequestHeader
 from mqtemplate.remoting.protocol.headers.group import ConsumerGroupRequestHeader
 from mqtemplate.remoting.protocol.headers.message import (
     PullMessageRequestHeader,
-    SendMessageRequestHeaderV2,
     SendMessageResponseHeader,
 )
 from mqtemplate.remoting.protocol.messages import decode_messages
 from mqtemplate.remoting.settings import RemotingClientSettings
 from mqtemplate.server import BrokerServer, BrokerServerSettings
 from tests.server.serving import subscription
+from tests.server.tool import send_header
 
 ANY_PORT = HostAddress("127.0.0.1", 0)
 ENGINE = EmbeddedSettings(listen_host=ANY_PORT)
@@ -50,17 +50,7 @@ def client() -> Iterator[RemotingClient]:
 
 
 def send_request(topic: str, body: bytes, queue_id: int = 0) -> RemotingCommand:
-    header = SendMessageRequestHeaderV2(
-        producer_group="producers",
-        topic=topic,
-        default_topic="TBW102",
-        default_topic_queue_nums=4,
-        queue_id=queue_id,
-        sys_flag=0,
-        born_timestamp=1,
-        flag=0,
-    )
-    return RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, header, body)
+    return RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, send_header(topic, queue_id), body)
 
 
 def pull_request(topic: str, queue_offset: int) -> RemotingCommand:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import SystemClock, VirtualClock
@@ -28,6 +28,21 @@ def make_engine(clock: VirtualClock, path: Path | None = None) -> EmbeddedBroker
     """Return an engine with small index files. Its server reports the port that the operating system chose."""
     settings = EmbeddedSettings(listen_host=ANY_PORT, max_hash_slot_num=1_000, max_index_num=4_000)
     return EmbeddedBroker(path, settings, clock)
+
+
+def send_header(topic: str, queue_id: int = 0, *, born_timestamp: int = 1, **fields: Any) -> SendMessageRequestHeaderV2:
+    """Return the header of a send as Java's producer writes it."""
+    return SendMessageRequestHeaderV2(
+        producer_group="producers",
+        topic=topic,
+        default_topic="TBW102",
+        default_topic_queue_nums=4,
+        queue_id=queue_id,
+        sys_flag=0,
+        born_timestamp=born_timestamp,
+        flag=0,
+        **fields,
+    )
 
 
 class Tool:
@@ -77,17 +92,8 @@ class Tool:
     ) -> RemotingCommand:
         """Send one message, and return the response, of any code."""
         properties = {"KEYS": keys, "DELAY": str(delay_level) if delay_level else ""}
-        header = SendMessageRequestHeaderV2(
-            producer_group="tool-producer",
-            topic=topic,
-            default_topic="TBW102",
-            default_topic_queue_nums=4,
-            queue_id=queue_id,
-            sys_flag=0,
-            born_timestamp=SystemClock().now_ms(),
-            flag=0,
-            properties=encode_properties_text({name: value for name, value in properties.items() if value}),
-        )
+        text = encode_properties_text({name: value for name, value in properties.items() if value})
+        header = send_header(topic, queue_id, born_timestamp=SystemClock().now_ms(), properties=text)
         return self.request(RequestCode.SEND_MESSAGE_V2, header, body)
 
     def consume(self, group: str, *topics: str, client_id: str = "consumer-1") -> None:

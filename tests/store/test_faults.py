@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
@@ -22,6 +21,7 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.delay.timers.timer_message_store import TimerMessageStore
 from mqtemplate.errors import MQTemplateError, SendError, StoreError
 from mqtemplate.message import Message
+from mqtemplate.record.arrays import to_rows
 from mqtemplate.record.sent_batch import SentBatch
 from mqtemplate.results import SendStatus
 from mqtemplate.selectors.tags import TagSelector
@@ -397,8 +397,7 @@ def test_the_future_of_an_asynchronous_send_has_the_disk_error(quick_folder: Pat
 
 def alike(count: int) -> SentBatch:
     """Return the messages of a batch as rows."""
-    ids = np.frombuffer(b"".join(b"%02d" % number for number in range(count)), np.uint8).reshape(count, 2)
-    bodies = np.frombuffer(b"".join(b"torn %d" % number for number in range(count)), np.uint8).reshape(count, -1)
+    ids, bodies = (to_rows([text % number for number in range(count)]) for text in (b"%02d", b"torn %d"))
     return SentBatch(replace(draft(bodies[0].tobytes()), properties=b"UNIQ_KEY\x0100\x02"), bodies, ids, 9)
 
 

@@ -177,8 +177,8 @@ class DraftMaker:
                 return None
         draft, unique_id = self.make(first, queue_id, now_ms)
         ids = [unique_id, *(create_unique_id() for _ in messages[1:])]
-        bodies, id_rows = (to_rows(each) for each in ([message.body for message in messages], map(str.encode, ids)))
-        return SentBatch(draft, bodies, id_rows, draft.properties.rindex(unique_id.encode())), ids
+        bodies, id_at = to_rows([message.body for message in messages]), draft.properties.rindex(unique_id.encode())
+        return SentBatch(draft, bodies, to_rows([each.encode() for each in ids]), id_at), ids
 
     @property
     def retry_delays_ms(self) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.sent_batch import SentBatch
 from mqtemplate.store.commit_log import PutResult
 from mqtemplate.store.message_store import MessageStore
+from mqtemplate.store.record_writer import PutBatch
 
 
 class StoredBatch(NamedTuple):
@@ -60,19 +61,21 @@ class MessageWriter:
         if topics != (topic,):
             self._store.prepare(topic, queue_id)
         puts = self._store.put_all(drafts)
-        offset_msg_id = ",".join(offset_msg_ids(self._host, puts.physical_offsets))
         handle = None
         if topics != (topic,):
             handles = (self.handle(draft, put, topic) for draft, put in zip(drafts, puts, strict=True))
             handle = ",".join(handle for handle in handles if handle is not None)
-        return StoredBatch(puts.end, topics, ",".join(msg_ids), offset_msg_id, puts.queue_offsets[0], handle)
+        return self._stored(puts, topics, msg_ids, handle)
 
     def put_alike(self, batch: SentBatch, msg_ids: Sequence[str]) -> StoredBatch:
         """Store the messages of a batch that are alike, and not delayed: all of them or none."""
-        puts = self._store.put_batch(batch)
+        return self._stored(self._store.put_batch(batch), (batch.first.topic,), msg_ids, None)
+
+    def _stored(
+        self, puts: PutBatch, topics: tuple[str, ...], msg_ids: Sequence[str], handle: str | None
+    ) -> StoredBatch:
         offset_msg_id = ",".join(offset_msg_ids(self._host, puts.physical_offsets))
-        topics = (batch.first.topic,)
-        return StoredBatch(puts.end, topics, ",".join(msg_ids), offset_msg_id, puts.queue_offsets[0], None)
+        return StoredBatch(puts.end, topics, ",".join(msg_ids), offset_msg_id, puts.queue_offsets[0], handle)
 
     def handle(self, draft: RecordDraft, put: PutResult, topic: str) -> str | None:
         """Return the handle for `Broker.cancel` of a delayed message; None if the message is not delayed."""

@@ -31,7 +31,8 @@ BATCH_FRONT_FIELDS = [(name, ">i4") for name in ("size", "magic", "body_crc", "f
 
 LONGEST_PROPERTIES = 32_767
 _BATCH_FRONT = struct.Struct(">iiiii")
-_BATCH_FRONT_READ = struct.Struct(">i8xii")  # without magic and body_crc
+BATCH_FRONT = struct.Struct(">i8xii")
+"""Total size, flag and body length: the fields before the body that a broker reads."""
 _I4 = struct.Struct(">i")
 _I2 = struct.Struct(">h")
 _BATCH_SMALLEST = _BATCH_FRONT.size + _I2.size
@@ -132,7 +133,7 @@ def decode_batch(body: bytes, topic: str) -> list[Message]:
 def split_batch(body: bytes) -> list[BatchedMessage]:
     """Return the messages of a batch with their properties as they are; errors as `decode_batch`."""
     messages: list[BatchedMessage] = []
-    add, read_front, read_length = messages.append, _BATCH_FRONT_READ.unpack_from, _I2.unpack_from
+    add, read_front, read_length = messages.append, BATCH_FRONT.unpack_from, _I2.unpack_from
     at, total = 0, len(body)
     while at < total:
         try:

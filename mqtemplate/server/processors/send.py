@@ -52,7 +52,7 @@ from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 
 _pack_host = lru_cache(maxsize=65_536)(pack_host)
 _Origin = tuple[int, int, bytes, int]
-"""What the request header and the connection determine: sys flag, born timestamp, born host, reconsume times."""
+"""Sys flag, born timestamp, born host and reconsume times: they follow from the request header and the connection."""
 _INLINE_MESSAGES = 64
 """Longest batch that is stored in the I/O thread: about a millisecond."""
 
@@ -93,16 +93,11 @@ class SendProcessor:
         if sent.topic.startswith(RETRY_TOPIC_PREFIX):
             group = self.server.groups.find(sent.topic.removeprefix(RETRY_TOPIC_PREFIX))
             topic = None if group is None else self._retry_target(sent, group, request.version)
-        if topic is None or not self._exists(topic, sent.queue_id if topic is sent.topic else -1):
+        if topic is None or not self.server.has_queue(topic, sent.queue_id if topic is sent.topic else -1):
             create = partial(self._create_and_store, connection, request, sent)
             return self.server.deferred_work.run(connection, request, create)
         self._store(connection, request, sent, topic)
         return None
-
-    def _exists(self, topic: str, queue_id: int) -> bool:
-        """Return True if neither the topic nor the file of the queue has to be created. A disk may take 100 ms."""
-        is_any = queue_id < 0
-        return self.server.topics.has(topic) and (is_any or self.server.engine.store.has_queue(topic, queue_id))
 
     def _create_and_store(
         self, connection: Connection, request: RemotingCommand, sent: SendMessageRequestHeader
@@ -149,7 +144,7 @@ class SendProcessor:
                 topic, queue_id, request.body, complete.encoded, complete.tags_code, engine.clock.now_ms()
             )
             draft.flag = sent.flag
-            self._set_origin(draft, sent, connection.remote)
+            _set_origin(draft, _origin(sent, connection.remote))
             put = engine.writer.put(draft, topic, queue_id)
             msg_id = offset_msg_id(engine.settings.listen_host, put.physical_offset)
             stored = StoredBatch(put.end, (topic,), complete.unique_id, msg_id, put.queue_offset, None)
@@ -175,12 +170,12 @@ class SendProcessor:
         if _is_half(message, sent):
             group = properties.get(Property.PRODUCER_GROUP) or sent.producer_group
             draft, unique_id = engine.drafts.make_half(message, group, queue_id, now_ms)
-            self._set_origin(draft, sent, connection.remote)
+            _set_origin(draft, _origin(sent, connection.remote))
             # The response has the offset in the half topic. A half message has no readers to notify.
             put = engine.transactions.prepare(draft)
         else:
             draft, unique_id = engine.drafts.make(message, queue_id, now_ms)
-            self._set_origin(draft, sent, connection.remote)
+            _set_origin(draft, _origin(sent, connection.remote))
             put, topics = engine.writer.put(draft, topic, queue_id), (draft.topic,)
             if draft.topic != topic and not topic.startswith(RETRY_TOPIC_PREFIX):
                 handle = engine.writer.handle(draft, put, topic)
@@ -217,7 +212,7 @@ class SendProcessor:
                 f"a batch cannot be sent to the retry topic {sent.topic!r}; send its messages one by one"
             )
         queue_id = self.server.topics.queue(topic, sent.queue_id)
-        origin = (sent.sys_flag, sent.born_timestamp, _pack_host(connection.remote), sent.reconsume_times or 0)
+        origin = _origin(sent, connection.remote)
         alike = read_alike(request.body, self._properties)
         if alike is None:
             stored = self._put_messages(request.body, topic, queue_id, origin)
@@ -239,7 +234,7 @@ class SendProcessor:
             complete = self._properties.complete_encoded(encoded)
             if complete is None:
                 draft, unique_id = self._make_decoded(topic, body, encoded, flag, queue_id, now_ms)
-                draft.sys_flag, draft.born_timestamp, draft.born_host, draft.reconsume_times = origin
+                _set_origin(draft, origin)
             else:
                 properties, code, unique_id = complete
                 draft = RecordDraft(topic, queue_id, body, properties, code, -1, flag, *origin)
@@ -254,13 +249,6 @@ class SendProcessor:
         properties = self._properties.complete(decode_properties(encoded))
         return self.server.engine.drafts.make(Message(topic, body, properties, flag), queue_id, now_ms)
 
-    def _set_origin(self, draft: RecordDraft, sent: SendMessageRequestHeader, remote: HostAddress) -> None:
-        """Set the fields of a record that the request header and the connection determine."""
-        draft.sys_flag = sent.sys_flag
-        draft.born_timestamp = sent.born_timestamp
-        draft.born_host = _pack_host(remote)
-        draft.reconsume_times = sent.reconsume_times or 0
-
     def _reply(self, connection: Connection, request: RemotingCommand, queue_id: int, stored: StoredBatch) -> None:
         """Reply with the positions of the messages when they are durable."""
         store = self.server.engine.store
@@ -273,6 +261,14 @@ class SendProcessor:
         reply_when_durable(
             store, connection, request, stored.end, stored.topics, header, ResponseCode.FLUSH_DISK_TIMEOUT
         )
+
+
+def _origin(sent: SendMessageRequestHeader, remote: HostAddress) -> _Origin:
+    return sent.sys_flag, sent.born_timestamp, _pack_host(remote), sent.reconsume_times or 0
+
+
+def _set_origin(draft: RecordDraft, origin: _Origin) -> None:
+    draft.sys_flag, draft.born_timestamp, draft.born_host, draft.reconsume_times = origin
 
 
 def _is_half(message: Message, sent: SendMessageRequestHeader) -> bool:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import string
-import struct
 from typing import NamedTuple
 
 import numpy as np
 
 from mqtemplate.record.arrays import Rows
+from mqtemplate.remoting.protocol.messages import BATCH_FRONT
 from mqtemplate.server.processors.sends.sent_properties import CompleteProperties, SentProperties
 
 _FEWEST = 8
 """Fewer messages are faster one by one."""
 _MOST_BYTES = 256 << 10
 """Larger bodies are read message by message: one call of numpy would hold the interpreter lock for milliseconds."""
-_FRONT = struct.Struct(">i8xii")  # total size, flag and body length, see `mqtemplate.remoting.protocol.messages`
-_IS_OF_ID = np.zeros(256, np.bool_)
-_IS_OF_ID[[ord(each) for each in string.ascii_letters + string.digits]] = True
 
 
 class AlikeMessages(NamedTuple):
@@ -43,10 +39,10 @@ class AlikeMessages(NamedTuple):
 
 def read_alike(data: bytes, sent: SentProperties) -> AlikeMessages | None:
     """Return the messages in the body of a batch; None if they are few or large, not alike, or not ordinary."""
-    if not _FRONT.size <= len(data) <= _MOST_BYTES:
+    if not BATCH_FRONT.size <= len(data) <= _MOST_BYTES:
         return None
-    size, flag, body_length = _FRONT.unpack_from(data)
-    body_end = _FRONT.size + body_length
+    size, flag, body_length = BATCH_FRONT.unpack_from(data)
+    body_end = BATCH_FRONT.size + body_length
     properties_at = body_end + 2
     if body_length < 0 or not properties_at < size or len(data) % size or len(data) < _FEWEST * size:
         return None
@@ -60,7 +56,7 @@ def read_alike(data: bytes, sent: SentProperties) -> AlikeMessages | None:
     id_at = text.index(unique_id)
     ids_at, ids_end = properties_at + id_at, properties_at + id_at + len(unique_id)
     rows = np.frombuffer(data, np.uint8).reshape(-1, size)
-    ids, equal = rows[:, ids_at:ids_end], (rows[:, : _FRONT.size], rows[:, body_end:ids_at], rows[:, ids_end:])
-    if not all((columns == columns[0]).all() for columns in equal) or not _IS_OF_ID[ids].all():
+    ids, equal = rows[:, ids_at:ids_end], (rows[:, : BATCH_FRONT.size], rows[:, body_end:ids_at], rows[:, ids_end:])
+    if not all((columns == columns[0]).all() for columns in equal) or not ids.tobytes().isalnum():
         return None
-    return AlikeMessages(rows[:, _FRONT.size : body_end], ids, id_at, flag, properties)
+    return AlikeMessages(rows[:, BATCH_FRONT.size : body_end], ids, id_at, flag, properties)

@@ -13,7 +13,7 @@ from mqtemplate.remoting.protocol.codec import Frame
 from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.processors.sends.send_forms import ConnectionForms, SendForms
 from mqtemplate.server.processors.sends.send_response import SendResponses
-from mqtemplate.server.response import RefusedError
+from mqtemplate.server.response import RefusedError, call_when_durable
 from mqtemplate.store.record_writer import PutBatch
 
 _MAX_REQUESTS = 64
@@ -43,6 +43,7 @@ class SendRun:
         on_processed: Callable[[int], None],
     ) -> None:
         self._connection = connection
+        self._server = server
         self._topics = server.topics
         self._store = server.engine.store
         self._host = server.engine.settings.listen_host
@@ -98,7 +99,7 @@ class SendRun:
     def _check_queue(self, topic: str, text: bytes) -> int:
         """Return the queue ID; -1 if something has to be created, or the message will be refused."""
         queue_id = int(text)
-        if not self._topics.has(topic) or not self._store.has_queue(topic, queue_id):
+        if not self._server.has_queue(topic, queue_id):
             return -1
         try:
             self._queues[topic, text] = self._topics.queue(topic, queue_id)
@@ -119,7 +120,7 @@ class SendRun:
             return
         self._on_processed(len(sent))
         topics = {draft.topic for draft in drafts}
-        self._store.confirm_async(puts.end, topics, partial(self._reply, sent, puts))
+        call_when_durable(self._store, puts.end, topics, partial(self._reply, sent, puts))
 
     def _put(self, drafts: Sequence[RecordDraft]) -> PutBatch:
         if len(drafts) > 1:

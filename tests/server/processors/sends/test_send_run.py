@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
@@ -18,7 +19,7 @@ from mqtemplate.record.codec import StoredRecord, parse_record
 from mqtemplate.remoting.connection import CommandsOnly
 from mqtemplate.remoting.limits import ConnectionLimits
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, encode_command
-from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeaderV2, SendMessageResponseHeader
+from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
 from mqtemplate.remoting.protocol.messages import encode_batch
 from mqtemplate.remoting.protocol.properties import encode_properties_text
 from mqtemplate.remoting.settings import RemotingServerSettings
@@ -27,7 +28,7 @@ from mqtemplate.server.processors.sends import send_run
 from mqtemplate.server.processors.sends.send_run import SendRun
 from mqtemplate.store import FlushDiskType
 from tests.remoting.wire import RawPeer
-from tests.server.tool import ANY_PORT
+from tests.server.tool import ANY_PORT, send_header
 from tests.waiting import eventually
 
 LISTEN = HostAddress("127.0.0.1", 10_911)
@@ -37,15 +38,10 @@ MAX_OFFSET = RemotingCommand(RequestCode.GET_MAX_OFFSET, 5, ext_fields={"topic":
 def send(opaque: int, body: bytes = b"paid", *, topic: str = "orders", queue_id: int = 0, **more: object) -> bytes:
     """Return the frame of a send as a Java client writes it."""
     properties = {"UNIQ_KEY": f"7F{opaque:08X}", "WAIT": "true", **dict(more.pop("properties", {}))}  # type: ignore[call-overload]
-    header = SendMessageRequestHeaderV2(
-        producer_group="producers",
-        topic=topic,
-        default_topic="TBW102",
-        default_topic_queue_nums=4,
-        queue_id=queue_id,
-        sys_flag=0,
+    header = send_header(
+        topic,
+        queue_id,
         born_timestamp=1_700_000_000_000 + opaque,
-        flag=0,
         properties=encode_properties_text(properties),
         reconsume_times=0,
         batch=bool(more.pop("batch", False)),
@@ -269,6 +265,23 @@ def test_a_failed_flush_is_reported_for_each_send(monkeypatch: pytest.MonkeyPatc
         assert offsets == [1, 2, 3, 4, 5]
         assert readable_before
         assert store.confirm_offset == store.end_offset
+
+
+def test_a_reply_that_fails_does_not_affect_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that flushes replies to other producers next."""
+
+    def fail(run: SendRun, *more: object) -> None:
+        raise ZeroDivisionError
+
+    with serving() as server, known_producer(server) as peer, RawPeer(server.remoting.address) as other:
+        with monkeypatch.context() as patch, capture_logs() as logs:
+            patch.setattr(SendRun, "_reply", fail)
+            peer.send(send(10) + send(11))
+            eventually(lambda: bool(logs), "the error is logged")
+
+        assert [line["event"] for line in logs if line["log_level"] == "error"] == ["server.response_failed"]
+        assert other.invoke(MAX_OFFSET).code == ResponseCode.SUCCESS
+        assert peer.invoke_frame(send(12)).code == ResponseCode.SUCCESS
 
 
 def test_what_the_store_refuses_together_is_tried_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
