@@ -7,8 +7,9 @@ import os
 import re
 import secrets
 import socket
+import struct
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple, Self
@@ -321,10 +322,11 @@ def offset_msg_id(store_host: HostAddress, physical_offset: int) -> str:
     return f"{_host_hex(store_host)}{physical_offset:016X}"
 
 
-def offset_msg_ids(store_host: HostAddress, physical_offsets: Iterable[int]) -> list[str]:
+def offset_msg_ids(store_host: HostAddress, physical_offsets: Sequence[int]) -> list[str]:
     """Return `offset_msg_id` for each of several physical offsets."""
     host = _host_hex(store_host)
-    return [f"{host}{physical_offset:016X}" for physical_offset in physical_offsets]
+    text = struct.pack(f">{len(physical_offsets)}q", *physical_offsets).hex().upper()
+    return [host + text[at : at + 16] for at in range(0, len(text), 16)]
 
 
 def parse_offset_msg_id(msg_id: str) -> tuple[HostAddress, int]:

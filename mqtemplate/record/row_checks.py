@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from binascii import hexlify
+
 import numpy as np
 from numpy.typing import NDArray
 
 from mqtemplate.hashes.checksum import crc32
 from mqtemplate.record import layout
-from mqtemplate.record.arrays import Rows, to_bytes
+from mqtemplate.record.arrays import Rows
 from mqtemplate.record.layout import CHECK_SIZE
 
-_HEX = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), np.uint8).reshape(256, 2)
 _CHECK_START = np.frombuffer(layout.CHECK_START, np.uint8)
 
 
@@ -28,9 +29,10 @@ def crcs(rows: Rows) -> NDArray[np.int64]:
 
 def checks(crcs: NDArray[np.int64], physical_offsets: NDArray[np.int64]) -> Rows:
     """Return the checks of records at these offsets whose bytes before the check have these CRCs."""
+    numbers = np.empty((len(crcs), 2), ">u4")
+    numbers[:, 0], numbers[:, 1] = crcs, physical_offsets & 0xFFFF_FFFF
     rows = np.empty((len(crcs), CHECK_SIZE), np.uint8)
     rows[:, : layout.CHECK_CRC_AT] = _CHECK_START
-    rows[:, layout.CHECK_CRC_AT : layout.CHECK_OFFSET_AT] = _HEX[to_bytes(crcs, ">u4")].reshape(-1, 8)
-    rows[:, layout.CHECK_OFFSET_AT : -1] = _HEX[to_bytes(physical_offsets & 0xFFFF_FFFF, ">u4")].reshape(-1, 8)
+    rows[:, layout.CHECK_CRC_AT : -1] = np.frombuffer(hexlify(numbers.tobytes()), np.uint8).reshape(len(crcs), 2 * 8)
     rows[:, -1] = 2
     return rows

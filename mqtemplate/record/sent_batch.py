@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mqtemplate.hashes.checksum import crc32
 from mqtemplate.record import layout
-from mqtemplate.record.arrays import Rows, to_bytes
+from mqtemplate.record.arrays import Rows
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.layout import CHECK_SIZE
-from mqtemplate.record.row_checks import checks, crcs, row_bytes
+from mqtemplate.record.row_checks import checks, crcs
+
+_HEAD = np.dtype(layout.HEAD_FIELDS)  # type: ignore[call-overload]
 
 
 @dataclass(slots=True)
@@ -33,6 +34,13 @@ class SentBatch:
     def __len__(self) -> int:
         return len(self.bodies)
 
+    def msg_ids(self) -> bytes:
+        """Return the ids, joined by commas."""
+        count, size = self.ids.shape
+        rows = np.full((count, size + 1), ord(","), np.uint8)
+        rows[:, :size] = self.ids
+        return rows.tobytes()[:-1]
+
     def encode(self, queue_offset: int, physical_offset: int, store_timestamp: int, store_host: bytes) -> Rows:
         """Return the adjacent records, a row for each: the bytes of `RecordDraft.encode` for each message.
 
@@ -43,27 +51,27 @@ class SentBatch:
             MessageError: As `RecordDraft.encode`.
         """
         first = self.first.encode(queue_offset, physical_offset, store_timestamp, store_host)
-        count, size = len(self), len(first)
-        numbers = np.arange(count)
-        physical_offsets = physical_offset + size * numbers
-        properties_at = size - CHECK_SIZE - len(self.first.properties)
-        id_at = properties_at + self.id_at
         body_at = layout.HEADERS[layout.host_flags(self.first.born_host, store_host)].size
-        body_end = body_at + self.bodies.shape[1]
-        records = np.empty((count, size), np.uint8)
-        row = np.frombuffer(first, np.uint8)
-        records[:, :body_at], records[:, body_end:] = row[:body_at], row[body_end:]
+        body_end, size = body_at + self.bodies.shape[1], len(first)
+        numbers = np.arange(len(self))
+        physical_offsets = physical_offset + size * numbers
+        around = self._around_body(np.frombuffer(first, np.uint8), body_at, body_end)
+        heads = np.ndarray(len(self), _HEAD, around.data, strides=around.strides[:1])
+        heads["body_crc"] = crcs(self.bodies) & 0x7FFF_FFFF
+        heads["queue_offset"] = queue_offset + numbers
+        heads["physical_offset"] = physical_offsets
+        records = np.empty((len(self), size), np.uint8)
+        records[:, :body_at] = around[:, :body_at]
         records[:, body_at:body_end] = self.bodies
-        records[:, id_at : id_at + self.ids.shape[1]] = self.ids
-        records[:, layout.BODY_CRC_AT : layout.QUEUE_ID_AT] = to_bytes(crcs(self.bodies) & 0x7FFF_FFFF, ">u4")
-        records[:, layout.QUEUE_OFFSET_AT : layout.PHYSICAL_OFFSET_AT] = to_bytes(queue_offset + numbers, ">i8")
-        records[:, layout.PHYSICAL_OFFSET_AT : layout.SYS_FLAG_AT] = to_bytes(physical_offsets, ">i8")
-        around = _crcs_around(records, body_at, body_end)
-        records[:, -CHECK_SIZE:] = checks(around, physical_offsets)
+        records[:, body_end:-CHECK_SIZE] = around[:, body_at:]
+        records[:, -CHECK_SIZE:] = checks(crcs(around), physical_offsets)
         return records
 
-
-def _crcs_around(records: Rows, body_at: int, body_end: int) -> NDArray[np.int64]:
-    """Return the CRC-32 of each record without its body and its check."""
-    heads, rests = row_bytes(records[:, :body_at]), row_bytes(records[:, body_end:-CHECK_SIZE])
-    return np.fromiter(map(crc32, rests, map(crc32, heads)), np.int64, len(records))
+    def _around_body(self, first: NDArray[np.uint8], body_at: int, body_end: int) -> Rows:
+        """Return the records without body and check. Body CRCs and offsets are still those of the first."""
+        front, back = first[:body_at], first[body_end:-CHECK_SIZE]
+        around = np.empty((len(self), len(front) + len(back)), np.uint8)
+        around[:, :body_at], around[:, body_at:] = front, back
+        id_at = around.shape[1] - len(self.first.properties) + self.id_at
+        around[:, id_at : id_at + self.ids.shape[1]] = self.ids
+        return around

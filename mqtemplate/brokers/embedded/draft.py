@@ -161,7 +161,7 @@ class DraftMaker:
             ids.append(unique_id)
         return drafts, ids
 
-    def make_alike(self, messages: Sequence[Message], queue_id: int, now_ms: int) -> tuple[SentBatch, list[str]] | None:
+    def make_alike(self, messages: Sequence[Message], queue_id: int, now_ms: int) -> SentBatch | None:
         """Do the same for messages that differ in their bodies only, as the items of one list mostly do.
 
         Returns:
@@ -176,9 +176,9 @@ class DraftMaker:
             if len(each.body) != size or each.properties != properties or each.flag != flag:
                 return None
         draft, unique_id = self.make(first, queue_id, now_ms)
-        ids = [unique_id, *(create_unique_id() for _ in messages[1:])]
-        bodies, id_at = to_rows([message.body for message in messages]), draft.properties.rindex(unique_id.encode())
-        return SentBatch(draft, bodies, to_rows([each.encode() for each in ids]), id_at), ids
+        ids = [unique_id.encode(), *(create_unique_id().encode() for _ in messages[1:])]
+        bodies, id_at = to_rows([message.body for message in messages]), draft.properties.rindex(ids[0])
+        return SentBatch(draft, bodies, to_rows(ids), id_at)
 
     @property
     def retry_delays_ms(self) -> tuple[int, ...]:

@@ -65,17 +65,15 @@ class MessageWriter:
         if topics != (topic,):
             handles = (self.handle(draft, put, topic) for draft, put in zip(drafts, puts, strict=True))
             handle = ",".join(handle for handle in handles if handle is not None)
-        return self._stored(puts, topics, msg_ids, handle)
+        return self._stored(puts, topics, ",".join(msg_ids), handle)
 
-    def put_alike(self, batch: SentBatch, msg_ids: Sequence[str]) -> StoredBatch:
+    def put_alike(self, batch: SentBatch) -> StoredBatch:
         """Store the messages of a batch that are alike, and not delayed: all of them or none."""
-        return self._stored(self._store.put_batch(batch), (batch.first.topic,), msg_ids, None)
+        return self._stored(self._store.put_batch(batch), (batch.first.topic,), batch.msg_ids().decode(), None)
 
-    def _stored(
-        self, puts: PutBatch, topics: tuple[str, ...], msg_ids: Sequence[str], handle: str | None
-    ) -> StoredBatch:
+    def _stored(self, puts: PutBatch, topics: tuple[str, ...], msg_ids: str, handle: str | None) -> StoredBatch:
         offset_msg_id = ",".join(offset_msg_ids(self._host, puts.physical_offsets))
-        return StoredBatch(puts.end, topics, ",".join(msg_ids), offset_msg_id, puts.queue_offsets[0], handle)
+        return StoredBatch(puts.end, topics, msg_ids, offset_msg_id, puts.queue_offsets[0], handle)
 
     def handle(self, draft: RecordDraft, put: PutResult, topic: str) -> str | None:
         """Return the handle for `Broker.cancel` of a delayed message; None if the message is not delayed."""

@@ -124,7 +124,7 @@ class Sender:
         alike = self.drafts.make_alike(messages, target.queue_id, now_ms)
         try:
             if alike is not None:
-                return target, self.writer.put_alike(*alike)
+                return target, self.writer.put_alike(alike)
             drafts, ids = self.drafts.make_batch(messages, target.queue_id, now_ms)
             return target, self.writer.put_batch(drafts, ids, topic, target.queue_id)
         except StoreError as exc:

@@ -26,7 +26,6 @@ from mqtemplate.record.codec import RecordDraft, pack_host
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.message_ext import to_message_ext
 from mqtemplate.record.properties import decode_properties
-from mqtemplate.record.sent_batch import SentBatch
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
@@ -42,6 +41,7 @@ from mqtemplate.server.acl.settings import Right
 from mqtemplate.server.group_table import max_reconsume_times
 from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.processors.sends.alike_messages import read_alike
+from mqtemplate.server.processors.sends.batch_sends import INLINE_MESSAGES, BatchSends
 from mqtemplate.server.processors.sends.send_forms import SendForms
 from mqtemplate.server.processors.sends.send_response import SendResponses
 from mqtemplate.server.processors.sends.send_run import SendRun
@@ -53,8 +53,6 @@ from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 _pack_host = lru_cache(maxsize=65_536)(pack_host)
 _Origin = tuple[int, int, bytes, int]
 """Sys flag, born timestamp, born host and reconsume times: they follow from the request header and the connection."""
-_INLINE_MESSAGES = 64
-"""Longest batch that is stored in the I/O thread: about a millisecond."""
 
 
 @dataclass(slots=True)
@@ -83,7 +81,9 @@ class SendProcessor:
 
     def new_run(self, connection: Connection, on_processed: Callable[[int], None]) -> SendRun:
         """Return the run of a new connection."""
-        return SendRun(connection, self.server, self._forms, self._responses, on_processed)
+        engine, max_messages = self.server.engine, self.server.settings.max_batch_messages
+        batches = BatchSends(connection, engine, max_messages, self._properties, self._responses, on_processed)
+        return SendRun(connection, self.server, self._forms, batches, self._responses, on_processed)
 
     @handles(RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, max_body_bytes=None)
     def _send(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
@@ -199,7 +199,7 @@ class SendProcessor:
                 "max-batch-messages"
             )
         store = partial(self._store_batch, connection, request, sent, topic)
-        if count > _INLINE_MESSAGES:
+        if count > INLINE_MESSAGES:
             self.server.deferred_work.run(connection, request, store)
         else:
             store()
@@ -217,10 +217,7 @@ class SendProcessor:
         if alike is None:
             stored = self._put_messages(request.body, topic, queue_id, origin)
         else:
-            encoded, code, _ = alike.properties
-            first = RecordDraft(topic, queue_id, alike.bodies[0].tobytes(), encoded, code, -1, alike.flag, *origin)
-            batch = SentBatch(first, alike.bodies, alike.ids, alike.id_at)
-            stored = self.server.engine.writer.put_alike(batch, alike.msg_ids())
+            stored = self.server.engine.writer.put_alike(alike.sent_batch(topic, queue_id, *origin))
         self._reply(connection, request, queue_id, stored)
 
     def _put_messages(self, data: bytes, topic: str, queue_id: int, origin: _Origin) -> StoredBatch:

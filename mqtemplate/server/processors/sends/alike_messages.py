@@ -7,6 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from mqtemplate.record.arrays import Rows
+from mqtemplate.record.codec import RecordDraft
+from mqtemplate.record.sent_batch import SentBatch
 from mqtemplate.remoting.protocol.messages import BATCH_FRONT
 from mqtemplate.server.processors.sends.sent_properties import CompleteProperties, SentProperties
 
@@ -31,10 +33,22 @@ class AlikeMessages(NamedTuple):
     flag: int
     properties: CompleteProperties
 
-    def msg_ids(self) -> list[str]:
-        """Return the ids as text."""
-        text, size = self.ids.tobytes().decode("ascii"), self.ids.shape[1]
-        return [text[at : at + size] for at in range(0, len(text), size)]
+    def sent_batch(
+        self,
+        topic: str,
+        queue_id: int,
+        sys_flag: int,
+        born_timestamp: int,
+        born_host: bytes,
+        reconsume_times: int,
+    ) -> SentBatch:
+        """Return the messages for the store. The arguments are those of `RecordDraft`."""
+        encoded, code, _ = self.properties
+        body = self.bodies[0].tobytes()
+        first = RecordDraft(
+            topic, queue_id, body, encoded, code, -1, self.flag, sys_flag, born_timestamp, born_host, reconsume_times
+        )
+        return SentBatch(first, self.bodies, self.ids, self.id_at)
 
 
 def read_alike(data: bytes, sent: SentProperties) -> AlikeMessages | None:
@@ -57,6 +71,7 @@ def read_alike(data: bytes, sent: SentProperties) -> AlikeMessages | None:
     ids_at, ids_end = properties_at + id_at, properties_at + id_at + len(unique_id)
     rows = np.frombuffer(data, np.uint8).reshape(-1, size)
     ids, equal = rows[:, ids_at:ids_end], (rows[:, : BATCH_FRONT.size], rows[:, body_end:ids_at], rows[:, ids_end:])
-    if not all((columns == columns[0]).all() for columns in equal) or not ids.tobytes().isalnum():
+    around = np.concatenate(equal, axis=1)
+    if (around != around[0]).any() or not ids.tobytes().isalnum():
         return None
     return AlikeMessages(rows[:, BATCH_FRONT.size : body_end], ids, id_at, flag, properties)

@@ -19,6 +19,7 @@ from mqtemplate.remoting.protocol.json_header import decode_json_header
 from mqtemplate.server.processors.sends.sent_properties import CompleteProperties, SentProperties
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
+_CODES = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
 _MAX_FORMS = 1_000
 _MAX_FORMS_PER_CONNECTION = 4
 _MAX_ATTEMPTS = 16
@@ -53,6 +54,8 @@ _Key = tuple[bytes | str, ...]
 class SendForm:
     """Common part of all sends of one form. Their messages are ordinary: without a delay, not in a transaction.
 
+    What a batch contains is in its body: of its header only topic, sys flag and reconsume times count.
+
     Attributes:
         pattern: Matches the headers of this form.
         groups: Its groups in the order of queue ID, time of birth, message id, opaque and, if the form has them, keys.
@@ -69,6 +72,7 @@ class SendForm:
     flag: int
     sys_flag: int
     reconsume_times: int
+    is_batch: bool
 
     def encode(self, unique_id: bytes, keys: list[bytes]) -> bytes:
         """Return the encoded properties of a message."""
@@ -108,7 +112,7 @@ class SendForms:
         """Decode a header with the values of `_PROBES`. Return None if it is not that of an ordinary message."""
         try:
             command = decode_json_header(b"".join(_PROBES[part] if isinstance(part, str) else part for part in key))
-            if command.code != RequestCode.SEND_MESSAGE_V2 or command.is_response or command.is_one_way:
+            if command.code not in _CODES or command.is_response or command.is_one_way:
                 return None
             sent = command.header(SendMessageRequestHeaderV2)
         except RemoteProtocolError:
@@ -119,9 +123,10 @@ class SendForms:
         complete = self._properties.complete_text(sent.properties)
         if complete is None or complete.unique_id.encode() != _PROBES["unique_id"]:
             return None
-        if sent.batch or sent.topic.startswith(RETRY_TOPIC_PREFIX):
+        if sent.topic.startswith(RETRY_TOPIC_PREFIX):
             return None
-        return _form_of(key, sent, complete)
+        is_batch = sent.batch or command.code == RequestCode.SEND_BATCH_MESSAGE
+        return _form_of(key, sent, complete, is_batch=is_batch)
 
 
 class ConnectionForms:
@@ -175,7 +180,9 @@ def _key_of(header: bytes) -> _Key | None:
     return (*parts, header[at:])
 
 
-def _form_of(key: _Key, sent: SendMessageRequestHeaderV2, complete: CompleteProperties) -> SendForm | None:
+def _form_of(
+    key: _Key, sent: SendMessageRequestHeaderV2, complete: CompleteProperties, *, is_batch: bool
+) -> SendForm | None:
     """Return the form of a header with the values of `_PROBES`; None if its properties do not have them."""
     names = [part for part in key if isinstance(part, str)]
     in_properties = [name for name in names if name in ("unique_id", "keys")]
@@ -192,6 +199,7 @@ def _form_of(key: _Key, sent: SendMessageRequestHeaderV2, complete: CompleteProp
         flag=sent.flag,
         sys_flag=sent.sys_flag,
         reconsume_times=sent.reconsume_times or 0,
+        is_batch=is_batch,
     )
 
 

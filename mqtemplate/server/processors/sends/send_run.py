@@ -8,9 +8,11 @@ from functools import partial
 from mqtemplate.errors import StoreError
 from mqtemplate.message import offset_msg_ids
 from mqtemplate.record.codec import RecordDraft, pack_host
+from mqtemplate.record.sent_batch import SentBatch
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codec import Frame
 from mqtemplate.server.parts import ServerParts
+from mqtemplate.server.processors.sends.batch_sends import BatchSends
 from mqtemplate.server.processors.sends.send_forms import ConnectionForms, SendForms
 from mqtemplate.server.processors.sends.send_response import SendResponses
 from mqtemplate.server.response import RefusedError, call_when_durable
@@ -25,12 +27,13 @@ _Sent = tuple[int, bytes, int]
 
 
 class SendRun:
-    """Run of sends of ordinary messages to queues that exist.
+    """Run of sends of ordinary messages to queues that exist. A batch is stored alone, after those before it.
 
     All other requests are processed as commands. So are those that the store refuses: that decides which are wrong.
 
     Args:
         forms: Those of all connections.
+        batches: Stores the batches of this connection.
         on_processed: Called with the number of requests that were processed here.
     """
 
@@ -39,6 +42,7 @@ class SendRun:
         connection: Connection,
         server: ServerParts,
         forms: SendForms,
+        batches: BatchSends,
         responses: SendResponses,
         on_processed: Callable[[int], None],
     ) -> None:
@@ -49,6 +53,7 @@ class SendRun:
         self._host = server.engine.settings.listen_host
         self._max_body_bytes = server.engine.settings.max_message_size
         self._forms = ConnectionForms(forms)
+        self._batches = batches
         self._responses = responses
         self._on_processed = on_processed
         self._born_host = pack_host(connection.remote)
@@ -72,6 +77,9 @@ class SendRun:
         if queue_id < 0:
             queue_id = self._check_queue(form.topic, queue_text)
         opaque = int(opaque_text)
+        if form.is_batch:
+            batch = None if queue_id < 0 else self._batches.read(form, body, queue_id, int(born))
+            return batch is not None and self._take_batch(opaque, batch, frame)
         if queue_id < 0 or len(body) > self._max_body_bytes or not self._connection.begin(opaque):
             return False
         self._drafts.append(
@@ -94,6 +102,13 @@ class SendRun:
         self._bytes += len(body)
         if len(self._sent) >= _MAX_REQUESTS or self._bytes >= _MAX_BYTES:
             self.process()
+        return True
+
+    def _take_batch(self, opaque: int, batch: SentBatch, frame: Frame) -> bool:
+        if not self._connection.begin(opaque):
+            return False
+        self.process()
+        self._batches.process(opaque, batch, frame)
         return True
 
     def _check_queue(self, topic: str, text: bytes) -> int:

@@ -174,8 +174,6 @@ def test_clients_of_several_languages_have_forms(
     "data",
     [
         header(code=RequestCode.SEND_MESSAGE),
-        header(code=RequestCode.SEND_BATCH_MESSAGE, fields={"m": "true"}),
-        header(fields={"m": "true"}),
         header(flag=1),
         header(flag=2),
         header(fields={"b": "%RETRY%billing"}),
@@ -203,6 +201,16 @@ def test_clients_of_several_languages_have_forms(
 )
 def test_other_requests_are_decoded(forms: ConnectionForms, data: bytes) -> None:
     assert read(forms, data) is None
+
+
+@pytest.mark.parametrize("code", [RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2])
+def test_the_header_of_a_batch_has_a_form_of_its_own(forms: ConnectionForms, code: RequestCode) -> None:
+    batch, single = read(forms, header(code=code, fields={"m": "true"})), read(forms, header())
+
+    assert batch is not None
+    assert batch[0].is_batch
+    assert single is not None
+    assert not single[0].is_batch
 
 
 def of_tag(number: int) -> bytes:

@@ -133,7 +133,8 @@ def mixed_frames(seed: int) -> tuple[list[bytes], int]:
             case 3:
                 frames.append(send(opaque, body, queue_id=queue_id, properties={"DELAY": "2"}))
             case 4:
-                batch = encode_batch([Message("orders", body, {"UNIQ_KEY": f"B{opaque}{n}"}) for n in range(3)])
+                count = chance.choice([3, 12, 70])
+                batch = encode_batch([Message("orders", body, {"UNIQ_KEY": f"B{opaque}{n:02}"}) for n in range(count)])
                 frames.append(send(opaque, batch, queue_id=queue_id, batch=True))
             case 5:
                 frames.append(send(opaque, body, queue_id=queue_id, one_way=True))

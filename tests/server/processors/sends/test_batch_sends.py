@@ -1,0 +1,163 @@
+"""Batches with a header of a known form: stored and answered as if the request had been decoded."""
+
+from __future__ import annotations
+
+import pytest
+from structlog.testing import capture_logs
+
+from mqtemplate.errors import StoreError, StoreFullError
+from mqtemplate.message import Message
+from mqtemplate.remoting.protocol import RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
+from mqtemplate.remoting.protocol.messages import encode_batch
+from mqtemplate.server import BrokerServer
+from mqtemplate.server.processors.sends.batch_sends import BatchSends
+from tests.remoting.wire import RawPeer
+from tests.server.processors.sends.test_send_run import MAX_OFFSET, answers, known_producer, records, send, serving
+
+
+def batch(opaque: int, count: int = 10, size: int = 4, *, code: int = RequestCode.SEND_BATCH_MESSAGE) -> bytes:
+    """Return the frame of a batch whose messages are alike, with ids that end with their numbers."""
+    messages = [Message("orders", bytes(size), {"UNIQ_KEY": f"B{opaque:04}{number:03}"}) for number in range(count)]
+    return send(opaque, encode_batch(messages), batch=True, code=code)
+
+
+def opaques_of_batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list to which each batch adds its opaque when it is processed without decoding its header."""
+    opaques: list[int] = []
+    process = BatchSends.process
+
+    def noted(self: BatchSends, opaque: int, *more: object) -> None:
+        opaques.append(opaque)
+        process(self, opaque, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(BatchSends, "process", noted)
+    return opaques
+
+
+def know_batches(peer: RawPeer, *codes: RequestCode) -> None:
+    """Send batches until their header has a known form."""
+    for code in codes or (RequestCode.SEND_BATCH_MESSAGE,):
+        for opaque in (5, 6):
+            assert peer.invoke_frame(batch(opaque, code=code)).code == ResponseCode.SUCCESS
+
+
+def test_a_batch_is_stored_in_order_with_the_sends_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    opaques = opaques_of_batches(monkeypatch)
+    with serving() as server, known_producer(server) as peer:
+        know_batches(peer, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2)
+        first = server.engine.store.consume_queue("orders", 0).max_offset
+        opaques.clear()
+        frames = [send(10), batch(11), send(12), batch(13, code=RequestCode.SEND_MESSAGE_V2), send(14)]
+        peer.send(b"".join(frames))
+        responses = answers(peer, 5)
+
+        headers = [responses[opaque].header(SendMessageResponseHeader) for opaque in range(10, 15)]
+        assert [header.queue_offset - first for header in headers] == [0, 1, 11, 12, 22]
+        assert opaques == [11, 13]
+        assert headers[3].transaction_id == ",".join(f"B0013{number:03}" for number in range(10))
+        offsets = [record.physical_offset for record in records(server)][-11:-1]
+        assert [int(each[-16:], 16) for each in headers[3].msg_id.split(",")] == offsets
+
+
+def test_a_batch_counts_as_one_request() -> None:
+    with serving() as server, known_producer(server) as peer:
+        know_batches(peer)
+        before = server.remoting.request_count
+        peer.send(batch(10) + batch(11))
+        answers(peer, 2)
+
+        assert server.remoting.request_count == before + 2
+
+
+@pytest.mark.parametrize(
+    ("frame", "settings"),
+    [
+        (batch(10, 65), {}),
+        (batch(10, 7), {}),
+        (send(10, batch=True, code=RequestCode.SEND_BATCH_MESSAGE), {}),
+        (send(10, encode_batch([Message("orders", b"1", {"UNIQ_KEY": "B1"})] * 8), queue_id=9, batch=True), {}),
+        (batch(10, 12, 100), {"max_message_size": 1_000}),
+    ],
+)
+def test_other_batches_are_processed_as_commands(
+    frame: bytes, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are long, short, invalid, for a queue that does not exist, or too large."""
+    responses = []
+    for runs in (True, False):
+        with serving(runs=runs, **settings) as server, known_producer(server) as peer:
+            know_batches(peer, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2)
+            with monkeypatch.context() as patch:
+                opaques = opaques_of_batches(patch)
+                responses.append((peer.invoke_frame(frame), server.engine.store.end_offset))
+            assert opaques == []
+
+    assert responses[0] == responses[1]
+
+
+# --- faults -----------------------------------------------------------------------------------------
+
+
+def test_a_batch_that_the_store_refuses_gets_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(messages: object) -> object:
+        raise StoreFullError("no room for a record")
+
+    with serving() as server, known_producer(server) as peer:
+        know_batches(peer)
+        end = server.engine.store.end_offset
+        with monkeypatch.context() as patch:
+            patch.setattr(server.engine.store, "put_batch", refuse)
+            refused = peer.invoke_frame(batch(10))
+
+        assert (refused.code, refused.remark) == (ResponseCode.SERVICE_NOT_AVAILABLE, "no room for a record")
+        assert server.engine.store.end_offset == end
+        assert peer.invoke_frame(batch(10)).code == ResponseCode.SUCCESS
+
+
+def test_a_batch_that_fits_into_no_file_gets_the_reason() -> None:
+    with serving(mapped_file_size_commit_log=4_096) as server, known_producer(server) as peer:
+        know_batches(peer)
+        refused = peer.invoke_frame(batch(10, 10, 1_000))
+
+        assert refused.code == ResponseCode.MESSAGE_ILLEGAL
+        assert "do not fit into a commit log file of 4096 bytes" in refused.remark
+
+
+def test_a_failed_flush_is_reported_with_the_ids_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> int:
+        raise StoreError("the disk refused")
+
+    with serving() as server, known_producer(server) as peer:
+        know_batches(peer)
+        store = server.engine.store
+        with monkeypatch.context() as patch:
+            patch.setattr(store.group_commit, "_flush", refuse)
+            response = peer.invoke_frame(batch(10))
+        store.flush()
+
+        assert response.code == ResponseCode.FLUSH_DISK_TIMEOUT
+        assert "the disk refused" in response.remark
+        assert response.header(SendMessageResponseHeader).transaction_id.startswith("B0010000,B0010001")
+        assert store.confirm_offset == store.end_offset
+
+
+def test_an_error_of_the_response_is_logged_and_nothing_is_stored_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise ZeroDivisionError
+
+    with serving() as server, known_producer(server) as peer, RawPeer(server.remoting.address) as other:
+        know_batches(peer)
+        end = stored_batches(server)
+        with monkeypatch.context() as patch, capture_logs() as logs:
+            patch.setattr(BatchSends, "_reply", fail)
+            peer.send(batch(10) + send(11))
+            assert set(answers(peer, 1)) == {11}
+
+        assert [line["event"] for line in logs if line["log_level"] == "error"] == ["server.response_failed"]
+        assert stored_batches(server) == end + 11
+        assert other.invoke(MAX_OFFSET).code == ResponseCode.SUCCESS
+
+
+def stored_batches(server: BrokerServer) -> int:
+    return server.engine.store.consume_queue("orders", 0).max_offset
