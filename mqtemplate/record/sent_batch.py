@@ -11,7 +11,7 @@ from mqtemplate.record import layout
 from mqtemplate.record.arrays import Rows
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.layout import CHECK_SIZE
-from mqtemplate.record.row_checks import checks, crcs
+from mqtemplate.record.row_checks import checks, crcs, row_bytes
 
 _HEAD = np.dtype(layout.HEAD_FIELDS)  # type: ignore[call-overload]
 
@@ -33,6 +33,12 @@ class SentBatch:
 
     def __len__(self) -> int:
         return len(self.bodies)
+
+    def properties(self) -> list[bytes]:
+        """Return the encoded properties of each message."""
+        text, id_end = self.first.properties, self.id_at + self.ids.shape[1]
+        front, back = text[: self.id_at], text[id_end:]
+        return [front + each + back for each in row_bytes(self.ids)]
 
     def msg_ids(self) -> bytes:
         """Return the ids, joined by commas."""

@@ -27,6 +27,7 @@ from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.store.files.unsupported_formats import refuse_unsupported_formats
 from mqtemplate.store.flush import FlushService, GroupCommit, WhenFlushed
 from mqtemplate.store.index.index_service import IndexService
+from mqtemplate.store.index.recent_keys import RecentKeys
 from mqtemplate.store.queue_rebuild import QueueRebuild, TagsCodeOf
 from mqtemplate.store.queues.consume_queue import ConsumeQueue
 from mqtemplate.store.queues.queue_table import QueueTable
@@ -147,7 +148,8 @@ class MessageStore:
         files = self.store_files.mapped_queue("commitlog", self.sizes.commit_log, setting=setting or "")
         self._commit_log = CommitLog(files, self.clock, self.settings.listen_host, maps_single=self._is_sync)
         self._open_files.append(self._commit_log)
-        self._writer = RecordWriter(self._commit_log, self._queue_table)
+        recent_keys = RecentKeys(self._lock, self.index.hurry)
+        self._writer = RecordWriter(self._commit_log, self._queue_table, recent_keys)
         self._followers = followers
         self._is_open = True
         setting = self.settings.mapped_file_size_consume_queue and "mapped-file-size-consume-queue"
@@ -166,7 +168,7 @@ class MessageStore:
             self.group_commit.wait(self.end_offset, _FLUSH_TIMEOUT_MS)
         self._delete_units_before_log()
         indexed_to = self._checkpoint.fields.index_msg_timestamp
-        self.index.load(self._commit_log, self._written_end, indexed_to, was_clean=was_clean)
+        self.index.load(self._commit_log, recent_keys, self._written_end, indexed_to, was_clean=was_clean)
         self.store_files.mark_open()
 
     def start(self) -> None:

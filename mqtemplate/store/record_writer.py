@@ -12,6 +12,7 @@ from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.run import RecordRun
 from mqtemplate.record.sent_batch import SentBatch
 from mqtemplate.store.commit_log import CommitLog, PutResult
+from mqtemplate.store.index.recent_keys import RecentKeys
 from mqtemplate.store.queues.consume_queue import ConsumeQueue
 from mqtemplate.store.queues.queue_table import QueueTable
 
@@ -56,8 +57,9 @@ class RecordWriter:
     Each method appends all records or, if that fails, none. Errors as `CommitLog.append`.
     """
 
-    def __init__(self, commit_log: CommitLog, queue_table: QueueTable) -> None:
+    def __init__(self, commit_log: CommitLog, queue_table: QueueTable, recent_keys: RecentKeys) -> None:
         self._commit_log = commit_log
+        self._recent_keys = recent_keys
         self._queue_table = queue_table
         self._queues = queue_table.queues
 
@@ -67,7 +69,9 @@ class RecordWriter:
         queue = self._queues.get(key) or self._queue_table.open(*key)
         queue.reserve(1)
         result = self._commit_log.append(draft, queue.max_offset)
-        queue.append(result.physical_offset, result.size, _tags_code(draft, result.store_timestamp))
+        offset, size, _, timestamp = result
+        queue.append(offset, size, _tags_code(draft, timestamp))
+        self._recent_keys.add(draft, offset, size, timestamp)
         return result
 
     def append_drafts(self, drafts: Sequence[RecordDraft]) -> PutBatch:
@@ -85,6 +89,7 @@ class RecordWriter:
         queue_offsets = range(start, start + count)
         offsets, sizes, timestamp = self._commit_log.append_drafts(drafts, queue_offsets)
         queue.append_units(offsets, sizes, [_tags_code(draft, timestamp) for draft in drafts])
+        self._recent_keys.add_drafts(drafts, offsets, sizes, timestamp)
         return PutBatch(offsets, sizes, queue_offsets, timestamp)
 
     def _append_to_queues(self, drafts: Sequence[RecordDraft]) -> PutBatch:
@@ -95,6 +100,7 @@ class RecordWriter:
         offsets, sizes, timestamp = self._commit_log.append_drafts(drafts, queue_offsets)
         for draft, queue, offset, size in zip(drafts, queues, offsets, sizes, strict=True):
             queue.append(offset, size, _tags_code(draft, timestamp))
+        self._recent_keys.add_drafts(drafts, offsets, sizes, timestamp)
         return PutBatch(offsets, sizes, queue_offsets, timestamp)
 
     def append_batch(self, batch: SentBatch) -> PutBatch:
@@ -105,6 +111,7 @@ class RecordWriter:
         offset, size, timestamp = self._commit_log.append_batch(batch, start)
         offsets, sizes = range(offset, offset + count * size, size), [size] * count
         queue.append_units(offsets, sizes, [_tags_code(batch.first, timestamp)] * count)
+        self._recent_keys.add_similar(batch.first, batch.properties, offsets, sizes, timestamp)
         return PutBatch(offsets, sizes, range(start, start + count), timestamp)
 
     def append_runs(self, drafts: Sequence[RecordDraft | RecordRun]) -> list[PutResult]:

@@ -15,6 +15,7 @@ from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.store.index.geometry import NEW_GEOMETRY, Geometry, find_geometry
 from mqtemplate.store.index.index_file import IndexFile, KeyRows
 from mqtemplate.store.index.key_reader import KeyReader
+from mqtemplate.store.index.recent_keys import RecentKeys
 from mqtemplate.store.index.record_keys import index_key_hashes
 from mqtemplate.store.layout import INDEX_HEADER_SIZE, IndexHeader, unpack_index_header
 from mqtemplate.store.log_reader import LogReader
@@ -41,7 +42,7 @@ class IndexService:
 
     - The service reads the log from the end of the last index file. No producer waits for it. A step takes a
       millisecond, then it pauses, longer while the log grows. A query first indexes the rest, so each result is
-      complete.
+      complete. The keys of the newest records are in memory, so they are not read from the log.
     - The headers of the index files contain how far the log is indexed. After a crash the unflushed rest is read again,
       so the older keys of a file that was not full are not lost.
     - A record may be in the index twice, and another key may have the same hash. The caller checks the record.
@@ -70,10 +71,19 @@ class IndexService:
 
     # --- loading -------------------------------------------------------------------------------
 
-    def load(self, log: LogReader, end: Callable[[], int], durable_timestamp: int, *, was_clean: bool) -> None:
+    def load(
+        self,
+        log: LogReader,
+        recent_keys: RecentKeys,
+        end: Callable[[], int],
+        durable_timestamp: int,
+        *,
+        was_clean: bool,
+    ) -> None:
         """Open the files, and find out how far the log is indexed.
 
         Args:
+            recent_keys: Records that are written from now on.
             end: Returns the physical offset after the last whole record of the log.
             durable_timestamp: ``index_msg_timestamp`` of the checkpoint: files that end there or before were flushed.
             was_clean: The last owner closed the store. Else the files are checked, and invalid parts are rebuilt.
@@ -83,7 +93,7 @@ class IndexService:
         """
         self._log = log
         self._end = end
-        self._reader = KeyReader(log)
+        self._reader = KeyReader(log, recent_keys)
         self._open_files(was_clean=was_clean)
         self._repair(durable_timestamp, was_clean=was_clean)
         self._reader.move_to(self._indexed_end(was_clean=was_clean))
@@ -208,6 +218,11 @@ class IndexService:
             self._due_ms = self._clock.now_ms() + _INTERVAL_MS
             self._wake()
 
+    def hurry(self) -> None:
+        """Plan a step now: many new records are in memory."""
+        self._due_ms = self._clock.now_ms()
+        self._wake()
+
     def step(self) -> int | None:
         now = self._clock.now_ms()
         if self._due_ms is None or self._due_ms > now:
@@ -216,10 +231,11 @@ class IndexService:
         is_growing, self._seen_end = end != self._seen_end, end
         with self._mutex:
             backlog = self._index(end, _STEP_RECORDS)
+            is_behind = backlog >= _LARGE_BACKLOG_BYTES or self._reader.has_recent
             if self._files and self._files[-1].unflushed >= max(_FLUSH_UNITS, self.geometry.units // 10):
                 self._flush()
         if backlog > 0:
-            self._due_ms = now + (_BUSY_PAUSE_MS if is_growing and backlog < _LARGE_BACKLOG_BYTES else _PAUSE_MS)
+            self._due_ms = now + (_BUSY_PAUSE_MS if is_growing and not is_behind else _PAUSE_MS)
         else:
             self._due_ms = now + _INTERVAL_MS if is_growing else None
         return self._due_ms

@@ -24,11 +24,14 @@ from mqtemplate.record.layout import (
 )
 from mqtemplate.store.files.mapped_file import MappedFile
 from mqtemplate.store.index.index_file import KeyRows
-from mqtemplate.store.index.record_keys import TailShape, hash_keys, tail_of
+from mqtemplate.store.index.recent_keys import RecentKeys, RecentRecords
+from mqtemplate.store.index.record_keys import TailShape, hash_keys, hash_similar, tail_of
 from mqtemplate.store.log_reader import LogReader, is_blank, whole_record_at
 
 _log = get_logger("mqtemplate.store")
 
+_RECENT_SHARE = 8
+"""So many records in memory take the time of one that is read from the log, or less."""
 _FEWEST_ALIKE = 8
 """Fewer records are faster one by one."""
 _MOST_BYTES = 512 << 10
@@ -47,8 +50,10 @@ class KeyReader:
         position: Physical offset of the next record.
     """
 
-    def __init__(self, log: LogReader) -> None:
+    def __init__(self, log: LogReader, recent_keys: RecentKeys) -> None:
         self._log = log
+        self._recent_keys = recent_keys
+        self._recent = RecentRecords()  # those that were taken
         self.position = 0
         self._last_start = -1  # of the record before `position`; -1 if unknown
 
@@ -56,28 +61,63 @@ class KeyReader:
         """Continue at another record."""
         self.position, self._last_start = physical_offset, -1
 
+    @property
+    def has_recent(self) -> bool:
+        """True if records that were taken from memory remain."""
+        return self.position <= self._recent.last
+
     def read(self, end: int, count: int) -> KeyRows:
-        """Return the keys of up to *count* records before *end*, which is the end of a record."""
-        tails: list[_Tail] = []
+        """Return the keys of records before *end*, which is the end of a record.
+
+        Args:
+            count: Maximum number of records. Those in memory count less, since they take less time.
+        """
         parts: list[KeyRows] = []
         while count > 0 and self.position < end:
+            recent = self._next_recent(count)
+            if recent is not None and recent.offsets[0] == self.position:
+                parts.append(self._read_recent(recent))
+                count -= -(-len(recent.topics) // _RECENT_SHARE)
+            else:
+                done, rows = self._read_log(end if recent is None else min(int(recent.offsets[0]), end), count)
+                parts.append(rows)
+                count -= done
+        return _join(parts)
+
+    def _next_recent(self, count: int) -> RecentRecords | None:
+        """Return the next records that are in memory; None if there are none."""
+        if not self.has_recent:
+            self._recent = self._recent_keys.take()
+        return self._recent.part(self.position, count * _RECENT_SHARE) if self.has_recent else None
+
+    def _read_recent(self, recent: RecentRecords) -> KeyRows:
+        self._last_start, self.position = recent.last, int(recent.ends[-1])
+        hashes, counts = hash_similar(recent.topics[0], recent.properties)
+        return KeyRows(hashes, np.repeat(recent.offsets, counts), np.repeat(recent.timestamps, counts))
+
+    def _read_log(self, end: int, count: int) -> tuple[int, KeyRows]:
+        """Read records before *end* from the log. Return their number and their keys."""
+        tails: list[_Tail] = []
+        parts: list[KeyRows] = []
+        left = count
+        while left > 0 and self.position < end:
             found = self._log.find(self.position)
             if found is None:  # its file was deleted meanwhile
                 self.move_to(max(self.position, min(self._log.start, end)))
                 break
             file, file_start = found
             limit = min(end - file_start, file.size)
-            alike = self._read_alike(file, file_start, limit, count)
+            alike = self._read_alike(file, file_start, limit, left)
             if alike is not None:
                 done, rows = alike
-                count -= done
+                left -= done
                 parts += [*_key_rows(tails), rows]
                 tails.clear()
                 continue
-            count -= self._read_plain(file, file_start, limit, count, tails)
-            if count > 0 and self.position < end:
-                count -= self._read_other(file, file_start, end, tails)
-        return _join([*parts, *_key_rows(tails)])
+            left -= self._read_plain(file, file_start, limit, left, tails)
+            if left > 0 and self.position < end:
+                left -= self._read_other(file, file_start, end, tails)
+        return count - left, _join([*parts, *_key_rows(tails)])
 
     def _read_alike(self, file: MappedFile, file_start: int, limit: int, count: int) -> tuple[int, KeyRows] | None:
         """Read the next records together, if several have one size and one shape, as those of a producer often do.

@@ -6,6 +6,7 @@ import random
 import shutil
 import struct
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,14 +34,16 @@ from mqtemplate.store import (
     PutResult,
     layout,
 )
-from mqtemplate.store.index import key_reader
+from mqtemplate.store.index import key_reader, recent_keys
 from mqtemplate.store.index.geometry import find_geometry
 from mqtemplate.store.index.index_file import IndexFile, KeyRows
 from mqtemplate.store.index.key_reader import KeyReader
+from mqtemplate.store.index.recent_keys import RecentKeys
 from mqtemplate.store.index.record_keys import index_key_hashes, keys_of
 from mqtemplate.store.layout import IndexHeader, index_file_size, unpack_index_header
 from tests.store.small_store import OpenStore, draft, kill, small
 
+FROM_LOG = pytest.mark.parametrize("keys_from", ["log"], indirect=True)
 SLOTS, UNITS = 5, 9
 TINY = small(max_hash_slot_num=SLOTS, max_index_num=UNITS)
 
@@ -68,6 +71,17 @@ def lost(store: MessageStore, numbers: Sequence[int]) -> list[int]:
 
 def index_files(folder: Path) -> list[Path]:
     return sorted((folder / "index").iterdir()) if (folder / "index").is_dir() else []
+
+
+@pytest.fixture(autouse=True, params=["memory", "log"])
+def keys_from(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the index take the keys of new records from memory, or read them from the log, as those of an older run."""
+    if request.param == "log":
+        monkeypatch.setattr(recent_keys, "_MAX_BYTES", 0)
+
+
+def no_keys() -> RecentKeys:
+    return RecentKeys(threading.Lock(), lambda: None)
 
 
 @pytest.fixture
@@ -308,6 +322,7 @@ def test_keys_are_in_the_index_file_a_second_after_the_message(store: MessageSto
     assert store.index._files[-1].header.index_count == 2
 
 
+@FROM_LOG
 def test_a_step_is_short_and_pauses_longer_while_the_log_grows(open_store: OpenStore, clock: VirtualClock) -> None:
     store = open_store(small(mapped_file_size_commit_log=1 << 20, max_index_num=2_000))
     fill(store, 600)
@@ -347,13 +362,6 @@ def test_a_query_finds_each_message_stored_before_while_threads_write(tmp_path: 
     assert missing == []
 
 
-FORMS = (
-    "",
-    "KEYS\x01%04d\x02",
-    "UNIQ_KEY\x01%04d\x02TAGS\x01a\x02",
-    "KEYS\x01k %04d\x02",
-    "KEYS\x01ü%04d\x02",
-)
 STRETCHES = st.lists(
     st.tuples(
         st.integers(1, 30),
@@ -384,7 +392,7 @@ def test_records_that_are_alike_have_the_keys_that_they_have_one_by_one(
     for fewest in (2, 1_000_000):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(key_reader, "_FEWEST_ALIKE", fewest)
-            reader, rows = KeyReader(store._commit_log), list[tuple[int, int, int]]()
+            reader, rows = KeyReader(store._commit_log, no_keys()), list[tuple[int, int, int]]()
             while reader.position < store.end_offset:
                 part = reader.read(store.end_offset, portion)
                 rows += zip(*(column.tolist() for column in part), strict=True)
@@ -409,6 +417,7 @@ def test_damage_in_the_log_hides_no_other_record(at: int) -> None:
     assert {put.physical_offset for put in puts} - set(found) <= {puts[2].physical_offset}
 
 
+@FROM_LOG
 def test_skipped_damage_is_logged_with_file_and_offset(store: MessageStore, tmp_path: Path) -> None:
     puts = fill(store, 3)
     file, _ = store._commit_log._files.find(0) or pytest.fail("no file")
@@ -578,7 +587,7 @@ def filled(store: MessageStore) -> MessageStore:
 def reopened(store: MessageStore, *, was_clean: bool, durable_timestamp: int = 0) -> IndexService:
     """Open another service over the present files."""
     index = IndexService(store.store_files, TINY, store.clock)
-    index.load(store._commit_log, store._written_end, durable_timestamp, was_clean=was_clean)
+    index.load(store._commit_log, no_keys(), store._written_end, durable_timestamp, was_clean=was_clean)
     return index
 
 

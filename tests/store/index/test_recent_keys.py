@@ -1,0 +1,153 @@
+"""Keys of the newest records, in memory: the same as in the log, for any mix of writes."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+
+from mqtemplate.clock import VirtualClock
+from mqtemplate.record.arrays import to_rows
+from mqtemplate.record.codec import RecordDraft
+from mqtemplate.record.layout import SysFlag
+from mqtemplate.record.sent_batch import SentBatch
+from mqtemplate.store import MemoryStoreFiles, MessageStore
+from mqtemplate.store.index import recent_keys
+from mqtemplate.store.index.key_reader import KeyReader
+from mqtemplate.store.index.recent_keys import RecentKeys
+from tests.store.small_store import OpenStore, small
+
+FORMS = ("", "KEYS\x01%04d\x02", "UNIQ_KEY\x01%04d\x02TAGS\x01a\x02", "KEYS\x01k %04d b\x02", "KEYS\x01ü%04d\x02")
+FLAGS = (0, 0, SysFlag.TRANSACTION_ROLLBACK, SysFlag.TRANSACTION_COMMIT)
+TOPICS = ("orders", "orders", "bills", "%RETRY%" + "x" * 200)
+
+
+@pytest.fixture
+def store() -> MessageStore:
+    store = MessageStore(MemoryStoreFiles(), small(mapped_file_size_commit_log=16_384), VirtualClock())
+    store.load()
+    return store
+
+
+def draft(chance: random.Random, number: int, *, topic: str | None = None) -> RecordDraft:
+    form = chance.choice(FORMS)
+    properties = (form % number if "%" in form else form).encode()
+    topic = topic or chance.choice(TOPICS)
+    return RecordDraft(topic, number % 2, bytes(chance.randrange(3)), properties, sys_flag=chance.choice(FLAGS))
+
+
+def batch(chance: random.Random, number: int) -> SentBatch:
+    ids = [b"%06d" % (number * 100 + each) for each in range(chance.randrange(1, 20))]
+    first = RecordDraft("orders", 0, b"12", b"UNIQ_KEY\x01%b\x02TAGS\x01b\x02" % ids[0], sys_flag=chance.choice(FLAGS))
+    return SentBatch(first, to_rows([b"12"] * len(ids)), to_rows(ids), first.properties.index(ids[0]))
+
+
+def write_anything(store: MessageStore, chance: random.Random, count: int) -> None:
+    """Write records in all ways, across files, some at the same time and some later."""
+    for number in range(count):
+        match chance.randrange(4):
+            case 0:
+                store.put(draft(chance, number))
+            case 1:
+                store.put_all([draft(chance, number * 50 + each) for each in range(chance.randrange(1, 20))])
+            case 2:
+                topic = chance.choice(TOPICS)
+                form = RecordDraft(topic, 0, b"1", b"KEYS\x01%04d\x02" % number)
+                store.put_all([form] * chance.randrange(1, 30))
+            case _:
+                store.put_batch(batch(chance, number))
+        store.clock.move_ms(chance.choice([0, 0, 1_700]))  # type: ignore[attr-defined]
+
+
+def keys_of(store: MessageStore, keys: RecentKeys, portion: int) -> list[tuple[int, int, int]]:
+    """Return hash, physical offset and store timestamp of all keys, read in portions."""
+    reader, rows = KeyReader(store._commit_log, keys), list[tuple[int, int, int]]()
+    while reader.position < store.end_offset:
+        rows += zip(*(column.tolist() for column in reader.read(store.end_offset, portion)), strict=True)
+    return rows
+
+
+def no_keys() -> RecentKeys:
+    return RecentKeys(threading.Lock(), lambda: None)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("limit", [1 << 30, 20_000])
+def test_the_keys_in_memory_are_those_in_the_log(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch, seed: int, limit: int
+) -> None:
+    """With the smaller limit most records are left out, and read from the log."""
+    monkeypatch.setattr(recent_keys, "_MAX_BYTES", limit)
+    chance = random.Random(seed)
+    write_anything(store, chance, 120)
+
+    from_log = keys_of(store, no_keys(), 64)
+    found = keys_of(store, store._writer._recent_keys, chance.choice([1, 3, 64]))
+
+    assert found == from_log
+    assert len(found) > 1_000
+
+
+def test_records_between_those_in_memory_are_read_from_the_log(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance, keys = random.Random(1), store._writer._recent_keys
+    reader, rows = KeyReader(store._commit_log, keys), list[tuple[int, int, int]]()
+    for limit in (1 << 30, 0, 1 << 30, 0):
+        monkeypatch.setattr(recent_keys, "_MAX_BYTES", limit)
+        write_anything(store, chance, 10)
+        end = store.end_offset
+        write_anything(store, chance, 5)
+        while reader.position < end:
+            rows += zip(*(column.tolist() for column in reader.read(end, 16)), strict=True)
+    while reader.position < store.end_offset:
+        rows += zip(*(column.tolist() for column in reader.read(store.end_offset, 16)), strict=True)
+
+    assert rows == keys_of(store, no_keys(), 64)
+
+
+def test_the_log_is_not_read_for_records_in_memory(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KeyReader, "_read_log", lambda *arguments: pytest.fail("the log was read"))
+    store.put(RecordDraft("orders", 0, b"1", b"KEYS\x01one\x02"))
+    store.put_all([RecordDraft("orders", 0, b"1", b"KEYS\x01two\x02")] * 3)
+
+    assert len(store.index.find("orders", "one")) == 1
+    assert len(store.index.find("orders", "two")) == 3
+
+
+def test_many_records_are_indexed_at_once(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else they would exceed the memory before the next step, a second after the first of them."""
+    monkeypatch.setattr(recent_keys, "_MANY_BYTES", 2_000)
+    store = open_store(small(mapped_file_size_commit_log=1 << 16, max_index_num=2_000))
+    store.put(RecordDraft("orders", 0, b"1", b"KEYS\x01one\x02"))
+    due_ms = store.index.step()
+    assert due_ms == store.clock.now_ms() + 1_000
+
+    store.put_all([RecordDraft("orders", 0, b"1", b"KEYS\x01two\x02")] * 20)
+    store.index.step()
+
+    assert store.index._files[-1].header.index_count == 22
+
+
+def test_memory_that_was_taken_is_free_again(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recent_keys, "_MAX_BYTES", 1_000)
+    keys = store._writer._recent_keys
+    for _ in range(3):
+        for _ in range(30):
+            store.put(RecordDraft("orders", 0, b"1", b"KEYS\x01one\x02"))
+        assert 0 < len(keys.take().topics) < 30
+
+
+def test_records_that_retention_deleted_are_skipped(store: MessageStore) -> None:
+    for number in range(400):
+        store.put(RecordDraft("orders", 0, bytes(100), b"KEYS\x01k%d\x02" % number))
+    store.delete_before(40_000)
+    start = store.start_offset
+
+    store.index.catch_up()
+
+    assert start > 0
+    assert store.index.find("orders", "k0") == []
+    assert len(store.index.find("orders", "k399")) == 1
+    assert all(offset >= start for offset in store.index.find("orders", "k399"))
