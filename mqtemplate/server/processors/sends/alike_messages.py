@@ -72,6 +72,6 @@ def read_alike(data: bytes, sent: SentProperties) -> AlikeMessages | None:
     rows = np.frombuffer(data, np.uint8).reshape(-1, size)
     ids, equal = rows[:, ids_at:ids_end], (rows[:, : BATCH_FRONT.size], rows[:, body_end:ids_at], rows[:, ids_end:])
     around = np.concatenate(equal, axis=1)
-    if (around != around[0]).any() or not ids.tobytes().isalnum():
+    if around.tobytes() != around[0].tobytes() * len(rows) or not ids.tobytes().isalnum():
         return None
     return AlikeMessages(rows[:, BATCH_FRONT.size : body_end], ids, id_at, flag, properties)
