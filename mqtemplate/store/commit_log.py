@@ -17,6 +17,9 @@ from mqtemplate.store.files.mapped_file import MappedFile
 from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
 from mqtemplate.store.log_reader import LogReader
 
+_FILL_STEP = 256 << 10
+"""Bytes that are filled at once: the flush that writes them takes less than a millisecond longer."""
+
 
 class PutResult(NamedTuple):
     """Position of a stored record; for a `RecordRun`, that of its last record."""
@@ -57,16 +60,26 @@ class CommitLog(LogReader):
     Args:
         clock: Sets the store timestamps. They never decrease, even if the clock is set back.
         store_host: Address of this broker; part of each record.
-        maps_single: `append` writes through the map, see `MappedFile.write_mapped`.
+        fills_ahead: `allocate` writes zeros where the next records will be, see `MappedFile.fill`.
+        is_flushing: Returns True while another producer flushes: then `append` writes through the map, see
+            `MappedFile.write_mapped`.
     """
 
     def __init__(
-        self, files: MappedFileQueue, clock: Clock, store_host: HostAddress, maps_single: bool = False
+        self,
+        files: MappedFileQueue,
+        clock: Clock,
+        store_host: HostAddress,
+        *,
+        fills_ahead: bool = False,
+        is_flushing: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__(files)
         self._clock = clock
         self._store_host = pack_host(store_host)
-        self._maps_single = maps_single
+        self._fills_ahead = fills_ahead
+        self._is_flushing = is_flushing
+        self._claim_lock = threading.Lock()  # held while `_limit` changes
         self._next_file: MappedFile | None = None
         self._next_file_lock = threading.Lock()
         self._low_water = self._file_size
@@ -103,7 +116,7 @@ class CommitLog(LogReader):
             self._reserve(len(record))
             at = self._start + self._at
             record = draft.encode(queue_offset, at, now, host)
-        self._write(record, through_map=self._maps_single)
+        self._write(record, through_map=self._is_flushing())
         return PutResult(at, len(record), queue_offset, now)
 
     def append_drafts(
@@ -212,18 +225,21 @@ class CommitLog(LogReader):
             StoreFullError: There is no space for them, or for the next file; the log is as before.
             MessageError: They do not fit into any file.
         """
-        if self._at + size <= self._limit:
-            return
         if size > self._file_size - BLANK_SIZE:
             raise MessageError(
                 f"{size} bytes of records do not fit into a commit log file of {self._file_size} bytes; "
                 "send less at once, or make the files larger (mapped-file-size-commit-log)"
             )
+        with self._claim_lock:
+            if self._at + size > self._limit:  # else `allocate` has moved it meanwhile
+                self._claim(size)
+
+    def _claim(self, size: int) -> None:
         if self._file is None:
             self._file = self._file_at(self._start)
         if self._at + size + BLANK_SIZE <= self._file_size:
             self._file.allocate(self._at + size + BLANK_SIZE)
-            self._limit = self._file.allocated - BLANK_SIZE
+            self._set_limit(self._file, self._at + size + BLANK_SIZE)
             return
         following = self._file_at(self._start + self._file_size)
         following.allocate(size + BLANK_SIZE)
@@ -234,7 +250,20 @@ class CommitLog(LogReader):
         self._at = 0
         self._start += self._file_size
         self._low_water = self._file_size // 2
-        self._limit = following.allocated - BLANK_SIZE
+        self._set_limit(following, size + BLANK_SIZE)
+
+    def _set_limit(self, file: MappedFile, end: int) -> None:
+        """Let records be written before *end*, which is allocated, and after it where nothing will be filled."""
+        if self._fills_ahead:
+            end = min(max(end, self._at + _FILL_STEP), file.allocated)
+            self._low_water = self._next_low_water(end)
+        else:
+            end = file.allocated
+        self._limit = end - BLANK_SIZE
+
+    def _next_low_water(self, end: int) -> int:
+        """Return where `allocate` is needed next, if records may be written before *end*."""
+        return end - _FILL_STEP if end < self._file_size else max(end - _FILL_STEP, self._file_size // 2)
 
     def _file_at(self, start: int) -> MappedFile:
         if (found := self._files.find(start)) is not None:
@@ -252,11 +281,27 @@ class CommitLog(LogReader):
         self._low_water = self._file_size // 2
 
     def allocate(self) -> None:
-        """Create the next file ahead. Another thread than the writer's calls this."""
+        """Create the next file ahead, and fill the next part of this one. Not called in the writer's thread."""
+        if self._fills_ahead:
+            self._fill_next()
         with self._next_file_lock:
             is_last = self._files.end == self._start + self._file_size
             if self._at * 2 > self._file_size and self._next_file is None and is_last:
                 self._next_file = self._files.new_file(self._files.end)
+                if self._fills_ahead:
+                    self._next_file.fill(0, min(_FILL_STEP, self._file_size))
+
+    def _fill_next(self) -> None:
+        """Fill the bytes after `_limit`, where nothing was written. The writer waits if it needs them already."""
+        with self._claim_lock:
+            start = self._limit + BLANK_SIZE
+            end = min(start + _FILL_STEP, self._file_size)
+            if self._file is None or not self._at < start < end or start - self._at > _FILL_STEP:
+                return
+            self._file.allocate(end)
+            self._file.fill(start, end)
+            self._limit = end - BLANK_SIZE
+            self._low_water = self._next_low_water(end)
 
     def file_start_of(self, physical_offset: int) -> int:
         """Return the offset of the first byte of the file with this offset, or of the nearest file."""

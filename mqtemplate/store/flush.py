@@ -54,6 +54,7 @@ class GroupCommit:
 
     Attributes:
         flushed: Physical offset up to which the log is on the disk.
+        has_leader: True while a thread flushes.
         error: The error of the last flush; None if it succeeded.
     """
 
@@ -62,7 +63,7 @@ class GroupCommit:
         self._mutex = threading.Lock()
         self._waiters: list[_Waiter] = []
         self._callbacks: list[tuple[int, WhenFlushed]] = []
-        self._has_leader = False
+        self.has_leader = False
         self.flushed = 0
         self.error: StoreError | None = None
 
@@ -75,9 +76,9 @@ class GroupCommit:
         with self._mutex:
             if self.flushed >= end:
                 return True
-            waiter = _Waiter(end) if self._has_leader else None
+            waiter = _Waiter(end) if self.has_leader else None
             if waiter is None:
-                self._has_leader = True
+                self.has_leader = True
             else:
                 self._waiters.append(waiter)
         if waiter is None:
@@ -139,7 +140,7 @@ class GroupCommit:
             served = [waiter for waiter in self._waiters if error is not None or waiter.end <= flushed]
             self._waiters = [waiter for waiter in self._waiters if error is None and waiter.end > flushed]
             next_leader = self._waiters.pop(0) if self._waiters else None
-            self._has_leader = next_leader is not None
+            self.has_leader = next_leader is not None
             due = [call for end, call in self._callbacks if error is not None or end <= flushed]
             self._callbacks = [item for item in self._callbacks if error is None and item[0] > flushed]
         _wake_in_turn(served, next_leader, error)

@@ -146,7 +146,13 @@ class MessageStore:
         self.sizes = file_sizes(self.settings, self.store_files, self._checkpoint.sizes)
         setting = self.settings.mapped_file_size_commit_log and "mapped-file-size-commit-log"
         files = self.store_files.mapped_queue("commitlog", self.sizes.commit_log, setting=setting or "")
-        self._commit_log = CommitLog(files, self.clock, self.settings.listen_host, maps_single=self._is_sync)
+        self._commit_log = CommitLog(
+            files,
+            self.clock,
+            self.settings.listen_host,
+            fills_ahead=self._is_sync,
+            is_flushing=lambda: self._is_sync and self.group_commit.has_leader,
+        )
         self._open_files.append(self._commit_log)
         recent_keys = RecentKeys(self._lock, self.index.hurry)
         self._writer = RecordWriter(self._commit_log, self._queue_table, recent_keys)

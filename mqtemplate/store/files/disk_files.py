@@ -89,6 +89,10 @@ class DiskFile(MappedFile):
             self._disk.allocate(fd, self.allocated, size)
         self.allocated = end
 
+    def fill(self, start: int, end: int) -> None:
+        if self._fd >= 0:
+            self.write(start, bytes(end - start))
+
     def read(self, at: int, size: int) -> bytes:
         with disk_errors("read", self.path), self._descriptor() as fd:
             return self._disk.read_at(fd, size, at)

@@ -42,6 +42,16 @@ class MappedFile:
             StoreError: The disk failed.
         """
 
+    def fill(self, start: int, end: int) -> None:
+        """Write zeros to allocated bytes that were never written. The next write and flush of them are faster then.
+
+        A file system marks allocated blocks as unwritten. The flush of the first bytes in them has to change that in
+        its journal too. Not thread-safe: no other thread may write to these bytes meanwhile.
+
+        Raises:
+            StoreError: The disk failed.
+        """
+
     def write(self, at: int, data: bytes | memoryview) -> None:
         """Write *data* at *at*: all of it or, if that fails, nothing.
 
