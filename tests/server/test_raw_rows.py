@@ -1,0 +1,94 @@
+"""Records of one size that a pull reads together: the same bytes as one by one, and damage is found in any of them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mqtemplate.message import HostAddress, MessageQueue
+from mqtemplate.record.codec import RecordDraft, pack_host, read_without_check
+from mqtemplate.selectors.tags import TagSelector
+from mqtemplate.server import raw_reader
+from mqtemplate.server.raw_reader import RawQuery, RawReader
+from mqtemplate.server.raw_rows import rows_without_check
+from tests.server.serving import Serving
+
+HOST = pack_host(HostAddress("127.0.0.1", 10911))
+COUNT = 5
+
+
+def block(count: int = COUNT, topic: str = "orders") -> tuple[bytes, list[int]]:
+    """Return adjacent records of one shape with different content, from queue offset 7 on, and their offsets."""
+    data, offsets = b"", list[int]()
+    for number in range(count):
+        draft = RecordDraft(topic, 3, b"body %d" % number, b"UNIQ_KEY\x01A%d\x02" % number, flag=number)
+        offsets.append(4_096 + len(data))
+        data += draft.encode(7 + number, offsets[-1], 10 + number, HOST)
+    return data, offsets
+
+
+DATA, OFFSETS = block()
+SIZE = len(DATA) // COUNT
+PLAIN = [read_without_check(DATA[at * SIZE : (at + 1) * SIZE], "orders", 3, 7 + at, OFFSETS[at]) for at in range(COUNT)]
+
+
+def test_rows_are_the_records_one_by_one() -> None:
+    assert None not in PLAIN
+    assert rows_without_check(DATA, "orders", 3, 7, OFFSETS) == PLAIN
+
+
+@given(at=st.integers(0, len(DATA) - 1), bit=st.integers(0, 7))
+def test_a_flipped_bit_ends_the_rows_before_its_record(at: int, bit: int) -> None:
+    data = bytearray(DATA)
+    data[at] ^= 1 << bit
+
+    assert rows_without_check(bytes(data), "orders", 3, 7, OFFSETS) == PLAIN[: at // SIZE]
+
+
+@pytest.mark.parametrize("other", [("paid", 3, 7), ("orders", 2, 7), ("orders", 3, 8)])
+def test_records_of_another_place_are_no_rows(other: tuple[str, int, int]) -> None:
+    assert rows_without_check(DATA, *other, OFFSETS) == []
+
+
+def test_a_record_at_another_physical_offset_ends_the_rows() -> None:
+    assert rows_without_check(DATA, "orders", 3, 7, [*OFFSETS[:2], 1, *OFFSETS[3:]]) == PLAIN[:2]
+
+
+def test_records_with_a_long_topic_are_read_one_by_one() -> None:
+    topic = "%RETRY%" + "g" * 150
+    data, offsets = block(topic=topic)
+
+    assert read_without_check(data[: len(data) // COUNT], topic, 3, 7, offsets[0]) is not None
+    assert rows_without_check(data, topic, 3, 7, offsets) == []
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_pull_returns_the_same_with_and_without_rows(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Across files of the log, with records of other queues and sizes between, limits, and a damaged record."""
+    chance = random.Random(seed)
+    with Serving() as serving:
+        for number in range(150):
+            size = 50 if chance.random() < 0.95 else chance.randrange(60)
+            serving.send("orders", b"%03d" % number * (size // 3), {"UNIQ_KEY": f"A{number:03}"}, queue_id=0)
+            if chance.random() < 0.1:
+                serving.send("orders", b"other", queue_id=1)
+        store, queue = serving.engine.store, MessageQueue("orders", "broker-a", 0)
+        damaged = store.consume_queue("orders", 0).unit(chance.randrange(150)).physical_offset
+        file, start = store._commit_log.find(damaged) or pytest.fail("no file")
+        file.write_mapped(damaged - start + 95, b"\0")
+        raw, found = RawReader(store, serving.engine.reader), []
+        for fewest in (2, 1_000_000):
+            monkeypatch.setattr(raw_reader, "_FEWEST_ALIKE", fewest)
+            pulls = []
+            for max_count in (1, 32, 40):
+                for max_bytes in (10, 2_000, 1 << 20):
+                    for selector in (None, TagSelector("*"), TagSelector("a")):
+                        query = RawQuery(queue, max_count, max_bytes, selector)
+                        pulls += [raw.pull(query, at) for at in (0, 1, 60, 149)]
+            found.append(pulls)
+
+    assert found[0] == found[1]
+    assert max(len(pull.records) for pull in found[0]) == 40
