@@ -148,7 +148,7 @@ class SendProcessor:
             put = engine.writer.put(draft, topic, queue_id)
             msg_id = offset_msg_id(engine.settings.listen_host, put.physical_offset)
             stored = StoredBatch(put.end, (topic,), complete.unique_id, msg_id, put.queue_offset, None)
-        self._reply(connection, request, queue_id, stored)
+        self._reply(connection, request, queue_id, stored, stored.msg_id)
 
     def _store_decoded(
         self,
@@ -218,7 +218,8 @@ class SendProcessor:
             stored = self._put_messages(request.body, topic, queue_id, origin)
         else:
             stored = self.server.engine.writer.put_alike(alike.sent_batch(topic, queue_id, *origin))
-        self._reply(connection, request, queue_id, stored)
+        unique_id = decode_properties_text(sent.properties).get(Property.UNIQ_KEY)
+        self._reply(connection, request, queue_id, stored, unique_id)
 
     def _put_messages(self, data: bytes, topic: str, queue_id: int, origin: _Origin) -> StoredBatch:
         """Store messages of any kind, one after the other."""
@@ -246,15 +247,20 @@ class SendProcessor:
         properties = self._properties.complete(decode_properties(encoded))
         return self.server.engine.drafts.make(Message(topic, body, properties, flag), queue_id, now_ms)
 
-    def _reply(self, connection: Connection, request: RemotingCommand, queue_id: int, stored: StoredBatch) -> None:
+    def _reply(
+        self,
+        connection: Connection,
+        request: RemotingCommand,
+        queue_id: int,
+        stored: StoredBatch,
+        unique_id: str | None,
+    ) -> None:
         """Reply with the positions of the messages when they are durable."""
         store = self.server.engine.store
         if request.is_one_way:
             store.confirm_async(stored.end, stored.topics)
             return
-        header = self._responses.header(
-            stored.offset_msg_id, queue_id, stored.queue_offset, stored.msg_id, stored.handle
-        )
+        header = self._responses.header(stored.offset_msg_id, queue_id, stored.queue_offset, unique_id, stored.handle)
         reply_when_durable(
             store, connection, request, stored.end, stored.topics, header, ResponseCode.FLUSH_DISK_TIMEOUT
         )

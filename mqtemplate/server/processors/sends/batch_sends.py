@@ -57,19 +57,22 @@ class BatchSends:
             return None
         return alike.sent_batch(form.topic, queue_id, form.sys_flag, born, self._born_host, form.reconsume_times)
 
-    def process(self, opaque: int, batch: SentBatch, frame: Frame) -> None:
-        """Store the batch in *frame*, and reply when it is durable."""
+    def process(self, opaque: int, unique_id: bytes, batch: SentBatch, frame: Frame) -> None:
+        """Store the batch in *frame*, and reply when it is durable.
+
+        Args:
+            unique_id: Id of the whole batch, in the header.
+        """
         try:
             puts = self._store.put_batch(batch)
         except Exception:  # as a command it gets its own response, and what is unexpected is logged
             self._connection.process_as_command(opaque, frame)
             return
         self._on_processed(1)
-        reply = partial(self._reply, opaque, batch, puts)
+        reply = partial(self._reply, opaque, unique_id, batch.first.queue_id, puts)
         call_when_durable(self._store, puts.end, (batch.first.topic,), reply)
 
-    def _reply(self, opaque: int, batch: SentBatch, puts: PutBatch, error: StoreError | None) -> None:
+    def _reply(self, opaque: int, unique_id: bytes, queue_id: int, puts: PutBatch, error: StoreError | None) -> None:
         ids = ",".join(offset_msg_ids(self._host, puts.physical_offsets)).encode()
         frame = self._responses.frame if error is None else partial(self._responses.failure_frame, error)
-        queue_id, queue_offset = batch.first.queue_id, puts.queue_offsets[0]
-        self._connection.reply_to_run((opaque,), (frame(ids, queue_id, queue_offset, batch.msg_ids(), opaque),))
+        self._connection.reply_to_run((opaque,), (frame(ids, queue_id, puts.queue_offsets[0], unique_id, opaque),))

@@ -30,13 +30,13 @@ class SendResponses:
         self._template = template
 
     def header(
-        self, msg_id: str, queue_id: int, queue_offset: int, unique_id: str, handle: str | None = None
+        self, msg_id: str, queue_id: int, queue_offset: int, unique_id: str | None, handle: str | None = None
     ) -> SendMessageResponseHeader:
         """Return the header for messages in the commit log.
 
         Args:
             msg_id: Offset message ids.
-            unique_id: Ids that the producer gave them.
+            unique_id: Id that the producer gave the message or, in the header, the whole batch.
             handle: For the cancellation of delayed messages.
         """
         return SendMessageResponseHeader(

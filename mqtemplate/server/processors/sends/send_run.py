@@ -79,7 +79,7 @@ class SendRun:
         opaque = int(opaque_text)
         if form.is_batch:
             batch = None if queue_id < 0 else self._batches.read(form, body, queue_id, int(born))
-            return batch is not None and self._take_batch(opaque, batch, frame)
+            return batch is not None and self._take_batch(opaque, unique_id, batch, frame)
         if queue_id < 0 or len(body) > self._max_body_bytes or not self._connection.begin(opaque):
             return False
         self._drafts.append(
@@ -104,11 +104,11 @@ class SendRun:
             self.process()
         return True
 
-    def _take_batch(self, opaque: int, batch: SentBatch, frame: Frame) -> bool:
+    def _take_batch(self, opaque: int, unique_id: bytes, batch: SentBatch, frame: Frame) -> bool:
         if not self._connection.begin(opaque):
             return False
         self.process()
-        self._batches.process(opaque, batch, frame)
+        self._batches.process(opaque, unique_id, batch, frame)
         return True
 
     def _check_queue(self, topic: str, text: bytes) -> int:
