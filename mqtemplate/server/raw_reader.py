@@ -165,7 +165,7 @@ class RawReader:
         """Return the records of the first units, if they have one size and one shape; none if they are few."""
         queue, _, _, selector = query
         size = units[0][1] if units else 0
-        count = min(len(units), max_bytes // size) if size > SMALLEST_RECORD else 0
+        count = min(len(units), max(max_bytes, 0) // size) if size > SMALLEST_RECORD else 0
         offsets = [offset for offset, _, _ in takewhile(lambda unit: unit[1] == size, units[:count])]
         if len(offsets) < _FEWEST_ALIKE or not (selector is None or _selects_all(selector)):
             return []

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mqtemplate.brokers import EmbeddedSettings
 from mqtemplate.message import HostAddress, MessageQueue
 from mqtemplate.record.codec import RecordDraft, pack_host, read_without_check
 from mqtemplate.selectors.tags import TagSelector
@@ -69,7 +70,8 @@ def test_records_with_a_long_topic_are_read_one_by_one() -> None:
 def test_a_pull_returns_the_same_with_and_without_rows(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Across files of the log, with records of other queues and sizes between, limits, and a damaged record."""
     chance = random.Random(seed)
-    with Serving() as serving:
+    sizes = EmbeddedSettings(mapped_file_size_commit_log=4_096, mapped_file_size_consume_queue=400)
+    with Serving(engine_settings=sizes) as serving:
         for number in range(150):
             size = 50 if chance.random() < 0.95 else chance.randrange(60)
             serving.send("orders", b"%03d" % number * (size // 3), {"UNIQ_KEY": f"A{number:03}"}, queue_id=0)
@@ -87,7 +89,7 @@ def test_a_pull_returns_the_same_with_and_without_rows(seed: int, monkeypatch: p
                 for max_bytes in (10, 2_000, 1 << 20):
                     for selector in (None, TagSelector("*"), TagSelector("a")):
                         query = RawQuery(queue, max_count, max_bytes, selector)
-                        pulls += [raw.pull(query, at) for at in (0, 1, 60, 149)]
+                        pulls += [raw.pull(query, at) for at in (0, 1, 19, 60, 149)]
             found.append(pulls)
 
     assert found[0] == found[1]
