@@ -134,7 +134,7 @@ class RawReader:
             if not units:
                 break
             most = min(max_count - len(records), _MAX_RECORDS - read_count)
-            alike = self._read_alike(query, at, units[: max(most, 0)], max_bytes - byte_count) if codes is None else []
+            alike = self._read_alike(query, at, units[:most], max_bytes - byte_count) if selector is None else []
             if alike:
                 records += alike
                 read_count += len(alike)
@@ -162,12 +162,15 @@ class RawReader:
         return records, at
 
     def _read_alike(self, query: RawQuery, at: int, units: Sequence[_Unit], max_bytes: int) -> list[bytes]:
-        """Return the records of the first units, if they have one size and one shape; none if they are few."""
-        queue, _, _, selector = query
-        size = units[0][1] if units else 0
+        """Return the records of the first units, if they have one size and one shape; none if they are few.
+
+        Args:
+            query: One without a selector.
+        """
+        queue, size = query.queue, units[0][1] if units else 0
         count = min(len(units), max(max_bytes, 0) // size) if size > SMALLEST_RECORD else 0
         offsets = [offset for offset, _, _ in takewhile(lambda unit: unit[1] == size, units[:count])]
-        if len(offsets) < _FEWEST_ALIKE or not (selector is None or _selects_all(selector)):
+        if len(offsets) < _FEWEST_ALIKE:
             return []
         if offsets[-1] - offsets[0] == size * (len(offsets) - 1):  # they are adjacent
             data = self.store.read_bytes(offsets[0], size * len(offsets))

@@ -239,7 +239,7 @@ class CommitLog(LogReader):
             self._file = self._file_at(self._start)
         if self._at + size + BLANK_SIZE <= self._file_size:
             self._file.allocate(self._at + size + BLANK_SIZE)
-            self._set_limit(self._file, self._at + size + BLANK_SIZE)
+            self._set_limit(self._end_of_claim(self._file, self._at + size + BLANK_SIZE))
             return
         following = self._file_at(self._start + self._file_size)
         following.allocate(size + BLANK_SIZE)
@@ -250,20 +250,18 @@ class CommitLog(LogReader):
         self._at = 0
         self._start += self._file_size
         self._low_water = self._file_size // 2
-        self._set_limit(following, size + BLANK_SIZE)
+        self._set_limit(self._end_of_claim(following, size + BLANK_SIZE))
 
-    def _set_limit(self, file: MappedFile, end: int) -> None:
-        """Let records be written before *end*, which is allocated, and after it where nothing will be filled."""
-        if self._fills_ahead:
-            end = min(max(end, self._at + _FILL_STEP), file.allocated)
-            self._low_water = self._next_low_water(end)
-        else:
-            end = file.allocated
+    def _end_of_claim(self, file: MappedFile, end: int) -> int:
+        """Return the end of the bytes that the writer takes, at least *end*: all that are allocated, or one step."""
+        return min(max(end, self._at + _FILL_STEP), file.allocated) if self._fills_ahead else file.allocated
+
+    def _set_limit(self, end: int) -> None:
+        """Let records be written before *end*. Where `allocate` has to fill more, wake it one step earlier."""
         self._limit = end - BLANK_SIZE
-
-    def _next_low_water(self, end: int) -> int:
-        """Return where `allocate` is needed next, if records may be written before *end*."""
-        return end - _FILL_STEP if end < self._file_size else max(end - _FILL_STEP, self._file_size // 2)
+        if self._fills_ahead:
+            early = end - _FILL_STEP
+            self._low_water = early if end < self._file_size else max(early, self._file_size // 2)
 
     def _file_at(self, start: int) -> MappedFile:
         if (found := self._files.find(start)) is not None:
@@ -294,14 +292,14 @@ class CommitLog(LogReader):
     def _fill_next(self) -> None:
         """Fill the bytes after `_limit`, where nothing was written. The writer waits if it needs them already."""
         with self._claim_lock:
-            start = self._limit + BLANK_SIZE
+            file, start = self._file, self._limit + BLANK_SIZE
             end = min(start + _FILL_STEP, self._file_size)
-            if self._file is None or not self._at < start < end or start - self._at > _FILL_STEP:
+            is_early = not self._limit or start - self._at > _FILL_STEP
+            if file is None or is_early or start == end:
                 return
-            self._file.allocate(end)
-            self._file.fill(start, end)
-            self._limit = end - BLANK_SIZE
-            self._low_water = self._next_low_water(end)
+            file.allocate(end)
+            file.fill(start, end)
+            self._set_limit(end)
 
     def file_start_of(self, physical_offset: int) -> int:
         """Return the offset of the first byte of the file with this offset, or of the nearest file."""

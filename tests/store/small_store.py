@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.store import MessageStore, StoreSettings
+from mqtemplate.store.index.recent_keys import RecentKeys
 
 OpenStore = Callable[..., MessageStore]
 
@@ -20,6 +22,11 @@ def small(**changes: object) -> StoreSettings:
     sizes: dict[str, object] = {"mapped_file_size_commit_log": 4_096, "mapped_file_size_consume_queue": 200}
     sizes |= {"max_hash_slot_num": 50, "max_index_num": 200}
     return StoreSettings(**(sizes | changes))  # type: ignore[arg-type]
+
+
+def no_keys() -> RecentKeys:
+    """Return the memory of an index that has nothing: all keys are read from the log."""
+    return RecentKeys(threading.Lock(), lambda: None)
 
 
 def kill(store: MessageStore) -> None:

@@ -6,7 +6,6 @@ import random
 import shutil
 import struct
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,10 +37,9 @@ from mqtemplate.store.index import key_reader, recent_keys
 from mqtemplate.store.index.geometry import find_geometry
 from mqtemplate.store.index.index_file import IndexFile, KeyRows
 from mqtemplate.store.index.key_reader import KeyReader
-from mqtemplate.store.index.recent_keys import RecentKeys
 from mqtemplate.store.index.record_keys import index_key_hashes, keys_of
 from mqtemplate.store.layout import IndexHeader, index_file_size, unpack_index_header
-from tests.store.small_store import OpenStore, draft, kill, small
+from tests.store.small_store import OpenStore, draft, kill, no_keys, small
 
 FROM_LOG = pytest.mark.parametrize("keys_from", ["log"], indirect=True)
 SLOTS, UNITS = 5, 9
@@ -78,10 +76,6 @@ def keys_from(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """Let the index take the keys of new records from memory, or read them from the log, as those of an older run."""
     if request.param == "log":
         monkeypatch.setattr(recent_keys, "_MAX_BYTES", 0)
-
-
-def no_keys() -> RecentKeys:
-    return RecentKeys(threading.Lock(), lambda: None)
 
 
 @pytest.fixture

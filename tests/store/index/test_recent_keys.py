@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 
 import pytest
 
@@ -16,7 +15,7 @@ from mqtemplate.store import MemoryStoreFiles, MessageStore
 from mqtemplate.store.index import recent_keys
 from mqtemplate.store.index.key_reader import KeyReader
 from mqtemplate.store.index.recent_keys import RecentKeys
-from tests.store.small_store import OpenStore, small
+from tests.store.small_store import OpenStore, no_keys, small
 
 FORMS = ("", "KEYS\x01%04d\x02", "UNIQ_KEY\x01%04d\x02TAGS\x01a\x02", "KEYS\x01k %04d b\x02", "KEYS\x01ü%04d\x02")
 FLAGS = (0, 0, SysFlag.TRANSACTION_ROLLBACK, SysFlag.TRANSACTION_COMMIT)
@@ -66,10 +65,6 @@ def keys_of(store: MessageStore, keys: RecentKeys, portion: int) -> list[tuple[i
     while reader.position < store.end_offset:
         rows += zip(*(column.tolist() for column in reader.read(store.end_offset, portion)), strict=True)
     return rows
-
-
-def no_keys() -> RecentKeys:
-    return RecentKeys(threading.Lock(), lambda: None)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -74,5 +74,5 @@ class BatchSends:
 
     def _reply(self, opaque: int, unique_id: bytes, queue_id: int, puts: PutBatch, error: StoreError | None) -> None:
         ids = ",".join(offset_msg_ids(self._host, puts.physical_offsets)).encode()
-        frame = self._responses.frame if error is None else partial(self._responses.failure_frame, error)
+        frame = self._responses.encoder(error)
         self._connection.reply_to_run((opaque,), (frame(ids, queue_id, puts.queue_offsets[0], unique_id, opaque),))

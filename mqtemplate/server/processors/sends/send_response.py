@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from mqtemplate.errors import StoreError
 from mqtemplate.remoting.protocol.codec import encode_command, frame_of_json
 from mqtemplate.remoting.protocol.codes import FLAG_RESPONSE, ResponseCode
@@ -53,14 +56,23 @@ class SendResponses:
         fields = self.header(msg_id, queue_id, queue_offset, unique_id).to_ext_fields()
         return RemotingCommand(ResponseCode.SUCCESS, opaque, FLAG_RESPONSE, ext_fields=fields)
 
-    def frame(self, msg_id: bytes, queue_id: int, queue_offset: int, unique_id: bytes, opaque: int) -> bytes:
-        """Return the frame of the response to one message that is durable. Both ids are ASCII letters and digits."""
+    def encoder(self, error: StoreError | None) -> Callable[[bytes, int, int, bytes, int], bytes]:
+        """Return the function that encodes the frame of a response to messages in the commit log.
+
+        Its arguments are offset message ids, queue ID, queue offset, the producer's id and opaque. Ids are ASCII
+        letters and digits, joined by commas.
+
+        Args:
+            error: That of the flush: the messages are stored, but not durable.
+        """
+        return self._frame if error is None else partial(self._failure_frame, error)
+
+    def _frame(self, msg_id: bytes, queue_id: int, queue_offset: int, unique_id: bytes, opaque: int) -> bytes:
         return frame_of_json(self._template % (msg_id, queue_id, queue_offset, unique_id, opaque))
 
-    def failure_frame(
+    def _failure_frame(
         self, error: StoreError, msg_id: bytes, queue_id: int, queue_offset: int, unique_id: bytes, opaque: int
     ) -> bytes:
-        """Return the frame of the response to one message that is stored, but whose flush failed."""
         response = self._success(msg_id.decode(), queue_id, queue_offset, unique_id.decode(), opaque)
         response.code, response.remark = ResponseCode.FLUSH_DISK_TIMEOUT, str(error)
         return encode_command(response)

@@ -76,11 +76,13 @@ class SendRun:
         queue_id = self._queues.get((form.topic, queue_text), -1)
         if queue_id < 0:
             queue_id = self._check_queue(form.topic, queue_text)
+        if queue_id < 0:
+            return False
         opaque = int(opaque_text)
         if form.is_batch:
-            batch = None if queue_id < 0 else self._batches.read(form, body, queue_id, int(born))
+            batch = self._batches.read(form, body, queue_id, int(born))
             return batch is not None and self._take_batch(opaque, unique_id, batch, frame)
-        if queue_id < 0 or len(body) > self._max_body_bytes or not self._connection.begin(opaque):
+        if len(body) > self._max_body_bytes or not self._connection.begin(opaque):
             return False
         self._drafts.append(
             RecordDraft(
@@ -145,7 +147,7 @@ class SendRun:
 
     def _reply(self, sent: Sequence[_Sent], puts: PutBatch, error: StoreError | None) -> None:
         ids = offset_msg_ids(self._host, puts.physical_offsets)
-        frame = self._responses.frame if error is None else partial(self._responses.failure_frame, error)
+        frame = self._responses.encoder(error)
         frames = [
             frame(msg_id.encode(), queue_id, queue_offset, unique_id, opaque)
             for (opaque, unique_id, queue_id), queue_offset, msg_id in zip(sent, puts.queue_offsets, ids, strict=True)
