@@ -1,8 +1,9 @@
-"""The process: the owner of objects that a forked child must not use, and the limit of open files."""
+"""The process: the owner of objects that a forked child must not use, the limit of open files, and the processors."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any, NoReturn, Protocol
 from weakref import WeakSet
 
@@ -15,9 +16,11 @@ __all__ = [
     "call_after_fork",
     "descriptor_limit",
     "raise_descriptor_limit",
+    "usable_processors",
 ]
 
 _NO_LIMIT = 1 << 30
+_QUOTA_FILE = Path("/sys/fs/cgroup/cpu.max")
 
 _ADVICE = (
     "start it after the fork, in the process that uses it (gunicorn: post_fork, Celery: worker_process_init, "
@@ -133,3 +136,19 @@ def raise_descriptor_limit() -> bool:
     except (OSError, ValueError):  # macOS: the hard limit is infinite, the kernel's own limit is not
         return False
     return True
+
+
+def usable_processors() -> float:
+    """Return the number of processors that this process may use: fewer by its affinity, or by a container's quota."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux
+    count = os.cpu_count() or 1 if affinity is None else len(affinity(0))
+    return min(float(count), _processor_quota())
+
+
+def _processor_quota() -> float:
+    """Return the limit of a control group (version 2): ``docker run --cpus``, a limit of Kubernetes."""
+    try:
+        quota, period = _QUOTA_FILE.read_text("ascii").split()
+    except (OSError, ValueError):  # another system, or no limit for the root group
+        return float("inf")
+    return float("inf") if quota == "max" else int(quota) / int(period)

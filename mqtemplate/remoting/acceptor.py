@@ -9,7 +9,7 @@ from collections.abc import Callable
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import HostAddress
 from mqtemplate.processes import descriptor_limit, raise_descriptor_limit
-from mqtemplate.remoting.io_loop import READ, IoLoop
+from mqtemplate.remoting.loop.io_loop import READ, IoLoop
 from mqtemplate.remoting.sockets import listen_at, peer_address
 
 _log = get_logger("mqtemplate.remoting")

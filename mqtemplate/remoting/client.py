@@ -16,8 +16,8 @@ from mqtemplate.message import HostAddress
 from mqtemplate.processes import OwnerProcess
 from mqtemplate.remoting.connection import CommandsOnly, Connection, RequestRun
 from mqtemplate.remoting.connection_pool import ConnectionPool
-from mqtemplate.remoting.io_loop import IoLoop
 from mqtemplate.remoting.limits import MemoryLimit
+from mqtemplate.remoting.loop.io_loop import IoLoop
 from mqtemplate.remoting.pending_requests import InvokeCallback, call_safely, next_opaque
 from mqtemplate.remoting.protocol.acl import sign_command
 from mqtemplate.remoting.protocol.codec import encode_head

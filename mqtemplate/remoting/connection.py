@@ -13,14 +13,14 @@ from mqtemplate.durations import format_ms
 from mqtemplate.errors import MessageError, RemoteConnectError, RemoteProtocolError, RemoteTimeoutError
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import HostAddress
-from mqtemplate.remoting.io_loop import READ, WRITE, IoLoop
 from mqtemplate.remoting.limits import ConnectionLimits, MemoryLimit
+from mqtemplate.remoting.loop.io_loop import READ, WRITE, IoLoop
+from mqtemplate.remoting.loop.timers import Timer
 from mqtemplate.remoting.pending_requests import InvokeCallback, PendingRequests, next_opaque
 from mqtemplate.remoting.protocol.codec import Frame, FrameDecoder, encode_head
 from mqtemplate.remoting.protocol.codes import FLAG_ONE_WAY, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.streams import OutboundBuffer, Stream, TlsStream, reason_of
-from mqtemplate.remoting.timers import Timer
 
 _log = get_logger("mqtemplate.remoting")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from mqtemplate.durations import format_ms
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import HostAddress
-from mqtemplate.remoting.io_loop import READ, WRITE, IoLoop
+from mqtemplate.remoting.loop.io_loop import READ, WRITE, IoLoop
 from mqtemplate.remoting.streams import PlainStream, Stream, TlsStream
 from mqtemplate.remoting.tls import FIRST_TLS_BYTE, TlsMode
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from mqtemplate.errors import BrokerError
 from mqtemplate.event_log import get_logger
+from mqtemplate.remoting.loop.timers import Timer
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.timers import Timer
 
 _log = get_logger("mqtemplate.remoting")
 

@@ -18,12 +18,13 @@ from mqtemplate.errors import BrokerClosedError
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import HostAddress
 from mqtemplate.metrics import Counter
+from mqtemplate.processes import usable_processors
 from mqtemplate.remoting.acceptor import Acceptor, ConnectionLimit
 from mqtemplate.remoting.connection import CommandsOnly, Connection, RequestRun
 from mqtemplate.remoting.handshake import Handshake
 from mqtemplate.remoting.heavy_work import HeavyWork
-from mqtemplate.remoting.io_loop import IoLoop
 from mqtemplate.remoting.limits import MemoryLimit
+from mqtemplate.remoting.loop.io_loop import IoLoop
 from mqtemplate.remoting.protocol.codes import ResponseCode, Version
 from mqtemplate.remoting.protocol.command import RemotingCommand, not_supported, system_error
 from mqtemplate.remoting.settings import RemotingServerSettings
@@ -96,7 +97,9 @@ class RemotingServer:
         self.refused_connections = refused_connections or Counter()
         self.address = listen
         self.limits = settings.limits
-        self.loop = IoLoop("mqtemplate-server", clock)
+        # On one processor, polling would keep the client from sending.
+        busy_poll_us = settings.busy_poll_us if usable_processors() > 1 else 0
+        self.loop = IoLoop("mqtemplate-server", clock, busy_poll_s=busy_poll_us / 1_000_000)
         self.partial_input = self._shared_limit(settings.max_partial_bytes, "partial_bytes", "of incomplete frames")
         self.peer_log = LimitedLog(_log, lambda: int(self.loop.now_ms()))
         self.unread_output = self._shared_limit(settings.max_unread_bytes, "unread_bytes", "of unread responses")

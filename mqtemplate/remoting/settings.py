@@ -42,6 +42,8 @@ class RemotingServerSettings:
         slow_queue_per_connection: The same for the requests of one connection.
         slow_queue_bytes: The same for the bodies of the requests in that queue.
         drain_ms: Longest time that `RemotingServer.stop` waits for requests in progress, whatever clients do.
+        busy_poll_us: Time for which the I/O thread polls its sockets before it sleeps, while requests follow each other
+            that closely. It needs a second processor.
     """
 
     tls: ServerTls | None = None
@@ -55,6 +57,7 @@ class RemotingServerSettings:
     slow_queue_per_connection: int = 100
     slow_queue_bytes: int = 64 * _MIB
     drain_ms: int = 3_000
+    busy_poll_us: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from mqtemplate.remoting.tls import ClientAuth, ServerTls, TlsMode
 from mqtemplate.server.acl.settings import Account, AclSettings, Right
 from mqtemplate.server.broker_server import LocalCluster
 from mqtemplate.server.settings import BrokerServerSettings, ServerOptions
+from mqtemplate.store.settings import FlushDiskType
 
 
 def local_cluster(settings: AppSettings, server: ServerSettings | None = None) -> LocalCluster:
@@ -27,6 +28,7 @@ def local_cluster(settings: AppSettings, server: ServerSettings | None = None) -
     """
     server = server or settings.mqtemplate.server
     server = dataclasses.replace(server, listen=_with_port(server.listen))
+    flushes_each = settings.mqtemplate.broker.flush_disk_type is FlushDiskType.SYNC_FLUSH
     options = {each.name: getattr(server, each.name) for each in dataclasses.fields(ServerOptions)}
     return LocalCluster(
         _engine(settings, server),
@@ -36,6 +38,8 @@ def local_cluster(settings: AppSettings, server: ServerSettings | None = None) -
             tls=_tls(server.tls),
             max_connections=server.max_connections,
             max_connections_per_address=server.max_connections_per_address,
+            # With SYNC_FLUSH a response waits for the disk, and a poll would take the interpreter lock from the flush.
+            busy_poll_us=0 if flushes_each else server.busy_poll_us,
         ),
         acl=_acl(server.acl),
     )

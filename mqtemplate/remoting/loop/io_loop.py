@@ -14,7 +14,8 @@ from typing import Protocol
 
 from mqtemplate.clock import Clock
 from mqtemplate.event_log import get_logger
-from mqtemplate.remoting.timers import Timer, Timers
+from mqtemplate.remoting.loop.busy_poll import BusyPoll
+from mqtemplate.remoting.loop.timers import Timer, Timers
 
 _log = get_logger("mqtemplate.remoting")
 
@@ -42,14 +43,18 @@ class IoLoop:
     - Delays are measured on the monotonic clock, so that a change of the wall clock ends no connection. On a virtual
       clock they are measured on that one: `wake` the loop after advancing it.
 
+    Args:
+        busy_poll_s: Time for which the thread polls the sockets before it sleeps; see `BusyPoll`. 0: it sleeps at once.
+
     Attributes:
         buffer: Buffer to receive into. A handler may use it while it is called.
     """
 
-    def __init__(self, name: str, clock: Clock) -> None:
+    def __init__(self, name: str, clock: Clock, *, busy_poll_s: float = 0.0) -> None:
         self.buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._name = name
         self._clock = clock
+        self.busy_poll_s = busy_poll_s
         self._timers = Timers()
         self._callbacks: deque[Callable[[], None]] = deque()
         self._wake_writer: socket.socket | None = None
@@ -72,6 +77,7 @@ class IoLoop:
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
         self._wake_writer.setblocking(False)
+        self._wait = BusyPoll(self._selector, self.busy_poll_s).wait
         self._selector.register(self._wake_reader, READ, _WakeHandler(self._wake_reader))
         self._is_woken = False
         self._thread.start()
@@ -127,7 +133,7 @@ class IoLoop:
     def _run(self) -> None:
         self._thread_id = threading.get_ident()
         while not self._is_stopping:
-            for key, events in self._selector.select(self._select_timeout_s()):
+            for key, events in self._wait(self._select_timeout_s()):
                 self._sleeps_until_ms = 0.0
                 try:
                     key.data.on_ready(events)
