@@ -1,8 +1,10 @@
-"""The messages of a producer's batch as the rows of one array: with arrays each costs half as much as alone."""
+"""The messages of a producer's batches as the rows of one array: with arrays each costs half as much as alone."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,23 +18,43 @@ from mqtemplate.record.row_checks import checks, crcs, row_bytes
 _HEAD = np.dtype(layout.HEAD_FIELDS)  # type: ignore[call-overload]
 
 
+class BatchOrigin(NamedTuple):
+    """Queue and time of birth of the messages of one batch."""
+
+    queue_id: int
+    born_timestamp: int
+
+
 @dataclass(slots=True)
 class SentBatch:
-    """Messages of one queue that differ in their bodies and ids only; all bodies have one length, and all ids.
+    """Messages of one topic that differ in their bodies and ids only; all bodies have one length, and all ids.
+
+    They may be those of several batches, which have the same number of messages each.
 
     Attributes:
         first: Record of the first message.
         bodies, ids: A row for each message.
         id_at: Start of the id in the encoded properties.
+        origins: Of each batch; empty for one batch, whose origin is that of *first*.
     """
 
     first: RecordDraft
     bodies: Rows
     ids: Rows
     id_at: int
+    origins: Sequence[BatchOrigin] = ()
 
     def __len__(self) -> int:
         return len(self.bodies)
+
+    @property
+    def queue_ids(self) -> list[int]:
+        """Queue of each batch."""
+        return [origin.queue_id for origin in self.origins] or [self.first.queue_id]
+
+    @property
+    def messages_per_batch(self) -> int:
+        return len(self) // (len(self.origins) or 1)
 
     def properties(self) -> list[bytes]:
         """Return the encoded properties of each message."""
@@ -47,24 +69,29 @@ class SentBatch:
         rows[:, :size] = self.ids
         return rows.tobytes()[:-1]
 
-    def encode(self, queue_offset: int, physical_offset: int, store_timestamp: int, store_host: bytes) -> Rows:
+    def encode(
+        self, queue_offsets: Sequence[int], physical_offset: int, store_timestamp: int, store_host: bytes
+    ) -> Rows:
         """Return the adjacent records, a row for each: the bytes of `RecordDraft.encode` for each message.
 
         Args:
-            queue_offset, physical_offset: Of the first record.
+            queue_offsets: Of the first record of each batch.
+            physical_offset: Of the first record.
 
         Raises:
             MessageError: As `RecordDraft.encode`.
         """
-        first = self.first.encode(queue_offset, physical_offset, store_timestamp, store_host)
+        first = self.first.encode(queue_offsets[0], physical_offset, store_timestamp, store_host)
         body_at = layout.HEADERS[layout.host_flags(self.first.born_host, store_host)].size
         body_end, size = body_at + self.bodies.shape[1], len(first)
-        numbers = np.arange(len(self))
-        physical_offsets = physical_offset + size * numbers
+        physical_offsets = physical_offset + size * np.arange(len(self))
         around = self._around_body(np.frombuffer(first, np.uint8), body_at, body_end)
         heads = np.ndarray(len(self), _HEAD, around.data, strides=around.strides[:1])
         heads["body_crc"] = crcs(self.bodies) & 0x7FFF_FFFF
-        heads["queue_offset"] = queue_offset + numbers
+        count = self.messages_per_batch
+        heads["queue_offset"] = (np.array(queue_offsets)[:, None] + np.arange(count)).ravel()
+        if self.origins:
+            heads["queue_id"], heads["born_timestamp"] = np.repeat(np.array(self.origins), count, axis=0).T
         heads["physical_offset"] = physical_offsets
         records = np.empty((len(self), size), np.uint8)
         records[:, :body_at] = around[:, :body_at]

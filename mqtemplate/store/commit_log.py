@@ -145,11 +145,11 @@ class CommitLog(LogReader):
         self._append(encode)
         return offsets, sizes, now
 
-    def append_batch(self, batch: SentBatch, queue_offset: int) -> tuple[int, int, int]:
-        """Append the records of a batch, as `append_drafts` does.
+    def append_batch(self, batch: SentBatch, queue_offsets: Sequence[int]) -> tuple[int, int, int]:
+        """Append the records of batches, as `append_drafts` does.
 
         Args:
-            queue_offset: That of the first record.
+            queue_offsets: That of the first record of each batch.
 
         Returns:
             Physical offset of the first record, size of each, and their store timestamp.
@@ -158,7 +158,7 @@ class CommitLog(LogReader):
 
         def encode() -> memoryview:
             nonlocal size
-            records = batch.encode(queue_offset, self._start + self._at, now, self._store_host)
+            records = batch.encode(queue_offsets, self._start + self._at, now, self._store_host)
             size = records.shape[1]
             return records.data.cast("B")  # without a copy
 

@@ -291,7 +291,7 @@ class MessageStore:
         return self._append(self._writer.append_drafts, drafts, len(drafts), though_full=though_full)
 
     def put_batch(self, batch: SentBatch) -> PutBatch:
-        """Do the same for the messages of a batch that are alike."""
+        """Do the same for the messages of batches that are alike."""
         return self._append(self._writer.append_batch, batch, len(batch))
 
     def put_runs(self, drafts: Sequence[RecordDraft | RecordRun]) -> list[PutResult]:

@@ -104,15 +104,20 @@ class RecordWriter:
         return PutBatch(offsets, sizes, queue_offsets, timestamp)
 
     def append_batch(self, batch: SentBatch) -> PutBatch:
-        """Append the records of a batch. Together they must fit into one file."""
-        queue = self._queue_table.open(batch.first.topic, batch.first.queue_id)
-        start, count = queue.max_offset, len(batch)
-        queue.reserve(count)
-        offset, size, timestamp = self._commit_log.append_batch(batch, start)
-        offsets, sizes = range(offset, offset + count * size, size), [size] * count
-        queue.append_units(offsets, sizes, [_tags_code(batch.first, timestamp)] * count)
+        """Append the records of batches. Together they must fit into one file."""
+        ends: dict[ConsumeQueue, int] = {}
+        queues = [self._queue_table.open(batch.first.topic, queue_id) for queue_id in batch.queue_ids]
+        total, count = len(batch), batch.messages_per_batch
+        starts = [_next_offset(queue, ends, count) for queue in queues]
+        _reserve(ends)
+        offset, size, timestamp = self._commit_log.append_batch(batch, starts)
+        offsets, sizes = range(offset, offset + total * size, size), [size] * total
+        codes = [_tags_code(batch.first, timestamp)] * count
+        for number, queue in enumerate(queues):
+            queue.append_units(offsets[number * count : (number + 1) * count], sizes[:count], codes)
         self._recent_keys.add_similar(batch.first, batch.properties, offsets, sizes, timestamp)
-        return PutBatch(offsets, sizes, range(start, start + count), timestamp)
+        queue_offsets = [queue_offset for start in starts for queue_offset in range(start, start + count)]
+        return PutBatch(offsets, sizes, queue_offsets, timestamp)
 
     def append_runs(self, drafts: Sequence[RecordDraft | RecordRun]) -> list[PutResult]:
         """Append records and runs of similar records. Return the position of each, for a run that of its last record.
@@ -139,9 +144,7 @@ class RecordWriter:
     def _offsets_of_run(self, run: RecordRun, ends: dict[ConsumeQueue, int]) -> NDArray[np.int64]:
         offsets = np.empty(len(run), np.int64)
         for queue_id, rows in run.queues():
-            queue = self._queue_table.open(run.topic, queue_id)
-            start = ends.get(queue, queue.max_offset)
-            ends[queue] = start + len(rows)
+            start = _next_offset(self._queue_table.open(run.topic, queue_id), ends, len(rows))
             offsets[rows] = np.arange(start, start + len(rows))
         return offsets
 
@@ -153,9 +156,9 @@ class RecordWriter:
             )
 
 
-def _next_offset(queue: ConsumeQueue, ends: dict[ConsumeQueue, int]) -> int:
+def _next_offset(queue: ConsumeQueue, ends: dict[ConsumeQueue, int], count: int = 1) -> int:
     end = ends.get(queue, queue.max_offset)
-    ends[queue] = end + 1
+    ends[queue] = end + count
     return end
 
 

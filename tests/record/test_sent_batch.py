@@ -13,7 +13,7 @@ from mqtemplate.message import HostAddress
 from mqtemplate.record.arrays import to_rows
 from mqtemplate.record.codec import RecordDraft, pack_host, parse_record
 from mqtemplate.record.layout import MAX_PROPERTIES_BYTES
-from mqtemplate.record.sent_batch import SentBatch
+from mqtemplate.record.sent_batch import BatchOrigin, SentBatch
 
 V4, V6 = pack_host(HostAddress("10.0.0.1", 10_911)), pack_host(HostAddress("::1", 10_911))
 IDS = [b"7F0001", b"7F0002", b"ab12ZZ"]
@@ -43,10 +43,26 @@ def test_rows_are_the_records_of_each_message(
         expected.append(draft.encode(7 + number, at, 1_800, host))
         at += len(expected[-1])
 
-    records = batch_of(first, bodies, IDS).encode(7, offset, 1_800, host)
+    records = batch_of(first, bodies, IDS).encode([7], offset, 1_800, host)
 
     assert [bytes(row) for row in records] == expected
     assert parse_record(bytes(records[2])).body == bodies[2]
+
+
+def test_rows_of_several_batches_have_their_queues_offsets_and_times() -> None:
+    properties = b"UNIQ_KEY\x01%b\x02"
+    ids = [b"7F%02d" % number for number in range(6)]
+    first = RecordDraft("orders", 3, b"body", properties % ids[0], 5, born_timestamp=1_700)
+    origins = [BatchOrigin(3, 1_700), BatchOrigin(0, 2**40), BatchOrigin(3, 1_701)]
+    batch = SentBatch(first, to_rows([b"body"] * 6), to_rows(ids), first.properties.index(ids[0]), origins)
+    places = [(3, 7, 1_700), (3, 8, 1_700), (0, 90, 2**40), (0, 91, 2**40), (3, 9, 1_701), (3, 10, 1_701)]
+    expected = b""
+    for unique_id, (queue_id, offset, born) in zip(ids, places, strict=True):
+        draft = replace(first, queue_id=queue_id, properties=properties % unique_id, born_timestamp=born)
+        expected += draft.encode(offset, 500 + len(expected), 1_800, V4)
+
+    assert batch.encode([7, 90, 9], 500, 1_800, V4).tobytes() == expected
+    assert (batch.queue_ids, batch.messages_per_batch) == ([3, 0, 3], 2)
 
 
 def test_properties_above_the_limit_are_refused() -> None:
@@ -54,4 +70,4 @@ def test_properties_above_the_limit_are_refused() -> None:
     batch = batch_of(RecordDraft("orders", 0, b"x", properties), [b"x"] * 3, IDS)
 
     with pytest.raises(MessageError, match="keys, tags and properties take"):
-        batch.encode(0, 0, 0, V4)
+        batch.encode([0], 0, 0, V4)

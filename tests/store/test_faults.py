@@ -22,7 +22,7 @@ from mqtemplate.delay.timers.timer_message_store import TimerMessageStore
 from mqtemplate.errors import MQTemplateError, SendError, StoreError
 from mqtemplate.message import Message
 from mqtemplate.record.arrays import to_rows
-from mqtemplate.record.sent_batch import SentBatch
+from mqtemplate.record.sent_batch import BatchOrigin, SentBatch
 from mqtemplate.results import SendStatus
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.store import FlushDiskType, FolderStoreFiles, MessageStore
@@ -395,10 +395,11 @@ def test_the_future_of_an_asynchronous_send_has_the_disk_error(quick_folder: Pat
     user.close()
 
 
-def alike(count: int) -> SentBatch:
-    """Return the messages of a batch as rows."""
+def alike(count: int, *queue_ids: int) -> SentBatch:
+    """Return the messages of a batch as rows, or those of several: one for each queue."""
+    origins = [BatchOrigin(queue_id, 0) for queue_id in queue_ids]
     ids, bodies = (to_rows([text % number for number in range(count)]) for text in (b"%02d", b"torn %d"))
-    return SentBatch(replace(draft(bodies[0].tobytes()), properties=b"UNIQ_KEY\x0100\x02"), bodies, ids, 9)
+    return SentBatch(replace(draft(bodies[0].tobytes()), properties=b"UNIQ_KEY\x0100\x02"), bodies, ids, 9, origins)
 
 
 @pytest.mark.parametrize(
@@ -406,6 +407,7 @@ def alike(count: int) -> SentBatch:
     [
         lambda store: store.put_all([draft(b"torn %d" % number) for number in range(6)]),
         lambda store: store.put_batch(alike(6)),
+        lambda store: store.put_batch(alike(6, 0, 0)),
     ],
 )
 def test_a_batch_torn_by_an_error_leaves_no_valid_records(

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from mqtemplate.record.arrays import Rows
 from mqtemplate.record.codec import RecordDraft
-from mqtemplate.record.sent_batch import SentBatch
+from mqtemplate.record.sent_batch import BatchOrigin, SentBatch
 from mqtemplate.remoting.protocol.messages import BATCH_FRONT
 from mqtemplate.server.processors.sends.sent_properties import CompleteProperties, SentProperties
 
 _FEWEST = 8
 """Fewer messages are faster one by one."""
-_MOST_BYTES = 256 << 10
+MOST_BYTES = 256 << 10
 """Larger bodies are read message by message: one call of numpy would hold the interpreter lock for milliseconds."""
 
 
 class AlikeMessages(NamedTuple):
-    """Messages of a batch.
+    """Messages of a batch, or of several.
 
     Attributes:
         bodies, ids: A row for each message.
@@ -41,19 +42,27 @@ class AlikeMessages(NamedTuple):
         born_timestamp: int,
         born_host: bytes,
         reconsume_times: int,
+        origins: Sequence[BatchOrigin] = (),
     ) -> SentBatch:
-        """Return the messages for the store. The arguments are those of `RecordDraft`."""
+        """Return the messages for the store. The first arguments are those of `RecordDraft` for the first batch.
+
+        Args:
+            origins: Of each batch; empty for one batch.
+        """
         encoded, code, _ = self.properties
         body = self.bodies[0].tobytes()
         first = RecordDraft(
             topic, queue_id, body, encoded, code, -1, self.flag, sys_flag, born_timestamp, born_host, reconsume_times
         )
-        return SentBatch(first, self.bodies, self.ids, self.id_at)
+        return SentBatch(first, self.bodies, self.ids, self.id_at, origins)
 
 
 def read_alike(data: bytes, sent: SentProperties) -> AlikeMessages | None:
-    """Return the messages in the body of a batch; None if they are few or large, not alike, or not ordinary."""
-    if not BATCH_FRONT.size <= len(data) <= _MOST_BYTES:
+    """Return the messages in the body of a batch, or in the bodies of several, joined.
+
+    None if they are few or large, not alike, or not ordinary.
+    """
+    if not BATCH_FRONT.size <= len(data) <= MOST_BYTES:
         return None
     size, flag, body_length = BATCH_FRONT.unpack_from(data)
     body_end = BATCH_FRONT.size + body_length

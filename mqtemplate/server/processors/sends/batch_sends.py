@@ -1,18 +1,23 @@
-"""Sends of batches that are stored without decoding their headers: the form is known, and the messages are alike."""
+"""Sends of batches that are stored without decoding their headers: the form is known, and the messages are alike.
+
+Batches of one form and of one size that were read together are stored by one append, and answered by one write to the
+socket.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.errors import StoreError
 from mqtemplate.message import offset_msg_ids
 from mqtemplate.record.codec import pack_host
-from mqtemplate.record.sent_batch import SentBatch
+from mqtemplate.record.sent_batch import BatchOrigin, SentBatch
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codec import Frame
-from mqtemplate.server.processors.sends.alike_messages import read_alike
+from mqtemplate.server.processors.sends.alike_messages import MOST_BYTES, read_alike
 from mqtemplate.server.processors.sends.send_forms import SendForm
 from mqtemplate.server.processors.sends.send_response import SendResponses
 from mqtemplate.server.processors.sends.sent_properties import SentProperties
@@ -23,12 +28,32 @@ INLINE_MESSAGES = 64
 """Longest batch that is stored in the I/O thread: about a millisecond."""
 
 
+class BatchRequest(NamedTuple):
+    """One batch that was taken.
+
+    Attributes:
+        unique_id: Id of the whole batch, in the header.
+    """
+
+    opaque: int
+    unique_id: bytes
+    origin: BatchOrigin
+    frame: Frame
+
+    @property
+    def body(self) -> bytes:
+        return self.frame[2]
+
+
 class BatchSends:
     """Batches of one connection, to queues that exist.
 
     Args:
         max_messages: Longest batch that may be sent.
         on_processed: Called with the number of requests that were processed here.
+
+    Attributes:
+        requests: The batches that were taken and are not processed yet.
     """
 
     def __init__(
@@ -40,39 +65,76 @@ class BatchSends:
         responses: SendResponses,
         on_processed: Callable[[int], None],
     ) -> None:
+        self.requests: list[BatchRequest] = []
+        self._form: SendForm | None = None
         self._connection = connection
         self._store = engine.store
         self._host = engine.settings.listen_host
-        self._max_bytes = engine.settings.max_message_size
+        self._max_bytes = min(engine.settings.max_message_size, MOST_BYTES)
         self._max_messages = min(max_messages, INLINE_MESSAGES)
         self._properties = properties
         self._responses = responses
         self._on_processed = on_processed
         self._born_host = pack_host(connection.remote)
 
-    def read(self, form: SendForm, body: bytes, queue_id: int, born: int) -> SentBatch | None:
-        """Return the batch in the body of a request; None if the request has to be processed as a command."""
-        alike = read_alike(body, self._properties) if len(body) <= self._max_bytes else None
-        if alike is None or len(alike.bodies) > self._max_messages:
-            return None
-        return alike.sent_batch(form.topic, queue_id, form.sys_flag, born, self._born_host, form.reconsume_times)
+    def take(self, form: SendForm, request: BatchRequest) -> bool:
+        """Take a batch; return False if it has to be processed as a command."""
+        size = len(request.body)
+        if size > self._max_bytes or not self._connection.begin(request.opaque):
+            return False
+        if self.requests and not self._joins(form, size):
+            self.process()
+        self._form = form
+        self.requests.append(request)
+        return True
 
-    def process(self, opaque: int, unique_id: bytes, batch: SentBatch, frame: Frame) -> None:
-        """Store the batch in *frame*, and reply when it is durable.
+    def _joins(self, form: SendForm, size: int) -> bool:
+        """Return True if a batch can be stored together with those before it."""
+        is_alike = form is self._form and size == len(self.requests[0].body)
+        return is_alike and (len(self.requests) + 1) * size <= MOST_BYTES
 
-        Args:
-            unique_id: Id of the whole batch, in the header.
-        """
+    def process(self) -> None:
+        """Store the batches that were taken, and reply to each when it is durable."""
+        requests, self.requests = self.requests, []
+        if not requests or self._process(requests):
+            return
+        for request in requests:  # as a command it gets its own response, and what is unexpected is logged
+            if len(requests) == 1 or not self._process([request]):
+                self._connection.process_as_command(request.opaque, request.frame)
+
+    def _process(self, requests: Sequence[BatchRequest]) -> bool:
+        """Store batches together; return False if nothing was stored: they are not alike, or the store refuses."""
+        batch = self._read(requests)
+        if batch is None:
+            return False
         try:
             puts = self._store.put_batch(batch)
-        except Exception:  # as a command it gets its own response, and what is unexpected is logged
-            self._connection.process_as_command(opaque, frame)
-            return
-        self._on_processed(1)
-        reply = partial(self._reply, opaque, unique_id, batch.first.queue_id, puts)
-        call_when_durable(self._store, puts.end, (batch.first.topic,), reply)
+        except Exception:  # `process` says what happens then
+            return False
+        self._on_processed(len(requests))
+        call_when_durable(self._store, puts.end, (batch.first.topic,), partial(self._reply, requests, puts))
+        return True
 
-    def _reply(self, opaque: int, unique_id: bytes, queue_id: int, puts: PutBatch, error: StoreError | None) -> None:
-        ids = ",".join(offset_msg_ids(self._host, puts.physical_offsets)).encode()
-        frame = self._responses.encoder(error)
-        self._connection.reply_to_run((opaque,), (frame(ids, queue_id, puts.queue_offsets[0], unique_id, opaque),))
+    def _read(self, requests: Sequence[BatchRequest]) -> SentBatch | None:
+        assert self._form is not None
+        form, (queue_id, born) = self._form, requests[0].origin
+        is_single = len(requests) == 1
+        alike = read_alike(
+            requests[0].body if is_single else b"".join(request.body for request in requests), self._properties
+        )
+        if alike is None or len(alike.bodies) % len(requests):
+            return None
+        if len(alike.bodies) > self._max_messages * len(requests):
+            return None
+        origins = () if is_single else [request.origin for request in requests]
+        return alike.sent_batch(
+            form.topic, queue_id, form.sys_flag, born, self._born_host, form.reconsume_times, origins
+        )
+
+    def _reply(self, requests: Sequence[BatchRequest], puts: PutBatch, error: StoreError | None) -> None:
+        ids = offset_msg_ids(self._host, puts.physical_offsets)
+        frame, count, frames = self._responses.encoder(error), len(ids) // len(requests), []
+        for at, (opaque, unique_id, origin, _) in zip(range(0, len(ids), count), requests, strict=True):
+            own = ",".join(ids[at : at + count]).encode()
+            frames.append(frame(own, origin.queue_id, puts.queue_offsets[at], unique_id, opaque))
+        self._connection.reply_to_run([request.opaque for request in requests], frames)

@@ -8,12 +8,12 @@ from functools import partial
 from mqtemplate.errors import StoreError
 from mqtemplate.message import offset_msg_ids
 from mqtemplate.record.codec import RecordDraft, pack_host
-from mqtemplate.record.sent_batch import SentBatch
+from mqtemplate.record.sent_batch import BatchOrigin
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codec import Frame
 from mqtemplate.server.parts import ServerParts
-from mqtemplate.server.processors.sends.batch_sends import BatchSends
-from mqtemplate.server.processors.sends.send_forms import ConnectionForms, SendForms
+from mqtemplate.server.processors.sends.batch_sends import BatchRequest, BatchSends
+from mqtemplate.server.processors.sends.send_forms import ConnectionForms, SendForm, SendForms
 from mqtemplate.server.processors.sends.send_response import SendResponses
 from mqtemplate.server.response import RefusedError, call_when_durable
 from mqtemplate.store.record_writer import PutBatch
@@ -27,7 +27,7 @@ _Sent = tuple[int, bytes, int]
 
 
 class SendRun:
-    """Run of sends of ordinary messages to queues that exist. A batch is stored alone, after those before it.
+    """Run of sends of ordinary messages to queues that exist. A batch is stored after the messages before it.
 
     All other requests are processed as commands. So are those that the store refuses: that decides which are wrong.
 
@@ -80,10 +80,11 @@ class SendRun:
             return False
         opaque = int(opaque_text)
         if form.is_batch:
-            batch = self._batches.read(form, body, queue_id, int(born))
-            return batch is not None and self._take_batch(opaque, unique_id, batch, frame)
+            return self._take_batch(form, BatchRequest(opaque, unique_id, BatchOrigin(queue_id, int(born)), frame))
         if len(body) > self._max_body_bytes or not self._connection.begin(opaque):
             return False
+        if self._batches.requests:
+            self._batches.process()
         self._drafts.append(
             RecordDraft(
                 form.topic,
@@ -106,12 +107,9 @@ class SendRun:
             self.process()
         return True
 
-    def _take_batch(self, opaque: int, unique_id: bytes, batch: SentBatch, frame: Frame) -> bool:
-        if not self._connection.begin(opaque):
-            return False
-        self.process()
-        self._batches.process(opaque, unique_id, batch, frame)
-        return True
+    def _take_batch(self, form: SendForm, request: BatchRequest) -> bool:
+        self._process_messages()
+        return self._batches.take(form, request)
 
     def _check_queue(self, topic: str, text: bytes) -> int:
         """Return the queue ID; -1 if something has to be created, or the message will be refused."""
@@ -125,6 +123,10 @@ class SendRun:
         return queue_id
 
     def process(self) -> None:
+        self._process_messages()
+        self._batches.process()
+
+    def _process_messages(self) -> None:
         if not self._sent:
             return
         drafts, sent, frames = self._drafts, self._sent, self._frames

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from structlog.testing import capture_logs
 
@@ -11,27 +13,37 @@ from mqtemplate.remoting.protocol import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
 from mqtemplate.remoting.protocol.messages import encode_batch
 from mqtemplate.server import BrokerServer
-from mqtemplate.server.processors.sends.batch_sends import BatchSends
+from mqtemplate.server.processors.sends import batch_sends
+from mqtemplate.server.processors.sends.batch_sends import BatchRequest, BatchSends
+from mqtemplate.store.message_store import MessageStore
 from tests.remoting.wire import RawPeer
 from tests.server.processors.sends.test_send_run import MAX_OFFSET, answers, known_producer, records, send, serving
 
+BATCH = RequestCode.SEND_BATCH_MESSAGE
 
-def batch(opaque: int, count: int = 10, size: int = 4, *, code: int = RequestCode.SEND_BATCH_MESSAGE) -> bytes:
+
+def batch(opaque: int, count: int = 10, size: int = 4, *, tag: str = "", queue_id: int = 0, code: int = BATCH) -> bytes:
     """Return the frame of a batch whose messages are alike, with ids that end with their numbers."""
-    messages = [Message("orders", bytes(size), {"UNIQ_KEY": f"B{opaque:04}{number:03}"}) for number in range(count)]
-    return send(opaque, encode_batch(messages), batch=True, code=code)
+    more = {"TAGS": tag} if tag else {}
+    messages = [
+        Message("orders", bytes(size), {"UNIQ_KEY": f"B{opaque:04}{number:03}"} | more) for number in range(count)
+    ]
+    return send(opaque, encode_batch(messages), queue_id=queue_id, batch=True, code=code)
 
 
-def opaques_of_batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list to which each batch adds its opaque when it is processed without decoding its header."""
-    opaques: list[int] = []
-    process = BatchSends.process
+def stored_together(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Return a list of the opaques of batches that were stored together, without decoding their headers."""
+    opaques: list[list[int]] = []
+    process = BatchSends._process
 
-    def noted(self: BatchSends, opaque: int, *more: object) -> None:
-        opaques.append(opaque)
-        process(self, opaque, *more)  # type: ignore[arg-type]
+    def noted(self: BatchSends, requests: Sequence[BatchRequest]) -> bool:
+        opaques.append([request.opaque for request in requests])  # first, since the response may arrive in between
+        is_stored = process(self, requests)
+        if not is_stored:
+            opaques.pop()
+        return is_stored
 
-    monkeypatch.setattr(BatchSends, "process", noted)
+    monkeypatch.setattr(BatchSends, "_process", noted)
     return opaques
 
 
@@ -43,7 +55,7 @@ def know_batches(peer: RawPeer, *codes: RequestCode) -> None:
 
 
 def test_a_batch_is_stored_in_order_with_the_sends_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    opaques = opaques_of_batches(monkeypatch)
+    opaques = stored_together(monkeypatch)
     with serving() as server, known_producer(server) as peer:
         know_batches(peer, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2)
         first = server.engine.store.consume_queue("orders", 0).max_offset
@@ -54,10 +66,71 @@ def test_a_batch_is_stored_in_order_with_the_sends_around_it(monkeypatch: pytest
 
         headers = [responses[opaque].header(SendMessageResponseHeader) for opaque in range(10, 15)]
         assert [header.queue_offset - first for header in headers] == [0, 1, 11, 12, 22]
-        assert opaques == [11, 13]
+        assert opaques == [[11], [13]]
         assert headers[3].transaction_id == "7F0000000D", "the id of the whole batch, as with RocketMQ 5.5.0"
         offsets = [record.physical_offset for record in records(server)][-11:-1]
         assert [int(each[-16:], 16) for each in headers[3].msg_id.split(",")] == offsets
+
+
+def test_batches_that_are_read_together_are_stored_and_answered_as_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may be for several queues, and one of them may be for the same queue twice."""
+    opaques = stored_together(monkeypatch)
+    frames = b"".join(batch(10 + number, 4, queue_id=queue_id) for number, queue_id in enumerate((1, 0, 1, 3)))
+    results = []
+    for runs in (True, False):
+        with serving(runs=runs) as server, known_producer(server) as peer:
+            know_batches(peer)
+            opaques.clear()
+            peer.send(frames)
+            results.append((answers(peer, 4), records(server)))
+            assert opaques == ([[10, 11, 12, 13]] if runs else [])
+
+    assert results[0] == results[1]
+    assert [record.born_timestamp % 100 for record in results[0][1][-16:]] == [
+        *[10] * 4,
+        *[11] * 4,
+        *[12] * 4,
+        *[13] * 4,
+    ]
+
+
+def test_batches_of_another_size_or_form_are_stored_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    opaques = stored_together(monkeypatch)
+    with serving() as server, known_producer(server) as peer:
+        know_batches(peer, BATCH, RequestCode.SEND_MESSAGE_V2)
+        opaques.clear()
+        peer.send(
+            batch(10) + batch(11) + batch(12, 11) + batch(13, 11) + batch(14, 11, code=RequestCode.SEND_MESSAGE_V2)
+        )
+        answers(peer, 5)
+
+    assert opaques == [[10, 11], [12, 13], [14]]
+
+
+def test_batches_with_other_properties_are_stored_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes of their bodies tell that, not their headers."""
+    opaques = stored_together(monkeypatch)
+    with serving() as server, known_producer(server) as peer:
+        know_batches(peer)
+        opaques.clear()
+        peer.send(batch(10, tag="a") + batch(11, tag="b"))
+        answers(peer, 2)
+
+        assert opaques == [[10], [11]]
+        tagged = [b"TAGS\x01a" in record.properties_bytes for record in records(server)]
+        assert tagged[-20:] == [True] * 10 + [False] * 10
+
+
+def test_batches_of_many_bytes_are_stored_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_sends, "MOST_BYTES", 1_500)
+    opaques = stored_together(monkeypatch)
+    with serving() as server, known_producer(server) as peer:
+        know_batches(peer)
+        opaques.clear()
+        peer.send(b"".join(batch(opaque) for opaque in range(10, 15)))
+        answers(peer, 5)
+
+    assert opaques == [[10, 11, 12], [13, 14]]
 
 
 def test_a_batch_counts_as_one_request() -> None:
@@ -89,7 +162,7 @@ def test_other_batches_are_processed_as_commands(
         with serving(runs=runs, **settings) as server, known_producer(server) as peer:
             know_batches(peer, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2)
             with monkeypatch.context() as patch:
-                opaques = opaques_of_batches(patch)
+                opaques = stored_together(patch)
                 responses.append((peer.invoke_frame(frame), server.engine.store.end_offset))
             assert opaques == []
 
@@ -122,6 +195,35 @@ def test_a_batch_that_fits_into_no_file_gets_the_reason() -> None:
 
         assert refused.code == ResponseCode.MESSAGE_ILLEGAL
         assert "do not fit into a commit log file of 4096 bytes" in refused.remark
+
+
+def test_batches_that_fit_into_no_file_together_are_stored_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    opaques = stored_together(monkeypatch)
+    with serving(mapped_file_size_commit_log=4_096) as server, known_producer(server) as peer:
+        know_batches(peer)
+        opaques.clear()
+        peer.send(batch(10) + batch(11))
+
+        assert {response.code for response in answers(peer, 2).values()} == {ResponseCode.SUCCESS}
+        assert opaques == [[10], [11]]
+
+
+def test_batches_that_the_store_refuses_together_get_the_reason_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(store: MessageStore, messages: object) -> object:
+        raise StoreFullError("no room for a record")
+
+    with serving() as server, known_producer(server) as peer:
+        know_batches(peer)
+        end = server.engine.store.end_offset
+        with monkeypatch.context() as patch:
+            patch.setattr(MessageStore, "put_batch", refuse)
+            peer.send(batch(10) + batch(11) + send(12))
+            responses = answers(peer, 3)
+
+        assert [responses[opaque].remark for opaque in (10, 11)] == ["no room for a record"] * 2
+        assert responses[12].code == ResponseCode.SUCCESS
+        assert server.engine.store.consume_queue("orders", 0).max_offset == 1 + 2 * 10 + 1
+        assert server.engine.store.end_offset > end
 
 
 def test_a_failed_flush_is_reported_with_the_ids_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
