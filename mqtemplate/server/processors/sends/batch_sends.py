@@ -117,16 +117,11 @@ class BatchSends:
 
     def _read(self, requests: Sequence[BatchRequest]) -> SentBatch | None:
         assert self._form is not None
-        form, (queue_id, born) = self._form, requests[0].origin
-        is_single = len(requests) == 1
-        alike = read_alike(
-            requests[0].body if is_single else b"".join(request.body for request in requests), self._properties
-        )
-        if alike is None or len(alike.bodies) % len(requests):
+        form, (queue_id, born), count = self._form, requests[0].origin, len(requests)
+        alike = read_alike(b"".join(request.body for request in requests), self._properties)
+        if alike is None or len(alike.bodies) % count or len(alike.bodies) > count * self._max_messages:
             return None
-        if len(alike.bodies) > self._max_messages * len(requests):
-            return None
-        origins = () if is_single else [request.origin for request in requests]
+        origins = [request.origin for request in requests] if count > 1 else ()
         return alike.sent_batch(
             form.topic, queue_id, form.sys_flag, born, self._born_host, form.reconsume_times, origins
         )
