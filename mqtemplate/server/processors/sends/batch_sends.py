@@ -35,6 +35,7 @@ class BatchRequest(NamedTuple):
         unique_id: Id of the whole batch, in the header.
     """
 
+    form: SendForm
     opaque: int
     unique_id: bytes
     origin: BatchOrigin
@@ -66,7 +67,6 @@ class BatchSends:
         on_processed: Callable[[int], None],
     ) -> None:
         self.requests: list[BatchRequest] = []
-        self._form: SendForm | None = None
         self._connection = connection
         self._store = engine.store
         self._host = engine.settings.listen_host
@@ -77,21 +77,20 @@ class BatchSends:
         self._on_processed = on_processed
         self._born_host = pack_host(connection.remote)
 
-    def take(self, form: SendForm, request: BatchRequest) -> bool:
+    def take(self, request: BatchRequest) -> bool:
         """Take a batch; return False if it has to be processed as a command."""
         size = len(request.body)
         if size > self._max_bytes or not self._connection.begin(request.opaque):
             return False
-        if self.requests and not self._joins(form, size):
+        if self.requests and not self._joins(request.form, size):
             self.process()
-        self._form = form
         self.requests.append(request)
         return True
 
     def _joins(self, form: SendForm, size: int) -> bool:
         """Return True if a batch can be stored together with those before it."""
-        is_alike = form is self._form and size == len(self.requests[0].body)
-        return is_alike and (len(self.requests) + 1) * size <= MOST_BYTES
+        first = self.requests[0]
+        return form is first.form and size == len(first.body) and (len(self.requests) + 1) * size <= MOST_BYTES
 
     def process(self) -> None:
         """Store the batches that were taken, and reply to each when it is durable."""
@@ -116,8 +115,7 @@ class BatchSends:
         return True
 
     def _read(self, requests: Sequence[BatchRequest]) -> SentBatch | None:
-        assert self._form is not None
-        form, (queue_id, born), count = self._form, requests[0].origin, len(requests)
+        form, (queue_id, born), count = requests[0].form, requests[0].origin, len(requests)
         alike = read_alike(b"".join(request.body for request in requests), self._properties)
         if alike is None or len(alike.bodies) % count or len(alike.bodies) > count * self._max_messages:
             return None
@@ -129,7 +127,7 @@ class BatchSends:
     def _reply(self, requests: Sequence[BatchRequest], puts: PutBatch, error: StoreError | None) -> None:
         ids = offset_msg_ids(self._host, puts.physical_offsets)
         frame, count, frames = self._responses.encoder(error), len(ids) // len(requests), []
-        for at, (opaque, unique_id, origin, _) in zip(range(0, len(ids), count), requests, strict=True):
+        for at, (_, opaque, unique_id, origin, _) in zip(range(0, len(ids), count), requests, strict=True):
             own = ",".join(ids[at : at + count]).encode()
             frames.append(frame(own, origin.queue_id, puts.queue_offsets[at], unique_id, opaque))
         self._connection.reply_to_run([request.opaque for request in requests], frames)

@@ -13,7 +13,7 @@ from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codec import Frame
 from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.processors.sends.batch_sends import BatchRequest, BatchSends
-from mqtemplate.server.processors.sends.send_forms import ConnectionForms, SendForm, SendForms
+from mqtemplate.server.processors.sends.send_forms import ConnectionForms, SendForms
 from mqtemplate.server.processors.sends.send_response import SendResponses
 from mqtemplate.server.response import RefusedError, call_when_durable
 from mqtemplate.store.record_writer import PutBatch
@@ -80,7 +80,8 @@ class SendRun:
             return False
         opaque = int(opaque_text)
         if form.is_batch:
-            return self._take_batch(form, BatchRequest(opaque, unique_id, BatchOrigin(queue_id, int(born)), frame))
+            self._process_messages()
+            return self._batches.take(BatchRequest(form, opaque, unique_id, BatchOrigin(queue_id, int(born)), frame))
         if len(body) > self._max_body_bytes or not self._connection.begin(opaque):
             return False
         if self._batches.requests:
@@ -106,10 +107,6 @@ class SendRun:
         if len(self._sent) >= _MAX_REQUESTS or self._bytes >= _MAX_BYTES:
             self.process()
         return True
-
-    def _take_batch(self, form: SendForm, request: BatchRequest) -> bool:
-        self._process_messages()
-        return self._batches.take(form, request)
 
     def _check_queue(self, topic: str, text: bytes) -> int:
         """Return the queue ID; -1 if something has to be created, or the message will be refused."""
