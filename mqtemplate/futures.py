@@ -80,8 +80,13 @@ class AwaitableFuture(Future[T]):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        # All that `Future.__init__` does, but for its condition, which would take longer than the rest together.
         self._condition = cast(threading.Condition, _SmallCondition())
+        self._state = "PENDING"
+        self._result = None
+        self._exception = None
+        self._waiters: list[Any] = []
+        self._done_callbacks: list[Any] = []
 
     def __await__(self) -> Generator[Any, None, T]:
         from asyncio import get_running_loop, wrap_future  # not needed where no coroutine waits

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Executor, Future
+from concurrent.futures import Executor, Future
 from functools import partial
 from typing import TypeVar
 
@@ -43,13 +43,25 @@ def _report(
     destination: str,
     done: Future[T],
 ) -> None:
-    error = CancelledError() if done.cancelled() else done.exception()
     try:
-        if error is None and on_success is not None:
-            on_success(done.result())
-        elif error is not None and on_error is not None:
-            on_error(error)
-        elif error is not None:
-            _log.error(f"{kind}.failed", destination=destination, exc_info=error)
+        result = done.result()
+    except Exception as exc:
+        _report_error(on_error, kind, destination, exc)
+        return
+    if on_success is not None:
+        try:
+            on_success(result)
+        except Exception:
+            _log.exception(f"{kind}.callback_failed", destination=destination)
+
+
+def _report_error(
+    on_error: Callable[[BaseException], object] | None, kind: str, destination: str, error: BaseException
+) -> None:
+    if on_error is None:
+        _log.error(f"{kind}.failed", destination=destination, exc_info=error)
+        return
+    try:
+        on_error(error)
     except Exception:
         _log.exception(f"{kind}.callback_failed", destination=destination)

@@ -376,3 +376,11 @@ def test_a_future_that_is_cancelled_wakes_the_thread_that_waits() -> None:
     assert future.cancel()
     thread.join(60)
     assert len(errors) == 1
+
+
+def test_a_new_future_has_the_attributes_of_its_base_class() -> None:
+    """It sets them itself, so a new version of Python may have others."""
+    own, base = vars(AwaitableFuture()), vars(Future())
+
+    assert own.keys() == base.keys()
+    assert own | {"_condition": None} == base | {"_condition": None}

@@ -118,7 +118,7 @@ class ServerSettings(ServerOptions):
     files, so a lower limit lets fewer connections in."""
     max_connections_per_address: Annotated[int, Field(ge=1)] | None = None
     """The same for one IP address; half of those that are possible if not given."""
-    busy_poll_us: Annotated[int, Field(ge=0, le=1_000)] = 100
+    busy_poll_us: Annotated[int, Field(ge=0, le=1_000)] = 300
     """Microseconds for which the server polls its sockets before it sleeps, while requests follow each other that
     closely: responses are sooner, for more processor time. Only with ``flush-disk-type: ASYNC_FLUSH``, and with more
     than one processor; 0 for never."""

@@ -12,8 +12,8 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from mqtemplate.brokers.remote.producing.send_request import BatchPart, SendRequest, SendRequestFactory
+from mqtemplate.brokers.remote.producing.thread_signal import keep_signal, take_signal
 from mqtemplate.errors import BrokerClosedError, MessageError, UnsupportedError
-from mqtemplate.futures import Waiter
 from mqtemplate.message import Message
 from mqtemplate.results import SendResult
 
@@ -52,22 +52,33 @@ class AsyncSends(Protocol):
         """Call *work* in the I/O thread, unless the client is closed before."""
 
 
-class ThreadOutcome(Waiter[SendResult | BaseException]):
+class ThreadOutcome:
     """Lets one thread wait for the end of its send."""
 
-    __slots__ = ()
+    __slots__ = ("_end", "_signal")
+
+    def __init__(self) -> None:
+        self._end: SendResult | BaseException | None = None
+        self._signal = take_signal()
+
+    def set_result(self, result: SendResult) -> None:
+        """Set the result, once, and wake the thread."""
+        self._end = result
+        self._signal.set()
 
     def set_exception(self, exception: BaseException) -> None:
-        """Set the error of the send, once, and wake the thread."""
-        self.set_result(exception)
+        """Set the error, once, and wake the thread."""
+        self._end = exception
+        self._signal.set()
 
     def get(self) -> SendResult:
-        """Wait for the end: each send has a timeout. Return the result, or raise the error."""
-        self.wait()
-        if isinstance(self.result, BaseException):
-            raise self.result
-        assert self.result is not None
-        return self.result
+        """Wait for the end: each send has a timeout. Return the result, or raise the error. Call it once."""
+        self._signal.wait()
+        keep_signal(self._signal)
+        if isinstance(self._end, BaseException):
+            raise self._end
+        assert self._end is not None
+        return self._end
 
 
 class Entry(NamedTuple):

@@ -1,7 +1,7 @@
-"""Sends of batches that are stored without decoding their headers: the form is known, and the messages are alike.
+"""Sends of batches that are stored without decoding their headers, because the form is known.
 
-Batches of one form and of one size that were read together are stored by one append, and answered by one write to the
-socket.
+Batches of one form and of one size that were read together, and whose messages are alike, are stored by one append and
+answered by one write to the socket.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import NamedTuple
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.errors import StoreError
 from mqtemplate.message import offset_msg_ids
-from mqtemplate.record.codec import pack_host
+from mqtemplate.record.codec import RecordDraft, pack_host
 from mqtemplate.record.sent_batch import BatchOrigin, SentBatch
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codec import Frame
+from mqtemplate.remoting.protocol.messages import count_batch, split_batch
 from mqtemplate.server.processors.sends.alike_messages import MOST_BYTES, read_alike
 from mqtemplate.server.processors.sends.send_forms import SendForm
 from mqtemplate.server.processors.sends.send_response import SendResponses
@@ -32,7 +33,7 @@ class BatchRequest(NamedTuple):
     """One batch that was taken.
 
     Attributes:
-        unique_id: Id of the whole batch, in the header.
+        unique_id: Id of the whole batch, in the header; empty if there is none.
     """
 
     form: SendForm
@@ -103,18 +104,25 @@ class BatchSends:
 
     def _process(self, requests: Sequence[BatchRequest]) -> bool:
         """Store batches together; return False if nothing was stored: they are not alike, or the store refuses."""
-        batch = self._read(requests)
-        if batch is None:
-            return False
         try:
-            puts = self._store.put_batch(batch)
+            puts = self._put(requests)
         except Exception:  # `process` says what happens then
             return False
+        if puts is None:
+            return False
         self._on_processed(len(requests))
-        call_when_durable(self._store, puts.end, (batch.first.topic,), partial(self._reply, requests, puts))
+        call_when_durable(self._store, puts.end, (requests[0].form.topic,), partial(self._reply, requests, puts))
         return True
 
-    def _read(self, requests: Sequence[BatchRequest]) -> SentBatch | None:
+    def _put(self, requests: Sequence[BatchRequest]) -> PutBatch | None:
+        batch = self._read_alike(requests)
+        if batch is not None:
+            return self._store.put_batch(batch)
+        drafts = self._read_messages(requests[0]) if len(requests) == 1 else None
+        return self._store.put_all(drafts) if drafts else None
+
+    def _read_alike(self, requests: Sequence[BatchRequest]) -> SentBatch | None:
+        """Return the messages of all batches; None if they are few, or not alike."""
         form, (queue_id, born), count = requests[0].form, requests[0].origin, len(requests)
         alike = read_alike(b"".join(request.body for request in requests), self._properties)
         if alike is None or len(alike.bodies) % count or len(alike.bodies) > count * self._max_messages:
@@ -123,6 +131,25 @@ class BatchSends:
         return alike.sent_batch(
             form.topic, queue_id, form.sys_flag, born, self._born_host, form.reconsume_times, origins
         )
+
+    def _read_messages(self, request: BatchRequest) -> list[RecordDraft] | None:
+        """Return the messages of one batch; None if they are too many, or one of them is not ordinary.
+
+        Raises:
+            RemoteProtocolError: They are not a batch.
+        """
+        if count_batch(request.body, self._max_messages) > self._max_messages:
+            return None
+        form, (queue_id, born), drafts = request.form, request.origin, list[RecordDraft]()
+        for body, encoded, flag in split_batch(request.body):
+            complete = self._properties.complete_encoded(encoded)
+            if complete is None:
+                return None
+            origin = (form.sys_flag, born, self._born_host, form.reconsume_times)
+            drafts.append(
+                RecordDraft(form.topic, queue_id, body, complete.encoded, complete.tags_code, -1, flag, *origin)
+            )
+        return drafts
 
     def _reply(self, requests: Sequence[BatchRequest], puts: PutBatch, error: StoreError | None) -> None:
         ids = offset_msg_ids(self._host, puts.physical_offsets)

@@ -1,9 +1,10 @@
 """Headers of sends that are read without decoding them, because one of the same form was decoded before.
 
 The headers of a producer mostly differ in few values: queue ID, time of birth, message id, business keys and opaque.
-What remains without these values is the *form* of a header. It determines all decisions about the message, so they are
-made once for each form: it is decoded with other values in these places, which proves that they are the values of these
-fields. A header with an unknown form, or with an unusual value, is decoded as any other.
+The header of a batch may have no id, since brokers 4.x would give it to each message. What remains without these values
+is the *form* of a header. It determines all decisions about the message; they are taken once for each form: it is
+decoded with other values in these places, which proves that they are the values of these fields. A header with an
+unknown form, or with an unusual value, is decoded as any other.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mqtemplate.errors import RemoteProtocolError
+from mqtemplate.message import Property
 from mqtemplate.remoting.protocol.codes import RequestCode
 from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeaderV2
 from mqtemplate.remoting.protocol.json_header import decode_json_header
+from mqtemplate.remoting.protocol.properties import decode_properties_text
 from mqtemplate.server.processors.sends.sent_properties import CompleteProperties, SentProperties
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
@@ -38,6 +41,7 @@ _VALUES = {
 _FIND = re.compile(
     b"|".join(b"%b(?P<%b>%b)%b" % (front, name.encode(), value, back) for name, (front, value, back) in _VALUES.items())
 )
+_ALWAYS = {"queue_id", "born", "opaque"}
 _PROBES = {
     "queue_id": b"123456789",
     "born": b"987654321987",
@@ -59,7 +63,9 @@ class SendForm:
     Attributes:
         pattern: Matches the headers of this form.
         groups: Its groups in the order of queue ID, time of birth, message id, opaque and, if the form has them, keys.
-        properties: Encoded properties, with those that the broker adds: the parts around message id and keys.
+            The message id is empty for the batches of a producer that gives them none.
+        properties: Encoded properties, with those that the broker adds: the parts around message id and keys. Empty for
+            batches.
         has_keys_first: The keys are before the message id.
     """
 
@@ -120,13 +126,12 @@ class SendForms:
         numbers = (sent.queue_id, sent.born_timestamp, command.opaque)
         if numbers != tuple(int(_PROBES[name]) for name in ("queue_id", "born", "opaque")):
             return None
-        complete = self._properties.complete_text(sent.properties)
-        if complete is None or complete.unique_id.encode() != _PROBES["unique_id"]:
-            return None
         if sent.topic.startswith(RETRY_TOPIC_PREFIX):
             return None
-        is_batch = sent.batch or command.code == RequestCode.SEND_BATCH_MESSAGE
-        return _form_of(key, sent, complete, is_batch=is_batch)
+        if sent.batch or command.code == RequestCode.SEND_BATCH_MESSAGE:
+            return _batch_form(key, sent)
+        complete = self._properties.complete_text(sent.properties)
+        return None if complete is None else _message_form(key, sent, complete)
 
 
 class ConnectionForms:
@@ -174,28 +179,47 @@ def _key_of(header: bytes) -> _Key | None:
         assert found.lastgroup is not None
         parts += header[at : found.start()], found.lastgroup
         at = found.end()
-    names = sorted(parts[1::2])
-    if names not in (sorted(_VALUES), sorted(_VALUES.keys() - {"keys"})):
+    names = parts[1::2]
+    if len(set(names)) < len(names) or not _ALWAYS.issubset(names):
         return None
     return (*parts, header[at:])
 
 
-def _form_of(
-    key: _Key, sent: SendMessageRequestHeaderV2, complete: CompleteProperties, *, is_batch: bool
-) -> SendForm | None:
-    """Return the form of a header with the values of `_PROBES`; None if its properties do not have them."""
-    names = [part for part in key if isinstance(part, str)]
-    in_properties = [name for name in names if name in ("unique_id", "keys")]
-    parts = tuple(_split(complete.encoded, [_PROBES[name] for name in in_properties]))
-    if len(parts) != len(in_properties) + 1:
+def _batch_form(key: _Key, sent: SendMessageRequestHeaderV2) -> SendForm | None:
+    """Return the form of the header of a batch; None if its id, or that it has none, is not known from the key."""
+    probe = _PROBES["unique_id"].decode() if "unique_id" in _names(key) else None
+    if decode_properties_text(sent.properties).get(Property.UNIQ_KEY) != probe:
         return None
+    return _form(key, sent, is_batch=True)
+
+
+def _message_form(key: _Key, sent: SendMessageRequestHeaderV2, complete: CompleteProperties) -> SendForm | None:
+    """Return the form of the header of a message; None if its properties do not have the values of `_PROBES`."""
+    names = [name for name in _names(key) if name in ("unique_id", "keys")]
+    parts = tuple(_split(complete.encoded, [_PROBES[name] for name in names]))
+    if complete.unique_id.encode() != _PROBES["unique_id"] or len(parts) != len(names) + 1:
+        return None
+    return _form(key, sent, parts, has_keys_first=names[0] == "keys", tags_code=complete.tags_code)
+
+
+def _form(
+    key: _Key,
+    sent: SendMessageRequestHeaderV2,
+    properties: tuple[bytes, ...] = (),
+    *,
+    has_keys_first: bool = False,
+    tags_code: int = 0,
+    is_batch: bool = False,
+) -> SendForm:
+    names = _names(key)
+    values = [name for name in _VALUES if name in names or name == "unique_id"]
     return SendForm(
         pattern=_pattern_of(key),
-        groups=tuple(1 + names.index(name) for name in _VALUES if name in names),
+        groups=tuple(1 + (names.index(name) if name in names else len(names)) for name in values),
         topic=sent.topic,
-        properties=parts,
-        has_keys_first=in_properties[0] == "keys",
-        tags_code=complete.tags_code,
+        properties=properties,
+        has_keys_first=has_keys_first,
+        tags_code=tags_code,
         flag=sent.flag,
         sys_flag=sent.sys_flag,
         reconsume_times=sent.reconsume_times or 0,
@@ -203,11 +227,14 @@ def _form_of(
     )
 
 
+def _names(key: _Key) -> list[str]:
+    return [part for part in key if isinstance(part, str)]
+
+
 def _pattern_of(key: _Key) -> re.Pattern[bytes]:
-    """Return the pattern of the headers with this key: its groups are the values."""
-    return re.compile(
-        b"".join(b"(%b)" % _VALUES[part][1] if isinstance(part, str) else re.escape(part) for part in key)
-    )
+    """Return the pattern of the headers with this key: its groups are the values, and an empty one at the end."""
+    values = [b"(%b)" % _VALUES[part][1] if isinstance(part, str) else re.escape(part) for part in key]
+    return re.compile(b"".join(values) + b"()")
 
 
 def _split(data: bytes, values: list[bytes]) -> Iterator[bytes]:

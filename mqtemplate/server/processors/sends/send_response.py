@@ -12,10 +12,8 @@ from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
 from mqtemplate.remoting.protocol.json_header import encode_json_header
 
-_Values = tuple[str, int, int, str, int]
-"""Offset message id, queue ID, queue offset, message id, and opaque."""
-
-_PROBES: _Values = ("0FORM0", 1_234_567, 2_345_678, "1FORM1", 3_456_789)
+_MSG_ID, _QUEUE_ID, _QUEUE_OFFSET, _UNIQUE_ID, _OPAQUE = "0FORM0", 1_234_567, 2_345_678, "1FORM1", 3_456_789
+"""Values in whose places a template has those of a response."""
 
 
 class SendResponses:
@@ -27,10 +25,15 @@ class SendResponses:
 
     def __init__(self, added: dict[str, str]) -> None:
         self._added = added
-        template = encode_json_header(self._success(*_PROBES)).replace(b"%", b"%%")
-        for value in _PROBES:
+        self._template = self._template_with(_UNIQUE_ID)
+        self._template_without_id = self._template_with(None)
+
+    def _template_with(self, unique_id: str | None) -> bytes:
+        template = encode_json_header(self._success(_MSG_ID, _QUEUE_ID, _QUEUE_OFFSET, unique_id, _OPAQUE))
+        template = template.replace(b"%", b"%%")
+        for value in (_MSG_ID, _QUEUE_ID, _QUEUE_OFFSET, _UNIQUE_ID, _OPAQUE):
             template = template.replace(str(value).encode(), b"%d" if isinstance(value, int) else b"%b")
-        self._template = template
+        return template
 
     def header(
         self, msg_id: str, queue_id: int, queue_offset: int, unique_id: str | None, handle: str | None = None
@@ -52,7 +55,9 @@ class SendResponses:
             trace_on=self._added["TRACE_ON"],
         )
 
-    def _success(self, msg_id: str, queue_id: int, queue_offset: int, unique_id: str, opaque: int) -> RemotingCommand:
+    def _success(
+        self, msg_id: str, queue_id: int, queue_offset: int, unique_id: str | None, opaque: int
+    ) -> RemotingCommand:
         fields = self.header(msg_id, queue_id, queue_offset, unique_id).to_ext_fields()
         return RemotingCommand(ResponseCode.SUCCESS, opaque, FLAG_RESPONSE, ext_fields=fields)
 
@@ -60,7 +65,7 @@ class SendResponses:
         """Return the function that encodes the frame of a response to messages in the commit log.
 
         Its arguments are offset message ids, queue ID, queue offset, the producer's id and opaque. Ids are ASCII
-        letters and digits, joined by commas.
+        letters and digits, joined by commas. The producer's is empty if it gave none.
 
         Args:
             error: That of the flush: the messages are stored, but not durable.
@@ -68,11 +73,13 @@ class SendResponses:
         return self._frame if error is None else partial(self._failure_frame, error)
 
     def _frame(self, msg_id: bytes, queue_id: int, queue_offset: int, unique_id: bytes, opaque: int) -> bytes:
-        return frame_of_json(self._template % (msg_id, queue_id, queue_offset, unique_id, opaque))
+        if unique_id:
+            return frame_of_json(self._template % (msg_id, queue_id, queue_offset, unique_id, opaque))
+        return frame_of_json(self._template_without_id % (msg_id, queue_id, queue_offset, opaque))
 
     def _failure_frame(
         self, error: StoreError, msg_id: bytes, queue_id: int, queue_offset: int, unique_id: bytes, opaque: int
     ) -> bytes:
-        response = self._success(msg_id.decode(), queue_id, queue_offset, unique_id.decode(), opaque)
+        response = self._success(msg_id.decode(), queue_id, queue_offset, unique_id.decode() or None, opaque)
         response.code, response.remark = ResponseCode.FLUSH_DISK_TIMEOUT, str(error)
         return encode_command(response)

@@ -22,13 +22,24 @@ from tests.server.processors.sends.test_send_run import MAX_OFFSET, answers, kno
 BATCH = RequestCode.SEND_BATCH_MESSAGE
 
 
-def batch(opaque: int, count: int = 10, size: int = 4, *, tag: str = "", queue_id: int = 0, code: int = BATCH) -> bytes:
-    """Return the frame of a batch whose messages are alike, with ids that end with their numbers."""
-    more = {"TAGS": tag} if tag else {}
+def batch(
+    opaque: int,
+    count: int = 10,
+    size: int = 4,
+    *,
+    grows: bool = False,
+    tag: str = "",
+    queue_id: int = 0,
+    code: int = BATCH,
+    **more: object,
+) -> bytes:
+    """Return the frame of a batch, with ids that end with their numbers. Its messages are alike, or each is longer."""
+    properties = {"TAGS": tag} if tag else {}
     messages = [
-        Message("orders", bytes(size), {"UNIQ_KEY": f"B{opaque:04}{number:03}"} | more) for number in range(count)
+        Message("orders", bytes(size + number * grows), {"UNIQ_KEY": f"B{opaque:04}{number:03}"} | properties)
+        for number in range(count)
     ]
-    return send(opaque, encode_batch(messages), queue_id=queue_id, batch=True, code=code)
+    return send(opaque, encode_batch(messages), queue_id=queue_id, batch=True, code=code, **more)
 
 
 def stored_together(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
@@ -121,6 +132,51 @@ def test_batches_with_other_properties_are_stored_one_by_one(monkeypatch: pytest
         assert tagged[-20:] == [True] * 10 + [False] * 10
 
 
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [batch(10, 1), batch(11, 7), batch(12, 2, tag="paid")],
+        [batch(10, 20, grows=True), batch(11, 3, grows=True, queue_id=1)],
+        [batch(10, 10, code=RequestCode.SEND_MESSAGE_V2), batch(11, 3, code=RequestCode.SEND_MESSAGE_V2)],
+    ],
+    ids=["few messages", "bodies of several lengths", "code 310"],
+)
+def test_messages_that_are_no_rows_are_stored_and_answered_as_commands(
+    frames: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opaques = stored_together(monkeypatch)
+    results = []
+    for runs in (True, False):
+        with serving(runs=runs) as server, known_producer(server) as peer:
+            know_batches(peer, BATCH, RequestCode.SEND_MESSAGE_V2)
+            opaques.clear()
+            peer.send(b"".join(frames))
+            results.append((answers(peer, len(frames)), records(server)))
+            assert opaques == ([[10 + number] for number in range(len(frames))] if runs else [])
+
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("count", [3, 10])
+def test_batches_without_an_id_of_their_own_are_stored_and_answered_as_commands(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of our client."""
+    opaques = stored_together(monkeypatch)
+    results = []
+    for runs in (True, False):
+        with serving(runs=runs) as server, known_producer(server) as peer:
+            for opaque in (5, 6):
+                assert peer.invoke_frame(batch(opaque, properties={"UNIQ_KEY": None})).code == ResponseCode.SUCCESS
+            opaques.clear()
+            response = peer.invoke_frame(batch(10, count, properties={"UNIQ_KEY": None}))
+            results.append((response, records(server)))
+            assert opaques == ([[10]] if runs else [])
+
+    assert results[0] == results[1]
+    assert "transactionId" not in results[0][0].ext_fields
+
+
 def test_batches_of_many_bytes_are_stored_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_sends, "MOST_BYTES", 1_500)
     opaques = stored_together(monkeypatch)
@@ -147,7 +203,9 @@ def test_a_batch_counts_as_one_request() -> None:
     ("frame", "settings"),
     [
         (batch(10, 65), {}),
-        (batch(10, 7), {}),
+        (batch(10, 65, grows=True), {}),
+        (batch(10, 0), {}),
+        (send(10, encode_batch([Message("orders", b"1", {"UNIQ_KEY": "B1", "DELAY": "3"})] * 3), batch=True), {}),
         (send(10, batch=True, code=RequestCode.SEND_BATCH_MESSAGE), {}),
         (send(10, encode_batch([Message("orders", b"1", {"UNIQ_KEY": "B1"})] * 8), queue_id=9, batch=True), {}),
         (batch(10, 12, 100), {"max_message_size": 1_000}),
@@ -156,7 +214,7 @@ def test_a_batch_counts_as_one_request() -> None:
 def test_other_batches_are_processed_as_commands(
     frame: bytes, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that are long, short, invalid, for a queue that does not exist, or too large."""
+    """Those that are long, empty, delayed, invalid, for a queue that does not exist, or too large."""
     responses = []
     for runs in (True, False):
         with serving(runs=runs, **settings) as server, known_producer(server) as peer:
@@ -172,7 +230,10 @@ def test_other_batches_are_processed_as_commands(
 # --- faults -----------------------------------------------------------------------------------------
 
 
-def test_a_batch_that_the_store_refuses_gets_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("count", "method"), [(10, "put_batch"), (3, "put_all")])
+def test_a_batch_that_the_store_refuses_gets_the_reason(
+    count: int, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(messages: object) -> object:
         raise StoreFullError("no room for a record")
 
@@ -180,8 +241,8 @@ def test_a_batch_that_the_store_refuses_gets_the_reason(monkeypatch: pytest.Monk
         know_batches(peer)
         end = server.engine.store.end_offset
         with monkeypatch.context() as patch:
-            patch.setattr(server.engine.store, "put_batch", refuse)
-            refused = peer.invoke_frame(batch(10))
+            patch.setattr(server.engine.store, method, refuse)
+            refused = peer.invoke_frame(batch(10, count))
 
         assert (refused.code, refused.remark) == (ResponseCode.SERVICE_NOT_AVAILABLE, "no room for a record")
         assert server.engine.store.end_offset == end
@@ -226,22 +287,27 @@ def test_batches_that_the_store_refuses_together_get_the_reason_each(monkeypatch
         assert server.engine.store.end_offset > end
 
 
-def test_a_failed_flush_is_reported_with_the_ids_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("properties", "unique_id"), [({}, "7F0000000A"), ({"UNIQ_KEY": None}, None)])
+@pytest.mark.parametrize("count", [3, 10])
+def test_a_failed_flush_is_reported_with_the_ids_of_the_batch(
+    count: int, properties: dict[str, None], unique_id: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse() -> int:
         raise StoreError("the disk refused")
 
     with serving() as server, known_producer(server) as peer:
-        know_batches(peer)
+        for opaque in (5, 6):
+            assert peer.invoke_frame(batch(opaque, properties=properties)).code == ResponseCode.SUCCESS
         store = server.engine.store
         with monkeypatch.context() as patch:
             patch.setattr(store.group_commit, "_flush", refuse)
-            response = peer.invoke_frame(batch(10))
+            response = peer.invoke_frame(batch(10, count, properties=properties))
         store.flush()
 
         assert response.code == ResponseCode.FLUSH_DISK_TIMEOUT
         assert "the disk refused" in response.remark
         header = response.header(SendMessageResponseHeader)
-        assert (header.transaction_id, len(header.msg_id.split(","))) == ("7F0000000A", 10)
+        assert (header.transaction_id, len(header.msg_id.split(","))) == (unique_id, count)
         assert store.confirm_offset == store.end_offset
 
 

@@ -213,6 +213,31 @@ def test_the_header_of_a_batch_has_a_form_of_its_own(forms: ConnectionForms, cod
     assert not single[0].is_batch
 
 
+def of_batch(properties: str) -> bytes:
+    return header(code=RequestCode.SEND_BATCH_MESSAGE, fields={"m": "true"}, properties=properties)
+
+
+@pytest.mark.parametrize("text", ["WAIT\x01true\x02", "", "UNIQ_KEY\x01\x02", "KEYS\x01order-1\x02"])
+def test_the_header_of_a_batch_needs_no_id(forms: ConnectionForms, text: str) -> None:
+    found = read(forms, of_batch(text))
+
+    assert found is not None
+    form, (queue_id, born, unique_id, opaque, *_) = found
+    assert (form.is_batch, queue_id, born, unique_id, opaque) == (True, b"3", b"1700000000000", b"", b"7")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "UNIQ_KEY\x01A-1\x02",
+        "UNIQ_KEY\x01A1\x02UNIQ_KEY\x01B1\x02",
+        "XUNIQ_KEY\x01A1\x02",
+    ],
+)
+def test_the_header_of_a_batch_with_an_unusual_id_is_decoded(forms: ConnectionForms, text: str) -> None:
+    assert read(forms, of_batch(text)) is None
+
+
 def of_tag(number: int) -> bytes:
     return header(properties=f"UNIQ_KEY\x01A1\x02TAGS\x01t{number}\x02")
 

@@ -36,8 +36,9 @@ MAX_OFFSET = RemotingCommand(RequestCode.GET_MAX_OFFSET, 5, ext_fields={"topic":
 
 
 def send(opaque: int, body: bytes = b"paid", *, topic: str = "orders", queue_id: int = 0, **more: object) -> bytes:
-    """Return the frame of a send as a Java client writes it."""
-    properties = {"UNIQ_KEY": f"7F{opaque:08X}", "WAIT": "true", **dict(more.pop("properties", {}))}  # type: ignore[call-overload]
+    """Return the frame of a send as a Java client writes it. Properties that are None are left out."""
+    given = {"UNIQ_KEY": f"7F{opaque:08X}", "WAIT": "true", **dict(more.pop("properties", {}))}  # type: ignore[call-overload]
+    properties = {name: value for name, value in given.items() if value is not None}
     header = send_header(
         topic,
         queue_id,
