@@ -99,7 +99,10 @@ class RemotingServer:
         self.limits = settings.limits
         # On one processor, polling would keep the client from sending.
         busy_poll_us = settings.busy_poll_us if usable_processors() > 1 else 0
-        self.loop = IoLoop("mqtemplate-server", clock, busy_poll_s=busy_poll_us / 1_000_000)
+        self.request_count = 0
+        self.loop = IoLoop(
+            "mqtemplate-server", clock, busy_poll_s=busy_poll_us / 1_000_000, requests=lambda: self.request_count
+        )
         self.partial_input = self._shared_limit(settings.max_partial_bytes, "partial_bytes", "of incomplete frames")
         self.peer_log = LimitedLog(_log, lambda: int(self.loop.now_ms()))
         self.unread_output = self._shared_limit(settings.max_unread_bytes, "unread_bytes", "of unread responses")
@@ -110,7 +113,6 @@ class RemotingServer:
         self._processors: dict[int, _Registered] = {}
         self._close_callbacks: list[Callable[[Connection], None]] = []
         self._connections: dict[int, Connection] = {}
-        self.request_count = 0
         self._heavy = heavy or HeavyWork()
         self._handshakes: set[Handshake] = set()
         self._tls: tuple[ssl.SSLContext, TlsMode] | None = None

@@ -1,4 +1,4 @@
-"""Busy polling: where events follow each other closely the thread does not sleep, where they are rare it does."""
+"""Busy polling: while single requests follow each other closely the thread does not sleep, otherwise it does."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import selectors
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from mqtemplate import processes
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.processes import usable_processors
+from mqtemplate.remoting.loop import busy_poll
 from mqtemplate.remoting.loop.busy_poll import BusyPoll
 from mqtemplate.remoting.settings import RemotingServerSettings
 from mqtemplate.running.local_server import local_cluster
@@ -52,7 +54,7 @@ def ready() -> Iterator[Callable[[bool], _Selector]]:
 
 def test_an_event_that_is_there_is_found_without_sleeping(ready: Callable[[bool], _Selector]) -> None:
     selector = ready(True)
-    poll = BusyPoll(selector, _MOMENT_S)
+    poll = BusyPoll(selector, _MOMENT_S, lambda: 0)
 
     for _ in range(10 * _TRIAL):
         assert len(poll.wait(None)) == 1
@@ -60,10 +62,23 @@ def test_an_event_that_is_there_is_found_without_sleeping(ready: Callable[[bool]
     assert set(selector.timeouts) == {0}
 
 
+def test_other_threads_of_the_processor_run_while_it_polls(
+    ready: Callable[[bool], _Selector], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scheduler may put a client's thread on this processor, where it would wait until the poll ends."""
+    yields: list[int] = []
+    monkeypatch.setattr(busy_poll, "_yield", lambda: yields.append(1))
+    monkeypatch.setattr(busy_poll, "time", SimpleNamespace(monotonic=iter(range(5)).__next__))
+
+    assert BusyPoll(ready(False), 3.5, lambda: 0).wait(0.1) == []
+
+    assert len(yields) == 3
+
+
 def test_without_an_event_it_sleeps_after_the_poll_with_the_timeout(ready: Callable[[bool], _Selector]) -> None:
     selector = ready(False)
 
-    assert BusyPoll(selector, _MOMENT_S).wait(1.5) == []
+    assert BusyPoll(selector, _MOMENT_S, lambda: 0).wait(1.5) == []
 
     assert selector.timeouts == [0, 1.5]
 
@@ -72,7 +87,7 @@ def test_after_a_trial_without_events_it_sleeps_at_once_and_tries_again_later(
     ready: Callable[[bool], _Selector],
 ) -> None:
     selector = ready(False)
-    poll = BusyPoll(selector, _MOMENT_S)
+    poll = BusyPoll(selector, _MOMENT_S, lambda: 0)
 
     for _ in range(_TRIAL + _PAUSE + 1):
         poll.wait(None)
@@ -80,9 +95,25 @@ def test_after_a_trial_without_events_it_sleeps_at_once_and_tries_again_later(
     assert selector.timeouts == [0, None] * _TRIAL + [None] * _PAUSE + [0, None]
 
 
+@pytest.mark.parametrize(("requests", "has_paused"), [(2, False), (3, True)])
+def test_it_sleeps_at_once_where_each_wait_brings_several_requests(
+    requests: int, has_paused: bool, ready: Callable[[bool], _Selector]
+) -> None:
+    """Also if polls find events, since more requests are read together after a sleep. It tries again later."""
+    selector = ready(True)
+    count = 1_000_000  # those before the trial do not matter
+    poll = BusyPoll(selector, _MOMENT_S, lambda: count)
+
+    for wait in range(2 * _TRIAL + _PAUSE):
+        poll.wait(None)
+        count += requests if wait < _TRIAL else 1
+
+    assert selector.timeouts == [0] * _TRIAL + [None if has_paused else 0] * _PAUSE + [0] * _TRIAL
+
+
 def test_a_time_of_zero_never_polls(ready: Callable[[bool], _Selector]) -> None:
     selector = ready(False)
-    poll = BusyPoll(selector, 0)
+    poll = BusyPoll(selector, 0, lambda: 0)
 
     for _ in range(3):
         poll.wait(None)
@@ -93,12 +124,13 @@ def test_a_time_of_zero_never_polls(ready: Callable[[bool], _Selector]) -> None:
 def test_a_wait_that_must_not_sleep_looks_once(ready: Callable[[bool], _Selector]) -> None:
     selector = ready(False)
 
-    assert BusyPoll(selector, _MOMENT_S).wait(0) == []
+    assert BusyPoll(selector, _MOMENT_S, lambda: 0).wait(0) == []
 
     assert selector.timeouts == [0]
 
 
-def test_a_server_that_polls_answers_each_request_and_stops() -> None:
+def test_a_server_that_polls_answers_each_request_and_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes.os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
     server = EchoServer(RemotingServerSettings(busy_poll_us=1_000))
     server.start()
 
@@ -109,6 +141,7 @@ def test_a_server_that_polls_answers_each_request_and_stops() -> None:
         server.stop()
 
     assert bodies == [b"%d" % number for number in range(3 * _TRIAL)]
+    assert server.loop._requests() == 3 * _TRIAL
 
 
 @pytest.mark.parametrize(("flush", "busy_poll_s"), [("ASYNC_FLUSH", 0.00025), ("SYNC_FLUSH", 0.0)])

@@ -45,16 +45,20 @@ class IoLoop:
 
     Args:
         busy_poll_s: Time for which the thread polls the sockets before it sleeps; see `BusyPoll`. 0: it sleeps at once.
+        requests: Returns the number of requests so far; see `BusyPoll`.
 
     Attributes:
         buffer: Buffer to receive into. A handler may use it while it is called.
     """
 
-    def __init__(self, name: str, clock: Clock, *, busy_poll_s: float = 0.0) -> None:
+    def __init__(
+        self, name: str, clock: Clock, *, busy_poll_s: float = 0.0, requests: Callable[[], int] = lambda: 0
+    ) -> None:
         self.buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._name = name
         self._clock = clock
         self.busy_poll_s = busy_poll_s
+        self._requests = requests
         self._timers = Timers()
         self._callbacks: deque[Callable[[], None]] = deque()
         self._wake_writer: socket.socket | None = None
@@ -77,7 +81,7 @@ class IoLoop:
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
         self._wake_writer.setblocking(False)
-        self._wait = BusyPoll(self._selector, self.busy_poll_s).wait
+        self._wait = BusyPoll(self._selector, self.busy_poll_s, self._requests).wait
         self._selector.register(self._wake_reader, READ, _WakeHandler(self._wake_reader))
         self._is_woken = False
         self._thread.start()
