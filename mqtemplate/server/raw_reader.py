@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import takewhile
 from typing import NamedTuple
 
 from mqtemplate.brokers.embedded.queue_reader import QueueReader
@@ -20,24 +18,18 @@ from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import PullMessageResponseHeader
 from mqtemplate.selectors.tags import Selector, TagSelector
-from mqtemplate.server.raw_rows import rows_without_check
+from mqtemplate.server.read_ahead import ReadAhead
 from mqtemplate.store.message_store import MessageStore
 
 _log = get_logger("mqtemplate.server")
 
 _MAX_UNITS = 4_096
 """Maximum number of consume queue units that one pull reads."""
-_FEWEST_ALIKE = 8
-"""Fewer records are read faster one by one."""
 _MAX_RECORDS = 128
 """Maximum number of records that one pull reads to check them against the selector."""
 
 
 _MASTER_ID = 0
-
-
-_Unit = tuple[int, int, int]
-"""Unit of a consume queue: physical offset, size and tags code."""
 
 
 class RawStatus(Enum):
@@ -103,6 +95,7 @@ class RawReader:
     def __init__(self, store: MessageStore, reader: QueueReader) -> None:
         self.store = store
         self.reader = reader
+        self._read_ahead = ReadAhead(store)
         self._count_lock = threading.Lock()
         self._pulled = store.metrics.counter("server.pulled")
 
@@ -126,23 +119,15 @@ class RawReader:
         queue, max_count, max_bytes, selector = query
         consume_queue = self.store.consume_queue(queue.topic, queue.queue_id)
         codes = None if selector is None else selector.codes
-        records: list[bytes] = []
-        at, byte_count, read_count = queue_offset, 0, 0
         end = min(end, queue_offset + _MAX_UNITS)
+        records, byte_count = self._read_alike(query, queue_offset, end) if selector is None else ([], 0)
+        if len(records) == max_count:
+            return records, queue_offset + max_count
+        at, read_count = queue_offset + len(records), len(records)
         while at < end:
             units = consume_queue.unit_tuples(at, min(end - at, max_count if codes is None else _MAX_UNITS))
             if not units:
                 break
-            most = min(max_count - len(records), _MAX_RECORDS - read_count)
-            alike = self._read_alike(query, at, units[:most], max_bytes - byte_count) if selector is None else []
-            if alike:
-                records += alike
-                read_count += len(alike)
-                byte_count += units[0][1] * len(alike)
-                at += len(alike)
-                if len(records) >= max_count:
-                    break
-                continue
             for physical_offset, size, tags_code in units:
                 # A smaller unit is a mark without a message. Hash codes of tags may collide, so `_matches` follows.
                 if size > SMALLEST_RECORD and (codes is None or tags_code in codes):
@@ -161,24 +146,19 @@ class RawReader:
                 at += 1
         return records, at
 
-    def _read_alike(self, query: RawQuery, at: int, units: Sequence[_Unit], max_bytes: int) -> list[bytes]:
-        """Return the records of the first units, if they have one size and one shape; none if they are few.
-
-        Args:
-            query: One without a selector.
-        """
-        queue, size = query.queue, units[0][1] if units else 0
-        count = min(len(units), max(max_bytes, 0) // size) if size > SMALLEST_RECORD else 0
-        offsets = [offset for offset, _, _ in takewhile(lambda unit: unit[1] == size, units[:count])]
-        if len(offsets) < _FEWEST_ALIKE:
-            return []
-        if offsets[-1] - offsets[0] == size * (len(offsets) - 1):  # they are adjacent
-            data = self.store.read_bytes(offsets[0], size * len(offsets))
-        else:
-            data = b"".join([self.store.read_bytes(offset, size) for offset in offsets])
-        if len(data) != size * len(offsets):  # at the end of a file, or deleted by retention
-            return []
-        return rows_without_check(data, queue.topic, queue.queue_id, at, offsets)
+    def _read_alike(self, query: RawQuery, queue_offset: int, end: int) -> tuple[list[bytes], int]:
+        """Return the first records, as far as they can be read together, and the number of their bytes in the log."""
+        topic, queue_id = query.queue.topic, query.queue.queue_id
+        records, byte_count = list[bytes](), 0
+        most = min(query.max_count, _MAX_RECORDS, end - queue_offset)
+        while len(records) < most:
+            at, count = queue_offset + len(records), most - len(records)
+            alike, size = self._read_ahead.read(topic, queue_id, at, end, count, query.max_bytes - byte_count)
+            if not alike:
+                break
+            records += alike
+            byte_count += size * len(alike)
+        return records, byte_count
 
     def _find(
         self, data: bytes, queue: MessageQueue, at: int, physical_offset: int, size: int, selector: Selector | None

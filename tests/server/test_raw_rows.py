@@ -12,7 +12,7 @@ from mqtemplate.brokers import EmbeddedSettings
 from mqtemplate.message import HostAddress, MessageQueue
 from mqtemplate.record.codec import RecordDraft, pack_host, read_without_check
 from mqtemplate.selectors.tags import TagSelector
-from mqtemplate.server import raw_reader
+from mqtemplate.server import read_ahead
 from mqtemplate.server.raw_reader import RawQuery, RawReader
 from mqtemplate.server.raw_rows import rows_without_check
 from tests.server.serving import Serving
@@ -83,7 +83,7 @@ def test_a_pull_returns_the_same_with_and_without_rows(seed: int, monkeypatch: p
         file.write_mapped(damaged - start + 95, b"\0")
         raw, found = RawReader(store, serving.engine.reader), []
         for fewest in (2, 1_000_000):
-            monkeypatch.setattr(raw_reader, "_FEWEST_ALIKE", fewest)
+            monkeypatch.setattr(read_ahead, "_FEWEST", fewest)
             pulls = []
             for max_count in (1, 32, 40):
                 for max_bytes in (10, 2_000, 1 << 20):

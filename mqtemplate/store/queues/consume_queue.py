@@ -204,13 +204,14 @@ class ConsumeQueue:
 
     def units(self, queue_offset: int, count: int) -> NDArray[np.void]:
         """Return up to *count* units from *queue_offset* on: fewer at a file's end, none from ``max_offset`` on."""
-        return np.frombuffer(self._unit_bytes(queue_offset, count), CQ_UNIT_DTYPE)
+        return np.frombuffer(self.unit_bytes(queue_offset, count), CQ_UNIT_DTYPE)
 
     def unit_tuples(self, queue_offset: int, count: int) -> list[tuple[int, int, int]]:
         """Return the same as plain tuples, which is faster for the few units of one pull."""
-        return list(layout.iter_cq_units(self._unit_bytes(queue_offset, count)))
+        return list(layout.iter_cq_units(self.unit_bytes(queue_offset, count)))
 
-    def _unit_bytes(self, queue_offset: int, count: int) -> bytes:
+    def unit_bytes(self, queue_offset: int, count: int) -> bytes:
+        """Return the same as the bytes in the file."""
         count = min(count, self.max_offset - queue_offset)
         if count <= 0 or queue_offset < self.min_offset:
             return b""

@@ -1,0 +1,137 @@
+"""Read-ahead: a pull that continues the one before it reads more records than it returns, for the next pulls."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mqtemplate.record.arrays import count_leading
+from mqtemplate.record.layout import SMALLEST_RECORD
+from mqtemplate.server.raw_rows import rows_without_check
+from mqtemplate.store.layout import CQ_UNIT_SIZE
+from mqtemplate.store.message_store import MessageStore
+from mqtemplate.store.queues.consume_queue import ConsumeQueue
+
+_MAX_UNITS = 256
+_MAX_BYTES = 256 << 10
+"""Records that are read together, at most: they are verified in 0.1 to 0.2 ms, for which other requests wait."""
+_MAX_PARTS = 64
+"""Parts in memory: 16 MiB, for as many queues that are read at the same time."""
+_FEWEST = 8
+"""Fewer records are read faster one by one."""
+_NEAR_BYTES = 4_096
+"""Records with less than this between them are read at once: to copy the bytes takes less time than to read again."""
+
+
+_Position = tuple[str, int, int]
+"""Topic, queue ID and queue offset."""
+
+
+class Part(NamedTuple):
+    """Successive records of a queue, of one size, verified and without their checks.
+
+    Attributes:
+        units: Their consume queue units.
+        size: Bytes of each in the log.
+    """
+
+    units: bytes = b""
+    size: int = 0
+    records: Sequence[bytes] = ()
+
+    def is_in(self, queue: ConsumeQueue, queue_offset: int, count: int) -> bool:
+        """Return True if *queue* still has the first *count* records at *queue_offset*.
+
+        The unit of a delayed message changes when the message is cancelled. A physical offset occurs only once in a
+        log, so equal units refer to equal records.
+        """
+        units = self.units[: count * CQ_UNIT_SIZE]
+        return bool(units) and queue.unit_bytes(queue_offset, len(units) // CQ_UNIT_SIZE) == units
+
+    def after(self, count: int) -> Part:
+        """Return the records after the first *count* ones."""
+        return Part(self.units[count * CQ_UNIT_SIZE :], self.size, self.records[count:])
+
+
+class ReadAhead:
+    """Reads records of one size together: verified as rows of an array, each costs a third of what it costs alone.
+
+    The more of them, the less each costs. So where a pull ended because it had as many messages as it may have, a
+    *part* begins: the records that were read and not returned, or none. The pull that continues there returns them, or
+    reads the next ones together with those of some pulls after it. Consumers that wait for each new message, or that
+    start somewhere, read only what they return. Thread-safe.
+    """
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._parts: dict[_Position, Part] = {}  # by the position of the first record; the oldest part first
+        store.metrics.gauge("server.read_ahead", self.__len__)
+
+    def __len__(self) -> int:
+        """Return the number of records that were read and not returned."""
+        with self._lock:
+            return sum(len(part.records) for part in self._parts.values())
+
+    def read(
+        self, topic: str, queue_id: int, queue_offset: int, end: int, max_count: int, max_bytes: int
+    ) -> tuple[Sequence[bytes], int]:
+        """Return the records from *queue_offset* on, as `without_check` does, and the size of each in the log.
+
+        Returns none if they have to be read one by one: they are few or large, of several sizes, or not ordinary.
+
+        Args:
+            end: Queue offset up to which records may be read.
+            max_bytes: Maximum size of the returned records.
+        """
+        position = (topic, queue_id, queue_offset)
+        queue = self._store.consume_queue(topic, queue_id)
+        with self._lock:
+            part = self._parts.pop(position, None)
+        if part is None or not part.is_in(queue, queue_offset, max_count):
+            units = queue.units(queue_offset, min(end - queue_offset, max(max_count, _MAX_UNITS)))
+            part = self._read(position, units, max_count, continues=part is not None)
+        count = min(max_count, len(part.records), max(max_bytes, 0) // max(part.size, 1))
+        if count < len(part.records) or count == max_count:
+            self._keep((topic, queue_id, queue_offset + count), part.after(count))
+        return part.records[:count], part.size
+
+    def _keep(self, position: _Position, part: Part) -> None:
+        with self._lock:
+            self._parts[position] = part
+            if len(self._parts) > _MAX_PARTS:
+                del self._parts[next(iter(self._parts))]
+
+    def _read(self, position: _Position, units: NDArray[np.void], max_count: int, *, continues: bool) -> Part:
+        """Read the records of the first *max_count* units, or of those for several pulls. See `read`."""
+        size = int(units["size"][0]) if len(units) else 0
+        if size <= SMALLEST_RECORD:
+            return Part()
+        most = min(_MAX_UNITS, _MAX_BYTES // size) // max_count * max_count if continues else 0
+        count = count_leading(units["size"][: max(max_count, most)] == size)
+        if count < _FEWEST:
+            return Part()
+        offsets = units["physical_offset"][:count].tolist()
+        data = self._read_bytes(offsets, size)
+        if len(data) != size * count:  # at the end of a file, or deleted by retention
+            return Part()
+        records = rows_without_check(data, *position, offsets)
+        return Part(units[: len(records)].tobytes(), size, records)
+
+    def _read_bytes(self, physical_offsets: Sequence[int], size: int) -> bytes:
+        """Return records of one size, joined. Those that are near each other are read at once."""
+        first, gaps = 0, np.flatnonzero(np.diff(physical_offsets) >= size + _NEAR_BYTES)
+        parts = []
+        for end in (*(gaps + 1).tolist(), len(physical_offsets)):
+            start, last = physical_offsets[first], physical_offsets[end - 1]
+            data = self._store.read_bytes(start, last + size - start)
+            if len(data) == size * (end - first):
+                parts.append(data)
+            else:
+                parts += [data[at - start : at - start + size] for at in physical_offsets[first:end]]
+            first = end
+        return b"".join(parts) if len(parts) > 1 else parts[0]
