@@ -146,12 +146,20 @@ class Disk:
             return [(start, os.pread(fd, end - start, start)) for start, end in _parts(fd)]
 
     def list_files(self, folder: Path) -> list[tuple[str, int]]:
-        """Return name and length of each file in a folder, sorted by name. A missing folder has none."""
+        """Return name and length of each file in a folder, sorted by name. A missing folder has none.
+
+        The owner of the folder may rename or delete files meanwhile; those are left out.
+        """
         try:
             entries = _with_more_files(lambda: list(os.scandir(folder)))
         except FileNotFoundError:
             return []
-        return sorted((entry.name, entry.stat().st_size) for entry in entries if entry.is_file())
+        files = []
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                if entry.is_file():
+                    files.append((entry.name, entry.stat().st_size))
+        return sorted(files)
 
     def boot_id(self) -> str:
         """Return an id that changes at each start of the machine; "-" if the system has none."""

@@ -454,3 +454,23 @@ def test_power_was_lost_if_another_boot_left_the_folder_open(
 
 def test_memory_never_loses_power() -> None:
     assert MemoryStoreFiles().lost_power() is False
+
+
+def test_a_file_that_its_owner_renames_while_the_folder_is_listed_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As each write of a table does: a reader of a running broker's folder must not fail."""
+    scan, new = os.scandir, tmp_path / "topics.json.tmp"
+    for path in (new, tmp_path / "offsets.json"):
+        path.write_bytes(b"{}")
+
+    def scan_before_the_rename(folder: Path) -> list[os.DirEntry[str]]:
+        entries = list(scan(folder))
+        new.rename(tmp_path / "topics.json")
+        return entries
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", scan_before_the_rename)
+        found = Disk().list_files(tmp_path)
+
+    assert found == [("offsets.json", 2)]
