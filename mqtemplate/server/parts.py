@@ -18,8 +18,8 @@ from mqtemplate.server.deferred_work import DeferredWork
 from mqtemplate.server.group_table import SubscriptionGroupTable
 from mqtemplate.server.limits.client_limits import ClientLimits
 from mqtemplate.server.processors.queue_locks import QueueLocks
-from mqtemplate.server.pull_hold import PullHold
-from mqtemplate.server.raw_reader import RawReader
+from mqtemplate.server.pulls.pull_hold import PullHold
+from mqtemplate.server.pulls.raw_reader import RawReader
 from mqtemplate.server.remote_clients import RemoteClients
 from mqtemplate.server.settings import BrokerServerSettings
 from mqtemplate.server.subscriptions import Subscriptions

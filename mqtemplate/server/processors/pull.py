@@ -16,8 +16,8 @@ from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader
 from mqtemplate.server.group_table import mixed_group_error
 from mqtemplate.server.parts import ServerParts
-from mqtemplate.server.pull_hold import HeldPull
-from mqtemplate.server.raw_reader import RawQuery, RawStatus
+from mqtemplate.server.pulls.pull_hold import HeldPull
+from mqtemplate.server.pulls.raw_reader import RawQuery, RawStatus
 from mqtemplate.server.registration import handles
 from mqtemplate.server.response import RefusedError
 from mqtemplate.server.subscriptions import LONG_EXPRESSION

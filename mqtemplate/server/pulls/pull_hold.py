@@ -20,7 +20,7 @@ from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.server.limits.quota import Owner, Quota
-from mqtemplate.server.raw_reader import RawPull, RawQuery, RawReader, RawStatus
+from mqtemplate.server.pulls.raw_reader import RawPull, RawQuery, RawReader, RawStatus
 from mqtemplate.server.response import RefusedError
 
 _log = get_logger("mqtemplate.server")

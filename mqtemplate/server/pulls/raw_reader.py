@@ -18,7 +18,7 @@ from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import PullMessageResponseHeader
 from mqtemplate.selectors.tags import Selector, TagSelector
-from mqtemplate.server.read_ahead import ReadAhead
+from mqtemplate.server.pulls.read_ahead import ReadAhead
 from mqtemplate.store.message_store import MessageStore
 
 _log = get_logger("mqtemplate.server")

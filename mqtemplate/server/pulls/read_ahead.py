@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mqtemplate.record.arrays import count_leading
 from mqtemplate.record.layout import SMALLEST_RECORD
-from mqtemplate.server.raw_rows import rows_without_check
+from mqtemplate.server.pulls.raw_rows import rows_without_check
 from mqtemplate.store.layout import CQ_UNIT_SIZE
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.queues.consume_queue import ConsumeQueue

@@ -243,7 +243,7 @@ def test_metrics_count_held_pulls_and_pulled_messages(serving: Serving, reader: 
 
 
 def test_every_metric_of_a_server_is_documented(serving: Serving) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
 
     names = {name.partition("{")[0] for name in serving.engine.metrics.snapshot()}  # without labels
     assert [name for name in sorted(names) if f"| `{name}` |" not in page] == []

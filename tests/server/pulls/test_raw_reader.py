@@ -11,7 +11,7 @@ from mqtemplate.record.codec import RecordDraft, pack_host, parse_record, read_w
 from mqtemplate.record.properties import encode_properties
 from mqtemplate.selectors.sql92 import Sql92Selector
 from mqtemplate.selectors.tags import TagSelector
-from mqtemplate.server.raw_reader import RawQuery, RawReader, RawStatus
+from mqtemplate.server.pulls.raw_reader import RawQuery, RawReader, RawStatus
 from tests.server.serving import Serving
 
 TAGS = st.sampled_from(["a", "b", "Aa", "BB", ""])

@@ -12,9 +12,9 @@ from mqtemplate.brokers import EmbeddedSettings
 from mqtemplate.message import HostAddress, MessageQueue
 from mqtemplate.record.codec import RecordDraft, pack_host, read_without_check
 from mqtemplate.selectors.tags import TagSelector
-from mqtemplate.server import read_ahead
-from mqtemplate.server.raw_reader import RawQuery, RawReader
-from mqtemplate.server.raw_rows import rows_without_check
+from mqtemplate.server.pulls import read_ahead
+from mqtemplate.server.pulls.raw_reader import RawQuery, RawReader
+from mqtemplate.server.pulls.raw_rows import rows_without_check
 from tests.server.serving import Serving
 
 HOST = pack_host(HostAddress("127.0.0.1", 10911))

@@ -12,8 +12,8 @@ from mqtemplate.brokers import EmbeddedSettings
 from mqtemplate.message import MessageQueue
 from mqtemplate.pending import PendingQuery
 from mqtemplate.record.codec import parse_record
-from mqtemplate.server import read_ahead
-from mqtemplate.server.raw_reader import RawPull, RawQuery, RawReader, RawStatus
+from mqtemplate.server.pulls import read_ahead
+from mqtemplate.server.pulls.raw_reader import RawPull, RawQuery, RawReader, RawStatus
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.topics import SCHEDULE_TOPIC
 from tests.server.serving import Serving
