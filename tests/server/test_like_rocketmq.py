@@ -41,7 +41,7 @@ from mqtemplate.remoting.protocol.headers.message import (
     PullMessageRequestHeader,
     SendMessageRequestHeaderV2,
 )
-from mqtemplate.remoting.protocol.messages import encode_batch
+from mqtemplate.remoting.protocol.messages import decode_messages, encode_batch
 from mqtemplate.remoting.protocol.properties import encode_properties_text
 from mqtemplate.remoting.settings import RemotingClientSettings
 from mqtemplate.server import BrokerServer, BrokerServerSettings
@@ -312,3 +312,17 @@ def test_the_locked_queues_equal_rocketmqs(both: Both) -> None:
         locked = [LockBatchResponseBody.decode(side[label].body).lock_ok_mq_set for side in both]
 
         assert locked[0] == locked[1]
+
+
+def test_the_properties_of_stored_messages_equal_rocketmqs(both: Both) -> None:
+    """It adds some to each message that is sent alone, and none to those of a batch. We add an id where there is none."""
+    actual, expected = (
+        [
+            (message.body, {name: value for name, value in message.properties.items() if name != "UNIQ_KEY"})
+            for message in decode_messages(side["a pull"].body, "broker-a")
+        ]
+        for side in both
+    )
+
+    assert actual == expected
+    assert (b"2", {}) in expected, "the second message of the batch"

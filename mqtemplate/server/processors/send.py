@@ -60,11 +60,12 @@ class SendProcessor:
     """Stores the messages of producers, and replies when they are as durable as the flush mode requires.
 
     A stored message equals one that an embedded broker stores. In addition it has the producer's address, the cluster
-    name and the fields of the request header.
+    name and the fields of the request header. Messages of a batch have no further properties, as with RocketMQ 5.5.0.
     """
 
     server: ServerParts
     _properties: SentProperties = field(init=False)
+    _batch_properties: SentProperties = field(init=False)
     _responses: SendResponses = field(init=False)
     _forms: SendForms = field(init=False)
 
@@ -76,13 +77,14 @@ class SendProcessor:
             "CLUSTER": settings.cluster_name,
         }
         self._properties = SentProperties(added)
+        self._batch_properties = SentProperties({})
         self._responses = SendResponses(added)
         self._forms = SendForms(self._properties)
 
     def new_run(self, connection: Connection, on_processed: Callable[[int], None]) -> SendRun:
         """Return the run of a new connection."""
         engine, max_messages = self.server.engine, self.server.settings.max_batch_messages
-        batches = BatchSends(connection, engine, max_messages, self._properties, self._responses, on_processed)
+        batches = BatchSends(connection, engine, max_messages, self._batch_properties, self._responses, on_processed)
         return SendRun(connection, self.server, self._forms, batches, self._responses, on_processed)
 
     @handles(RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, max_body_bytes=None)
@@ -213,7 +215,7 @@ class SendProcessor:
             )
         queue_id = self.server.topics.queue(topic, sent.queue_id)
         origin = _origin(sent, connection.remote)
-        alike = read_alike(request.body, self._properties)
+        alike = read_alike(request.body, self._batch_properties)
         if alike is None:
             stored = self._put_messages(request.body, topic, queue_id, origin)
         else:
@@ -229,7 +231,7 @@ class SendProcessor:
         now_ms = self.server.engine.clock.now_ms()
         drafts, ids = [], []
         for body, encoded, flag in messages:
-            complete = self._properties.complete_encoded(encoded)
+            complete = self._batch_properties.complete_encoded(encoded)
             if complete is None:
                 draft, unique_id = self._make_decoded(topic, body, encoded, flag, queue_id, now_ms)
                 _set_origin(draft, origin)
@@ -244,7 +246,7 @@ class SendProcessor:
         self, topic: str, body: bytes, encoded: bytes, flag: int, queue_id: int, now_ms: int
     ) -> tuple[RecordDraft, str]:
         """Return the record of a message of a batch that may be delayed, and its message id."""
-        properties = self._properties.complete(decode_properties(encoded))
+        properties = self._batch_properties.complete(decode_properties(encoded))
         return self.server.engine.drafts.make(Message(topic, body, properties, flag), queue_id, now_ms)
 
     def _reply(

@@ -251,7 +251,7 @@ def test_the_messages_of_a_batch_have_consecutive_offsets(serving: Serving) -> N
         (b"one", "A1", "t"),
         (b"two", "A2", None),
     ]
-    assert {message.properties["CLUSTER"] for message in messages} == {"DefaultCluster"}
+    assert [message.properties.get("CLUSTER") for message in messages] == ["DefaultCluster", None, None]
 
 
 def test_a_batch_may_have_the_code_of_a_single_message(serving: Serving) -> None:

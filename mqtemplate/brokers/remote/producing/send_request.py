@@ -29,7 +29,11 @@ _TIMER_PROPERTIES = frozenset(DELAY_PROPERTIES) - {Property.DELAY}
 _MAX_PROPERTIES_BYTES = 32_767  # RocketMQ stores the length in two bytes, with a sign
 _CHECKED_PROPERTIES = BROKER_PROPERTIES.union(DELAY_PROPERTIES)
 _BATCH_PROPERTIES = encode_properties_text({Property.WAIT: "true"})
-_NOT_JOINED = _CHECKED_PROPERTIES | {Property.TRANSACTION_PREPARED, Property.PRODUCER_GROUP}
+_NOT_JOINED = _CHECKED_PROPERTIES | {
+    Property.TRANSACTION_PREPARED,
+    Property.PRODUCER_GROUP,
+    Property.CORRELATION_ID,  # Java's consumers reply only to requests with the property CLUSTER, which batches lack
+}
 _LONGEST_JOINED = 16 << 10
 """Bodies from this size on are sent alone: joining them saves little."""
 
@@ -220,7 +224,10 @@ class SendRequestFactory:
         )
 
     def can_be_joined(self, message: Message) -> bool:
-        """Return True if the message may be sent with others in one request and is stored as if it was sent alone."""
+        """Return True if the message may be sent with others in one request: no consumer treats it in another way.
+
+        Brokers add properties to messages that are sent alone: region, cluster, and whether to trace them.
+        """
         properties = message.properties
         return (
             len(message.body) < self._joined_limit

@@ -149,8 +149,9 @@ def test_a_request_has_64_messages_and_64_kib_at_most(cluster: SlowBroker) -> No
         {Property.TIMER_DELAY_MS: "1000"},
         {Property.TRANSACTION_PREPARED: "true"},
         {Property.WAIT: "false"},
+        {Property.CORRELATION_ID: "a request"},
     ],
-    ids=["level", "timer", "transaction", "does not wait for the disk"],
+    ids=["level", "timer", "transaction", "does not wait for the disk", "request"],
 )
 def test_special_messages_leave_alone_and_at_once(cluster: SlowBroker, properties: dict[str, str]) -> None:
     with busy_client(cluster) as broker:

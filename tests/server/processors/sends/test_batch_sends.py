@@ -260,7 +260,7 @@ def test_a_batch_that_fits_into_no_file_gets_the_reason() -> None:
 
 def test_batches_that_fit_into_no_file_together_are_stored_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     opaques = stored_together(monkeypatch)
-    with serving(mapped_file_size_commit_log=4_096) as server, known_producer(server) as peer:
+    with serving(mapped_file_size_commit_log=2_048) as server, known_producer(server) as peer:
         know_batches(peer)
         opaques.clear()
         peer.send(batch(10) + batch(11))
