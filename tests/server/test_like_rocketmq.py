@@ -315,7 +315,7 @@ def test_the_locked_queues_equal_rocketmqs(both: Both) -> None:
 
 
 def test_the_properties_of_stored_messages_equal_rocketmqs(both: Both) -> None:
-    """It adds some to each message that is sent alone, and none to those of a batch. We add an id where there is none."""
+    """It adds some to each message that is sent alone, and none to those of a batch. We add an id if there is none."""
     actual, expected = (
         [
             (message.body, {name: value for name, value in message.properties.items() if name != "UNIQ_KEY"})
