@@ -17,7 +17,15 @@ from mqtemplate.server.processors.sends import batch_sends
 from mqtemplate.server.processors.sends.batch_sends import BatchRequest, BatchSends
 from mqtemplate.store.message_store import MessageStore
 from tests.remoting.wire import RawPeer
-from tests.server.processors.sends.test_send_run import MAX_OFFSET, answers, known_producer, records, send, serving
+from tests.server.processors.sends.test_send_run import (
+    MAX_OFFSET,
+    answers,
+    in_one_turn,
+    known_producer,
+    records,
+    send,
+    serving,
+)
 
 BATCH = RequestCode.SEND_BATCH_MESSAGE
 
@@ -44,6 +52,7 @@ def batch(
 
 def stored_together(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """Return a list of the opaques of batches that were stored together, without decoding their headers."""
+    in_one_turn(monkeypatch)
     opaques: list[list[int]] = []
     process = BatchSends._process
 

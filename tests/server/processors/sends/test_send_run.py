@@ -16,6 +16,7 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreError, StoreFullError
 from mqtemplate.message import HostAddress, Message
 from mqtemplate.record.codec import StoredRecord, parse_record
+from mqtemplate.remoting import connection as connection_module
 from mqtemplate.remoting.connection import CommandsOnly
 from mqtemplate.remoting.limits import ConnectionLimits
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, encode_command
@@ -101,8 +102,14 @@ def records(server: BrokerServer) -> list[StoredRecord]:
     return found
 
 
+def in_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no turn of a connection end: on a busy machine that would divide what was read together."""
+    monkeypatch.setattr(connection_module, "_TURN_S", 3_600.0)
+
+
 def lengths_of_runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list to which each run adds the number of its sends."""
+    in_one_turn(monkeypatch)
     lengths: list[int] = []
     process = SendRun.process
 
