@@ -248,6 +248,8 @@ def main() -> None:
                     servers[not is_peer].wait_until_idle()
                     result = measure(server, work, options.seconds, f"group-{number}", is_peer=is_peer)
                     found[work, is_peer].append(result)
+                    name = "RocketMQ" if is_peer else "our server"
+                    print(f"    round {number + 1}, {work.name}, {name}: {result.rate:,.0f}/s", flush=True)
     for work in table:
         report_row(work, found[work, True], found[work, False])
 
