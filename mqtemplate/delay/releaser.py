@@ -24,6 +24,7 @@ from mqtemplate.event_log import get_logger
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.run import RecordRun, RecordShape
 from mqtemplate.store.message_store import MessageStore
+from mqtemplate.store.record_reads import read_records
 from mqtemplate.topics import TIMER_TOPIC
 
 _log = get_logger("mqtemplate.delay")
@@ -229,18 +230,10 @@ def count_copies(copies: Iterable[RecordDraft | RecordRun]) -> int:
 def read_rows(store: MessageStore, physical_offsets: NDArray[np.int64], size: int) -> NDArray[np.uint8] | None:
     """Read *size* bytes at each physical offset, unchecked, as rows; None if the log does not have them all.
 
-    Adjacent records are read at once.
+    Records that are near each other are read at once.
     """
-    # The first offset counts as adjacent to nothing: prepending it gives a distance of 0, which is not *size*.
-    starts = np.flatnonzero(np.diff(physical_offsets, prepend=physical_offsets[0]) != size)
-    counts = np.diff(starts, append=len(physical_offsets))
-    pieces = [
-        store.read_bytes(physical_offset, count * size)
-        for physical_offset, count in zip(physical_offsets[starts].tolist(), counts.tolist(), strict=True)
-    ]
-    if any(len(piece) != count * size for piece, count in zip(pieces, counts.tolist(), strict=True)):
-        return None
-    return np.frombuffer(b"".join(pieces), np.uint8).reshape(-1, size)
+    data = read_records(store, physical_offsets.tolist(), size)
+    return None if data is None else np.frombuffer(data, np.uint8).reshape(-1, size)
 
 
 def _stamp_rows(record: StoredRecord, due: Sequence[DueRecord], now_ms: int) -> np.ndarray | None:

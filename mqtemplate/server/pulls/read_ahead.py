@@ -15,6 +15,7 @@ from mqtemplate.server.pulls.raw_rows import rows_without_check
 from mqtemplate.store.layout import CQ_UNIT_SIZE
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.queues.consume_queue import ConsumeQueue
+from mqtemplate.store.record_reads import read_records
 
 _MAX_UNITS = 256
 _MAX_BYTES = 256 << 10
@@ -23,8 +24,6 @@ _MAX_PARTS = 64
 """Parts in memory: 16 MiB, for as many queues that are read at the same time."""
 _FEWEST = 8
 """Fewer records are read faster one by one."""
-_NEAR_BYTES = 4_096
-"""Records with less than this between them are read at once: to copy the bytes takes less time than to read again."""
 
 
 _Position = tuple[str, int, int]
@@ -116,22 +115,8 @@ class ReadAhead:
         if count < _FEWEST:
             return Part()
         offsets = units["physical_offset"][:count].tolist()
-        data = self._read_bytes(offsets, size)
-        if len(data) != size * count:  # at the end of a file, or deleted by retention
+        data = read_records(self._store, offsets, size)
+        if data is None:  # at the end of a file, or deleted by retention
             return Part()
         records = rows_without_check(data, *position, offsets)
         return Part(units[: len(records)].tobytes(), size, records)
-
-    def _read_bytes(self, physical_offsets: Sequence[int], size: int) -> bytes:
-        """Return records of one size, joined. Those that are near each other are read at once."""
-        first, gaps = 0, np.flatnonzero(np.diff(physical_offsets) >= size + _NEAR_BYTES)
-        parts = []
-        for end in (*(gaps + 1).tolist(), len(physical_offsets)):
-            start, last = physical_offsets[first], physical_offsets[end - 1]
-            data = self._store.read_bytes(start, last + size - start)
-            if len(data) == size * (end - first):
-                parts.append(data)
-            else:
-                parts += [data[at - start : at - start + size] for at in physical_offsets[first:end]]
-            first = end
-        return b"".join(parts) if len(parts) > 1 else parts[0]
