@@ -63,14 +63,16 @@ class RawPull:
         next_begin_offset: Queue offset for the next pull.
         min_offset: First queue offset that is still stored.
         max_offset: One past the last readable queue offset.
-        records: Bytes of each record.
+        count: Number of the records.
+        body: The records, joined.
     """
 
     status: RawStatus
     next_begin_offset: int
     min_offset: int
     max_offset: int
-    records: list[bytes] = field(default_factory=list)
+    count: int = 0
+    body: bytes = b""
 
     def response_to(self, request: RemotingCommand) -> RemotingCommand:
         """Return the response to a pull. Java's consumers fail if one of its four numbers is missing."""
@@ -80,7 +82,32 @@ class RawPull:
             min_offset=self.min_offset,
             max_offset=self.max_offset,
         )
-        return request.response(self.status.value, header, b"".join(self.records), remark=self.status.name)
+        return request.response(self.status.value, header, self.body, remark=self.status.name)
+
+
+@dataclass(slots=True, eq=False)
+class _Found:
+    """What a pull has found so far.
+
+    Attributes:
+        at: Queue offset after the last record that was read.
+        end: Queue offset up to which records may be read.
+        count: Number of the records in *parts*, each of which has some of them.
+        byte_count: Their size in the log.
+    """
+
+    query: RawQuery
+    at: int
+    end: int
+    count: int = 0
+    byte_count: int = 0
+    parts: list[bytes | memoryview] = field(default_factory=list)
+
+    def add(self, records: bytes | memoryview, count: int, byte_count: int) -> None:
+        """Add records that match."""
+        self.parts.append(records)
+        self.count += count
+        self.byte_count += byte_count
 
 
 class RawReader:
@@ -107,58 +134,63 @@ class RawReader:
             return RawPull(RawStatus.OFFSET_MOVED, low if queue_offset < low else high, low, high)
         if queue_offset == high:
             return RawPull(RawStatus.NO_NEW_MSG, queue_offset, low, high)
-        records, at = self._read(query, queue_offset, high)
-        if not records and at == queue_offset:  # Retention deleted the record after the check above.
-            return RawPull(RawStatus.OFFSET_MOVED, max(self.reader.first_readable_offset(queue), at), low, high)
+        found = _Found(query, queue_offset, min(high, queue_offset + _MAX_UNITS))
+        self._read(found)
+        if not found.count and found.at == queue_offset:  # Retention deleted the record after the check above.
+            at = max(self.reader.first_readable_offset(queue), queue_offset)
+            return RawPull(RawStatus.OFFSET_MOVED, at, low, high)
         with self._count_lock:
-            self._pulled.add(len(records))
-        return RawPull(RawStatus.FOUND if records else RawStatus.NO_MATCHED_MSG, at, low, high, records)
+            self._pulled.add(found.count)
+        status = RawStatus.FOUND if found.count else RawStatus.NO_MATCHED_MSG
+        return RawPull(status, found.at, low, high, found.count, b"".join(found.parts))
 
-    def _read(self, query: RawQuery, queue_offset: int, end: int) -> tuple[list[bytes], int]:
-        """Return the matching records from *queue_offset* on, and the queue offset after the last record read."""
-        queue, max_count, max_bytes, selector = query
+    def _read(self, found: _Found) -> None:
+        """Add the matching records."""
+        query = found.query
+        if query.selector is None:
+            self._read_alike(found)
+        if found.count < query.max_count:
+            self._read_singly(found)
+
+    def _read_alike(self, found: _Found) -> None:
+        """Add the first records, as far as they can be read together."""
+        query = found.query
+        topic, queue_id = query.queue.topic, query.queue.queue_id
+        most = min(query.max_count, _MAX_RECORDS, found.end - found.at)
+        while found.count < most:
+            max_bytes = query.max_bytes - found.byte_count
+            part = self._read_ahead.read(topic, queue_id, found.at, found.end, most - found.count, max_bytes)
+            count = part.record_count
+            if not count:
+                break
+            found.add(part.records, count, count * part.size)
+            found.at += count
+
+    def _read_singly(self, found: _Found) -> None:
+        queue, max_count, max_bytes, selector = found.query
         consume_queue = self.store.consume_queue(queue.topic, queue.queue_id)
         codes = None if selector is None else selector.codes
-        end = min(end, queue_offset + _MAX_UNITS)
-        records, byte_count = self._read_alike(query, queue_offset, end) if selector is None else ([], 0)
-        if len(records) == max_count:
-            return records, queue_offset + max_count
-        at, read_count = queue_offset + len(records), len(records)
-        while at < end:
-            units = consume_queue.unit_tuples(at, min(end - at, max_count if codes is None else _MAX_UNITS))
+        read_count = found.count
+        while found.at < found.end:
+            most = min(found.end - found.at, max_count if codes is None else _MAX_UNITS)
+            units = consume_queue.unit_tuples(found.at, most)
             if not units:
                 break
             for physical_offset, size, tags_code in units:
                 # A smaller unit is a mark without a message. Hash codes of tags may collide, so `_matches` follows.
                 if size > SMALLEST_RECORD and (codes is None or tags_code in codes):
-                    if len(records) >= max_count or read_count >= _MAX_RECORDS:
-                        return records, at
-                    if byte_count + size > max_bytes and records:
-                        return records, at
+                    if found.count >= max_count or read_count >= _MAX_RECORDS:
+                        return
+                    if found.byte_count + size > max_bytes and found.count:
+                        return
                     data = self.store.read_bytes(physical_offset, size)
                     if not data and physical_offset < self.store.start_offset:  # deleted by retention
-                        return records, at
+                        return
                     read_count += 1
-                    found = self._find(data, queue, at, physical_offset, size, selector)
-                    if found is not None:
-                        records.append(found)
-                        byte_count += size
-                at += 1
-        return records, at
-
-    def _read_alike(self, query: RawQuery, queue_offset: int, end: int) -> tuple[list[bytes], int]:
-        """Return the first records, as far as they can be read together, and the number of their bytes in the log."""
-        topic, queue_id = query.queue.topic, query.queue.queue_id
-        records, byte_count = list[bytes](), 0
-        most = min(query.max_count, _MAX_RECORDS, end - queue_offset)
-        while len(records) < most:
-            at, count = queue_offset + len(records), most - len(records)
-            alike, size = self._read_ahead.read(topic, queue_id, at, end, count, query.max_bytes - byte_count)
-            if not alike:
-                break
-            records += alike
-            byte_count += size * len(alike)
-        return records, byte_count
+                    record = self._find(data, queue, found.at, physical_offset, size, selector)
+                    if record is not None:
+                        found.add(record, 1, size)
+                found.at += 1
 
     def _find(
         self, data: bytes, queue: MessageQueue, at: int, physical_offset: int, size: int, selector: Selector | None

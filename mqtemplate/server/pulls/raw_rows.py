@@ -10,13 +10,15 @@ from mqtemplate.record import layout
 from mqtemplate.record.arrays import Rows, count_leading, to_bytes
 from mqtemplate.record.codec import read_without_check
 from mqtemplate.record.layout import BODY_AT, CHECK_SIZE, HEADER, MAGIC_V1, read_size_and_magic
-from mqtemplate.record.row_checks import checks, crcs, row_bytes
+from mqtemplate.record.row_checks import checks, crcs
 
 
 def rows_without_check(
     data: bytes, topic: str, queue_id: int, queue_offset: int, physical_offsets: Sequence[int]
-) -> list[bytes]:
+) -> tuple[memoryview, int]:
     """Return what `read_without_check` returns for each record in *data*, up to the first that has another shape.
+
+    The records are joined: a response contains them so. The second value is their number.
 
     Args:
         data: As many records as there are physical offsets, all of one size, one after the other.
@@ -26,7 +28,7 @@ def rows_without_check(
     size = len(data) // count
     first = read_without_check(data[:size], topic, queue_id, queue_offset, physical_offsets[0])
     if first is None or read_size_and_magic(data) != (size, MAGIC_V1):
-        return []
+        return memoryview(b""), 0
     rows, numbers = np.frombuffer(data, np.uint8).reshape(count, size), np.empty((count, 2), ">i8")
     numbers[:, 0], numbers[:, 1] = queue_offset + np.arange(count), physical_offsets
     body_end, check_at = BODY_AT + HEADER.unpack_from(data)[14], size - CHECK_SIZE
@@ -43,7 +45,7 @@ def rows_without_check(
     plain = rows[:good, :check_at].copy()
     for columns in (slice(4), slice(length_at, length_at + 2)):  # both lengths are smaller without the check
         plain[:, columns] = np.frombuffer(first[columns], np.uint8)
-    return row_bytes(plain)
+    return plain.reshape(-1).data, good
 
 
 def _shapes(rows: Rows, names: slice) -> Rows:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -34,13 +33,16 @@ class Part(NamedTuple):
     """Successive records of a queue, of one size, verified and without their checks.
 
     Attributes:
+        record_count: Number of the records.
         units: Their consume queue units.
         size: Bytes of each in the log.
+        records: The records, joined.
     """
 
+    record_count: int = 0
     units: bytes = b""
     size: int = 0
-    records: Sequence[bytes] = ()
+    records: memoryview = memoryview(b"")
 
     def is_in(self, queue: ConsumeQueue, queue_offset: int, count: int) -> bool:
         """Return True if *queue* still has the first *count* records at *queue_offset*.
@@ -51,9 +53,15 @@ class Part(NamedTuple):
         units = self.units[: count * CQ_UNIT_SIZE]
         return bool(units) and queue.unit_bytes(queue_offset, len(units) // CQ_UNIT_SIZE) == units
 
-    def after(self, count: int) -> Part:
-        """Return the records after the first *count* ones."""
-        return Part(self.units[count * CQ_UNIT_SIZE :], self.size, self.records[count:])
+    def split(self, count: int) -> tuple[Part, Part]:
+        """Return the first *count* records and those after them."""
+        if not self.record_count:
+            return self, self
+        units_end, end = count * CQ_UNIT_SIZE, count * (len(self.records) // self.record_count)
+        return (
+            Part(count, self.units[:units_end], self.size, self.records[:end]),
+            Part(self.record_count - count, self.units[units_end:], self.size, self.records[end:]),
+        )
 
 
 class ReadAhead:
@@ -74,12 +82,10 @@ class ReadAhead:
     def __len__(self) -> int:
         """Return the number of records that were read and not returned."""
         with self._lock:
-            return sum(len(part.records) for part in self._parts.values())
+            return sum(part.record_count for part in self._parts.values())
 
-    def read(
-        self, topic: str, queue_id: int, queue_offset: int, end: int, max_count: int, max_bytes: int
-    ) -> tuple[Sequence[bytes], int]:
-        """Return the records from *queue_offset* on, as `without_check` does, and the size of each in the log.
+    def read(self, topic: str, queue_id: int, queue_offset: int, end: int, max_count: int, max_bytes: int) -> Part:
+        """Return the records from *queue_offset* on, each as `without_check` returns it.
 
         Returns none if they have to be read one by one: they are few or large, of several sizes, or not ordinary.
 
@@ -94,10 +100,11 @@ class ReadAhead:
         if part is None or not part.is_in(queue, queue_offset, max_count):
             units = queue.units(queue_offset, min(end - queue_offset, max(max_count, _MAX_UNITS)))
             part = self._read(position, units, max_count, continues=part is not None)
-        count = min(max_count, len(part.records), max(max_bytes, 0) // max(part.size, 1))
-        if count < len(part.records) or count == max_count:
-            self._keep((topic, queue_id, queue_offset + count), part.after(count))
-        return part.records[:count], part.size
+        count = min(max_count, part.record_count, max(max_bytes, 0) // max(part.size, 1))
+        found, rest = part.split(count)
+        if rest.record_count or count == max_count:
+            self._keep((topic, queue_id, queue_offset + count), rest)
+        return found
 
     def _keep(self, position: _Position, part: Part) -> None:
         with self._lock:
@@ -118,5 +125,5 @@ class ReadAhead:
         data = read_records(self._store, offsets, size)
         if data is None:  # at the end of a file, or deleted by retention
             return Part()
-        records = rows_without_check(data, *position, offsets)
-        return Part(units[: len(records)].tobytes(), size, records)
+        records, count = rows_without_check(data, *position, offsets)
+        return Part(count, units[:count].tobytes(), size, records)

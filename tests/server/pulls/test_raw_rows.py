@@ -36,9 +36,13 @@ SIZE = len(DATA) // COUNT
 PLAIN = [read_without_check(DATA[at * SIZE : (at + 1) * SIZE], "orders", 3, 7 + at, OFFSETS[at]) for at in range(COUNT)]
 
 
+def joined(count: int) -> tuple[bytes, int]:
+    """Return the first *count* records as rows are returned."""
+    return b"".join(record or pytest.fail("no record") for record in PLAIN[:count]), count
+
+
 def test_rows_are_the_records_one_by_one() -> None:
-    assert None not in PLAIN
-    assert rows_without_check(DATA, "orders", 3, 7, OFFSETS) == PLAIN
+    assert rows_without_check(DATA, "orders", 3, 7, OFFSETS) == joined(COUNT)
 
 
 @given(at=st.integers(0, len(DATA) - 1), bit=st.integers(0, 7))
@@ -46,16 +50,16 @@ def test_a_flipped_bit_ends_the_rows_before_its_record(at: int, bit: int) -> Non
     data = bytearray(DATA)
     data[at] ^= 1 << bit
 
-    assert rows_without_check(bytes(data), "orders", 3, 7, OFFSETS) == PLAIN[: at // SIZE]
+    assert rows_without_check(bytes(data), "orders", 3, 7, OFFSETS) == joined(at // SIZE)
 
 
 @pytest.mark.parametrize("other", [("paid", 3, 7), ("orders", 2, 7), ("orders", 3, 8)])
 def test_records_of_another_place_are_no_rows(other: tuple[str, int, int]) -> None:
-    assert rows_without_check(DATA, *other, OFFSETS) == []
+    assert rows_without_check(DATA, *other, OFFSETS) == (b"", 0)
 
 
 def test_a_record_at_another_physical_offset_ends_the_rows() -> None:
-    assert rows_without_check(DATA, "orders", 3, 7, [*OFFSETS[:2], 1, *OFFSETS[3:]]) == PLAIN[:2]
+    assert rows_without_check(DATA, "orders", 3, 7, [*OFFSETS[:2], 1, *OFFSETS[3:]]) == joined(2)
 
 
 def test_records_with_a_long_topic_are_read_one_by_one() -> None:
@@ -63,7 +67,7 @@ def test_records_with_a_long_topic_are_read_one_by_one() -> None:
     data, offsets = block(topic=topic)
 
     assert read_without_check(data[: len(data) // COUNT], topic, 3, 7, offsets[0]) is not None
-    assert rows_without_check(data, topic, 3, 7, offsets) == []
+    assert rows_without_check(data, topic, 3, 7, offsets) == (b"", 0)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -93,4 +97,4 @@ def test_a_pull_returns_the_same_with_and_without_rows(seed: int, monkeypatch: p
             found.append(pulls)
 
     assert found[0] == found[1]
-    assert max(len(pull.records) for pull in found[0]) == 40
+    assert max(pull.count for pull in found[0]) == 40
