@@ -87,7 +87,7 @@ class RawPull:
 
 @dataclass(slots=True, eq=False)
 class _Found:
-    """What a pull has found so far.
+    """The records that a pull has found so far, and the position after them.
 
     Attributes:
         at: Queue offset after the last record that was read.
