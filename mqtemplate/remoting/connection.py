@@ -164,13 +164,13 @@ class Connection:
         finally:
             self._answering.pop()
 
-    def reply_to_run(self, opaques: Collection[int], frames: Sequence[bytes]) -> None:
-        """Send the responses to requests that a run took: one encoded frame for each opaque.
+    def reply_to_run(self, opaques: Collection[int], parts: Sequence[bytes | memoryview]) -> None:
+        """Send the responses to requests that a run took: one encoded frame for each opaque, in parts.
 
         All are dropped if the connection is closed. They count as unanswered until this returns.
         """
         try:
-            self._send((b"".join(frames),))
+            self._send(parts)
         finally:
             self._unanswered.difference_update(opaques)
 

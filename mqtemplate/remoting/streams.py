@@ -115,7 +115,9 @@ def _chunks(parts: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
 
 
 class OutboundBuffer:
-    """Parts that the socket has not accepted yet, without copies. Not thread-safe: the connection has a lock.
+    """Parts that the socket has not accepted yet. Not thread-safe: the connection has a lock.
+
+    Bytes are not copied. A view is: the memory that it belongs to may be much larger, and would not be counted.
 
     Attributes:
         size: Number of bytes.
@@ -129,7 +131,7 @@ class OutboundBuffer:
 
     def add(self, parts: Sequence[bytes | memoryview], size: int, sent: int = 0) -> None:
         """Append *parts*, which have *size* bytes together, without the first *sent* bytes."""
-        self._parts.extend(parts)
+        self._parts.extend(bytes(part) if type(part) is memoryview else part for part in parts)
         self.size += size
         if sent:
             self._drop(sent)

@@ -58,6 +58,20 @@ def test_bytes_that_were_sent_before_are_not_buffered(parts: list[bytes], data: 
     assert stream.sent == whole[sent:]
 
 
+def test_a_view_is_copied_so_that_its_memory_is_free() -> None:
+    """A response may be a small part of what was read with it."""
+    memory = bytearray(b"abcdef")
+    outbound, stream = OutboundBuffer(), LimitedStream([])
+    view = memoryview(memory)[1:3]
+
+    outbound.add([b"0", view], 3)
+    view.release()
+    memory.clear()  # fails while a view exists
+    outbound.flush(stream)
+
+    assert stream.sent == b"0bc"
+
+
 def test_a_full_socket_accepts_no_bytes() -> None:
     left, right = socket.socketpair()
     with left, right:

@@ -57,10 +57,10 @@ def encode_head(command: RemotingCommand, body_size: int) -> bytes:
     return _HEAD.pack(length, serialize_type | size) + header
 
 
-def frame_of_json(header: bytes) -> bytes:
-    """Return the frame of a header in JSON, far smaller than `MAX_FRAME_BYTES`, without a body."""
+def json_frame_head(header: bytes, body_size: int = 0) -> bytes:
+    """Return what `encode_head` returns, for a header in JSON and a frame far smaller than `MAX_FRAME_BYTES`."""
     size = len(header)
-    return _HEAD.pack(4 + size, size) + header
+    return _HEAD.pack(4 + size + body_size, size) + header
 
 
 def encode_command(command: RemotingCommand) -> bytes:

@@ -157,4 +157,4 @@ class BatchSends:
         for at, (_, opaque, unique_id, origin, _) in zip(range(0, len(ids), count), requests, strict=True):
             own = ",".join(ids[at : at + count]).encode()
             frames.append(frame(own, origin.queue_id, puts.queue_offsets[at], unique_id, opaque))
-        self._connection.reply_to_run([request.opaque for request in requests], frames)
+        self._connection.reply_to_run([request.opaque for request in requests], [b"".join(frames)])

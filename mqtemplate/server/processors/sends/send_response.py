@@ -6,11 +6,11 @@ from collections.abc import Callable
 from functools import partial
 
 from mqtemplate.errors import StoreError
-from mqtemplate.remoting.protocol.codec import encode_command, frame_of_json
+from mqtemplate.remoting.protocol.codec import encode_command, json_frame_head
 from mqtemplate.remoting.protocol.codes import FLAG_RESPONSE, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
-from mqtemplate.remoting.protocol.json_header import encode_json_header
+from mqtemplate.remoting.protocol.json_header import json_header_template
 
 _MSG_ID, _QUEUE_ID, _QUEUE_OFFSET, _UNIQUE_ID, _OPAQUE = "0FORM0", 1_234_567, 2_345_678, "1FORM1", 3_456_789
 """Values in whose places a template has those of a response."""
@@ -29,11 +29,8 @@ class SendResponses:
         self._template_without_id = self._template_with(None)
 
     def _template_with(self, unique_id: str | None) -> bytes:
-        template = encode_json_header(self._success(_MSG_ID, _QUEUE_ID, _QUEUE_OFFSET, unique_id, _OPAQUE))
-        template = template.replace(b"%", b"%%")
-        for value in (_MSG_ID, _QUEUE_ID, _QUEUE_OFFSET, _UNIQUE_ID, _OPAQUE):
-            template = template.replace(str(value).encode(), b"%d" if isinstance(value, int) else b"%b")
-        return template
+        values = (_MSG_ID, _QUEUE_ID, _QUEUE_OFFSET, _UNIQUE_ID, _OPAQUE)
+        return json_header_template(self._success(_MSG_ID, _QUEUE_ID, _QUEUE_OFFSET, unique_id, _OPAQUE), values)
 
     def header(
         self, msg_id: str, queue_id: int, queue_offset: int, unique_id: str | None, handle: str | None = None
@@ -74,8 +71,8 @@ class SendResponses:
 
     def _frame(self, msg_id: bytes, queue_id: int, queue_offset: int, unique_id: bytes, opaque: int) -> bytes:
         if unique_id:
-            return frame_of_json(self._template % (msg_id, queue_id, queue_offset, unique_id, opaque))
-        return frame_of_json(self._template_without_id % (msg_id, queue_id, queue_offset, opaque))
+            return json_frame_head(self._template % (msg_id, queue_id, queue_offset, unique_id, opaque))
+        return json_frame_head(self._template_without_id % (msg_id, queue_id, queue_offset, opaque))
 
     def _failure_frame(
         self, error: StoreError, msg_id: bytes, queue_id: int, queue_offset: int, unique_id: bytes, opaque: int

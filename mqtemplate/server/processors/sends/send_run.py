@@ -11,9 +11,10 @@ from mqtemplate.record.codec import RecordDraft, pack_host
 from mqtemplate.record.sent_batch import BatchOrigin
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codec import Frame
+from mqtemplate.remoting.protocol.header_forms import ConnectionForms
 from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.processors.sends.batch_sends import BatchRequest, BatchSends
-from mqtemplate.server.processors.sends.send_forms import ConnectionForms, SendForms
+from mqtemplate.server.processors.sends.send_forms import SendForms
 from mqtemplate.server.processors.sends.send_response import SendResponses
 from mqtemplate.server.response import RefusedError, call_when_durable
 from mqtemplate.store.record_writer import PutBatch
@@ -69,7 +70,7 @@ class SendRun:
         found = None if serialize_type else self._forms.match(header)
         if found is None:
             return False
-        form, (queue_text, born, unique_id, opaque_text, *keys) = found
+        form, (queue_text, born, unique_id, opaque_text, keys) = found
         if self._checked_state is not self._topics.state:
             self._queues.clear()
             self._checked_state = self._topics.state
@@ -151,4 +152,4 @@ class SendRun:
             frame(msg_id.encode(), queue_id, queue_offset, unique_id, opaque)
             for (opaque, unique_id, queue_id), queue_offset, msg_id in zip(sent, puts.queue_offsets, ids, strict=True)
         ]
-        self._connection.reply_to_run([opaque for opaque, _, _ in sent], frames)
+        self._connection.reply_to_run([opaque for opaque, _, _ in sent], [b"".join(frames)])

@@ -12,7 +12,7 @@ from mqtemplate.remoting.protocol.messages import encode_batch, join_in_batch
 from mqtemplate.server.processors.sends import alike_messages
 from mqtemplate.server.processors.sends.alike_messages import read_alike
 from mqtemplate.server.processors.sends.sent_properties import SentProperties
-from tests.server.processors.sends.test_send_run import answers, known_producer, records, send, serving
+from tests.server.processors.run_serving import answers, known_producer, records, send, serving
 
 
 @pytest.fixture

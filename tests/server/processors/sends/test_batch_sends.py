@@ -17,7 +17,7 @@ from mqtemplate.server.processors.sends import batch_sends
 from mqtemplate.server.processors.sends.batch_sends import BatchRequest, BatchSends
 from mqtemplate.store.message_store import MessageStore
 from tests.remoting.wire import RawPeer
-from tests.server.processors.sends.test_send_run import (
+from tests.server.processors.run_serving import (
     MAX_OFFSET,
     answers,
     in_one_turn,

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtemplate.remoting.protocol import RequestCode
+from mqtemplate.remoting.protocol import RequestCode, header_forms
+from mqtemplate.remoting.protocol.header_forms import ConnectionForms
 from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeaderV2
 from mqtemplate.remoting.protocol.json_header import decode_json_header
 from mqtemplate.server.processors.sends import send_forms
-from mqtemplate.server.processors.sends.send_forms import ConnectionForms, SendForm, SendForms
+from mqtemplate.server.processors.sends.send_forms import SendForm, SendForms
 from mqtemplate.server.processors.sends.sent_properties import SentProperties
 
 ADDED = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true", "CLUSTER": "DefaultCluster"}
@@ -65,11 +66,11 @@ def properties() -> SentProperties:
 
 
 @pytest.fixture
-def forms(properties: SentProperties) -> ConnectionForms:
+def forms(properties: SentProperties) -> ConnectionForms[SendForm]:
     return ConnectionForms(SendForms(properties))
 
 
-def read(forms: ConnectionForms, data: bytes) -> tuple[SendForm, tuple[bytes, ...]] | None:
+def read(forms: ConnectionForms[SendForm], data: bytes) -> tuple[SendForm, tuple[bytes, ...]] | None:
     """Return what is known of a header that occurs the second time."""
     forms.match(data)
     return forms.match(data)
@@ -77,7 +78,7 @@ def read(forms: ConnectionForms, data: bytes) -> tuple[SendForm, tuple[bytes, ..
 
 def values_of(found: tuple[SendForm, tuple[bytes, ...]]) -> tuple[object, ...]:
     """Return all values that a message gets from its header."""
-    form, (queue_id, born, unique_id, opaque, *keys) = found
+    form, (queue_id, born, unique_id, opaque, keys) = found
     encoded = form.encode(unique_id, keys)
     fixed = (form.topic, form.tags_code, form.flag, form.sys_flag, form.reconsume_times)
     return int(queue_id), int(born), unique_id.decode(), int(opaque), encoded, fixed
@@ -93,11 +94,11 @@ def decoded_values(properties: SentProperties, data: bytes) -> tuple[object, ...
 
 
 def test_a_form_is_known_when_it_occurs_the_second_time(
-    forms: ConnectionForms, properties: SentProperties, monkeypatch: pytest.MonkeyPatch
+    forms: ConnectionForms[SendForm], properties: SentProperties, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert forms.match(header()) is None
     assert forms.match(header(opaque=8)) is not None
-    monkeypatch.setattr(send_forms, "decode_json_header", lambda data: pytest.fail("it was decoded"))
+    monkeypatch.setattr(header_forms, "decode_json_header", lambda data: pytest.fail("it was decoded"))
     third = header(
         opaque=2_000,
         fields={"e": "0", "g": "1800000000001"},
@@ -159,7 +160,7 @@ def test_what_is_read_equals_what_is_decoded(
     ],
 )
 def test_clients_of_several_languages_have_forms(
-    forms: ConnectionForms, properties: SentProperties, text: str, first: tuple[str, ...]
+    forms: ConnectionForms[SendForm], properties: SentProperties, text: str, first: tuple[str, ...]
 ) -> None:
     """Go writes the opaque before the fields, and each client has its own order of properties."""
     data = header(properties=text, first=first)
@@ -199,12 +200,12 @@ def test_clients_of_several_languages_have_forms(
         b"",
     ],
 )
-def test_other_requests_are_decoded(forms: ConnectionForms, data: bytes) -> None:
+def test_other_requests_are_decoded(forms: ConnectionForms[SendForm], data: bytes) -> None:
     assert read(forms, data) is None
 
 
 @pytest.mark.parametrize("code", [RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2])
-def test_the_header_of_a_batch_has_a_form_of_its_own(forms: ConnectionForms, code: RequestCode) -> None:
+def test_the_header_of_a_batch_has_a_form_of_its_own(forms: ConnectionForms[SendForm], code: RequestCode) -> None:
     batch, single = read(forms, header(code=code, fields={"m": "true"})), read(forms, header())
 
     assert batch is not None
@@ -218,7 +219,7 @@ def of_batch(properties: str) -> bytes:
 
 
 @pytest.mark.parametrize("text", ["WAIT\x01true\x02", "", "UNIQ_KEY\x01\x02", "KEYS\x01order-1\x02"])
-def test_the_header_of_a_batch_needs_no_id(forms: ConnectionForms, text: str) -> None:
+def test_the_header_of_a_batch_needs_no_id(forms: ConnectionForms[SendForm], text: str) -> None:
     found = read(forms, of_batch(text))
 
     assert found is not None
@@ -234,59 +235,13 @@ def test_the_header_of_a_batch_needs_no_id(forms: ConnectionForms, text: str) ->
         "XUNIQ_KEY\x01A1\x02",
     ],
 )
-def test_the_header_of_a_batch_with_an_unusual_id_is_decoded(forms: ConnectionForms, text: str) -> None:
+def test_the_header_of_a_batch_with_an_unusual_id_is_decoded(forms: ConnectionForms[SendForm], text: str) -> None:
     assert read(forms, of_batch(text)) is None
-
-
-def of_tag(number: int) -> bytes:
-    return header(properties=f"UNIQ_KEY\x01A1\x02TAGS\x01t{number}\x02")
-
-
-def test_a_connection_keeps_the_forms_that_it_used_last(forms: ConnectionForms) -> None:
-    assert all(read(forms, of_tag(number)) is not None for number in range(6))
-
-    kept = [form.pattern.fullmatch(of_tag(number)) is not None for form in forms._forms for number in range(6)]
-
-    assert len(forms._forms) == 4
-    assert sum(kept) == 4
-    assert forms._forms[0].pattern.fullmatch(of_tag(5))
-
-
-def test_a_form_of_another_connection_is_not_decoded_again(
-    properties: SentProperties, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    known = SendForms(properties)
-    read(ConnectionForms(known), header())
-    monkeypatch.setattr(send_forms, "decode_json_header", lambda data: pytest.fail("it was decoded"))
-
-    assert ConnectionForms(known).match(header(opaque=99)) is not None
-
-
-def test_headers_that_all_differ_are_rarely_inspected(
-    properties: SentProperties, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A producer that sends a trace id as a property must not pay for forms that never occur again."""
-    forms, inspected = ConnectionForms(SendForms(properties)), []
-    key_of = send_forms._key_of
-    monkeypatch.setattr(send_forms, "_key_of", lambda data: (inspected.append(data), key_of(data))[1])
-
-    assert [forms.match(of_tag(number)) for number in range(2_100)] == [None] * 2_100
-    assert len(inspected) == 16 + 2
-    assert len(forms._seen) <= 18
-
-
-def test_the_number_of_forms_is_limited(properties: SentProperties, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(send_forms, "_MAX_FORMS", 10)
-    known = SendForms(properties)
-    for number in range(25):
-        assert read(ConnectionForms(known), of_tag(number)) is not None
-
-    assert 1 <= len(known._forms) <= 10
 
 
 def test_all_values_of_the_probe_differ() -> None:
     """Else a header with two fields exchanged would look right."""
-    probes = list(send_forms._PROBES.values())
+    probes = [value.probe for value in send_forms._VALUES.values()]
 
     assert len(set(probes)) == len(probes)
     assert not any(one in other for one in probes for other in probes if one is not other)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -14,97 +12,30 @@ from structlog.testing import capture_logs
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreError, StoreFullError
-from mqtemplate.message import HostAddress, Message
-from mqtemplate.record.codec import StoredRecord, parse_record
-from mqtemplate.remoting import connection as connection_module
-from mqtemplate.remoting.connection import CommandsOnly
+from mqtemplate.message import Message
+from mqtemplate.record.codec import parse_record
 from mqtemplate.remoting.limits import ConnectionLimits
-from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, encode_command
+from mqtemplate.remoting.protocol import RemotingCommand, ResponseCode, encode_command
 from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
 from mqtemplate.remoting.protocol.messages import encode_batch
-from mqtemplate.remoting.protocol.properties import encode_properties_text
 from mqtemplate.remoting.settings import RemotingServerSettings
 from mqtemplate.server import AclSettings, BrokerServer, BrokerServerSettings
 from mqtemplate.server.processors.sends import send_run
 from mqtemplate.server.processors.sends.send_run import SendRun
 from mqtemplate.store import FlushDiskType
 from tests.remoting.wire import RawPeer
-from tests.server.tool import ANY_PORT, send_header
+from tests.server.processors.run_serving import (
+    LISTEN,
+    MAX_OFFSET,
+    answers,
+    in_one_turn,
+    known_producer,
+    records,
+    send,
+    serving,
+)
+from tests.server.tool import ANY_PORT
 from tests.waiting import eventually
-
-LISTEN = HostAddress("127.0.0.1", 10_911)
-MAX_OFFSET = RemotingCommand(RequestCode.GET_MAX_OFFSET, 5, ext_fields={"topic": "orders", "queueId": "0"})
-
-
-def send(opaque: int, body: bytes = b"paid", *, topic: str = "orders", queue_id: int = 0, **more: object) -> bytes:
-    """Return the frame of a send as a Java client writes it. Properties that are None are left out."""
-    given = {"UNIQ_KEY": f"7F{opaque:08X}", "WAIT": "true", **dict(more.pop("properties", {}))}  # type: ignore[call-overload]
-    properties = {name: value for name, value in given.items() if value is not None}
-    header = send_header(
-        topic,
-        queue_id,
-        born_timestamp=1_700_000_000_000 + opaque,
-        properties=encode_properties_text(properties),
-        reconsume_times=0,
-        batch=bool(more.pop("batch", False)),
-    )
-    code = int(more.pop("code", RequestCode.SEND_MESSAGE_V2))  # type: ignore[call-overload]
-    request = RemotingCommand.request(code, header, body, opaque=opaque, one_way=bool(more.pop("one_way", False)))
-    return encode_command(request)
-
-
-@contextmanager
-def serving(
-    flush: FlushDiskType = FlushDiskType.SYNC_FLUSH,
-    remoting: RemotingServerSettings | None = None,
-    *,
-    runs: bool = True,
-    **settings: object,
-) -> Iterator[BrokerServer]:
-    """Run a server on a virtual clock; without *runs* each request is processed as a command."""
-    engine_settings = EmbeddedSettings(listen_host=LISTEN, flush_disk_type=flush, **settings)  # type: ignore[arg-type]
-    engine = EmbeddedBroker(None, engine_settings, VirtualClock())
-    server = BrokerServer(engine, BrokerServerSettings(listen=ANY_PORT), remoting=remoting)
-    if not runs:
-        server.remoting.process_runs(lambda connection, count: CommandsOnly())
-    with server:
-        yield server
-    engine.close()
-
-
-@contextmanager
-def known_producer(server: BrokerServer) -> Iterator[RawPeer]:
-    """Connect, and send until the queues exist and the next sends are taken by a run."""
-    with RawPeer(server.remoting.address) as peer:
-        for opaque in range(4):
-            peer.send(send(opaque, queue_id=opaque))
-            assert peer.next_command().code == ResponseCode.SUCCESS
-        yield peer
-
-
-def answers(peer: RawPeer, count: int) -> dict[int, RemotingCommand]:
-    """Return the next responses by opaque."""
-    found = [peer.next_command() for _ in range(count)]
-    assert None not in found
-    return {response.opaque: response for response in found}
-
-
-def records(server: BrokerServer) -> list[StoredRecord]:
-    """Return all records, verified, without the port of the producer."""
-    store, at, found = server.engine.store, 0, []
-    while at < store.end_offset:
-        record = store.read_at(at)
-        if record is None:  # the blank at the end of a file
-            at += store.sizes.commit_log - at % store.sizes.commit_log
-            continue
-        found.append(record._replace(born_host=record.born_host[:4]))
-        at += record.total_size
-    return found
-
-
-def in_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no turn of a connection end: on a busy machine that would divide what was read together."""
-    monkeypatch.setattr(connection_module, "_TURN_S", 3_600.0)
 
 
 def lengths_of_runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
