@@ -31,6 +31,7 @@ from mqtemplate.server.name_server.processor import NameServer
 from mqtemplate.server.name_server.registered_brokers import RegisteredBrokers
 from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.processors.client import ClientProcessor
+from mqtemplate.server.processors.connection_run import ConnectionRun
 from mqtemplate.server.processors.delayed import DelayedMessageProcessor
 from mqtemplate.server.processors.offset import OffsetProcessor
 from mqtemplate.server.processors.pull import PullProcessor
@@ -49,7 +50,6 @@ from mqtemplate.topics import AUTO_CREATE_TOPIC
 
 _CLIENT_PROCESSORS = (
     SendBackProcessor,
-    PullProcessor,
     OffsetProcessor,
     ClientProcessor,
     TransactionProcessor,
@@ -132,9 +132,10 @@ class BrokerServer:
         self.remoting.on_close(self.clients.forget)
         self.remoting.on_close(self.hold.forget)
         self.remoting.on_close(access.forget)
-        send = SendProcessor(parts)
-        self.remoting.process_runs(send.new_run)
-        self.processors = register(self.remoting, parts.locks, send, *(kind(parts) for kind in _CLIENT_PROCESSORS))
+        send, pull = SendProcessor(parts), PullProcessor(parts)
+        self.remoting.process_runs(lambda *of: ConnectionRun(send.new_run(*of), pull.new_run(*of)))
+        others = (kind(parts) for kind in _CLIENT_PROCESSORS)
+        self.processors = register(self.remoting, parts.locks, send, pull, *others)
         admin = register(self.remoting, *(kind(parts) for kind in _ADMIN_PROCESSORS))
         self.all_processors = self.processors | admin | self.name_server.register(self.remoting)
         logs = (parts.peer_log, parts.topics.peer_log, self.remoting.peer_log)

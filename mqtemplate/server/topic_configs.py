@@ -211,6 +211,23 @@ class TopicConfigs:
             raise queue_id_error(topic, queue_id, count)
         return queue_id
 
+    def check_readable(self, topic: str, queue_id: int) -> None:
+        """Check that a queue exists and can be read.
+
+        Raises:
+            RefusedError: The topic is missing or not readable, or it has no such queue.
+        """
+        config = self._table.config(topic)
+        if config is None:
+            raise RefusedError(
+                ResponseCode.TOPIC_NOT_EXIST, f"topic {topic!r} does not exist; its first message creates it"
+            )
+        if not config["perm"] & Perm.READ:
+            raise RefusedError(ResponseCode.NO_PERMISSION, f"topic {topic!r} is not readable (perm)")
+        count = config.get("readQueueNums", 0)
+        if not 0 <= queue_id < count:
+            raise queue_id_error(topic, queue_id, count)
+
     def create_by_first_message(self, topic: str, default_topic: str, queue_nums: int) -> None:
         """Create *topic* with the settings of *default_topic*. RocketMQ: ``createTopicInSendMessageMethod``.
 

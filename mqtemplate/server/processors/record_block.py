@@ -21,7 +21,6 @@ from mqtemplate.remoting.protocol.headers.record_block import (
     GetRecordBlockResponseHeader,
 )
 from mqtemplate.server.parts import ServerParts
-from mqtemplate.server.processors.pull import check_readable
 from mqtemplate.server.registration import answers
 from mqtemplate.server.response import RefusedError
 from mqtemplate.store.layout import PRE_BLANK_SIZE_MARK
@@ -37,7 +36,7 @@ class RecordBlockProcessor:
 
     @answers(RequestCode.GET_RECORD_BLOCK, slow=True)
     def _block(self, header: GetRecordBlockRequestHeader) -> tuple[GetRecordBlockResponseHeader, bytes]:
-        check_readable(self.server, header.topic, header.queue_id)
+        self.server.topics.check_readable(header.topic, header.queue_id)
         queue = MessageQueue(header.topic, self.server.engine.name, header.queue_id)
         low, high = self.server.raw.reader.min_offset(queue), self.server.raw.reader.max_offset(queue)
         if not low <= header.queue_offset <= high:

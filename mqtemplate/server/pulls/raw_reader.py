@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -64,7 +65,7 @@ class RawPull:
         min_offset: First queue offset that is still stored.
         max_offset: One past the last readable queue offset.
         count: Number of the records.
-        body: The records, joined.
+        parts: The records; each part has some of them.
     """
 
     status: RawStatus
@@ -72,7 +73,12 @@ class RawPull:
     min_offset: int
     max_offset: int
     count: int = 0
-    body: bytes = b""
+    parts: Sequence[bytes | memoryview] = ()
+
+    @property
+    def body(self) -> bytes:
+        """The records, joined."""
+        return b"".join(self.parts)
 
     def response_to(self, request: RemotingCommand) -> RemotingCommand:
         """Return the response to a pull. Java's consumers fail if one of its four numbers is missing."""
@@ -142,7 +148,7 @@ class RawReader:
         with self._count_lock:
             self._pulled.add(found.count)
         status = RawStatus.FOUND if found.count else RawStatus.NO_MATCHED_MSG
-        return RawPull(status, found.at, low, high, found.count, b"".join(found.parts))
+        return RawPull(status, found.at, low, high, found.count, found.parts)
 
     def _read(self, found: _Found) -> None:
         """Add the matching records."""

@@ -1,6 +1,8 @@
-"""The records in the body of a pull."""
+"""Pulls, and the records in their bodies."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from mqtemplate.remoting.protocol.messages import decode_messages
 from mqtemplate.server.pulls.raw_reader import RawPull
@@ -11,3 +13,8 @@ def numbers(pull: RawPull) -> list[int]:
     found = [int(message.body) for message in decode_messages(pull.body, "broker-a")]
     assert len(found) == pull.count
     return found
+
+
+def whole(pull: RawPull) -> RawPull:
+    """Return the same pull with its records in one part, for comparisons."""
+    return replace(pull, parts=(pull.body,))

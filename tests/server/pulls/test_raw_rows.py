@@ -15,6 +15,7 @@ from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.server.pulls import read_ahead
 from mqtemplate.server.pulls.raw_reader import RawQuery, RawReader
 from mqtemplate.server.pulls.raw_rows import rows_without_check
+from tests.server.pulls.pulled import whole
 from tests.server.serving import Serving
 
 HOST = pack_host(HostAddress("127.0.0.1", 10911))
@@ -93,7 +94,7 @@ def test_a_pull_returns_the_same_with_and_without_rows(seed: int, monkeypatch: p
                 for max_bytes in (10, 2_000, 1 << 20):
                     for selector in (None, TagSelector("*"), TagSelector("a")):
                         query = RawQuery(queue, max_count, max_bytes, selector)
-                        pulls += [raw.pull(query, at) for at in (0, 1, 19, 60, 149)]
+                        pulls += [whole(raw.pull(query, at)) for at in (0, 1, 19, 60, 149)]
             found.append(pulls)
 
     assert found[0] == found[1]

@@ -15,7 +15,7 @@ from mqtemplate.server.pulls import read_ahead
 from mqtemplate.server.pulls.raw_reader import RawPull, RawQuery, RawReader, RawStatus
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.topics import SCHEDULE_TOPIC
-from tests.server.pulls.pulled import numbers
+from tests.server.pulls.pulled import numbers, whole
 from tests.server.serving import Serving
 
 ORDERS = MessageQueue("orders", "broker-a", 0)
@@ -55,7 +55,7 @@ def pulls(raw: RawReader, query: RawQuery, at: int = 0) -> list[RawPull]:
     """Return the pulls of a consumer that reads the queue to its end."""
     found = []
     while (pull := raw.pull(query, at)).status is not RawStatus.NO_NEW_MSG:
-        found.append(pull)
+        found.append(whole(pull))
         at = pull.next_begin_offset
     return found
 
