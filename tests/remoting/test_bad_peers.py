@@ -209,8 +209,8 @@ def test_a_connection_with_too_much_unread_output_is_closed(start_server: StartS
     bad.send(b"".join(encode_command(RemotingCommand(HOLD, opaque=number)) for number in range(64)))
 
     with capture_logs() as logs:
-        for _ in range(64):
-            connection, held = server.held.get(timeout=TIMEOUT_S)
+        # All of them before the first response: a connection with much unread output is not read.
+        for connection, held in [server.held.get(timeout=TIMEOUT_S) for _ in range(64)]:
             connection.reply(held.response(body=bytes(1 << 20)))
         assert server.closed.get(timeout=TIMEOUT_S) is connection
 
