@@ -134,14 +134,27 @@ class DelayController:
         return self._change_by_key(meant, change, gone=first)
 
     def _change_by_key(self, meant: _Named, change: _Change, gone: StoredRecord | None = None) -> ScheduleChange:
-        named = [
+        seen = set() if gone is None else {gone.physical_offset}
+        count, handles = 0, list[str]()
+        named = self._named(meant)
+        while fresh := [each for each in named if each.physical_offset not in seen and not is_marker(each)]:
+            result = self._apply(fresh, change)
+            count += result.count
+            handles += result.handles
+            seen |= {each.physical_offset for each in fresh}
+            seen |= {decode_handle(each).physical_offset for each in result.handles}
+            named = self._named(meant)  # again: a message that was rolled or moved meanwhile has a new record
+        status = change.status if count else self._final_status(named, meant)
+        return ScheduleChange(status, count, tuple(handles))
+
+    def _named(self, meant: _Named) -> list[StoredRecord]:
+        """Return the delayed records that are meant, pending or not, and their delete markers."""
+        return [
             record
             for delayed_topic in _DELAYED_TOPICS
             for record in self._lookup.by_key(delayed_topic, meant.key)
             if meant.is_name_of(record)
         ]
-        result = self._apply([record for record in named if record != gone and not is_marker(record)], change)
-        return result if result.count else ScheduleChange(self._final_status(named, meant))
 
     def _final_status(self, named: Sequence[StoredRecord], meant: _Named) -> ScheduleChangeStatus:
         """Return the status of a message none of whose delayed records is pending."""

@@ -167,6 +167,28 @@ def test_a_rolled_message_keeps_its_handle(engine: DelayEngine) -> None:
     assert engine.bodies() == []
 
 
+@pytest.mark.parametrize("by_key", [False, True])
+def test_a_message_that_is_rolled_while_it_is_searched_is_cancelled(
+    engine: DelayEngine, monkeypatch: pytest.MonkeyPatch, by_key: bool
+) -> None:
+    handle = engine.send_for(b"far", TIMER_DELAY_MS=10 * HOUR_MS)
+    engine.advance(HOUR_MS)  # it was rolled before, too: else the handle names its record
+    search = engine.control._lookup.by_key
+
+    def search_then_roll(topic: str, key: str) -> Iterator[StoredRecord]:
+        found = list(search(topic, key))
+        if topic == TIMER_TOPIC:
+            monkeypatch.undo()
+            engine.clock.move_ms(HOUR_MS)
+            engine.timer.step()
+        return iter(found)
+
+    monkeypatch.setattr(engine.control._lookup, "by_key", search_then_roll)
+    result = engine.control.cancel(None, "far") if by_key else engine.control.cancel(handle)
+
+    assert (result.status, result.count) == (ScheduleChangeStatus.CANCELLED, 1)
+
+
 def test_a_time_that_is_too_far_away_is_refused_and_nothing_changes(tmp_path: Path) -> None:
     engine = DelayEngine(tmp_path / "store", limits=TimerLimits(max_delay_ms=DAY_MS))
     handle = engine.send_for(b"kept", **BY_TIMER)

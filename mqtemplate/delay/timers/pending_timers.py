@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -43,14 +43,20 @@ class PendingTimers:
     """Reads pending timers from the files and from the backlog. It changes neither.
 
     The lock is the one of the `TimerMessageStore`. The caller holds it, except for `pieces`.
+
+    Args:
+        catch_up: Puts all messages of the timer topic on the wheel.
     """
 
-    def __init__(self, backlog: TimerBacklog, reader: TimerTopicReader, lock: threading.RLock) -> None:
+    def __init__(
+        self, backlog: TimerBacklog, reader: TimerTopicReader, lock: threading.RLock, catch_up: Callable[[], None]
+    ) -> None:
         self._backlog = backlog
         self._log = backlog.files.log
         self._reader = reader
         self._precision_ms = backlog.files.settings.precision_ms
         self._lock = lock
+        self._catch_up = catch_up
         self._parked = ParkedTimers(self._log, reader)
         self._parked_lock = threading.Lock()  # taken before the other lock
         self._recalls = TimerRecalls(backlog.files, reader)
@@ -91,7 +97,9 @@ class PendingTimers:
                 with self._lock:
                     units = self._units(span)
             with self._lock:
-                # A message that was rolled since is missing among the units, unless it is added here.
+                # A message that was rolled since is missing among the units, unless it is added here. The service
+                # puts its copy on the wheel only in the step after the one that rolled it.
+                self._catch_up()
                 added = [units for _, units in self._log.pieces(span.log_end, self._log.end)]
                 rows = self._rows(np.concatenate([units, *added]))
             rows = rows[(rows["due_ms"] >= from_ms) & (rows["due_ms"] < span.end_ms)]

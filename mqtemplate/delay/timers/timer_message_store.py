@@ -153,7 +153,7 @@ class TimerMessageStore(DelayStore):
 
     def _create_backlog(self, files: TimerFiles, read_ms: int) -> TimerBacklog:
         self._backlog = TimerBacklog(self._store, files, self._reader, self._replay.is_replaced, read_ms, self._shaper)
-        self._pending = PendingTimers(self._backlog, self._reader, self.lock)
+        self._pending = PendingTimers(self._backlog, self._reader, self.lock, self.catch_up)
         return self._backlog
 
     # --- release -------------------------------------------------------------------------------
@@ -263,12 +263,14 @@ class TimerMessageStore(DelayStore):
 
     def catch_up(self) -> None:
         self.start()
-        end = self._store.consume_queue(TIMER_TOPIC, 0).max_offset
+        queue = self._store.consume_queue(TIMER_TOPIC, 0)
+        end = queue.max_offset
         while self._cursor < end:
             now_ms = self._store.clock.now_ms()
             if not self._enqueue(now_ms):
                 self._work(now_ms)  # overdue messages have to leave the wheel first
                 self._wake()
+                end = queue.max_offset  # some of them may have been rolled
 
     def find(self, record: StoredRecord) -> PendingEntry | None:
         try:

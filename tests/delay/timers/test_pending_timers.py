@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from mqtemplate.clock import VirtualClock
 from mqtemplate.delay.timers import pending_timers
 from mqtemplate.delay.timers.parked import ParkedTimers
+from mqtemplate.pending import ScheduleChangeStatus
 from tests.delay.delay_engine import DelayEngine
 
 SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000
@@ -213,6 +214,45 @@ def test_a_message_that_is_rolled_while_its_span_is_read_is_found_once(
     assert len(before) == 20
     assert meanwhile == before
     assert listed(engine) == before
+
+
+@pytest.mark.feature("14.2")
+@pytest.mark.parametrize("method", ["_next_span", "_units"])
+def test_a_message_that_is_rolled_and_not_on_the_wheel_again_is_found(
+    engine: DelayEngine, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """One step of the service appends the rolled copy. Only the next step puts it on the wheel."""
+    engine.send_for(b"far", TIMER_DELAY_MS=90 * MINUTE)
+    engine.release_due()
+    view = engine.timer._pending
+    assert view is not None
+    read = getattr(view, method)
+
+    def roll_then_read(*args: object) -> object:
+        monkeypatch.undo()
+        engine.clock.move_ms(HOUR)
+        engine.timer.step()
+        assert engine.timer._enqueue_lag() == 1
+        return read(*args)
+
+    before = listed(engine)
+    monkeypatch.setattr(view, method, roll_then_read)
+    meanwhile = listed(engine)
+
+    assert len(before) == 1
+    assert meanwhile == before
+
+
+@pytest.mark.feature("14.2")
+def test_messages_that_are_rolled_to_make_room_on_the_wheel_are_found(engine: DelayEngine) -> None:
+    """After an outage overdue parked messages have to leave the wheel before a new one can enter it."""
+    parked = [engine.send_for(b"parked-%d" % number, TIMER_DELAY_MS=3 * HOUR) for number in range(600)]
+    engine.release_due()
+    engine.clock.move_ms(2 * HOUR)
+    engine.send_for(b"new", TIMER_DELAY_MS=MINUTE)
+
+    assert engine.timer.count_pending() == 601
+    assert engine.control.cancel(parked[-1]).status is ScheduleChangeStatus.CANCELLED
 
 
 def listed(engine: DelayEngine) -> list[int]:
