@@ -322,11 +322,11 @@ def offset_msg_id(store_host: HostAddress, physical_offset: int) -> str:
     return f"{_host_hex(store_host)}{physical_offset:016X}"
 
 
-def offset_msg_ids(store_host: HostAddress, physical_offsets: Sequence[int]) -> list[str]:
-    """Return `offset_msg_id` for each of several physical offsets."""
+def offset_msg_ids(store_host: HostAddress, physical_offsets: Sequence[int]) -> str:
+    """Return `offset_msg_id` for each of several physical offsets, joined by commas."""
     host = _host_hex(store_host)
-    text = struct.pack(f">{len(physical_offsets)}q", *physical_offsets).hex().upper()
-    return [host + text[at : at + 16] for at in range(0, len(text), 16)]
+    offsets = struct.pack(f">{len(physical_offsets)}q", *physical_offsets)
+    return host + offsets.hex(",", 8).upper().replace(",", f",{host}")
 
 
 def parse_offset_msg_id(msg_id: str) -> tuple[HostAddress, int]:

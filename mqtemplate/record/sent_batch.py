@@ -13,7 +13,7 @@ from mqtemplate.record import layout
 from mqtemplate.record.arrays import Rows
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.layout import CHECK_SIZE
-from mqtemplate.record.row_checks import checks, crcs, row_bytes
+from mqtemplate.record.row_checks import checks, crcs
 
 _HEAD = np.dtype(layout.HEAD_FIELDS)  # type: ignore[call-overload]
 
@@ -56,11 +56,13 @@ class SentBatch:
     def messages_per_batch(self) -> int:
         return len(self) // (len(self.origins) or 1)
 
-    def properties(self) -> list[bytes]:
-        """Return the encoded properties of each message."""
-        text, id_end = self.first.properties, self.id_at + self.ids.shape[1]
-        front, back = text[: self.id_at], text[id_end:]
-        return [front + each + back for each in row_bytes(self.ids)]
+    def properties(self) -> bytes:
+        """Return the encoded properties of all messages, joined."""
+        text, (count, size) = self.first.properties, self.ids.shape
+        rows = np.empty((count, len(text)), np.uint8)
+        rows[:] = np.frombuffer(text, np.uint8)
+        rows[:, self.id_at : self.id_at + size] = self.ids
+        return rows.tobytes()
 
     def msg_ids(self) -> bytes:
         """Return the ids, joined by commas."""
@@ -88,11 +90,11 @@ class SentBatch:
         around = self._around_body(np.frombuffer(first, np.uint8), body_at, body_end)
         heads = np.ndarray(len(self), _HEAD, around.data, strides=around.strides[:1])
         heads["body_crc"] = crcs(self.bodies) & 0x7FFF_FFFF
-        count = self.messages_per_batch
-        heads["queue_offset"] = (np.array(queue_offsets)[:, None] + np.arange(count)).ravel()
-        if self.origins:
-            heads["queue_id"], heads["born_timestamp"] = np.repeat(np.array(self.origins), count, axis=0).T
         heads["physical_offset"] = physical_offsets
+        by_batch = heads.reshape(len(queue_offsets), -1)
+        by_batch["queue_offset"] = np.add.outer(queue_offsets, np.arange(by_batch.shape[1]))
+        if self.origins:
+            by_batch["queue_id"], by_batch["born_timestamp"] = np.array(self.origins).T[:, :, None]
         records = np.empty((len(self), size), np.uint8)
         records[:, :body_at] = around[:, :body_at]
         records[:, body_at:body_end] = self.bodies

@@ -13,7 +13,8 @@ from mqtemplate.record.run import RecordRun
 from mqtemplate.record.sent_batch import SentBatch
 from mqtemplate.store.commit_log import CommitLog, PutResult
 from mqtemplate.store.index.recent_keys import RecentKeys
-from mqtemplate.store.queues.consume_queue import ConsumeQueue
+from mqtemplate.store.layout import pack_cq_unit
+from mqtemplate.store.queues.consume_queue import ConsumeQueue, encode_units
 from mqtemplate.store.queues.queue_table import QueueTable
 
 
@@ -88,7 +89,8 @@ class RecordWriter:
         queue.reserve(count)
         queue_offsets = range(start, start + count)
         offsets, sizes, timestamp = self._commit_log.append_drafts(drafts, queue_offsets)
-        queue.append_units(offsets, sizes, [_tags_code(draft, timestamp) for draft in drafts])
+        codes = [_tags_code(draft, timestamp) for draft in drafts]
+        queue.append_units(b"".join(map(pack_cq_unit, offsets, sizes, codes)))
         self._recent_keys.add_drafts(drafts, offsets, sizes, timestamp)
         return PutBatch(offsets, sizes, queue_offsets, timestamp)
 
@@ -111,13 +113,13 @@ class RecordWriter:
         starts = [_next_offset(queue, ends, count) for queue in queues]
         _reserve(ends)
         offset, size, timestamp = self._commit_log.append_batch(batch, starts)
-        offsets, sizes = range(offset, offset + total * size, size), [size] * total
-        codes = [_tags_code(batch.first, timestamp)] * count
+        units = encode_units(offset + size * np.arange(total), size, _tags_code(batch.first, timestamp))
+        length = len(units) // len(queues)
         for number, queue in enumerate(queues):
-            queue.append_units(offsets[number * count : (number + 1) * count], sizes[:count], codes)
-        self._recent_keys.add_similar(batch.first, batch.properties, offsets, sizes, timestamp)
+            queue.append_units(units[number * length : (number + 1) * length])
+        self._recent_keys.add_batch(batch, offset, size, timestamp)
         queue_offsets = [queue_offset for start in starts for queue_offset in range(start, start + count)]
-        return PutBatch(offsets, sizes, queue_offsets, timestamp)
+        return PutBatch(range(offset, offset + total * size, size), [size] * total, queue_offsets, timestamp)
 
     def append_runs(self, drafts: Sequence[RecordDraft | RecordRun]) -> list[PutResult]:
         """Append records and runs of similar records. Return the position of each, for a run that of its last record.

@@ -72,7 +72,7 @@ class MessageWriter:
         return self._stored(self._store.put_batch(batch), (batch.first.topic,), batch.msg_ids().decode(), None)
 
     def _stored(self, puts: PutBatch, topics: tuple[str, ...], msg_ids: str, handle: str | None) -> StoredBatch:
-        offset_msg_id = ",".join(offset_msg_ids(self._host, puts.physical_offsets))
+        offset_msg_id = offset_msg_ids(self._host, puts.physical_offsets)
         return StoredBatch(puts.end, topics, msg_ids, offset_msg_id, puts.queue_offsets[0], handle)
 
     def handle(self, draft: RecordDraft, put: PutResult, topic: str) -> str | None:

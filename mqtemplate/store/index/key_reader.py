@@ -77,7 +77,7 @@ class KeyReader:
             recent = self._next_recent(count)
             if recent is not None and recent.offsets[0] == self.position:
                 parts.append(self._read_recent(recent))
-                count -= -(-len(recent.topics) // _RECENT_SHARE)
+                count -= -(-int(recent.counts.sum()) // _RECENT_SHARE)
             else:
                 done, rows = self._read_log(end if recent is None else min(int(recent.offsets[0]), end), count)
                 parts.append(rows)
@@ -92,8 +92,9 @@ class KeyReader:
 
     def _read_recent(self, recent: RecentRecords) -> KeyRows:
         self._last_start, self.position = recent.last, int(recent.ends[-1])
-        hashes, counts = hash_similar(recent.topics[0], recent.properties)
-        return KeyRows(hashes, np.repeat(recent.offsets, counts), np.repeat(recent.timestamps, counts))
+        hashes, keys = hash_similar(recent.topics[0], recent.properties, recent.counts)
+        times = np.repeat(recent.timestamps, recent.counts)
+        return KeyRows(hashes, np.repeat(recent.record_offsets(), keys), np.repeat(times, keys))
 
     def _read_log(self, end: int, count: int) -> tuple[int, KeyRows]:
         """Read records before *end* from the log. Return their number and their keys."""

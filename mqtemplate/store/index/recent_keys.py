@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from itertools import repeat
+from operator import add
 from typing import NamedTuple
 
 import numpy as np
@@ -12,51 +14,63 @@ from numpy.typing import NDArray
 from mqtemplate.record.arrays import count_leading
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.layout import SysFlag
+from mqtemplate.record.sent_batch import SentBatch
 
 _MAX_BYTES = 8 << 20
 _MANY_BYTES = 1 << 20
-_RECORD_BYTES = 200
-"""Memory that a record takes beside its properties."""
+_ENTRY_BYTES = 200
+"""Memory that an entry takes beside its properties."""
 
 
 class RecentRecords(NamedTuple):
-    """Columns of records in the order of the log, not all adjacent.
+    """Entries in the order of the log, not all adjacent: a record, or records of one batch, as columns.
+
+    The records of an entry are adjacent, have one topic, one size, and encoded properties of one length.
 
     Attributes:
-        offsets, ends: Physical offsets of each record and after it.
+        offsets, ends: Physical offsets of the first record of each entry and after its last one.
+        counts: Numbers of records.
         timestamps: Store timestamps.
-        properties: Encoded properties; empty for a record that is not indexed.
+        properties: Encoded properties of all records of each entry, joined; empty if they are not indexed.
     """
 
     offsets: NDArray[np.int64] = np.array([], np.int64)
     ends: NDArray[np.int64] = np.array([], np.int64)
+    counts: NDArray[np.int64] = np.array([], np.int64)
     timestamps: NDArray[np.int64] = np.array([], np.int64)
     topics: Sequence[str] = ()
     properties: Sequence[bytes] = ()
 
     @property
     def last(self) -> int:
-        """Physical offset of the last record; -1 if there is none."""
+        """Physical offset of the last entry; -1 if there is none."""
         return int(self.offsets[-1]) if len(self.offsets) else -1
 
     def part(self, physical_offset: int, count: int) -> RecentRecords:
-        """Return the first record that does not start before *physical_offset*, and those that follow it in the log.
+        """Return the first entry that does not start before *physical_offset*, and those that follow it in the log.
 
         They are adjacent and have one topic. There is at least one, since *physical_offset* is not after `last`.
 
         Args:
-            count: Maximum number of records.
+            count: Maximum number of records, if the first entry does not have more.
         """
         first = int(np.searchsorted(self.offsets, physical_offset))
-        last = min(first + count, len(self.offsets))
+        last = first + max(1, int(np.searchsorted(np.cumsum(self.counts[first : first + count]), count, "right")))
         number = 1 + count_leading(self.offsets[first + 1 : last] == self.ends[first : last - 1])
         topics = self.topics[first : first + number]
         if topics.count(topics[0]) < number:
             number = next(at for at, topic in enumerate(topics) if topic != topics[0])
         rows = slice(first, first + number)
-        return RecentRecords(
-            self.offsets[rows], self.ends[rows], self.timestamps[rows], self.topics[rows], self.properties[rows]
-        )
+        columns = self.offsets[rows], self.ends[rows], self.counts[rows], self.timestamps[rows]
+        return RecentRecords(*columns, topics[:number], self.properties[rows])
+
+    def record_offsets(self) -> NDArray[np.int64]:
+        """Return the physical offset of each record."""
+        starts = np.cumsum(self.counts) - self.counts
+        numbers = np.arange(self.counts.sum()) - np.repeat(starts, self.counts)
+        sizes = (self.ends - self.offsets) // self.counts
+        offsets: NDArray[np.int64] = np.repeat(self.offsets, self.counts) + np.repeat(sizes, self.counts) * numbers
+        return offsets
 
 
 class RecentKeys:
@@ -76,7 +90,8 @@ class RecentKeys:
         self._bytes = 0
         self._was_reported = False
         self._offsets: list[int] = []
-        self._sizes: list[int] = []
+        self._ends: list[int] = []
+        self._counts: list[int] = []
         self._timestamps: list[int] = []
         self._topics: list[str] = []
         self._properties: list[bytes] = []
@@ -84,13 +99,7 @@ class RecentKeys:
     def add(self, draft: RecordDraft, offset: int, size: int, timestamp: int) -> None:
         """Add a record that was written."""
         if self._bytes < _MAX_BYTES:
-            properties = _indexed_properties(draft)
-            self._offsets.append(offset)
-            self._sizes.append(size)
-            self._timestamps.append(timestamp)
-            self._topics.append(draft.topic)
-            self._properties.append(properties)
-            self._count(len(properties) + _RECORD_BYTES)
+            self._add(draft.topic, _indexed_properties(draft), offset, offset + size, 1, timestamp)
 
     def add_drafts(
         self, drafts: Sequence[RecordDraft], offsets: Sequence[int], sizes: Sequence[int], timestamp: int
@@ -98,40 +107,29 @@ class RecentKeys:
         """Add records that were written together."""
         if self._bytes < _MAX_BYTES:
             properties = [_indexed_properties(draft) for draft in drafts]
-            self._add([draft.topic for draft in drafts], properties, offsets, sizes, timestamp)
+            self._offsets += offsets
+            self._ends += map(add, offsets, sizes)
+            self._counts += repeat(1, len(drafts))
+            self._timestamps += repeat(timestamp, len(drafts))
+            self._topics += [draft.topic for draft in drafts]
+            self._properties += properties
+            self._count(sum(map(len, properties)) + _ENTRY_BYTES * len(drafts))
 
-    def add_similar(
-        self,
-        first: RecordDraft,
-        properties: Callable[[], Sequence[bytes]],
-        offsets: Sequence[int],
-        sizes: Sequence[int],
-        timestamp: int,
-    ) -> None:
-        """Add records that were written together and have the topic and the flags of *first*.
-
-        Args:
-            properties: Returns those of each record.
-        """
+    def add_batch(self, batch: SentBatch, offset: int, size: int, timestamp: int) -> None:
+        """Add records of *size* that were written together."""
         if self._bytes < _MAX_BYTES:
-            count = len(sizes)
-            encoded = properties() if _indexed_properties(first) else [b""] * count
-            self._add([first.topic] * count, encoded, offsets, sizes, timestamp)
+            count = len(batch)
+            properties = batch.properties() if _indexed_properties(batch.first) else b""
+            self._add(batch.first.topic, properties, offset, offset + count * size, count, timestamp)
 
-    def _add(
-        self,
-        topics: Sequence[str],
-        properties: Sequence[bytes],
-        offsets: Sequence[int],
-        sizes: Sequence[int],
-        timestamp: int,
-    ) -> None:
-        self._offsets.extend(offsets)
-        self._sizes.extend(sizes)
-        self._timestamps.extend([timestamp] * len(topics))
-        self._topics.extend(topics)
-        self._properties.extend(properties)
-        self._count(sum(map(len, properties)) + _RECORD_BYTES * len(topics))
+    def _add(self, topic: str, properties: bytes, offset: int, end: int, count: int, timestamp: int) -> None:
+        self._offsets.append(offset)
+        self._ends.append(end)
+        self._counts.append(count)
+        self._timestamps.append(timestamp)
+        self._topics.append(topic)
+        self._properties.append(properties)
+        self._count(len(properties) + _ENTRY_BYTES)
 
     def _count(self, size: int) -> None:
         self._bytes += size
@@ -142,11 +140,11 @@ class RecentKeys:
     def take(self) -> RecentRecords:
         """Return the records, and forget them here."""
         with self._lock:
-            columns = self._offsets, self._sizes, self._timestamps
+            numbers = self._offsets, self._ends, self._counts, self._timestamps
             topics, properties = self._topics, self._properties
             self._clear()
-        offsets, sizes, timestamps = (np.array(column, np.int64) for column in columns)
-        return RecentRecords(offsets, offsets + sizes, timestamps, topics, properties)
+        offsets, ends, counts, timestamps = (np.array(column, np.int64) for column in numbers)
+        return RecentRecords(offsets, ends, counts, timestamps, topics, properties)
 
 
 def _indexed_properties(draft: RecordDraft) -> bytes:

@@ -63,17 +63,29 @@ def hash_keys(tails: Sequence[bytes]) -> tuple[NDArray[np.int32], NDArray[np.int
     return all_hashes, counts
 
 
-def hash_similar(topic: str, properties: Sequence[bytes]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Do the same for records of one topic, whose properties mostly have one shape."""
+def hash_similar(
+    topic: str, properties: Sequence[bytes], counts: NDArray[np.int64]
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Do the same for records of one topic, whose properties mostly have one shape.
+
+    Args:
+        properties: Encoded properties of one record each, or of several, of one length, joined.
+        counts: Numbers of records.
+    """
     name = topic.encode()[:255]
     head = bytes([len(name)]) + name + b"\0\0"  # nothing reads the length of the properties
-    if len(set(map(len, properties))) == 1:
-        rows = np.frombuffer(head + head.join(properties), np.uint8).reshape(len(properties), -1)
-        shape = TailShape(head + properties[0])
+    lengths = np.fromiter(map(len, properties), np.int64, len(properties)) // counts
+    length = int(lengths[0])
+    if (lengths == length).all():
+        rows = np.empty((int(counts.sum()), len(head) + length), np.uint8)
+        rows[:, : len(head)] = np.frombuffer(head, np.uint8)
+        rows[:, len(head) :] = np.frombuffer(b"".join(properties), np.uint8).reshape(len(rows), length)
+        shape = TailShape(rows[0].tobytes())
         if shape.matches(rows).all():
             hashes = shape.hashes(rows)
             return hashes.ravel(), np.full(len(rows), hashes.shape[1])
-    return hash_keys([head + each for each in properties])
+    parts = zip(properties, lengths.tolist(), counts.tolist(), strict=True)
+    return hash_keys([head + each[n * size : (n + 1) * size] for each, size, count in parts for n in range(count)])
 
 
 class _Part(NamedTuple):

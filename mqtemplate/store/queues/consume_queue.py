@@ -163,21 +163,16 @@ class ConsumeQueue:
         Raises:
             StoreFullError: There is no space for them; none was written.
         """
-        units = np.empty(len(sizes), CQ_UNIT_DTYPE)
-        units["physical_offset"], units["size"], units["tags_code"] = physical_offsets, sizes, tags_codes
-        self.reserve(len(units))
-        self._write(units.tobytes())
+        self.reserve(len(sizes))
+        self.append_units(encode_units(physical_offsets, sizes, tags_codes))
 
-    def append_units(self, physical_offsets: Sequence[int], sizes: Sequence[int], tags_codes: Sequence[int]) -> None:
-        """Write several units at ``max_offset``, as `append` does one. The caller has called `reserve`."""
-        self._write(b"".join(map(layout.pack_cq_unit, physical_offsets, sizes, tags_codes)))
-
-    def _write(self, data: bytes) -> None:
+    def append_units(self, units: bytes) -> None:
+        """Write encoded units at ``max_offset``. The caller has called `reserve`."""
         done = 0
-        while done < len(data):
+        while done < len(units):
             if self._at >= self._file_size:
                 self._open_at(self.max_offset)
-            piece = data[done : done + self._file_size - self._at]
+            piece = units[done : done + self._file_size - self._at]
             self._view[self._at : self._at + len(piece)] = piece  # type: ignore[index]
             done += len(piece)
             self._at += len(piece)
@@ -351,3 +346,14 @@ class ConsumeQueue:
     def close(self) -> None:
         """Unmap all files."""
         self._files.close()
+
+
+def encode_units(
+    physical_offsets: NDArray[np.int64],
+    sizes: NDArray[np.int64] | int,
+    tags_codes: Sequence[int] | NDArray[np.int64] | int,
+) -> bytes:
+    """Return adjacent units. A single size or tags code is that of all."""
+    units = np.empty(len(physical_offsets), CQ_UNIT_DTYPE)
+    units["physical_offset"], units["size"], units["tags_code"] = physical_offsets, sizes, tags_codes
+    return units.tobytes()

@@ -152,9 +152,8 @@ class BatchSends:
         return drafts
 
     def _reply(self, requests: Sequence[BatchRequest], puts: PutBatch, error: StoreError | None) -> None:
-        ids = offset_msg_ids(self._host, puts.physical_offsets)
-        frame, count, frames = self._responses.encoder(error), len(ids) // len(requests), []
-        for at, (_, opaque, unique_id, origin, _) in zip(range(0, len(ids), count), requests, strict=True):
-            own = ",".join(ids[at : at + count]).encode()
-            frames.append(frame(own, origin.queue_id, puts.queue_offsets[at], unique_id, opaque))
+        frame, count, frames = self._responses.encoder(error), len(puts) // len(requests), []
+        for at, (_, opaque, unique_id, origin, _) in zip(range(0, len(puts), count), requests, strict=True):
+            ids = offset_msg_ids(self._host, puts.physical_offsets[at : at + count]).encode()
+            frames.append(frame(ids, origin.queue_id, puts.queue_offsets[at], unique_id, opaque))
         self._connection.reply_to_run([request.opaque for request in requests], [b"".join(frames)])

@@ -146,10 +146,10 @@ class SendRun:
         return PutBatch([offset], [size], [queue_offset], timestamp)
 
     def _reply(self, sent: Sequence[_Sent], puts: PutBatch, error: StoreError | None) -> None:
-        ids = offset_msg_ids(self._host, puts.physical_offsets)
+        ids = offset_msg_ids(self._host, puts.physical_offsets).encode().split(b",")
         frame = self._responses.encoder(error)
         frames = [
-            frame(msg_id.encode(), queue_id, queue_offset, unique_id, opaque)
+            frame(msg_id, queue_id, queue_offset, unique_id, opaque)
             for (opaque, unique_id, queue_id), queue_offset, msg_id in zip(sent, puts.queue_offsets, ids, strict=True)
         ]
         self._connection.reply_to_run([opaque for opaque, _, _ in sent], [b"".join(frames)])
