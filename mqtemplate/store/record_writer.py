@@ -117,7 +117,7 @@ class RecordWriter:
         length = len(units) // len(queues)
         for number, queue in enumerate(queues):
             queue.append_units(units[number * length : (number + 1) * length])
-        self._recent_keys.add_batch(batch, offset, size, timestamp)
+        self._recent_keys.add_similar(batch.first, batch.properties, total, offset, size, timestamp)
         queue_offsets = [queue_offset for start in starts for queue_offset in range(start, start + count)]
         return PutBatch(range(offset, offset + total * size, size), [size] * total, queue_offsets, timestamp)
 

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from mqtemplate.record.arrays import count_leading
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.layout import SysFlag
-from mqtemplate.record.sent_batch import SentBatch
 
 _MAX_BYTES = 8 << 20
 _MANY_BYTES = 1 << 20
@@ -115,12 +114,17 @@ class RecentKeys:
             self._properties += properties
             self._count(sum(map(len, properties)) + _ENTRY_BYTES * len(drafts))
 
-    def add_batch(self, batch: SentBatch, offset: int, size: int, timestamp: int) -> None:
-        """Add records of *size* that were written together."""
+    def add_similar(
+        self, first: RecordDraft, properties: Callable[[], bytes], count: int, offset: int, size: int, timestamp: int
+    ) -> None:
+        """Add *count* records of *size* that were written together and have the topic and the flags of *first*.
+
+        Args:
+            properties: Returns those of all records, joined.
+        """
         if self._bytes < _MAX_BYTES:
-            count = len(batch)
-            properties = batch.properties() if _indexed_properties(batch.first) else b""
-            self._add(batch.first.topic, properties, offset, offset + count * size, count, timestamp)
+            encoded = properties() if _indexed_properties(first) else b""
+            self._add(first.topic, encoded, offset, offset + count * size, count, timestamp)
 
     def _add(self, topic: str, properties: bytes, offset: int, end: int, count: int, timestamp: int) -> None:
         self._offsets.append(offset)

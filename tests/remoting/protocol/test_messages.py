@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqtemplate.errors import ConversionError, MessageError, RemoteProtocolError, UnsupportedError
-from mqtemplate.message import HostAddress, Message, MessageExt, offset_msg_id, parse_offset_msg_id
+from mqtemplate.message import HostAddress, Message, MessageExt, offset_msg_id, offset_msg_ids, parse_offset_msg_id
 from mqtemplate.record import compression
 from mqtemplate.record.compression import CompressionType, compress_body, compression_type, decompress_body
 from mqtemplate.record.layout import SysFlag
@@ -199,6 +200,12 @@ def test_the_id_of_a_broker_contains_the_position_of_the_message(name: str, ip: 
 @given(host=_hosts, physical_offset=_times)
 def test_every_id_survives_encoding(host: HostAddress, physical_offset: int) -> None:
     assert parse_offset_msg_id(offset_msg_id(host, physical_offset)) == (host, physical_offset)
+
+
+@pytest.mark.parametrize("host", [HostAddress("10.0.0.1", 10_911), HostAddress("::1", 10_911)])
+@pytest.mark.parametrize("offsets", [[0], [0, 0x12AB, (1 << 63) - 1], range(7, 1_000, 250)])
+def test_the_ids_of_several_messages_are_those_of_each_joined(host: HostAddress, offsets: Sequence[int]) -> None:
+    assert offset_msg_ids(host, offsets) == ",".join([offset_msg_id(host, offset) for offset in offsets])
 
 
 @pytest.mark.parametrize("text", ["", "7F" * 15, "XY" * 16, " 7" * 16, "7F00000100002A9F0000000000001234," * 2])
