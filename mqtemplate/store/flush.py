@@ -137,6 +137,9 @@ class GroupCommit:
         """Wake the threads that waited for this flush, and choose the next leader."""
         with self._mutex:
             self.flushed, self.error = flushed, error
+            if not self._waiters and not self._callbacks:  # one thread sends
+                self.has_leader = False
+                return
             served = [waiter for waiter in self._waiters if error is not None or waiter.end <= flushed]
             self._waiters = [waiter for waiter in self._waiters if error is None and waiter.end > flushed]
             next_leader = self._waiters.pop(0) if self._waiters else None

@@ -100,9 +100,8 @@ class Disk:
             touched = data[:: mmap.PAGESIZE]
             np.bitwise_or(touched, 0, out=touched, where=has_blocks)
 
-    def flush(self, fd: int) -> None:
-        """Return when the file's bytes and its length are on the disk."""
-        sync_data(fd)
+    flush = staticmethod(sync_data)
+    """Return when the bytes and the length of a file are on the disk: ``(fd)``."""
 
     def replace(self, path: Path, target: Path) -> None:
         """Rename the file at *path* to *target*, replacing a file of that name."""

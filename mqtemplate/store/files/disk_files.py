@@ -132,8 +132,8 @@ class DiskFile(MappedFile):
         with self._fd_lock:
             if self._is_closed:
                 return
-            with disk_errors("open", self.path):
-                if self._fd < 0:
+            if self._fd < 0:
+                with disk_errors("open", self.path):
                     self._fd = self._disk.open(self.path, flags=0)
             try:
                 self._disk.flush(self._fd)

@@ -6,6 +6,8 @@ import errno
 import os
 import struct
 import sys
+from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -16,6 +18,10 @@ _BLOCK = 4_096
 _FLOCK = struct.Struct("@hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, process id
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
+# Looked up once: with SYNC_FLUSH each message needs them, and a name that a module lacks takes a microsecond.
+_fcntl: Any = import_module("fcntl") if find_spec("fcntl") else None
+_FULL_SYNC: int | None = getattr(_fcntl, "F_FULLFSYNC", None)
+_sync: Callable[[int], object] = getattr(os, "fdatasync", os.fsync)
 
 pwrite: Any = getattr(os, "pwrite", None)
 """``os.pwrite``; None on a system that `check_system` refuses."""
@@ -28,7 +34,7 @@ def check_system() -> None:
         StoreError: It lacks calls without which acknowledged messages would not be safe (Windows).
     """
     missing = [name for name in ("pread", "pwrite") if not hasattr(os, name)]
-    if find_spec("fcntl") is None:
+    if _fcntl is None:
         missing.insert(0, "fcntl")
     if missing:
         raise StoreError(
@@ -40,16 +46,14 @@ def check_system() -> None:
 
 def is_locked(fd: int) -> bool:
     """Return True if another process has the first byte of a file locked. It takes no lock itself where possible."""
-    import fcntl
-
     lock = _lock_of_other(fd)
     if lock is not None:
-        return lock[0] != fcntl.F_UNLCK
+        return bool(lock[0] != _fcntl.F_UNLCK)
     try:
-        fcntl.lockf(fd, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, 0)  # a shared lock needs no write permission
+        _fcntl.lockf(fd, _fcntl.LOCK_SH | _fcntl.LOCK_NB, 1, 0)  # a shared lock needs no write permission
     except OSError:
         return True
-    fcntl.lockf(fd, fcntl.LOCK_UN, 1, 0)
+    _fcntl.lockf(fd, _fcntl.LOCK_UN, 1, 0)
     return False
 
 
@@ -67,9 +71,7 @@ def _lock_of_other(fd: int) -> tuple[int, int] | None:
     """Return type and process id of another process' lock on the first byte; None if the system does not tell."""
     if sys.platform != "linux" or _FLOCK.size != 32:
         return None
-    import fcntl
-
-    lock = fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
+    lock = _fcntl.fcntl(fd, _fcntl.F_GETLK, _FLOCK.pack(_fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
     kind, *_, process_id = _FLOCK.unpack(lock)
     return kind, process_id
 
@@ -114,26 +116,20 @@ def sync_data(fd: int) -> None:
     macOS: ``fsync`` does not flush that cache, ``F_FULLFSYNC`` does (``man fsync``). Some of its file systems, mostly
     those of a network, lack it.
     """
-    if _full_sync(fd):
-        return
-    getattr(os, "fdatasync", os.fsync)(fd)
+    if _FULL_SYNC is None or not _full_sync(fd):
+        _sync(fd)
 
 
 def sync_folder_entries(fd: int) -> None:
     """Return when the names in a folder are on the disk."""
-    if not _full_sync(fd):
+    if _FULL_SYNC is None or not _full_sync(fd):
         os.fsync(fd)
 
 
 def _full_sync(fd: int) -> bool:
-    """Return False if the system or the file system has no ``F_FULLFSYNC``."""
-    import fcntl
-
-    command = getattr(fcntl, "F_FULLFSYNC", None)
-    if command is None:
-        return False
+    """Return False if the file system has no ``F_FULLFSYNC``."""
     try:
-        fcntl.fcntl(fd, command)
+        _fcntl.fcntl(fd, _FULL_SYNC)
     except OSError as exc:
         if exc.errno not in (*_UNSUPPORTED, errno.ENOTTY):
             raise

@@ -148,9 +148,9 @@ def test_a_broker_without_posix_fallocate_refuses_messages_on_a_full_disk_and_lo
 def full_syncs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Descriptors that were flushed by ``F_FULLFSYNC``, as if the system were macOS."""
     flushed: list[int] = []
-    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(system_calls, "_FULL_SYNC", 51)
+    monkeypatch.setattr(system_calls, "_sync", os.fsync)
     monkeypatch.setattr(fcntl, "fcntl", lambda fd, command: flushed.append(fd))
-    monkeypatch.delattr(os, "fdatasync")
     return flushed
 
 
@@ -174,6 +174,7 @@ def test_a_file_system_without_full_fsync_is_flushed_by_fsync(
 
     flushed: list[int] = []
     monkeypatch.setattr(fcntl, "fcntl", refuse)
+    monkeypatch.setattr(system_calls, "_sync", flushed.append)
     monkeypatch.setattr(os, "fsync", flushed.append)
     disk = Disk()
     fd = disk.open(sparse)
