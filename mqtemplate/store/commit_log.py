@@ -338,6 +338,10 @@ class CommitLog(LogReader):
         self._files.truncate(end)
         self.open_at(end)
 
+    def start_flush(self, start: int, end: int) -> None:
+        """Let the disk begin to write a record. `flush` is needed as before, and takes less time."""
+        self._files.start_flush(start, end)
+
     def flush(self, start: int, end: int) -> None:
         """Return when all bytes from *start* to *end* are on the disk."""
         self._files.flush(start, end)

@@ -277,7 +277,17 @@ class MessageStore:
             self._appended.value += 1
         if not self._is_dirty:
             self._mark_dirty()
+        if self._is_sync:
+            self._start_flush(result)
         return result
+
+    def _start_flush(self, put: PutResult) -> None:
+        """Let the disk begin to write a record that is the first since the last flush.
+
+        Its producer flushes next, and completes its work meanwhile. Without the lock: the call takes as long as a send.
+        """
+        if self.group_commit.flushed == put.physical_offset and not self.group_commit.has_leader:
+            self._commit_log.start_flush(put.physical_offset, put.end)
 
     def put_all(self, drafts: Sequence[RecordDraft], *, though_full: bool = False) -> PutBatch:
         """Append several adjacent records: all of them or none. Together they must fit into one file.

@@ -97,6 +97,9 @@ class FaultyDisk(Disk):
             data = data[: len(data) // 2]
         return super().write_at(fd, data, at)
 
+    def start_flush(self, fd: int, at: int, size: int) -> None:
+        """Do nothing: a hint cannot fail."""
+
     def flush(self, fd: int) -> None:
         self._check("flush")
 

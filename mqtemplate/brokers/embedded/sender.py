@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mqtemplate.brokers.embedded.draft import DraftMaker, batch_topic
 from mqtemplate.brokers.embedded.message_writer import MessageWriter, StoredBatch
@@ -43,15 +43,17 @@ class Sender:
             put = self.writer.put(draft, topic, queue_id)
         except StoreError as exc:
             raise SendError(f"not stored: {exc}") from exc
-        is_safe = self.store.confirm(put.physical_offset + put.size, (draft.topic,), timeout_ms)
-        return SendResult(
-            SendStatus.SEND_OK if is_safe else SendStatus.FLUSH_DISK_TIMEOUT,
+        result = SendResult(
+            SendStatus.SEND_OK,
             unique_id,
             offset_msg_id(self.host, put.physical_offset),
             target,
             put.queue_offset,
             handle=None if draft.topic == topic else self.writer.handle(draft, put, topic),
         )
+        if self.store.confirm(put.physical_offset + put.size, (draft.topic,), timeout_ms):
+            return result
+        return replace(result, send_status=SendStatus.FLUSH_DISK_TIMEOUT)
 
     def send_batch(self, messages: Sequence[Message], queue: MessageQueue | None, timeout_ms: int) -> SendResult:
         """See `Broker.send_batch`."""

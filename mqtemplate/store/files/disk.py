@@ -14,7 +14,7 @@ import numpy as np
 
 from mqtemplate.errors import StoreError, StoreFullError
 from mqtemplate.processes import raise_descriptor_limit
-from mqtemplate.store.files.system_calls import allocate_blocks, pwrite, sync_data, sync_folder_entries
+from mqtemplate.store.files.system_calls import allocate_blocks, pwrite, start_sync, sync_data, sync_folder_entries
 
 _Result = TypeVar("_Result")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -99,6 +99,9 @@ class Disk:
             has_blocks = (np.bitwise_or.reduceat(data, pages) != 0) | (pages + start < allocated)
             touched = data[:: mmap.PAGESIZE]
             np.bitwise_or(touched, 0, out=touched, where=has_blocks)
+
+    start_flush = staticmethod(start_sync)
+    """Let the disk begin to write bytes that the next `flush` waits for: ``(fd, at, size)``. It never raises."""
 
     flush = staticmethod(sync_data)
     """Return when the bytes and the length of a file are on the disk: ``(fd)``."""

@@ -128,6 +128,11 @@ class DiskFile(MappedFile):
             self.view[start:at] = bytes(at - start)  # else the bytes would follow a shorter record written there later
             raise disk_error("write to", self.path, exc) from exc
 
+    def start_flush(self, at: int, size: int) -> None:
+        """See `Disk.start_flush`. May run beside `release_descriptor`: at worst another file is written early."""
+        if self._fd >= 0:
+            self._disk.start_flush(self._fd, at, size)
+
     def flush(self, end: int | None = None) -> None:
         with self._fd_lock:
             if self._is_closed:
@@ -358,6 +363,12 @@ class DiskFileQueue(MappedFileQueue):
         for file in files:
             file.unlink()
             sync_folder(self.folder, self._disk)
+
+    def start_flush(self, start: int, end: int) -> None:
+        found = self.find(start)
+        if found is not None:
+            file, file_start = found
+            file.start_flush(start - file_start, end - start)
 
     def flush(self, start: int, end: int) -> None:
         self._sync_names()

@@ -64,6 +64,9 @@ class MappedFile:
         """Write *data* at *at* through the map. No other thread runs in between."""
         self.view[at : at + len(data)] = data
 
+    def start_flush(self, at: int, size: int) -> None:
+        """Let the disk begin to write these bytes. The `flush` after it takes less time, and reports what fails."""
+
     def flush(self, end: int | None = None) -> None:
         """Return when all bytes written so far are on the disk.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import struct
@@ -22,6 +23,21 @@ _UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 _fcntl: Any = import_module("fcntl") if find_spec("fcntl") else None
 _FULL_SYNC: int | None = getattr(_fcntl, "F_FULLFSYNC", None)
 _sync: Callable[[int], object] = getattr(os, "fdatasync", os.fsync)
+
+_SYNC_FILE_RANGE_WRITE = 2
+
+
+def _find_sync_file_range() -> Any:
+    """Return Linux' ``sync_file_range``, for which Python has no function; None where the C library has none."""
+    try:
+        function = ctypes.CDLL(None).sync_file_range
+    except (AttributeError, OSError, TypeError):  # other C libraries; Windows
+        return None
+    function.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+    return function
+
+
+_sync_file_range = _find_sync_file_range()
 
 pwrite: Any = getattr(os, "pwrite", None)
 """``os.pwrite``; None on a system that `check_system` refuses."""
@@ -108,6 +124,15 @@ def _write_all(fd: int, data: bytes, at: int) -> None:
     while data:
         written = os.pwrite(fd, data, at)
         at, data = at + written, data[written:]
+
+
+def start_sync(fd: int, at: int, size: int) -> None:
+    """Let the disk begin to write *size* bytes from *at* on, without waiting. `sync_data` then takes less time.
+
+    A hint: without effect where the system has no such call, or refuses it. `sync_data` reports what fails.
+    """
+    if _sync_file_range is not None:
+        _sync_file_range(fd, at, size, _SYNC_FILE_RANGE_WRITE)
 
 
 def sync_data(fd: int) -> None:

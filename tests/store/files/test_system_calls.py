@@ -47,6 +47,30 @@ def allocate(path: Path, at: int, size: int) -> None:
         os.close(fd)
 
 
+# --- flushing -----------------------------------------------------------------------------------------
+
+
+def test_an_early_write_changes_nothing_and_ignores_what_is_refused(sparse: Path) -> None:
+    fd = os.open(sparse, os.O_RDWR)
+    os.pwrite(fd, b"record", 5_000)
+    Disk().start_flush(fd, 5_000, 6)
+    Disk().flush(fd)
+    os.close(fd)
+    Disk().start_flush(fd, 5_000, 6)  # no such descriptor
+
+    assert sparse.read_bytes()[5_000:5_006] == b"record"
+
+
+def test_without_sync_file_range_messages_are_flushed_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on macOS."""
+    monkeypatch.setattr(system_calls, "_sync_file_range", None)
+    with EmbeddedBroker(tmp_path, SMALL, VirtualClock()) as broker:
+        broker.send(Message("orders", b"one"), QUEUE)
+        assert broker.store.confirm_offset == broker.store.end_offset
+
+
 # --- allocation ---------------------------------------------------------------------------------------
 
 
