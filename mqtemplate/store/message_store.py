@@ -277,17 +277,15 @@ class MessageStore:
             self._appended.value += 1
         if not self._is_dirty:
             self._mark_dirty()
-        if self._is_sync:
-            self._start_flush(result)
         return result
 
-    def _start_flush(self, put: PutResult) -> None:
-        """Let the disk begin to write a record that is the first since the last flush.
+    def start_flush(self, put: PutResult) -> None:
+        """Let the disk begin to write a record whose producer calls `confirm` soon, in the same thread.
 
-        Its producer flushes next, and completes its work meanwhile. Without the lock: the call takes as long as a send.
+        With ``SYNC_FLUSH``, and only for the first record since the last flush: one flush writes all others.
         """
-        if self.group_commit.flushed == put.physical_offset and not self.group_commit.has_leader:
-            self._commit_log.start_flush(put.physical_offset, put.end)
+        if self._is_sync and self.group_commit.flushed == put.physical_offset and not self.group_commit.has_leader:
+            self._commit_log.start_flush(put.physical_offset, put.physical_offset + put.size)
 
     def put_all(self, drafts: Sequence[RecordDraft], *, though_full: bool = False) -> PutBatch:
         """Append several adjacent records: all of them or none. Together they must fit into one file.

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreError
+from mqtemplate.message import Message
 from mqtemplate.store import FlushDiskType, FolderStoreFiles, MessageStore
+from mqtemplate.store.commit_log import PutResult
 from tests.store.faulty_disk import FaultyDisk
 from tests.store.small_store import bodies, draft, small
 
@@ -36,11 +39,18 @@ def loaded(folder: Path, disk: RecordingDisk, mode: FlushDiskType = FlushDiskTyp
     return store
 
 
+def put_early(store: MessageStore, body: bytes) -> PutResult:
+    """Store a message as a producer that flushes itself."""
+    put = store.put(draft(body))
+    store.start_flush(put)
+    return put
+
+
 def test_the_first_record_after_each_flush_is_written_early(tmp_path: Path, disk: RecordingDisk) -> None:
     store = loaded(tmp_path, disk)
     puts = []
     for number in range(3):
-        put = store.put(draft(b"%d" % number))
+        put = put_early(store, b"%d" % number)
         store.confirm(put.end, ["orders"])
         puts.append((put.physical_offset, put.size))
     store.close()
@@ -51,7 +61,7 @@ def test_the_first_record_after_each_flush_is_written_early(tmp_path: Path, disk
 def test_records_after_one_that_is_not_flushed_are_left_to_the_flush(tmp_path: Path, disk: RecordingDisk) -> None:
     """Many threads send: one flush writes all their records, and a call for each would cost more than a send."""
     store = loaded(tmp_path, disk)
-    first, *_, last = [store.put(draft(b"%d" % number)) for number in range(5)]
+    first, *_, last = [put_early(store, b"%d" % number) for number in range(5)]
     store.confirm(last.end, ["orders"])
     store.close()
 
@@ -60,7 +70,7 @@ def test_records_after_one_that_is_not_flushed_are_left_to_the_flush(tmp_path: P
 
 def test_with_async_flush_nothing_is_written_early(tmp_path: Path, disk: RecordingDisk) -> None:
     store = loaded(tmp_path, disk, FlushDiskType.ASYNC_FLUSH)
-    store.confirm(store.put(draft(b"one")).end, ["orders"])
+    store.confirm(put_early(store, b"one").end, ["orders"])
     store.close()
 
     assert disk.started == []
@@ -70,7 +80,7 @@ def test_a_record_in_the_next_file_is_written_early_there(tmp_path: Path, disk: 
     store = loaded(tmp_path, disk)
     body = b"x" * 5_000
     for _ in range(5):
-        store.confirm(store.put(draft(body)).end, ["orders"])
+        store.confirm(put_early(store, body).end, ["orders"])
     stored = bodies(store)
     store.close()
 
@@ -84,7 +94,7 @@ def test_a_record_in_the_next_file_is_written_early_there(tmp_path: Path, disk: 
 
 def test_an_early_write_does_not_count_as_a_flush(tmp_path: Path, disk: RecordingDisk) -> None:
     store = loaded(tmp_path, disk)
-    put = store.put(draft(b"one"))
+    put = put_early(store, b"one")
     assert disk.started
     assert store.confirm_offset == put.physical_offset
 
@@ -94,3 +104,15 @@ def test_an_early_write_does_not_count_as_a_flush(tmp_path: Path, disk: Recordin
     assert store.confirm_offset == put.physical_offset
     disk.judge = lambda number, kind: 0
     store.close()
+
+
+def test_a_send_is_written_early_and_one_without_waiting_is_not(tmp_path: Path, disk: RecordingDisk) -> None:
+    settings = EmbeddedSettings(mapped_file_size_commit_log=1 << 20)
+    store_files = FolderStoreFiles(tmp_path, disk)
+    with EmbeddedBroker(settings=settings, clock=VirtualClock(), store_files=store_files) as broker:
+        broker.send_one_way(Message("orders", b"one"))
+        assert disk.started == []
+        start = broker.store.end_offset
+        broker.send(Message("orders", b"two"))
+
+        assert disk.started == [(start, broker.store.end_offset - start)]

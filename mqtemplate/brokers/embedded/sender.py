@@ -43,7 +43,8 @@ class Sender:
             put = self.writer.put(draft, topic, queue_id)
         except StoreError as exc:
             raise SendError(f"not stored: {exc}") from exc
-        result = SendResult(
+        self.store.start_flush(put)
+        result = SendResult(  # complete before `confirm`: the disk writes meanwhile
             SendStatus.SEND_OK,
             unique_id,
             offset_msg_id(self.host, put.physical_offset),
