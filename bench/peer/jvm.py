@@ -93,9 +93,12 @@ def _classes(name: str) -> Path:
         if done.returncode:
             shutil.rmtree(new_folder)
             raise PeerError(f"javac failed: {done.stderr}")
-        for old in _PACKAGES.glob(f"classes-{name}-*"):
+        for old in set(_PACKAGES.glob(f"classes-{name}-*")) - {folder}:
             shutil.rmtree(old, ignore_errors=True)
-        new_folder.rename(folder)
+        try:
+            new_folder.rename(folder)
+        except OSError:  # another process was first, and its programs run already
+            shutil.rmtree(new_folder)
     return folder
 
 
