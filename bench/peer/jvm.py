@@ -97,8 +97,11 @@ def _classes(name: str) -> Path:
             shutil.rmtree(old, ignore_errors=True)
         try:
             new_folder.rename(folder)
-        except OSError:  # another process was first, and its programs run already
+        except OSError:
             shutil.rmtree(new_folder)
+            if not folder.exists():
+                raise
+            # else another process was first, and its programs run already
     return folder
 
 

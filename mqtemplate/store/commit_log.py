@@ -338,9 +338,11 @@ class CommitLog(LogReader):
         self._files.truncate(end)
         self.open_at(end)
 
-    def start_flush(self, start: int, end: int) -> None:
+    def start_flush(self, put: PutResult) -> None:
         """Let the disk begin to write a record. `flush` is needed as before, and takes less time."""
-        self._files.start_flush(start, end)
+        if (found := self.find(put.physical_offset)) is not None:
+            file, file_start = found
+            file.start_flush(put.physical_offset - file_start, put.size)
 
     def flush(self, start: int, end: int) -> None:
         """Return when all bytes from *start* to *end* are on the disk."""

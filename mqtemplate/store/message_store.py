@@ -285,7 +285,7 @@ class MessageStore:
         With ``SYNC_FLUSH``, and only for the first record since the last flush: one flush writes all others.
         """
         if self._is_sync and self.group_commit.flushed == put.physical_offset and not self.group_commit.has_leader:
-            self._commit_log.start_flush(put.physical_offset, put.physical_offset + put.size)
+            self._commit_log.start_flush(put)
 
     def put_all(self, drafts: Sequence[RecordDraft], *, though_full: bool = False) -> PutBatch:
         """Append several adjacent records: all of them or none. Together they must fit into one file.

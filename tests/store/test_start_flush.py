@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -98,7 +99,7 @@ def test_an_early_write_does_not_count_as_a_flush(tmp_path: Path, disk: Recordin
     assert disk.started
     assert store.confirm_offset == put.physical_offset
 
-    disk.judge = lambda number, kind: 5 if kind == "flush" else 0
+    disk.judge = lambda number, kind: errno.EIO if kind == "flush" else 0
     with pytest.raises(StoreError, match="the message is written, but not safe"):
         store.confirm(put.end, ["orders"])
     assert store.confirm_offset == put.physical_offset

@@ -364,12 +364,6 @@ class DiskFileQueue(MappedFileQueue):
             file.unlink()
             sync_folder(self.folder, self._disk)
 
-    def start_flush(self, start: int, end: int) -> None:
-        found = self.find(start)
-        if found is not None:
-            file, file_start = found
-            file.start_flush(start - file_start, end - start)
-
     def flush(self, start: int, end: int) -> None:
         self._sync_names()
         starts, files = self._run

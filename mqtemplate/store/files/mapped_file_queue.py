@@ -133,9 +133,6 @@ class MappedFileQueue:
         for file in files:
             file.unlink()
 
-    def start_flush(self, start: int, end: int) -> None:
-        """Let the disk begin to write the bytes from *start* to *end*, which are in one file. `flush` waits for it."""
-
     def flush(self, start: int, end: int) -> None:
         """Return when all bytes from *start* to *end* are on the disk.
 
