@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 from mqtemplate.clock import Clock
-from mqtemplate.errors import StoreFormatError
+from mqtemplate.errors import StoreError, StoreFormatError
 from mqtemplate.event_log import get_logger
 from mqtemplate.store.files.mapped_file import MappedFile
 from mqtemplate.store.files.store_files import StoreFiles
@@ -27,6 +27,8 @@ _FOLDER = "index"
 _INTERVAL_MS = 1_000
 _STEP_RECORDS = 256
 """Records of one step: less than a millisecond, in which no other thread runs."""
+_RECENT_RECORDS = 8_192
+"""Records in memory of one call of `index_recent`; mostly there are fewer: those of 256 KiB."""
 _PAUSE_MS = 2
 _BUSY_PAUSE_MS = 20
 _LARGE_BACKLOG_BYTES = 128 << 20
@@ -42,7 +44,8 @@ class IndexService:
 
     - The service reads the log from the end of the last index file. No producer waits for it. A step takes a
       millisecond, then it pauses, longer while the log grows. A query first indexes the rest, so each result is
-      complete. The keys of the newest records are in memory, so they are not read from the log.
+      complete. The keys of the newest records are in memory, so they are not read from the log. The I/O thread of a
+      server indexes those itself, see `index_recent`.
     - The headers of the index files contain how far the log is indexed. After a crash the unflushed rest is read again,
       so the older keys of a file that was not full are not lost.
     - A record may be in the index twice, and another key may have the same hash. The caller checks the record.
@@ -93,6 +96,7 @@ class IndexService:
         """
         self._log = log
         self._end = end
+        self._recent_keys = recent_keys
         self._reader = KeyReader(log, recent_keys)
         self._open_files(was_clean=was_clean)
         self._repair(durable_timestamp, was_clean=was_clean)
@@ -232,13 +236,42 @@ class IndexService:
         with self._mutex:
             backlog = self._index(end, _STEP_RECORDS)
             is_behind = backlog >= _LARGE_BACKLOG_BYTES or self._reader.has_recent
-            if self._files and self._files[-1].unflushed >= max(_FLUSH_UNITS, self.geometry.units // 10):
+            if self._is_flush_due():
                 self._flush()
         if backlog > 0:
             self._due_ms = now + (_BUSY_PAUSE_MS if is_growing and not is_behind else _PAUSE_MS)
         else:
             self._due_ms = now + _INTERVAL_MS if is_growing else None
         return self._due_ms
+
+    def index_recent(self) -> None:
+        """Index new records in the thread that wrote them, if there are enough: for less than a millisecond.
+
+        For a thread that does most of the work of its process. The service's thread would cost it more: at each
+        system call of the writer it gets the interpreter lock, and the writer then waits for it. What may take long is
+        left to the service: reading the log, new files, flushes.
+        """
+        if not self._recent_keys.has_some or not self._mutex.acquire(blocking=False):
+            return
+        try:
+            is_complete = self._index_recent()
+        except (OSError, StoreError):
+            is_complete = False  # the service tries again, and reports it
+        finally:
+            self._mutex.release()
+        if not is_complete:
+            self.hurry()
+
+    def _index_recent(self) -> bool:
+        """Return False if there is something left for the service."""
+        if not self._files:
+            return False
+        if self._rest is None:
+            self._rest = self._reader.read_recent(_RECENT_RECORDS)
+        if self._rest is None:
+            return False
+        self._rest = _append(self._files[-1], self._rest)
+        return self._rest is None and not self._reader.has_recent and not self._is_flush_due()
 
     def catch_up(self) -> None:
         """Index all records that are in the log now.
@@ -258,16 +291,15 @@ class IndexService:
         if reader.position < self._log.start:
             reader.move_to(self._log.start)  # retention deleted records that were not indexed
         if reader.position < end:
-            self._rest = reader.read(end, count)
+            rows = reader.read(end, count)
+            self._rest = rows if len(rows.key_hashes) else None
             self._write_rest()
         return end - reader.position
 
     def _write_rest(self) -> None:
         """Write the keys that were read. If a new file cannot be created, the rest is kept for the next call."""
-        while self._rest is not None and len(self._rest.key_hashes):
-            taken = self._current_file().append(self._rest)
-            self._rest = self._rest.part(taken)
-        self._rest = None
+        while self._rest is not None:
+            self._rest = _append(self._current_file(), self._rest)
 
     def _current_file(self) -> IndexFile:
         if self._files and not self._files[-1].is_full:
@@ -292,6 +324,9 @@ class IndexService:
         """Return when all indexed keys are on the disk."""
         with self._mutex:
             self._flush()
+
+    def _is_flush_due(self) -> bool:
+        return bool(self._files) and self._files[-1].unflushed >= max(_FLUSH_UNITS, self.geometry.units // 10)
 
     def _flush(self) -> None:
         if self._files:
@@ -346,6 +381,12 @@ class IndexService:
                 file.delete()
                 count += 1
         return count
+
+
+def _append(file: IndexFile, rows: KeyRows) -> KeyRows | None:
+    """Write keys as far as they fit into a file. Return the rest; None if there is none."""
+    rest = rows.part(file.append(rows))
+    return rest if len(rest.key_hashes) else None
 
 
 def _is_file_name(name: str) -> bool:

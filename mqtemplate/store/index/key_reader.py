@@ -25,7 +25,7 @@ from mqtemplate.record.layout import (
 from mqtemplate.store.files.mapped_file import MappedFile
 from mqtemplate.store.index.index_file import KeyRows
 from mqtemplate.store.index.recent_keys import RecentKeys, RecentRecords
-from mqtemplate.store.index.record_keys import TailShape, hash_keys, hash_similar, tail_of
+from mqtemplate.store.index.record_keys import PropertiesShape, hash_keys, hash_similar, topic_hashes
 from mqtemplate.store.log_reader import LogReader, is_blank, whole_record_at
 
 _log = get_logger("mqtemplate.store")
@@ -39,8 +39,8 @@ _MOST_BYTES = 512 << 10
 # Columns that are equal in records of one shape: size and magic, flags, body length.
 _FIXED = np.r_[0:BODY_CRC_AT, SYS_FLAG_AT:BORN_TIMESTAMP_AT, BODY_LENGTH_AT:BODY_AT]
 
-_Tail = tuple[bytes, int, int]
-"""Tail of a record (see `record_keys`), its physical offset and its store timestamp."""
+_Keyed = tuple[bytes, bytes, int, int]
+"""Topic and encoded properties of a record, its physical offset and its store timestamp."""
 
 
 class KeyReader:
@@ -74,7 +74,7 @@ class KeyReader:
         """
         parts: list[KeyRows] = []
         while count > 0 and self.position < end:
-            recent = self._next_recent(count)
+            recent = self._next_recent(count * _RECENT_SHARE)
             if recent is not None and recent.offsets[0] == self.position:
                 parts.append(self._read_recent(recent))
                 count -= -(-int(recent.counts.sum()) // _RECENT_SHARE)
@@ -84,21 +84,26 @@ class KeyReader:
                 count -= done
         return _join(parts)
 
+    def read_recent(self, count: int) -> KeyRows | None:
+        """Return the keys of up to *count* records, the next ones, if the first is in memory; else None."""
+        recent = self._next_recent(count)
+        return self._read_recent(recent) if recent is not None and recent.offsets[0] == self.position else None
+
     def _next_recent(self, count: int) -> RecentRecords | None:
-        """Return the next records that are in memory; None if there are none."""
+        """Return the next records that are in memory, adjacent ones; None if there are none."""
         if not self.has_recent:
             self._recent = self._recent_keys.take()
-        return self._recent.part(self.position, count * _RECENT_SHARE) if self.has_recent else None
+        return self._recent.part(self.position, count) if self.has_recent else None
 
     def _read_recent(self, recent: RecentRecords) -> KeyRows:
         self._last_start, self.position = recent.last, int(recent.ends[-1])
-        hashes, keys = hash_similar(recent.topics[0], recent.properties, recent.counts)
+        hashes, keys = hash_similar(recent.topics, recent.properties, recent.counts)
         times = np.repeat(recent.timestamps, recent.counts)
         return KeyRows(hashes, np.repeat(recent.record_offsets(), keys), np.repeat(times, keys))
 
     def _read_log(self, end: int, count: int) -> tuple[int, KeyRows]:
         """Read records before *end* from the log. Return their number and their keys."""
-        tails: list[_Tail] = []
+        records: list[_Keyed] = []
         parts: list[KeyRows] = []
         left = count
         while left > 0 and self.position < end:
@@ -112,13 +117,13 @@ class KeyReader:
             if alike is not None:
                 done, rows = alike
                 left -= done
-                parts += [*_key_rows(tails), rows]
-                tails.clear()
+                parts += [*_key_rows(records), rows]
+                records.clear()
                 continue
-            left -= self._read_plain(file, file_start, limit, left, tails)
+            left -= self._read_plain(file, file_start, limit, left, records)
             if left > 0 and self.position < end:
-                left -= self._read_other(file, file_start, end, tails)
-        return count - left, _join([*parts, *_key_rows(tails)])
+                left -= self._read_other(file, file_start, end, records)
+        return count - left, _join([*parts, *_key_rows(records)])
 
     def _read_alike(self, file: MappedFile, file_start: int, limit: int, count: int) -> tuple[int, KeyRows] | None:
         """Read the next records together, if several have one size and one shape, as those of a producer often do.
@@ -141,25 +146,28 @@ class KeyReader:
         if topic_end + 2 > size or topic_end + 2 + int.from_bytes(data[topic_end : topic_end + 2], "big") != size:
             return None
         rows = np.frombuffer(data, np.uint8).reshape(count, size)
-        shape, tails = TailShape(data[tail_at:size]), rows[:, tail_at:]
+        properties = rows[:, topic_end + 2 :]
+        shape = PropertiesShape(data[topic_end + 2 : size])
         offsets = self.position + size * np.arange(count)
-        is_alike = shape.matches(tails) & (rows[:, _FIXED] == rows[0, _FIXED]).all(axis=1)
+        fixed = np.r_[_FIXED, tail_at : topic_end + 2]
+        is_alike = shape.matches(properties) & (rows[:, fixed] == rows[0, fixed]).all(axis=1)
         is_alike &= read_column(rows, PHYSICAL_OFFSET_AT, ">i8") == offsets
         done = count_leading(is_alike)
         if done < _FEWEST_ALIKE:
             return None
         self._last_start = self.position + (done - 1) * size
         self.position += done * size
-        hashes = shape.hashes(tails[:done])
+        topic = data[tail_at + 1 : topic_end].decode("utf-8", "replace")
+        hashes = shape.hashes(properties[:done], topic_hashes([topic]))
         keys = hashes.shape[1]
         times = read_column(rows[:done], STORE_TIMESTAMP_AT, ">i8")
         return done, KeyRows(hashes.ravel(), np.repeat(offsets[:done], keys), np.repeat(times, keys))
 
-    def _read_plain(self, file: MappedFile, file_start: int, limit: int, count: int, tails: list[_Tail]) -> int:
+    def _read_plain(self, file: MappedFile, file_start: int, limit: int, count: int, records: list[_Keyed]) -> int:
         """Read on in one file while the records are V1 with IPv4 hosts. Return their number."""
         view = file.view
         at, last_start, done = self.position - file_start, self._last_start, 0
-        last_head, unpack, add = limit - HEAD.size, HEAD.unpack_from, tails.append
+        last_head, unpack, add = limit - HEAD.size, HEAD.unpack_from, records.append
         while done < count and at <= last_head:
             size, magic, physical_offset, sys_flag, timestamp, _, body_length = unpack(view, at)
             topic_at = at + HEAD.size + 1 + body_length
@@ -171,13 +179,13 @@ class KeyReader:
             if topic_end + 2 > end or topic_end + 2 + (view[topic_end] << 8 | view[topic_end + 1]) != end:
                 break
             if sys_flag & SysFlag.TRANSACTION_MASK != SysFlag.TRANSACTION_ROLLBACK:
-                add((view[topic_at - 1 : end], physical_offset, timestamp))
+                add((view[topic_at:topic_end], view[topic_end + 2 : end], physical_offset, timestamp))
             last_start, at = physical_offset, end
             done += 1
         self.position, self._last_start = file_start + at, last_start
         return done
 
-    def _read_other(self, file: MappedFile, file_start: int, end: int, tails: list[_Tail]) -> int:
+    def _read_other(self, file: MappedFile, file_start: int, end: int, records: list[_Keyed]) -> int:
         """Read a blank, a record with IPv6 hosts or a long topic, or damage. Return the number of records."""
         at = self.position - file_start
         if is_blank(file, at):
@@ -188,7 +196,7 @@ class KeyReader:
             self._skip_damage(end)
             return 0
         if record.sys_flag & SysFlag.TRANSACTION_MASK != SysFlag.TRANSACTION_ROLLBACK:
-            tails.append((tail_of(record), self.position, record.store_timestamp))
+            records.append((record.topic.encode(), record.properties_bytes, self.position, record.store_timestamp))
         self._last_start = self.position
         self.position += record.total_size
         return 1
@@ -216,11 +224,11 @@ def _join(parts: Sequence[KeyRows]) -> KeyRows:
     return KeyRows(*columns)
 
 
-def _key_rows(tails: Sequence[_Tail]) -> list[KeyRows]:
+def _key_rows(records: Sequence[_Keyed]) -> list[KeyRows]:
     """Return the keys of records one by one; an empty list for none."""
-    if not tails:
+    if not records:
         return []
-    data, physical_offsets, timestamps = zip(*tails, strict=True)
-    hashes, counts = hash_keys(data)
+    topics, properties, physical_offsets, timestamps = zip(*records, strict=True)
+    hashes, counts = hash_keys([topic.decode("utf-8", "replace") for topic in topics], properties)
     offsets = np.repeat(np.array(physical_offsets, np.int64), counts)
     return [KeyRows(hashes, offsets, np.repeat(np.array(timestamps, np.int64), counts))]

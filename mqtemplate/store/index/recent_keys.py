@@ -17,6 +17,8 @@ from mqtemplate.record.layout import SysFlag
 
 _MAX_BYTES = 8 << 20
 _MANY_BYTES = 1 << 20
+_SOME_BYTES = 256 << 10
+"""Some hundred records, or thousands of batches. With fewer the calls of numpy take most of the time."""
 _ENTRY_BYTES = 200
 """Memory that an entry takes beside its properties."""
 
@@ -48,7 +50,7 @@ class RecentRecords(NamedTuple):
     def part(self, physical_offset: int, count: int) -> RecentRecords:
         """Return the first entry that does not start before *physical_offset*, and those that follow it in the log.
 
-        They are adjacent and have one topic. There is at least one, since *physical_offset* is not after `last`.
+        They are adjacent. There is at least one, since *physical_offset* is not after `last`.
 
         Args:
             count: Maximum number of records, if the first entry does not have more.
@@ -56,12 +58,9 @@ class RecentRecords(NamedTuple):
         first = int(np.searchsorted(self.offsets, physical_offset))
         last = first + max(1, int(np.searchsorted(np.cumsum(self.counts[first : first + count]), count, "right")))
         number = 1 + count_leading(self.offsets[first + 1 : last] == self.ends[first : last - 1])
-        topics = self.topics[first : first + number]
-        if topics.count(topics[0]) < number:
-            number = next(at for at, topic in enumerate(topics) if topic != topics[0])
         rows = slice(first, first + number)
         columns = self.offsets[rows], self.ends[rows], self.counts[rows], self.timestamps[rows]
-        return RecentRecords(*columns, topics[:number], self.properties[rows])
+        return RecentRecords(*columns, self.topics[rows], self.properties[rows])
 
     def record_offsets(self) -> NDArray[np.int64]:
         """Return the physical offset of each record."""
@@ -94,6 +93,11 @@ class RecentKeys:
         self._timestamps: list[int] = []
         self._topics: list[str] = []
         self._properties: list[bytes] = []
+
+    @property
+    def has_some(self) -> bool:
+        """True if there are enough to be indexed together."""
+        return self._bytes >= _SOME_BYTES
 
     def add(self, draft: RecordDraft, offset: int, size: int, timestamp: int) -> None:
         """Add a record that was written."""

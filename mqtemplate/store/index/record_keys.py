@@ -1,9 +1,7 @@
 """Index keys of records, for many records at once.
 
-A record's *tail* is its topic and its properties, each after its length. Here the length of the topic takes one byte,
-also where the record has two. Tails have one *shape* if they differ only in the values of properties, and each value
-has the same
-length: then each key is in the same columns of all of them.
+Encoded properties have one *shape* if they differ only in the values, and each value has the same length: then each key
+is in the same columns of all of them. The topic is no part of the shape, since its hash is added to that of the rest.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ from numpy.typing import NDArray
 
 from mqtemplate.hashes.java_hash import java_string_hash
 from mqtemplate.record.arrays import Rows
-from mqtemplate.record.codec import StoredRecord
 from mqtemplate.record.properties import KEYS, PROPERTY_SEPARATOR, TAGS, UNIQ_KEY, find_property, value_spans
 
 _MIN_RECORDS = 8
@@ -44,16 +41,14 @@ def keys_of(topic: str, properties: bytes) -> list[str]:
     return keys
 
 
-def tail_of(record: StoredRecord) -> bytes:
-    """Return the tail of a parsed record. No topic has more than 255 bytes."""
-    topic, properties = record.topic.encode()[:255], record.properties_bytes
-    return bytes([len(topic)]) + topic + len(properties).to_bytes(2, "big") + properties
+def hash_keys(topics: Sequence[str], properties: Sequence[bytes]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Return the hashes of all keys in the order of the records, and the number of keys of each record.
 
-
-def hash_keys(tails: Sequence[bytes]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Return the hashes of all keys in the order of the records, and the number of keys of each record."""
-    parts = _hash_by_shape(tails)
-    counts = np.zeros(len(tails), np.int64)
+    Args:
+        topics, properties: Of each record; the properties encoded.
+    """
+    parts = _hash_by_shape(topics, properties)
+    counts = np.zeros(len(topics), np.int64)
     for rows, hashes in parts:
         counts[rows] = hashes.shape[1]
     starts = np.cumsum(counts) - counts
@@ -64,28 +59,26 @@ def hash_keys(tails: Sequence[bytes]) -> tuple[NDArray[np.int32], NDArray[np.int
 
 
 def hash_similar(
-    topic: str, properties: Sequence[bytes], counts: NDArray[np.int64]
+    topics: Sequence[str], properties: Sequence[bytes], counts: NDArray[np.int64]
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Do the same for records of one topic, whose properties mostly have one shape.
+    """Do the same for records whose properties mostly have one shape.
 
     Args:
-        properties: Encoded properties of one record each, or of several, of one length, joined.
+        topics: Of one record each, or of several adjacent ones.
+        properties: Of the same records, encoded, of one length, joined.
         counts: Numbers of records.
     """
-    name = topic.encode()[:255]
-    head = bytes([len(name)]) + name + b"\0\0"  # nothing reads the length of the properties
     lengths = np.fromiter(map(len, properties), np.int64, len(properties)) // counts
     length = int(lengths[0])
     if (lengths == length).all():
-        rows = np.empty((int(counts.sum()), len(head) + length), np.uint8)
-        rows[:, : len(head)] = np.frombuffer(head, np.uint8)
-        rows[:, len(head) :] = np.frombuffer(b"".join(properties), np.uint8).reshape(len(rows), length)
-        shape = TailShape(rows[0].tobytes())
+        rows = np.frombuffer(b"".join(properties), np.uint8).reshape(int(counts.sum()), length)
+        shape = PropertiesShape(rows[0].tobytes())
         if shape.matches(rows).all():
-            hashes = shape.hashes(rows)
+            hashes = shape.hashes(rows, np.repeat(topic_hashes(topics), counts))
             return hashes.ravel(), np.full(len(rows), hashes.shape[1])
-    parts = zip(properties, lengths.tolist(), counts.tolist(), strict=True)
-    return hash_keys([head + each[n * size : (n + 1) * size] for each, size, count in parts for n in range(count)])
+    parts = zip(topics, properties, lengths.tolist(), counts.tolist(), strict=True)
+    records = [(topic, each[n * size : (n + 1) * size]) for topic, each, size, count in parts for n in range(count)]
+    return hash_keys([topic for topic, _ in records], [encoded for _, encoded in records])
 
 
 class _Part(NamedTuple):
@@ -95,50 +88,48 @@ class _Part(NamedTuple):
     hashes: NDArray[np.int32]
 
 
-def _hash_by_shape(tails: Sequence[bytes]) -> list[_Part]:
-    lengths = np.fromiter(map(len, tails), np.int64, len(tails))
+def _hash_by_shape(topics: Sequence[str], properties: Sequence[bytes]) -> list[_Part]:
+    starts = topic_hashes(topics)
+    lengths = np.fromiter(map(len, properties), np.int64, len(properties))
     parts, others = [], []
     for length in np.unique(lengths).tolist():
         rows = np.flatnonzero(lengths == length)
         for _ in range(_MAX_SHAPES):
             if len(rows) < _MIN_RECORDS:
                 break
-            table = np.frombuffer(b"".join([tails[row] for row in rows.tolist()]), np.uint8).reshape(-1, length)
-            shape = TailShape(tails[rows[0]])
+            data = b"".join([properties[row] for row in rows.tolist()])
+            table = np.frombuffer(data, np.uint8).reshape(len(rows), length)
+            shape = PropertiesShape(properties[rows[0]])
             is_done = shape.matches(table)
             if is_done[0]:
-                parts.append(_Part(rows[is_done], shape.hashes(table[is_done])))
+                parts.append(_Part(rows[is_done], shape.hashes(table[is_done], starts[rows[is_done]])))
             else:
                 others.append(int(rows[0]))
                 is_done[:] = False
                 is_done[0] = True
             rows = rows[~is_done]
         others += rows.tolist()
-    return parts + [_hash_one(row, tails[row]) for row in others]
+    return parts + [_hash_one(row, topics[row], properties[row]) for row in others]
 
 
-def _hash_one(row: int, tail: bytes) -> _Part:
-    topic_end = 1 + tail[0]
-    keys = keys_of(tail[1:topic_end].decode("utf-8", "replace"), tail[topic_end + 2 :])
-    return _Part(np.array([row]), index_key_hashes(keys)[None, :])
+def _hash_one(row: int, topic: str, properties: bytes) -> _Part:
+    return _Part(np.array([row]), index_key_hashes(keys_of(topic, properties))[None, :])
 
 
-class TailShape:
-    """The common shape of all tails like *first*. An irregular tail does not even match itself."""
+class PropertiesShape:
+    """The common shape of all properties like *first*. Irregular ones do not even match themselves."""
 
     def __init__(self, first: bytes) -> None:
-        topic_end = 1 + first[0]
-        values = value_spans(first, topic_end + 2)
+        values = value_spans(first, 0)
         # A byte matches if it is at most `_range` above `_lowest`. In a value that is any byte but the separators, in a
-        # key any ASCII character but these, elsewhere the byte of the first tail.
+        # key any ASCII character but these, elsewhere the byte of the first properties.
         self._lowest = np.frombuffer(first, np.uint8).copy()
         self._range = np.zeros(len(first), np.uint8)
         if not values:  # then the separators count as values, and `matches` rejects every row
             self._lowest[:] = _LAST_SEPARATOR + 1
         for columns in values.values():
             self._lowest[columns], self._range[columns] = _LAST_SEPARATOR + 1, 0xFF - _LAST_SEPARATOR - 1
-        prefix = first[1:topic_end].decode("utf-8", "replace") + "#"
-        self._keys = list(_key_columns(first, values, prefix))
+        self._keys = list(_key_columns(first, values))
         for _, columns in self._keys:
             self._range[columns] = _FIRST_NON_ASCII - 1 - _LAST_SEPARATOR - 1
         self._words = values.get(KEYS, slice(0, 0))
@@ -151,26 +142,30 @@ class TailShape:
             matches &= np.all((rows[:, self._words] == ord(" ")) == self._blanks, axis=1)
         return matches
 
-    def hashes(self, rows: Rows) -> NDArray[np.int32]:
-        """Return the hashes of the keys in matching rows: one column for each key."""
+    def hashes(self, rows: Rows, topic_hashes: NDArray[np.uint32]) -> NDArray[np.int32]:
+        """Return the hashes of the keys in matching rows: one column for each key.
+
+        Args:
+            topic_hashes: Of each row, or one for all.
+        """
         hashes = np.empty((len(rows), len(self._keys)), np.int32)
         for number, (prefix, columns) in enumerate(self._keys):
-            hashes[:, number] = index_hashes_of_rows(prefix, rows[:, columns])
+            hashes[:, number] = index_hashes_of_rows(topic_hashes, prefix, rows[:, columns])
         return hashes
 
 
-def _key_columns(tail: bytes, values: dict[bytes, slice], prefix: str) -> Iterator[tuple[str, slice]]:
-    """Yield the prefix of each key and the columns of the rest, in the order of `keys_of`."""
+def _key_columns(properties: bytes, values: dict[bytes, slice]) -> Iterator[tuple[str, slice]]:
+    """Yield what is between topic and value in each key, and the columns of the value, in the order of `keys_of`."""
     if unique := values.get(UNIQ_KEY):
-        yield prefix, unique
+        yield "#", unique
     if words := values.get(KEYS):
         at = words.start
-        for word in tail[words].split(b" "):
+        for word in properties[words].split(b" "):
             if word:
-                yield prefix, slice(at, at + len(word))
+                yield "#", slice(at, at + len(word))
             at += len(word) + 1
     if tags := values.get(TAGS):
-        yield prefix + "T#", tags
+        yield "#T#", tags
 
 
 # --- hashes -----------------------------------------------------------------------------------------
@@ -181,12 +176,26 @@ def index_key_hashes(keys: Sequence[str]) -> NDArray[np.int32]:
     return _to_index_hashes(java_string_hashes(keys))
 
 
-def index_hashes_of_rows(prefix: str, rows: Rows) -> NDArray[np.int32]:
-    """Return the index hash of *prefix* and the ASCII text in each row. Texts of one length cost almost nothing."""
+def topic_hashes(topics: Sequence[str]) -> NDArray[np.uint32]:
+    """Return `java_string_hash` of each topic, without a sign."""
+    return np.fromiter(map(_topic_hash, topics), np.uint32, len(topics))
+
+
+@lru_cache(maxsize=1_024)
+def _topic_hash(topic: str) -> int:
+    return java_string_hash(topic) & 0xFFFF_FFFF
+
+
+def index_hashes_of_rows(topic_hashes: NDArray[np.uint32], prefix: str, rows: Rows) -> NDArray[np.int32]:
+    """Return the index hash of topic, *prefix* and ASCII text of each row. Texts of one length cost almost nothing.
+
+    Args:
+        topic_hashes: Of each row, or one for all.
+    """
     length = rows.shape[1]
-    powers = _powers_of_31(length.bit_length())
-    start = np.uint32(java_string_hash(prefix) & 0xFFFF_FFFF) * powers[length : length + 1]
-    hashes: NDArray[np.uint32] = rows.astype(np.uint32) @ powers[length - 1 :: -1][:length] + start
+    powers = _powers_of_31((len(prefix) + length).bit_length())
+    starts = topic_hashes * powers[len(prefix)] + np.uint32(java_string_hash(prefix))
+    hashes: NDArray[np.uint32] = rows.astype(np.uint32) @ powers[length - 1 :: -1][:length] + starts * powers[length]
     return _to_index_hashes(hashes.view(np.int32))
 
 

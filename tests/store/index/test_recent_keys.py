@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import random
+from pathlib import Path
 
 import pytest
 
 from mqtemplate.clock import VirtualClock
+from mqtemplate.errors import StoreError
 from mqtemplate.record.arrays import to_rows
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.sent_batch import SentBatch
-from mqtemplate.store import MemoryStoreFiles, MessageStore
-from mqtemplate.store.index import recent_keys
+from mqtemplate.store import FolderStoreFiles, MemoryStoreFiles, MessageStore
+from mqtemplate.store.index import index_service, recent_keys
 from mqtemplate.store.index.key_reader import KeyReader
 from mqtemplate.store.index.recent_keys import RecentKeys
+from tests.store.faulty_disk import FaultyDisk, never
 from tests.store.small_store import OpenStore, no_keys, small
 
 FORMS = ("", "KEYS\x01%04d\x02", "UNIQ_KEY\x01%04d\x02TAGS\x01a\x02", "KEYS\x01k %04d b\x02", "KEYS\x01ü%04d\x02")
@@ -146,3 +150,115 @@ def test_records_that_retention_deleted_are_skipped(store: MessageStore) -> None
     assert store.index.find("orders", "k0") == []
     assert len(store.index.find("orders", "k399")) == 1
     assert all(offset >= start for offset in store.index.find("orders", "k399"))
+
+
+# --- indexing in the thread that wrote the records ---------------------------------------------------------------
+
+
+def indexed(store: MessageStore) -> int:
+    """Return the number of keys in the last index file."""
+    return store.index._files[-1].header.index_count - 1
+
+
+def fill(store: MessageStore, count: int, *, topics: int = 1) -> None:
+    for number in range(count):
+        store.put(RecordDraft(f"orders-{number % topics}", 0, b"1", b"KEYS\x01one\x02"))
+
+
+@pytest.fixture
+def indexing(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> MessageStore:
+    """A store with an index file, whose writer indexes when a few records are in memory."""
+    monkeypatch.setattr(recent_keys, "_SOME_BYTES", 2_000)
+    store = open_store(small(mapped_file_size_commit_log=1 << 16, max_index_num=100))
+    fill(store, 1)
+    store.index.catch_up()
+    return store
+
+
+def test_the_writer_indexes_when_there_are_enough_records(indexing: MessageStore) -> None:
+    fill(indexing, 5)
+    indexing.index.index_recent()
+    before = indexed(indexing)
+    fill(indexing, 15, topics=3)
+    indexing.index.index_recent()
+
+    assert (before, indexed(indexing)) == (1, 21)
+    assert indexing.index.step() == indexing.clock.now_ms() + 1_000  # the service has nothing to do now
+
+
+def test_the_writer_does_not_wait_for_the_service(indexing: MessageStore) -> None:
+    fill(indexing, 20)
+    with indexing.index._mutex:  # the service flushes
+        indexing.index.index_recent()
+        assert indexed(indexing) == 1
+
+    indexing.index.index_recent()
+
+    assert indexed(indexing) == 21
+
+
+def test_the_writer_leaves_records_that_have_to_be_read_from_the_log(
+    indexing: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recent_keys, "_MAX_BYTES", 0)
+    fill(indexing, 1)
+    monkeypatch.undo()
+    monkeypatch.setattr(recent_keys, "_SOME_BYTES", 2_000)
+    fill(indexing, 20)
+
+    indexing.index.index_recent()
+    by_writer = indexed(indexing)
+    indexing.index.step()  # it is due at once
+
+    assert (by_writer, indexed(indexing)) == (1, 22)
+
+
+def test_the_writer_leaves_what_does_not_fit_into_the_file(indexing: MessageStore) -> None:
+    fill(indexing, 150)
+
+    indexing.index.index_recent()
+    files = len(indexing.index._files)
+    by_writer = indexed(indexing)
+    indexing.index.step()
+
+    assert (files, by_writer) == (1, 99)
+    assert (len(indexing.index._files), indexed(indexing)) == (2, 151 - 99)
+
+
+def test_the_writer_leaves_the_flush(indexing: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_service, "_FLUSH_UNITS", 10)
+    fill(indexing, 30)
+
+    indexing.index.index_recent()
+    unflushed = indexing.index._files[-1].unflushed
+    indexing.index.step()
+
+    assert unflushed == 31
+    assert indexing.index._files[-1].unflushed == 0
+
+
+@pytest.mark.parametrize("again", [0, 1])
+def test_the_writer_does_not_notice_that_the_disk_fails(
+    quick_folder: Path, monkeypatch: pytest.MonkeyPatch, again: int
+) -> None:
+    """Its messages are stored. The service gets the error, and indexes them when the disk works again."""
+    monkeypatch.setattr(recent_keys, "_SOME_BYTES", 2_000)
+    store = MessageStore(FolderStoreFiles(quick_folder, disk := FaultyDisk()), small(), VirtualClock())
+    store.load()
+    fill(store, 1)
+    store.index.catch_up()
+    fill(store, 20)
+    disk.judge = lambda number, kind: errno.EIO if kind == "write" else 0
+
+    for _ in range(again + 1):
+        store.index.index_recent()
+    by_writer = indexed(store)
+    with pytest.raises(StoreError, match="Input/output error"):
+        store.index.step()
+    disk.judge = never
+    fill(store, 20)
+    store.index.index_recent()
+
+    assert by_writer == 1
+    assert len(store.index.find("orders-0", "one")) == 41
+    store.close()

@@ -9,18 +9,13 @@ from hypothesis import strategies as st
 from mqtemplate.store.index.record_keys import hash_keys, index_key_hashes, keys_of
 
 
-def tail(topic: str, properties: bytes) -> bytes:
-    name = topic.encode()
-    return bytes([len(name)]) + name + len(properties).to_bytes(2, "big") + properties
-
-
 def one_by_one(records: list[tuple[str, bytes]]) -> tuple[list[int], list[int]]:
     keys = [keys_of(topic, properties) for topic, properties in records]
     return index_key_hashes([key for each in keys for key in each]).tolist(), [len(each) for each in keys]
 
 
 def at_once(records: list[tuple[str, bytes]]) -> tuple[list[int], list[int]]:
-    hashes, counts = hash_keys([tail(topic, properties) for topic, properties in records])
+    hashes, counts = hash_keys([topic for topic, _ in records], [properties for _, properties in records])
     return hashes.tolist(), counts.tolist()
 
 

@@ -51,6 +51,7 @@ class SendRun:
         self._server = server
         self._topics = server.topics
         self._store = server.engine.store
+        self._index = server.engine.store.index
         self._host = server.engine.settings.listen_host
         self._max_body_bytes = server.engine.settings.max_message_size
         self._forms = ConnectionForms(forms)
@@ -123,6 +124,7 @@ class SendRun:
     def process(self) -> None:
         self._process_messages()
         self._batches.process()
+        self._index.index_recent()  # after the replies: no producer waits for it
 
     def _process_messages(self) -> None:
         if not self._sent:

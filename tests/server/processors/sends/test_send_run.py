@@ -23,6 +23,7 @@ from mqtemplate.server import AclSettings, BrokerServer, BrokerServerSettings
 from mqtemplate.server.processors.sends import send_run
 from mqtemplate.server.processors.sends.send_run import SendRun
 from mqtemplate.store import FlushDiskType
+from mqtemplate.store.index import recent_keys
 from tests.remoting.wire import RawPeer
 from tests.server.processors.run_serving import (
     LISTEN,
@@ -325,3 +326,22 @@ def test_a_record_of_a_run_is_verified() -> None:
         record = parse_record(store.read_bytes(last.physical_offset, last.size))
 
     assert (record.body, record.queue_offset, record.born_timestamp) == (b"body 12", 3, 1_700_000_000_012)
+
+
+# --- indexing ---------------------------------------------------------------------------------------
+
+
+def test_the_io_thread_indexes_what_it_stored_after_its_replies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock does not move, so the service of the index does not step."""
+    monkeypatch.setattr(recent_keys, "_SOME_BYTES", 2_000)
+    in_one_turn(monkeypatch)
+    with serving() as server, known_producer(server) as peer:
+        index = server.engine.store.index
+        index.catch_up()
+        before = index._files[-1].header.index_count
+        peer.send(b"".join(send(opaque) for opaque in range(10, 50)))
+        answers(peer, 40)
+        peer.send(encode_command(MAX_OFFSET))  # answered when the index has the messages
+        answers(peer, 1)
+
+        assert index._files[-1].header.index_count - before == 40
