@@ -58,7 +58,7 @@ class MQTemplateASGI:
 
         try:
             await self._app(scope, receive_started, send_stopped)
-        except Exception:  # of an application without this protocol: it goes on, as the specification says
+        except Exception:  # of an application without this protocol, which ASGI allows
             if has_lifespan:
                 await self._messages.stop_async()
                 raise
