@@ -18,7 +18,7 @@ from mqtemplate.record.layout import SysFlag
 _MAX_BYTES = 8 << 20
 _MANY_BYTES = 1 << 20
 _SOME_BYTES = 256 << 10
-"""Some hundred records, or thousands of batches. With fewer the calls of numpy take most of the time."""
+"""Some hundred records, or some thousand of batches. With fewer the calls of numpy take most of the time."""
 _ENTRY_BYTES = 200
 """Memory that an entry takes beside its properties."""
 
