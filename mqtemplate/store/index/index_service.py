@@ -245,7 +245,7 @@ class IndexService:
         return self._due_ms
 
     def index_recent(self) -> None:
-        """Index new records in the thread that wrote them, if there are enough: for less than a millisecond.
+        """Index new records in the thread that wrote them, if there are enough: mostly for less than a millisecond.
 
         For a thread that does most of the work of its process. The service's thread would cost it more: at each
         system call of the writer it gets the interpreter lock, and the writer then waits for it. What may take long is

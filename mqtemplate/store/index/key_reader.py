@@ -25,7 +25,7 @@ from mqtemplate.record.layout import (
 from mqtemplate.store.files.mapped_file import MappedFile
 from mqtemplate.store.index.index_file import KeyRows
 from mqtemplate.store.index.recent_keys import RecentKeys, RecentRecords
-from mqtemplate.store.index.record_keys import PropertiesShape, hash_keys, hash_similar, topic_hashes
+from mqtemplate.store.index.record_keys import PropertiesShape, hash_keys, hash_similar, hash_topics
 from mqtemplate.store.log_reader import LogReader, is_blank, whole_record_at
 
 _log = get_logger("mqtemplate.store")
@@ -158,7 +158,7 @@ class KeyReader:
         self._last_start = self.position + (done - 1) * size
         self.position += done * size
         topic = data[tail_at + 1 : topic_end].decode("utf-8", "replace")
-        hashes = shape.hashes(properties[:done], topic_hashes([topic]))
+        hashes = shape.hashes(properties[:done], hash_topics([topic]))
         keys = hashes.shape[1]
         times = read_column(rows[:done], STORE_TIMESTAMP_AT, ">i8")
         return done, KeyRows(hashes.ravel(), np.repeat(offsets[:done], keys), np.repeat(times, keys))

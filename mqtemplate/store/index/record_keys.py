@@ -74,7 +74,7 @@ def hash_similar(
         rows = np.frombuffer(b"".join(properties), np.uint8).reshape(int(counts.sum()), length)
         shape = PropertiesShape(rows[0].tobytes())
         if shape.matches(rows).all():
-            hashes = shape.hashes(rows, np.repeat(topic_hashes(topics), counts))
+            hashes = shape.hashes(rows, np.repeat(hash_topics(topics), counts))
             return hashes.ravel(), np.full(len(rows), hashes.shape[1])
     parts = zip(topics, properties, lengths.tolist(), counts.tolist(), strict=True)
     records = [(topic, each[n * size : (n + 1) * size]) for topic, each, size, count in parts for n in range(count)]
@@ -89,7 +89,7 @@ class _Part(NamedTuple):
 
 
 def _hash_by_shape(topics: Sequence[str], properties: Sequence[bytes]) -> list[_Part]:
-    starts = topic_hashes(topics)
+    starts = hash_topics(topics)
     lengths = np.fromiter(map(len, properties), np.int64, len(properties))
     parts, others = [], []
     for length in np.unique(lengths).tolist():
@@ -176,7 +176,7 @@ def index_key_hashes(keys: Sequence[str]) -> NDArray[np.int32]:
     return _to_index_hashes(java_string_hashes(keys))
 
 
-def topic_hashes(topics: Sequence[str]) -> NDArray[np.uint32]:
+def hash_topics(topics: Sequence[str]) -> NDArray[np.uint32]:
     """Return `java_string_hash` of each topic, without a sign."""
     return np.fromiter(map(_topic_hash, topics), np.uint32, len(topics))
 

@@ -200,10 +200,9 @@ def test_the_writer_does_not_wait_for_the_service(indexing: MessageStore) -> Non
 def test_the_writer_leaves_records_that_have_to_be_read_from_the_log(
     indexing: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recent_keys, "_MAX_BYTES", 0)
-    fill(indexing, 1)
-    monkeypatch.undo()
-    monkeypatch.setattr(recent_keys, "_SOME_BYTES", 2_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(recent_keys, "_MAX_BYTES", 0)
+        fill(indexing, 1)
     fill(indexing, 20)
 
     indexing.index.index_recent()
