@@ -14,6 +14,7 @@ from mqtemplate.delay.timers.settings import slot_of
 from mqtemplate.durations import format_ms
 from mqtemplate.errors import DelayError
 from mqtemplate.message import BROKER_PROPERTIES, Property
+from mqtemplate.numbers import parse_number
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 
 
@@ -160,8 +161,7 @@ def _read_level(text: str, levels: DelayLevels) -> int:
 
 
 def _read_number(name: str, text: str) -> int:
-    """Parse a whole number as Java's ``Long.parseLong`` does."""
-    digits = text[1:] if text[:1] in ("-", "+") else text
-    if not (digits.isascii() and digits.isdecimal() and len(digits) <= 18):
-        raise DelayError(f"property {name} is {text!r}, expected a whole number of at most 18 digits")
-    return int(text)
+    number = parse_number(text)
+    if number is None:
+        raise DelayError(f"property {name} is {text[:40]!r}, expected a whole number of at most 18 digits")
+    return number

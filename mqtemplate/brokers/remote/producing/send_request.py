@@ -15,6 +15,7 @@ from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.clock import Clock
 from mqtemplate.errors import DelayError, MessageError
 from mqtemplate.message import BROKER_PROPERTIES, DELAY_PROPERTIES, Message, MessageQueue, Property, create_unique_id
+from mqtemplate.numbers import parse_number
 from mqtemplate.record.compression import compress_body
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import encode_properties
@@ -349,11 +350,10 @@ def _checked_properties(properties: dict[str, str]) -> dict[str, str]:
 
 
 def _number(name: str, text: str) -> int:
-    """Return a whole number, in the form that Java's ``Long.parseLong`` accepts."""
-    digits = text[1:] if text[:1] in ("-", "+") else text
-    if not (digits.isascii() and digits.isdecimal() and len(digits) <= 18):
-        raise DelayError(f"property {name} is {text!r}, expected a whole number of at most 18 digits")
-    return int(text)
+    number = parse_number(text)
+    if number is None:
+        raise DelayError(f"property {name} is {text[:40]!r}, expected a whole number of at most 18 digits")
+    return number
 
 
 def _has_level(properties: Mapping[str, str]) -> bool:

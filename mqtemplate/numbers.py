@@ -1,0 +1,20 @@
+"""Whole numbers in texts that a message, a peer or a file gives."""
+
+from __future__ import annotations
+
+__all__ = ["parse_number"]
+
+_MAX_DIGITS = 18
+"""Such a number fits into Java's ``long``. Python's `int` refuses texts of more than 4,300 digits with a ValueError."""
+
+
+def parse_number(text: object) -> int | None:
+    """Return the whole number that *text* is; None if it is none that RocketMQ would read.
+
+    Only ASCII digits after an optional sign count, as for Java's ``Long.parseLong``, and at most 18 of them:
+    `str.isdecimal` and `int` also accept the digits of other scripts, and `int` accepts spaces and underscores.
+    """
+    if type(text) is not str or len(text) > _MAX_DIGITS + 1:
+        return None
+    digits = text[1:] if text[:1] in ("-", "+") else text
+    return int(text) if digits.isascii() and digits.isdecimal() and len(digits) <= _MAX_DIGITS else None
