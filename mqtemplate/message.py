@@ -15,10 +15,13 @@ from functools import lru_cache
 from typing import NamedTuple, Self
 
 from mqtemplate.errors import MessageError
+from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 
 __all__ = [
     "BROKER_PROPERTIES",
     "DELAY_PROPERTIES",
+    "INTERNAL_PROPERTIES",
+    "ORIGIN_PROPERTIES",
     "RESERVED_PROPERTIES",
     "HostAddress",
     "Message",
@@ -27,6 +30,7 @@ __all__ = [
     "PackedBody",
     "Property",
     "SendSequence",
+    "client_properties",
     "copy_properties",
     "create_unique_id",
     "join_keys",
@@ -109,6 +113,7 @@ class Property:
     MIN_OFFSET = "MIN_OFFSET"
     MAX_OFFSET = "MAX_OFFSET"
     POP_CK = "POP_CK"
+    FIRST_POP_TIME = "1ST_POP_TIME"
     INNER_NUM = "INNER_NUM"
     INNER_MULTI_DISPATCH = "INNER_MULTI_DISPATCH"
     INNER_MULTI_QUEUE_OFFSET = "INNER_MULTI_QUEUE_OFFSET"
@@ -140,6 +145,36 @@ BROKER_PROPERTIES = frozenset(
     }
 )
 """Properties of a delayed message that only a broker may set."""
+
+INTERNAL_PROPERTIES = BROKER_PROPERTIES | {
+    Property.TIMER_DEL_UNIQKEY,  # a delete marker: the timer of this id is never delivered
+    Property.SEQUENCE,  # the number of a sequenced send: later messages up to it are dropped as repeats
+    Property.FOLLOWED,  # on an op message: its transaction has ended if this message follows
+    Property.TRANSACTION_CHECK_TIMES,  # transaction checks that were sent
+    Property.TRANSACTION_PREPARED_QUEUE_OFFSET,  # the half message that this one replaced
+    Property.POP_CK,  # state of a delivery by POP
+    Property.FIRST_POP_TIME,
+    Property.INNER_NUM,  # RocketMQ: the record has this number of messages
+    Property.INNER_MULTI_DISPATCH,  # RocketMQ: further queues that the record belongs to
+    Property.INNER_MULTI_QUEUE_OFFSET,
+    Property.CRC32,  # checksums of one record
+    Property.CHECKSUM,
+}
+"""Properties with a meaning inside a broker. No message of a client or an application has them: `client_properties`."""
+
+ORIGIN_PROPERTIES = frozenset(
+    {
+        Property.RETRY_TOPIC,
+        Property.ORIGIN_MESSAGE_ID,
+        Property.DLQ_ORIGIN_TOPIC,
+        Property.DLQ_ORIGIN_MESSAGE_ID,
+    }
+)
+"""Properties of a retry or a dead letter: the message that failed. A consumer that cannot send a message back sends a
+copy to the retry topic itself (RocketMQ: ``DefaultMQPushConsumerImpl.sendMessageBack``), with these properties. In a
+message for any other topic they would give it a false origin."""
+
+_INTERNAL_OR_ORIGIN = INTERNAL_PROPERTIES | ORIGIN_PROPERTIES
 
 RESERVED_PROPERTIES = frozenset(value for name, value in vars(Property).items() if not name.startswith("_"))
 """Names that an application cannot use for its own properties: all names in `Property`."""
@@ -383,6 +418,27 @@ _unique_ids = _UniqueIds()
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
     os.register_at_fork(after_in_child=_unique_ids.restart)
 create_unique_id = _unique_ids.next
+
+
+def client_properties(properties: Mapping[str, str], topic: str) -> Mapping[str, str]:
+    """Return the properties of a message for *topic* without those that a client or an application may not set.
+
+    Every message that is not written by the broker itself passes here; the same object is returned if all is allowed.
+    A consumer may forward a message with all properties that it received, so they are left out and no error is raised.
+
+    Raises:
+        MessageError: The message is a delete marker for a timer: without its mark it would be delivered.
+    """
+    if Property.TIMER_DEL_UNIQKEY in properties:
+        raise MessageError(
+            f"property {Property.TIMER_DEL_UNIQKEY} is one that only brokers write; to cancel a delayed message, pass "
+            "its handle to cancel (Java: recallMessage)"
+        )
+    has_origin = topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX))
+    left_out = INTERNAL_PROPERTIES if has_origin else _INTERNAL_OR_ORIGIN
+    if left_out.isdisjoint(properties):
+        return properties
+    return {name: value for name, value in properties.items() if name not in left_out}
 
 
 def join_keys(keys: str | Iterable[str]) -> str:

@@ -82,13 +82,21 @@ def retry(message: MessageExt, group: str, delay_level: int) -> Message:
 def dead_letter(message: MessageExt, group: str) -> Message:
     """Return the message for the dead-letter topic of *group*, without a delay."""
     copy = _copy(message, DLQ_TOPIC_PREFIX + group)
-    copy.properties[Property.DLQ_ORIGIN_TOPIC] = copy.properties[Property.RETRY_TOPIC]
-    copy.properties[Property.DLQ_ORIGIN_MESSAGE_ID] = copy.properties[Property.ORIGIN_MESSAGE_ID]
+    if (msg_id := copy.properties.get(Property.ORIGIN_MESSAGE_ID)) is not None:
+        copy.properties[Property.DLQ_ORIGIN_TOPIC] = copy.properties[Property.RETRY_TOPIC]
+        copy.properties[Property.DLQ_ORIGIN_MESSAGE_ID] = msg_id
     return copy
 
 
 def _copy(message: MessageExt, topic: str) -> Message:
-    properties = copy_properties(message.properties, *DELAY_PROPERTIES)
-    properties.setdefault(Property.RETRY_TOPIC, message.topic)
-    properties.setdefault(Property.ORIGIN_MESSAGE_ID, message.offset_msg_id)
+    properties = copy_properties(
+        message.properties, *DELAY_PROPERTIES, Property.DLQ_ORIGIN_TOPIC, Property.DLQ_ORIGIN_MESSAGE_ID
+    )
+    origin_topic = properties.get(Property.RETRY_TOPIC)
+    # Only a message of a retry topic had an origin before. (Consumers give it the origin's topic when they receive it.)
+    is_retry = message.topic == origin_topic or message.topic.startswith(RETRY_TOPIC_PREFIX)
+    if origin_topic is None or not is_retry:
+        properties[Property.RETRY_TOPIC] = message.topic
+        properties[Property.ORIGIN_MESSAGE_ID] = message.offset_msg_id
+    # Without an id the origin is one that a client named, which may not send to it: see `SendProcessor`.
     return Message(topic, message.body, properties, message.flag)

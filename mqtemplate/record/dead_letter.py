@@ -23,6 +23,8 @@ STACK = "dead_letter_stack"
 """The last frames of the stack, without those of this library; at most 2,000 characters."""
 FIRST_FAILED_AT = "retry_first_failed_at"
 """Time of the first failure, if there was a retry whose delay is exact; a retry has it too."""
+CAUSES = frozenset({EXCEPTION, MESSAGE, LISTENER, ATTEMPTS, FAILED_AT, STACK, FIRST_FAILED_AT})
+"""All of these names."""
 
 _MAX_MESSAGE = 500
 _MAX_STACK = 2_000

@@ -54,6 +54,7 @@ class SysFlag:
     """Bits of ``sys_flag``. Source: ``MessageSysFlag``."""
 
     COMPRESSED = 0x1
+    MULTI_TAGS = 0x2
     TRANSACTION_PREPARED = 0x4
     TRANSACTION_COMMIT = 0x8
     TRANSACTION_ROLLBACK = 0xC
@@ -63,6 +64,9 @@ class SysFlag:
     COMPRESSION_MASK = 0x700
     SEQUENCED = 0x100_0000
     """Of this library: the record has the property `Property.SEQUENCE`. RocketMQ uses bits 0 to 10."""
+    OF_CLIENTS = COMPRESSED | MULTI_TAGS | COMPRESSION_MASK
+    """Bits that a client may set: they describe the body. The others describe the record, such as its transaction: they
+    would hide a message from a recovery. A half message is known by its properties."""
 
 
 HOST_FLAGS = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6

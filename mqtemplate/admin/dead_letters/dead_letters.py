@@ -146,16 +146,12 @@ class DeadLetters:
             rate: Most messages per second; None for no limit.
 
         Raises:
-            MessageError: The original topic of a dead letter is unknown.
+            MessageError: The original topic of a dead letter is unknown, or only claimed by a client.
         """
         broker, results = self.admin.open_for_changes(), []
         with _Marking(Marks(self.admin), LetterState.RESENT) as marking:
             for letter in paced(letters, rate, broker.clock):
-                if letter.origin_topic is None:
-                    raise MessageError(
-                        f"dead letter {letter.id} does not name the topic that it was sent to; its client wrote "
-                        "neither DLQ_ORIGIN_TOPIC nor RETRY_TOPIC, so send its body with: send"
-                    )
+                _check_origin(letter, only_group=only_group)
                 results.append(broker.send(resent_message(letter, edit, only_group=only_group)))
                 marking.add(letter)
                 on_progress(1)
@@ -170,6 +166,20 @@ class DeadLetters:
                 count += 1
                 on_progress(1)
         return count
+
+
+def _check_origin(letter: DeadLetter, *, only_group: bool) -> None:
+    if letter.origin_topic is None:
+        raise MessageError(
+            f"dead letter {letter.id} does not name the topic that it was sent to; its client wrote "
+            "neither DLQ_ORIGIN_TOPIC nor RETRY_TOPIC, so send its body with: send"
+        )
+    if not only_group and not letter.is_origin_known:
+        raise MessageError(
+            f"dead letter {letter.id} names topic {letter.origin_topic!r}, but without the id of a message there "
+            "(ORIGIN_MESSAGE_ID): the client that wrote it may not send to that topic; check its body, then send it to "
+            "the group only (--only-group), or with: send"
+        )
 
 
 class _Marking:

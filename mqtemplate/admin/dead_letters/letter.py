@@ -6,35 +6,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from mqtemplate.message import BROKER_PROPERTIES, DELAY_PROPERTIES, Message, MessageExt, Property
+from mqtemplate.message import DELAY_PROPERTIES, INTERNAL_PROPERTIES, ORIGIN_PROPERTIES, Message, MessageExt, Property
+from mqtemplate.numbers import parse_number
 from mqtemplate.record import dead_letter as cause
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
 RESENT_FROM = "dead_letter_resent_from"
 """Property of a message that was sent again: the offset message id of the dead letter."""
 
-_CAUSE = (
-    cause.EXCEPTION,
-    cause.MESSAGE,
-    cause.LISTENER,
-    cause.ATTEMPTS,
-    cause.FAILED_AT,
-    cause.STACK,
-    cause.FIRST_FAILED_AT,
-)
-_NOT_SENT_AGAIN = BROKER_PROPERTIES.union(
+_NOT_SENT_AGAIN = INTERNAL_PROPERTIES.union(
     DELAY_PROPERTIES,
-    _CAUSE,
+    ORIGIN_PROPERTIES,
+    cause.CAUSES,
     {
         RESENT_FROM,
-        Property.RETRY_TOPIC,
-        Property.ORIGIN_MESSAGE_ID,
         Property.ORIGIN_GROUP,
         Property.RECONSUME_TIME,
         Property.MAX_RECONSUME_TIMES,
         Property.CONSUME_START_TIME,
-        Property.DLQ_ORIGIN_TOPIC,
-        Property.DLQ_ORIGIN_MESSAGE_ID,
         Property.TRANSACTION_PREPARED,
         Property.PRODUCER_GROUP,
         Property.MSG_REGION,
@@ -42,10 +31,6 @@ _NOT_SENT_AGAIN = BROKER_PROPERTIES.union(
         Property.MIN_OFFSET,
         Property.MAX_OFFSET,
         Property.CLUSTER,
-        Property.CRC32,
-        Property.CHECKSUM,
-        Property.POP_CK,
-        Property.INNER_NUM,
     },
 )
 """Properties of the failed delivery, or that the broker sets again."""
@@ -93,6 +78,14 @@ class DeadLetter:
         return properties.get(Property.DLQ_ORIGIN_MESSAGE_ID) or properties.get(Property.ORIGIN_MESSAGE_ID)
 
     @property
+    def is_origin_known(self) -> bool:
+        """False if a client named the topic in a retry that it sent itself, and may not send to that topic.
+
+        The broker takes the id of the origin from such a retry, and writes one into all others; so do RocketMQ's.
+        """
+        return self.origin_topic is not None and self.origin_msg_id is not None
+
+    @property
     def exception(self) -> str | None:
         """Class of the exception, with its module."""
         return self.message.properties.get(cause.EXCEPTION)
@@ -110,8 +103,8 @@ class DeadLetter:
     @property
     def attempts(self) -> int:
         """Number of deliveries."""
-        text = self.message.properties.get(cause.ATTEMPTS, "")
-        return int(text) if text.isdecimal() else self.message.reconsume_times + 1
+        number = parse_number(self.message.properties.get(cause.ATTEMPTS))
+        return self.message.reconsume_times + 1 if number is None or number < 0 else number
 
     @property
     def failed_at(self) -> str | None:

@@ -7,6 +7,7 @@ a topic of its own. Retention deletes a mark later than the dead letters that it
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -16,7 +17,10 @@ from mqtemplate.admin.dead_letters.letter import LetterState
 from mqtemplate.admin.messages import read_queue
 from mqtemplate.admin.values import MARKS_TOPIC
 from mqtemplate.errors import UnknownNameError
+from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import Message, Property
+
+_log = LimitedLog(get_logger("mqtemplate.admin"), lambda: int(time.monotonic() * 1_000))
 
 _IDS_IN_MARK = 500
 
@@ -44,12 +48,11 @@ class Marks:
         marks: dict[str, Mark] = {}
         for span in spans:
             for message in read_queue(self.admin.broker, span.queue, span.min_offset, span.max_offset):
-                if message.keys == group:
-                    mark = json.loads(message.body)
-                    added = Mark(LetterState(mark["state"]), message.store_timestamp)
-                    for letter_id in mark["ids"]:
-                        if letter_id not in marks or marks[letter_id].time_ms <= added.time_ms:
-                            marks[letter_id] = added
+                state, ids = _read_mark(message.body) if message.keys == group else (LetterState.OPEN, [])
+                added = Mark(state, message.store_timestamp)
+                for letter_id in ids:
+                    if letter_id not in marks or marks[letter_id].time_ms <= added.time_ms:
+                        marks[letter_id] = added
         return marks
 
     def add(self, group: str, state: LetterState, ids: Sequence[str]) -> None:
@@ -61,6 +64,17 @@ class Marks:
         for some in _batches(ids):
             body = json.dumps({"state": state.value, "ids": some}).encode()
             broker.send(Message(MARKS_TOPIC, body, {Property.KEYS: group, Property.TAGS: state.value}))
+
+
+def _read_mark(body: bytes) -> tuple[LetterState, list[str]]:
+    """Return the state and the ids in the body of a mark; no ids if it is not one: any client may send to the topic."""
+    try:
+        mark = json.loads(body)
+        state, ids = LetterState(mark["state"]), mark["ids"]
+    except (ValueError, KeyError, TypeError, RecursionError) as exc:
+        _log.warning("dead_letter.mark_unreadable", reason=str(exc)[:200])
+        return LetterState.OPEN, []
+    return state, [each for each in ids if isinstance(each, str)] if isinstance(ids, list) else []
 
 
 def _batches(ids: Sequence[str]) -> Iterator[list[str]]:

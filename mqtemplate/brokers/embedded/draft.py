@@ -12,12 +12,15 @@ from mqtemplate.delay.levels.table import DelayLevels
 from mqtemplate.errors import MessageError, UnsupportedError
 from mqtemplate.hashes.java_hash import tags_code
 from mqtemplate.message import (
-    BROKER_PROPERTIES,
     DELAY_PROPERTIES,
+    INTERNAL_PROPERTIES,
+    ORIGIN_PROPERTIES,
     HostAddress,
     Message,
     MessageExt,
     Property,
+    client_properties,
+    copy_properties,
     create_unique_id,
 )
 from mqtemplate.record.arrays import to_rows
@@ -38,9 +41,10 @@ from mqtemplate.topics import HALF_TOPIC
 _Encoded = tuple[bytes, int, str | None, bool]
 """Encoded properties, tags code, the message id or None, and True if one of `SPECIAL_PROPERTIES` is among them."""
 
-SPECIAL_PROPERTIES = BROKER_PROPERTIES.union(DELAY_PROPERTIES)
-"""Properties that request a delay, or that only a broker may set. Most messages have none."""
+SPECIAL_PROPERTIES = INTERNAL_PROPERTIES.union(DELAY_PROPERTIES, ORIGIN_PROPERTIES)
+"""Properties that request a delay, or that clients may not set, at least not everywhere. Most messages have none."""
 
+_MAX_RECONSUME_TIMES = 2**31 - 1
 _DEFAULT_LEVELS = DelayLevels.parse()
 _FEWEST_ALIKE = 16
 """Fewer records are as fast one by one."""
@@ -83,11 +87,13 @@ class DraftMaker:
     def make(self, message: Message, queue_id: int, now_ms: int) -> tuple[RecordDraft, str]:
         """Return the record of a new message, and its message id.
 
+        Each message of a client or an application passes here, or has none of `SPECIAL_PROPERTIES`.
+
         Args:
             now_ms: Time of the send; a delay counts from it.
 
         Raises:
-            MessageError: The message is too large.
+            MessageError: The message is too large, or is a delete marker for a timer.
             DelayError: The delay is invalid or not supported.
         """
         body, properties = message.body, message.properties
@@ -102,7 +108,7 @@ class DraftMaker:
             encoded += _UNIQUE_ID % unique_id.encode()
         topic, delay_ms = message.topic, -1
         if is_special:
-            with_id = properties | {Property.UNIQ_KEY: unique_id}
+            with_id = {**client_properties(properties, topic), Property.UNIQ_KEY: unique_id}
             topic, queue_id, encoded, delay_ms = self._apply_delay(with_id, topic, queue_id, now_ms)
         draft = RecordDraft(topic, queue_id, body, encoded, code, delay_ms, message.flag, 0, now_ms, self._born_host)
         return draft, unique_id
@@ -215,10 +221,12 @@ class DraftMaker:
 
     def make_send_back(self, message: Message, original: MessageExt, queue_id: int, now_ms: int) -> RecordDraft:
         """Return the record of a message that a consumer sends back: born as *original*, with one more retry."""
-        draft, _ = self.make(message, queue_id, now_ms)
+        # A record that another broker stored may be a delete marker; its copy is an ordinary message.
+        properties = copy_properties(message.properties, Property.TIMER_DEL_UNIQKEY)
+        draft, _ = self.make(Message(message.topic, message.body, properties, message.flag), queue_id, now_ms)
         draft.born_timestamp = original.born_timestamp
         draft.born_host = pack_host(original.born_host)
-        draft.reconsume_times = original.reconsume_times + 1
+        draft.reconsume_times = min(original.reconsume_times + 1, _MAX_RECONSUME_TIMES)
         return draft
 
     def make_half(self, message: Message, group: str, queue_id: int, now_ms: int) -> tuple[RecordDraft, str]:
@@ -234,7 +242,7 @@ class DraftMaker:
                 "the broker needs it for transaction checks"
             )
         draft, unique_id = self.make(message, queue_id, now_ms)
-        properties = half_properties(strip_broker_properties(message.properties), unique_id, group)
+        properties = half_properties(client_properties(message.properties, message.topic), unique_id, group)
         properties |= {Property.REAL_TOPIC: message.topic, Property.REAL_QID: str(queue_id)}
         draft.topic, draft.queue_id, draft.delay_ms = HALF_TOPIC, 0, -1
         draft.properties = encode_properties(properties)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from mqtemplate.brokers.embedded.draft import DraftMaker
 from mqtemplate.errors import SendError, SendTimeoutError, StoreError
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property, SendSequence, copy_properties
+from mqtemplate.numbers import parse_number
 from mqtemplate.record.codec import EncodedMessage, RecordDraft, StoredRecord, pack_host
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import SEQUENCE, find_property, property_format
@@ -24,6 +28,28 @@ _MAX_PUT_BYTES = 1 << 20
 _MAX_HEADER_BYTES = 400
 """More than a record has besides body and properties, with the longest topic."""
 _SEQUENCE = property_format(SEQUENCE, b"%b %d")
+_SEQUENCE_TEXT = re.compile(r"([^ ]+) (\d{1,19}) (\d{1,10}) (\d{1,19})", re.ASCII)
+_MAX_LONG, _MAX_INT = 2**63 - 1, 2**31 - 1
+_ACCOUNT_SEPARATOR = "\x1f"  # not printable, so no application id has it
+
+
+def application_key(app_id: str, account: str) -> str:
+    """Return the key of an application in the table: each account has its own applications.
+
+    Without accounts it is the application id. The records have the key too, and consumers read them, so it has a digest
+    of the account's access key.
+    """
+    return f"{app_id}{_ACCOUNT_SEPARATOR}{hashlib.sha256(account.encode()).hexdigest()[:16]}" if account else app_id
+
+
+def read_sequence(text: str) -> tuple[str, int, int, int] | None:
+    """Return application key, version, partition and number in the property of a record; None if it is not valid."""
+    found = _SEQUENCE_TEXT.fullmatch(text)
+    if found is None:
+        return None
+    version, partition, number = int(found[2]), int(found[3]), int(found[4])
+    is_valid = version <= _MAX_LONG and partition <= _MAX_INT and number <= _MAX_LONG
+    return (found[1], version, partition, number) if is_valid else None
 
 
 @dataclass(slots=True)
@@ -43,9 +69,12 @@ class _Application:
 class SequenceTable:
     """The next number of each partition, for the newest version of each application. Not thread-safe.
 
+    Applications have the key that `application_key` returns.
+
     Args:
-        max_partitions: Most partitions in the table. Beyond it, the applications that are unused for the longest time
-            are removed, but never the newest one: repeats of theirs would be stored again.
+        max_partitions: Most partitions in the table. Beyond it, the account with the most partitions loses the
+            applications that it has not used for the longest time, but never the newest one: repeats of theirs would be
+            stored again.
     """
 
     def __init__(self, max_partitions: int) -> None:
@@ -57,13 +86,16 @@ class SequenceTable:
         """Return the number of partitions."""
         return self._count
 
-    def count_repeated(self, sequence: SendSequence, count: int) -> int:
+    def count_repeated(self, sequence: SendSequence, count: int, key: str | None = None) -> int:
         """Return how many of the next *count* messages are stored already.
+
+        Args:
+            key: That of the application; None for one without an account.
 
         Raises:
             SendError: Numbers were left out.
         """
-        known = self._applications.get(sequence.app_id)
+        known = self._applications.get(sequence.app_id if key is None else key)
         if known is None or known.version < sequence.version:
             return 0
         if known.version > sequence.version:
@@ -76,12 +108,12 @@ class SequenceTable:
             )
         return 0 if expected is None else min(expected - sequence.first, count)
 
-    def advance(self, app_id: str, version: int, partition: int, following: int, now_ms: int) -> None:
+    def advance(self, key: str, version: int, partition: int, following: int, now_ms: int) -> None:
         """Note that all messages of a partition before the number *following* are stored; it never goes back."""
-        known = self._applications.get(app_id)
+        known = self._applications.get(key)
         if known is None or known.version < version:
-            self._remove(app_id)
-            known = self._applications[app_id] = _Application(version, now_ms)
+            self._remove(key)
+            known = self._applications[key] = _Application(version, now_ms)
         elif known.version > version:
             return
         known.used_ms = max(known.used_ms, now_ms)
@@ -89,31 +121,49 @@ class SequenceTable:
             self._count += 1
             known.next[partition] = 0
             if self._count > self._max_partitions:
-                self._remove_unused(app_id)
+                self._remove_unused(key)
         known.next[partition] = max(known.next[partition], following)
 
-    def _remove(self, app_id: str) -> None:
-        removed = self._applications.pop(app_id, None)
+    def _remove(self, key: str) -> None:
+        removed = self._applications.pop(key, None)
         self._count -= 0 if removed is None else len(removed.next)
 
-    def _remove_unused(self, app_id: str) -> None:
-        others = sorted((known.used_ms, name) for name, known in self._applications.items() if name != app_id)
-        for used_ms, name in others:
-            if self._count <= self._max_partitions:
-                break
-            self._remove(name)
-            _log.warning("sequence.removed", app_id=name, unused_since_ms=used_ms, max_partitions=self._max_partitions)
+    def _remove_unused(self, newest: str) -> None:
+        """Remove applications of the account that has the most partitions: one account must not displace others."""
+        while self._count > self._max_partitions:
+            counts = Counter[str]()
+            for key, known in self._applications.items():
+                counts[_account_of(key)] += len(known.next)
+            for account, _ in counts.most_common():
+                others = [key for key in self._applications if key != newest and _account_of(key) == account]
+                if others:
+                    break
+            else:
+                return
+            key = min(others, key=lambda other: (self._applications[other].used_ms, other))
+            unused_since_ms = self._applications[key].used_ms
+            self._remove(key)
+            _log.warning(
+                "sequence.removed",
+                app_id=key.partition(_ACCOUNT_SEPARATOR)[0],
+                unused_since_ms=unused_since_ms,
+                max_partitions=self._max_partitions,
+            )
 
     def to_json(self) -> dict[str, object]:
         """Return the table for its file."""
         return {
-            app_id: {
+            key: {
                 "version": known.version,
                 "usedMs": known.used_ms,
                 "next": {str(k): v for k, v in known.next.items()},
             }
-            for app_id, known in self._applications.items()
+            for key, known in self._applications.items()
         }
+
+
+def _account_of(key: str) -> str:
+    return key.partition(_ACCOUNT_SEPARATOR)[2]
 
 
 class SequencedSender:
@@ -133,6 +183,7 @@ class SequencedSender:
         self._is_dirty = False
         store.metrics.gauge("sequence.partitions", lambda: len(self._table))
         self._repeated = store.metrics.counter("sequence.repeated")
+        self._replay_log = LimitedLog(_log, store.clock.now_ms)
 
     # --- LogFollower ---------------------------------------------------------------------------
 
@@ -140,9 +191,9 @@ class SequencedSender:
         """Read the file. The records after the checkpoint follow."""
         table = self._file.load()
         with format_errors(self._file.name):
-            for app_id, known in table.get("applications", {}).items():
+            for key, known in table.get("applications", {}).items():
                 for partition, following in known["next"].items():
-                    self._table.advance(app_id, known["version"], int(partition), following, known["usedMs"])
+                    self._table.advance(key, known["version"], int(partition), following, known["usedMs"])
         return None
 
     def replay(self, record: StoredRecord) -> None:
@@ -150,10 +201,16 @@ class SequencedSender:
         if record.sys_flag & SysFlag.SEQUENCED == 0:
             return
         value = find_property(record.properties_bytes, SEQUENCE)
-        if value is not None:
-            app_id, version, partition, number = value.split(" ")
-            self._table.advance(app_id, int(version), int(partition), int(number) + 1, record.store_timestamp)
-            self._is_dirty = True
+        if value is None:
+            return
+        sequence = read_sequence(value)
+        if sequence is None:  # an earlier version of this library stored what a client had sent
+            at = record.physical_offset
+            self._replay_log.warning("sequence.unreadable", physical_offset=at, topic=record.topic, value=value[:80])
+            return
+        key, version, partition, number = sequence
+        self._table.advance(key, version, partition, number + 1, record.store_timestamp)
+        self._is_dirty = True
 
     def persist(self) -> int | None:
         """Write the table, once the messages in it are durable: a number must not outlive its message."""
@@ -178,11 +235,13 @@ class SequencedSender:
         messages: Sequence[tuple[Message | EncodedMessage, int]],
         sequence: SendSequence,
         complete: Callable[[RecordDraft], None] = lambda draft: None,
+        account: str = "",
     ) -> tuple[SequencedResult, int, frozenset[str]]:
         """Store those messages, each with its queue id, that are not stored yet.
 
         Args:
             complete: Sets further fields of a record.
+            account: Account of a client. The application ids of two accounts are never those of one application.
 
         Returns:
             The result, the physical offset that must be durable, and the topics whose readers must be woken then.
@@ -191,18 +250,18 @@ class SequencedSender:
             MessageError: A message cannot be stored; none is.
             SendError: Numbers were left out, or the store cannot store a record now.
         """
+        key = application_key(sequence.app_id, account)
         with self._lock:
-            repeated = self._table.count_repeated(sequence, len(messages))
-            drafts = self._make(messages[repeated:], sequence.after(repeated), complete)
+            repeated = self._table.count_repeated(sequence, len(messages), key)
+            drafts = self._make(messages[repeated:], key, sequence.after(repeated), complete)
             number = sequence.first + repeated
             try:
                 for part in self._parts(drafts):
                     self._store.put_all(part)
                     number += len(part)
                     self._is_dirty = True
-                    self._table.advance(
-                        sequence.app_id, sequence.version, sequence.partition, number, self._store.clock.now_ms()
-                    )
+                    now_ms = self._store.clock.now_ms()
+                    self._table.advance(key, sequence.version, sequence.partition, number, now_ms)
             except StoreError as exc:
                 raise SendError(f"not stored: {exc}") from exc
         self._repeated.add(repeated)
@@ -213,11 +272,12 @@ class SequencedSender:
     def _make(
         self,
         messages: Sequence[tuple[Message | EncodedMessage, int]],
+        key: str,
         sequence: SendSequence,
         complete: Callable[[RecordDraft], None],
     ) -> list[RecordDraft]:
         now_ms, drafts = self._store.clock.now_ms(), []
-        prefix = f"{sequence.app_id} {sequence.version} {sequence.partition}".encode()
+        prefix = f"{key} {sequence.version} {sequence.partition}".encode()
         for number, (message, queue_id) in enumerate(messages, sequence.first):
             added = _SEQUENCE % (prefix, number)
             if isinstance(message, EncodedMessage):
@@ -230,13 +290,13 @@ class SequencedSender:
         return drafts
 
     def _make_one(self, message: Message, queue_id: int, now_ms: int, added: bytes) -> RecordDraft:
-        original, times = message, message.properties.get(Property.RECONSUME_TIME, "0")
-        if Property.SEQUENCE in message.properties or Property.RECONSUME_TIME in message.properties:
-            properties = copy_properties(message.properties, Property.SEQUENCE, Property.RECONSUME_TIME)
+        original, times = message, parse_number(message.properties.get(Property.RECONSUME_TIME))
+        if times is not None:
+            properties = copy_properties(message.properties, Property.RECONSUME_TIME)
             message = Message(message.topic, message.body, properties, message.flag)
         draft, _ = self._drafts.make(message, queue_id, now_ms)
         draft.properties += added
-        draft.reconsume_times = int(times) if times.isdecimal() else 0
+        draft.reconsume_times = min(max(times or 0, 0), _MAX_INT)
         if isinstance(original, MessageExt):  # a copy of a stored message, such as a retry
             draft.reconsume_times, draft.born_timestamp = original.reconsume_times, original.born_timestamp
             draft.born_host = pack_host(original.born_host)

@@ -11,7 +11,7 @@ from mqtemplate.delay.pending_rows import NEVER_MS
 from mqtemplate.delay.release import DueRecord
 from mqtemplate.delay.shaping.shaper import Shaper
 from mqtemplate.delay.timers.files import TimerFiles
-from mqtemplate.delay.timers.intake import NO_TIME_MS, TimerTopicReader
+from mqtemplate.delay.timers.intake import NO_TIME_MS, TimerKey, TimerTopicReader
 from mqtemplate.delay.timers.near_term import NEAR_DTYPE, NearTerm
 from mqtemplate.delay.timers.settings import TimerSettings, slot_of
 from mqtemplate.delay.timers.timer_unit import Magic, TimerUnit, create_units, slots_of
@@ -71,7 +71,7 @@ class TimerBacklog:
         self.balance = 0
         self._removed: dict[int, int] = {}  # physical offset -> position of the unit
         self._dropped = _EMPTY  # positions of released units of open slots that are not marked as done
-        self._deleted: dict[int, set[str]] = {}  # open slot -> message ids that RocketMQ's markers name there
+        self._deleted: dict[int, set[TimerKey]] = {}  # open slot -> messages that RocketMQ's markers name there
         self._parked_markers: set[int] = set()  # physical offsets of parked markers in the near term
 
     # --- taking in -----------------------------------------------------------------------------

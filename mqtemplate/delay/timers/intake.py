@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -56,6 +56,16 @@ _OUT_MS, _DELIVER_MS, _DELAY_MS, _DELAY_SEC, _REAL_TOPIC, _DEL_UNIQKEY = (
 
 
 _Row = tuple[int, int, int, int, bytes]  # physical offset, size, deliver_ms, magic, real topic
+
+
+TimerKey: TypeAlias = tuple[str, str]
+"""Real topic and message id of a timer."""
+
+
+def timer_key(record: StoredRecord) -> TimerKey:
+    """Return the key of a message of the timer topic; a missing part is empty."""
+    properties = record.properties_bytes
+    return find_property(properties, REAL_TOPIC) or "", find_property(properties, UNIQ_KEY) or ""
 
 
 class Arrivals(NamedTuple):
@@ -154,15 +164,19 @@ class TimerTopicReader:
         """
         return self._deliver_time(b"\x02" + record.properties_bytes, record.store_timestamp)
 
-    def unique_key(self, physical_offset: int, size: int) -> str | None:
-        """Return the message id of a record; None if it has none, or is unreadable: its release reports that."""
+    def unique_key(self, physical_offset: int, size: int) -> TimerKey | None:
+        """Return the key of a record; None if it is unreadable: its release reports that."""
         try:
-            return find_property(self._store.read(physical_offset, size).properties_bytes, UNIQ_KEY)
+            return timer_key(self._store.read(physical_offset, size))
         except CorruptRecordError:
             return None
 
-    def delete_keys(self, physical_offset: int, size: int) -> set[str]:
-        """Return the message id that a delete marker names, in both forms that brokers write."""
+    def delete_keys(self, physical_offset: int, size: int) -> set[TimerKey]:
+        """Return the message that a delete marker names, in both forms that brokers write.
+
+        A marker has the topic of its message (RocketMQ: ``RecallMessageProcessor``). RocketMQ 5.5 compares only the id,
+        so there a client that may send to one topic can delete the timers of all others.
+        """
         try:
             properties = self._store.read(physical_offset, size).properties_bytes
         except CorruptRecordError as exc:
@@ -171,7 +185,7 @@ class TimerTopicReader:
         # RocketMQ 5.3 writes "topic+id", 5.5 the id alone unless appendTopicForTimerDeleteKey is set.
         key = find_property(properties, TIMER_DEL_UNIQKEY) or ""
         topic = find_property(properties, REAL_TOPIC) or ""
-        return {key, key.removeprefix(f"{topic}+")} - {""}
+        return {(topic, each) for each in (key, key.removeprefix(f"{topic}+")) if each}
 
     # --- bytes ---------------------------------------------------------------------------------
 

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from mqtemplate.delay.timers.files import TimerFiles
-from mqtemplate.delay.timers.intake import TimerTopicReader
+from mqtemplate.delay.timers.intake import TimerKey, TimerTopicReader, timer_key
 from mqtemplate.delay.timers.settings import slot_of
 from mqtemplate.delay.timers.timer_unit import TIMER_UNIT_SIZE, Magic, are_valid, slots_of
 from mqtemplate.record.codec import StoredRecord
-from mqtemplate.record.properties import UNIQ_KEY, find_property
 
 RECALLED_DTYPE = np.dtype([("physical_offset", "i8"), ("position", "i8"), ("final_ms", "i8")])
 """One message, the position of its unit in the timer log, and the slot in which it will be deleted."""
@@ -36,14 +35,14 @@ class TimerRecalls:
         self._precision_ms = files.settings.precision_ms
         self._start = -1  # position of the first unit of an open slot or later; -1 before the first call
         self._markers_end = 0  # the markers before this position are in `_keys`
-        self._keys: dict[int, set[str]] = {}  # final slot -> message ids that markers name there
+        self._keys: dict[int, set[TimerKey]] = {}  # final slot -> messages that markers name there
         self._recalled = np.empty(0, RECALLED_DTYPE)
         self._recalled_end = 0  # the messages before this position were compared with all of `_keys`
 
     def is_recalled(self, final_ms: int, record: StoredRecord, read_ms: int) -> bool:
         """Return True if a marker names *record*, whose final slot is *final_ms*."""
         ids = self._markers(read_ms).get(final_ms)
-        return ids is not None and find_property(record.properties_bytes, UNIQ_KEY) in ids
+        return ids is not None and timer_key(record) in ids
 
     def recalled(self, read_ms: int) -> np.ndarray:
         """Return all recalled messages, as `RECALLED_DTYPE` by physical offset. Some may be gone for another reason.
@@ -61,8 +60,8 @@ class TimerRecalls:
 
     # --- reading -------------------------------------------------------------------------------
 
-    def _markers(self, read_ms: int) -> dict[int, set[str]]:
-        """Read the markers that were added since the last call. Return the message ids that markers name, by slot."""
+    def _markers(self, read_ms: int) -> dict[int, set[TimerKey]]:
+        """Read the markers that were added since the last call. Return the messages that markers name, by slot."""
         if self._start < 0:
             first = self._wheel.first_position(read_ms)
             self._start = self._markers_end = self._recalled_end = self._log.end if first is None else first
@@ -99,7 +98,7 @@ class TimerRecalls:
                 # The new marker may name any earlier message: compare all of them again.
                 self._recalled, self._recalled_end = self._recalled[:0], self._start
 
-    def _find(self, keys: dict[int, set[str]], positions: np.ndarray, units: np.ndarray) -> np.ndarray:
+    def _find(self, keys: dict[int, set[TimerKey]], positions: np.ndarray, units: np.ndarray) -> np.ndarray:
         """Return the recalled ones of some units, as `RECALLED_DTYPE`."""
         valid = are_valid(units)
         positions, units = positions[valid], units[valid]
@@ -118,10 +117,10 @@ class TimerRecalls:
         slots_ms[is_parked] = slot_of(self._reader.due_times(units[is_parked]), self._precision_ms)
         return slots_ms
 
-    def _have_keys(self, rows: np.ndarray, sizes: list[int], keys: dict[int, set[str]]) -> np.ndarray:
+    def _have_keys(self, rows: np.ndarray, sizes: list[int], keys: dict[int, set[TimerKey]]) -> np.ndarray:
         """Return for each of these records, given in the order of the log, whether a marker of its slot names it."""
         found = np.zeros(len(rows), np.bool_)
-        wanted = {key.encode() for slot_ms in np.unique(rows["final_ms"]).tolist() for key in keys[slot_ms]}
+        wanted = {msg_id.encode() for slot_ms in np.unique(rows["final_ms"]).tolist() for _, msg_id in keys[slot_ms]}
         offsets, final_slots = rows["physical_offset"].tolist(), rows["final_ms"].tolist()
         for first, end, data in self._reader.groups(offsets, sizes):
             for index in range(first, end):

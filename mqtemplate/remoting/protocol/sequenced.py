@@ -14,18 +14,14 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from mqtemplate.errors import RemoteProtocolError
-from mqtemplate.message import BROKER_PROPERTIES, DELAY_PROPERTIES, Message, Property
+from mqtemplate.message import DELAY_PROPERTIES, INTERNAL_PROPERTIES, ORIGIN_PROPERTIES, Message, Property
 from mqtemplate.record.codec import EncodedMessage
-from mqtemplate.record.layout import CHECK_NAME
 from mqtemplate.remoting.protocol.messages import decode_batch, encode_batch, split_batch
 
 _SPECIAL_NAMES = tuple(
     f"{name}\x01".encode()
     for name in sorted(
-        BROKER_PROPERTIES.union(
-            DELAY_PROPERTIES,
-            (Property.UNIQ_KEY, Property.SEQUENCE, Property.RECONSUME_TIME, Property.POP_CK, CHECK_NAME),
-        )
+        INTERNAL_PROPERTIES.union(DELAY_PROPERTIES, ORIGIN_PROPERTIES, (Property.UNIQ_KEY, Property.RECONSUME_TIME))
     )
 )
 _I2 = struct.Struct(">H")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from mqtemplate.message import Message, Property, copy_properties
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.acl import ACCESS_KEY
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode, Version
@@ -64,6 +67,23 @@ class AccessControl:
                 f"access key {access_key!r} has no right {right} on the topic of {reached} "
                 f"({RequestCode.text(request.code)})",
             )
+
+    def checked_origin(self, request: RemotingCommand, message: Message) -> Message:
+        """Return a client's message for a retry or dead letter topic, without an origin that it may not claim.
+
+        A consumer may send a retry itself. Later an operator may send its dead letter to the topic that it names. So
+        the origin stays as it is only if the account may send to that topic. If the account may only read it, the name
+        stays for the consumer, and there is no id: `DeadLetters.resend` refuses such a message.
+        """
+        properties = message.properties
+        topics = [properties[name] for name in (Property.RETRY_TOPIC, Property.DLQ_ORIGIN_TOPIC) if name in properties]
+        access_key = self.key_of(request)
+        if self.settings is None or all(self.may(access_key, topic, Right.PUB) for topic in topics):
+            return message
+        left_out = {Property.ORIGIN_MESSAGE_ID, Property.DLQ_ORIGIN_TOPIC, Property.DLQ_ORIGIN_MESSAGE_ID}
+        if not self.may(access_key, properties.get(Property.RETRY_TOPIC, ""), Right.SUB):
+            left_out.add(Property.RETRY_TOPIC)
+        return replace(message, properties=copy_properties(properties, *left_out))
 
     def bind_client(self, request: RemotingCommand, client_id: str, connection: Connection) -> None:
         """Bind a client ID to the account of a request. Called in the I/O thread.

@@ -6,12 +6,13 @@ could use them, and only before its timeout.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mqtemplate.brokers.requests import received_reply
 from mqtemplate.errors import BrokerError, ConversionError
-from mqtemplate.message import Message, Property
+from mqtemplate.message import Message, Property, client_properties
 from mqtemplate.record.compression import decompress_body
+from mqtemplate.record.layout import SysFlag
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
@@ -38,7 +39,8 @@ class ReplyProcessor:
     def _reply(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
         is_v1 = request.code == RequestCode.SEND_REPLY_MESSAGE
         sent = request.header(SendMessageRequestHeader if is_v1 else SendMessageRequestHeaderV2)
-        properties = decode_properties_text(sent.properties)
+        sent = replace(sent, sys_flag=sent.sys_flag & SysFlag.OF_CLIENTS)
+        properties = dict(client_properties(decode_properties_text(sent.properties), sent.topic))
         client_id = properties.get(Property.REPLY_TO_CLIENT)
         if not client_id:
             raise RefusedError(

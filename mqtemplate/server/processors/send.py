@@ -15,6 +15,7 @@ from mqtemplate.errors import MessageError
 from mqtemplate.event_log import LimitedLog
 from mqtemplate.message import (
     DELAY_PROPERTIES,
+    RESERVED_PROPERTIES,
     HostAddress,
     Message,
     MessageExt,
@@ -23,6 +24,7 @@ from mqtemplate.message import (
     offset_msg_id,
 )
 from mqtemplate.record.codec import RecordDraft, pack_host
+from mqtemplate.record.dead_letter import CAUSES
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.message_ext import to_message_ext
 from mqtemplate.record.properties import decode_properties
@@ -45,7 +47,7 @@ from mqtemplate.server.processors.sends.batch_sends import INLINE_MESSAGES, Batc
 from mqtemplate.server.processors.sends.send_forms import SendForms
 from mqtemplate.server.processors.sends.send_response import SendResponses
 from mqtemplate.server.processors.sends.send_run import SendRun
-from mqtemplate.server.processors.sends.sent_properties import BROKER_ONLY_PROPERTIES, SentProperties
+from mqtemplate.server.processors.sends.sent_properties import SentProperties
 from mqtemplate.server.registration import handles
 from mqtemplate.server.response import RefusedError, reply_when_durable
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
@@ -168,6 +170,7 @@ class SendProcessor:
         if is_dead:
             properties = copy_properties(properties, *DELAY_PROPERTIES)
         message, now_ms, handle = Message(topic, request.body, properties, sent.flag), engine.clock.now_ms(), None
+        message = self._checked(request, message)
         topics: tuple[str, ...] = ()
         if _is_half(message, sent):
             group = properties.get(Property.PRODUCER_GROUP) or sent.producer_group
@@ -217,15 +220,19 @@ class SendProcessor:
         origin = _origin(sent, connection.remote)
         alike = read_alike(request.body, self._batch_properties)
         if alike is None:
-            stored = self._put_messages(request.body, topic, queue_id, origin)
+            stored = self._put_messages(request, topic, queue_id, origin)
         else:
             stored = self.server.engine.writer.put_alike(alike.sent_batch(topic, queue_id, *origin))
         unique_id = decode_properties_text(sent.properties).get(Property.UNIQ_KEY)
         self._reply(connection, request, queue_id, stored, unique_id)
 
-    def _put_messages(self, data: bytes, topic: str, queue_id: int, origin: _Origin) -> StoredBatch:
+    def _checked(self, request: RemotingCommand, message: Message) -> Message:
+        has_origin = message.topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX))
+        return self.server.access.checked_origin(request, message) if has_origin else message
+
+    def _put_messages(self, request: RemotingCommand, topic: str, queue_id: int, origin: _Origin) -> StoredBatch:
         """Store messages of any kind, one after the other."""
-        messages = split_batch(data)
+        messages = split_batch(request.body)
         if not messages:
             raise MessageError("the batch is empty; give at least one message")
         now_ms = self.server.engine.clock.now_ms()
@@ -233,7 +240,9 @@ class SendProcessor:
         for body, encoded, flag in messages:
             complete = self._batch_properties.complete_encoded(encoded)
             if complete is None:
-                draft, unique_id = self._make_decoded(topic, body, encoded, flag, queue_id, now_ms)
+                decoded = self._batch_properties.complete(decode_properties(encoded))
+                message = self._checked(request, Message(topic, body, decoded, flag))
+                draft, unique_id = self.server.engine.drafts.make(message, queue_id, now_ms)
                 _set_origin(draft, origin)
             else:
                 properties, code, unique_id = complete
@@ -241,13 +250,6 @@ class SendProcessor:
             drafts.append(draft)
             ids.append(unique_id)
         return self.server.engine.writer.put_batch(drafts, ids, topic, queue_id)
-
-    def _make_decoded(
-        self, topic: str, body: bytes, encoded: bytes, flag: int, queue_id: int, now_ms: int
-    ) -> tuple[RecordDraft, str]:
-        """Return the record of a message of a batch that may be delayed, and its message id."""
-        properties = self._batch_properties.complete(decode_properties(encoded))
-        return self.server.engine.drafts.make(Message(topic, body, properties, flag), queue_id, now_ms)
 
     def _reply(
         self,
@@ -269,7 +271,8 @@ class SendProcessor:
 
 
 def _origin(sent: SendMessageRequestHeader, remote: HostAddress) -> _Origin:
-    return sent.sys_flag, sent.born_timestamp, _pack_host(remote), sent.reconsume_times or 0
+    times = max(sent.reconsume_times or 0, 0)
+    return sent.sys_flag & SysFlag.OF_CLIENTS, sent.born_timestamp, _pack_host(remote), times
 
 
 def _set_origin(draft: RecordDraft, origin: _Origin) -> None:
@@ -319,13 +322,16 @@ class SendBackProcessor:
         original = to_message_ext(record._replace(sys_flag=record.sys_flag & ~SysFlag.COMPRESSED), engine.name)
         max_times = max_reconsume_times(group, header.max_reconsume_times, request.version)
         message = _new_message(original, header, max_times, self.server.peer_log)
+        origin_topic = message.properties[Property.RETRY_TOPIC]
+        may_send = self.server.access.may(self.server.access.key_of(request), origin_topic, Right.PUB)
+        message.properties |= _added_properties(header.properties, may_send=may_send)
 
         def store() -> None:
             is_dead = message.topic.startswith(DLQ_TOPIC_PREFIX)
             self.server.topics.create_group_topic(message.topic, 1 if is_dead else group.retry_queue_nums)
             queue_id = self.server.topics.queue(message.topic, -1)
             draft = engine.drafts.make_send_back(message, original, queue_id, engine.clock.now_ms())
-            draft.sys_flag = record.sys_flag
+            draft.sys_flag = record.sys_flag & SysFlag.OF_CLIENTS
             put = engine.writer.put(draft, message.topic, queue_id)
             reply_when_durable(engine.store, connection, request, put.end, (draft.topic,))
 
@@ -349,7 +355,18 @@ def _new_message(
         if header.delay_ms is not None:
             del message.properties[Property.DELAY]
             message.properties[Property.TIMER_DELAY_MS] = str(header.delay_ms)
-    added = decode_properties_text(header.properties)
-    message.properties |= copy_properties(added, *DELAY_PROPERTIES, *BROKER_ONLY_PROPERTIES)
     message.properties[Property.WAIT] = "false"
     return message
+
+
+def _added_properties(text: str | None, *, may_send: bool) -> dict[str, str]:
+    """Return the properties that a consumer adds to a message that it sends back.
+
+    Args:
+        may_send: The account may send to the topic of the message. If not, it may only add the cause of the failure:
+            an operator may send the dead letter to that topic again.
+    """
+    added = decode_properties_text(text)
+    return {
+        name: value for name, value in added.items() if name in CAUSES or (may_send and name not in RESERVED_PROPERTIES)
+    }

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mqtemplate.errors import MessageError, SendError
-from mqtemplate.message import SendSequence
-from mqtemplate.record.codec import RecordDraft, pack_host
+from mqtemplate.message import Message, SendSequence
+from mqtemplate.record.codec import EncodedMessage, RecordDraft, pack_host
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
@@ -32,7 +32,7 @@ class SequencedSendProcessor:
     def _send(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         header = request.header(SendSequencedRequestHeader)
         runs = list(read_runs(request.body))
-        self._create_topics({run.topic for run in runs})
+        self._create_topics(connection, request, {run.topic for run in runs})
         for topic, queue_id in {(run.topic, run.queue_id) for run in runs}:
             if queue_id < 0:
                 raise MessageError(f"a sequenced send names the queue of each message, got {queue_id} for {topic!r}")
@@ -43,8 +43,10 @@ class SequencedSendProcessor:
             draft.born_host, draft.born_timestamp = born_host, header.born_timestamp
 
         sequence = SendSequence(header.app_id, header.version, header.partition, header.first)
+        account = self.server.access.key_of(request)
+        messages = [(self._checked(request, message), queue_id) for message, queue_id in decode_runs(runs)]
         try:
-            result, end, topics = self.server.engine.sequences.put(decode_runs(runs), sequence, complete)
+            result, end, topics = self.server.engine.sequences.put(messages, sequence, complete, account or "")
         except SendError as exc:
             raise RefusedError(ResponseCode.SERVICE_NOT_AVAILABLE, str(exc)) from exc
         answer = SendSequencedResponseHeader(stored=result.stored, repeated=result.repeated)
@@ -52,15 +54,21 @@ class SequencedSendProcessor:
             return request.response(ResponseCode.SUCCESS, answer)
         return request.response(ResponseCode.FLUSH_DISK_TIMEOUT, remark="stored, but not flushed in time; send again")
 
-    def _create_topics(self, topics: Iterable[str]) -> None:
+    def _checked(self, request: RemotingCommand, message: Message | EncodedMessage) -> Message | EncodedMessage:
+        """Return a message without a false origin; one with an origin is decoded."""
+        return self.server.access.checked_origin(request, message) if isinstance(message, Message) else message
+
+    def _create_topics(self, connection: Connection, request: RemotingCommand, topics: Iterable[str]) -> None:
+        """Create missing topics and groups, within the limits that hold for ordinary messages."""
         server = self.server
         for topic in topics:
-            if server.topics.has(topic):
-                continue
             if topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)):
-                server.groups.ensure(topic.removeprefix(RETRY_TOPIC_PREFIX).removeprefix(DLQ_TOPIC_PREFIX))
+                group = topic.removeprefix(RETRY_TOPIC_PREFIX).removeprefix(DLQ_TOPIC_PREFIX)
+                server.group_for(connection, request, group)
                 server.topics.create_group_topic(topic, 1)
-            else:
+            elif not server.topics.has(topic):
+                server.topics.check_first_message(topic, AUTO_CREATE_TOPIC)
+                server.limits.topics.take(server.limits.owner(connection, request))
                 server.topics.create_by_first_message(
                     topic, AUTO_CREATE_TOPIC, server.settings.default_topic_queue_nums
                 )

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mqtemplate.message import Property
+from mqtemplate.record.layout import SysFlag
 from mqtemplate.remoting.protocol.codes import RequestCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.header_forms import (
@@ -124,8 +125,8 @@ def _form(
         has_keys_first=has_keys_first,
         tags_code=tags_code,
         flag=sent.flag,
-        sys_flag=sent.sys_flag,
-        reconsume_times=sent.reconsume_times or 0,
+        sys_flag=sent.sys_flag & SysFlag.OF_CLIENTS,
+        reconsume_times=max(sent.reconsume_times or 0, 0),
         is_batch=is_batch,
     )
 

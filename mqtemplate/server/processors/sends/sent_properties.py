@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from mqtemplate.brokers.embedded.draft import SPECIAL_PROPERTIES
 from mqtemplate.hashes.java_hash import tags_code
 from mqtemplate.message import Property
-from mqtemplate.record.layout import CHECK_NAME
 from mqtemplate.record.properties import (
     KEYS,
     NAME_VALUE_SEPARATOR,
@@ -18,8 +17,6 @@ from mqtemplate.record.properties import (
     encode_properties,
 )
 
-BROKER_ONLY_PROPERTIES = ("POP_CK", CHECK_NAME)
-"""Properties that describe a record inside one broker. A producer that forwards a message may send them along."""
 _NEED_DECODING = SPECIAL_PROPERTIES | {Property.TRANSACTION_PREPARED}
 _MAX_FORMS = 1_000
 _UNKNOWN: Any = object()
@@ -41,7 +38,7 @@ class CompleteProperties(NamedTuple):
 
 
 class SentProperties:
-    """Adds the properties that a broker adds, and removes those that only a broker may set.
+    """Adds the properties that a broker adds. Messages with properties that only a broker may set need decoding.
 
     Most producers send the same properties again and again, but for the message id and the keys. Such a *form* is
     decoded once; the next text of this form needs no decoding. Thread-safe.
@@ -59,8 +56,6 @@ class SentProperties:
 
     def complete(self, properties: dict[str, str]) -> dict[str, str]:
         """Complete decoded properties, and return them."""
-        for name in BROKER_ONLY_PROPERTIES:
-            properties.pop(name, None)
         properties.update(self._added)
         return properties
 
