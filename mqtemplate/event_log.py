@@ -27,7 +27,7 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, TypeAlias
 
-__all__ = ["Event", "EventLogger", "LimitedLog", "get_logger"]
+__all__ = ["Event", "EventLogger", "LimitedLog", "get_logger", "visible"]
 
 _ExcInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None] | None
 
@@ -36,6 +36,9 @@ _IN_RECORD = frozenset({"event", "level", "logger", "timestamp", "exc_info"})
 
 _QUOTED = frozenset(" =\"'")
 """Characters that need quotes around a value."""
+
+_MAX_PEER_TEXT = 500
+"""Longest text in a field of an event that a peer caused."""
 
 _STACK_LEVEL = 3  # the caller of `debug`, …, `critical`: the line that a formatter shows
 
@@ -124,6 +127,9 @@ class EventLogger:
 class LimitedLog:
     """Logger of events that a peer can cause in any number: some lines of each event in a period, then a count.
 
+    Fields and errors may contain what the peer sent. So texts are cut, and control characters are escaped: a formatter
+    may write them to a terminal as they are.
+
     The first line of the next period has the number of suppressed ones, as ``suppressed``. `summarize` writes it if no
     such line comes.
 
@@ -159,7 +165,7 @@ class LimitedLog:
                 period.suppressed += 1
                 return
             period.written += 1
-        self._log.log(level, event, **fields)
+        self._log.log(level, event, **{name: _bounded(name, value) for name, value in fields.items()})
 
     def summarize(self) -> None:
         """Write the number of suppressed lines of the periods that are over. Called from time to time."""
@@ -181,6 +187,33 @@ class _Period:
     level: int
     written: int = 0
     suppressed: int = 0
+
+
+def visible(text: str, *, keep: str = "") -> str:
+    """Return *text* with an escape sequence in place of each character that cannot be printed, except those in *keep*.
+
+    Such characters move the cursor of a terminal, change its title or colours, or start another line.
+    """
+    if text.isprintable():
+        return text
+    return "".join([char if char.isprintable() or char in keep else repr(char)[1:-1] for char in text])
+
+
+def _bounded(name: str, value: object) -> object:
+    if name == "exc_info":
+        return _without_controls(value) if isinstance(value, BaseException) else value
+    if value is None or isinstance(value, int | float):
+        return value
+    text = value if isinstance(value, str) else str(value)
+    return visible(text if len(text) <= _MAX_PEER_TEXT else f"{text[:_MAX_PEER_TEXT]}… ({len(text)} characters)")
+
+
+def _without_controls(error: BaseException) -> BaseException:
+    """Return an error with the name, the stack and the visible text of *error*: formatters write texts as they are."""
+    kind = type(error)
+    copy = type(kind.__name__, (Exception,), {"__module__": kind.__module__, "__qualname__": kind.__qualname__})
+    text = str(_bounded("", str(error)))
+    return copy(text).with_traceback(error.__traceback__)  # type: ignore[no-any-return]
 
 
 def get_logger(name: str) -> EventLogger:

@@ -13,6 +13,7 @@ __all__ = [
     "AUTO_CREATE_TOPIC",
     "DLQ_TOPIC_PREFIX",
     "HALF_TOPIC",
+    "MARKS_TOPIC",
     "NOT_SENDABLE_TOPICS",
     "OFFSET_MOVED_TOPIC",
     "OP_TOPIC",
@@ -33,6 +34,7 @@ __all__ = [
     "is_in_namespace",
     "is_system_group",
     "nearest_topic",
+    "needs_own_right",
     "reply_topic",
 ]
 
@@ -49,6 +51,8 @@ TRANS_CHECK_MAX_TIME_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 AUTO_CREATE_TOPIC = "TBW102"
 """Template for topics that are created by their first message."""
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
+MARKS_TOPIC = "mqtemplate_dead_letter_marks"
+"""Of this library: which dead letters an operator sent again or purged."""
 OFFSET_MOVED_TOPIC = "OFFSET_MOVED_EVENT"
 SELF_TEST_TOPIC = "SELF_TEST_TOPIC"
 RETRY_TOPIC_PREFIX = "%RETRY%"
@@ -159,6 +163,15 @@ def is_file_name(name: str) -> bool:
 def is_broker_topic(topic: str) -> bool:
     """Return True for a topic in which only the broker stores messages: those of other topics, mostly."""
     return topic in NOT_SENDABLE_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX) or topic == _UNDELIVERABLE_TOPIC
+
+
+def needs_own_right(topic: str) -> bool:
+    """Return True for a topic that the default rights of an account do not open for readers.
+
+    Clients of all accounts write to the trace topic, so it has the ids and keys of all topics. Only operators use the
+    marks of dead letters.
+    """
+    return is_broker_topic(topic) or topic in (TRACE_TOPIC, MARKS_TOPIC, AUTO_CREATE_TOPIC, "CHECKPOINT_TOPIC")
 
 
 def is_application_topic(topic: str) -> bool:

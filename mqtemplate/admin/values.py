@@ -6,10 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from mqtemplate.message import MessageQueue
-from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
-
-MARKS_TOPIC = "mqtemplate_dead_letter_marks"
-"""Topic of the marks of dead letters: one queue on each broker. It is created with the first mark."""
+from mqtemplate.topics import DLQ_TOPIC_PREFIX, MARKS_TOPIC, RETRY_TOPIC_PREFIX, SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
 
 _INHERIT = 1
 

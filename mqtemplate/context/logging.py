@@ -14,15 +14,18 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from io import StringIO
 from typing import Literal, TextIO
 
 import structlog
-from structlog.typing import Processor
+from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
 
 from mqtemplate.context.settings.starters import LoggingSettings
+from mqtemplate.event_log import visible
 from mqtemplate.listener.current import add_current_message
 
 _LIBRARY = "mqtemplate"
+_MULTILINE = ("event", "exception", "stack")
 _VERBOSE = ("py4j",)  # logs each of its sockets at INFO
 
 _SHARED: list[Processor] = [
@@ -136,4 +139,19 @@ def _renderers(log_format: Literal["CONSOLE", "JSON"], *, colors: bool) -> list[
     if log_format == "JSON":
         without_locals = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
         return [structlog.processors.ExceptionRenderer(without_locals), structlog.processors.JSONRenderer(default=str)]
-    return [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)]
+    return [_escape_controls, structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=_write_traceback)]
+
+
+def _escape_controls(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Escape control characters in fields: structlog writes them to the terminal as they are."""
+    return {
+        name: visible(value, keep="\n\t" if name in _MULTILINE else "") if isinstance(value, str) else value
+        for name, value in event.items()
+    }
+
+
+def _write_traceback(stream: TextIO, exc_info: ExcInfo) -> None:
+    """Write a traceback without control characters: the text of an error may contain what a message contains."""
+    text = StringIO()
+    structlog.dev.plain_traceback(text, exc_info)
+    stream.write(visible(text.getvalue(), keep="\n\t"))

@@ -178,7 +178,7 @@ class Connection:
         try:
             return _frame(response, body)
         except MessageError as exc:
-            _log.warning("remoting.response_failed", remote=str(self.remote), error=str(exc))
+            self._owner.peer_log.warning("remoting.response_failed", remote=str(self.remote), error=str(exc))
             return _frame(RemotingCommand(ResponseCode.SYSTEM_ERROR, response.opaque, response.flag, remark=str(exc)))
 
     def send_one_way(self, request: RemotingCommand) -> None:

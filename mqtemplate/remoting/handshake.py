@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Callable
 
 from mqtemplate.durations import format_ms
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import HostAddress
 from mqtemplate.remoting.loop.io_loop import READ, WRITE, IoLoop
 from mqtemplate.remoting.streams import PlainStream, Stream, TlsStream
@@ -32,8 +32,10 @@ class Handshake:
         context: ssl.SSLContext,
         mode: TlsMode,
         on_done: Callable[[Stream | None], None],
+        peer_log: LimitedLog,
     ) -> None:
         self._socket = sock
+        self._peer_log = peer_log
         self._tls: ssl.SSLSocket | None = None
         self._remote = remote
         self._loop = loop
@@ -68,7 +70,7 @@ class Handshake:
         """Close the connection; *is_bad*: by a fault of the client, which is logged as a warning."""
         if self._is_done:
             return
-        log = _log.warning if is_bad else _log.debug
+        log = self._peer_log.warning if is_bad else _log.debug
         log("remoting.connection_closed", remote=str(self._remote), reason=reason)
         sock = self._tls or self._socket
         self._loop.unwatch(sock)

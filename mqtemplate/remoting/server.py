@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from logging import ERROR
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -272,8 +273,8 @@ class RemotingServer:
         for callback in self._close_callbacks:
             try:
                 callback(connection)
-            except Exception:
-                _log.exception("remoting.callback_failed", remote=str(connection.remote))
+            except Exception as exc:
+                self.peer_log.log(ERROR, "remoting.callback_failed", remote=str(connection.remote), exc_info=exc)
 
     def sign(self, request: RemotingCommand) -> None:
         """Leave the request as it is: brokers do not sign their requests to clients."""
@@ -299,10 +300,12 @@ class RemotingServer:
         response = None
         try:
             response = None if self._error_response is None else self._error_response(request, exc)
-        except Exception:
-            _log.exception("remoting.error_response_failed", request=str(request))
+        except Exception as other:
+            self.peer_log.log(ERROR, "remoting.error_response_failed", request=str(request), exc_info=other)
         if response is None:
-            _log.error("remoting.processor_failed", request=str(request), remote=str(connection.remote), exc_info=exc)
+            self.peer_log.log(
+                ERROR, "remoting.processor_failed", request=str(request), remote=str(connection.remote), exc_info=exc
+            )
             response = system_error(request, exc)
         return response
 
@@ -340,7 +343,7 @@ class RemotingServer:
             else:
                 self._connect(stream, remote)
 
-        handshake = Handshake(sock, remote, self.loop, context, mode, on_done)
+        handshake = Handshake(sock, remote, self.loop, context, mode, on_done, self.peer_log)
         self._handshakes.add(handshake)
         handshake.start(self.limits.frame_timeout_ms, self.limits.idle_ms)
 

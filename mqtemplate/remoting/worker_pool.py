@@ -7,8 +7,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from logging import ERROR
 
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.heavy_work import HeavyWork
 
@@ -59,6 +60,7 @@ class WorkerPool:
         self._max_bytes = max_bytes
         self._max_running = max(threads // 2, 1)
         self._heavy_work = heavy
+        self._limited_log = LimitedLog(_log, lambda: int(time.monotonic() * 1_000))
         self._changed = threading.Condition(threading.Lock())  # protects the attributes that follow
         self._lines: dict[int, _Line] = {}
         # Connections with waiting work that may have one more thread, each once in one of the two.
@@ -139,8 +141,8 @@ class WorkerPool:
             connection_id, address, (work, size), is_heavy = taken
             try:
                 self._heavy_work.run(work, address, is_heavy=is_heavy)
-            except Exception:
-                _log.exception("remoting.work_failed", loop=self._name)
+            except Exception as exc:
+                self._limited_log.log(ERROR, "remoting.work_failed", loop=self._name, exc_info=exc)
             del work, taken  # a request may hold megabytes
             self._finish(connection_id, size, is_heavy=is_heavy)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from logging import ERROR
 
 from mqtemplate.clock import Clock
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.heavy_work import HeavyWork
 from mqtemplate.remoting.protocol.codes import ResponseCode
@@ -39,6 +40,7 @@ class DeferredWork:
 
     def __init__(self, clock: Clock, heavy: HeavyWork) -> None:
         self._is_closed = False
+        self._peer_log = LimitedLog(_log, clock.now_ms)
         self._heavy = heavy
         self._pool: WorkerPool | None = None
         if not clock.is_virtual:
@@ -82,7 +84,7 @@ class DeferredWork:
         except Exception as exc:
             response = problem_response(request, exc)
             if response is None:
-                _log.error("server.request_failed", request=str(request), exc_info=exc)
+                self._peer_log.log(ERROR, "server.request_failed", request=str(request), exc_info=exc)
                 response = request.response(ResponseCode.SYSTEM_ERROR, remark=f"{type(exc).__name__}: {exc}")
         if response is not None:
             connection.reply(response)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
+from logging import ERROR
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.record.batch import RecordBatch
 from mqtemplate.record.codec import BadRecordError, StoredRecord, parse_record
 from mqtemplate.record.layout import SysFlag
@@ -58,6 +60,7 @@ class Recovery:
         self._log = log
         self._scan = LogScan(log)
         self._rebuild = rebuild
+        self._limited_log = LimitedLog(_log, lambda: int(time.monotonic() * 1_000))
         self._followers = followers
         self._checkpoint = 0
         self._was_clean = self._lost_power = self._was_cut = False
@@ -148,9 +151,21 @@ class Recovery:
         if self._followers:
             for row in _replayed_rows(batch).tolist():
                 if batch.physical_offset[row] >= replay_from:
-                    record = batch.record(row)
-                    for follower in self._followers:
-                        follower.replay(record)
+                    self._replay(batch.record(row))
+
+    def _replay(self, record: StoredRecord) -> None:
+        """Pass a record to the followers. Contents that none of them can read must not prevent each later start."""
+        for follower in self._followers:
+            try:
+                follower.replay(record)
+            except (ValueError, TypeError, LookupError, ArithmeticError) as exc:
+                self._limited_log.log(
+                    ERROR,
+                    "store.record_not_replayed",
+                    topic=record.topic,
+                    physical_offset=record.physical_offset,
+                    exc_info=exc,
+                )
 
     # --- deciding ------------------------------------------------------------------------------
 

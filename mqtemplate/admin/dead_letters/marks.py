@@ -15,10 +15,10 @@ from itertools import islice
 from mqtemplate.admin.broker_admin import BrokerAdmin
 from mqtemplate.admin.dead_letters.letter import LetterState
 from mqtemplate.admin.messages import read_queue
-from mqtemplate.admin.values import MARKS_TOPIC
 from mqtemplate.errors import UnknownNameError
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import Message, Property
+from mqtemplate.topics import MARKS_TOPIC
 
 _log = LimitedLog(get_logger("mqtemplate.admin"), lambda: int(time.monotonic() * 1_000))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from mqtemplate.brokers.key_query import KeyQuery
 from mqtemplate.errors import CorruptRecordError, DeletedRecordError, MessageError
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import HostAddress, MessageExt, parse_offset_msg_id
 from mqtemplate.record.codec import StoredRecord, pack_host
 from mqtemplate.record.message_ext import to_message_ext
@@ -31,6 +31,7 @@ class MessageFinder:
         self._broker_name = broker_name
         self._host = host
         self._max_body_bytes = max_body_bytes
+        self._limited_log = LimitedLog(_log, store.clock.now_ms)  # a client may repeat a query
 
     def by_id(self, offset_msg_id: str) -> MessageExt | None:
         """See `Broker.message_by_id`. Ids from before a change of the broker's address are found too."""
@@ -65,7 +66,7 @@ class MessageFinder:
         except DeletedRecordError:
             return None
         except CorruptRecordError as exc:
-            _log.warning(
+            self._limited_log.warning(
                 "broker.record_skipped", file=exc.path.name, physical_offset=physical_offset, reason=exc.reason
             )
             return None

@@ -10,10 +10,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from logging import ERROR
 from typing import Protocol
 
 from mqtemplate.clock import Clock
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.remoting.loop.busy_poll import BusyPoll
 from mqtemplate.remoting.loop.timers import Timer, Timers
 
@@ -57,6 +58,7 @@ class IoLoop:
         self.buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._name = name
         self._clock = clock
+        self._limited_log = LimitedLog(_log, lambda: int(self.now_ms()))  # a peer may repeat what raised an exception
         self.busy_poll_s = busy_poll_s
         self._requests = requests
         self._timers = Timers()
@@ -142,7 +144,7 @@ class IoLoop:
                 try:
                     key.data.on_ready(events)
                 except Exception as exc:
-                    _log.exception("remoting.handler_failed", loop=self._name)
+                    self._limited_log.log(ERROR, "remoting.handler_failed", loop=self._name, exc_info=exc)
                     self._call(partial(key.data.abort, f"{type(exc).__name__}: {exc}"))
             self._sleeps_until_ms = 0.0
             self._run_callbacks()
@@ -177,8 +179,8 @@ class IoLoop:
     def _call(self, callback: Callable[[], None]) -> None:
         try:
             callback()
-        except Exception:
-            _log.exception("remoting.work_failed", loop=self._name)
+        except Exception as exc:
+            self._limited_log.log(ERROR, "remoting.work_failed", loop=self._name, exc_info=exc)
 
 
 class _WakeHandler:

@@ -15,6 +15,8 @@ from mqtemplate.remoting.protocol.codes import (
 )
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader, HeaderT
 
+_MAX_REMARK = 200
+
 
 @dataclass(slots=True)
 class RemotingCommand:
@@ -89,7 +91,7 @@ class RemotingCommand:
         code = ResponseCode.of(self.code) if self.is_response else RequestCode.of(self.code)
         name = code.name if isinstance(code, ResponseCode | RequestCode) else "unknown"
         kind = "response" if self.is_response else "one-way request" if self.is_one_way else "request"
-        remark = f", {self.remark!r}" if self.remark else ""
+        remark = f", {self.remark[:_MAX_REMARK]!r}" if self.remark else ""
         return f"{kind} {self.code} {name}, opaque {self.opaque}, body of {len(self.body)} bytes{remark}"
 
 

@@ -10,6 +10,7 @@ Read as Java reads it: unknown keys are ignored, null is the same as missing, an
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -146,9 +147,13 @@ def _number(name: str, value: Any, default: int | None = None) -> int:
 
 
 def _text_of(value: Any) -> str:
-    return value if type(value) is str else _encode_text(value)
+    try:
+        return value if type(value) is str else _encode_text(value)
+    except RecursionError:
+        raise RemoteProtocolError(f"a field must be a text, got nested values: {_shorten(value)}") from None
 
 
 def _shorten(value: Any) -> str:
-    text = repr(value)
+    # A value with many or nested items is not written out: that takes long, or exceeds Python's limit of recursion.
+    text = reprlib.repr(value) if isinstance(value, dict | list | tuple) else repr(value)
     return text if len(text) <= 60 else f"{text[:60]}…"

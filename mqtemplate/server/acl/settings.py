@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Flag
 
 from mqtemplate.errors import ConfigurationError
-from mqtemplate.topics import is_broker_topic
+from mqtemplate.topics import TRACE_TOPIC, needs_own_right
 
 _MIN_KEY_LENGTH = 7
 """RocketMQ: ``PlainPermissionManager`` refuses shorter access keys and secret keys."""
@@ -47,7 +47,8 @@ class Account:
         secret_key: Key that requests are signed with. It is neither sent nor shown.
         admin: True if the account has all rights, administration included.
         default_topic_perm: Rights to topics that are not in *topic_perms*. They do not include the topics in which the
-            broker stores messages of other topics: delayed messages, half messages.
+            broker stores messages of other topics: delayed messages, half messages. Of the trace topic they include PUB
+            only: clients with tracing send to it, and it has the ids and keys of all topics.
         default_group_perm: Rights to groups that are not in *group_perms*.
 
     Raises:
@@ -81,8 +82,8 @@ class Account:
         default = self.default_group_perm if is_group else self.default_topic_perm
         if name is None:
             return all(right & needed for right in (default, *perms.values()))
-        if not is_group and is_broker_topic(name):
-            default = Right.DENY
+        if not is_group and needs_own_right(name):
+            default = default & Right.PUB if name == TRACE_TOPIC else Right.DENY
         return bool(perms.get(name, default) & needed)
 
 

@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from logging import ERROR
 
 from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreError
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
@@ -69,6 +70,7 @@ class PullHold:
         self._raw = raw
         self._clock = clock
         self._quota = quota
+        self._peer_log = LimitedLog(_log, clock.now_ms)
         self._lock = threading.Lock()
         self._wake: Callable[[], None] = lambda: None
         self._held: dict[str, dict[int, dict[HeldPull, None]]] = {}  # topic -> queue ID -> in order of arrival
@@ -196,7 +198,7 @@ class PullHold:
             response = None if found is None else found.response_to(pull.request)
         except StoreError as exc:
             queue = pull.query.queue
-            _log.error("pull.failed", topic=queue.topic, queue=queue.queue_id, exc_info=exc)
+            self._peer_log.log(ERROR, "pull.failed", topic=queue.topic, queue=queue.queue_id, exc_info=exc)
             response = pull.request.response(ResponseCode.SYSTEM_ERROR, remark=str(exc))
         if response is not None:
             with self._lock:

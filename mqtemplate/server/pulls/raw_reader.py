@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -10,7 +12,7 @@ from typing import NamedTuple
 
 from mqtemplate.brokers.embedded.queue_reader import QueueReader
 from mqtemplate.errors import CorruptRecordError, DeletedRecordError
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import MessageQueue
 from mqtemplate.record.codec import BadRecordError, StoredRecord, parse_record, read_without_check, without_check
 from mqtemplate.record.layout import SMALLEST_RECORD
@@ -22,7 +24,8 @@ from mqtemplate.selectors.tags import Selector, TagSelector
 from mqtemplate.server.pulls.read_ahead import ReadAhead
 from mqtemplate.store.message_store import MessageStore
 
-_log = get_logger("mqtemplate.server")
+_log = LimitedLog(get_logger("mqtemplate.server"), lambda: int(time.monotonic() * 1_000))
+"""A client may pull a corrupt record again and again."""
 
 _MAX_UNITS = 4_096
 """Maximum number of consume queue units that one pull reads."""
@@ -254,7 +257,8 @@ def _validated(
         reason = f"it is the record of queue offset {record.queue_offset} of queue {record.queue_id} of {record.topic}"
     except BadRecordError as exc:
         reason = str(exc)
-    _log.error(
+    _log.log(
+        logging.ERROR,
         "pull.record_corrupt",
         topic=queue.topic,
         queue=queue.queue_id,

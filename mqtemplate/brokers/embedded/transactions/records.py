@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from mqtemplate.hashes.java_hash import tags_code
 from mqtemplate.message import Property, copy_properties, create_unique_id
+from mqtemplate.numbers import parse_number
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import FOLLOWED, TAGS, UNIQ_KEY, decode_properties, encode_properties, find_property
@@ -27,6 +28,7 @@ TRANSACTION_GROUP = "CID_RMQ_SYS_TRANS"
 """Consumer group under which RocketMQ stores the progress in both topics."""
 
 _REMOVE_TAG = "d"
+_MAX_OFFSET_DIGITS = 19
 
 
 class CheckProperties(NamedTuple):
@@ -71,8 +73,8 @@ def check_properties(properties: bytes) -> CheckProperties:
     """Return the check properties among the encoded properties of a half message; an invalid number is ignored."""
 
     def number(name: str) -> int | None:
-        text = find_property(properties, name.encode())
-        return int(text) if text is not None and text.isdecimal() and len(text) <= 18 else None
+        found = parse_number(find_property(properties, name.encode()))
+        return None if found is None or found < 0 else found
 
     return CheckProperties(
         number(Property.TRANSACTION_CHECK_TIMES) or 0,
@@ -103,7 +105,7 @@ def half_offsets(op: StoredRecord) -> list[int]:
     """Return the queue offsets of the half messages that an op message marks as done; of another record, none."""
     if find_property(op.properties_bytes, TAGS) != _REMOVE_TAG:
         return []
-    return [int(word) for word in op.body.split(b",") if word.isdigit()]
+    return [int(word) for word in op.body.split(b",") if word.isdigit() and len(word) <= _MAX_OFFSET_DIGITS]
 
 
 def has_successor(op: StoredRecord) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
@@ -124,7 +125,7 @@ class _Reader:
         if isinstance(key, str):
             return key
         if isinstance(key, dict):
-            return tuple(sorted((str(name), _hashable(item)) for name, item in key.items()))
+            return tuple(sorted(((str(name), _hashable(item)) for name, item in key.items()), key=itemgetter(0)))
         if isinstance(key, list):
             raise self._error("a key")
         return self._text[start : self._at]

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import reprlib
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple, Self, dataclass_transform, get_args, get_origin
@@ -210,7 +211,7 @@ def _write_object(cls: Any, instance: JsonBody) -> dict[str, Any]:
 def _read_text(value: Any) -> str:
     if isinstance(value, str):
         return value
-    if isinstance(value, bool | int | float):
+    if isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return fastjson.dumps(value)
     raise _TypeError(f"must be a text, got {_shorten(value)}")
 
@@ -283,5 +284,6 @@ _KEYS = _SCALARS | {MessageQueue: _Type(_read_queue_key, _write_queue_key)}
 
 
 def _shorten(value: Any) -> str:
-    text = repr(value)
+    # A value with many or nested items is not written out: that takes long, or exceeds Python's limit of recursion.
+    text = reprlib.repr(value) if isinstance(value, dict | list | tuple) else repr(value)
     return text if len(text) <= 60 else f"{text[:60]}…"
