@@ -75,8 +75,9 @@ class Serving:
         engine_settings: EmbeddedSettings | None = None,
         acl: AclSettings | None = None,
     ) -> None:
-        self.clock = VirtualClock()
-        self.engine = engine or EmbeddedBroker(None, engine_settings, self.clock)
+        self.engine = engine or EmbeddedBroker(None, engine_settings, VirtualClock())
+        assert isinstance(self.engine.clock, VirtualClock)
+        self.clock = self.engine.clock
         self.server = BrokerServer(self.engine, settings, acl=acl)
         self.connection = RecordingConnection()
 

@@ -1,0 +1,345 @@
+"""Sends of one account with everything that has a meaning inside a broker: nothing of it is stored, in any form.
+
+A crash is a copy of the folder while the server runs: the files that a SIGKILL would leave.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqtemplate.admin.doctor.report import examine
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
+from mqtemplate.clock import VirtualClock
+from mqtemplate.message import INTERNAL_PROPERTIES, ORIGIN_PROPERTIES, Message
+from mqtemplate.record.codec import StoredRecord
+from mqtemplate.record.layout import SysFlag
+from mqtemplate.record.properties import decode_properties
+from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeader
+from mqtemplate.remoting.protocol.headers.sequenced import SendSequencedRequestHeader, SendSequencedResponseHeader
+from mqtemplate.remoting.protocol.messages import encode_batch
+from mqtemplate.remoting.protocol.properties import encode_properties_text
+from mqtemplate.remoting.protocol.sequenced import encode_runs
+from mqtemplate.server import Account, AclSettings, BrokerServerSettings, Right
+from tests.server.serving import SECRET, RecordingConnection, Serving
+
+ACCOUNTS = (
+    Account(
+        access_key="their-owner",
+        secret_key=SECRET,
+        topic_perms={"theirs": Right.PUB | Right.SUB},
+        group_perms={"their-group": Right.SUB},
+    ),
+    Account(
+        access_key="attacker",
+        secret_key=SECRET,
+        topic_perms={"mine": Right.PUB | Right.SUB},
+        group_perms={"my-group": Right.SUB},
+    ),
+)
+SMALL = EmbeddedSettings(mapped_file_size_commit_log=1 << 20, max_hash_slot_num=1_000, max_index_num=4_000)
+GARBAGE = ("garbage", "-1", "9" * 5_000, "\N{BELL}[2J", "query 1 0 99", "theirs")
+INTERNAL = sorted(INTERNAL_PROPERTIES - {"TIMER_DEL_UNIQKEY"})
+BITS = [1 << bit for bit in range(31)] + [-(1 << 31), -1]
+
+
+class Attack:
+    """A server on a folder, and the requests of an account that has rights on its own topic and group only."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._crashes = folder, 0
+        self.serving = Serving(
+            engine=EmbeddedBroker(folder / "store", SMALL, VirtualClock()), acl=AclSettings(accounts=ACCOUNTS)
+        )
+        self.attacker = RecordingConnection(access_key="attacker")
+        self.owner = RecordingConnection(access_key="their-owner")
+        self.serving.server.load()
+        for topic in ("theirs", "mine"):
+            self.serving.engine.create_topic(topic, 1)
+
+    def records(self, topic: str) -> list[StoredRecord]:
+        """Return what is stored in queue 0 of a topic."""
+        return records_of(self.serving.engine, topic)
+
+    def crash(self) -> EmbeddedBroker:
+        """Return a started broker on the files that a kill would leave now. The doctor has opened them before."""
+        self._crashes += 1
+        copy = self.folder / f"crashed-{self._crashes}"
+        shutil.copytree(self.folder / "store", copy, ignore=shutil.ignore_patterns("lock"))
+        report = examine(copy, SMALL)
+        assert (report.problem, report.is_damaged) == (None, False)
+        broker = EmbeddedBroker(copy, SMALL, VirtualClock(self.serving.clock.now_ms()))
+        broker.start()
+        return broker
+
+    def sequenced(
+        self, *messages: Message, over: RecordingConnection, app_id: str = "query", version: int = 1, first: int = 0
+    ) -> RemotingCommand:
+        """Send messages to queue 0 of their topics with numbers."""
+        header = SendSequencedRequestHeader(
+            producer_group="g", app_id=app_id, version=version, partition=0, first=first, born_timestamp=1
+        )
+        body = encode_runs([(each, 0) for each in messages], {each.topic: each.topic for each in messages})
+        response = self.serving.request(RequestCode.SEND_SEQUENCED_MESSAGES, header, body, over=over)
+        assert response is not None
+        return response
+
+
+def records_of(broker: EmbeddedBroker, topic: str) -> list[StoredRecord]:
+    units = broker.store.consume_queue(topic, 0).unit_tuples(0, 10_000)
+    return [broker.store.read(offset, size) for offset, size, _ in units]
+
+
+@pytest.fixture
+def attack(tmp_path: Path) -> Iterator[Attack]:
+    attack = Attack(tmp_path)
+    yield attack
+    attack.serving.engine.close()
+
+
+# --- forms of a send ------------------------------------------------------------------------------------
+
+Send = Callable[[Attack, dict[str, str], int], RemotingCommand | None]
+
+
+def single(attack: Attack, properties: dict[str, str], sys_flag: int) -> RemotingCommand | None:
+    return attack.serving.send("mine", b"x", properties, over=attack.attacker, sys_flag=sys_flag)
+
+
+def long_names(attack: Attack, properties: dict[str, str], sys_flag: int) -> RemotingCommand | None:
+    header = SendMessageRequestHeader(
+        producer_group="g",
+        topic="mine",
+        default_topic="TBW102",
+        default_topic_queue_nums=4,
+        queue_id=0,
+        sys_flag=sys_flag,
+        born_timestamp=1,
+        flag=0,
+        properties=encode_properties_text(properties),
+    )
+    return attack.serving.request(RequestCode.SEND_MESSAGE, header, b"x", over=attack.attacker)
+
+
+def one_way(attack: Attack, properties: dict[str, str], sys_flag: int) -> RemotingCommand | None:
+    return attack.serving.send("mine", b"x", properties, over=attack.attacker, sys_flag=sys_flag, one_way=True)
+
+
+def batch(attack: Attack, properties: dict[str, str], sys_flag: int) -> RemotingCommand | None:
+    body = encode_batch([Message("mine", b"x", properties)] * 9)
+    fields: dict[str, Any] = {"batch": True, "sys_flag": sys_flag}
+    return attack.serving.send(
+        "mine", body, properties, code=RequestCode.SEND_BATCH_MESSAGE, over=attack.attacker, **fields
+    )
+
+
+def sequenced(attack: Attack, properties: dict[str, str], sys_flag: int) -> RemotingCommand | None:
+    sequenced.version += 1  # type: ignore[attr-defined]
+    message = Message("mine", b"x", properties)
+    return attack.sequenced(message, over=attack.attacker, version=sequenced.version)  # type: ignore[attr-defined]
+
+
+sequenced.version = 0  # type: ignore[attr-defined]
+
+
+def half(attack: Attack, properties: dict[str, str], sys_flag: int) -> RemotingCommand | None:
+    own = {"TRAN_MSG": "true", "PGROUP": "my-group"}
+    return attack.serving.send("mine", b"x", properties | own, over=attack.attacker, sys_flag=sys_flag)
+
+
+def delayed(attack: Attack, properties: dict[str, str], sys_flag: int) -> RemotingCommand | None:
+    delay = {"TIMER_DELAY_MS": "5000"}
+    return attack.serving.send("mine", b"x", properties | delay, over=attack.attacker, sys_flag=sys_flag)
+
+
+FORMS: tuple[Send, ...] = (single, long_names, one_way, batch, sequenced, half, delayed)
+by_form = pytest.mark.parametrize("send", FORMS, ids=lambda send: send.__name__)
+
+
+@by_form
+def test_no_bit_and_no_internal_property_of_a_client_is_stored(attack: Attack, send: Send) -> None:
+    """Each bit and each property with each kind of value. After a crash the store opens, with all messages.
+
+    Bits of a transaction would hide a message from the recovery; `__SEQUENCE=garbage` would end each start.
+    """
+    for bit in BITS:
+        send(attack, {"__SEQUENCE": "garbage", "KEYS": "k"}, bit)
+    for name in INTERNAL:
+        for value in GARBAGE:
+            send(attack, {name: value}, SysFlag.SEQUENCED)
+    attack.serving.advance(6_000)
+
+    stored = attack.records("mine")
+    assert len(stored) >= (0 if send is half else len(BITS) + len(INTERNAL) * len(GARBAGE))
+    own = {"__SEQUENCE"} if send is sequenced else set()
+    delays = {name for name in INTERNAL_PROPERTIES if name.startswith(("TIMER_", "REAL_"))} if send is delayed else {}
+    for record in [*stored, *attack.records("RMQ_SYS_TRANS_HALF_TOPIC")]:
+        names = INTERNAL_PROPERTIES & decode_properties(record.properties_bytes).keys()
+        is_half = record.topic != "mine"
+        assert names <= own.union(delays, {"REAL_TOPIC", "REAL_QID", "TRANSACTION_CHECK_TIMES"} if is_half else ())
+        assert record.sys_flag & ~(SysFlag.OF_CLIENTS | (SysFlag.SEQUENCED if own else 0)) == 0
+    with attack.crash() as broker:
+        assert [each.body for each in records_of(broker, "mine")] == [each.body for each in stored]
+
+
+@by_form
+@pytest.mark.parametrize("name", sorted(ORIGIN_PROPERTIES))
+def test_a_message_for_an_ordinary_topic_has_no_origin(attack: Attack, send: Send, name: str) -> None:
+    send(attack, {name: "theirs"}, 0)
+    attack.serving.advance(6_000)
+
+    for record in [*attack.records("mine"), *attack.records("RMQ_SYS_TRANS_HALF_TOPIC")]:
+        assert name not in decode_properties(record.properties_bytes)
+
+
+@pytest.mark.parametrize("send", [single, long_names, batch, sequenced, half, delayed], ids=lambda send: send.__name__)
+def test_a_delete_marker_of_a_client_is_refused(attack: Attack, send: Send) -> None:
+    """Without its mark it would be delivered to consumers. The error says how a message is cancelled."""
+    response = send(attack, {"TIMER_DEL_UNIQKEY": "theirs+0A0B", "UNIQ_KEY": "0A0B"}, 0)
+
+    assert response is not None
+    assert response.code == ResponseCode.MESSAGE_ILLEGAL
+    assert response.remark == (
+        "property TIMER_DEL_UNIQKEY is one that only brokers write; to cancel a delayed message, pass its handle to "
+        "cancel (Java: recallMessage)"
+    )
+
+
+def test_what_describes_the_body_is_kept(attack: Attack) -> None:
+    single(attack, {"TAGS": "t"}, 0x303)
+
+    assert [record.sys_flag for record in attack.records("mine")] == [0x303]
+
+
+def test_a_reply_has_no_internal_property(attack: Attack) -> None:
+    serving, requester = attack.serving, attack.owner
+    serving.heartbeat("", producers=["p"], over=requester, client_id="their@1")
+    reply = {"MSG_TYPE": "reply", "CORRELATION_ID": "c", "REPLY_TO_CLIENT": "their@1"}
+    forged = dict.fromkeys((*INTERNAL, *sorted(ORIGIN_PROPERTIES)), "theirs")
+
+    code = RequestCode.SEND_REPLY_MESSAGE_V2
+    serving.send("c_REPLY_TOPIC", b"x", reply | forged, code=code, over=attack.attacker, sys_flag=-2)
+
+    [pushed] = requester.pushed
+    words = set(pushed.ext_fields["properties"].replace("\2", "\1").split("\1"))
+    assert not (INTERNAL_PROPERTIES | ORIGIN_PROPERTIES) & words
+    assert pushed.ext_fields["sysFlag"] == str(SysFlag.OF_CLIENTS & -2)
+
+
+def test_an_application_in_the_brokers_process_cannot_set_them_either(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path / "store", SMALL, VirtualClock()) as broker:
+        broker.create_topic("mine", 1)
+        forged = dict.fromkeys((*INTERNAL, *sorted(ORIGIN_PROPERTIES)), "garbage")
+        broker.send(Message("mine", b"x", forged))
+        broker.send_batch([Message("mine", b"x", forged)] * 20)
+        broker.send_one_way(Message("mine", b"x", forged))
+
+        for record in records_of(broker, "mine"):
+            assert decode_properties(record.properties_bytes).keys() == {"UNIQ_KEY"}
+
+
+# --- sequenced sends ------------------------------------------------------------------------------------
+
+
+def stored_and_repeated(response: RemotingCommand) -> tuple[int, int]:
+    assert response.code == ResponseCode.SUCCESS, response
+    answer = response.header(SendSequencedResponseHeader)
+    return answer.stored, answer.repeated
+
+
+def test_the_application_id_of_another_account_drops_none_of_its_rows(attack: Attack) -> None:
+    """Otherwise the rows of the owner would be dropped as repeats, with a success response."""
+    forged = attack.sequenced(Message("mine", b"x"), over=attack.attacker, version=2**63 - 1)
+    rows = [Message("theirs", b"row") for _ in range(3)]
+
+    first = attack.sequenced(*rows, over=attack.owner)
+    again = attack.sequenced(*rows, over=attack.owner)
+
+    assert stored_and_repeated(forged) == (1, 0)
+    assert (stored_and_repeated(first), stored_and_repeated(again)) == ((3, 0), (0, 3))
+
+
+def test_each_account_has_its_numbers_after_a_crash(attack: Attack) -> None:
+    attack.sequenced(Message("theirs", b"row"), over=attack.owner)
+    attack.sequenced(Message("mine", b"x"), over=attack.attacker, version=9)
+
+    with attack.crash() as broker:
+        attack.serving.engine.close()
+        attack.serving = Serving(engine=broker, acl=AclSettings(accounts=ACCOUNTS))
+        attack.serving.server.load()
+        repeated = attack.sequenced(Message("theirs", b"row"), over=attack.owner)
+
+        assert stored_and_repeated(repeated) == (0, 1)
+
+
+def test_consumers_do_not_read_the_access_key_in_a_sequenced_message(attack: Attack) -> None:
+    attack.sequenced(Message("theirs", b"row"), over=attack.owner)
+
+    assert b"their-owner" not in attack.records("theirs")[0].properties_bytes
+
+
+def test_without_access_control_the_key_is_the_application_id(tmp_path: Path) -> None:
+    """The table of an earlier version stays valid."""
+    with Serving() as serving:
+        serving.engine.create_topic("orders", 1)
+        header = SendSequencedRequestHeader(
+            producer_group="g", app_id="query", version=1, partition=0, first=0, born_timestamp=1
+        )
+        body = encode_runs([(Message("orders", b"x"), 0)], {"orders": "orders"})
+        serving.request(RequestCode.SEND_SEQUENCED_MESSAGES, header, body)
+
+        assert (
+            decode_properties(records_of(serving.engine, "orders")[0].properties_bytes)["__SEQUENCE"] == "query 1 0 0"
+        )
+
+
+@pytest.mark.parametrize("prefix", ["", "%RETRY%", "%DLQ%"])
+def test_a_sequenced_send_creates_no_more_than_an_ordinary_one(prefix: str) -> None:
+    """Topics and groups are limited for each account, whatever request creates them."""
+    account = Account(
+        access_key="creator",
+        secret_key=SECRET,
+        default_topic_perm=Right.PUB | Right.SUB,
+        default_group_perm=Right.SUB,
+    )
+    burst = 5
+    with Serving(BrokerServerSettings(auto_create_burst=burst), acl=AclSettings(accounts=(account,))) as serving:
+        creator = RecordingConnection(access_key="creator")
+        before = serving.engine.topics.count()
+        for number in range(burst + 5):
+            topic = f"{prefix}new-{number}"
+            header = SendSequencedRequestHeader(
+                producer_group="g", app_id="query", version=number, partition=0, first=0, born_timestamp=1
+            )
+            body = encode_runs([(Message(topic, b"x"), 0)], {topic: topic})
+            response = serving.request(RequestCode.SEND_SEQUENCED_MESSAGES, header, body, over=creator)
+
+        assert response is not None
+        assert response.code == ResponseCode.SYSTEM_BUSY
+        assert "auto-create-burst" in str(response.remark)
+        assert serving.engine.topics.count() - before <= 2 * burst + 2
+
+
+def test_one_account_displaces_only_its_own_applications(tmp_path: Path) -> None:
+    """Otherwise repeats of the other account would be stored again."""
+    few = EmbeddedSettings(max_send_sequences=4)
+    serving = Serving(engine=EmbeddedBroker(None, few, VirtualClock()), acl=AclSettings(accounts=ACCOUNTS))
+    with serving:
+        for topic in ("theirs", "mine"):
+            serving.engine.create_topic(topic, 1)
+        attack = Attack.__new__(Attack)
+        attack.serving = serving
+        owner, attacker = (RecordingConnection(access_key=key) for key in ("their-owner", "attacker"))
+        attack.sequenced(Message("theirs", b"row"), over=owner)
+        for number in range(10):
+            serving.clock.move_ms(1)
+            attack.sequenced(Message("mine", b"x"), over=attacker, app_id=f"flood-{number}")
+
+        repeated = attack.sequenced(Message("theirs", b"row"), over=owner)
+
+    assert stored_and_repeated(repeated) == (0, 1)
