@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mqtemplate.errors import BrokerError
+from mqtemplate.message import INTERNAL_PROPERTIES
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.codes import PullSysFlag
 from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader, PullMessageResponseHeader
 from mqtemplate.remoting.protocol.messages import decode_messages
+from mqtemplate.remoting.protocol.properties import encode_properties_text
+from mqtemplate.remoting.settings import Credentials
 from tests.server.process import BrokerProcess
-from tests.server.tool import Tool
+from tests.server.tool import Tool, send_header
 
 PRODUCERS = 4
 MIN_MESSAGES = 200
@@ -88,3 +94,26 @@ def test_every_acknowledged_message_survives_sigkill(tmp_path: Path) -> None:
     for sent, stored in zip(acknowledged, found, strict=True):
         assert stored[: len(sent)] == sent  # in order
         assert len(stored) <= len(sent) + 1  # The response to one more message may have been lost.
+
+
+def test_no_message_of_an_account_keeps_a_killed_broker_from_starting_again(tmp_path: Path) -> None:
+    """Flags and properties with a meaning inside the broker are masked. The doctor opens the folder as well."""
+    rights = "topic-perms: {orders: PUB|SUB}, group-perms: {reader: SUB}"
+    accounts = f"[{{access-key: attacker, secret-key: a-secret-key, {rights}}}]"
+    (tmp_path / "application.yml").write_text(f"mqtemplate: {{server: {{acl: {{enabled: true, accounts: {accounts}}}}}}}")
+    credentials = Credentials(access_key="attacker", secret_key="a-secret-key")
+    forged = encode_properties_text(dict.fromkeys(sorted(INTERNAL_PROPERTIES - {"TIMER_DEL_UNIQKEY"}), "garbage"))
+
+    with BrokerProcess(tmp_path) as process:
+        with Tool(process.address, credentials) as tool:
+            for bit in range(31):
+                header = replace(send_header("orders", properties=forged), sys_flag=1 << bit)
+                assert tool.request(RequestCode.SEND_MESSAGE_V2, header, b"x").code == ResponseCode.SUCCESS
+        process.kill()
+    doctor = [sys.executable, "-m", "mqtemplate", "doctor", str(tmp_path / "store")]
+    examined = subprocess.run(doctor, cwd=tmp_path, capture_output=True, text=True, check=False)
+    with BrokerProcess(tmp_path) as process, Tool(process.address, credentials) as tool:
+        bodies = read_all(tool, 0)
+
+    assert examined.returncode == 0, examined.stdout + examined.stderr
+    assert bodies == [b"x"] * 31

@@ -1,22 +1,40 @@
-"""Sequences of any requests of a low-privilege account: it reads nothing of others, and changes nothing of theirs."""
+"""Sequences of any requests of a low-privilege account: it reads nothing of others, and changes nothing of theirs.
+
+After each sequence the files that a SIGKILL would leave are opened, by the doctor and by a broker.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from mqtemplate.admin.doctor.report import examine
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
+from mqtemplate.clock import VirtualClock
 from mqtemplate.delay.recall_handle import decode_handle, encode_handle
-from mqtemplate.message import Message, MessageQueue, parse_offset_msg_id
+from mqtemplate.message import (
+    INTERNAL_PROPERTIES,
+    ORIGIN_PROPERTIES,
+    Message,
+    MessageQueue,
+    SendSequence,
+    parse_offset_msg_id,
+)
 from mqtemplate.pending import PendingQuery
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.acl import sign_command
 from mqtemplate.remoting.protocol.headers.fields import BoundaryType, declared_fields
 from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
+from mqtemplate.remoting.protocol.messages import encode_batch
 from mqtemplate.remoting.protocol.properties import encode_properties_text
+from mqtemplate.remoting.protocol.sequenced import encode_runs
 from mqtemplate.results import TransactionState
 from mqtemplate.server import Account, AclSettings, Right
 from mqtemplate.server.acl.rights import ANY_ACCOUNT, RIGHTS
@@ -36,13 +54,16 @@ ACCOUNTS = (
     ),
 )
 QUEUE = MessageQueue("theirs", "broker-a", 0)
+SETTINGS = EmbeddedSettings(mapped_file_size_commit_log=1 << 20, max_hash_slot_num=1_000, max_index_num=4_000)
 
 
 class Others:
     """A server on which other accounts have messages, a transaction, a consumer, a lock and settings."""
 
-    def __init__(self) -> None:
-        self.serving = serving = Serving(acl=AclSettings(accounts=ACCOUNTS))
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        engine = EmbeddedBroker(folder / "store", SETTINGS, VirtualClock())
+        self.serving = serving = Serving(engine=engine, acl=AclSettings(accounts=ACCOUNTS))
         serving.server.load()
         engine = serving.engine
         for topic in ("theirs", "mine"):
@@ -55,6 +76,7 @@ class Others:
         response = serving.send("theirs", HIDDEN, half, sys_flag=4, over=self.client)
         assert response is not None
         self.half = response.header(SendMessageResponseHeader)
+        engine.send_sequenced([(Message("theirs", b"row"), QUEUE)], SendSequence("query", 1, 0))
         engine.offsets.commit("their-group", "theirs", 0, 1)
         serving.server.locks.lock("their-group", "their@1", [QUEUE])
         serving.server.name_server.entries.put("shops", "berlin", "open")
@@ -94,6 +116,25 @@ class Others:
         properties = {"MSG_TYPE": "reply", "CORRELATION_ID": "c", "REPLY_TO_CLIENT": "their@1"}
         code = RequestCode.SEND_REPLY_MESSAGE_V2
         self.serving.send("DefaultCluster_REPLY_TOPIC", HIDDEN, properties, code=code, over=self.client)
+
+    def crash(self) -> EmbeddedBroker:
+        """Return a started broker on the files that a kill would leave now. The doctor has opened them before."""
+        copy = self.folder / "crashed"
+        shutil.copytree(self.folder / "store", copy, ignore=shutil.ignore_patterns("lock"))
+        report = examine(copy, SETTINGS)
+        assert (report.problem, report.is_damaged) == (None, False)
+        broker = EmbeddedBroker(copy, SETTINGS, VirtualClock(self.serving.clock.now_ms()))
+        broker.start()
+        return broker
+
+    def check_after_crash(self) -> None:
+        """Assert that nothing of others is gone, and that their sequenced send is not stored again."""
+        engine = self.serving.engine
+        with self.crash() as broker:
+            assert broker.store.topic_ends()["theirs"] == engine.store.topic_ends()["theirs"]
+            assert broker.count_pending(PendingQuery(topic="theirs")).total == 1
+            again = broker.send_sequenced([(Message("theirs", b"row"), QUEUE)], SendSequence("query", 1, 0))
+            assert (again.stored, again.repeated) == (0, 1)
 
     def can_commit(self) -> bool:
         """Return True if the transaction of others is still open: its producer commits it."""
@@ -135,6 +176,17 @@ PROPERTIES = (
     {"TRAN_MSG": "true", "PGROUP": "their-producers", "UNIQ_KEY": "0A0B", "REAL_TOPIC": "theirs"},
     {"MSG_TYPE": "reply", "CORRELATION_ID": "c", "REPLY_TO_CLIENT": "their@1"},
 )
+FORGED = ("garbage", "theirs", "0A0B", "9" * 400, "query 9 0 99", "-1")
+"""Values of internal properties."""
+BITS = (0, 0, -1, *(1 << bit for bit in range(31)), -(1 << 31))
+
+
+@st.composite
+def properties(draw: st.DrawFn) -> dict[str, str]:
+    """Return properties, mostly with one that has a meaning inside a broker."""
+    chosen = draw(st.sampled_from(PROPERTIES))
+    name = draw(st.sampled_from(("", *sorted(INTERNAL_PROPERTIES | ORIGIN_PROPERTIES))))
+    return chosen | ({name: draw(st.sampled_from(FORGED))} if name else {})
 
 
 topics, groups = st.sampled_from(TOPICS), st.sampled_from(GROUPS)
@@ -174,7 +226,13 @@ def requests(draw: st.DrawFn, codes: tuple[int, ...], others: Others) -> Remotin
         values = {field.name: draw(_values(field, others)) for field, _, _ in declared_fields(kind)}
         fields = kind(**values).to_ext_fields()
         fields.pop(draw(st.sampled_from(("", "", "", *fields))), None)
-    request = RemotingCommand(code, 7, draw(st.sampled_from((0, 0, 0, 2))), ext_fields=fields, body=draw(bodies()))
+    body = draw(bodies())
+    if code == RequestCode.SEND_SEQUENCED_MESSAGES:
+        topic = draw(topics)
+        body = encode_runs([(Message(topic, b"x", draw(properties())), 0)], {topic: topic})
+    elif code == RequestCode.SEND_BATCH_MESSAGE:
+        body = encode_batch([Message("any", b"x", draw(properties())), Message("any", b"y", draw(properties()))])
+    request = RemotingCommand(code, 7, draw(st.sampled_from((0, 0, 0, 2))), ext_fields=fields, body=body)
     request.version = draw(st.sampled_from((399, 479)))
     return request
 
@@ -186,7 +244,9 @@ def _values(field: dataclasses.Field[object], others: Others) -> st.SearchStrate
     if "Boundary" in kind:
         return st.just(BoundaryType.LOWER)
     if "Long" in kind or "int" in kind:
-        numbers = {
+        numbers: dict[str, tuple[int, ...] | list[int]] = {
+            "sys_flag": BITS,
+            "version": (1, 9, 2**63 - 1),
             "commit_or_rollback": (0, 8, 12),
             "tran_state_table_offset": (others.half.queue_offset, 1),
             "commit_log_offset": others.offsets[2:],
@@ -195,7 +255,9 @@ def _values(field: dataclasses.Field[object], others: Others) -> st.SearchStrate
         }
         return st.sampled_from(numbers.get(name, (0, 0, 1, -1, 6, 32, *others.offsets)))
     if name == "properties":
-        return st.sampled_from(PROPERTIES).map(encode_properties_text)
+        return properties().map(encode_properties_text)
+    if name == "app_id":
+        return st.just("query")
     if "handle" in name:
         return st.sampled_from(others.handles)
     if "topic" in name:
@@ -213,14 +275,18 @@ def _values(field: dataclasses.Field[object], others: Others) -> st.SearchStrate
 
 
 @settings(
-    max_examples=100,
+    max_examples=40,
     deadline=None,
     phases=PHASES,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(data=st.data())
 def test_a_low_privilege_account_reads_and_changes_nothing_of_others(data: st.DataObject) -> None:
-    others = Others()
+    with tempfile.TemporaryDirectory() as folder:
+        check_sequence(data, Others(Path(folder)))
+
+
+def check_sequence(data: st.DataObject, others: Others) -> None:
     serving, attacker = others.serving, RecordingConnection(access_key="low-privilege")
     codes = tuple(sorted(serving.server.all_processors))
     before = others.state()
@@ -236,6 +302,7 @@ def test_a_low_privilege_account_reads_and_changes_nothing_of_others(data: st.Da
     received = [*attacker.replies, *attacker.pushed, *(response for _, response in responses if response is not None)]
     assert not [str(command) for command in received if HIDDEN in command.body]
     assert others.state() == before
+    others.check_after_crash()
     assert others.can_commit()
     for code, response in responses:
         if response is not None and code not in RIGHTS and code not in ANY_ACCOUNT:

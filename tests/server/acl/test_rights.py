@@ -200,3 +200,24 @@ def _row(code: RequestCode) -> tuple[str, str, str, str]:
     else:
         right, test = "not served", test_a_request_is_not_served
     return str(int(code)), code.name, right, f"{test.__name__}[{code.name}]"
+
+
+# --- topics that the default rights do not open ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("topic", ["RMQ_SYS_TRACE_TOPIC", "mqtemplate_dead_letter_marks", "TBW102", "CHECKPOINT_TOPIC"])
+def test_the_default_rights_open_no_topic_of_the_system_for_readers(topic: str) -> None:
+    """Clients of all accounts write ids and keys of their messages to the trace topic. Marks belong to operators."""
+    default = Account(access_key="default-rights", secret_key=SECRET, default_topic_perm=Right.PUB | Right.SUB)
+    own = Account(access_key="own-right", secret_key=SECRET, topic_perms={topic: Right.SUB})
+
+    assert not default.may("topic", topic, Right.SUB)
+    assert own.may("topic", topic, Right.SUB)
+
+
+def test_the_default_right_to_send_includes_the_trace_topic_only() -> None:
+    """A producer with tracing sends there, and would fail without it."""
+    default = Account(access_key="default-rights", secret_key=SECRET, default_topic_perm=Right.PUB | Right.SUB)
+
+    assert default.may("topic", "RMQ_SYS_TRACE_TOPIC", Right.PUB)
+    assert not default.may("topic", "mqtemplate_dead_letter_marks", Right.PUB)
