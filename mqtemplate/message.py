@@ -38,6 +38,7 @@ __all__ = [
     "offset_msg_id",
     "offset_msg_ids",
     "parse_offset_msg_id",
+    "valid_time",
 ]
 
 
@@ -183,6 +184,7 @@ RESERVED_PROPERTIES = frozenset(value for name, value in vars(Property).items() 
 
 _MAX_APP_ID_LENGTH = 255
 _MAX_LONG = 2**63 - 1
+_MAX_TIME_MS = 253_402_214_400_000 - 1  # the last day of the year 9999 is left out: it has not begun in all time zones
 _OFFSET_MSG_ID = re.compile(r"(?:[0-9a-fA-F]{32}|[0-9a-fA-F]{56})")
 
 
@@ -439,6 +441,11 @@ def client_properties(properties: Mapping[str, str], topic: str) -> Mapping[str,
     if left_out.isdisjoint(properties):
         return properties
     return {name: value for name, value in properties.items() if name not in left_out}
+
+
+def valid_time(time_ms: int) -> int:
+    """Return a time (epoch ms) that a client gave, or the nearest one that calendars have: the years 1970 to 9999."""
+    return min(max(time_ms, 0), _MAX_TIME_MS)
 
 
 def join_keys(keys: str | Iterable[str]) -> str:

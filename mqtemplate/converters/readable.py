@@ -17,7 +17,10 @@ def time_text(time_ms: int | None) -> str:
     """Return a time (epoch ms) in the local time zone, to the second; empty for None."""
     if time_ms is None:
         return ""
-    return datetime.fromtimestamp(time_ms / 1_000).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    try:
+        return datetime.fromtimestamp(time_ms / 1_000).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):  # a producer may have set any number
+        return f"{time_ms} ms"
 
 
 def size_text(size: float) -> str:

@@ -7,6 +7,7 @@ import binascii
 from typing import NamedTuple
 
 from mqtemplate.errors import MessageError
+from mqtemplate.numbers import parse_number
 from mqtemplate.record.properties import TIMER_OUT_MS, UNIQ_KEY, find_property
 
 _VERSION = "v1"
@@ -48,7 +49,12 @@ def decode_handle(text: str) -> RecallHandle:
         version, topic, broker_name, deliver_ms, msg_id, *rest = words
         if version != _VERSION:
             raise ValueError(f"its version is {version!r}")
-        return RecallHandle(topic, broker_name, int(deliver_ms), msg_id, int(rest[0]) if rest else -1)
+        if rest:  # a client may send a message id with spaces
+            msg_id = " ".join((msg_id, *rest[:-1]))
+        offset = parse_number(rest[-1]) if rest else -1
+        if offset is None:
+            raise ValueError(f"its physical offset is {rest[-1][:40]!r}")
+        return RecallHandle(topic, broker_name, int(deliver_ms), msg_id, offset)
     except (binascii.Error, ValueError) as exc:
         raise MessageError(
             f"{text!r} is not a handle of a pending message ({exc}); pass SendResult.handle unchanged, or key=..."

@@ -100,7 +100,9 @@ def test_no_message_of_an_account_keeps_a_killed_broker_from_starting_again(tmp_
     """Flags and properties with a meaning inside the broker are masked. The doctor opens the folder as well."""
     rights = "topic-perms: {orders: PUB|SUB}, group-perms: {reader: SUB}"
     accounts = f"[{{access-key: attacker, secret-key: a-secret-key, {rights}}}]"
-    (tmp_path / "application.yml").write_text(f"mqtemplate: {{server: {{acl: {{enabled: true, accounts: {accounts}}}}}}}")
+    (tmp_path / "application.yml").write_text(
+        f"mqtemplate: {{server: {{acl: {{enabled: true, accounts: {accounts}}}}}}}"
+    )
     credentials = Credentials(access_key="attacker", secret_key="a-secret-key")
     forged = encode_properties_text(dict.fromkeys(sorted(INTERNAL_PROPERTIES - {"TIMER_DEL_UNIQKEY"}), "garbage"))
 

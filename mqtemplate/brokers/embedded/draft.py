@@ -25,7 +25,7 @@ from mqtemplate.message import (
 )
 from mqtemplate.record.arrays import to_rows
 from mqtemplate.record.codec import EncodedMessage, RecordDraft, StoredRecord, pack_host
-from mqtemplate.record.layout import SysFlag
+from mqtemplate.record.layout import MAX_PROPERTIES_BYTES, SysFlag
 from mqtemplate.record.properties import (
     PROPERTY_SEPARATOR,
     TAGS,
@@ -44,6 +44,8 @@ _Encoded = tuple[bytes, int, str | None, bool]
 SPECIAL_PROPERTIES = INTERNAL_PROPERTIES.union(DELAY_PROPERTIES, ORIGIN_PROPERTIES)
 """Properties that request a delay, or that clients may not set, at least not everywhere. Most messages have none."""
 
+_ROOM_FOR_CHECKS = 100
+"""Bytes that transaction checks add to the properties. Without room for them a transaction would stay open for ever."""
 _MAX_RECONSUME_TIMES = 2**31 - 1
 _DEFAULT_LEVELS = DelayLevels.parse()
 _FEWEST_ALIKE = 16
@@ -246,6 +248,11 @@ class DraftMaker:
         properties |= {Property.REAL_TOPIC: message.topic, Property.REAL_QID: str(queue_id)}
         draft.topic, draft.queue_id, draft.delay_ms = HALF_TOPIC, 0, -1
         draft.properties = encode_properties(properties)
+        if len(draft.properties) > MAX_PROPERTIES_BYTES - _ROOM_FOR_CHECKS:
+            raise MessageError(
+                f"keys, tags and properties take {len(draft.properties)} bytes, allowed are "
+                f"{MAX_PROPERTIES_BYTES - _ROOM_FOR_CHECKS} in a transaction; move data into the body"
+            )
         return draft, unique_id
 
     def make_committed(self, half: StoredRecord, now_ms: int) -> RecordDraft:

@@ -75,7 +75,7 @@ class EmbeddedSettings(StoreSettings):
 
     max_send_sequences: Annotated[int, Ge(1)] = 100_000
     """Partitions of sequenced sends that the broker remembers. With more, it forgets the writer that is unused for the
-    longest time: repeats of its messages would be stored again."""
+    longest time, one of the account that has the most: repeats of its messages would be stored again."""
 
     def timer_limits(self) -> TimerLimits:
         """Return the limits of timers."""

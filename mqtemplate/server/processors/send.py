@@ -22,6 +22,7 @@ from mqtemplate.message import (
     Property,
     copy_properties,
     offset_msg_id,
+    valid_time,
 )
 from mqtemplate.record.codec import RecordDraft, pack_host
 from mqtemplate.record.dead_letter import CAUSES
@@ -272,7 +273,7 @@ class SendProcessor:
 
 def _origin(sent: SendMessageRequestHeader, remote: HostAddress) -> _Origin:
     times = max(sent.reconsume_times or 0, 0)
-    return sent.sys_flag & SysFlag.OF_CLIENTS, sent.born_timestamp, _pack_host(remote), times
+    return sent.sys_flag & SysFlag.OF_CLIENTS, valid_time(sent.born_timestamp), _pack_host(remote), times
 
 
 def _set_origin(draft: RecordDraft, origin: _Origin) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mqtemplate.errors import MessageError, SendError
-from mqtemplate.message import Message, SendSequence
+from mqtemplate.message import Message, SendSequence, valid_time
 from mqtemplate.record.codec import EncodedMessage, RecordDraft, pack_host
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
@@ -40,7 +40,7 @@ class SequencedSendProcessor:
         born_host = pack_host(connection.remote)
 
         def complete(draft: RecordDraft) -> None:
-            draft.born_host, draft.born_timestamp = born_host, header.born_timestamp
+            draft.born_host, draft.born_timestamp = born_host, valid_time(header.born_timestamp)
 
         sequence = SendSequence(header.app_id, header.version, header.partition, header.first)
         account = self.server.access.key_of(request)

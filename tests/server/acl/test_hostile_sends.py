@@ -5,6 +5,7 @@ A crash is a copy of the folder while the server runs: the files that a SIGKILL 
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -343,3 +344,45 @@ def test_one_account_displaces_only_its_own_applications(tmp_path: Path) -> None
         repeated = attack.sequenced(Message("theirs", b"row"), over=owner)
 
     assert stored_and_repeated(repeated) == (0, 1)
+
+
+# --- numbers --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("send", [single, batch, sequenced], ids=lambda send: send.__name__)
+@pytest.mark.parametrize(("sent_ms", "stored_ms"), [(2**63 - 1, 253_402_214_399_999), (-(2**63), 0), (10**15, None)])
+def test_a_time_of_birth_is_one_that_calendars_have(
+    attack: Attack, send: Send, sent_ms: int, stored_ms: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise one message keeps commands and pages from showing all the others of its topic."""
+    request = attack.serving.request
+
+    def with_time(code: int, header: Any = None, *args: Any, **kwargs: Any) -> RemotingCommand | None:
+        return request(code, dataclasses.replace(header, born_timestamp=sent_ms), *args, **kwargs)
+
+    monkeypatch.setattr(attack.serving, "request", with_time)
+
+    send(attack, {}, 0)
+
+    expected = 253_402_214_399_999 if stored_ms is None else stored_ms
+    assert {record.born_timestamp for record in attack.records("mine")} == {expected}
+
+
+def test_properties_of_a_transaction_leave_room_for_its_checks(attack: Attack) -> None:
+    """Otherwise neither a check nor its end by the broker could be stored, and it would stay open for ever."""
+    response = half(attack, {"own": "x" * 32_480}, 0)
+
+    assert response is not None
+    assert response.code == ResponseCode.MESSAGE_ILLEGAL
+    assert "in a transaction; move data into the body" in str(response.remark)
+
+
+def test_a_message_id_with_spaces_can_be_cancelled_by_its_handle(attack: Attack) -> None:
+    """Its handle separates words by spaces. A call for a key must not end in the middle of its messages."""
+    engine = attack.serving.engine
+    delayed(attack, {"UNIQ_KEY": "a b 7", "KEYS": "k"}, 0)
+    delayed(attack, {"UNIQ_KEY": "0A0B", "KEYS": "k"}, 0)
+
+    moved = engine.reschedule(key="k", deliver_ms=attack.serving.clock.now_ms() + 60_000)
+
+    assert (moved.count, engine.cancel(",".join(moved.handles)).count) == (2, 2)

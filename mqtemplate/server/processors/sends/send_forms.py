@@ -31,7 +31,7 @@ _CODES = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
 # Keys have bytes only that are equal in JSON and in a record, and that end no value.
 _VALUES = {
     "queue_id": field_value("e", rb"[0-9]{1,9}", b"123456789"),
-    "born": field_value("g", rb"[0-9]{1,18}", b"987654321987"),
+    "born": field_value("g", rb"[0-9]{1,14}", b"987654321987"),
     "unique_id": HeaderValue(
         rb"(?<=UNIQ_KEY\\u0001)", rb"[0-9A-Za-z]+", rb'(?=\\u0002|")', b"0FORM0ID0", is_optional=True
     ),
