@@ -16,7 +16,6 @@ from typing import NamedTuple, Self
 
 from mqtemplate.errors import MessageError
 from mqtemplate.numbers import parse_number
-from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 
 __all__ = [
     "BROKER_PROPERTIES",
@@ -31,7 +30,6 @@ __all__ = [
     "PackedBody",
     "Property",
     "SendSequence",
-    "client_properties",
     "copy_properties",
     "create_unique_id",
     "join_keys",
@@ -175,8 +173,6 @@ ORIGIN_PROPERTIES = frozenset(
 """Properties of a retry or a dead letter: the message that failed. A consumer that cannot send a message back sends a
 copy to the retry topic itself (RocketMQ: ``DefaultMQPushConsumerImpl.sendMessageBack``), with these properties. In a
 message for any other topic they would give it a false origin."""
-
-_INTERNAL_OR_ORIGIN = INTERNAL_PROPERTIES | ORIGIN_PROPERTIES
 
 RESERVED_PROPERTIES = frozenset(value for name, value in vars(Property).items() if not name.startswith("_"))
 """Names that an application cannot use for its own properties: all names in `Property`."""
@@ -420,27 +416,6 @@ _unique_ids = _UniqueIds()
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
     os.register_at_fork(after_in_child=_unique_ids.restart)
 create_unique_id = _unique_ids.next
-
-
-def client_properties(properties: Mapping[str, str], topic: str) -> Mapping[str, str]:
-    """Return the properties of a message for *topic* without those that a client or an application may not set.
-
-    Every message that is not written by the broker itself passes here; the same object is returned if all is allowed.
-    A consumer may forward a message with all properties that it received, so they are left out and no error is raised.
-
-    Raises:
-        MessageError: The message is a delete marker for a timer: without its mark it would be delivered.
-    """
-    if Property.TIMER_DEL_UNIQKEY in properties:
-        raise MessageError(
-            f"property {Property.TIMER_DEL_UNIQKEY} is one that only brokers write; to cancel a delayed message, pass "
-            "its handle to cancel (Java: recallMessage)"
-        )
-    has_origin = topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX))
-    left_out = INTERNAL_PROPERTIES if has_origin else _INTERNAL_OR_ORIGIN
-    if left_out.isdisjoint(properties):
-        return properties
-    return {name: value for name, value in properties.items() if name not in left_out}
 
 
 def valid_time(time_ms: int) -> int:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mqtemplate.message import Property
+from mqtemplate.errors import MessageError
+from mqtemplate.message import INTERNAL_PROPERTIES, ORIGIN_PROPERTIES, Property
 from mqtemplate.record.layout import CHECK_NAME
+from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 
 NAME_VALUE_SEPARATOR = b"\x01"
 PROPERTY_SEPARATOR = b"\x02"
@@ -29,6 +31,8 @@ TIMER_ENQUEUE_MS = Property.TIMER_ENQUEUE_MS.encode()
 TIMER_OUT_MS = Property.TIMER_OUT_MS.encode()
 TIMER_ROLL_TIMES = Property.TIMER_ROLL_TIMES.encode()
 UNIQ_KEY = Property.UNIQ_KEY.encode()
+
+_INTERNAL_OR_ORIGIN = INTERNAL_PROPERTIES | ORIGIN_PROPERTIES
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
@@ -86,3 +90,24 @@ def may_have_property(data: bytes, name: bytes) -> bool:
 def property_format(name: bytes, value: bytes = b"%d") -> bytes:
     """Return an encoded property with a placeholder for ``%`` (or with a regular expression) as its value."""
     return name + NAME_VALUE_SEPARATOR + value + PROPERTY_SEPARATOR
+
+
+def client_properties(properties: Mapping[str, str], topic: str) -> Mapping[str, str]:
+    """Return the properties of a message for *topic* without those that a client or an application may not set.
+
+    Every message that is not written by the broker itself passes here; the same object is returned if all is allowed.
+    A consumer may forward a message with all properties that it received, so they are left out and no error is raised.
+
+    Raises:
+        MessageError: The message is a delete marker for a timer: without its mark it would be delivered.
+    """
+    if Property.TIMER_DEL_UNIQKEY in properties:
+        raise MessageError(
+            f"property {Property.TIMER_DEL_UNIQKEY} is one that only brokers write; to cancel a delayed message, pass "
+            "its handle to cancel (Java: recallMessage)"
+        )
+    has_origin = topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX))
+    left_out = INTERNAL_PROPERTIES if has_origin else _INTERNAL_OR_ORIGIN
+    if left_out.isdisjoint(properties):
+        return properties
+    return {name: value for name, value in properties.items() if name not in left_out}

@@ -19,7 +19,6 @@ from mqtemplate.message import (
     Message,
     MessageExt,
     Property,
-    client_properties,
     copy_properties,
     create_unique_id,
 )
@@ -30,6 +29,7 @@ from mqtemplate.record.properties import (
     PROPERTY_SEPARATOR,
     TAGS,
     UNIQ_KEY,
+    client_properties,
     decode_properties,
     encode_properties,
     find_property,

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 
 from mqtemplate.brokers.requests import received_reply
 from mqtemplate.errors import BrokerError, ConversionError
-from mqtemplate.message import Message, Property, client_properties
+from mqtemplate.message import Message, Property
 from mqtemplate.record.compression import decompress_body
 from mqtemplate.record.layout import SysFlag
+from mqtemplate.record.properties import client_properties
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
