@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -24,8 +23,7 @@ from mqtemplate.selectors.tags import Selector, TagSelector
 from mqtemplate.server.pulls.read_ahead import ReadAhead
 from mqtemplate.store.message_store import MessageStore
 
-_log = LimitedLog(get_logger("mqtemplate.server"), lambda: int(time.monotonic() * 1_000))
-"""A client may pull a corrupt record again and again."""
+_log = get_logger("mqtemplate.server")
 
 _MAX_UNITS = 4_096
 """Maximum number of consume queue units that one pull reads."""
@@ -132,6 +130,7 @@ class RawReader:
         self.store = store
         self.reader = reader
         self._read_ahead = ReadAhead(store)
+        self._limited_log = LimitedLog(_log, store.clock.now_ms)  # a client may pull a corrupt record again and again
         self._count_lock = threading.Lock()
         self._pulled = store.metrics.counter("server.pulled")
 
@@ -209,7 +208,7 @@ class RawReader:
             plain = read_without_check(data, queue.topic, queue.queue_id, at, physical_offset)
             if plain is not None:
                 return plain
-        record = _validated(data, queue, at, physical_offset, size)
+        record = _validated(data, queue, at, physical_offset, size, self._limited_log)
         if record is None or not (selector is None or _matches(selector, record)):
             return None
         return without_check(data, record)
@@ -241,7 +240,7 @@ class RawReader:
 
 
 def _validated(
-    data: bytes, queue: MessageQueue, queue_offset: int, physical_offset: int, size: int
+    data: bytes, queue: MessageQueue, queue_offset: int, physical_offset: int, size: int, log: LimitedLog
 ) -> StoredRecord | None:
     """Return the record in *data*, or log it and return None if it is not the record of that queue offset."""
     try:
@@ -257,7 +256,7 @@ def _validated(
         reason = f"it is the record of queue offset {record.queue_offset} of queue {record.queue_id} of {record.topic}"
     except BadRecordError as exc:
         reason = str(exc)
-    _log.log(
+    log.log(
         logging.ERROR,
         "pull.record_corrupt",
         topic=queue.topic,
