@@ -229,6 +229,10 @@ class PackedBody(bytes):
         packed.reason = reason
         return packed
 
+    def __getnewargs__(self) -> tuple[bytes, str]:  # type: ignore[override]
+        """Return the arguments with which a copy, or a pickle, creates it again."""
+        return bytes(self), self.reason
+
 
 @dataclass(slots=True, kw_only=True)
 class MessageExt(Message):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from mqtemplate.converter import CONTENT_TYPE, MessageConverter
-from mqtemplate.errors import ConversionError, DestinationError, MessageError
+from mqtemplate.errors import ConversionError, DestinationError, MessageError, reworded
 from mqtemplate.message import DELAY_PROPERTIES, Message, MessageExt, Property
 from mqtemplate.template.delay_options import check_one_delay, delay_header, delay_properties
 from mqtemplate.template.destination import Destination, parse_destination
@@ -115,7 +115,7 @@ class MessageFactory:
             try:
                 messages.append(self._create(target, payload, extras))
             except MessageError as exc:
-                raise type(exc)(f"item {len(messages)} of the list: {exc}") from exc
+                raise reworded(exc, f"item {len(messages)} of the list: {exc}") from exc
         return messages
 
     def _create(self, target: Destination, payload: object, extras: Extras) -> Message:
