@@ -21,17 +21,16 @@ import mqtemplate
 from mqtemplate.errors import (
     DeletedRecordError,
     MessageError,
-    MQTemplateError,
     RemoteConnectError,
     SelectorError,
     SendError,
     SendTimeoutError,
     shown,
 )
-from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue, PackedBody
-from mqtemplate.middlewares.pause import PauseListener
 from mqtemplate.listener.failures.outcomes import DeadLetter, RetryLater
 from mqtemplate.listener.handler_result import BatchFailure
+from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue, PackedBody
+from mqtemplate.middlewares.pause import PauseListener
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.results import SendResult, SendStatus, TransactionSendResult
 from mqtemplate.selectors.sql92 import Sql92Selector
@@ -236,5 +235,3 @@ def test_errors_with_facts_say_the_same_after_a_pickle() -> None:
     assert isinstance(pickle.loads(pickle.dumps(SendTimeoutError("late"))), TimeoutError)
     for request in (RetryLater("10s"), DeadLetter("bad"), PauseListener("1m"), BatchFailure([3])):
         assert _facts(copy.copy(request)) == _facts(request)
-
-

@@ -22,7 +22,7 @@ _INDEX_COLLECTIONS = (
 )
 
 
-class BatchFailure(Picklable):  # noqa: N818 (a result of the handler, not an error of the library)
+class BatchFailure(Picklable):  # a result of the handler, not an error of the library
     """Exception of a batch handler: some messages failed, the others are done.
 
     Args:
