@@ -115,7 +115,7 @@ def tag_selector(expression: str) -> TagSelector:
             f"{start}it is no list of tags but SQL92; set the selector type to SQL92, or write 'a || b'"
         )
     if _BOTH.search(expression):
-        tags = [tag.strip() for tag in _BOTH.split(expression)]
+        tags = [tag.strip() for tag in _BOTH.split(expression) if tag.strip()]
         raise ListenerError(f"{start}a message has one tag; write {' || '.join(tags)!r} for messages with either tag")
     if "*" in selector.tags:
         raise ListenerError(f"{start}* beside tags is itself a tag; write '*' alone for all messages")
