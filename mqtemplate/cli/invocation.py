@@ -35,6 +35,11 @@ class Invocation:
     as_json: bool = False
     debug: bool = False
 
+    def __post_init__(self) -> None:
+        for option in ("name_server", "config"):
+            if not (getattr(self, option) or "").strip():  # of a variable of the shell that is not set
+                object.__setattr__(self, option, None)
+
     @property
     def output(self) -> Output:
         """The output of the command."""

@@ -97,7 +97,7 @@ def read_broker_conf(file: Path) -> BrokerConf:
             lists all with their lines.
     """
     # As in Java the last one of several entries wins.
-    entries = {entry.key: entry for entry in read_property_file(file)}
+    entries = {entry.key: entry for entry in read_property_file(file) if entry.value}  # an empty one is not given
     problems = [
         f"{file.name}:{entry.line}: {problem}"
         for entry in entries.values()
