@@ -1,4 +1,4 @@
-"""The process: the owner of objects that a forked child must not use, the limit of open files, and the processors."""
+"""The process: the owner of objects that a forked child must not use, its user's home, open files, and processors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 from weakref import WeakSet
 
-from mqtemplate.errors import ForkedError
+from mqtemplate.errors import ConfigurationError, ForkedError
 
 __all__ = [
     "OwnerProcess",
@@ -15,6 +15,8 @@ __all__ = [
     "UsedByOneProcess",
     "call_after_fork",
     "descriptor_limit",
+    "expand_home",
+    "home_folder",
     "raise_descriptor_limit",
     "usable_processors",
 ]
@@ -27,6 +29,42 @@ _ADVICE = (
     "multiprocessing: start method spawn). Several processes share a broker that runs as a server: start it with "
     "'mqtemplate broker' and point rocketmq.name-server at it"
 )
+
+
+def home_folder(purpose: str, instead: str) -> Path:
+    """Return the home folder of the user. Ask for it only where it is used: a user of a container may have none.
+
+    Args:
+        purpose: What the folder is for, and *instead*, what to set in its place; for the error.
+
+    Raises:
+        ConfigurationError: There is neither ``HOME`` nor an entry of the user in the system's list of users.
+    """
+    return _expanded(Path("~"), f"needed for {purpose}; set HOME, or {instead}")
+
+
+def expand_home(path: Path, key: str) -> Path:
+    """Return a path with the home folder in place of ``~``.
+
+    Args:
+        key: The setting with the path, for the error.
+
+    Raises:
+        ConfigurationError: The path starts with ``~``, and the user has no home folder, or there is no such user.
+    """
+    return _expanded(path, f"needed for {key} = {path}; set HOME, or write the path without ~")
+
+
+def _expanded(path: Path, need: str) -> Path:
+    if not path.parts or not path.parts[0].startswith("~"):
+        return path
+    try:
+        expanded = path.expanduser()
+    except RuntimeError as exc:  # of pathlib: `docker run --user 12345` has no entry in /etc/passwd
+        raise ConfigurationError(f"this user has no home folder, which is {need}") from exc
+    if path.parts[0] == "~" and os.environ.get("HOME", "-") == "":  # pathlib takes it as the root folder
+        raise ConfigurationError(f"HOME is empty, and the home folder is {need}")
+    return expanded
 
 
 class OwnerProcess:
