@@ -1,7 +1,8 @@
-"""The process: the owner of objects that a forked child must not use, its user's home, open files, and processors."""
+"""The process: the owner of objects that a forked child must not use, its user's home, streams, files, processors."""
 
 from __future__ import annotations
 
+import codecs
 import os
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -15,10 +16,13 @@ __all__ = [
     "UsedByOneProcess",
     "call_after_fork",
     "descriptor_limit",
+    "discard_output",
     "expand_home",
     "home_folder",
+    "is_terminal",
     "raise_descriptor_limit",
     "usable_processors",
+    "write_text",
 ]
 
 _NO_LIMIT = 1 << 30
@@ -65,6 +69,54 @@ def _expanded(path: Path, need: str) -> Path:
     if path.parts[0] == "~" and os.environ.get("HOME", "-") == "":  # pathlib takes it as the root folder
         raise ConfigurationError(f"HOME is empty, and the home folder is {need}")
     return expanded
+
+
+def is_terminal(stream: Any) -> bool:
+    """Return True if a stream, such as `sys.stderr`, is a terminal.
+
+    It may be None (a daemon, pythonw), closed, or an object of another program that only has ``write`` (a notebook).
+    """
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError, OSError):  # ValueError: it is closed
+        return False
+
+
+def write_text(text: str, stream: Any) -> None:
+    """Write a text to a stream, such as `sys.stderr`, and flush it. None takes no text, as for `print`.
+
+    A character that the stream cannot show is escaped.
+
+    Raises:
+        OSError: The stream is closed, or cannot be written: the pipe has no reader, the disk is full.
+    """
+    if stream is None:
+        return
+    encoding = getattr(stream, "encoding", None)
+    try:
+        # An object of another program may have any attribute; of no use is one that is no encoding.
+        codec = codecs.lookup(encoding).name if isinstance(encoding, str) else "utf-8"
+    except LookupError:
+        codec = "ascii"
+    try:
+        stream.write(text.encode(codec, "backslashreplace").decode(codec))
+        if (flush := getattr(stream, "flush", None)) is not None:
+            flush()
+    except OSError:
+        raise
+    except Exception as exc:  # ValueError: it is closed; others: of the object in its place
+        raise OSError(f"{type(exc).__name__}: {exc}") from exc
+
+
+def discard_output(stream: Any) -> None:
+    """Send the rest of a stream that cannot be written to nowhere: Python would report it again at exit."""
+    try:
+        number = stream.fileno()
+    except (AttributeError, ValueError, OSError):  # it has no file, or is closed
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, number)
+    os.close(nowhere)
 
 
 class OwnerProcess:

@@ -14,13 +14,14 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from typing import Literal, TextIO
+from typing import Any, Literal, TextIO
 
 import structlog
 from structlog.typing import Processor
 
 from mqtemplate.context.settings.starters import LoggingSettings
 from mqtemplate.listener.current import add_current_message
+from mqtemplate.processes import is_terminal, write_text
 
 _LIBRARY = "mqtemplate"
 _VERBOSE = ("py4j",)  # logs each of its sockets at INFO
@@ -78,8 +79,8 @@ def show_events(settings: LoggingSettings, stream: TextIO | None = None) -> Call
         A function that restores the previous configuration.
     """
     target = stream or sys.stderr
-    handler = logging.StreamHandler(target)
-    handler.setFormatter(event_formatter(settings.format, colors=target.isatty()))
+    handler = _StandardError(target)
+    handler.setFormatter(event_formatter(settings.format, colors=is_terminal(target)))
     handler.addFilter(lambda _record: not logging.getLogger().handlers)
     return _attached(handler, logging.getLogger(_LIBRARY), settings.level)
 
@@ -102,8 +103,8 @@ def configure_logging(settings: LoggingSettings, stream: TextIO | None = None) -
         cache_logger_on_first_use=False,  # a cached logger would keep an earlier configuration
     )
     target = stream or sys.stderr
-    handler = logging.StreamHandler(target)
-    handler.setFormatter(event_formatter(settings.format, colors=target.isatty()))
+    handler = _StandardError(target)
+    handler.setFormatter(event_formatter(settings.format, colors=is_terminal(target)))
     root = logging.getLogger()
     detach = _attached(handler, root, settings.level)
     before = {logger: logger.level for logger in map(logging.getLogger, _VERBOSE)}
@@ -117,6 +118,27 @@ def configure_logging(settings: LoggingSettings, stream: TextIO | None = None) -
         structlog.reset_defaults()
 
     return undo
+
+
+class _StandardError(logging.StreamHandler[Any]):
+    """Handler for a stream that may be missing, closed, or an object of another program: a lost line ends nothing."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = self.format(record)
+        except Exception:
+            self.handleError(record)
+            return
+        try:
+            write_text(f"{text}{self.terminator}", self.stream)
+        except OSError:
+            return  # `handleError` would write to the same stream
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the name is that of `logging`)
+        try:
+            super().handleError(record)
+        except Exception:
+            pass
 
 
 def _attached(handler: logging.Handler, logger: logging.Logger, level: str) -> Callable[[], None]:
