@@ -60,6 +60,7 @@ __all__ = [
     "MessageDroppedError",
     "MessageError",
     "OffsetOutOfRangeError",
+    "Picklable",
     "RemoteConnectError",
     "RemoteProtocolError",
     "RemoteTimeoutError",
@@ -75,6 +76,9 @@ __all__ = [
     "StoreLockedError",
     "UnknownNameError",
     "UnsupportedError",
+    "printable",
+    "reworded",
+    "shown",
 ]
 
 E = TypeVar("E", bound="MQTemplateError")

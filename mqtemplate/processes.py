@@ -36,7 +36,7 @@ _ADVICE = (
 
 
 def home_folder(purpose: str, instead: str) -> Path:
-    """Return the home folder of the user. Ask for it only where it is used: a user of a container may have none.
+    """Return the home folder of the user. Call it only where it is used: a user of a container may have none.
 
     Args:
         purpose: What the folder is for, and *instead*, what to set in its place; for the error.

@@ -137,8 +137,8 @@ class _StandardError(logging.StreamHandler[Any]):
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the name is that of `logging`)
         try:
             super().handleError(record)
-        except Exception:
-            pass
+        except (AttributeError, ValueError):
+            return  # it reports to standard error, which is closed: there is no other place
 
 
 def _attached(handler: logging.Handler, logger: logging.Logger, level: str) -> Callable[[], None]:
