@@ -9,6 +9,8 @@ from decimal import Decimal
 from enum import IntEnum
 from typing import TypeAlias
 
+from mqtemplate.errors import shown
+
 __all__ = ["ALLOWED", "DelayLevel", "Duration", "duration_ms", "format_ms", "is_duration_text"]
 
 Duration: TypeAlias = str | timedelta | float
@@ -22,6 +24,7 @@ _UNIT_NAMES = {1: "milliseconds", 1_000: "seconds", 60_000: "minutes", 3_600_000
 _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|[dhms])(?![a-zA-Z])", re.ASCII | re.IGNORECASE)
 _NUMBER = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 _LONGEST_TEXT = 100  # a longer text is no duration; the limit also bounds the time of the search
+_MAX_MS = 10**18 - 1  # `parse_number` reads 18 digits of the property that requests a delay
 _MILLISECOND = timedelta(milliseconds=1)
 
 
@@ -35,16 +38,20 @@ def duration_ms(value: object, unit_ms: int = 1) -> int:
         ValueError: It is none of these, or negative. The text is the end of the sentence "… must be".
     """
     if isinstance(value, timedelta):
-        milliseconds = -(-value // _MILLISECOND)
+        milliseconds = -1 if value < timedelta(0) else value // _MILLISECOND + bool(value % _MILLISECOND)
     elif isinstance(value, str):
         milliseconds = _text_ms(value.strip(), unit_ms)
-    elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+    elif isinstance(value, int) and not isinstance(value, bool):
+        milliseconds = value * unit_ms
+    elif isinstance(value, float) and math.isfinite(value * unit_ms):
         # Rounded first: the binary error of 0.1 + 0.2 must not add a millisecond.
         milliseconds = math.ceil(round(value * unit_ms, 6))
     else:
         raise ValueError(_refusal(value, unit_ms))
-    if milliseconds < 0 or (isinstance(value, timedelta) and value < timedelta(0)):
-        raise ValueError(f"0 or longer, got {value!r}")
+    if milliseconds < 0:
+        raise ValueError(f"0 or longer, got {shown(value)}")
+    if milliseconds > _MAX_MS:
+        raise ValueError(f"at most {format_ms(_MAX_MS)}, got {shown(value)}")
     return milliseconds
 
 
@@ -87,7 +94,7 @@ def _parts_ms(text: str) -> int | None:
 
 def _refusal(value: object, unit_ms: int) -> str:
     unit = _UNIT_NAMES.get(unit_ms, f"units of {unit_ms} ms")
-    return f"a duration: {ALLOWED}, or a number of {unit}; got {value!r}"
+    return f"a duration: {ALLOWED}, or a number of {unit}; got {shown(value)}"
 
 
 class DelayLevel(IntEnum):

@@ -11,16 +11,18 @@ import struct
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple, Self
 
-from mqtemplate.errors import MessageError
+from mqtemplate.errors import MessageError, shown
 from mqtemplate.numbers import parse_number
 
 __all__ = [
     "BROKER_PROPERTIES",
     "DELAY_PROPERTIES",
     "INTERNAL_PROPERTIES",
+    "KEY_SEPARATOR",
     "ORIGIN_PROPERTIES",
     "RESERVED_PROPERTIES",
     "HostAddress",
@@ -32,10 +34,14 @@ __all__ = [
     "SendSequence",
     "copy_properties",
     "create_unique_id",
-    "join_keys",
+    "joined_keys",
+    "key_text",
     "offset_msg_id",
     "offset_msg_ids",
     "parse_offset_msg_id",
+    "property_text",
+    "split_keys",
+    "storable",
     "valid_time",
 ]
 
@@ -178,6 +184,11 @@ RESERVED_PROPERTIES = frozenset(value for name, value in vars(Property).items() 
 """Names that an application cannot use for its own properties: all names in `Property`."""
 
 
+KEY_SEPARATOR = " "
+"""Separates business keys in the property ``KEYS``. Source: ``MessageConst.KEY_SEPARATOR``."""
+
+_NO_SEQUENCES = (bytes, bytearray, memoryview, Mapping)
+_NOT_IN_PROPERTIES = re.compile("[\x01\x02\ud800-\udfff]")
 _MAX_APP_ID_LENGTH = 255
 _MAX_LONG = 2**63 - 1
 _MAX_TIME_MS = 253_402_214_400_000 - 1  # the last day of the year 9999 is left out: it has not begun in all time zones
@@ -261,6 +272,10 @@ class PackedBody(bytes):
         packed = super().__new__(cls, body)
         packed.reason = reason
         return packed
+
+    def __getnewargs__(self) -> tuple[bytes, str]:  # type: ignore[override]
+        """Return the arguments with which a copy, or a pickle, creates it again."""
+        return bytes(self), self.reason
 
 
 @dataclass(slots=True, kw_only=True)
@@ -423,9 +438,87 @@ def valid_time(time_ms: int) -> int:
     return min(max(time_ms, 0), _MAX_TIME_MS)
 
 
-def join_keys(keys: str | Iterable[str]) -> str:
-    """Return business keys as RocketMQ stores them: in one property, separated by spaces."""
-    return keys if isinstance(keys, str) else " ".join(keys)
+# --- business keys ------------------------------------------------------------------------------------------
+
+
+def split_keys(keys: str | None) -> list[str]:
+    """Return the business keys in the property ``KEYS``. Only the blank separates them: a tab is part of a key.
+
+    Source: ``MessageConst.KEY_SEPARATOR``, ``IndexService.buildIndex``.
+    """
+    return [key for key in keys.split(KEY_SEPARATOR) if key] if keys else []
+
+
+def key_text(key: object) -> str:
+    """Return one business key as text: ``12`` is ``"12"``, as in ``keys=12``.
+
+    Raises:
+        MessageError: It is empty, has a blank, or is no single value.
+    """
+    text = property_text("a key", key)
+    if not text or KEY_SEPARATOR in text:
+        raise MessageError(f"a key must be one word, got {shown(key)}; call once for each key")
+    return text
+
+
+def joined_keys(keys: object) -> str:
+    """Return business keys as RocketMQ stores and indexes them: one text, separated by blanks.
+
+    Args:
+        keys: A text with one key or several, another single value, or a sequence of keys.
+
+    Raises:
+        MessageError: A key of a sequence is empty or has a blank, or a key is no single value.
+    """
+    if isinstance(keys, str) or not isinstance(keys, Iterable) or isinstance(keys, _NO_SEQUENCES):
+        return KEY_SEPARATOR.join(split_keys(property_text("a key", keys)))
+    texts = [property_text("a key", key) for key in keys]
+    for text in texts:
+        if not text or KEY_SEPARATOR in text:
+            raise MessageError(f"key {shown(text)} is empty or contains a blank, which separates keys")
+    return KEY_SEPARATOR.join(texts)
+
+
+def property_text(what: str, value: object) -> str:
+    """Return a single value as the text of a property: an enum its value, anything else as `str` writes it.
+
+    Args:
+        what: Subject of the sentence of an error.
+
+    Raises:
+        MessageError: It is no single value, such as a list or an object without a text of its own, or the text cannot
+            be stored.
+    """
+    if type(value) is str:
+        return storable(what, value)
+    if isinstance(value, Enum):
+        return property_text(what, value.value)
+    has_text = isinstance(value, int | float) or type(value).__str__ is not object.__str__
+    if not has_text or value is None or isinstance(value, bool) or _is_collection(value):
+        raise MessageError(f"{what} must be text, a number or a UUID, got {type(value).__name__} {shown(value)}")
+    return storable(what, value)
+
+
+def storable(what: str, value: object) -> str:
+    """Return the text of a value if a property can have it.
+
+    Raises:
+        MessageError: The text cannot be stored, or the class of the caller raises an error in place of it.
+    """
+    try:
+        text = str(value)
+    except Exception as exc:  # Python itself writes no number of more than 4,300 digits
+        raise MessageError(f"{what} has no text: {type(exc).__name__}: {exc}") from exc
+    if _NOT_IN_PROPERTIES.search(text):
+        raise MessageError(
+            f"{what} contains \\x01 or \\x02, which separate properties in a record, or a surrogate, which UTF-8 "
+            f"does not have: {shown(text)}"
+        )
+    return text
+
+
+def _is_collection(value: object) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, str)
 
 
 def copy_properties(properties: Mapping[str, str], *without: str) -> dict[str, str]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 
+from mqtemplate.message import key_text
+
 __all__ = ["PendingCounts", "PendingMessage", "PendingPage", "PendingQuery", "ScheduleChange", "ScheduleChangeStatus"]
 
 
@@ -48,6 +50,9 @@ class PendingQuery:
         before_ms: Due before this time (epoch ms).
         after_ms: Due at this time or later (epoch ms).
         namespace: Prefix of the topic on the wire. A remote broker sets its own; others do not need it.
+
+    Raises:
+        MessageError: *key* is empty, has a blank, or is no single value.
     """
 
     topic: str | None = None
@@ -56,6 +61,10 @@ class PendingQuery:
     before_ms: int | None = None
     after_ms: int | None = None
     namespace: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.key is not None:
+            object.__setattr__(self, "key", key_text(self.key))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

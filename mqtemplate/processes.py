@@ -1,13 +1,14 @@
-"""The process: the owner of objects that a forked child must not use, the limit of open files, and the processors."""
+"""The process: the owner of objects that a forked child must not use, its user's home, streams, files, processors."""
 
 from __future__ import annotations
 
+import codecs
 import os
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 from weakref import WeakSet
 
-from mqtemplate.errors import ForkedError
+from mqtemplate.errors import ConfigurationError, ForkedError
 
 __all__ = [
     "OwnerProcess",
@@ -15,8 +16,13 @@ __all__ = [
     "UsedByOneProcess",
     "call_after_fork",
     "descriptor_limit",
+    "discard_output",
+    "expand_home",
+    "home_folder",
+    "is_terminal",
     "raise_descriptor_limit",
     "usable_processors",
+    "write_text",
 ]
 
 _NO_LIMIT = 1 << 30
@@ -27,6 +33,90 @@ _ADVICE = (
     "multiprocessing: start method spawn). Several processes share a broker that runs as a server: start it with "
     "'mqtemplate broker' and point rocketmq.name-server at it"
 )
+
+
+def home_folder(purpose: str, instead: str) -> Path:
+    """Return the home folder of the user. Call it only where it is used: a user of a container may have none.
+
+    Args:
+        purpose: What the folder is for, and *instead*, what to set in its place; for the error.
+
+    Raises:
+        ConfigurationError: There is neither ``HOME`` nor an entry of the user in the system's list of users.
+    """
+    return _expanded(Path("~"), f"needed for {purpose}; set HOME, or {instead}")
+
+
+def expand_home(path: Path, key: str) -> Path:
+    """Return a path with the home folder in place of ``~``.
+
+    Args:
+        key: The setting with the path, for the error.
+
+    Raises:
+        ConfigurationError: The path starts with ``~``, and the user has no home folder, or there is no such user.
+    """
+    return _expanded(path, f"needed for {key} = {path}; set HOME, or write the path without ~")
+
+
+def _expanded(path: Path, need: str) -> Path:
+    if not path.parts or not path.parts[0].startswith("~"):
+        return path
+    try:
+        expanded = path.expanduser()
+    except RuntimeError as exc:  # of pathlib: `docker run --user 12345` has no entry in /etc/passwd
+        raise ConfigurationError(f"this user has no home folder, which is {need}") from exc
+    if path.parts[0] == "~" and os.environ.get("HOME", "-") == "":  # pathlib takes it as the root folder
+        raise ConfigurationError(f"HOME is empty, and the home folder is {need}")
+    return expanded
+
+
+def is_terminal(stream: Any) -> bool:
+    """Return True if a stream, such as `sys.stderr`, is a terminal.
+
+    It may be None (a daemon, pythonw), closed, or an object of another program that only has ``write`` (a notebook).
+    """
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError, OSError):  # ValueError: it is closed
+        return False
+
+
+def write_text(text: str, stream: Any) -> None:
+    """Write a text to a stream, such as `sys.stderr`, and flush it. None takes no text, as for `print`.
+
+    A character that the stream cannot show is escaped.
+
+    Raises:
+        OSError: The stream is closed, or cannot be written: the pipe has no reader, the disk is full.
+    """
+    if stream is None:
+        return
+    encoding = getattr(stream, "encoding", None)
+    try:
+        # An object of another program may have any attribute; of no use is one that is no encoding.
+        codec = codecs.lookup(encoding).name if isinstance(encoding, str) else "utf-8"
+    except LookupError:
+        codec = "ascii"
+    try:
+        stream.write(text.encode(codec, "backslashreplace").decode(codec))
+        if (flush := getattr(stream, "flush", None)) is not None:
+            flush()
+    except OSError:
+        raise
+    except Exception as exc:  # ValueError: it is closed; others: of the object in its place
+        raise OSError(f"{type(exc).__name__}: {exc}") from exc
+
+
+def discard_output(stream: Any) -> None:
+    """Send the rest of a stream that cannot be written to nowhere: Python would report it again at exit."""
+    try:
+        number = stream.fileno()
+    except (AttributeError, ValueError, OSError):  # it has no file, or is closed
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, number)
+    os.close(nowhere)
 
 
 class OwnerProcess:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
-from mqtemplate.errors import DestinationError
+from mqtemplate.errors import DestinationError, shown
 
 __all__ = [
     "AUTO_CREATE_TOPIC",
@@ -26,6 +26,7 @@ __all__ = [
     "TIMER_TOPIC",
     "TRACE_TOPIC",
     "TRANS_CHECK_MAX_TIME_TOPIC",
+    "check_given_topic",
     "check_send_topic",
     "check_topic",
     "is_application_topic",
@@ -124,13 +125,24 @@ def check_topic(topic: str) -> str:
         raise DestinationError("the topic is empty; give 'topic' or 'topic:tag'")
     if not _LEGAL_NAME.fullmatch(topic):
         raise DestinationError(
-            f"topic {topic!r} has characters that are not allowed; use letters, digits, '_', '-', '%', '|'"
+            f"topic {shown(topic)} has characters that are not allowed; use letters, digits, '_', '-', '%', '|'"
         )
     has_prefix = topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX))
     max_length = _MAX_LENGTH_WITH_PREFIX if has_prefix else _MAX_LENGTH
     if len(topic) > max_length:
         raise DestinationError(f"topic {topic[:40]!r}… has {len(topic)} characters, allowed are {max_length}")
     return topic
+
+
+def check_given_topic(topic: object) -> str:
+    """Return the topic, or the group, that a caller gave, if it is a legal name; see `check_topic`.
+
+    Raises:
+        DestinationError: It is no text, or no legal name.
+    """
+    if not isinstance(topic, str):
+        raise DestinationError(f"a topic or group must be text, got {type(topic).__name__} {shown(topic)}")
+    return check_topic(topic)
 
 
 def check_send_topic(topic: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from mqtemplate.errors import MessageError
-from mqtemplate.message import MessageExt, offset_msg_id
+from mqtemplate.message import MessageExt, key_text, offset_msg_id, split_keys
 from mqtemplate.record.codec import StoredRecord, unpack_host
 from mqtemplate.record.properties import KEYS, UNIQ_KEY, find_property
 
@@ -30,8 +30,7 @@ class KeyQuery:
     unique: bool
 
     def __post_init__(self) -> None:
-        if not self.key or " " in self.key:
-            raise MessageError(f"a key must be one word, got {self.key!r}; call once for each key")
+        object.__setattr__(self, "key", key_text(self.key))
         if self.max_count < 1:
             raise MessageError(f"max_count must be 1 or more, got {self.max_count}")
 
@@ -44,14 +43,14 @@ class KeyQuery:
         """Return True if *message* matches. An index stores hash codes only, so it also finds other messages."""
         if message.topic != self.topic or not self.begin_ms <= message.store_timestamp <= self.last_ms:
             return False
-        return message.msg_id == self.key if self.unique else self.key in (message.keys or "").split(" ")
+        return message.msg_id == self.key if self.unique else self.key in split_keys(message.keys)
 
     def matches_record(self, record: StoredRecord) -> bool:
         """Return True if the message in *record* matches. Its body is not decompressed, and not looked at."""
         if record.topic != self.topic or not self.begin_ms <= record.store_timestamp <= self.last_ms:
             return False
         if not self.unique:
-            return self.key in (find_property(record.properties_bytes, KEYS) or "").split(" ")
+            return self.key in split_keys(find_property(record.properties_bytes, KEYS))
         msg_id = find_property(record.properties_bytes, UNIQ_KEY)
         return self.key == (msg_id or offset_msg_id(unpack_host(record.store_host), record.physical_offset))
 

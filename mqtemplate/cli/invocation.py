@@ -14,6 +14,7 @@ import typer
 
 from mqtemplate.cli.output import Output
 from mqtemplate.errors import ConfigurationError
+from mqtemplate.processes import is_terminal
 
 if TYPE_CHECKING:
     from mqtemplate.admin import BrokerAdmin
@@ -34,6 +35,11 @@ class Invocation:
     profile: Sequence[str] = ()
     as_json: bool = False
     debug: bool = False
+
+    def __post_init__(self) -> None:
+        for option in ("name_server", "config"):
+            if not (getattr(self, option) or "").strip():  # of a variable of the shell that is not set
+                object.__setattr__(self, option, None)
 
     @property
     def output(self) -> Output:
@@ -100,7 +106,7 @@ class Invocation:
         """
         if yes:
             return
-        if not sys.stdin.isatty():
+        if not is_terminal(sys.stdin):
             raise typer.BadParameter(
                 f"{question} There is no terminal to ask on: add --yes, or --dry-run to see the changes only",
                 param_hint="--yes",

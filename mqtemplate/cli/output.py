@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from io import StringIO
+from types import EllipsisType
 from typing import Any, TextIO, TypeAlias
+
+from mqtemplate.processes import discard_output, is_terminal, write_text
 
 Record: TypeAlias = Mapping[str, Any]
 """One row of a table, as JSON has it."""
@@ -21,23 +24,17 @@ Columns: TypeAlias = Mapping[str, Column]
 _PIPE_WIDTH = 10_000
 
 
-def print_line(text: str, stream: TextIO | None = None) -> None:
-    """Print a line and flush it. The default is standard output.
+def print_line(text: str, stream: TextIO | EllipsisType | None = ...) -> None:
+    """Print a line and flush it. The default is standard output. None, as `sys.stderr` may be, takes no line.
 
     A server continues whatever happens to its output: a character that the terminal cannot show is escaped, and a
-    closed pipe is ignored.
+    stream that is closed, missing or full is ignored.
     """
-    stream = stream or sys.stdout
+    stream = sys.stdout if stream is ... else stream
     try:
-        _write(text, stream)
+        write_text(f"{text}\n", stream)
     except OSError:
-        # Python flushes the stream again at exit and would report the error there.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def _write(text: str, stream: TextIO) -> None:
-    encoding = stream.encoding or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
+        discard_output(stream)
 
 
 class Output:
@@ -94,12 +91,19 @@ class Output:
                 self.line(f"{title.ljust(width)}  {indented}")
 
     def _print(self, text: str) -> None:
-        """Print a line. If the reader has closed the pipe, as ``head`` does, end the command without an error."""
+        """Print a line. If the reader has closed the pipe, as ``head`` does, end the command without an error.
+
+        Raises:
+            SystemExit: Standard output takes no more. Code 1 if a result is lost, as on a full disk.
+        """
         try:
-            _write(text, sys.stdout)
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise SystemExit(0) from None
+            write_text(f"{text}\n", sys.stdout)
+        except OSError as exc:
+            discard_output(sys.stdout)
+            if isinstance(exc, BrokenPipeError):
+                raise SystemExit(0) from None
+            print_line(f"error: standard output cannot be written: {exc.strerror or exc}", sys.stderr)
+            raise SystemExit(1) from None
 
     @contextmanager
     def progress(self, text: str, total: int | None) -> Iterator[Callable[[int], None]]:
@@ -111,7 +115,7 @@ class Output:
         Returns:
             A function that is called with the number of steps done since the last call.
         """
-        if not sys.stderr.isatty():
+        if not is_terminal(sys.stderr):
             yield lambda count: None
             return
         from rich.console import Console
@@ -136,12 +140,12 @@ def _table_text(records: Sequence[Record], columns: Columns) -> str:
     for row in rows:
         # `Text` shows brackets in names and bodies as they are; a string would be markup.
         table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
-    is_terminal = sys.stdout.isatty()
-    console = Console(file=sys.stdout, width=None if is_terminal else _PIPE_WIDTH)
+    on_terminal = is_terminal(sys.stdout)
+    console = Console(file=sys.stdout if on_terminal else StringIO(), width=None if on_terminal else _PIPE_WIDTH)
     with console.capture() as capture:
         console.print(table)
     lines = capture.get().splitlines()
-    return "\n".join(lines if is_terminal else (line.rstrip() for line in lines))
+    return "\n".join(lines if on_terminal else (line.rstrip() for line in lines))
 
 
 def _cell(record: Record, column: Column) -> object:

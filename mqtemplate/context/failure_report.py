@@ -26,7 +26,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-from mqtemplate.errors import ConfigurationError, DependencyError, ListenerError, MQTemplateError
+from mqtemplate.errors import ConfigurationError, DependencyError, ListenerError, MQTemplateError, printable
+from mqtemplate.processes import discard_output, write_text
 
 DEBUG_VARIABLE = "MQTEMPLATE_DEBUG"
 DEBUG_OPTION = "--debug"
@@ -69,11 +70,17 @@ def reported_failures(stream: TextIO | None = None) -> Iterator[None]:
         raise SystemExit(1) from exc
 
 
-def print_report(error: BaseException, stream: TextIO) -> None:
-    """Write the report; a character that the stream cannot show is escaped."""
-    encoding = stream.encoding or "utf-8"
-    stream.write(failure_report(error).encode(encoding, "backslashreplace").decode(encoding))
-    stream.flush()
+def print_report(error: BaseException, stream: TextIO | None) -> None:
+    """Write the report; a character that the stream cannot show is escaped.
+
+    Without a stream that takes it the report is lost, and the exit code stays: the error of the stream would hide the
+    one of the application from those who catch it.
+    """
+    try:
+        write_text(failure_report(error), stream)
+    except OSError as exc:
+        error.add_note(f"the report of this error could not be written: {exc}")
+        discard_output(stream)
 
 
 def failure_report(error: BaseException, caller: FrameType | None = None) -> str:
@@ -86,7 +93,7 @@ def failure_report(error: BaseException, caller: FrameType | None = None) -> str
     paragraphs = [("What", what), ("Where", _where(error, caller or sys._getframe(1))), ("What to do", advice)]
     notes = getattr(error, "__notes__", ())
     if notes:
-        paragraphs.append(("Also", "\n".join(notes)))
+        paragraphs.append(("Also", "\n".join(map(str, notes))))
     stars = "*" * len(_TITLE)
     body = "\n".join(_paragraph(title, text) for title, text in paragraphs if text)
     return f"\n{stars}\n{_TITLE}\n{stars}\n\n{body}\n\n{_HINT}\n"
@@ -105,7 +112,7 @@ def pointing_to(target: object) -> Iterator[None]:
 
 def _split(error: BaseException) -> tuple[str, str]:
     """Return what happened and what to do. The library's errors end with the advice; see `split_advice`."""
-    name, text = type(error).__name__, str(error)
+    name, text = type(error).__name__, _text(error)
     if not isinstance(error, MQTemplateError):
         return f"{name}: {text}" if text else name, ""
     fallback = next((advice for kind, advice in _ADVICE.items() if isinstance(error, kind)), "")
@@ -113,6 +120,13 @@ def _split(error: BaseException) -> tuple[str, str]:
         return f"{name}: {text}", fallback
     what, advice = split_advice(text)
     return f"{name}: {what}", advice or fallback
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return printable(str(error))
+    except Exception as exc:  # an exception of the application, whose text is code of the application
+        return f"<the text of this exception cannot be read: its __str__ raises {type(exc).__name__}>"
 
 
 def split_advice(text: str) -> tuple[str, str]:
@@ -127,7 +141,7 @@ def split_advice(text: str) -> tuple[str, str]:
 
 def _where(error: BaseException, caller: FrameType) -> str:
     """Return file and line: of the configuration, of the component, or of the user's code that ran last."""
-    if (found := _IN_FILE.search(str(error))) is not None:
+    if (found := _IN_FILE.search(_text(error))) is not None:
         return f"{Path(found[1]).absolute()}, line {found[2]}"
     if isinstance(error, MQTemplateError) and error.source is not None:
         return error.source

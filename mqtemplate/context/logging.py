@@ -15,7 +15,7 @@ import logging
 import sys
 from collections.abc import Callable
 from io import StringIO
-from typing import Literal, TextIO
+from typing import Any, Literal, TextIO
 
 import structlog
 from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
@@ -23,6 +23,7 @@ from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
 from mqtemplate.context.settings.starters import LoggingSettings
 from mqtemplate.event_log import visible
 from mqtemplate.listener.current import add_current_message
+from mqtemplate.processes import is_terminal, write_text
 
 _LIBRARY = "mqtemplate"
 _MULTILINE = ("event", "exception", "stack")
@@ -81,8 +82,8 @@ def show_events(settings: LoggingSettings, stream: TextIO | None = None) -> Call
         A function that restores the previous configuration.
     """
     target = stream or sys.stderr
-    handler = logging.StreamHandler(target)
-    handler.setFormatter(event_formatter(settings.format, colors=target.isatty()))
+    handler = _StandardError(target)
+    handler.setFormatter(event_formatter(settings.format, colors=is_terminal(target)))
     handler.addFilter(lambda _record: not logging.getLogger().handlers)
     return _attached(handler, logging.getLogger(_LIBRARY), settings.level)
 
@@ -105,8 +106,8 @@ def configure_logging(settings: LoggingSettings, stream: TextIO | None = None) -
         cache_logger_on_first_use=False,  # a cached logger would keep an earlier configuration
     )
     target = stream or sys.stderr
-    handler = logging.StreamHandler(target)
-    handler.setFormatter(event_formatter(settings.format, colors=target.isatty()))
+    handler = _StandardError(target)
+    handler.setFormatter(event_formatter(settings.format, colors=is_terminal(target)))
     root = logging.getLogger()
     detach = _attached(handler, root, settings.level)
     before = {logger: logger.level for logger in map(logging.getLogger, _VERBOSE)}
@@ -120,6 +121,27 @@ def configure_logging(settings: LoggingSettings, stream: TextIO | None = None) -
         structlog.reset_defaults()
 
     return undo
+
+
+class _StandardError(logging.StreamHandler[Any]):
+    """Handler for a stream that may be missing, closed, or an object of another program: a lost line ends nothing."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = self.format(record)
+        except Exception:
+            self.handleError(record)
+            return
+        try:
+            write_text(f"{text}{self.terminator}", self.stream)
+        except OSError:
+            return  # `handleError` would write to the same stream
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the name is that of `logging`)
+        try:
+            super().handleError(record)
+        except (AttributeError, ValueError):
+            return  # it reports to standard error, which is closed: there is no other place
 
 
 def _attached(handler: logging.Handler, logger: logging.Logger, level: str) -> Callable[[], None]:

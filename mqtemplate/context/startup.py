@@ -23,7 +23,7 @@ from mqtemplate.context.templates.clusters import Clusters, start_broker
 from mqtemplate.context.templates.decorator import ext_template_mark
 from mqtemplate.context.templates.template_specs import TemplateSpec, template_specs
 from mqtemplate.converter import MessageConverter
-from mqtemplate.errors import ConfigurationError, ConversionError, DependencyError, ListenerError
+from mqtemplate.errors import ConfigurationError, ConversionError, DependencyError, ListenerError, reworded
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.listener.discovery import declared_topics
@@ -233,7 +233,7 @@ def _add_transaction_listeners(context: ApplicationContext) -> None:
             template = _template_named(spec.rocketmq_template_bean_name, context)
             template.add_transaction_listener(context.build(definition))
         except (ConfigurationError, DependencyError) as exc:
-            raise type(exc)(f"@transaction_listener on {name_of(component)}: {exc}") from exc
+            raise reworded(exc, f"@transaction_listener on {name_of(component)}: {exc}") from exc
 
 
 def _template_named(bean_name: str, context: ApplicationContext) -> RocketMQTemplate:

@@ -41,7 +41,7 @@ class _Parsed:
 
     def __init__(self, schema: Schema) -> None:
         try:
-            text = schema.read_text("utf-8") if isinstance(schema, Path) else schema
+            text = schema.read_text("utf-8-sig") if isinstance(schema, Path) else schema
             raw = json.loads(text) if isinstance(text, str) else dict(text)
             self.schema = cast("dict[str, Any]", parse_schema(raw))
         except (OSError, ValueError, SchemaParseException, KeyError) as exc:

@@ -14,6 +14,7 @@ from typing import Any
 from mqtemplate.clock import Clock
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.event_log import get_logger
+from mqtemplate.processes import home_folder
 
 _log = get_logger("mqtemplate.dashboard")
 
@@ -78,5 +79,6 @@ class AuditLog:
 def default_audit_path() -> Path:
     """Return the audit log of this user: ``$XDG_STATE_HOME/mqtemplate/dashboard-audit.jsonl``."""
     state = os.environ.get("XDG_STATE_HOME")
-    folder = Path(state) if state else Path.home() / ".local" / "state"
+    instead = "XDG_STATE_HOME, or name the file: --audit-log, or mqtemplate.management.dashboard.audit-log"
+    folder = Path(state) if state else home_folder("the log of changes", instead) / ".local" / "state"
     return folder / "mqtemplate" / "dashboard-audit.jsonl"

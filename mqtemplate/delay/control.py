@@ -114,7 +114,7 @@ class DelayController:
     def _change(
         self, handle: str | None, key: str | None, topic: str | None, namespace: str | None, change: _Change
     ) -> ScheduleChange:
-        check_selection(handle, key)
+        key = check_selection(handle, key)
         if key is not None:
             return self._change_by_key(_Named(key, topic, namespace), change)
         assert handle is not None

@@ -15,7 +15,7 @@ from mqtemplate.delay.pending_rows import PENDING_DTYPE, PendingPiece
 from mqtemplate.delay.recall_handle import decode_handle, handle_of
 from mqtemplate.delay.record_lookup import RecordLookup, has_key, is_marker
 from mqtemplate.durations import format_ms
-from mqtemplate.errors import MessageError
+from mqtemplate.errors import MessageError, shown
 from mqtemplate.hashes.java_hash import java_string_hash
 from mqtemplate.message import Property
 from mqtemplate.numbers import parse_number
@@ -204,7 +204,7 @@ def _matches(record: StoredRecord, query: PendingQuery) -> bool:
 
 
 def _parse_cursor(cursor: str) -> _Position:
-    due_ms, _, physical_offset = cursor.partition("-")
-    if not (due_ms.isdecimal() and physical_offset.isdecimal()):
-        raise MessageError(f"{cursor!r} is not a cursor; pass PendingPage.cursor unchanged")
-    return _Position(int(due_ms), int(physical_offset))
+    due_ms, _, physical_offset = map(parse_number, cursor.partition("-"))
+    if due_ms is None or physical_offset is None:
+        raise MessageError(f"{shown(cursor)} is not a cursor; pass PendingPage.cursor unchanged")
+    return _Position(due_ms, physical_offset)

@@ -6,7 +6,8 @@ import base64
 import binascii
 from typing import NamedTuple
 
-from mqtemplate.errors import MessageError
+from mqtemplate.errors import MessageError, shown
+from mqtemplate.message import key_text
 from mqtemplate.numbers import parse_number
 from mqtemplate.record.properties import TIMER_OUT_MS, UNIQ_KEY, find_property
 
@@ -57,20 +58,22 @@ def decode_handle(text: str) -> RecallHandle:
         return RecallHandle(topic, broker_name, int(deliver_ms), msg_id, offset)
     except (binascii.Error, ValueError) as exc:
         raise MessageError(
-            f"{text!r} is not a handle of a pending message ({exc}); pass SendResult.handle unchanged, or key=..."
+            f"{shown(text)} is not a handle of a pending message ({exc}); pass SendResult.handle unchanged, or key=..."
         ) from exc
 
 
-def check_selection(handle: str | None, key: str | None) -> None:
-    """Check the arguments that name pending messages.
+def check_selection(handle: object, key: object) -> str | None:
+    """Check the arguments that name pending messages, and return the key as text.
 
     Raises:
-        MessageError: Neither or both are given, or *key* is not one word.
+        MessageError: Neither or both are given, *handle* is no text, or *key* is not one word.
     """
     if (handle is None) == (key is None):
         raise MessageError("name the pending message by its handle or by key=..., and by one of them")
-    if key is not None and (not key or " " in key):
-        raise MessageError(f"key must be one word, got {key!r}; call once for each key")
+    if handle is not None and not isinstance(handle, str):
+        kind = type(handle).__name__
+        raise MessageError(f"a handle must be the text in SendResult.handle, got {kind} {shown(handle)}")
+    return None if key is None else key_text(key)
 
 
 def handle_of(topic: str, broker_name: str, properties: bytes, due_ms: int, physical_offset: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mqtemplate.errors import CorruptRecordError
+from mqtemplate.message import split_keys
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.record.properties import KEYS, TIMER_DEL_UNIQKEY, UNIQ_KEY, find_property
 from mqtemplate.store.message_store import MessageStore
@@ -44,7 +45,7 @@ def has_key(record: StoredRecord, key: str) -> bool:
     properties = record.properties_bytes
     if find_property(properties, UNIQ_KEY) == key:
         return True
-    return key in (find_property(properties, KEYS) or "").split()
+    return key in split_keys(find_property(properties, KEYS))
 
 
 def is_marker(record: StoredRecord) -> bool:

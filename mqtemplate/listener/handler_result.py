@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from types import NoneType, UnionType
 from typing import Any, NoReturn, Union, get_args, get_origin
 
-from mqtemplate.errors import ListenerError
+from mqtemplate.errors import ListenerError, Picklable
 from mqtemplate.listener.calling.send import Send, is_sends
 from mqtemplate.listener.consume_status import ConsumeStatus
 
@@ -22,7 +22,7 @@ _INDEX_COLLECTIONS = (
 )
 
 
-class BatchFailure(Exception):  # noqa: N818 (a result of the handler, not an error of the library)
+class BatchFailure(Picklable):  # a result of the handler, not an error of the library
     """Exception of a batch handler: some messages failed, the others are done.
 
     Args:

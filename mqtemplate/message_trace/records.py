@@ -16,6 +16,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple
 
+from mqtemplate.message import split_keys
+
 FIELD_END = "\x01"
 RECORD_END = "\x02"
 
@@ -137,4 +139,4 @@ def _text(value: object) -> str:
 
 
 def _keys(msg_id: str, keys: str | None) -> tuple[str, ...]:
-    return (msg_id, *(keys or "").split())
+    return (msg_id, *split_keys(keys))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from mqtemplate.durations import Duration, duration_ms
+from mqtemplate.errors import Picklable
 
 
-class PauseListener(Exception):  # noqa: N818 (a request, not an error of the library)
+class PauseListener(Picklable):  # a request, not an error of the library
     """Raised by a middleware or a handler: pause the listener, and handle this message first after it.
 
     It does not count as an attempt, and no error is logged. It is for a cause that other messages share, such as a

@@ -26,7 +26,7 @@ from opentelemetry.trace import INVALID_SPAN, Link, Span, SpanKind, StatusCode, 
 
 from mqtemplate.clock import Clock
 from mqtemplate.futures import AwaitableFuture
-from mqtemplate.message import Message, MessageExt, MessageQueue, Property
+from mqtemplate.message import Message, MessageExt, MessageQueue, Property, split_keys
 from mqtemplate.observation.interface import HandleAsync, HandleMany, HandleOne, ObservedListener, Sends
 from mqtemplate.results import HalfMessage, SendResult
 
@@ -365,7 +365,7 @@ def _label_attributes(message: Message) -> dict[str, Any]:
     if message.tags:
         attributes[_TAG] = message.tags
     if message.keys:
-        attributes[_KEYS] = message.keys.split()
+        attributes[_KEYS] = split_keys(message.keys)
     if correlation := message.properties.get(Property.CORRELATION_ID):
         attributes[_CONVERSATION_ID] = correlation
     return attributes

@@ -13,7 +13,7 @@ from typing import Any
 
 from mqtemplate.context.application import MQApplication
 from mqtemplate.context.config.command_line import PROCESS, CommandLine
-from mqtemplate.context.config.env_file import read_env_file
+from mqtemplate.context.config.env_file import below_environment, read_env_file
 from mqtemplate.context.injection.components import is_injectable, is_listener
 from mqtemplate.errors import ConfigurationError, DependencyError
 from mqtemplate.running.hosting import process_of
@@ -33,8 +33,7 @@ def load_application(options: RunOptions) -> MQApplication:
         DependencyError: There is no such application.
     """
     if options.env_file is not None:
-        for name, value in read_env_file(Path(options.env_file)).items():
-            os.environ.setdefault(name, value)
+        os.environ.update(below_environment(read_env_file(Path(options.env_file))))
     PROCESS.given = CommandLine(options.profiles, options.keys())
     app = import_application(options.target)
     if options.name_server is not None and app.settings.rocketmq.name_server != options.name_server:

@@ -8,12 +8,16 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from mqtemplate.errors import ListenerError
+from mqtemplate.errors import ListenerError, shown
 from mqtemplate.hashes.java_hash import java_string_hash
 from mqtemplate.message import Property
 
 _TAGS = Property.TAGS
-_OTHER_SEPARATOR = re.compile(r"\||[,;]|\s(?:or|OR|Or)\s")
+_OTHER_SEPARATOR = re.compile(r"\s*(?:\|+|[,;]|\s(?i:or)\s)\s*|\s+")
+_BOTH = re.compile(r"&&|\s(?i:and)\s")
+_SQL = re.compile(r"[=<>'\"]|\s(?i:is|in|between|like|contains|startswith|endswith)\b|^\s*(?i:not)\s")
+# Separators, wildcards, signs of conditions, blanks and control characters, and what UTF-8 does not have.
+_NOT_IN_TAGS = re.compile(r"[|,;*=<>()'\"\s\x00-\x1f\x7f-\x9f\ud800-\udfff]|&&|^!")
 
 
 class SelectorType(Enum):
@@ -75,20 +79,49 @@ class TagSelector:
         return not self.tags or properties.get(_TAGS) in self.tags
 
 
-def tag_selector(expression: str) -> TagSelector:
-    """Create a tag selector from what a user wrote.
+def tag_problem(tag: str) -> str | None:
+    """Return why a tag that an application sends could not be selected by it, and what to write; None if it can.
 
-    RocketMQ separates tags by two bars only, and takes ``paid | shipped`` or ``paid,shipped`` as one tag, which no
-    message has. Its clients may select such a tag, so `TagSelector` allows it.
+    One rule holds for what is sent and for what is selected. RocketMQ itself takes ``a,b`` or ``a | b`` as one tag. A
+    message of another client may have it, and is selected by ``*`` or by SQL92.
+    """
+    if not tag:
+        return "the tag is empty"
+    if tag != tag.strip():
+        return f"the tag starts or ends with a blank; write {tag.strip()!r}"
+    if "||" in tag:
+        return "a message has one tag; use '||' in a listener's selector"
+    if (found := _NOT_IN_TAGS.search(tag)) is not None:
+        return (
+            f"the tag contains {found[0]!r}, and tags have no separators, blanks, wildcards, conditions or control "
+            "characters; use letters, digits, and signs such as - _ . : /"
+        )
+    return None
+
+
+def tag_selector(expression: str) -> TagSelector:
+    """Create a tag selector from what a user wrote; see `tag_problem` for the tags that are allowed.
 
     Raises:
-        ListenerError: The expression has an empty tag, or a tag with another separator in it; it says the solution.
+        ListenerError: The expression has an empty tag, or something that is no tag: another separator, a condition of
+            SQL92, a wildcard. The text says what to write.
     """
     selector = TagSelector(expression)
-    if any(map(_OTHER_SEPARATOR.search, selector.tags)):
-        tags = [tag for part in expression.split("||") for tag in _OTHER_SEPARATOR.split(part) if tag.strip()]
+    if all(tag_problem(tag) is None for tag in selector.tags):
+        return selector
+    start = f"selector expression {shown(expression)} would match no message, since "
+    if _SQL.search(expression):
         raise ListenerError(
-            f"selector expression {expression!r} would match no message, since only two bars separate tags; "
-            f"write {' || '.join(tag.strip() for tag in tags)!r}"
+            f"{start}it is no list of tags but SQL92; set the selector type to SQL92, or write 'a || b'"
         )
-    return selector
+    if _BOTH.search(expression):
+        tags = [tag.strip() for tag in _BOTH.split(expression) if tag.strip()]
+        raise ListenerError(f"{start}a message has one tag; write {' || '.join(tags)!r} for messages with either tag")
+    if "*" in selector.tags:
+        raise ListenerError(f"{start}* beside tags is itself a tag; write '*' alone for all messages")
+    if _OTHER_SEPARATOR.search(expression):
+        tags = [tag.strip() for tag in _OTHER_SEPARATOR.split(expression) if tag.strip()]
+        if all(tag_problem(tag) is None for tag in tags):
+            raise ListenerError(f"{start}only two bars separate tags; write {' || '.join(tags)!r}")
+    problem = next(filter(None, map(tag_problem, sorted(selector.tags))))
+    raise ListenerError(f"{start}{problem}; write 'a || b', or '*' for all messages")

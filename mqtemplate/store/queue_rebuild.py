@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mqtemplate.errors import CorruptRecordError
+from mqtemplate.errors import CorruptRecordError, Picklable
 from mqtemplate.event_log import get_logger
 from mqtemplate.record.batch import RecordBatch
 from mqtemplate.record.codec import StoredRecord
@@ -26,7 +26,7 @@ TagsCodeOf = Callable[[str, bytes, int], int]
 """Computes the tags code of a record from its topic, its encoded properties and its store timestamp."""
 
 
-class QueueGapError(Exception):
+class QueueGapError(Picklable):
     """A consume queue lacks units of records before those that were read.
 
     Attributes:

@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
 from mqtemplate.durations import Duration, duration_ms, format_ms
-from mqtemplate.errors import DelayError
-from mqtemplate.message import DELAY_PROPERTIES, Property
+from mqtemplate.errors import DelayError, shown
+from mqtemplate.message import DELAY_PROPERTIES, Property, storable
+from mqtemplate.numbers import parse_number
 
 _ABSOLUTE = frozenset({Property.TIMER_DELIVER_MS, Property.START_DELIVER_TIME})
 
@@ -19,6 +20,9 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 # A smaller number is epoch seconds until the year 5138; epoch milliseconds have been larger since 1973.
 _SECONDS_BELOW = 100_000_000_000
+
+_INT_MAX = 2**31 - 1
+_MAX_MS = 10**18 - 1  # `parse_number` reads 18 digits of the property
 
 _TWO_DELAYS = "{} and {} are two delays for one message; pass one of them"
 
@@ -73,25 +77,40 @@ def epoch_ms(name: str, time: datetime | int | None) -> int | None:
     Raises:
         DelayError: It is a naive datetime, or not a time.
     """
-    if time is None or (isinstance(time, int) and not isinstance(time, bool)):
+    if time is None:
+        return None
+    if isinstance(time, int) and not isinstance(time, bool):
+        if abs(time) > _MAX_MS:
+            raise DelayError(f"{name} must be epoch milliseconds of at most 18 digits, got {shown(time)}")
         return time
-    if isinstance(time, datetime) and time.utcoffset() is not None:
-        return (time.astimezone(UTC) - _EPOCH) // _MILLISECOND
-    raise DelayError(f"{name} must be an aware datetime or epoch milliseconds, got {type(time).__name__} {time!r}")
+    if isinstance(time, datetime) and (since_epoch := _since_epoch(name, time)) is not None:
+        return since_epoch // _MILLISECOND
+    raise DelayError(f"{name} must be an aware datetime or epoch milliseconds, got {type(time).__name__} {shown(time)}")
+
+
+def _since_epoch(name: str, time: datetime) -> timedelta | None:
+    """Return the time since the epoch; None for a naive datetime.
+
+    It is the difference of two times, and not `astimezone`: that fails near the years 1 and 9999.
+    """
+    try:
+        return None if time.utcoffset() is None else time - _EPOCH
+    except Exception as exc:  # a tzinfo of the caller raised it
+        raise DelayError(f"{name} has a time zone without an offset: {type(exc).__name__}: {exc}") from exc
 
 
 def _check_level(delay_level: object) -> None:
-    if not isinstance(delay_level, int) or isinstance(delay_level, bool) or delay_level < 0:
+    if not isinstance(delay_level, int) or isinstance(delay_level, bool) or not 0 <= delay_level <= _INT_MAX:
         raise DelayError(
             f"delay_level must be 0 (no delay) or a position in the level table (1 = 1s … 18 = 2h by default), "
-            f"got {type(delay_level).__name__} {delay_level!r}; for other delays pass delay= or deliver_at="
+            f"got {type(delay_level).__name__} {shown(delay_level)}; for other delays pass delay= or deliver_at="
         )
 
 
 def _delay_ms(delay: object) -> int:
     if (isinstance(delay, timedelta) and delay < timedelta(0)) or (isinstance(delay, int | float) and delay < 0):
-        shown = f"-{format_ms(-(delay // _MILLISECOND))}" if isinstance(delay, timedelta) else repr(delay)
-        raise DelayError(f"delay must not be negative, got {shown}; to deliver at once pass no delay")
+        given = f"-{format_ms(-(delay // _MILLISECOND))}" if isinstance(delay, timedelta) else shown(delay)
+        raise DelayError(f"delay must not be negative, got {given}; to deliver at once pass no delay")
     try:
         return duration_ms(delay, 1_000)
     except ValueError as exc:
@@ -100,26 +119,28 @@ def _delay_ms(delay: object) -> int:
 
 def _deliver_ms(deliver_at: object, now_ms: int) -> int:
     if isinstance(deliver_at, datetime):
-        if deliver_at.utcoffset() is None:
+        since_epoch = _since_epoch("deliver_at", deliver_at)
+        if since_epoch is None:
             raise DelayError(
                 f"deliver_at={deliver_at.isoformat()} is a naive datetime: another time in each time zone; "
                 "give it a time zone: datetime(..., tzinfo=UTC), or .astimezone() for the zone of this machine"
             )
-        since_epoch = deliver_at.astimezone(UTC) - _EPOCH
         return _check_deliver_ms("deliver_at", -(-since_epoch // _MILLISECOND), now_ms)
     if isinstance(deliver_at, int) and not isinstance(deliver_at, bool):
         return _check_deliver_ms("deliver_at", deliver_at, now_ms)
     hints = {str: "; datetime.fromisoformat(...) parses text", float: "; for time.time() pass int(seconds * 1000)"}
     raise DelayError(
         f"deliver_at must be an aware datetime or whole epoch milliseconds, "
-        f"got {type(deliver_at).__name__} {deliver_at!r}{hints.get(type(deliver_at), '')}"
+        f"got {type(deliver_at).__name__} {shown(deliver_at)}{hints.get(type(deliver_at), '')}"
     )
 
 
 def _check_deliver_ms(name: str, deliver_ms: int, now_ms: int) -> int:
     """Refuse epoch seconds, which would be a time in 1970. The broker handles other past times: it delivers at once."""
     if deliver_ms < 0:
-        raise DelayError(f"{name} must not be before 1970, got {deliver_ms}")
+        raise DelayError(f"{name} must not be before 1970, got {shown(deliver_ms)}")
+    if deliver_ms > _MAX_MS:
+        raise DelayError(f"{name} must be epoch milliseconds of at most 18 digits, got {shown(deliver_ms)}")
     if deliver_ms < _SECONDS_BELOW <= now_ms:
         raise DelayError(f"{name}={deliver_ms} looks like seconds; it takes epoch milliseconds: {deliver_ms * 1_000}")
     return deliver_ms
@@ -131,11 +152,12 @@ def delay_header(name: str, value: object, now_ms: int) -> dict[str, str]:
     Raises:
         DelayError: The value is not a whole number, or is out of range.
     """
-    text = str(value).strip()
-    if isinstance(value, bool) or not text.removeprefix("-").isdecimal():
+    number = None if isinstance(value, bool) else parse_number(storable(f"header {name}", value).strip())
+    if number is None:
         unit = {Property.DELAY: "a level", Property.TIMER_DELAY_SEC: "seconds"}.get(name, "milliseconds")
-        raise DelayError(f"header {name} must be a whole number ({unit}), got {value!r}; or pass delay= or deliver_at=")
-    number = int(text)
+        raise DelayError(
+            f"header {name} must be a whole number ({unit}), got {shown(value)}; or pass delay= or deliver_at="
+        )
     if name == Property.DELAY:
         _check_level(number)
     elif name in _ABSOLUTE:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
-from mqtemplate.errors import MessageError
-from mqtemplate.message import RESERVED_PROPERTIES, Property, join_keys
+from mqtemplate.errors import MessageError, shown
+from mqtemplate.message import RESERVED_PROPERTIES, Property, joined_keys, storable
+from mqtemplate.numbers import parse_number
+from mqtemplate.selectors.tags import tag_problem
 
 HEADER_PREFIX = "rocketmq_"
 """Prefix of rocketmq-spring for names that have a meaning in RocketMQ. Source: ``RocketMQHeaders``."""
@@ -53,63 +53,42 @@ def header_property(given: str, name: str, value: object) -> dict[str, str]:
     if name == Property.KEYS:
         return {name: keys} if (keys := joined_keys(value)) else {}
     if name == Property.TAGS:
-        return {name: _checked_text(name, value)}
+        tag = _checked_text(name, value)
+        if (problem := tag_problem(tag)) is not None:
+            raise MessageError(f"header {shown(given)}, {shown(tag)}: {problem}")
+        return {name: tag}
     if name in (_WAIT_STORE_MSG_OK, Property.WAIT):
         return {Property.WAIT: _checked_bool(given, value)}
     if name in RESERVED_PROPERTIES:
         advice = _INSTEAD_OF.get(name, "choose another name")
-        raise MessageError(f"header {given!r} is reserved: {name} belongs to the broker and its clients; {advice}")
+        raise MessageError(f"header {shown(given)} is reserved: {name} belongs to the broker and its clients; {advice}")
     if given != name and name in _RECEIVED_HEADERS:
-        raise MessageError(f"header {given!r} describes a received message and cannot be sent; leave it out")
-    if not given or "\x01" in given or "\x02" in given:
-        raise MessageError(f"header name {given!r} is empty or contains the control characters \\x01 or \\x02")
+        raise MessageError(f"header {shown(given)} describes a received message and cannot be sent; leave it out")
+    if not given:
+        raise MessageError("the name of a header is empty; give it a name")
+    storable("the name of a header", given)
     return {given: _checked_text(given, value)}
-
-
-def joined_keys(keys: object) -> str:
-    """Return business keys as RocketMQ stores and indexes them: one text, separated by blanks.
-
-    Raises:
-        MessageError: A key is empty, contains a blank or a separator of properties, or is not text.
-    """
-    if isinstance(keys, str):
-        return _without_separators("keys", keys)
-    if isinstance(keys, bytes | Mapping) or keys is None:
-        raise MessageError(f"keys must be text or a sequence of texts, got {type(keys).__name__} {keys!r}")
-    if not isinstance(keys, Iterable):
-        return _without_separators("keys", str(keys))
-    texts = [str(key) for key in keys]
-    for text in texts:
-        if not text or text.split() != [text]:
-            raise MessageError(f"key {text!r} is empty or contains a blank, which separates keys")
-    return _without_separators("keys", join_keys(texts))
 
 
 def checked_flag(value: object) -> int:
     """Return the value of the header ``FLAG``; raise `MessageError` if it is not a number of 32 bits."""
-    text = str(value)
-    if isinstance(value, bool) or not text.removeprefix("-").isdecimal() or abs(int(text)) > _LARGEST_FLAG:
-        raise MessageError(f"header {FLAG} must be a whole number of 32 bits, got {value!r}")
-    return int(text)
+    number = None if isinstance(value, bool) else parse_number(storable(f"header {FLAG}", value))
+    if number is None or abs(number) > _LARGEST_FLAG:
+        raise MessageError(f"header {FLAG} must be a whole number of 32 bits, got {shown(value)}")
+    return number
 
 
 def _checked_text(name: str, value: object) -> str:
     if value is None or isinstance(value, bytes | bytearray | memoryview):
-        raise MessageError(f"header {name!r} must be text, a number or a boolean, got {type(value).__name__}")
-    text = str(value).lower() if isinstance(value, bool) else str(value)
+        raise MessageError(f"header {shown(name)} must be text, a number or a boolean, got {type(value).__name__}")
+    text = storable(f"header {shown(name)}", value)
     if not text:
-        raise MessageError(f"header {name!r} is empty, and RocketMQ drops empty properties; leave it out")
-    return _without_separators(f"header {name!r}", text)
-
-
-def _without_separators(what: str, text: str) -> str:
-    if "\x01" in text or "\x02" in text:
-        raise MessageError(f"{what} contains \\x01 or \\x02, which separate properties in a record: {text[:60]!r}")
-    return text
+        raise MessageError(f"header {shown(name)} is empty, and RocketMQ drops empty properties; leave it out")
+    return text.lower() if isinstance(value, bool) else text
 
 
 def _checked_bool(name: str, value: object) -> str:
-    text = str(value).lower()
+    text = storable(f"header {name!r}", value).lower()
     if text not in ("true", "false"):
-        raise MessageError(f"header {name!r} must be true or false, got {value!r}")
+        raise MessageError(f"header {name!r} must be true or false, got {shown(value)}")
     return text

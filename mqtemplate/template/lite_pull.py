@@ -18,7 +18,7 @@ from mqtemplate.processes import call_after_fork
 from mqtemplate.record.dead_letter import dead_letter_properties
 from mqtemplate.selectors.creation import make_selector
 from mqtemplate.selectors.tags import SelectorType
-from mqtemplate.topics import check_topic
+from mqtemplate.topics import check_given_topic
 
 _log = get_logger("mqtemplate.template")
 
@@ -44,8 +44,8 @@ class PullSettings:
     def spec(self) -> ConsumerSpec:
         """Return the subscription as the broker takes it."""
         return ConsumerSpec(
-            group=self.group,
-            subscriptions={check_topic(self.topic): make_selector(self.selector_type, self.selector_expression)},
+            group=check_given_topic(self.group),
+            subscriptions={check_given_topic(self.topic): make_selector(self.selector_type, self.selector_expression)},
             message_model=self.message_model,
             consume_from_where=self.consume_from_where,
         )

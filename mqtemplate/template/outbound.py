@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from mqtemplate.converter import CONTENT_TYPE, MessageConverter
-from mqtemplate.errors import ConversionError, DestinationError, MessageError
-from mqtemplate.message import DELAY_PROPERTIES, Message, MessageExt, Property
+from mqtemplate.errors import ConversionError, DestinationError, MessageError, reworded, shown
+from mqtemplate.message import DELAY_PROPERTIES, Message, MessageExt, Property, joined_keys
 from mqtemplate.template.delay_options import check_one_delay, delay_header, delay_properties
 from mqtemplate.template.destination import Destination, parse_destination
-from mqtemplate.template.headers import FLAG, HEADER_PREFIX, checked_flag, header_property, joined_keys
+from mqtemplate.template.headers import FLAG, HEADER_PREFIX, checked_flag, header_property
 from mqtemplate.template.send_options import SendOptions
 
 
@@ -34,12 +34,14 @@ def read_options(delay_level: int, options: SendOptions, now_ms: Callable[[], in
         DelayError: Two delays are given, or one has an invalid value.
     """
     delay, deliver_at = options.get("delay"), options.get("deliver_at")
-    keys, headers = options.get("keys", ()), options.get("headers")
-    if not (delay_level or delay is not None or deliver_at is not None or keys or headers):
+    keys, headers = options.get("keys"), options.get("headers")
+    if not (delay_level or delay is not None or deliver_at is not None or keys is not None or headers):
         return NO_EXTRAS
     properties = delay_properties(delay_level, delay, deliver_at, now_ms())
-    if joined := joined_keys(keys):
+    if keys is not None and (joined := joined_keys(keys)):
         properties[Property.KEYS] = joined
+    if not properties and not headers:
+        return NO_EXTRAS
     own = Extras(properties, None)
     return _merged(own, _read_headers(headers, now_ms())) if headers else own
 
@@ -52,7 +54,7 @@ def _read_headers(headers: Mapping[str, object], now_ms: int) -> Extras:
     flag: int | None = None
     for given, value in headers.items():
         if not isinstance(given, str):
-            raise MessageError(f"header names must be text, got {type(given).__name__} {given!r}")
+            raise MessageError(f"header names must be text, got {type(given).__name__} {shown(given)}")
         name = given.removeprefix(HEADER_PREFIX)
         if name == FLAG:
             if flag is not None:
@@ -76,7 +78,9 @@ def _merged(first: Extras, second: Extras) -> Extras:
     check_one_delay(dict.fromkeys((*first.properties, *second.properties)))
     for name, value in second.properties.items():
         if first.properties.get(name, value) != value:
-            raise MessageError(f"{name} is given twice: {first.properties[name]!r} and {value!r}; give it once")
+            raise MessageError(
+                f"{name} is given twice: {shown(first.properties[name])} and {shown(value)}; give it once"
+            )
     if first.flag is not None and second.flag is not None and first.flag != second.flag:
         raise MessageError(f"{FLAG} is given twice: {first.flag} and {second.flag}; give it once")
     return Extras({**first.properties, **second.properties}, second.flag if first.flag is None else first.flag)
@@ -115,7 +119,7 @@ class MessageFactory:
             try:
                 messages.append(self._create(target, payload, extras))
             except MessageError as exc:
-                raise type(exc)(f"item {len(messages)} of the list: {exc}") from exc
+                raise reworded(exc, f"item {len(messages)} of the list: {exc}") from exc
         return messages
 
     def _create(self, target: Destination, payload: object, extras: Extras) -> Message:
@@ -139,15 +143,17 @@ class MessageFactory:
             )
         if message.topic != target.topic:
             raise DestinationError(
-                f"the message names the topic {message.topic!r} and the destination {target.topic!r}; "
+                f"the message names the topic {shown(message.topic)} and the destination {target.topic!r}; "
                 "they must be the same"
             )
+        if not isinstance(message.body, bytes):
+            raise ConversionError(f"the body of a Message must be bytes, got {type(message.body).__name__}")
         if not message.body:
             raise ConversionError("the message has an empty body; it needs at least one byte")
         if len(message.body) > self._max_body_bytes:
             raise self._too_large(message.body, target.topic)
         own = _read_headers(message.properties, self._now_ms())
-        merged = _merged(extras, own._replace(flag=message.flag or own.flag))
+        merged = _merged(extras, own._replace(flag=checked_flag(message.flag) or own.flag))
         return Message(target.topic, message.body, _with_tag(target, merged), merged.flag or 0)
 
     def _too_large(self, body: bytes, topic: str) -> MessageError:
@@ -161,6 +167,6 @@ def _with_tag(target: Destination, extras: Extras) -> dict[str, str]:
     tag = extras.properties.get(Property.TAGS, target.tag)
     if target.tag is not None and tag != target.tag:
         raise MessageError(
-            f"the tag is given twice: {target.tag!r} in the destination and {tag!r} as a header; give it once"
+            f"the tag is given twice: {shown(target.tag)} in the destination and {shown(tag)} as a header; give it once"
         )
     return {**target.properties, **extras.properties}

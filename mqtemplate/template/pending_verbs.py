@@ -6,12 +6,14 @@ from datetime import datetime, timedelta
 from typing import TypedDict, Unpack
 
 from mqtemplate.broker import Broker
-from mqtemplate.durations import Duration
-from mqtemplate.errors import MessageError
+from mqtemplate.durations import Duration, duration_ms
+from mqtemplate.errors import MessageError, shown
+from mqtemplate.message import property_text
 from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange
 from mqtemplate.template.background import Background, awaitable
 from mqtemplate.template.delay_options import deliver_time, epoch_ms
 from mqtemplate.template.send_options import unknown_option
+from mqtemplate.topics import check_given_topic
 
 
 class PendingFilter(TypedDict, total=False):
@@ -47,7 +49,7 @@ class PendingVerbs:
             key: A business key or message id, instead of the handle. All pending messages with it are cancelled.
             topic: With *key*: only messages for this topic.
         """
-        return self.broker.cancel(handle, key=key, topic=topic)
+        return self.broker.cancel(handle, key=key, topic=_checked(topic))
 
     def reschedule(
         self,
@@ -67,7 +69,7 @@ class PendingVerbs:
             deliver_at: An aware datetime, or epoch milliseconds.
         """
         deliver_ms = deliver_time(delay, deliver_at, self.broker.clock.now_ms())
-        return self.broker.reschedule(handle, deliver_ms, key=key, topic=topic)
+        return self.broker.reschedule(handle, deliver_ms, key=key, topic=_checked(topic))
 
     def pending(
         self,
@@ -84,21 +86,27 @@ class PendingVerbs:
             cursor: ``cursor`` of the page before.
             conditions: See `PendingFilter`.
         """
+        check_count(max_count)
+        if cursor is not None and not isinstance(cursor, str):
+            raise MessageError(f"cursor must be the text of PendingPage.cursor, got {shown(cursor)}")
         return self.broker.pending(_query("pending", topic, conditions), max_count, cursor)
 
     def count_pending(
-        self, topic: str | None = None, *, by: timedelta = timedelta(minutes=1), **conditions: Unpack[PendingFilter]
+        self, topic: str | None = None, *, by: Duration = timedelta(minutes=1), **conditions: Unpack[PendingFilter]
     ) -> PendingCounts:
         """Return the number of pending messages that match: in all, and by time spans of their deliver times.
 
         Args:
-            by: Length of a time span.
+            by: Length of a time span: a timedelta, text, or seconds.
             conditions: See `PendingFilter`.
         """
-        if by < timedelta(milliseconds=1):
-            raise MessageError(f"by must be a millisecond or more, got {by}")
-        query = _query("count_pending", topic, conditions)
-        return self.broker.count_pending(query, by // timedelta(milliseconds=1))
+        try:
+            bucket_ms = duration_ms(by, 1_000)
+        except ValueError as exc:
+            raise MessageError(f"by must be {exc}") from None
+        if bucket_ms < 1:
+            raise MessageError(f"by must be a millisecond or more, got {shown(by)}")
+        return self.broker.count_pending(_query("count_pending", topic, conditions), bucket_ms)
 
     async_cancel = awaitable(cancel)
     async_reschedule = awaitable(reschedule)
@@ -106,13 +114,23 @@ class PendingVerbs:
     async_count_pending = awaitable(count_pending)
 
 
+def _checked(topic: object) -> str | None:
+    return None if topic is None else check_given_topic(topic)
+
+
+def check_count(max_count: object) -> None:
+    """Raise `MessageError` unless this is a number of messages, 1 or more."""
+    if type(max_count) is not int or not 1 <= max_count < 2**31:
+        raise MessageError(f"max_count must be a whole number, 1 or more, got {shown(max_count)}")
+
+
 def _query(verb: str, topic: str | None, conditions: PendingFilter) -> PendingQuery:
     if not conditions.keys() <= PendingFilter.__annotations__.keys():
         raise unknown_option(getattr(PendingVerbs, verb), conditions, PendingFilter.__annotations__)
     return PendingQuery(
-        topic=topic,
+        topic=_checked(topic),
         key=conditions.get("key"),
-        tag=conditions.get("tag"),
+        tag=None if (tag := conditions.get("tag")) is None else property_text("the tag", tag),
         before_ms=epoch_ms("before", conditions.get("before")),
         after_ms=epoch_ms("after", conditions.get("after")),
     )

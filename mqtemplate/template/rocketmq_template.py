@@ -20,6 +20,7 @@ from mqtemplate.errors import (
     MQTemplateError,
     SendError,
     SendTimeoutError,
+    shown,
 )
 from mqtemplate.futures import AwaitableFuture, refuse_on_handler_loop
 from mqtemplate.message import Message, MessageQueue
@@ -38,7 +39,7 @@ from mqtemplate.template.destination import (
 )
 from mqtemplate.template.lite_pull import LitePullConsumer, PullSettings, Receipt, ReceiveFuture
 from mqtemplate.template.outbound import NO_EXTRAS, Extras, MessageFactory, read_options
-from mqtemplate.template.pending_verbs import PendingVerbs
+from mqtemplate.template.pending_verbs import PendingVerbs, check_count
 from mqtemplate.template.requests import Requests
 from mqtemplate.template.send_options import QUEUE_OPTIONS, SEND_OPTIONS, SendOptions, SendPlan, unknown_option
 from mqtemplate.template.spring_names import SpringNames
@@ -48,6 +49,7 @@ from mqtemplate.template.transactions import Transactions
 T = TypeVar("T")
 
 _NOT_GIVEN: Any = object()
+_MAX_TIMEOUT_MS = 2**31 - 1  # an ``int``, as in RocketMQ: ``ClientConfig.sendMsgTimeout``
 
 
 class RocketMQTemplate(SpringNames, PendingVerbs):
@@ -419,8 +421,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
                 "receive needs a consumer group and a topic: give the template consumer_group and consumer_topic, "
                 "in application.yml rocketmq.pull-consumer.group and rocketmq.pull-consumer.topic"
             )
-        if type(max_count) is not int or max_count < 1:
-            raise MessageError(f"max_count must be a whole number, 1 or more, got {max_count!r}")
+        check_count(max_count)
         return self._pull
 
     def subscribe(
@@ -527,6 +528,8 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         """Return the queue that the caller chose, directly or by a key; None if the broker selects it."""
         hash_key, queue = options.get("hash_key"), options.get("queue")
         if hash_key is None:
+            if queue is not None:
+                _check_queue(queue)
             if queue is not None and queue.topic != message.topic:
                 raise DestinationError(
                     f"the queue belongs to topic {queue.topic!r}, the destination to topic {message.topic!r}"
@@ -546,17 +549,26 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         return self.default_destination
 
 
+def _check_queue(queue: object) -> None:
+    if not isinstance(queue, MessageQueue):
+        raise MessageError(f"queue must be a MessageQueue, got {type(queue).__name__} {shown(queue)}")
+    if type(queue.queue_id) is not int or not 0 <= queue.queue_id < 2**31:
+        raise MessageError(f"queue_id of a MessageQueue must be 0 or more, got {shown(queue.queue_id)}")
+
+
 def _check_wait(timeout: Duration) -> int:
     return 0 if timeout == 0 else _check_timeout(timeout)
 
 
 def _check_timeout(timeout: Duration) -> int:
-    if type(timeout) is int and timeout > 0:
+    if type(timeout) is int and 0 < timeout <= _MAX_TIMEOUT_MS:
         return timeout
     try:
         timeout_ms = duration_ms(timeout)
     except ValueError as exc:
         raise MessageError(f"timeout must be {exc}") from None
     if timeout_ms < 1:
-        raise MessageError(f"timeout must be 1 ms or longer, got {timeout!r}")
+        raise MessageError(f"timeout must be 1 ms or longer, got {shown(timeout)}")
+    if timeout_ms > _MAX_TIMEOUT_MS:
+        raise MessageError(f"timeout must be at most {format_ms(_MAX_TIMEOUT_MS)}, got {shown(timeout)}")
     return timeout_ms

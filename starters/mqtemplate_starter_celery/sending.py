@@ -80,5 +80,5 @@ class _StoringProducer:
             return self._producer.publish(body, headers=headers, **options)
         task = StoredTask.of_publish(body, headers, options)
         return self._template.sync_send(
-            self._destination, task.to_body(), deliver_at=self._eta_ms, keys=str(headers["id"])
+            self._destination, task.to_body(), deliver_at=self._eta_ms, keys=[headers["id"]]
         )

@@ -10,6 +10,7 @@ from mqtemplate import Broker
 from mqtemplate.context import ApplicationContext
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener import ListenerRegistry, ListenerSpec
+from mqtemplate.processes import expand_home
 from mqtemplate.spark import (
     SparkListenerContainer,
     refuse_shared_groups,
@@ -101,7 +102,7 @@ class SparkListeners:
             self._endpoint(component),
             self._spark,
             broker,
-            settings.mqtemplate.spark.checkpoint_path.expanduser(),
+            expand_home(settings.mqtemplate.spark.checkpoint_path, "mqtemplate.spark.checkpoint-path"),
             resolve=settings.resolve_text,
             spec=spec,
             on_change=self._update_readiness,

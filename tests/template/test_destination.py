@@ -45,7 +45,7 @@ def test_a_parsed_destination_is_cached() -> None:
         ("orders:", "'orders:' has an empty tag; without a tag write 'orders'"),
         ("orders: paid", "starts or ends with a blank; write 'paid'"),
         ("orders:a||b", "a message has one tag; use '||' in a listener's selector"),
-        ("orders:a\x01b", "a tag cannot contain the control characters"),
+        ("orders:a\x01b", "the tag contains '\\x01'"),
         ("no blanks:paid", "topic 'no blanks' has characters that are not allowed; use letters, digits"),
         ("topic/slash", "has characters that are not allowed"),
         ("x" * 128, "has 128 characters, allowed are 127"),

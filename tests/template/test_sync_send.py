@@ -163,8 +163,8 @@ def test_a_message_goes_to_the_given_queue(
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"hash_key": ["a"]}, "hash_key must be one text or number, got list"),
-        ({"hash_key": b"a"}, "hash_key must be one text or number, got bytes"),
+        ({"hash_key": ["a"]}, "hash_key must be text, a number or a UUID, got list"),
+        ({"hash_key": b"a"}, "hash_key must be text, a number or a UUID, got bytes"),
         ({"hash_key": ""}, "hash_key is empty"),
         (
             {"queue": MessageQueue("bills", "broker-a", 0)},

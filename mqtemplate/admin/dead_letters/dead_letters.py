@@ -12,7 +12,7 @@ from mqtemplate.admin.messages import MessageSearch
 from mqtemplate.admin.pace import OnProgress, no_progress, paced
 from mqtemplate.admin.values import TopicKind
 from mqtemplate.errors import MessageError, UnknownNameError
-from mqtemplate.message import MessageExt
+from mqtemplate.message import MessageExt, key_text, split_keys
 from mqtemplate.results import SendResult
 from mqtemplate.topics import DLQ_TOPIC_PREFIX
 
@@ -39,6 +39,10 @@ class LetterFilter:
     key: str | None = None
     tag: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.key is not None:
+            object.__setattr__(self, "key", key_text(self.key))
+
     def matches(self, letter: DeadLetter) -> bool:
         """Return True if the dead letter matches."""
         message = letter.message
@@ -48,7 +52,7 @@ class LetterFilter:
             and (self.before_ms is None or message.store_timestamp < self.before_ms)
             and (self.cause is None or self.cause.lower() in letter.cause.lower())
             and self.topic in (None, letter.origin_topic)
-            and (self.key is None or self.key in (message.keys or "").split())
+            and (self.key is None or self.key in split_keys(message.keys))
             and self.tag in (None, message.tags)
         )
 

@@ -221,7 +221,7 @@ class Queries:
             return []
         header = QueryMessageRequestHeader(
             topic=self._context.namespace.wrap(topic),
-            key=key,
+            key=query.key,
             max_num=max(max_count, _INDEX_PAGE),
             begin_timestamp=max(0, begin_ms - _INDEX_PRECISION_MS),
             end_timestamp=query.last_ms,

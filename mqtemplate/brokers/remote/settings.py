@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from annotated_types import Gt
 
 from mqtemplate.errors import ConfigurationError
+from mqtemplate.processes import home_folder
 from mqtemplate.record.compression import CompressionType, max_body_bytes
 from mqtemplate.remoting.settings import Credentials
 from mqtemplate.remoting.tls import ClientTls
@@ -125,14 +126,26 @@ class RemoteSettings(ClientIntervals):
     retry_after_error_ms: int = 1_000
     """Time after which a failed pull is repeated."""
 
-    offset_path: Path = field(default_factory=lambda: Path.home() / ".rocketmq_offsets")
-    """Directory with the offsets of broadcasting groups."""
+    offset_path: Path | None = None
+    """Directory with the offsets of broadcasting groups; None: ``~/.rocketmq_offsets``."""
 
     tools_group: str = "TOOLS_CONSUMER"
     """Consumer group of `Broker.pull`. Every broker has it from the start."""
 
     send_avoid_ms: int = 30_000
     """Time for which a broker that failed a send is not used while another broker is available."""
+
+    @property
+    def offset_folder(self) -> Path:
+        """Directory with the offsets of broadcasting groups.
+
+        Raises:
+            ConfigurationError: It is in the home folder, and the user has none.
+        """
+        if self.offset_path is not None:
+            return self.offset_path
+        instead = "set offset_path, in application.yml mqtemplate.cluster.offset-path"
+        return home_folder("the offsets of a broadcasting group", instead) / ".rocketmq_offsets"
 
     @property
     def max_body_bytes(self) -> int:

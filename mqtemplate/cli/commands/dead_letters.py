@@ -25,6 +25,7 @@ from mqtemplate.cli.formats import (
 )
 from mqtemplate.cli.invocation import DryRun, Invocation, Yes, command, existing_file
 from mqtemplate.cli.output import Columns
+from mqtemplate.processes import is_terminal
 
 if TYPE_CHECKING:
     from mqtemplate.admin import BrokerAdmin, DeadLetter, DeadLetters, LetterEdit, LetterFilter
@@ -267,7 +268,7 @@ def _edited(body: bytes) -> bytes:
     Raises:
         typer.BadParameter: There is no terminal, or the body is not text.
     """
-    if not sys.stdin.isatty():
+    if not is_terminal(sys.stdin):
         raise typer.BadParameter("there is no terminal for an editor; give --body, --body-file, --set or --unset")
     if body_text(body) is None:
         raise typer.BadParameter("the body is not text; give the new one with --body-file")

@@ -193,7 +193,9 @@ def tail(
     It joins no consumer group, so it takes no message from a consumer. Retry, dead-letter and system topics work too.
     """
     from mqtemplate.context.signals import StopRequests
+    from mqtemplate.message import key_text, split_keys
 
+    key = None if key is None else key_text(key)
     selector = _selector(tags, sql)
     # Not by KeyboardInterrupt: Python ignores one that is raised while an object of the last poll is removed.
     stop_requests = StopRequests()
@@ -202,7 +204,7 @@ def tail(
         shown = 0
         while True:
             for message in follow():
-                if key is None or key in (message.msg_id, *(message.keys or "").split()):
+                if key is None or key in (message.msg_id, *split_keys(message.keys)):
                     _print_message(call, message)
                     shown += 1
                 if shown == max_count:

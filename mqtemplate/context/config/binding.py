@@ -16,7 +16,7 @@ from mqtemplate.context.config.contradiction import ContradictionError
 from mqtemplate.context.config.other_starters import hint_for
 from mqtemplate.context.config.placeholders import Placeholders
 from mqtemplate.context.config.relaxed_keys import dotted, kebab, variable_name
-from mqtemplate.context.config.tree import UNSET, ConfigNode, insert_mapping
+from mqtemplate.context.config.tree import UNSET, ConfigNode, insert_mapping, is_empty_text
 from mqtemplate.durations import ALLOWED, duration_ms, is_duration_text
 from mqtemplate.errors import ConfigurationError
 
@@ -102,15 +102,25 @@ class Binding:
         return f"; here may stand: {', '.join(siblings)}" if siblings else ""
 
 
-def bind(node: ConfigNode, section: type, placeholders: Placeholders, prefix: tuple[str, ...] = ()) -> Binding:
+def bind(
+    node: ConfigNode,
+    section: type,
+    placeholders: Placeholders,
+    prefix: tuple[str, ...] = (),
+    *,
+    empty_is_given: bool = True,
+) -> Binding:
     """Read the keys below *node* as the section declares them.
+
+    Args:
+        empty_is_given: False: a placeholder that stands for an empty text counts as not given; see `is_empty_text`.
 
     Raises:
         ConfigurationError: A placeholder cannot be resolved, a section has a value, a value has keys below it, or one
             field is given in two spellings.
     """
     binding = Binding(section, prefix)
-    binding.values = _Reader(binding, placeholders).section(node, section, ())
+    binding.values = _Reader(binding, placeholders, empty_is_given=empty_is_given).section(node, section, ())
     return binding
 
 
@@ -126,8 +136,9 @@ def with_durations(value: object) -> object:
 class _Reader:
     """Reader of one tree of keys into the values and origins of a `Binding`."""
 
-    def __init__(self, binding: Binding, placeholders: Placeholders) -> None:
+    def __init__(self, binding: Binding, placeholders: Placeholders, *, empty_is_given: bool) -> None:
         self._binding = binding
+        self._empty_is_given = empty_is_given
         self._placeholders = placeholders
 
     def section(self, node: ConfigNode, section: type, at: schema.Location) -> dict[str, Any]:
@@ -149,7 +160,9 @@ class _Reader:
                 raise ConfigurationError(f"{child.origin}: '{key}' and '{twin}' are one key in two spellings; keep one")
             shape = schema.shape_of(schema.fields_of(section)[field_name].annotation)
             if shape.section is not None or not child.is_empty:
-                values[field_name] = self._field(child, shape, (*at, field_name))
+                value = self._field(child, shape, (*at, field_name))
+                if self._empty_is_given or not is_empty_text(value):
+                    values[field_name] = value
         return values
 
     def _field(self, node: ConfigNode, shape: schema.FieldShape, at: schema.Location) -> object:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mqtemplate.context.config.relaxed_keys import same_key
-from mqtemplate.context.config.tree import ConfigNode, insert_mapping
+from mqtemplate.context.config.tree import ConfigNode, insert_mapping, is_empty_text
 
 _NAME_SERVER = "rocketmq.name-server"
 _STORE_PATH = ("mqtemplate", "broker", "store-path")
@@ -29,10 +29,11 @@ class CommandLine:
 
         Another broker makes the store directory of the configuration meaningless, so that is removed.
         """
-        if _NAME_SERVER in self.keys:
+        given = {key: value for key, value in self.keys.items() if not is_empty_text(value)}
+        if _NAME_SERVER in given:
             _remove(root, _STORE_PATH)
         overlay = ConfigNode()
-        insert_mapping(overlay, self.keys, "the command line")
+        insert_mapping(overlay, given, "the command line")
         root.merge(overlay)
 
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from mqtemplate.context.config.binding import bind
 from mqtemplate.context.config.environment import bind_environment
 from mqtemplate.context.config.placeholders import Found, Placeholders
-from mqtemplate.context.config.tree import UNSET, ConfigNode, ConfigOrigins
+from mqtemplate.context.config.tree import UNSET, ConfigNode, ConfigOrigins, is_empty_text
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -29,9 +29,9 @@ class Configuration:
         self._environment = environment
 
     def lookup(self, key: str) -> Found | None:
-        """Return the raw value of a key and its origin; None if the key has no value."""
+        """Return the raw value of a key and its origin; None if the key has no value. An empty variable is none."""
         for name in _variables(key):
-            if name in self._environment:
+            if not is_empty_text(self._environment.get(name, "")):
                 return self._environment[name], f"environment {name}"
         node = self.root.find(key.split("."))
         return None if node is None or node.value is UNSET else (node.value, node.origin)

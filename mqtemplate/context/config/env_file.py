@@ -21,14 +21,14 @@ def read_env_file(file: Path) -> dict[str, str]:
     from dotenv.parser import parse_stream
 
     try:
-        with file.open(encoding="utf-8") as stream:
+        with file.open(encoding="utf-8-sig") as stream:
             for binding in parse_stream(stream):
                 if binding.error:
                     raise ConfigurationError(
                         f"{file}:{binding.original.line}: {binding.original.string.strip()!r} is no variable; "
                         "write NAME=value"
                     )
-        values = DotEnv(file, encoding="utf-8", override=False).dict()
+        values = DotEnv(file, encoding="utf-8-sig", override=False).dict()
     except UnicodeDecodeError as exc:
         raise ConfigurationError(f"{file}: not UTF-8 at byte {exc.start}; save the file as UTF-8") from exc
     except OSError as exc:
@@ -43,4 +43,9 @@ def with_env_file(folder: Path) -> Mapping[str, str]:
         ConfigurationError: The file is invalid.
     """
     file = folder / ENV_FILE
-    return {**read_env_file(file), **os.environ} if file.is_file() else os.environ
+    return below_environment(read_env_file(file)) if file.is_file() else os.environ
+
+
+def below_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return *variables* and, above them, those of the process. An empty one counts as not given."""
+    return {**variables, **{name: value for name, value in os.environ.items() if value or name not in variables}}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from mqtemplate.context.config.relaxed_keys import canonical_key, dotted, same_key, variable_name
 from mqtemplate.context.config.schema import FieldShape, all_fields
-from mqtemplate.context.config.tree import ConfigNode
+from mqtemplate.context.config.tree import ConfigNode, is_empty_text
 from mqtemplate.errors import ConfigurationError
 
 _NO_KEYS = {
@@ -39,6 +39,8 @@ def bind_environment(section: type, environment: Mapping[str, str], prefix: tupl
     ``ROCKETMQ_PRODUCER_SENDMESSAGETIMEOUT`` and ``ROCKETMQ__PRODUCER__SEND_MESSAGE_TIMEOUT`` are one key. The user
     chooses the keys of a map, so they need the double underscore: ``ROCKETMQ__CONSUMER__LISTENERS__group__topic``.
 
+    An empty variable counts as not given.
+
     Args:
         prefix: Path of the section.
 
@@ -53,7 +55,7 @@ def bind_environment(section: type, environment: Mapping[str, str], prefix: tupl
     by_path: dict[tuple[str, ...], str] = {}
     for name, value in sorted(environment.items()):
         first, separator, _ = name.replace(".", "_").partition("_")
-        if not separator or canonical_key(first) not in first_words or name.upper() in _NO_KEYS:
+        if is_empty_text(value) or not separator or canonical_key(first) not in first_words or name.upper() in _NO_KEYS:
             continue
         path = by_canonical.get(canonical_key(name.replace(".", ""))) or next(_map_entries(name, maps), None)
         if path is None:

@@ -19,6 +19,7 @@ from pydantic.dataclasses import is_pydantic_dataclass
 from pydantic.fields import FieldInfo
 
 from mqtemplate.context.config.relaxed_keys import kebab, same_key
+from mqtemplate.context.config.tree import UNSET, ConfigNode, is_empty_text
 
 Location = tuple[int | str, ...]
 """A position below a section in pydantic's form: field names, keys of maps, indices of lists."""
@@ -98,6 +99,20 @@ def shape_of(annotation: Any) -> FieldShape:
 def field_named(section: type, key: str) -> str | None:
     """Return the name of the field for a key in any spelling."""
     return next((name for name in fields_of(section) if same_key(name, key)), None)
+
+
+def drop_empty(node: ConfigNode, section: type) -> ConfigNode:
+    """Remove the values of a tree that are empty texts, and return it. Keys that the user chose are data, and stay."""
+    for key, child in node.children.items():
+        name = field_named(section, key)
+        if name is None:
+            continue
+        shape = shape_of(fields_of(section)[name].annotation)
+        if shape.section is not None:
+            drop_empty(child, shape.section)
+        if shape.section is not None or not shape.map_depth:
+            child.value = UNSET if is_empty_text(child.value) else child.value
+    return node
 
 
 def all_fields(section: type, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldShape]]:

@@ -15,7 +15,7 @@ from mqtemplate.context.config.env_file import with_env_file
 from mqtemplate.context.config.environment import bind_environment
 from mqtemplate.context.config.placeholders import Placeholders
 from mqtemplate.context.config.relaxed_keys import canonical_key, same_key
-from mqtemplate.context.config.schema import field_named, fields_of
+from mqtemplate.context.config.schema import drop_empty, field_named, fields_of
 from mqtemplate.context.config.toml_reader import read_toml
 from mqtemplate.context.config.tree import UNSET, ConfigNode, ConfigOrigins, insert_mapping
 from mqtemplate.context.config.yaml_reader import YamlDocument, read_yaml, split_names
@@ -59,7 +59,7 @@ def load_settings(
     active = given or _profiles_of(overlay) or _profiles_of(bound.root) or files.default_profiles()
     root = files.merged(active)
     root.merge(bound.root)
-    root.merge(overlay)
+    root.merge(drop_empty(overlay, AppSettings))
     PROCESS.given.apply(root)
     if active:  # as a key, so that the settings contain the active profiles whatever named them
         in_force = ConfigNode()
@@ -80,7 +80,7 @@ def _settings(configuration: Configuration) -> AppSettings:
     root = configuration.root
     _refuse_near_sections(root)
     ours = ConfigNode(children={key: node for key, node in root.children.items() if field_named(AppSettings, key)})
-    binding = bind(ours, AppSettings, Placeholders(configuration.lookup))
+    binding = bind(ours, AppSettings, Placeholders(configuration.lookup), empty_is_given=False)
     try:
         return AppSettings(configuration, **binding.values)
     except ValidationError as exc:
@@ -150,7 +150,7 @@ class _Files:
         _refuse_profiles([document for document in self._base if document.on_profile])
         for document in documents:
             if _applies(document, profiles):
-                root.merge(document.root)
+                root.merge(drop_empty(document.root, AppSettings))
         return root
 
     def _documents(self, stem: str) -> list[YamlDocument]:

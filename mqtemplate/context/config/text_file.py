@@ -22,7 +22,7 @@ def read_text(file: Path, unreadable: str = "{file}: cannot be read: {reason}") 
         size = file.stat().st_size
         if size > _MAX_BYTES:
             raise ConfigurationError(f"{file.name}: has {size:,} bytes, allowed are {_MAX_BYTES:,}; shorten it")
-        return file.read_bytes().decode("utf-8")
+        return file.read_bytes().decode("utf-8-sig")  # editors of Windows write a byte order mark
     except UnicodeDecodeError as exc:
         raise ConfigurationError(f"{file.name}: not UTF-8 at byte {exc.start}; save the file as UTF-8") from exc
     except OSError as exc:

@@ -33,7 +33,7 @@ class ConfigNode:
     - A node may have a value *and* children: ``spark.speculation`` and ``spark.speculation.interval`` are both
       settings of Spark.
     - A later value replaces the earlier one completely, lists too; children are merged.
-    - A key without a value (``key:``) counts as not given.
+    - A key without a value (``key:``) counts as not given. So does an empty text, see `is_empty_text`.
 
     Attributes:
         value: A scalar or a list, with unresolved placeholders.
@@ -94,6 +94,16 @@ class ConfigNode:
     def is_empty(self) -> bool:
         """True if neither the node nor a node below it has a value."""
         return self.value is UNSET and all(node.is_empty for node in self.children.values())
+
+
+def is_empty_text(value: object) -> bool:
+    """Return True for a text that counts as not given: empty, or blanks only.
+
+    One rule for all sources: a variable ``ROCKETMQ_PRODUCER_GROUP=`` that a shell, a unit file or a container sets to
+    nothing must not replace the group in a file. The settings of the library have no meaning for an empty text. An
+    application's own sections may have one, so there the texts of files and arguments stay.
+    """
+    return isinstance(value, str) and not value.strip()
 
 
 def check_depth(depth: int, origin: str) -> None:

@@ -25,6 +25,7 @@ from mqtemplate.context.settings.rocketmq import RocketMQSettings
 from mqtemplate.context.settings.server import ServerSettings
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.middlewares.declaration import check_middleware, read_middlewares
+from mqtemplate.processes import expand_home
 
 
 class MQTemplateSettings(Properties):
@@ -155,7 +156,7 @@ class AppSettings(BaseSettings):
         choice = self.broker_choice
         if isinstance(choice, RemoteCluster) or choice.in_memory:
             return None
-        return choice.path or self.mqtemplate.broker.store_path.expanduser()
+        return choice.path or expand_home(self.mqtemplate.broker.store_path, "mqtemplate.broker.store-path")
 
     def with_rocketmq(self, rocketmq: RocketMQSettings, prefix: str) -> AppSettings:
         """Return these settings with another section ``rocketmq``, for the broker of a further template.

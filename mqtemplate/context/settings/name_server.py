@@ -6,6 +6,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from mqtemplate.errors import ConfigurationError
+from mqtemplate.processes import expand_home
+
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:;/]+):(\d{1,5})")
 _ALLOWED = "'embedded', 'embedded:memory', 'embedded:<folder>', or 'host:port;host:port'"
 
@@ -43,7 +46,10 @@ def parse_name_server(text: str) -> EmbeddedStore | RemoteCluster:
             raise ValueError(f"'embedded:' has nothing after the colon; allowed are {_ALLOWED}")
         if rest.lower() == "memory":
             return EmbeddedStore(in_memory=True)
-        return EmbeddedStore(path=Path(rest).expanduser() if rest else None)
+        try:
+            return EmbeddedStore(path=expand_home(Path(rest), "rocketmq.name-server") if rest else None)
+        except ConfigurationError as exc:
+            raise ValueError(str(exc)) from exc
     addresses = tuple(part.strip() for part in re.split("[;,]", text) if part.strip())
     if not addresses or not all(_is_address(address) for address in addresses):
         raise ValueError(f"allowed are {_ALLOWED}")

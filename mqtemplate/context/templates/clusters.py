@@ -21,6 +21,7 @@ from mqtemplate.context.settings.template_settings import settings_of_template
 from mqtemplate.context.templates.template_specs import TemplateSpec
 from mqtemplate.errors import ConfigurationError, ListenerError
 from mqtemplate.listener.registration.cluster_choice import ClusterChoice
+from mqtemplate.processes import expand_home
 
 BrokerFactory = Callable[[AppSettings, Clock], Broker]
 """Function that creates the broker which settings choose."""
@@ -242,7 +243,8 @@ def _address_of(choice: object, settings: AppSettings) -> object:
         return frozenset(choice.addresses)  # type: ignore[attr-defined]  # a RemoteCluster
     if choice.in_memory:
         return object()
-    return (choice.path or settings.mqtemplate.broker.store_path.expanduser()).absolute()
+    path = choice.path or expand_home(settings.mqtemplate.broker.store_path, "mqtemplate.broker.store-path")
+    return path.absolute()
 
 
 def _folder(settings: AppSettings) -> Path | None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from mqtemplate.durations import Duration
-from mqtemplate.errors import ConversionError
+from mqtemplate.errors import ConversionError, Picklable
 from mqtemplate.listener.failures.schedule import retry_delay_ms
 
 
-class RetryLater(Exception):  # noqa: N818 (a request of the handler, not an error of the library)
+class RetryLater(Picklable):  # a request of the handler, not an error of the library
     """Raised by a handler: retry this message later. No error is logged.
 
     It counts as a retry: after the last one the message is a dead letter.
@@ -28,7 +28,7 @@ class RetryLater(Exception):  # noqa: N818 (a request of the handler, not an err
         super().__init__(reason or "the handler requested a retry")
 
 
-class DeadLetter(Exception):  # noqa: N818 (a request of the handler, not an error of the library)
+class DeadLetter(Picklable):  # a request of the handler, not an error of the library
     """Raised by a handler: send this message to the dead-letter topic now, without a retry.
 
     Args:

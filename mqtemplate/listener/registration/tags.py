@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from mqtemplate.errors import ListenerError
+from mqtemplate.selectors.tags import tag_problem
 
 TAGS_ATTRIBUTE = "__mqtemplate_tags__"
 """Attribute of a decorated method that holds its tags."""
@@ -46,7 +47,7 @@ def on_tag(*tags: str) -> Callable[[_Target], _Target]:
 
 
 def _is_tag(tag: object) -> bool:
-    return isinstance(tag, str) and tag != "" and tag == tag.strip() and "||" not in tag
+    return isinstance(tag, str) and tag_problem(tag) is None
 
 
 def has_tag_methods(kind: type) -> bool:

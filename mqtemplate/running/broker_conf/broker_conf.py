@@ -11,6 +11,7 @@ from pathlib import Path, PurePath
 
 from mqtemplate.context.config.tree import ConfigNode
 from mqtemplate.errors import ConfigurationError
+from mqtemplate.processes import home_folder
 from mqtemplate.running.broker_conf.names import KNOWN_NAMES
 from mqtemplate.running.broker_conf.property_file import Entry, read_property_file
 from mqtemplate.running.broker_conf.reasons import reason_for
@@ -97,7 +98,7 @@ def read_broker_conf(file: Path) -> BrokerConf:
             lists all with their lines.
     """
     # As in Java the last one of several entries wins.
-    entries = {entry.key: entry for entry in read_property_file(file)}
+    entries = {entry.key: entry for entry in read_property_file(file) if entry.value}  # an empty one is not given
     problems = [
         f"{file.name}:{entry.line}: {problem}"
         for entry in entries.values()
@@ -146,8 +147,10 @@ def _value(entry: Entry) -> str:
 
 def _folder(text: str) -> PurePath:
     """Return a path with the variables that RocketMQ's example files use: ``${user.home}`` and ``$HOME``."""
-    home = str(Path.home())
-    return PurePath(os.path.normpath(text.replace("${user.home}", home).replace("$HOME", home)))
+    if "${user.home}" in text or "$HOME" in text:
+        home = str(home_folder(text, "write the path without it"))
+        text = text.replace("${user.home}", home).replace("$HOME", home)
+    return PurePath(os.path.normpath(text))
 
 
 def _put_addresses(root: ConfigNode, entries: Mapping[str, Entry], file: str) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
+from mqtemplate.errors import Picklable
 from mqtemplate.selectors.sql92 import values
 from mqtemplate.selectors.sql92.values import Evaluate, NotComparableError, Value, ValueType
 
@@ -70,7 +71,7 @@ class Expression:
         return self.type in _PARSERS
 
 
-class OperandError(Exception):
+class OperandError(Picklable):
     """An operand is not allowed where it is used. `compile_expression` turns it into a `SelectorError`."""
 
     def __init__(self, at: int, reason: str) -> None:

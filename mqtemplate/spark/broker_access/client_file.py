@@ -51,7 +51,7 @@ def client_settings(path: str | None) -> RemotingClientSettings:
 def _read(path: Path) -> dict[str, Any]:
     where = f"client file {str(path)!r} on {socket.gethostname()}"
     try:
-        given = json.loads(path.read_text())
+        given = json.loads(path.read_text("utf-8-sig"))
     except OSError as exc:
         raise ConfigurationError(
             f"{where} cannot be read ({exc.strerror}); each machine that runs tasks needs it"

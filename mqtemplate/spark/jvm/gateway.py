@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from mqtemplate.errors import SparkError
+from mqtemplate.errors import ConfigurationError, SparkError
+from mqtemplate.processes import home_folder
 from mqtemplate.spark.jvm.java import Java
 
 QUIET = "-Xlog:cds=off"
@@ -106,7 +107,8 @@ def class_path() -> list[str]:
 
 def archive_path(java: Java) -> Path:
     """Return the path of the archive for this Java and this PySpark; the file may be missing."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    given = os.environ.get("XDG_CACHE_HOME")
+    cache = Path(given) if given else home_folder("the archive of Spark's classes", "XDG_CACHE_HOME") / ".cache"
     jars = [f"{jar} {jar.stat().st_size}" for jar in map(Path, class_path()) if jar.is_file()]
     release = (java.executable.resolve().parents[1] / "release", java.executable.resolve())
     version = next(path.read_bytes() if path.name == "release" else bytes(path) for path in release if path.is_file())
@@ -116,7 +118,10 @@ def archive_path(java: Java) -> Path:
 
 def archive_flags(java: Java) -> list[str]:
     """Return the JVM flags that use the archive; none if it is missing."""
-    path = archive_path(java)
+    try:
+        path = archive_path(java)
+    except ConfigurationError:  # a user without a home folder has no archive; Spark starts without it, only later
+        return []
     return [f"-XX:SharedArchiveFile={path}", QUIET] if path.is_file() else []
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from mqtemplate.durations import duration_ms
 from mqtemplate.errors import DestinationError, MessageError
-from mqtemplate.message import RESERVED_PROPERTIES, Message, Property
+from mqtemplate.message import RESERVED_PROPERTIES, Message, Property, joined_keys, storable
 from mqtemplate.spark.sink.options import COLUMNS, SinkOptions
 from mqtemplate.topics import check_send_topic
 
@@ -104,7 +104,7 @@ class RowReader:
         if tags:
             sent[Property.TAGS] = _one_line("tags", tags)
         if keys:
-            sent[Property.KEYS] = _one_line("keys", keys if isinstance(keys, str) else " ".join(filter(None, keys)))
+            sent[Property.KEYS] = joined_keys(keys if isinstance(keys, str) else list(filter(None, keys)))
         if sharding_key is not None:
             sent[Property.SHARDING_KEY] = _one_line("shardingKey", sharding_key)
         if delay_level is not None or delay is not None or deliver_time is not None:
@@ -155,9 +155,7 @@ def _own_properties(properties: Sequence[tuple[str, str]] | Mapping[str, str]) -
 
 
 def _one_line(what: str, text: str) -> str:
-    if "\x01" in text or "\x02" in text:
-        raise MessageError(f"{what} {text!r} contains a separator of properties, 0x01 or 0x02")
-    return text
+    return storable(what, text)
 
 
 def _body(value: Any) -> bytes:

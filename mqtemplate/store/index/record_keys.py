@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqtemplate.hashes.java_hash import java_string_hash
+from mqtemplate.message import split_keys
 from mqtemplate.record.arrays import Rows
 from mqtemplate.record.properties import KEYS, PROPERTY_SEPARATOR, TAGS, UNIQ_KEY, find_property, value_spans
 
@@ -34,8 +35,7 @@ def keys_of(topic: str, properties: bytes) -> list[str]:
     prefix = topic + "#"
     if unique := find_property(properties, UNIQ_KEY):
         keys.append(prefix + unique)
-    if words := find_property(properties, KEYS):
-        keys += [prefix + word for word in words.split(" ") if word]
+    keys += [prefix + key for key in split_keys(find_property(properties, KEYS))]
     if tags := find_property(properties, TAGS):
         keys.append(f"{prefix}T#{tags}")
     return keys

@@ -167,3 +167,120 @@ def test_another_broker_on_the_command_line_needs_no_store_directory(tmp_path: P
     PROCESS.given = CommandLine(keys={"rocketmq.name-server": "127.0.0.1:9876"})
 
     assert load_settings(tmp_path, environment={}).store_path is None
+
+
+# --- empty values: they count as not given, in every source --------------------------------------------------
+
+
+@pytest.mark.parametrize("empty", ["", " ", "\t"])
+@pytest.mark.parametrize(
+    "variable", ["ROCKETMQ_PRODUCER_GROUP", "ROCKETMQ__PRODUCER__GROUP", "rocketmq.producer.group"]
+)
+def test_an_empty_variable_does_not_replace_the_value_of_a_file(tmp_path: Path, variable: str, empty: str) -> None:
+    """Containers and unit files set variables to nothing. The producer lost the group that its file names."""
+    (tmp_path / "application.yml").write_text("rocketmq.producer.group: shop\n")
+
+    settings = load_settings(tmp_path, environment={variable: empty})
+
+    assert settings.rocketmq.producer.group == "shop"
+    assert settings.origins.of("rocketmq.producer.group") == "application.yml:1"
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("application.yml", "rocketmq:\n  producer:\n    group:\n"),
+        ("application.yml", 'rocketmq:\n  producer:\n    group: ""\n'),
+        ("application.yml", "rocketmq:\n  producer:\n    group: ${NO_GROUP}\n"),
+        ("application.yml", "rocketmq:\n  producer:\n    group: ${NO_GROUP:}\n"),
+        ("application.toml", '[rocketmq]\nproducer = { group = "" }\n'),
+        (".env", "ROCKETMQ_PRODUCER_GROUP=\n"),
+        (".env", 'ROCKETMQ_PRODUCER_GROUP=""\n'),
+    ],
+)
+def test_an_empty_value_of_a_file_is_the_default(tmp_path: Path, file: str, text: str) -> None:
+    (tmp_path / file).write_text(text.replace("${NO_GROUP}", "${NO_GROUP:}"))
+
+    settings = load_settings(tmp_path)
+
+    assert settings.rocketmq.producer.group is None
+
+
+def test_an_empty_value_of_a_later_source_does_not_replace_an_earlier_one(
+    tmp_path: Path, command_line: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a profile, of the program, of the command line, and of the process above the file ``.env``."""
+    (tmp_path / "application.yml").write_text("rocketmq.producer.group: shop\nrocketmq.name-server: embedded:memory\n")
+    (tmp_path / "application-prod.yml").write_text('rocketmq.producer.group: ""\n')
+    (tmp_path / ".env").write_text("ROCKETMQ_PRODUCER_SEND_MESSAGE_TIMEOUT=7s\n")
+    monkeypatch.setenv("ROCKETMQ_PRODUCER_SEND_MESSAGE_TIMEOUT", "")
+    PROCESS.given = CommandLine(keys={"rocketmq.name-server": ""})
+
+    settings = load_settings(tmp_path, ["prod"], arguments={"rocketmq.producer": {"group": ""}})
+
+    assert settings.rocketmq.producer.group == "shop"
+    assert settings.rocketmq.name_server == "embedded:memory"
+    assert settings.rocketmq.producer.send_message_timeout == 7_000
+
+
+def test_a_placeholder_takes_its_default_for_an_empty_variable(tmp_path: Path) -> None:
+    (tmp_path / "application.yml").write_text(
+        "rocketmq.producer.group: ${SHOP_GROUP:shop}\nshop.name: ${SHOP_NAME:corner}\n"
+    )
+
+    settings = load_settings(tmp_path, environment={"SHOP_GROUP": "", "SHOP_NAME": " "})
+
+    assert settings.rocketmq.producer.group == "shop"
+    assert settings.get("shop.name") == "corner"
+
+
+def test_a_placeholder_without_a_default_refuses_an_empty_variable(tmp_path: Path) -> None:
+    (tmp_path / "application.yml").write_text("rocketmq.producer.group: ${SHOP_GROUP}\n")
+
+    with pytest.raises(ConfigurationError, match=r"application.yml:1: '\$\{SHOP_GROUP\}' has no value and no default"):
+        load_settings(tmp_path, environment={"SHOP_GROUP": ""})
+
+
+def test_an_empty_text_in_a_section_of_the_application_stays(tmp_path: Path) -> None:
+    """It may have a meaning there, as in maps of the library whose keys the user chooses."""
+    (tmp_path / "application.yml").write_text(
+        'shop:\n  prefix: ""\nmqtemplate.spark.conf:\n  spark.ui.prefix: ""\n', "utf-8"
+    )
+
+    settings = load_settings(tmp_path, environment={})
+
+    assert settings.get("shop.prefix") == ""
+    assert settings.mqtemplate.spark.conf == {"spark.ui.prefix": ""}
+
+
+def test_an_empty_profile_is_none(tmp_path: Path) -> None:
+    (tmp_path / "application.yml").write_text("mqtemplate.profiles.active: dev\n")
+
+    assert load_settings(tmp_path, environment={"MQTEMPLATE_PROFILES_ACTIVE": ""}).origins.profiles == ("dev",)
+
+
+# --- byte order marks ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("application.toml", "[rocketmq]\nproducer = { group = 'shop' }\n"),
+        ("application.yml", "rocketmq.producer.group: shop\n"),
+        ("application.yaml", "rocketmq.producer.group: shop\n"),
+        (".env", "ROCKETMQ_PRODUCER_GROUP=shop\n"),
+    ],
+)
+def test_a_file_may_start_with_a_byte_order_mark(tmp_path: Path, file: str, text: str) -> None:
+    """Editors of Windows write one. TOML then had no first table, and ``.env`` a variable without effect."""
+    (tmp_path / file).write_text(text, "utf-8-sig")
+
+    assert load_settings(tmp_path).rocketmq.producer.group == "shop"
+
+
+@pytest.mark.parametrize("file", ["application.toml", "application.yml", ".env"])
+def test_a_file_in_another_encoding_is_refused_with_the_fix(tmp_path: Path, file: str) -> None:
+    (tmp_path / file).write_text("ROCKETMQ_PRODUCER_GROUP=shop\n", "utf-16")
+
+    with pytest.raises(ConfigurationError, match=rf"{file}: not UTF-8 at byte 0; save the file as UTF-8"):
+        load_settings(tmp_path)

@@ -166,7 +166,7 @@ class Members:
         if key not in self._files:
             settings = self.context.settings
             self._files[key] = LocalFileOffsetStore(
-                local_offset_file(settings.offset_path, spec.instance_name, settings.name_servers, spec.group)
+                local_offset_file(settings.offset_folder, spec.instance_name, settings.name_servers, spec.group)
             )
         return self._files[key]
 

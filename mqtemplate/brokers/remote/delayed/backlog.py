@@ -11,7 +11,7 @@ from mqtemplate.brokers.remote.queries import Queries
 from mqtemplate.brokers.remote.routes import MASTER_ID
 from mqtemplate.delay.recall_handle import RecallHandle, encode_handle
 from mqtemplate.errors import BrokerError, OffsetOutOfRangeError
-from mqtemplate.message import MessageExt, MessageQueue, Property
+from mqtemplate.message import MessageExt, MessageQueue, Property, split_keys
 from mqtemplate.pending import PendingMessage, PendingQuery
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 
@@ -144,7 +144,7 @@ class Backlog:
             self.is_own(record)
             and (query.topic is None or topic == query.topic)
             and (query.tag is None or record.tags == query.tag)
-            and (query.key is None or query.key in (record.msg_id, *(record.keys or "").split(" ")))
+            and (query.key is None or query.key in (record.msg_id, *split_keys(record.keys)))
             and (query.after_ms is None or due_ms >= query.after_ms)
             and (query.before_ms is None or due_ms < query.before_ms)
         )

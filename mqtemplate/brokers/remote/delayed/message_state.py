@@ -9,8 +9,8 @@ from mqtemplate.brokers.remote.delayed.backlog import Backlog, timer_handle
 from mqtemplate.brokers.remote.delayed.recall import Recalls
 from mqtemplate.brokers.remote.delayed.timer_records import TimerId, TimerRecords
 from mqtemplate.brokers.remote.queries import Queries
-from mqtemplate.delay.recall_handle import RecallHandle, decode_handle
-from mqtemplate.errors import MessageError, UnsupportedError
+from mqtemplate.delay.recall_handle import RecallHandle, check_selection, decode_handle
+from mqtemplate.errors import UnsupportedError
 from mqtemplate.message import MessageExt, Property
 from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
 
@@ -53,8 +53,7 @@ class MessageStates:
             MessageError: As `DelayedMessages.cancel`.
             UnsupportedError: One of the messages has a delay level, or no broker recalls messages.
         """
-        if (handle is None) == (key is None):
-            raise MessageError("name the pending message by its handle or by key=..., and by one of them")
+        key = check_selection(handle, key)
         if handle is not None:
             return [self._by_handle(decode_handle(text)) for text in handle.split(",")]
         assert key is not None

@@ -16,7 +16,14 @@ from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.errors import response_error
 from mqtemplate.brokers.remote.routes import MASTER_ID
 from mqtemplate.delay.recall_handle import check_selection, decode_handle
-from mqtemplate.errors import DelayError, MessageError, MQTemplateError, RemoteProtocolError, UnsupportedError
+from mqtemplate.errors import (
+    DelayError,
+    MessageError,
+    MQTemplateError,
+    RemoteProtocolError,
+    UnsupportedError,
+    shown,
+)
 from mqtemplate.pending import (
     PendingCounts,
     PendingMessage,
@@ -130,7 +137,7 @@ class OurServer(DelayedMessages):
 
     def _named(self, handle: str | None, key: str | None, topic: str | None) -> list[_Named]:
         """Return one request for each server; several for many handles."""
-        check_selection(handle, key)
+        key = check_selection(handle, key)
         if handle is None:
             wire_topic = None if topic is None else self.context.namespace.wrap(topic)
             namespace = self.context.settings.namespace or None
@@ -266,5 +273,5 @@ def _decode_cursor(text: str) -> dict[str, str]:
     except (ValueError, RecursionError):  # includes the errors of Base64 and JSON
         cursors = None
     if not isinstance(cursors, dict) or not all(isinstance(cursor, str) for cursor in cursors.values()):
-        raise MessageError(f"{text!r} is not a cursor; pass PendingPage.cursor unchanged")
+        raise MessageError(f"{shown(text)} is not a cursor; pass PendingPage.cursor unchanged")
     return cursors

@@ -17,8 +17,9 @@ from mqtemplate.brokers.remote.delayed.timer_records import TimerId, timer_id
 from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.brokers.remote.queries import Queries
 from mqtemplate.delay.recall_handle import decode_handle
-from mqtemplate.errors import BrokerError, MessageError
+from mqtemplate.errors import BrokerError, MessageError, shown
 from mqtemplate.message import BROKER_PROPERTIES, DELAY_PROPERTIES, Message, MessageExt, MessageQueue, Property
+from mqtemplate.numbers import parse_number
 from mqtemplate.pending import (
     PendingCounts,
     PendingMessage,
@@ -184,6 +185,7 @@ def _parse_cursor(cursor: str | None) -> _Position:
     if cursor is None:
         return _Position(-1, "", "")
     due_ms, *names = cursor.split("/", 2)
-    if not due_ms.isdecimal() or len(names) != 2:
-        raise MessageError(f"{cursor!r} is not a cursor; pass PendingPage.cursor unchanged")
-    return _Position(int(due_ms), *names)
+    due = parse_number(due_ms)
+    if due is None or len(names) != 2:
+        raise MessageError(f"{shown(cursor)} is not a cursor; pass PendingPage.cursor unchanged")
+    return _Position(due, *names)

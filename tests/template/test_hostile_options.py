@@ -1,0 +1,302 @@
+"""Hostile values for every option of every verb: a call succeeds, or raises an error of the library."""
+
+from __future__ import annotations
+
+import enum
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mqtemplate import Message, MessageQueue, RocketMQTemplate, SelectorType, TransactionState, transaction_listener
+from mqtemplate.brokers import EmbeddedBroker, RemoteBroker, RemoteSettings
+from mqtemplate.clock import VirtualClock
+from mqtemplate.durations import duration_ms
+from mqtemplate.errors import DelayError, MessageError, MQTemplateError
+from mqtemplate.server import BrokerServerSettings, LocalCluster
+from mqtemplate.testing import messages_in
+
+
+class _Zone(tzinfo):
+    def utcoffset(self, moment: datetime | None) -> timedelta:
+        raise RuntimeError("no offset")
+
+
+class _Silent:
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+class _Kind(enum.Enum):
+    PAID = "paid"
+
+
+_ZONES = (UTC, timezone(timedelta(hours=14)), timezone(timedelta(hours=-12)))
+_FIRST, _LAST = datetime.min, datetime.max  # noqa: DTZ901 (a time without a zone is a hostile value too)
+_TIMES = [
+    *(time.replace(tzinfo=zone) for time in (_LAST, _FIRST) for zone in _ZONES),
+    *(_LAST, _FIRST, datetime(2030, 1, 1, tzinfo=_Zone())),
+    *(timedelta.max, timedelta.min, timedelta(microseconds=1)),
+]
+_NUMBERS = [
+    *(10**400, -(10**400), 10**5_000, 2**63, 2**63 - 1, 2**31, -1, 0, 1),
+    *(float("inf"), float("-inf"), float("nan"), 1e308, 5e-324, -0.0, 0.5),
+    *(Decimal("NaN"), Decimal("1e999999"), Decimal(-1), Fraction(1, 3), 1j, True, False),
+]
+_TEXTS = [
+    *("", " ", "a b", "a\tb", "a\u00a0b", "a\n", "\x00", "\x01", "\x02", "\x1b[2J", "\ud800", "\udcff", "\U0001f600"),
+    *("9" * 5_000, "1" * 99 + "d", "1e9h", "-1s", "٣s", "*", "a,b", "a||b", "a&&b", "x" * 100_000, "%RETRY%x", "a:b:c"),
+    *("MQ==", "5-5", "5--3", "[" * 3_000, "9/a/b", "a" * 127, "a" * 128, "a\r\nb: c"),
+]
+_OBJECTS = [
+    *(None, (), [], {}, set(), object(), object, print, _Silent(), _Kind.PAID, uuid.UUID(int=1), range(3)),
+    *(b"", b"\xff", bytearray(b"x"), memoryview(b"x"), [None], [b"x"], ["a b"], [[]], {"a": 1}),
+    *({"\ud800": 1}, {"a": "\ud800"}, {"a": 10**5_000}, {"a": _Silent()}, {1: 2}, {"": 1}, {"x" * 40_000: 1}),
+    *({"FLAG": 10**5_000}, {"FLAG": _Silent()}, {"DELAY": "9" * 5_000}, {"TAGS": "a,b"}, {"KEYS": "\ud800"}),
+    *({"rocketmq_KEYS": [1, 2]}, {"TIMER_DELIVER_MS": 2**63}, {"WAIT": _Silent()}, {"a": "x" * 40_000}),
+    *(MessageQueue("orders", "broker-a", each) for each in (10**400, -1, "0", None)),
+    *(MessageQueue("orders", "\ud800", 0), MessageQueue("orders", "another", 1)),
+    *(Message("orders", b"x", {"a\ud800": "b"}), Message("orders", b"x", {"DELAY": "9" * 5_000})),
+    *(Message("x", b""), Message("orders", "text"), Message("orders", b"x", {}, 10**400), Message(None, b"x", None)),
+]  # fmt: skip
+_NASTY: list[Any] = [*_TIMES, *_NUMBERS, *_TEXTS, *_OBJECTS]
+
+_OPTIONS = ("delay", "deliver_at", "hash_key", "keys", "headers", "queue", "delay_level", "timeout")
+_VERBS = ("sync_send", "async_send", "send_one_way", "send_in_transaction", "async_send_and_receive")
+
+
+@transaction_listener()
+class _Commits:
+    def execute_local_transaction(self, message: Message, arg: object) -> TransactionState:
+        return TransactionState.COMMIT
+
+    def check_local_transaction(self, message: Message) -> TransactionState:
+        return TransactionState.COMMIT
+
+
+@pytest.fixture(scope="module", params=["embedded", "remote"])
+def template(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMQTemplate]:
+    """A template with a listener for transactions, over a broker in memory, or over a server and its wire."""
+    clock = VirtualClock() if request.param == "embedded" else None
+    with EmbeddedBroker(clock=clock) if clock else EmbeddedBroker() as engine:
+        if request.param == "embedded":
+            yield from _template(engine)
+            return
+        with LocalCluster(engine, BrokerServerSettings()) as cluster:
+            address = str(cluster.address)
+            settings = RemoteSettings(name_servers=(address,), offset_path=tmp_path_factory.mktemp("offsets"))
+            with RemoteBroker(settings) as broker:
+                yield from _template(broker)
+
+
+def _template(broker: Any) -> Iterator[RocketMQTemplate]:
+    with RocketMQTemplate(broker, producer_group="shop", consumer_group="c", consumer_topic="orders") as template:
+        template.add_transaction_listener(_Commits())
+        template.sync_send("orders:paid", b"first")
+        yield template
+
+
+def _send(template: RocketMQTemplate, verb: str, destination: Any, payload: Any, options: dict[str, Any]) -> None:
+    arguments = (bytes,) if verb == "async_send_and_receive" else ()
+    if verb == "send_one_way" and "timeout" in options:
+        return
+    sent = getattr(template, verb)(destination, payload, *arguments, **options)
+    if verb == "async_send":
+        sent.result(10)  # a request is not awaited: no consumer replies
+
+
+def _takes_or_refuses(call: Callable[[], object]) -> None:
+    """Make a call that succeeds, or raises an error of the library whose text can be printed and read."""
+    try:
+        call()
+    except MQTemplateError as exc:
+        text = str(exc)
+        assert text.encode()
+        assert len(text) < 1_000
+        assert "\x1b" not in text
+
+
+@pytest.mark.parametrize("verb", _VERBS)
+@pytest.mark.parametrize("option", _OPTIONS)
+def test_each_option_of_each_verb_takes_a_value_or_refuses_it(
+    template: RocketMQTemplate, verb: str, option: str
+) -> None:
+    """A raw OverflowError, UnicodeEncodeError or struct.error names nothing that the caller wrote."""
+    for value in _NASTY:
+        for payload in (b"x", [b"x", b"y"]):
+            _takes_or_refuses(lambda v=value, p=payload: _send(template, verb, "orders:paid", p, {option: v}))
+
+
+@pytest.mark.parametrize("verb", _VERBS)
+def test_each_destination_and_payload_is_sent_or_refused(template: RocketMQTemplate, verb: str) -> None:
+    for value in _NASTY:
+        _takes_or_refuses(lambda v=value: _send(template, verb, v, b"x", {}))
+        if isinstance(value, str):
+            _takes_or_refuses(lambda v=value: _send(template, verb, f"orders:{v}", b"x", {}))
+        if not isinstance(value, datetime | _Silent):  # code of the caller raises while the converter runs
+            _takes_or_refuses(lambda v=value: _send(template, verb, "orders", v, {}))
+            _takes_or_refuses(lambda v=value: _send(template, verb, "orders", [b"x", v], {}))
+
+
+_OTHER_CALLS: dict[str, Callable[[RocketMQTemplate, Any], object]] = {
+    "cancel handle": lambda template, value: template.cancel(value),
+    "cancel key": lambda template, value: template.cancel(key=value),
+    "cancel topic": lambda template, value: template.cancel(key="k", topic=value),
+    "reschedule handle": lambda template, value: template.reschedule(value),
+    "reschedule key": lambda template, value: template.reschedule(key=value, delay="1s"),
+    "reschedule delay": lambda template, value: template.reschedule(key="k", delay=value),
+    "reschedule deliver_at": lambda template, value: template.reschedule(key="k", deliver_at=value),
+    "pending topic": lambda template, value: template.pending(value),
+    "pending key": lambda template, value: template.pending(key=value),
+    "pending tag": lambda template, value: template.pending(tag=value),
+    "pending before": lambda template, value: template.pending(before=value),
+    "pending after": lambda template, value: template.pending(after=value),
+    "pending max_count": lambda template, value: template.pending(max_count=value),
+    "pending cursor": lambda template, value: template.pending(cursor=value),
+    "count_pending by": lambda template, value: template.count_pending(by=value),
+    "messages_by_key": lambda template, value: template.broker.messages_by_key("orders", value),
+    "receive max_count": lambda template, value: template.receive(bytes, value, 0),
+    "receive timeout": lambda template, value: template.receive(bytes, 1, value) if not _waits(value) else None,
+    "subscribe topic": lambda template, value: template.subscribe(value, bytes, "g"),
+    "subscribe group": lambda template, value: template.subscribe("orders", bytes, value),
+    "subscribe tags": lambda template, value: template.subscribe("orders", bytes, "g", selector_expression=value),
+    "subscribe sql": lambda template, value: template.subscribe(
+        "orders", bytes, "g", selector_type=SelectorType.SQL92, selector_expression=value
+    ),
+    "convert_and_send": lambda template, value: template.convert_and_send("orders", b"x", value),
+    "transaction_listener": lambda template, value: transaction_listener(value),
+}
+
+
+def _waits(value: object) -> bool:
+    """Return True for a long time to wait, during which no message arrives."""
+    try:
+        return 0 < duration_ms(value) < 2**31
+    except ValueError:
+        return False
+
+
+@pytest.mark.parametrize("name", _OTHER_CALLS)
+def test_each_argument_of_the_other_verbs_is_taken_or_refused(template: RocketMQTemplate, name: str) -> None:
+    for value in _NASTY:
+        _takes_or_refuses(lambda v=value: _OTHER_CALLS[name](template, v))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    options=st.fixed_dictionaries(
+        {},
+        optional={
+            "delay": st.integers() | st.floats() | st.timedeltas() | st.text() | st.decimals(),
+            "deliver_at": st.integers() | st.datetimes(timezones=st.timezones()) | st.datetimes(),
+            "keys": st.text() | st.integers() | st.lists(st.text() | st.integers() | st.uuids()) | st.binary(),
+            "hash_key": st.text() | st.integers() | st.uuids(),
+            "headers": st.dictionaries(st.text(), st.text() | st.integers() | st.floats() | st.booleans()),
+        },
+    ),
+    tag=st.text(st.characters(codec=None)),
+)
+def test_any_combination_of_options_is_sent_or_refused(options: dict[str, Any], tag: str) -> None:
+    _takes_or_refuses(lambda: _send(_IN_MEMORY, "sync_send", f"orders:{tag}", b"x", options))
+
+
+_ENGINE = EmbeddedBroker(clock=VirtualClock())
+_IN_MEMORY = RocketMQTemplate(_ENGINE)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _engine() -> Iterator[None]:
+    with _ENGINE:
+        yield
+
+
+# --- texts ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"deliver_at": _LAST.replace(tzinfo=_ZONES[2])}, "the deliver time is 2912443d 12h from now"),
+        ({"deliver_at": _FIRST.replace(tzinfo=_ZONES[1])}, "deliver_at must not be before 1970, got -62135"),
+        ({"deliver_at": datetime(2030, 1, 1, tzinfo=_Zone())}, "deliver_at has a time zone without an offset: Runtime"),
+        ({"deliver_at": 10**400}, "deliver_at must be epoch milliseconds of at most 18 digits, got 1000"),
+        ({"deliver_at": 10**5_000}, "of at most 18 digits, got a number of 16,610 bits"),
+        ({"delay": 10**400}, "delay must be at most 11574074074d 1h 46m 39s 999ms, got 1000"),
+        ({"delay": float("inf")}, "delay must be a duration: "),
+        ({"delay": timedelta.max}, "the deliver time is "),
+        ({"delay_level": 10**5_000}, "delay_level must be 0 (no delay) or a position in the level table"),
+        ({"headers": {"TIMER_DELAY_MS": "9" * 5_000}}, "header TIMER_DELAY_MS must be a whole number (milliseconds)"),
+    ],
+)
+def test_the_error_for_a_time_out_of_range_names_option_and_range(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(DelayError) as refused:
+        _IN_MEMORY.sync_send("orders", b"x", **options)
+
+    assert text in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("destination", "options", "text"),
+    [
+        (
+            "orders",
+            {"keys": "\ud800"},
+            "a key contains \\x01 or \\x02, which separate properties in a record, or a surr",
+        ),
+        ("orders", {"keys": ["a", "\udcff"]}, "or a surrogate, which UTF-8 does not have: '\\udcff'"),
+        ("orders:\ud800", {}, "destination 'orders:\\ud800': the tag contains '\\ud800'"),
+        ("\ud800", {}, "topic '\\ud800' has characters that are not allowed"),
+        ("orders", {"headers": {"\ud800": "x"}}, "the name of a header contains \\x01 or \\x02"),
+        ("orders", {"headers": {"region": "\ud800"}}, "header 'region' contains \\x01 or \\x02"),
+        ("orders", {"headers": {"n": 10**5_000}}, "header 'n' has no text: ValueError: Exceeds the limit"),
+        ("orders", {"headers": {"n": _Silent()}}, "header 'n' has no text: RuntimeError: no text"),
+        ("orders", {"timeout": 10**400}, "timeout must be at most 11574074074d 1h 46m 39s 999ms, got 1000"),
+        ("orders", {"timeout": 2**31}, "timeout must be at most 24d 20h 31m 23s 647ms, got 2147483648"),
+        ("orders", {"queue": "orders"}, "queue must be a MessageQueue, got str 'orders'"),
+        ("orders", {"queue": MessageQueue("orders", "broker-a", -1)}, "queue_id of a MessageQueue must be 0 or more"),
+    ],
+)
+def test_the_error_for_an_unusable_value_names_it(destination: str, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(MessageError) as refused:
+        _IN_MEMORY.sync_send(destination, b"x", **options)
+
+    assert text in str(refused.value)
+
+
+def test_an_item_of_a_batch_that_is_refused_is_named_whatever_its_error_class_takes() -> None:
+    """A converter may raise an error whose constructor takes other values than the text."""
+
+    class _NoOrderError(MessageError):
+        def __init__(self, *, order: int) -> None:
+            super().__init__(f"order {order} is closed")
+            self.order = order
+
+    class _Converter:
+        def to_body(self, payload: Any) -> tuple[bytes, str | None]:
+            raise _NoOrderError(order=payload)
+
+        def from_body(self, body: bytes, target_type: Any, properties: object) -> object:
+            return body
+
+    with pytest.raises(_NoOrderError, match="item 0 of the list: order 12 is closed") as refused:
+        RocketMQTemplate(_ENGINE, converter=_Converter()).sync_send("orders", [12])
+
+    assert refused.value.order == 12
+
+
+def test_a_message_with_values_that_no_record_can_have_is_refused_before_it_is_stored() -> None:
+    before = len(messages_in(_ENGINE, "orders"))
+    with pytest.raises(MessageError, match="header FLAG must be a whole number of 32 bits"):
+        _IN_MEMORY.sync_send("orders", Message("orders", b"x", {}, 2**31))
+    with pytest.raises(MessageError, match="the body of a Message must be bytes, got str"):
+        _IN_MEMORY.sync_send("orders", Message("orders", "text"))  # type: ignore[arg-type]
+
+    assert len(messages_in(_ENGINE, "orders")) == before
