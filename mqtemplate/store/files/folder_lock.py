@@ -29,7 +29,7 @@ _MAX_CONTENT = 300
 _TRIES = 10
 
 _locks: dict[tuple[int, int], FolderLock] = {}
-"""Device and inode of each folder that is locked here -> its lock, which so lives as long as its descriptors are open."""
+"""Device and inode of each folder that is locked here -> its lock. It lives as long as its descriptors are open."""
 
 
 class FolderLock:

@@ -19,8 +19,8 @@ from mqtemplate.store.files.store_files import StoreFiles
 class FolderStoreFiles(StoreFiles):
     """Files in a folder, which only its owner can read. They may not be symbolic links.
 
-    `FolderLock` says which other processes its lock excludes. A forked child writes no file and removes none, and has no
-    part in the lock.
+    `FolderLock` says which other processes its lock excludes. A forked child writes no file and removes none, and has
+    no part in the lock.
 
     Args:
         root: The folder. A relative path is resolved here: a later change of the working directory has no effect.

@@ -66,9 +66,9 @@ def check_system() -> None:
 def lock_first_byte(fd: int) -> None:
     """Lock the first byte of a file for this open file, and exclude Java's ``FileChannel.lock(0, 1, false)``.
 
-    An open file description lock (``man 2 fcntl``) ends with its own descriptor. A POSIX lock also ends when the process
-    closes any other descriptor of the file: after a copy or a backup of the folder. It is the fallback where the kernel
-    or the file system lacks the first kind.
+    An open file description lock (``man 2 fcntl``) ends with its own descriptor. A POSIX lock also ends when the
+    process closes any other descriptor of the file: after a copy or a backup of the folder. It is the fallback where
+    the kernel or the file system lacks the first kind.
 
     Raises:
         BlockingIOError, PermissionError: Another open file or process has it locked.

@@ -277,6 +277,7 @@ def test_a_full_disk_at_the_lock_leaves_nothing_locked(tmp_path: Path) -> None:
 
 JAVA = """
 import java.io.RandomAccessFile;
+import java.nio.ByteBuffer;
 import java.nio.channels.FileLock;
 import java.nio.charset.StandardCharsets;
 
@@ -287,7 +288,7 @@ class Lock {
         for (int at = 0; at < 2; at++) {
             FileLock lock = file.getChannel().tryLock(0, 1, false);
             System.out.println(lock == null || lock.isShared() || !lock.isValid() ? "refused" : "locked");
-            if (lock != null) file.getChannel().write(java.nio.ByteBuffer.wrap("lock".getBytes(StandardCharsets.UTF_8)));
+            if (lock != null) file.getChannel().write(ByteBuffer.wrap("lock".getBytes(StandardCharsets.UTF_8)));
             System.in.read();
         }
     }
