@@ -27,6 +27,7 @@ class Invocation:
     Attributes:
         name_server: Value of ``rocketmq.name-server``; None for that of the configuration.
         config: Folder of ``application.yml``; None for the current folder.
+        folder: Store directory that an option of the command names, whatever its name is; it wins over the others.
     """
 
     name_server: str | None = None
@@ -34,6 +35,7 @@ class Invocation:
     profile: Sequence[str] = ()
     as_json: bool = False
     debug: bool = False
+    folder: str | None = None
 
     @property
     def output(self) -> Output:
@@ -58,6 +60,8 @@ class Invocation:
                 raise typer.BadParameter(f"{exc}, got {self.name_server!r}", param_hint="--name-server") from exc
             if isinstance(choice, EmbeddedStore) and choice.path is not None:
                 keys["mqtemplate.broker.store-path"] = str(choice.path)
+        if self.folder is not None:
+            keys |= {"rocketmq.name-server": "embedded", "mqtemplate.broker.store-path": self.folder}
         return load_settings(self.config, self.profile, arguments=keys)
 
     @contextmanager

@@ -101,7 +101,7 @@ class SparkListeners:
             self._endpoint(component),
             self._spark,
             broker,
-            settings.mqtemplate.spark.checkpoint_path.expanduser(),
+            settings.absolute(settings.mqtemplate.spark.checkpoint_path),
             resolve=settings.resolve_text,
             spec=spec,
             on_change=self._update_readiness,

@@ -9,6 +9,7 @@ from typing import Annotated
 from annotated_types import Gt
 
 from mqtemplate.errors import ConfigurationError
+from mqtemplate.processes import absolute_path
 from mqtemplate.record.compression import CompressionType, max_body_bytes
 from mqtemplate.remoting.settings import Credentials
 from mqtemplate.remoting.tls import ClientTls
@@ -126,7 +127,7 @@ class RemoteSettings(ClientIntervals):
     """Time after which a failed pull is repeated."""
 
     offset_path: Path = field(default_factory=lambda: Path.home() / ".rocketmq_offsets")
-    """Directory with the offsets of broadcasting groups."""
+    """Directory with the offsets of broadcasting groups. A relative one is resolved when the settings are created."""
 
     tools_group: str = "TOOLS_CONSUMER"
     """Consumer group of `Broker.pull`. Every broker has it from the start."""
@@ -140,6 +141,7 @@ class RemoteSettings(ClientIntervals):
         return max_body_bytes(self.max_decompressed_size, self.max_message_size)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "offset_path", absolute_path(self.offset_path))
         if not self.name_servers:
             raise ConfigurationError(
                 "a remote broker needs the address of a name server; give name_servers=('host:port',)"

@@ -50,7 +50,7 @@ def remote_settings(settings: AppSettings) -> RemoteSettings:
         auto_batch=own.auto_batch,
         max_message_size=producer.max_message_size or defaults.max_message_size,
         compress_threshold=producer.compress_message_body_threshold,
-        offset_path=own.offset_path.expanduser() if own.offset_path else defaults.offset_path,
+        offset_path=settings.absolute(own.offset_path) if own.offset_path else defaults.offset_path,
         **{field.name: getattr(own, field.name) for field in fields(ClientIntervals)},
     )
 
