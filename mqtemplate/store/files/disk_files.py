@@ -292,7 +292,9 @@ class DiskFileQueue(MappedFileQueue):
             if not self._rebuildable:
                 sync_folder(self.folder, self._disk)  # a killed process may have left names that are not durable
             for path, length in reversed(found[len(kept) :]):
-                _log.warning("store.unfinished_file_dropped", file=str(path), length=length)
+                # A process may be killed while it creates a file. It is empty then.
+                log = _log.warning if length else _log.info
+                log("store.unfinished_file_dropped", file=str(path), length=length)
                 self._remove_name(path)
         except BaseException:
             for file in files:
