@@ -187,3 +187,15 @@ def existing_file(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as exc:
         raise typer.BadParameter(f"{path} cannot be read: {exc.strerror}") from exc
+
+
+def refuse_dangling_link(path: Path, option: str) -> None:
+    """Check the path of a file that a command writes: the target of a link has to exist, as that of /dev/stdout does.
+
+    Raises:
+        typer.BadParameter: It is a link to a missing file, which writing would create elsewhere.
+    """
+    if path.is_symlink() and not path.exists():
+        raise typer.BadParameter(
+            f"{path} is a link to {path.readlink()}, which does not exist; name the file itself", param_hint=option
+        )

@@ -212,11 +212,7 @@ def _open_allocated(
     try:
         fd = disk.open(path)
         length = disk.length(fd)
-        if length not in (0, size) and not (grows and length < size):
-            raise StoreFormatError(
-                f"{path} has {length} bytes, but the settings or the other files say {size}, so it was cut, or belongs "
-                "to another folder; restore it"
-            )
+        check_length(path, length, size, grows=grows)
         if length != size:
             disk.set_length(fd, size)
         if allocated:
@@ -233,6 +229,19 @@ def _open_allocated(
         if isinstance(exc, OSError):
             raise disk_error("create" if length == 0 else "open", path, exc, size) from exc
         raise
+
+
+def check_length(path: Path, length: int, size: int, *, grows: bool = False) -> None:
+    """Check the length of an existing file of *size* bytes. A new one is empty until it gets its length.
+
+    Raises:
+        StoreFormatError: It has another one.
+    """
+    if length not in (0, size) and not (grows and length < size):
+        raise StoreFormatError(
+            f"{path} has {length} bytes, but the settings or the other files say {size}, so it was cut, or belongs "
+            "to another folder; restore it"
+        )
 
 
 def _whole_pages(size: int) -> int:

@@ -67,10 +67,11 @@ class FolderStoreFiles(StoreFiles):
         if relative.is_absolute() or ".." in relative.parts or "\0" in name:
             raise StoreError(f"{name!r} leads out of the store directory {self.root}; use names without '..' and '/'")
         path = self.root
-        for part in relative.parts:
-            path = path / part
-            if path.is_symlink():
-                raise link_error(path)
+        with disk_errors("read", path):
+            for part in relative.parts:
+                path = path / part
+                if path.is_symlink():
+                    raise link_error(path)
         return path
 
     # --- mapped files --------------------------------------------------------------------------
@@ -134,7 +135,9 @@ class FolderStoreFiles(StoreFiles):
             self._disk.close(fd)
 
     def exists(self, name: str) -> bool:
-        return self._path(name).exists()
+        path = self._path(name)
+        with disk_errors("read", path):
+            return path.exists()
 
     def delete(self, name: str) -> None:
         self._check_owner()
@@ -148,7 +151,8 @@ class FolderStoreFiles(StoreFiles):
 
     def list_folders(self, name: str) -> list[str]:
         folder = self._path(name)
-        return sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+        with disk_errors("read", folder):
+            return sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
 
     def file_sizes(self, folder: str) -> dict[str, int]:
         path = self._path(folder)
