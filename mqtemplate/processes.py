@@ -14,6 +14,7 @@ __all__ = [
     "OwnerProcess",
     "Unusable",
     "UsedByOneProcess",
+    "absolute_path",
     "call_after_fork",
     "descriptor_limit",
     "discard_output",
@@ -200,6 +201,23 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
     os.register_at_fork(after_in_child=_after_fork)
+
+
+def absolute_path(path: Path | str) -> Path:
+    """Return the path from the root: what keeps a path calls it once, so that `os.chdir` has no effect later.
+
+    Links and ``..`` stay as they are.
+
+    Raises:
+        ConfigurationError: The path is relative, and the working directory was deleted.
+    """
+    try:
+        return Path(path).absolute()
+    except OSError as exc:  # `os.getcwd`
+        raise ConfigurationError(
+            f"the relative path {str(path)!r} has no meaning: the working directory of this process cannot be found "
+            f"({exc.strerror}); give an absolute path, or start in a directory that exists"
+        ) from exc
 
 
 def descriptor_limit() -> int:

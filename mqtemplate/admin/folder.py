@@ -13,6 +13,7 @@ from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.brokers.embedded.settings import EmbeddedSettings
 from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.message import MessageQueue
+from mqtemplate.processes import absolute_path
 from mqtemplate.store.files.snapshot_files import SnapshotStoreFiles, check_store
 
 
@@ -34,7 +35,7 @@ class FolderAdmin(BrokerAdmin):
     def __init__(self, path: Path, settings: EmbeddedSettings | None = None, *, create: bool = False) -> None:
         if not (create and not path.exists()):
             check_store(path)
-        self.path = path
+        self.path = absolute_path(path)
         self._settings = settings or EmbeddedSettings()
         self._snapshot: EmbeddedBroker | None = None
         self._owned: EmbeddedBroker | None = None

@@ -137,7 +137,7 @@ def _print_addresses(cluster: LocalCluster, settings: AppSettings) -> None:
             "can read and write everything; set mqtemplate.server.acl, or listen on 127.0.0.1",
             sys.stderr,
         )
-    store = "memory" if settings.store_path is None else Path(settings.store_path).absolute()
+    store = settings.store_path or "memory"
     print_line(
         f"{cluster.engine.name} listens on {cluster.address}, its name server on {cluster.name_server_address}, "
         f"store {store}; press Ctrl-C to stop"

@@ -28,6 +28,7 @@ class Invocation:
     Attributes:
         name_server: Value of ``rocketmq.name-server``; None for that of the configuration.
         config: Folder of ``application.yml``; None for the current folder.
+        folder: Store directory that an option of the command names, whatever its name is; it wins over the others.
     """
 
     name_server: str | None = None
@@ -35,6 +36,7 @@ class Invocation:
     profile: Sequence[str] = ()
     as_json: bool = False
     debug: bool = False
+    folder: str | None = None
 
     def __post_init__(self) -> None:
         for option in ("name_server", "config"):
@@ -64,6 +66,8 @@ class Invocation:
                 raise typer.BadParameter(f"{exc}, got {self.name_server!r}", param_hint="--name-server") from exc
             if isinstance(choice, EmbeddedStore) and choice.path is not None:
                 keys["mqtemplate.broker.store-path"] = str(choice.path)
+        if self.folder is not None:
+            keys |= {"rocketmq.name-server": "embedded", "mqtemplate.broker.store-path": self.folder}
         return load_settings(self.config, self.profile, arguments=keys)
 
     @contextmanager
@@ -189,3 +193,15 @@ def existing_file(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as exc:
         raise typer.BadParameter(f"{path} cannot be read: {exc.strerror}") from exc
+
+
+def refuse_dangling_link(path: Path, option: str) -> None:
+    """Check the path of a file that a command writes: the target of a link has to exist, as that of /dev/stdout does.
+
+    Raises:
+        typer.BadParameter: It is a link to a missing file, which writing would create elsewhere.
+    """
+    if path.is_symlink() and not path.exists():
+        raise typer.BadParameter(
+            f"{path} is a link to {path.readlink()}, which does not exist; name the file itself", param_hint=option
+        )

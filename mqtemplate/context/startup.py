@@ -92,7 +92,7 @@ def log_ready(context: ApplicationContext, took_ms: int) -> None:
     settings, broker = context.settings, context.get(Broker)  # type: ignore[type-abstract]  # selected by its base class
     fields: dict[str, object] = {"broker": broker.name}
     if hasattr(broker, "path"):  # an embedded one; its class is not imported for an application without it
-        fields["files"] = "memory" if broker.path is None else str(broker.path.absolute())
+        fields["files"] = "memory" if broker.path is None else str(broker.path)
     else:
         fields["name_server"] = settings.rocketmq.name_server
     if templates := [each.qualifier for each in context.qualified(RocketMQTemplate)]:

@@ -14,7 +14,7 @@ from typing import Any
 from mqtemplate.clock import Clock
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.event_log import get_logger
-from mqtemplate.processes import home_folder
+from mqtemplate.processes import absolute_path, home_folder
 
 _log = get_logger("mqtemplate.dashboard")
 
@@ -26,14 +26,14 @@ class AuditLog:
     written, the change does not happen.
 
     Args:
-        path: The file; None for events only.
+        path: The file; None for events only. A relative one is resolved here.
 
     Raises:
         ConfigurationError: The file cannot be written.
     """
 
     def __init__(self, path: Path | None, clock: Clock) -> None:
-        self.path = path
+        self.path = path = None if path is None else absolute_path(path)
         self._clock = clock
         self._lock = threading.Lock()
         if path is not None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from mqtemplate.errors import ConfigurationError
+from mqtemplate.processes import absolute_path
 from mqtemplate.remoting.streams import reason_of
 
 FIRST_TLS_BYTE = 0x16
@@ -34,7 +35,7 @@ class ClientAuth(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTls:
-    """TLS settings of a server. Paths name PEM files.
+    """TLS settings of a server. Paths name PEM files; relative ones are resolved when the settings are created.
 
     Attributes:
         cert_path: The server's certificate, followed by its issuers. RocketMQ: ``tls.server.certPath``.
@@ -50,10 +51,13 @@ class ServerTls:
     client_auth: ClientAuth = ClientAuth.NONE
     trust_cert_path: str | None = None
 
+    def __post_init__(self) -> None:
+        _resolve_paths(self)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientTls:
-    """TLS settings of a client. Paths name PEM files.
+    """TLS settings of a client. Paths name PEM files; relative ones are resolved when the settings are created.
 
     Attributes:
         trust_cert_path: Certificates of the authorities that may issue server certificates; None: those that this
@@ -71,6 +75,16 @@ class ClientTls:
     key_password: str | None = field(default=None, repr=False)
     check_host_name: bool = True
     insecure: bool = False
+
+    def __post_init__(self) -> None:
+        _resolve_paths(self)
+
+
+def _resolve_paths(settings: ServerTls | ClientTls) -> None:
+    for name in ("cert_path", "key_path", "trust_cert_path"):
+        path = getattr(settings, name)
+        if path:
+            object.__setattr__(settings, name, str(absolute_path(path)))
 
 
 def server_context(tls: ServerTls) -> ssl.SSLContext:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.settings.name_server import EmbeddedStore
@@ -45,7 +44,7 @@ def shared_server(settings: AppSettings, workers: int, report: Callable[[str], N
         running.enter_context(prompt_threads())
         report(
             f"broker {cluster.engine.name} for the workers on {cluster.address}, its name server on "
-            f"{cluster.name_server_address}, store {Path(settings.store_path).absolute()}"
+            f"{cluster.name_server_address}, store {settings.store_path}"
         )
         yield str(cluster.name_server_address)
 

@@ -18,6 +18,7 @@ from mqtemplate.event_log import get_logger
 from mqtemplate.listener.attributes import ListenerSpec, Resolve
 from mqtemplate.listener.resolution import default_resolve
 from mqtemplate.message import MessageQueue
+from mqtemplate.processes import absolute_path
 from mqtemplate.spark.checkpoint import QueryCheckpoint
 from mqtemplate.spark.listener import (
     AVAILABLE_NOW,
@@ -73,7 +74,8 @@ class SparkListenerContainer:
         spark: A session, also one of Spark Connect, or a function that creates one when the container starts.
         broker: `EmbeddedBroker` whose folder is read, or `RemoteBroker` whose cluster is. The container starts at the
             offsets of its group, and commits them.
-        checkpoint_root: Folder for the listener's checkpoint folder, unless the listener names its own.
+        checkpoint_root: Folder for the listener's checkpoint folder, unless the listener names its own. A relative one
+            is resolved when the container is created.
         resolve: Function that replaces placeholders; by default, with their defaults.
         spec: Spec to run, if the endpoint has several.
         on_change: Called in another thread when the query ended with an error, and when it was started again.
@@ -104,7 +106,7 @@ class SparkListenerContainer:
         self._endpoint = endpoint
         self._function: Callable[[DataFrame, SparkBatch], object] = getattr(endpoint, "on_batch", endpoint)  # type: ignore[arg-type]
         self._spark = spark
-        self._checkpoint = QueryCheckpoint(_checkpoint_folder(Path(checkpoint_root), self.settings), broker.name)
+        self._checkpoint = QueryCheckpoint(_checkpoint_folder(checkpoint_root, self.settings), broker.name)
         self._topic = ",".join(self.settings.topics)
         self._retry_topic = RETRY_TOPIC_PREFIX + self.settings.consumer_group
         self._topics = (*self.settings.topics, self._retry_topic)
@@ -246,7 +248,7 @@ class SparkListenerContainer:
         writer = (
             with_payload(messages, self.settings.payload, self.settings.bad_records)
             .writeStream.foreachBatch(self._batches(spark, first))
-            .option("checkpointLocation", str(self._checkpoint.folder.absolute()))
+            .option("checkpointLocation", str(self._checkpoint.folder))
             .queryName(f"{self.settings.consumer_group}@{self._topic}")
         )
         trigger = self.settings.trigger
@@ -266,7 +268,7 @@ class SparkListenerContainer:
             settings=self.settings,
             options=self._options(None),
             location=self._place.location(),
-            checkpoint=str(self._checkpoint.folder.absolute()),
+            checkpoint=str(self._checkpoint.folder),
             broker_name=self._place.broker.name,
             first=first,
             replayed=self._replayed,
@@ -415,9 +417,11 @@ def _only_spec(endpoint: object) -> ListenerSpec:
     return specs[0]
 
 
-def _checkpoint_folder(root: Path, settings: SparkListenerSettings) -> Path:
+def _checkpoint_folder(root: Path | str, settings: SparkListenerSettings) -> Path:
     """Return the listener's own folder, or one for its group and topics; a path may not hold all their characters."""
     if settings.checkpoint is not None:
-        return Path(settings.checkpoint)
+        return absolute_path(settings.checkpoint)
     name = f"{settings.consumer_group}@{','.join(settings.topics)}"
-    return root / "".join(char if char.isalnum() or char in "@,_-" else f"+{ord(char):02x}" for char in name)
+    return absolute_path(root) / "".join(
+        char if char.isalnum() or char in "@,_-" else f"+{ord(char):02x}" for char in name
+    )

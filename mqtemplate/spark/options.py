@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mqtemplate.errors import ConfigurationError, ListenerError
+from mqtemplate.processes import absolute_path
 from mqtemplate.record.compression import MAX_BODY_BYTES
 from mqtemplate.selectors.creation import make_selector
 from mqtemplate.selectors.tags import Selector, SelectorType
@@ -92,7 +93,7 @@ class SourceOptions:
     """Checked options of one read.
 
     Attributes:
-        store: Folder to read; empty to read from *name_servers*.
+        store: Folder to read, from the root: a task runs in another process; empty to read from *name_servers*.
         name_servers: Addresses of a cluster, ``host:port``.
         client_file: File on each machine with access key and TLS settings for the cluster.
         topics: Names; empty if *topic_pattern* selects the topics.
@@ -146,7 +147,7 @@ class SourceOptions:
         group = given.get("group")
         assigned = values.assigned_queues(given["assign"]) if "assign" in given else frozenset()
         return cls(
-            store=given.get("store", ""),
+            store=str(absolute_path(given["store"])) if "store" in given else "",
             name_servers=_name_servers(given),
             client_file=given.get("clientFile"),
             topics=_topics(given, assigned),

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mqtemplate.errors import CorruptRecordError, OffsetOutOfRangeError, SparkError
+from mqtemplate.processes import absolute_path
 from mqtemplate.record.layout import BODY_AT, STORE_TIMESTAMP_AT, SYS_FLAG_AT, V6_EXTRA, SysFlag
 from mqtemplate.store.layout import CQ_UNIT_DTYPE, CQ_UNIT_SIZE, PRE_BLANK_SIZE_MARK
 
@@ -62,7 +63,7 @@ class StoreFolder:
     """
 
     def __init__(self, store: str | Path) -> None:
-        self.store = Path(store)
+        self.store = absolute_path(store)
         self._log_folder = self.store / "commitlog"
         self._queue_folder = self.store / "consumequeue"
         if not any((self.store / name).exists() for name in _STORE_ENTRIES):

@@ -63,7 +63,7 @@ def _check_choice(settings: AppSettings) -> None:
     """
     if "name_server" in settings.rocketmq.model_fields_set or settings.store_path is None:
         return
-    folder, origins = settings.store_path.absolute(), settings.origins
+    folder, origins = settings.store_path, settings.origins
     read = ", ".join(origins.files) or f"no application.yml in {origins.folder}"
     production = sorted(_PRODUCTION.intersection(map(str.lower, origins.profiles)))
     if production:

@@ -10,7 +10,6 @@ from mqtemplate import Broker
 from mqtemplate.context import ApplicationContext
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener import ListenerRegistry, ListenerSpec
-from mqtemplate.processes import expand_home
 from mqtemplate.spark import (
     SparkListenerContainer,
     refuse_shared_groups,
@@ -102,7 +101,7 @@ class SparkListeners:
             self._endpoint(component),
             self._spark,
             broker,
-            expand_home(settings.mqtemplate.spark.checkpoint_path, "mqtemplate.spark.checkpoint-path"),
+            settings.absolute(settings.mqtemplate.spark.checkpoint_path, "mqtemplate.spark.checkpoint-path"),
             resolve=settings.resolve_text,
             spec=spec,
             on_change=self._update_readiness,

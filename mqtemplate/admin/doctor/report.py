@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +20,15 @@ from mqtemplate.brokers.embedded.settings import EmbeddedSettings
 from mqtemplate.clock import SystemClock
 from mqtemplate.durations import format_ms
 from mqtemplate.errors import MQTemplateError
+from mqtemplate.event_log import get_logger
 from mqtemplate.pending import PendingQuery
 from mqtemplate.store.checkpoint import StoreCheckpoint
 from mqtemplate.store.file_sizes import file_sizes
+from mqtemplate.store.files.disk import disk_errors
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles
-from mqtemplate.store.files.snapshot_files import SnapshotStoreFiles
+from mqtemplate.store.files.snapshot_files import SnapshotStoreFiles, check_store
+
+_log = get_logger("mqtemplate.admin")
 
 _MINUTE, _HOUR, _DAY = 60_000, 3_600_000, 86_400_000
 _HORIZONS = {
@@ -106,17 +112,22 @@ def examine(
         StoreError: The directory is missing, or is not a store.
     """
     settings = settings or EmbeddedSettings()
-    files = SnapshotStoreFiles(path)
-    used_by = FolderStoreFiles(path).locked_by()
-    report = FolderReport(path, used_by, was_closed=used_by is not None or not files.was_left_open())
-    report.parts = part_sizes(path)
-    report.free_bytes = shutil.disk_usage(path).free
+    check_store(path)
+    report = FolderReport(path, parts=part_sizes(path))
     with _warnings(report.warnings):
         try:
-            checkpoint = _check_files(report, files, settings, on_progress)
-            _start(report, settings, checkpoint)
+            with disk_errors("read", path):
+                report.free_bytes = shutil.disk_usage(path).free
+                report.used_by = FolderStoreFiles(path).locked_by()
+                files = SnapshotStoreFiles(path)
+                report.was_closed = report.used_by is not None or not files.was_left_open()
+                checkpoint = _check_files(report, files, settings, on_progress)
+                _start(report, settings, checkpoint)
         except MQTemplateError as exc:
             report.problem = str(exc)
+        except Exception as exc:  # files can be damaged in more ways than their readers foresee
+            _log.debug("doctor.failed", exc_info=exc)
+            report.problem = f"{type(exc).__name__}: {exc}; the file that causes it is not known, so restore a backup"
     return report
 
 
@@ -190,13 +201,35 @@ def pending_by_horizon(admin: BrokerAdmin) -> dict[str, int]:
 
 
 def part_sizes(path: Path) -> list[PartSize]:
-    """Return the sizes of the parts of a store directory, by name."""
+    """Return the sizes of the parts of a store directory, by name. Links are not followed, and count as no file."""
     parts = []
-    for entry in sorted(path.iterdir()):
-        found = [each.stat() for each in ([entry] if entry.is_file() else entry.rglob("*")) if each.is_file()]
+    for name in sorted(each.name for each in _entries(path)):
+        found = list(_file_states(path / name))
         byte_count, blocks = sum(each.st_size for each in found), sum(each.st_blocks for each in found)
-        parts.append(PartSize(entry.name, len(found), byte_count, blocks * 512))
+        parts.append(PartSize(name, len(found), byte_count, blocks * 512))
     return parts
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """Return the entries of a folder; none if it cannot be read, or is gone."""
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError:
+        return []
+
+
+def _file_states(path: Path) -> Iterator[os.stat_result]:
+    """Yield the states of the regular files at *path* and below. The owner may delete some meanwhile."""
+    waiting = [path]  # not recursive: a hostile directory is nested more deeply than Python's stack
+    while waiting:
+        each = waiting.pop()
+        with contextlib.suppress(OSError):
+            found = each.lstat()
+            if stat.S_ISREG(found.st_mode):
+                yield found
+            elif stat.S_ISDIR(found.st_mode):
+                waiting += [each / entry.name for entry in _entries(each)]
 
 
 class _WarningList(logging.Handler):

@@ -49,7 +49,7 @@ from mqtemplate.message import (
 )
 from mqtemplate.metrics import Metrics
 from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange
-from mqtemplate.processes import OwnerProcess
+from mqtemplate.processes import OwnerProcess, absolute_path
 from mqtemplate.record.compression import max_body_bytes
 from mqtemplate.results import HalfMessage, PullResult, PullStatus, SendResult, SequencedResult, TransactionState
 from mqtemplate.selectors.tags import Selector
@@ -88,7 +88,8 @@ class EmbeddedBroker(Broker):
       `close` does nothing.
 
     Args:
-        path: The store directory, created if missing; None for memory.
+        path: The store directory, created if missing; None for memory. A relative path is resolved when the broker is
+            created: a later change of the working directory has no effect.
         store_files: Store files to use instead of a directory, for tests with a simulated disk.
 
     Attributes:
@@ -119,7 +120,7 @@ class EmbeddedBroker(Broker):
         self.settings = settings = settings or EmbeddedSettings()
         self.clock = clock = clock or SystemClock()
         self.name = settings.broker_name
-        self.path = None if path is None else Path(path)
+        self.path = None if path is None else absolute_path(path)
         self.capabilities = self._capabilities()
         self._store_files: StoreFiles = store_files or (
             MemoryStoreFiles() if self.path is None else FolderStoreFiles(self.path)

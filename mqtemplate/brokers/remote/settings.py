@@ -9,7 +9,7 @@ from typing import Annotated
 from annotated_types import Gt
 
 from mqtemplate.errors import ConfigurationError
-from mqtemplate.processes import home_folder
+from mqtemplate.processes import absolute_path, home_folder
 from mqtemplate.record.compression import CompressionType, max_body_bytes
 from mqtemplate.remoting.settings import Credentials
 from mqtemplate.remoting.tls import ClientTls
@@ -127,7 +127,9 @@ class RemoteSettings(ClientIntervals):
     """Time after which a failed pull is repeated."""
 
     offset_path: Path | None = None
-    """Directory with the offsets of broadcasting groups; None: ``~/.rocketmq_offsets``."""
+    """Directory with the offsets of broadcasting groups; None: ``~/.rocketmq_offsets``.
+
+    A relative one is resolved when the settings are created."""
 
     tools_group: str = "TOOLS_CONSUMER"
     """Consumer group of `Broker.pull`. Every broker has it from the start."""
@@ -153,6 +155,8 @@ class RemoteSettings(ClientIntervals):
         return max_body_bytes(self.max_decompressed_size, self.max_message_size)
 
     def __post_init__(self) -> None:
+        if self.offset_path is not None:
+            object.__setattr__(self, "offset_path", absolute_path(self.offset_path))
         if not self.name_servers:
             raise ConfigurationError(
                 "a remote broker needs the address of a name server; give name_servers=('host:port',)"

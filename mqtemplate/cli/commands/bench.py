@@ -84,7 +84,7 @@ def _broker(call: Invocation) -> Iterator[BrokerAdmin]:
         return
     with (
         tempfile.TemporaryDirectory(prefix="mqtemplate-bench-") as folder,
-        replace(call, name_server=f"embedded:{folder}/store").admin(create=True) as admin,
+        replace(call, name_server=None, folder=f"{folder}/store").admin(create=True) as admin,
     ):
         yield admin
 

@@ -78,7 +78,7 @@ def dashboard(
     if store is not None:
         if call.name_server is not None:
             raise typer.BadParameter("give --store or --name-server, not both", param_hint="--store")
-        call = dataclasses.replace(call, name_server=f"embedded:{store}")
+        call = dataclasses.replace(call, folder=store)
     from mqtemplate.dashboard.access import Access
     from mqtemplate.dashboard.audit import AuditLog, default_audit_path
     from mqtemplate.dashboard.dashboard import Dashboard
@@ -109,7 +109,7 @@ def _is_loopback(host: str) -> bool:
 @contextmanager
 def _source(call: Invocation, *, needed: bool) -> Iterator[BrokerSource | None]:
     """Yield the broker that the options name; None if they name none and only an application is shown."""
-    if call.name_server is None and not needed:
+    if call.name_server is None and call.folder is None and not needed:
         yield None
         return
     from mqtemplate.admin import RemoteAdmin

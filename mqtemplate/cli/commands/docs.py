@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from mqtemplate.cli.invocation import Invocation, command
+from mqtemplate.cli.invocation import Invocation, command, refuse_dangling_link
 from mqtemplate.cli.output import print_line
 from mqtemplate.errors import ConfigurationError
 
@@ -66,6 +66,7 @@ def asyncapi(
     if output is None:
         print_line(text)
         return
+    refuse_dangling_link(output, "--output")
     try:
         output.write_text(f"{text}\n", encoding="utf-8")
     except OSError as error:

@@ -62,12 +62,12 @@ def doctor(
     Without --repair it changes nothing, and another process may have the directory open. The exit code is 6 after
     damage. With --repair it copies the directory first, and checks it again afterwards. Damaged records stay damaged.
     """
-    from mqtemplate.admin.doctor.report import examine
+    from mqtemplate.admin.doctor.report import examine, part_sizes
 
     if repair:
         _repair(call, folder, copy_to, yes=yes)
     settings = _settings(call, [])
-    log_bytes = sum(each.stat().st_size for each in (folder / "commitlog").glob("*"))
+    log_bytes = sum(part.byte_count for part in part_sizes(folder) if part.name == "commitlog")
     with call.output.progress("reading the commit log", log_bytes) as advance:
         report = examine(folder, settings, advance)
     call.output.document(_report_record(report))
@@ -79,10 +79,12 @@ def doctor(
 
 def _repair(call: Invocation, folder: Path, copy_to: Path | None, *, yes: bool) -> None:
     from mqtemplate.admin.doctor.repair import repair
+    from mqtemplate.admin.doctor.report import part_sizes
 
-    copy = copy_to or folder.with_name(f"{folder.name}.copy-{datetime.now().astimezone():%Y%m%d-%H%M%S}")
+    real = folder.resolve()
+    copy = copy_to or real.with_name(f"{real.name}.copy-{datetime.now().astimezone():%Y%m%d-%H%M%S}")
     call.confirm(f"Copy {folder} to {copy}, and rebuild its consume queues, index and timers?", yes=yes)
-    size = sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
+    size = sum(part.byte_count for part in part_sizes(folder))
     with call.output.progress("copying", size) as advance:
         done = repair(folder, copy, _settings(call, []), advance)
     for action in done.actions:
@@ -143,7 +145,8 @@ def _report_record(report: FolderReport) -> dict[str, Any]:
 
 def _print_report(call: Invocation, report: FolderReport) -> None:
     out = call.output
-    owner = f"in use by process {report.used_by}" if report.used_by else "not in use"
+    known = report.used_by is not None and report.used_by[0].isdigit()
+    owner = f"in use by {'process ' if known else ''}{report.used_by}" if report.used_by else "not in use"
     closed = "" if report.was_closed else ", and its last owner did not close it"
     out.line(f"{report.path}: {owner}{closed}; {size_text(report.free_bytes)} free on the disk")
     record = _report_record(report)

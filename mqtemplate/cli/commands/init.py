@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from importlib.resources import files
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 
 from mqtemplate.cli.invocation import Invocation, command
 from mqtemplate.cli.output import print_line
+from mqtemplate.errors import ConfigurationError
 
 _FILES = {
     # file of the project -> its template beside this package
@@ -48,16 +50,29 @@ def init(
             param_hint="NAME",
         )
     folder = Path(name) if directory is None else directory
-    existing = [file for file in _FILES if (folder / file).exists()]
+    # Links count as existing: what is written stays in the folder, even if somebody else prepared it.
+    existing = [file for file in _FILES if os.path.lexists(folder / file)]
     if existing:
-        raise typer.BadParameter(
-            f"{folder} has {', '.join(existing)} already; nothing was written. Give another name, or --directory",
-            param_hint="NAME",
-        )
-    folder.mkdir(parents=True, exist_ok=True)
+        raise _refused(f"{folder} has {', '.join(existing)} already")
+    if folder.is_symlink():
+        raise _refused(f"{folder} is a symbolic link")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise _refused(f"the folder {folder} cannot be created: {exc.strerror}") from exc
     templates = files("mqtemplate.cli") / "new_project"
     for file, template in _FILES.items():
         text = (templates / template).read_text(encoding="utf-8")
-        (folder / file).write_text(Template(text).substitute(name=name), encoding="utf-8")
+        try:
+            with (folder / file).open("x", encoding="utf-8") as new:  # it follows no link, and replaces no file
+                new.write(Template(text).substitute(name=name))
+        except OSError as exc:
+            raise ConfigurationError(
+                f"{folder / file} cannot be written: {exc.strerror}; make that possible, or give another --directory"
+            ) from exc
     print_line(f"{folder}: wrote {', '.join(_FILES)}")
     print_line(f"next: cd {folder}; mqtemplate run app; in another terminal, or after Ctrl-C: pytest")
+
+
+def _refused(reason: str) -> typer.BadParameter:
+    return typer.BadParameter(f"{reason}; nothing was written. Give another name, or --directory", param_hint="NAME")

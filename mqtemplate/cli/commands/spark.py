@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mqtemplate.cli.formats import size_text
-from mqtemplate.cli.invocation import Invocation, command
+from mqtemplate.cli.invocation import Invocation, command, refuse_dangling_link
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -35,7 +35,11 @@ def package(
     """
     from mqtemplate.spark.package import write_package
 
-    path = write_package(file)
+    refuse_dangling_link(file, "FILE")
+    try:
+        path = write_package(file)
+    except OSError as exc:
+        raise typer.BadParameter(f"{file} cannot be written: {exc.strerror}", param_hint="FILE") from exc
     record = {"file": str(path), "bytes": path.stat().st_size}
     call.output.document(record)
     call.output.line(f"{path}: {size_text(path.stat().st_size)}; give it to spark-submit as --py-files {path}")

@@ -21,6 +21,7 @@ from mqtemplate.context.config.tree import UNSET, ConfigNode, ConfigOrigins, ins
 from mqtemplate.context.config.yaml_reader import YamlDocument, read_yaml, split_names
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.errors import ConfigurationError
+from mqtemplate.processes import absolute_path
 
 _NEAR = 0.87  # "rocketmqq", "rokcetmq", "mqtemplates"; not "rocket"
 _EXTENSIONS = ("yml", "yaml", "toml")
@@ -121,7 +122,7 @@ class _Files:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder.absolute()
+        self.folder = folder
         self._folder = folder
         self.read: list[str] = []
         self.mentioned_profiles: set[str] = set()
@@ -170,9 +171,11 @@ def _applies(document: YamlDocument, profiles: Sequence[str]) -> bool:
 
 
 def _existing_folder(config_folder: Path | str | None) -> Path:
-    folder = Path() if config_folder is None else Path(config_folder)
+    folder = absolute_path(config_folder or "")
     if not folder.is_dir():
-        raise ConfigurationError(f"config_folder {str(folder)!r} is no folder; give the one that holds application.yml")
+        raise ConfigurationError(
+            f"config_folder {str(config_folder)!r} is no folder; give the one that holds application.yml"
+        )
     return folder
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -25,7 +26,7 @@ from mqtemplate.context.settings.rocketmq import RocketMQSettings
 from mqtemplate.context.settings.server import ServerSettings
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.middlewares.declaration import check_middleware, read_middlewares
-from mqtemplate.processes import expand_home
+from mqtemplate.processes import absolute_path, expand_home
 
 
 class MQTemplateSettings(Properties):
@@ -85,10 +86,13 @@ class AppSettings(BaseSettings):
 
     _keys: Configuration | None = PrivateAttr(default=None)
     _prefix: str = PrivateAttr(default="")
+    _directory: Path | None = PrivateAttr(default=None)
 
     def __init__(self, keys: Configuration | None = None, /, **sections: Any) -> None:
         super().__init__(**sections)
         self._keys = keys
+        with contextlib.suppress(OSError):  # a deleted one matters only if a path is relative
+            self._directory = Path.cwd()
 
     @classmethod
     def settings_customise_sources(
@@ -154,9 +158,30 @@ class AppSettings(BaseSettings):
     def store_path(self) -> Path | None:
         """Store directory of the embedded broker; None if it has none."""
         choice = self.broker_choice
-        if isinstance(choice, RemoteCluster) or choice.in_memory:
+        return self.folder_of(choice) if isinstance(choice, EmbeddedStore) else None
+
+    def folder_of(self, choice: EmbeddedStore) -> Path | None:
+        """Return the store directory that a choice of the embedded broker means; None if it has none."""
+        if choice.in_memory:
             return None
-        return choice.path or expand_home(self.mqtemplate.broker.store_path, "mqtemplate.broker.store-path")
+        if choice.path is not None:
+            return self.absolute(choice.path, "rocketmq.name-server")
+        return self.absolute(self.mqtemplate.broker.store_path, "mqtemplate.broker.store-path")
+
+    def absolute(self, path: Path, key: str) -> Path:
+        """Return a path of these settings from the root: ``~`` is the home directory of the user.
+
+        A relative path starts at the working directory in which the settings were created. A later `os.chdir` has no
+        effect, so an application does not write to two folders.
+
+        Args:
+            key: The setting with the path, for the error.
+
+        Raises:
+            ConfigurationError: The working directory was deleted, or the user has no home directory.
+        """
+        path = expand_home(path, key)
+        return absolute_path(path) if self._directory is None else self._directory / path
 
     def with_rocketmq(self, rocketmq: RocketMQSettings, prefix: str) -> AppSettings:
         """Return these settings with another section ``rocketmq``, for the broker of a further template.

@@ -13,7 +13,6 @@ from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.settings.broker_support import check_cluster_support
 from mqtemplate.context.settings.name_server import RemoteCluster
 from mqtemplate.errors import ConfigurationError
-from mqtemplate.processes import expand_home
 from mqtemplate.remoting.settings import Credentials
 from mqtemplate.remoting.tls import ClientTls
 
@@ -51,7 +50,7 @@ def remote_settings(settings: AppSettings) -> RemoteSettings:
         auto_batch=own.auto_batch,
         max_message_size=producer.max_message_size or defaults.max_message_size,
         compress_threshold=producer.compress_message_body_threshold,
-        offset_path=expand_home(own.offset_path, "mqtemplate.cluster.offset-path") if own.offset_path else None,
+        offset_path=settings.absolute(own.offset_path, "mqtemplate.cluster.offset-path") if own.offset_path else None,
         **{field.name: getattr(own, field.name) for field in fields(ClientIntervals)},
     )
 

@@ -21,7 +21,6 @@ from mqtemplate.context.settings.template_settings import settings_of_template
 from mqtemplate.context.templates.template_specs import TemplateSpec
 from mqtemplate.errors import ConfigurationError, ListenerError
 from mqtemplate.listener.registration.cluster_choice import ClusterChoice
-from mqtemplate.processes import expand_home
 
 BrokerFactory = Callable[[AppSettings, Clock], Broker]
 """Function that creates the broker which settings choose."""
@@ -110,8 +109,8 @@ class Clusters:
         """Return the broker of another template or of the application, if this template has to use it too."""
         own = self._context.definition_for(Broker)
         if spec.settings.is_embedded:
-            folder = _folder(spec.settings)
-            is_own = not spec.names_broker or (folder is not None and folder == _folder(self._context.settings))
+            folder = spec.settings.store_path
+            is_own = not spec.names_broker or (folder is not None and folder == self._context.settings.store_path)
             return own if is_own else self._of_folder.get(folder) if folder is not None else None
         # A broker that the program or a test gave stands for the cluster of the application.
         return own if not spec.names_broker and not own.origin.startswith("starter") else None
@@ -120,7 +119,7 @@ class Clusters:
         kind = type_hints(factory)["return"]
         clock = self._context.definition_for(Clock)
         definition = self._context.add_qualified(spec.name, kind, lambda clock: factory(spec.settings, clock), [clock])
-        if (folder := _folder(spec.settings)) is not None and spec.settings.is_embedded:
+        if (folder := spec.settings.store_path) is not None and spec.settings.is_embedded:
             self._of_folder[folder] = definition
         return definition
 
@@ -241,12 +240,4 @@ def _address_of(choice: object, settings: AppSettings) -> object:
     """Return a value that is equal for two names of one cluster or folder; each store in memory differs."""
     if not isinstance(choice, EmbeddedStore):
         return frozenset(choice.addresses)  # type: ignore[attr-defined]  # a RemoteCluster
-    if choice.in_memory:
-        return object()
-    path = choice.path or expand_home(settings.mqtemplate.broker.store_path, "mqtemplate.broker.store-path")
-    return path.absolute()
-
-
-def _folder(settings: AppSettings) -> Path | None:
-    path = settings.store_path
-    return None if path is None else path.absolute()
+    return settings.folder_of(choice) or object()

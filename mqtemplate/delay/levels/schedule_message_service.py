@@ -16,16 +16,18 @@ from mqtemplate.delay.pending_rows import NEVER_MS, NO_ROWS, PendingEntry, Pendi
 from mqtemplate.delay.release import DueRecord
 from mqtemplate.delay.releaser import MAX_RELEASE_COUNT
 from mqtemplate.delay.timers.settings import slot_of
+from mqtemplate.errors import StoreFormatError
 from mqtemplate.event_log import get_logger
 from mqtemplate.metrics import MetricKind, Sample
 from mqtemplate.record.codec import StoredRecord
-from mqtemplate.store.files.json_files import DataVersion, load_json, write_table
+from mqtemplate.store.files.json_files import DataVersion, format_errors, load_json, write_table
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.topics import SCHEDULE_TOPIC
 
 _log = get_logger("mqtemplate.delay")
 
 DELAY_OFFSET_FILE = "config/delayOffset.json"
+_MAX_LEVEL_DIGITS = 9
 _PIECE_COUNT = 16_384  # units in one piece of `pending`
 
 
@@ -94,7 +96,7 @@ class ScheduleMessageService(DelayStore):
             try:
                 if data:
                     return _parse_progress(data), name == DELAY_OFFSET_FILE
-            except ValueError as exc:
+            except (ValueError, StoreFormatError) as exc:
                 _log.warning("progress.ignored", file=name, reason=str(exc))
         return {}, False
 
@@ -269,11 +271,15 @@ def _parse_progress(data: bytes) -> dict[str, Any]:
 
     Raises:
         ValueError: It is not a table of queue offsets by level.
+        StoreFormatError: Its version is none.
     """
     table = load_json(data.decode())
     offsets = table.get("offsetTable", {}) if isinstance(table, dict) else None
     if not isinstance(offsets, dict) or not all(
-        level.isdecimal() and isinstance(offset, int) and offset >= 0 for level, offset in offsets.items()
+        level.isdecimal() and len(level) <= _MAX_LEVEL_DIGITS and isinstance(offset, int) and offset >= 0
+        for level, offset in offsets.items()
     ):
         raise ValueError("it is not a table of level -> queue offset")
+    with format_errors(DELAY_OFFSET_FILE):
+        DataVersion.of(table)
     return dict(table)

@@ -80,6 +80,12 @@ class TimerFiles:
                 "open the directory with the value it was created with"
             )
 
+    @staticmethod
+    def exist(store_files: StoreFiles) -> bool:
+        """Return True if there is any file of timers."""
+        names = (TIMER_CHECKPOINT_FILE, TIMER_WHEEL_FILE)
+        return any(map(store_files.exists, names)) or bool(store_files.file_sizes(TIMER_LOG_FOLDER))
+
     @classmethod
     def create_empty(cls, store_files: StoreFiles, settings: TimerSettings) -> TimerFiles:
         """Delete existing files, and create empty ones of the same sizes."""
@@ -90,6 +96,11 @@ class TimerFiles:
         for name in store_files.file_sizes(TIMER_LOG_FOLDER):
             store_files.delete(f"{TIMER_LOG_FOLDER}/{name}")
         return cls(store_files, settings)
+
+    @property
+    def is_unwritten(self) -> bool:
+        """True if the files were created, and nothing was saved."""
+        return not any(self._checkpoint_file.view[:TIMER_CHECKPOINT_SIZE])
 
     # --- recovery ------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from mqtemplate.delay.timers.timer_checkpoint import NO_MASTER, TimerCheckpoint,
 from mqtemplate.delay.timers.timer_log import TimerLogDamageError
 from mqtemplate.delay.timers.timer_metrics import TimerMetrics
 from mqtemplate.delay.timers.timer_unit import Magic
-from mqtemplate.errors import StoreError
+from mqtemplate.errors import StoreError, StoreFullError
 from mqtemplate.event_log import get_logger
 from mqtemplate.metrics import MetricKind, Sample
 from mqtemplate.record.codec import RecordDraft, StoredRecord
@@ -105,16 +105,22 @@ class TimerMessageStore(DelayStore):
     def replay_from(self) -> int | None:
         """Open the files. Return 0, the whole log, if there are timers but the files cannot be used."""
         store_files = self._store.store_files
+        # Without files, or with unwritten ones: the last process was killed too early, or they were deleted.
+        is_new = not TimerFiles.exist(store_files)
         if store_files.exists(TIMER_CHECKPOINT_FILE):  # wheel and log are useless without a checkpoint
             self._files = TimerFiles(store_files, self._settings)
             if self._files.recover():
                 return None
+            is_new = self._files.is_unwritten
             self._files.close()
         elif not self._store.queue_ids(TIMER_TOPIC):
             return None
         self._files = TimerFiles.create_empty(store_files, self._settings)
         self._is_rebuilt = True
-        _log.warning("timers.rebuilt", reason="their files are missing, damaged, or contradict each other")
+        if is_new:
+            _log.info("timers.rebuilt", reason="there are timers, and their files are not written yet")
+        else:
+            _log.warning("timers.rebuilt", reason="their files are incomplete, damaged, or contradict each other")
         return 0
 
     def replay(self, record: StoredRecord) -> None:
@@ -223,7 +229,11 @@ class TimerMessageStore(DelayStore):
         return True
 
     def _create_files(self, now_ms: int) -> TimerBacklog:
-        """Create the files for the first timer of the store directory."""
+        """Create the files for the first timer of the store directory.
+
+        Raises:
+            StoreFullError: There is no space for them.
+        """
         self._files = files = TimerFiles(self._store.store_files, self._settings)
         backlog = self._create_backlog(files, self._settings.slot_at(now_ms))
         files.save(self._checkpoint(backlog), [])
@@ -311,7 +321,7 @@ class TimerMessageStore(DelayStore):
         with self._saving:
             with self.lock:
                 # Not earlier: another thread may release the first timer of the store directory just now.
-                backlog = self._backlog
+                backlog = self._backlog or self._backlog_of_first_timer()
                 if backlog is not None and backlog.files.is_condemned:
                     return 0
                 replay_offset, release_end = self._replay_start(), self._releaser.end
@@ -327,6 +337,19 @@ class TimerMessageStore(DelayStore):
                 self._save(*state, changes)
             self._replay_offset = replay_offset
             return replay_offset
+
+    def _backlog_of_first_timer(self) -> TimerBacklog | None:
+        """Create the files if the first timer is stored, and the service did not run since; None without a timer.
+
+        Without files the next start would replay the whole log: it cannot know that nothing was released.
+        """
+        if self._store.consume_queue(TIMER_TOPIC, 0).max_offset == self._cursor:
+            return None
+        try:
+            return self._create_files(self._store.clock.now_ms())
+        except StoreFullError as exc:
+            _log.warning("timers.not_created", reason=str(exc))
+            return None
 
     def _replay_start(self) -> int:
         """Return from where a recovery must replay the log if the files are written now."""

@@ -39,7 +39,7 @@ class TimerMetrics:
             self._version = DataVersion.of(table)
             for topic, pair in (table.get("timingCount") or {}).items():
                 self._counts[topic] = {name: int(pair[name]) for name in ("count", "timeStamp")}
-        except (StoreError, ValueError, KeyError, TypeError, AttributeError) as exc:
+        except (StoreError, ValueError, OverflowError, KeyError, TypeError, AttributeError) as exc:
             _log.warning("timer_metrics.ignored", reason=str(exc))
 
     def clear(self) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from mqtemplate.broker import Broker
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
@@ -110,10 +112,19 @@ def _opened(store: Path) -> Iterator[EmbeddedBroker]:
         yield broker
 
 
+def _lock_file(store: Path) -> BinaryIO:
+    """Open the lock file of Spark's writers; create it if missing. A link could name any file of this user."""
+    path = store / _LOCK_FILE
+    try:
+        return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "r+b")
+    except OSError as exc:
+        raise SparkError(f"{path} cannot be opened: {exc.strerror}; it must be a file, or missing") from exc
+
+
 @contextmanager
 def _exclusive(store: Path) -> Iterator[None]:
     """Let one Spark process at a time open the folder. An application that owns it is not waited for."""
-    with (store / _LOCK_FILE).open("ab") as file:
+    with _lock_file(store) as file:
         deadline = time.monotonic() + _LOCK_TIMEOUT_S
         while True:
             try:

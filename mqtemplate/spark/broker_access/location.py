@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mqtemplate.errors import ConfigurationError
+from mqtemplate.processes import absolute_path
 
 ACCESS_KEY, SECRET_KEY = "MQTEMPLATE_ACCESS_KEY", "MQTEMPLATE_SECRET_KEY"
 SECURITY_TOKEN, TRUST_CERT_PATH = "MQTEMPLATE_SECURITY_TOKEN", "MQTEMPLATE_TLS_TRUST_CERT_PATH"
@@ -19,7 +20,7 @@ SECRET_OPTIONS = dict.fromkeys(("accesskey", "secretkey", "securitytoken"), _ADV
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerLocation:
-    """Location of a broker: the folder of an embedded one, or the name servers of a cluster.
+    """Location of a broker: the folder of an embedded one, from the root, or the name servers of a cluster.
 
     Attributes:
         client_file: File on each machine with access key and TLS settings for the cluster; None for the environment.
@@ -46,4 +47,5 @@ class BrokerLocation:
             )
         if "clientfile" in options and name_server is None:
             raise ConfigurationError("option 'clientFile' needs the option 'nameServer'")
-        return cls(store=store, name_server=name_server, client_file=options.get("clientfile"))
+        folder = None if store is None else str(absolute_path(store))
+        return cls(store=folder, name_server=name_server, client_file=options.get("clientfile"))

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import mmap
 import os
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -48,6 +49,10 @@ class Disk:
         except FileExistsError:
             self.unlink(path)
             return self.open(path, flags=os.O_CREAT | os.O_EXCL)
+
+    def open_folder(self, folder: Path) -> int:
+        """Return a descriptor of a folder."""
+        return _with_more_files(lambda: os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
     def close(self, fd: int) -> None:
         """Close a descriptor."""
@@ -124,7 +129,7 @@ class Disk:
 
     def sync_folder(self, folder: Path) -> None:
         """Return when the names in *folder* are on the disk."""
-        fd = _with_more_files(lambda: os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        fd = self.open_folder(folder)
         try:
             sync_folder_entries(fd)
         finally:
@@ -132,7 +137,7 @@ class Disk:
 
     def read_whole(self, path: Path) -> bytes | None:
         """Return the content of a small file; None if it is missing."""
-        file = _open_to_read(path)
+        file = open_to_read(path)
         if file is None:
             return None
         with file:
@@ -140,7 +145,7 @@ class Disk:
 
     def read_parts(self, path: Path) -> list[tuple[int, bytes]] | None:
         """Return the parts of a sparse file that take disk space, with their offsets; None if it is missing."""
-        file = _open_to_read(path)
+        file = open_to_read(path)
         if file is None:
             return None
         with file:
@@ -269,12 +274,19 @@ def _with_more_files(call: Callable[[], _Result]) -> _Result:
     return call()
 
 
-def _open_to_read(path: Path) -> BinaryIO | None:
-    """Return an open file; None if it is missing."""
+def open_to_read(path: Path) -> BinaryIO | None:
+    """Return an open file; None if it is missing.
+
+    Raises:
+        OSError: It cannot be read, is a symbolic link, or is not a regular file.
+    """
     try:
         fd = _with_more_files(lambda: os.open(path, os.O_RDONLY | os.O_NONBLOCK | _SAFE))  # a pipe must not block
     except FileNotFoundError:
         return None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is not a regular file")
     return os.fdopen(fd, "rb")
 
 

@@ -212,11 +212,7 @@ def _open_allocated(
     try:
         fd = disk.open(path)
         length = disk.length(fd)
-        if length not in (0, size) and not (grows and length < size):
-            raise StoreFormatError(
-                f"{path} has {length} bytes, but the settings or the other files say {size}, so it was cut, or belongs "
-                "to another folder; restore it"
-            )
+        check_length(path, length, size, grows=grows)
         if length != size:
             disk.set_length(fd, size)
         if allocated:
@@ -233,6 +229,19 @@ def _open_allocated(
         if isinstance(exc, OSError):
             raise disk_error("create" if length == 0 else "open", path, exc, size) from exc
         raise
+
+
+def check_length(path: Path, length: int, size: int, *, grows: bool = False) -> None:
+    """Check the length of an existing file of *size* bytes. A new one is empty until it gets its length.
+
+    Raises:
+        StoreFormatError: It has another one.
+    """
+    if length not in (0, size) and not (grows and length < size):
+        raise StoreFormatError(
+            f"{path} has {length} bytes, but the settings or the other files say {size}, so it was cut, or belongs "
+            "to another folder; restore it"
+        )
 
 
 def _whole_pages(size: int) -> int:
@@ -292,7 +301,9 @@ class DiskFileQueue(MappedFileQueue):
             if not self._rebuildable:
                 sync_folder(self.folder, self._disk)  # a killed process may have left names that are not durable
             for path, length in reversed(found[len(kept) :]):
-                _log.warning("store.unfinished_file_dropped", file=str(path), length=length)
+                # A process may be killed while it creates a file. It is empty then.
+                log = _log.warning if length else _log.info
+                log("store.unfinished_file_dropped", file=str(path), length=length)
                 self._remove_name(path)
         except BaseException:
             for file in files:

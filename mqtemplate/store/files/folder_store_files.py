@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections import Counter
 from pathlib import Path, PurePosixPath
 
-from mqtemplate.errors import StoreError, StoreFormatError, StoreLockedError
-from mqtemplate.processes import OwnerProcess, call_after_fork
+from mqtemplate.errors import StoreError, StoreFormatError
+from mqtemplate.processes import OwnerProcess, absolute_path
 from mqtemplate.store.files.disk import Disk, disk_errors, link_error, make_folder
 from mqtemplate.store.files.disk_files import DiskFile, DiskFileQueue
+from mqtemplate.store.files.folder_lock import FolderLock
 from mqtemplate.store.files.mapped_file import MappedFile
 from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
 from mqtemplate.store.files.store_files import StoreFiles
-from mqtemplate.store.files.system_calls import check_system, is_locked, process_with_lock
-
-_locked_here: set[Path] = set()
-"""Lock files that this process has locked."""
 
 
 class FolderStoreFiles(StoreFiles):
     """Files in a folder, which only its owner can read. They may not be symbolic links.
 
-    Its ``lock`` file is locked as RocketMQ locks it, so each of the two respects the other.
+    `FolderLock` says which other processes its lock excludes. A forked child writes no file and removes none, and has
+    no part in the lock.
 
-    A forked child writes no file and removes none. It does not inherit the lock (man fork), so it cannot release it.
+    Args:
+        root: The folder. A relative path is resolved here: a later change of the working directory has no effect.
     """
 
     def __init__(self, root: Path, disk: Disk | None = None) -> None:
-        self.root = root
+        self.root = absolute_path(root)
         self._disk = disk or Disk()
-        self._lock_fd = -1
-        self._locked_path = root / "lock"
+        self._lock = FolderLock(self.root, self._disk)
         self._owner: OwnerProcess | None = None
 
     def boot_id(self) -> str:
@@ -41,69 +38,20 @@ class FolderStoreFiles(StoreFiles):
     # --- the owner -----------------------------------------------------------------------------
 
     def lock(self) -> None:
-        check_system()
-        import fcntl
-
-        make_folder(self.root, self._disk)
-        path = self.root.resolve() / "lock"
-        # A POSIX lock does not exclude its own process, and closing any descriptor of the file releases it (man fcntl).
-        # So a second broker in this process must not open the file.
-        if path in _locked_here:
-            raise self._locked()
-        with disk_errors("open", path):
-            fd = self._disk.open(path)
-        try:
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
-        except OSError as exc:
-            error = self._locked(process_with_lock(fd))
-            self._disk.close(fd)
-            raise error from exc
-        os.pwrite(fd, b"lock", 0)  # as RocketMQ does; no program reads it
-        self._lock_fd, self._locked_path = fd, path
-        _locked_here.add(path)
+        self._lock.acquire()
         self._owner = OwnerProcess(f"the broker of store directory {self.root}")
-        call_after_fork(self)
 
     def locked_by(self) -> str | None:
-        """Return the id of the process that owns the folder, or "another process"; None if none does."""
-        path = (self.root / "lock").resolve()
-        if path in _locked_here:
-            return str(os.getpid())
-        if not path.exists():
-            return None
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return (process_with_lock(fd) or "another process") if is_locked(fd) else None
-        finally:
-            os.close(fd)
+        """Return the id of the process that owns the folder, or "another process"; None if none does.
 
-    def _locked(self, process_id: str = "") -> StoreLockedError:
-        process_id = process_id or self.owner()[0]
-        if process_id == str(os.getpid()):
-            return StoreLockedError(
-                f"{self.root} is in use by process {process_id}, which is this one: it has another broker open there; "
-                "use that one, close it first, or choose another folder"
-            )
-        owner = f"process {process_id}" if process_id else "another process"
-        return StoreLockedError(
-            f"{self.root} is in use by {owner}; one process owns a store folder. Stop that one, choose another "
-            "folder, or share one broker: run it as a server and point rocketmq.name-server at it"
-        )
+        Raises:
+            StoreError: The lock file cannot be opened.
+        """
+        return self._lock.owner()
 
     def unlock(self) -> None:
-        if self._lock_fd >= 0:
-            _locked_here.discard(self._locked_path)
-            self._disk.close(self._lock_fd)
-            self._lock_fd, self._owner = -1, None
-
-    def after_fork(self) -> None:
-        """Forget the lock of the parent process. See `UsedByOneProcess`.
-
-        Its descriptor stays open: closing it would release a lock that this process may get later.
-        """
-        if self._lock_fd >= 0:
-            _locked_here.discard(self._locked_path)
-            self._lock_fd = -1
+        self._lock.release()
+        self._owner = None
 
     def _check_owner(self) -> None:
         if self._owner is not None:
@@ -119,10 +67,11 @@ class FolderStoreFiles(StoreFiles):
         if relative.is_absolute() or ".." in relative.parts or "\0" in name:
             raise StoreError(f"{name!r} leads out of the store directory {self.root}; use names without '..' and '/'")
         path = self.root
-        for part in relative.parts:
-            path = path / part
-            if path.is_symlink():
-                raise link_error(path)
+        with disk_errors("read", path):
+            for part in relative.parts:
+                path = path / part
+                if path.is_symlink():
+                    raise link_error(path)
         return path
 
     # --- mapped files --------------------------------------------------------------------------
@@ -186,7 +135,9 @@ class FolderStoreFiles(StoreFiles):
             self._disk.close(fd)
 
     def exists(self, name: str) -> bool:
-        return self._path(name).exists()
+        path = self._path(name)
+        with disk_errors("read", path):
+            return path.exists()
 
     def delete(self, name: str) -> None:
         self._check_owner()
@@ -200,7 +151,8 @@ class FolderStoreFiles(StoreFiles):
 
     def list_folders(self, name: str) -> list[str]:
         folder = self._path(name)
-        return sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+        with disk_errors("read", folder):
+            return sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
 
     def file_sizes(self, folder: str) -> dict[str, int]:
         path = self._path(folder)

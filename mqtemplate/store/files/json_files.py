@@ -86,10 +86,11 @@ def format_errors(name: str) -> Iterator[None]:
     """Raise `StoreFormatError` if the block finds values of other types than expected in the table *name*."""
     try:
         yield
-    except (AttributeError, TypeError, ValueError, OverflowError) as exc:
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as exc:
+        problem = f"{exc} is missing" if isinstance(exc, KeyError) else exc
         raise StoreFormatError(
-            f"{name} has unexpected content ({exc}); restore it from {name}.bak, or delete it to start with an empty "
-            "one"
+            f"{name} has unexpected content ({problem}); restore it from {name}.bak, or delete it to start with an "
+            "empty one"
         ) from exc
 
 

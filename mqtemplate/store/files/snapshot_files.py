@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 from pathlib import Path
+from typing import BinaryIO
 
 from mqtemplate.errors import StoreError
-from mqtemplate.store.files.disk import Disk
-from mqtemplate.store.files.disk_files import DiskFileQueue
+from mqtemplate.store.files.disk import Disk, disk_errors, open_to_read
+from mqtemplate.store.files.disk_files import DiskFileQueue, check_length
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.files.mapped_file import MappedFile
 from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
@@ -40,17 +42,20 @@ class SnapshotStoreFiles(FolderStoreFiles):
         check_store(root)
         super().__init__(root, _ReadingDisk())
         self._contents: dict[str, bytes | None] = {}
-        self._wheels: dict[str, list[tuple[int, bytes]]] = {}  # only what is no hole: 38 MB have few messages in them
+        # Length, and only the parts that are no hole: 38 MB have few messages in them.
+        self._wheels: dict[str, tuple[int, list[tuple[int, bytes]]]] = {}
         for name in _FIRST:
             self._copy(name)
-        for name, length in self._disk.list_files(root):
+        for name, length in super().file_sizes("").items():
             if length <= _MAX_COPIED and name.startswith("timerwheel"):
-                self._wheels[name] = self._disk.read_parts(self.root / name) or []
-        for name, _ in self._disk.list_files(root / "config"):
+                path = self._path(name)
+                with disk_errors("read", path):
+                    self._wheels[name] = length, self._disk.read_parts(path) or []
+        for name in super().file_sizes("config"):
             self._copy(f"config/{name}")
 
     def _copy(self, name: str) -> None:
-        self._contents[name] = self._disk.read_whole(self.root / name)
+        self._contents[name] = super().read_bytes(name)
 
     def lock(self) -> None:
         return
@@ -61,20 +66,22 @@ class SnapshotStoreFiles(FolderStoreFiles):
     # --- mapped files --------------------------------------------------------------------------
 
     def open_mapped(self, name: str, size: int, *, sparse: bool = False) -> MappedFile:
-        path = self.root / name
+        path = self._path(name)
         if name in self._contents:
-            parts = [(0, self._contents[name] or b"")]
+            data = self._contents[name] or b""
+            parts, length = [(0, data)], len(data)
         elif name in self._wheels:
-            parts = self._wheels[name]
+            length, parts = self._wheels[name]
         else:
             return PrivateFile(path, size) if path.exists() else MappedFile(size)
+        check_length(path, length, size)
         file = MappedFile(size)
         for at, data in parts:
             file.write_mapped(at, data[: max(size - at, 0)])
         return file
 
     def _open_queue(self, folder: str, size: int, *, rebuildable: bool) -> MappedFileQueue:
-        return _SnapshotQueue(self.root / folder, size, self._disk, rebuildable=rebuildable)
+        return _SnapshotQueue(self._path(folder), size, self._disk, rebuildable=rebuildable)
 
     # --- small files ---------------------------------------------------------------------------
 
@@ -101,11 +108,16 @@ class PrivateFile(MappedFile):
 
     Args:
         size: Bytes of the result. Bytes that the file on the disk does not have are zero.
+        grows: The file may be shorter, see `DiskFile`.
+
+    Raises:
+        StoreFormatError: It has another length, so a start would refuse it.
     """
 
-    def __init__(self, path: Path, size: int) -> None:
-        with path.open("rb") as file:
+    def __init__(self, path: Path, size: int, *, grows: bool = False) -> None:
+        with disk_errors("read", path), _opened(path) as file:
             length = file.seek(0, 2)
+            check_length(path, length, size, grows=grows)
             if length >= size:
                 self.view = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
             else:  # a byte after the end of a mapped file is a bus error
@@ -116,11 +128,18 @@ class PrivateFile(MappedFile):
         self.size = self.allocated = size
 
 
+def _opened(path: Path) -> BinaryIO:
+    file = open_to_read(path)
+    if file is None:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+    return file
+
+
 class _SnapshotQueue(DiskFileQueue):
     """The files of a folder. Those that are added stay in memory, and removed ones stay on the disk."""
 
     def _existing_file(self, path: Path, *, grows: bool) -> MappedFile:
-        return PrivateFile(path, self.file_size)
+        return PrivateFile(path, self.file_size, grows=grows)
 
     def new_file(self, start: int) -> MappedFile:
         return MappedFile(self.file_size)
@@ -146,6 +165,8 @@ def check_store(root: Path) -> None:
     Raises:
         StoreError: It is missing, or is not a store.
     """
-    if not any((root / name).exists() for name in STORE_ENTRIES):
+    with disk_errors("read", root):
+        is_store = any((root / name).exists() for name in STORE_ENTRIES)
+    if not is_store:
         what = "is not a store (it has no 'commitlog' or 'lock')" if root.is_dir() else "does not exist"
         raise StoreError(f"store directory {str(root)!r} {what}; give the directory of a broker that was started")

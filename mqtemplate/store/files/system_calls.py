@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -22,6 +23,8 @@ _UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 # Looked up once: with SYNC_FLUSH each message needs them, and a name that a module lacks takes a microsecond.
 _fcntl: Any = import_module("fcntl") if find_spec("fcntl") else None
 _FULL_SYNC: int | None = getattr(_fcntl, "F_FULLFSYNC", None)
+_HAS_FLOCK_STRUCT = sys.platform == "linux" and _FLOCK.size == 32
+_SET_OPEN_FILE_LOCK: int | None = getattr(_fcntl, "F_OFD_SETLK", None) if _HAS_FLOCK_STRUCT else None
 _sync: Callable[[int], object] = getattr(os, "fdatasync", os.fsync)
 
 _SYNC_FILE_RANGE_WRITE = 2
@@ -60,8 +63,70 @@ def check_system() -> None:
         )
 
 
+def lock_first_byte(fd: int) -> None:
+    """Lock the first byte of a file for this open file, and exclude Java's ``FileChannel.lock(0, 1, false)``.
+
+    An open file description lock (``man 2 fcntl``) ends with its own descriptor. A POSIX lock also ends when the
+    process closes any other descriptor of the file: after a copy or a backup of the folder. It is the fallback where
+    the kernel or the file system lacks the first kind.
+
+    Raises:
+        BlockingIOError, PermissionError: Another open file or process has it locked.
+        OSError: The file system has no locks.
+    """
+    try:
+        if _SET_OPEN_FILE_LOCK is not None:
+            _fcntl.fcntl(fd, _SET_OPEN_FILE_LOCK, _FLOCK.pack(_fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
+            return
+    except OSError as exc:
+        if exc.errno not in _UNSUPPORTED:
+            raise
+    _fcntl.lockf(fd, _fcntl.LOCK_EX | _fcntl.LOCK_NB, 1, 0)
+
+
+def unlock_first_byte(fd: int) -> None:
+    """End the lock, also if a forked process has a copy of the descriptor."""
+    if _SET_OPEN_FILE_LOCK is not None:
+        with contextlib.suppress(OSError):  # the fallback was taken
+            _fcntl.fcntl(fd, _SET_OPEN_FILE_LOCK, _FLOCK.pack(_fcntl.F_UNLCK, os.SEEK_SET, 0, 1, 0))
+    _fcntl.lockf(fd, _fcntl.LOCK_UN, 1, 0)
+
+
+def lock_folder(fd: int) -> None:
+    """Lock a folder for this open descriptor; do nothing where its file system cannot lock folders (NFS).
+
+    Raises:
+        BlockingIOError: Another descriptor has it locked.
+    """
+    try:
+        _fcntl.flock(fd, _fcntl.LOCK_EX | _fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError as exc:
+        if exc.errno not in (*_UNSUPPORTED, errno.EBADF, errno.ENOLCK, errno.EACCES, errno.EISDIR):
+            raise
+
+
+def unlock_folder(fd: int) -> None:
+    """End the lock of `lock_folder`, also if a forked process has a copy of the descriptor."""
+    with contextlib.suppress(OSError):  # the file system cannot lock folders
+        _fcntl.flock(fd, _fcntl.LOCK_UN)
+
+
+def is_folder_locked(fd: int) -> bool:
+    """Return True if another descriptor has the folder locked. It takes a shared lock for a moment."""
+    try:
+        _fcntl.flock(fd, _fcntl.LOCK_SH | _fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # the file system cannot lock folders
+        return False
+    unlock_folder(fd)
+    return False
+
+
 def is_locked(fd: int) -> bool:
-    """Return True if another process has the first byte of a file locked. It takes no lock itself where possible."""
+    """Return True if the first byte of a file is locked by another. It takes no lock itself where possible."""
     lock = _lock_of_other(fd)
     if lock is not None:
         return bool(lock[0] != _fcntl.F_UNLCK)
@@ -76,16 +141,16 @@ def is_locked(fd: int) -> bool:
 def process_with_lock(fd: int) -> str:
     """Return the id of the process that has the first byte of a file locked; empty if the system does not tell.
 
-    The abort file is no source for it: the owner writes that after it has the lock, and until then the file names the
-    owner before. A process in another pid namespace (a container) has the id 0 here.
+    It tells it of POSIX locks, such as Java's. An open file description lock belongs to no process: its id is -1. A
+    process in another pid namespace (a container) has the id 0 here.
     """
     lock = _lock_of_other(fd)
     return str(lock[1]) if lock is not None and lock[1] > 0 else ""
 
 
 def _lock_of_other(fd: int) -> tuple[int, int] | None:
-    """Return type and process id of another process' lock on the first byte; None if the system does not tell."""
-    if sys.platform != "linux" or _FLOCK.size != 32:
+    """Return type and process id of another's lock on the first byte; None if the system does not tell."""
+    if not _HAS_FLOCK_STRUCT:
         return None
     lock = _fcntl.fcntl(fd, _fcntl.F_GETLK, _FLOCK.pack(_fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
     kind, *_, process_id = _FLOCK.unpack(lock)

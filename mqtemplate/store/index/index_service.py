@@ -113,7 +113,9 @@ class IndexService:
             if length in (0, size):
                 self._files.append(self._open_file(name))
             elif not self._has_keys(name, length) or (length < size and not was_clean and name == max(sizes)):
-                _log.warning("store.index_file_torn", file=name, size=length)
+                # A process may be killed while it creates its newest file; another file was damaged.
+                log = _log.warning if was_clean or name != max(sizes) else _log.info
+                log("store.index_file_torn", file=name, size=length)
                 self._store_files.delete(f"{_FOLDER}/{name}")
             else:
                 raise StoreFormatError(self._wrong_size(name, length, size))
@@ -165,7 +167,9 @@ class IndexService:
             if is_valid:
                 file.flush()
             if removed or not is_valid:
-                _log.warning("store.index_repaired", file=file.name, removed_keys=removed, is_dropped=not is_valid)
+                # The header is written by a flush only. So a killed process leaves an old one in its newest file.
+                log = _log.warning if was_clean or not is_last else _log.info
+                log("store.index_repaired", file=file.name, removed_keys=removed, is_dropped=not is_valid)
                 self._drop_files(at + is_valid)
                 break
         self.flushed_timestamp = self._files[-1].header.end_timestamp if self._files else 0
