@@ -1,4 +1,4 @@
-"""A clock that is set forward and back: levels, timers, retries, schedules and transactions, across restarts and kills."""
+"""Clocks that are set forward and back: levels, timers, retries, schedules and transactions, with restarts and kills."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.brokers.embedded.settings import EmbeddedSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.context.application import MQApplication
+from mqtemplate.errors import RequestTimeoutError
 from mqtemplate.listener.decorator import message_listener
-from mqtemplate.message import Message, MessageExt, MessageQueue
+from mqtemplate.message import Message, MessageExt, MessageQueue, Property
 from mqtemplate.pending import PendingQuery
+from mqtemplate.results import TransactionState
 from mqtemplate.scheduling import ScheduledRun, scheduled
 from mqtemplate.testing.harness import Harness
 
@@ -86,9 +88,9 @@ def test_a_message_sent_while_the_clock_was_ahead_delays_no_later_one_and_comes_
     one: OneBroker, delay: dict[str, int], ahead_ms: int, restart: str
 ) -> None:
     """Both are on time: the delay of the first counts from the moment at which the clock was right again."""
-    one.clock.step_ms(ahead_ms)
+    one.clock.move_ms(ahead_ms)
     one.send(b"ahead", **delay)
-    one.clock.step_ms(-ahead_ms)
+    one.clock.move_ms(-ahead_ms)
     one.reopen(restart)
     one.send(b"later", **delay)
 
@@ -142,6 +144,40 @@ def test_a_corrected_message_can_be_cancelled_and_listed(one: OneBroker) -> None
     one.harness.advance(HOUR)
 
     assert one.bodies == []
+    one.broker.close()
+
+
+def test_a_prepared_message_of_the_future_is_checked_in_time(one: OneBroker) -> None:
+    """Its check was due ten years from now, also after a restart."""
+    checked: list[MessageExt] = []
+
+    def check(message: MessageExt) -> TransactionState:
+        checked.append(message)
+        return TransactionState.COMMIT
+
+    one.clock.move_ms(YEARS)
+    one.broker.send_half(Message("orders", b"half"), "billing", one.queue)
+    one.clock.move_ms(-YEARS)
+    one.reopen("clean")
+    one.broker.check_transactions("billing", check)
+
+    one.harness.advance(one.broker.settings.transaction_timeout_ms)
+
+    assert [message.body for message in checked] == [b"half"]
+    assert one.bodies == [b"half"]
+    one.broker.close()
+
+
+def test_requests_time_out_after_their_time_whatever_the_clock_does(one: OneBroker) -> None:
+    one.clock.move_ms(YEARS)
+    future = one.broker.requests.add(Message("orders", b"?", {Property.CORRELATION_ID: "1"}), 3_000)
+    one.clock.move_ms(-YEARS)
+
+    one.harness.advance(2_999)
+    assert not future.done()
+    one.harness.advance(1)
+    assert future.done()
+    assert isinstance(future.exception(), RequestTimeoutError)
     one.broker.close()
 
 
