@@ -6,9 +6,11 @@ import heapq
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
+from typing import Any, Protocol
 
-from mqtemplate.delay.delay_store import RETRY_MS, DelayStore
+from mqtemplate.delay.pending_rows import PendingEntry
 from mqtemplate.errors import CorruptRecordError, StoreFullError
 from mqtemplate.event_log import get_logger
 from mqtemplate.numbers import parse_number
@@ -21,6 +23,7 @@ from mqtemplate.topics import SCHEDULE_TOPIC
 
 _log = get_logger("mqtemplate.delay")
 
+_RETRY_MS = 1_000  # when the disk was full
 _PIECE = 256
 """Messages that one step examines or releases: some milliseconds in which none is released on time."""
 _RELATIVE_MS = 10_000
@@ -29,13 +32,26 @@ _RELATIVE_MS = 10_000
 ReleaseNow = Callable[[Sequence[StoredRecord]], object]
 
 
+class PendingStore(Protocol):
+    """The delay service of one system topic, as far as it is used here; see `DelayStore`."""
+
+    source_topic: str
+    lock: AbstractContextManager[Any]
+
+    def catch_up(self) -> None:
+        """With the lock: read all messages that are in the source topic by now."""
+
+    def find(self, record: StoredRecord) -> PendingEntry | None:
+        """With the lock, after `catch_up`: return the entry of a record; None if it is not pending."""
+
+
 class ClockCorrection:
     """Service that releases messages whose due time a clock set that was ahead.
 
-    A message with a level, or with a timer that counts from the send, was stored at a time that is in the future now.
-    Nobody knows when that was, except that it was before the next record that has a time of the past, and before now.
-    So its delay counts from there: it is never early, and late by less than its delay. A deliver time that the producer
-    gave is kept. RocketMQ releases such a level at once. Source: ``ScheduleMessageService.correctDeliverTimestamp``.
+    Such a message has a level, or a timer that counts from the send, and a store time that is in the future now. When
+    it was stored is unknown, but that was before the next record that has a time of the past, and before now. So its
+    delay counts from there: it is never early, and late by less than its delay. A deliver time that the producer gave
+    is kept. RocketMQ releases such a level at once. Source: ``ScheduleMessageService.correctDeliverTimestamp``.
 
     - The messages are searched when the service starts, and when the clock was set. Nothing is read before.
     - The times are in memory only. After a restart they are computed again from the commit log.
@@ -47,13 +63,13 @@ class ClockCorrection:
 
     name = "delay.clock"
 
-    def __init__(self, store: MessageStore, delay_stores: Iterable[DelayStore], release_now: ReleaseNow) -> None:
+    def __init__(self, store: MessageStore, delay_stores: Iterable[PendingStore], release_now: ReleaseNow) -> None:
         self._store = store
         self._delay_stores = list(delay_stores)
         self._release_now = release_now
         self._watch = ClockWatch(store.clock)
         self._is_started = False
-        self._unread: deque[tuple[DelayStore, ConsumeQueue, range]] = deque()
+        self._unread: deque[tuple[PendingStore, ConsumeQueue, range]] = deque()
         self._due: list[tuple[int, int]] = []  # heap: corrected due time, physical offset
 
     def on_wake(self, wake: Callable[[], None]) -> None:
@@ -69,7 +85,7 @@ class ClockCorrection:
             self._release_due(now_ms)
         except StoreFullError as exc:
             _log.warning("release.stalled", service=self.name, reason=str(exc))
-            return now_ms + RETRY_MS
+            return now_ms + _RETRY_MS
         if self._unread:
             return now_ms
         return self._due[0][0] if self._due else None

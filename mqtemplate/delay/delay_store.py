@@ -19,7 +19,7 @@ from mqtemplate.store.message_store import MessageStore
 _log = get_logger("mqtemplate.delay")
 
 FLUSH_TIMEOUT_MS = 60_000
-RETRY_MS = 1_000  # when the disk was full
+_RETRY_MS = 1_000  # when the disk was full
 
 
 class DelayStore(ABC):
@@ -83,7 +83,7 @@ class DelayStore(ABC):
                 next_ms = self._release_due(now_ms)
         except StoreFullError as exc:
             _log.warning("release.stalled", service=self.name, reason=str(exc))
-            return now_ms + RETRY_MS
+            return now_ms + _RETRY_MS
         self._releaser.confirm(has_more=next_ms is not None and next_ms <= now_ms)
         return next_ms
 

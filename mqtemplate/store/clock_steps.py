@@ -1,4 +1,4 @@
-"""Where the clock of the broker was set back: store timestamps ascend between two such places only."""
+"""Steps back of the broker's clock: between two of them the store timestamps ascend."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ class ClockSteps:
     ) -> int:
         """Return the first queue offset stored at *timestamp* or later; the end of *offsets* if there is none.
 
-        A record of the future was stored while the clock was ahead, some time between its neighbours. It counts as one
-        of *timestamp* only if the record before it is older and the one after it is not, so that no message is skipped.
+        A record of the future was stored while the clock was ahead, some time between the records around it. It counts
+        as one of *timestamp* only if the record before it is older and the one after it is not, so that no message is skipped.
         If *timestamp* is in the future itself, the store timestamps are compared as they are.
 
         Args:

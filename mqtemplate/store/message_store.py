@@ -265,7 +265,7 @@ class MessageStore:
 
     @property
     def clock_steps(self) -> ClockSteps:
-        """Where the clock was set back between two records of the log."""
+        """The steps back of the clock between records of the log."""
         return self._commit_log.clock_steps
 
     @property

@@ -36,7 +36,7 @@ def search(store: MessageStore, timestamp: int) -> int:
 def test_one_message_of_the_future_misleads_no_search_by_time(
     open_store: OpenStore, clock: VirtualClock, ahead_ms: int, end: str
 ) -> None:
-    """It is between its neighbours: a search for a time before the next message finds it, a later one does not."""
+    """It was stored between the records around it: a search for a time before the next message finds it, a later one does not."""
     store, start_ms = open_store(), clock.now_ms()
     for number in range(10):
         if number == 4:

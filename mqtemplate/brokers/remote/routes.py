@@ -255,9 +255,7 @@ class RouteTable:
 
     def _fetch(self, topic: str) -> TopicRoute | None:
         looked_up_ms = self._looked_up_ms
-        looked_up_ms[topic] = (
-            self.clock.steady_ms()
-        )  # before the request: others may look it up meanwhile
+        looked_up_ms[topic] = self.clock.steady_ms()  # before the request: others may look it up meanwhile
         try:
             data = self.name_servers.topic_route(
                 topic, in_namespace=topic not in self._cluster_topics, ask_all=topic in self._routes

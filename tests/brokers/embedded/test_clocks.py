@@ -1,4 +1,4 @@
-"""Clocks that are set forward and back: levels, timers, retries, schedules and transactions, with restarts and kills."""
+"""Clocks set forward and back: levels, timers, retries, schedules and transactions, with restarts and kills."""
 
 from __future__ import annotations
 
