@@ -36,7 +36,10 @@ class PendingStore(Protocol):
     """The delay service of one system topic, as far as it is used here; see `DelayStore`."""
 
     source_topic: str
-    lock: AbstractContextManager[Any]
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """Held while pending messages are read."""
 
     def catch_up(self) -> None:
         """With the lock: read all messages that are in the source topic by now."""

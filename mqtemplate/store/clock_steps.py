@@ -84,7 +84,8 @@ class ClockSteps:
         """Return the first queue offset stored at *timestamp* or later; the end of *offsets* if there is none.
 
         A record of the future was stored while the clock was ahead, some time between the records around it. It counts
-        as one of *timestamp* only if the record before it is older and the one after it is not, so that no message is skipped.
+        as one of *timestamp* only if the record before it is older and the one after it is not: then no message is
+        skipped.
         If *timestamp* is in the future itself, the store timestamps are compared as they are.
 
         Args:

@@ -81,7 +81,7 @@ class CommitLog(LogReader):
         is_flushing: Callable[[], bool] = lambda: False,
         clock_steps: ClockSteps | None = None,
     ) -> None:
-        super().__init__(files)
+        super().__init__(files, clock_steps)
         self._clock = clock
         self._store_host = pack_host(store_host)
         self._fills_ahead = fills_ahead
@@ -92,7 +92,6 @@ class CommitLog(LogReader):
         self._low_water = self._file_size
         self._on_low_water: Callable[[], None] = lambda: None
         self.last_store_timestamp = 0
-        self.clock_steps = ClockSteps() if clock_steps is None else clock_steps
         self.open_at(files.start)
 
     # --- writing -------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def search(store: MessageStore, timestamp: int) -> int:
 def test_one_message_of_the_future_misleads_no_search_by_time(
     open_store: OpenStore, clock: VirtualClock, ahead_ms: int, end: str
 ) -> None:
-    """It was stored between the records around it: a search for a time before the next message finds it, a later one does not."""
+    """It was stored between the records around it: a search for a time before the next one finds it."""
     store, start_ms = open_store(), clock.now_ms()
     for number in range(10):
         if number == 4:
@@ -81,6 +81,23 @@ def test_more_steps_than_the_checkpoint_holds_keep_the_largest() -> None:
 
     assert len(list(steps)) == MAX_CLOCK_STEPS
     assert ClockStep(MAX_CLOCK_STEPS + 49, 1_000 + MAX_CLOCK_STEPS + 49, 1_000) in steps
+
+
+@pytest.mark.parametrize("end", ["open", "closed", "killed"])
+def test_a_key_is_found_by_the_time_that_its_record_has(open_store: OpenStore, clock: VirtualClock, end: str) -> None:
+    """The chain of a key is newest first, and here the newest record has the earliest time."""
+    store = open_store()
+    clock.move_ms(YEARS)
+    ahead = store.put(draft(b"ahead", properties=b"KEYS\x01k\x02"))
+    clock.move_ms(-YEARS)
+    right = store.put(draft(b"right", properties=b"KEYS\x01k\x02"))
+    if end != "open":
+        store.close() if end == "closed" else kill(store)
+        store = open_store()
+
+    for put in (ahead, right):
+        found = store.index.find("orders", "k", put.store_timestamp - 1, put.store_timestamp + 1)
+        assert put.physical_offset in found
 
 
 # --- retention --------------------------------------------------------------------------------------

@@ -363,6 +363,9 @@ class IndexService:
 
     def _candidates_in(self, file: IndexFile, key_hash: int, begin_ms: int, end_ms: int) -> Iterator[int]:
         unit: int | None = None
+        header = file.header
+        if self._log.clock_steps.are_between(header.begin_physical_offset, header.end_physical_offset):
+            begin_ms, end_ms = 0, _MAX_TIME_MS  # chains are not in the order of time
         while unit != 0:
             with self._mutex:  # for some units only: the caller may pause between two candidates
                 if file.is_closed or not file.may_contain(begin_ms, end_ms):
