@@ -187,7 +187,7 @@ def pack_clock_steps_into(page: mmap, steps: Sequence[tuple[int, int, int]]) -> 
     _CLOCK_STEPS.pack_into(page, _CLOCK_STEPS_AT, len(steps), crc32(data))
 
 
-def unpack_clock_steps(page: mmap) -> list[tuple[int, int, int]]:
+def unpack_clock_steps(page: bytes | mmap) -> list[tuple[int, int, int]]:
     """Return the steps of the clock; none if they are damaged or were never written."""
     count, check = _CLOCK_STEPS.unpack_from(page, _CLOCK_STEPS_AT)
     start = _CLOCK_STEPS_AT + _CLOCK_STEPS.size

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.services import AfterChangeService
+from mqtemplate.spark.store_folder import StoreFolder
 from mqtemplate.store import MessageStore
 from mqtemplate.store.clock_steps import ClockStep, ClockSteps
 from mqtemplate.store.layout import MAX_CLOCK_STEPS
@@ -52,6 +53,23 @@ def test_one_message_of_the_future_misleads_no_search_by_time(
     found = [search(store, start_ms + second * 1_000) for second in range(11)]
 
     assert found == [0, 1, 2, 3, 4, 4, 6, 7, 8, 9, 10]
+
+
+def test_a_reader_of_the_folder_is_not_misled_either(
+    open_store: OpenStore, clock: VirtualClock, tmp_path: Path
+) -> None:
+    """Such as Spark: it reads the steps in the checkpoint."""
+    store, start_ms = open_store(), clock.now_ms()
+    for number, ahead_ms in enumerate([0, 100 * YEARS, 0, 0]):
+        clock.move_ms(ahead_ms)
+        store.put(draft(b"%d" % number))
+        clock.move_ms(1_000 - ahead_ms)
+    store.close()
+
+    folder = StoreFolder(tmp_path)
+
+    found = [folder.search_offset("orders", 0, start_ms + second * 1_000) for second in range(5)]
+    assert found == [0, 1, 1, 3, 4]
 
 
 @given(
