@@ -181,6 +181,37 @@ def test_requests_time_out_after_their_time_whatever_the_clock_does(one: OneBrok
     one.broker.close()
 
 
+def test_an_orderly_queue_that_was_suspended_goes_on_after_its_time(one: OneBroker) -> None:
+    """It was suspended while the clock was ahead by ten years."""
+    times: list[int] = []
+
+    @message_listener("orders", "billing", consume_mode="ORDERLY", suspend_current_queue_time_millis=5_000)
+    def bill(message: MessageExt) -> None:
+        times.append(one.clock.steady_ms())
+        if len(times) == 1:
+            raise RuntimeError("fails the first time")
+
+    app = MQApplication(
+        bill,
+        settings={"rocketmq.name-server": "embedded:memory"},
+        environment={},
+        starters=[],
+        overrides={Broker: one.broker},
+    )
+    app.start()
+    harness = Harness(one.broker, *app.containers, raise_handler_errors=False)
+    one.clock.step_ms(YEARS)
+    one.send(b"order")
+    harness.advance(1)
+    one.clock.step_ms(-YEARS)
+
+    harness.advance(10 * SECOND)
+
+    assert [at_ms - times[0] for at_ms in times] == [0, 5_000]
+    app.stop()
+    one.broker.close()
+
+
 # --- random sequences -------------------------------------------------------------------------------
 
 
