@@ -26,6 +26,10 @@ class Clock(Protocol):
     def now_ms(self) -> int:
         """Return the current time in milliseconds since the epoch."""
 
+    def steady_ms(self) -> int:
+        """Return milliseconds since any fixed moment. They grow with the time that passes, also while the wall clock is
+        set forward or back: use them for intervals and expiry, and `now_ms` for times that others see."""
+
     def seconds_until(self, due_ms: int) -> float:
         """Return the time from now to *due_ms*, with a resolution below a millisecond; negative if it has passed."""
 
@@ -40,6 +44,9 @@ class SystemClock:
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
+
+    def steady_ms(self) -> int:
+        return time.monotonic_ns() // 1_000_000
 
     def seconds_until(self, due_ms: int) -> float:
         return due_ms / 1_000 - time.time()
@@ -65,7 +72,7 @@ class VirtualClock:
     is_virtual = True
 
     def __init__(self, start_ms: int = 1_767_225_600_000) -> None:
-        self._now_ms = start_ms
+        self._now_ms = self._steady_ms = start_ms
         self.awaited = 0
         self.services: list[Any] = []
         self._advance_until: AdvanceUntil | None = None
@@ -95,7 +102,7 @@ class VirtualClock:
             raise ValueError(f"sleep length must not be negative, got {seconds}")
         due_ms = self._now_ms + math.ceil(round(seconds * 1_000, 6))
         self.wait_for(lambda: self._now_ms >= due_ms, due_ms)
-        self._now_ms = max(self._now_ms, due_ms)
+        self.set_ms(max(self._now_ms, due_ms))
 
     @contextmanager
     def awaiting(self) -> Iterator[None]:
@@ -109,13 +116,21 @@ class VirtualClock:
     def now_ms(self) -> int:
         return self._now_ms
 
+    def steady_ms(self) -> int:
+        return self._steady_ms
+
     def seconds_until(self, due_ms: int) -> float:
         return (due_ms - self._now_ms) / 1_000
 
     def set_ms(self, now_ms: int) -> None:
         """Set the time; it may go back, as a wall clock may. No service is stepped: that is the harness's task."""
-        self._now_ms = now_ms
+        self.move_ms(now_ms - self._now_ms)
 
     def move_ms(self, milliseconds: int) -> None:
-        """Move the time by *milliseconds*; a negative number moves it back."""
+        """Let this time pass. A negative number sets the clock back: then no time passes, see `steady_ms`."""
+        self._now_ms += milliseconds
+        self._steady_ms += max(milliseconds, 0)
+
+    def step_ms(self, milliseconds: int) -> None:
+        """Set the wall clock forward or back without time passing, as an administrator or NTP does."""
         self._now_ms += milliseconds

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from mqtemplate.clock import Clock
 
-__all__ = ["AfterChangeService", "Service", "ServiceThread", "WakeEvent"]
+__all__ = ["AfterChangeService", "ClockWatch", "Service", "ServiceThread", "WakeEvent", "wall_time"]
 
 
 class Service(Protocol):
@@ -56,6 +56,34 @@ class WakeEvent:
         return self._lock.acquire(timeout=timeout_s)
 
 
+def wall_time(clock: Clock, due_ms: int | None) -> int | None:
+    """Return the time (epoch ms) at which `Clock.steady_ms` is *due_ms*, for `Service.step`; None for None.
+
+    A service that works at intervals stores steady times, so that setting the wall clock neither delays nor repeats
+    its work.
+    """
+    return None if due_ms is None else clock.now_ms() + due_ms - clock.steady_ms()
+
+
+class ClockWatch:
+    """Notices that the wall clock was set forward or back: it moved by another amount than the time that passed."""
+
+    _STEP_MS = 100  # less is the time between two readings, or a clock that is slowed down or sped up
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lead_ms = self._read()
+
+    def _read(self) -> int:
+        return self._clock.now_ms() - self._clock.steady_ms()
+
+    def moved_ms(self) -> int:
+        """Return by how much the clock was set since the last call: back if negative, 0 if it was not."""
+        before_ms, self._lead_ms = self._lead_ms, self._read()
+        moved_ms = self._lead_ms - before_ms
+        return moved_ms if self._clock.is_virtual or abs(moved_ms) > self._STEP_MS else 0
+
+
 class AfterChangeService:
     """Runs an action some time after a change, once for all changes in between. Without changes it sleeps.
 
@@ -72,7 +100,7 @@ class AfterChangeService:
         self._clock = clock
         self._interval_ms = interval_ms
         self._wake: Callable[[], None] = lambda: None
-        self._due_ms: int | None = None
+        self._due_ms: int | None = None  # steady
 
     def on_wake(self, wake: Callable[[], None]) -> None:
         self._wake = wake
@@ -80,18 +108,18 @@ class AfterChangeService:
     def changed(self) -> None:
         """Schedule the action, unless it is scheduled already."""
         if self._due_ms is None:
-            self._due_ms = self._clock.now_ms() + self._interval_ms
+            self._due_ms = self._clock.steady_ms() + self._interval_ms
             self._wake()
 
     def step(self) -> int | None:
-        if self._due_ms is not None and self._due_ms <= self._clock.now_ms():
+        if self._due_ms is not None and self._due_ms <= self._clock.steady_ms():
             self._due_ms = None  # before the action: a change during the action schedules another one
             try:
                 self._action()
             except BaseException:
-                self._due_ms = self._clock.now_ms() + self._interval_ms
+                self._due_ms = self._clock.steady_ms() + self._interval_ms
                 raise
-        return self._due_ms
+        return wall_time(self._clock, self._due_ms)
 
 
 class ServiceThread:

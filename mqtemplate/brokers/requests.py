@@ -22,6 +22,7 @@ from mqtemplate.event_log import get_logger
 from mqtemplate.hashes.checksum import crc32
 from mqtemplate.message import DELAY_PROPERTIES, HostAddress, Message, MessageExt, Property, create_unique_id
 from mqtemplate.metrics import Metrics
+from mqtemplate.services import wall_time
 from mqtemplate.topics import reply_topic
 
 _log = get_logger("mqtemplate.broker")
@@ -118,7 +119,7 @@ class PendingRequests:
         future.set_running_or_notify_cancel()  # a message that is sent cannot be cancelled through the future
         with self._lock:
             self._pending[correlation_id] = _PendingRequest(request.topic, timeout_ms, is_delayed, future)
-            heapq.heappush(self._due, (self._clock.now_ms() + timeout_ms, correlation_id))
+            heapq.heappush(self._due, (self._clock.steady_ms() + timeout_ms, correlation_id))
             is_first = self._due[0][1] == correlation_id
         if is_first:
             self._wake()
@@ -159,7 +160,7 @@ class PendingRequests:
         self._wake = wake
 
     def step(self) -> int | None:
-        now_ms = self._clock.now_ms()
+        now_ms = self._clock.steady_ms()
         timed_out: list[_PendingRequest] = []
         with self._lock:
             while self._due and (self._due[0][0] <= now_ms or self._due[0][1] not in self._pending):
@@ -170,7 +171,7 @@ class PendingRequests:
         self._timed_out.add(len(timed_out))
         for request in timed_out:
             request.future.set_exception(_timeout_error(request))
-        return next_ms
+        return wall_time(self._clock, next_ms)
 
 
 def _timeout_error(request: _PendingRequest) -> RequestTimeoutError:

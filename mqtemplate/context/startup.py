@@ -32,7 +32,7 @@ from mqtemplate.listener.registry import ListenerRegistry
 from mqtemplate.message_trace.traces import Traces
 from mqtemplate.observation.interface import Observation
 from mqtemplate.scheduling.discovery import is_scheduled
-from mqtemplate.scheduling.listeners import register_schedules, start_schedules
+from mqtemplate.scheduling.listeners import ScheduleWatch, register_schedules
 from mqtemplate.scheduling.runner import ScheduleRunner
 from mqtemplate.scheduling.schedules import Schedules
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
@@ -257,7 +257,9 @@ def _start_listeners(context: ApplicationContext) -> None:
     context.lifecycle.push("listeners", registry.stop_listeners)  # after the brokers that listeners name by address
     registry.start()
     if runners:
-        start_schedules(runners, context.get(Schedules))
+        watch = ScheduleWatch(runners, context.get(Schedules))
+        context.lifecycle.push("schedules", watch.stop)
+        watch.start()
 
 
 def check_all(context: ApplicationContext) -> None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mqtemplate.delay.clock_correction import ClockCorrection
 from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS, DelayStore
 from mqtemplate.delay.divert import Diverted, TimerLimits, divert_to_timer
 from mqtemplate.delay.pending_rows import PendingEntry
@@ -78,6 +79,9 @@ class DelayController:
 
     Args:
         delay_stores: The two delay services.
+
+    Attributes:
+        clock_correction: Service that releases messages which a clock that was ahead would keep.
     """
 
     def __init__(
@@ -90,6 +94,7 @@ class DelayController:
         self._broker_name = broker_name
         self._cancelled = store.metrics.counter("delay.cancelled")
         self._rescheduled = store.metrics.counter("delay.rescheduled")
+        self.clock_correction = ClockCorrection(store, delay_stores, self._release_now)
 
     # --- by handle or key ----------------------------------------------------------------------
 
@@ -171,6 +176,10 @@ class DelayController:
 
     def _is_stored(self, topic: str, key: str) -> bool:
         return any(has_key(record, key) for record in self._lookup.by_key(topic, key))
+
+    def _release_now(self, records: Sequence[StoredRecord]) -> None:
+        now_ms = self._store.clock.now_ms()
+        self._apply(records, _Change(ScheduleChangeStatus.RESCHEDULED, now_ms))
 
     # --- pending messages ----------------------------------------------------------------------
 

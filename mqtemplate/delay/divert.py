@@ -88,6 +88,8 @@ def divert(
         if level > 0 and topic in limits.shaped:
             # Without the level: a broker that releases the timer must not delay it again.
             kept = _kept(properties, _TIME_NAMES | {Property.DELAY})
+            # The delay shows that the time counts from the send, see `ClockCorrection`.
+            kept[Property.TIMER_DELAY_MS] = str(levels.delay_ms(level))
             return divert_to_timer(kept, topic, queue_id, now_ms, now_ms + levels.delay_ms(level), limits)
         if level > 0:
             return _to_level(properties, topic, queue_id, level, levels)

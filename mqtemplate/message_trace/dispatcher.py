@@ -13,7 +13,7 @@ from mqtemplate.errors import MQTemplateError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import Message, Property
 from mqtemplate.message_trace.records import TraceRecord
-from mqtemplate.services import Service, ServiceThread
+from mqtemplate.services import Service, ServiceThread, wall_time
 from mqtemplate.topics import TRACE_TOPIC
 
 CLOUD_TOPIC_PREFIX = "rmq_sys_TRACE_DATA_"
@@ -69,7 +69,7 @@ class TraceDispatcher:
             return
         self._waiting.append(record)
         if self._due_ms is None:
-            self._due_ms = self._clock.now_ms() + _INTERVAL_MS
+            self._due_ms = self._clock.steady_ms() + _INTERVAL_MS
             if not self._is_used:
                 self._start()
             self._wake()
@@ -90,10 +90,10 @@ class TraceDispatcher:
 
     def step(self) -> int | None:
         """Send the records that wait, if it is time. Return the time of the next sending; None without records."""
-        if self._due_ms is not None and self._due_ms <= self._clock.now_ms():
+        if self._due_ms is not None and self._due_ms <= self._clock.steady_ms():
             self._due_ms = None
             self.flush()
-        return self._due_ms
+        return wall_time(self._clock, self._due_ms)
 
     def flush(self) -> None:
         """Send all records that wait."""

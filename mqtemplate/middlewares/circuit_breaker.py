@@ -88,7 +88,7 @@ class CircuitBreaker:
         with self._lock:
             if self._open_until_ms is None:
                 return False
-            is_due = delivery.listener.clock.now_ms() >= self._open_until_ms
+            is_due = delivery.listener.clock.steady_ms() >= self._open_until_ms
             if is_due and not self._is_trying:
                 self._is_trying = True
                 return True
@@ -98,7 +98,7 @@ class CircuitBreaker:
         """Return the exception that pauses a listener, which `_succeed` resumes."""
         listener = delivery.listener
         with self._lock:
-            rest_ms = (self._open_until_ms or 0) - listener.clock.now_ms()
+            rest_ms = (self._open_until_ms or 0) - listener.clock.steady_ms()
             self._paused[listener.id] = listener.resume
         return PauseListener(f"{rest_ms if rest_ms > 0 else self._pause_ms}ms", f"circuit breaker {self._name} is open")
 
@@ -116,7 +116,7 @@ class CircuitBreaker:
                 return False
             if is_try or not was_open:
                 self._is_trying = False
-                self._open_until_ms = delivery.listener.clock.now_ms() + self._pause_ms
+                self._open_until_ms = delivery.listener.clock.steady_ms() + self._pause_ms
                 _log.warning(
                     "breaker.opened",
                     breaker=self._name,

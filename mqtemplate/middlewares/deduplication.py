@@ -68,7 +68,7 @@ class Deduplication:
         """Drop the messages that are repeats."""
         info = delivery.listener
         keys = [None if (key := self._key(each)) is None else (info.group, key) for each in delivery.messages]
-        new = self._reserve(keys, info.clock.now_ms())
+        new = self._reserve(keys, info.clock.steady_ms())
         try:
             if all(new):
                 result = yield delivery
@@ -78,7 +78,7 @@ class Deduplication:
             else:
                 return
             if info.is_done(result):
-                self._record(keys, info.clock.now_ms())
+                self._record(keys, info.clock.steady_ms())
         finally:
             with self._lock:
                 self._in_flight.difference_update(key for key, is_new in zip(keys, new, strict=True) if is_new and key)

@@ -44,7 +44,7 @@ class RateLimit:
 
     def consume(self, delivery: Delivery) -> Generator[Delivery, object, None]:
         """Pause the listener if no token is left."""
-        missing_ms = self._take(len(delivery.messages), delivery.listener.clock.now_ms())
+        missing_ms = self._take(len(delivery.messages), delivery.listener.clock.steady_ms())
         if missing_ms:
             raise PauseListener(f"{missing_ms}ms", "the rate limit is reached")
         yield delivery

@@ -92,7 +92,7 @@ class GroupLags:
     def _remote(self, listeners: Iterable[ListenerContainer]) -> list[GroupLag]:
         """Return the lags of listeners whose broker may be another process: now, or those of the last seconds."""
         with self._lock:
-            now_ms = self._broker.clock.now_ms()
+            now_ms = self._broker.clock.steady_ms()
             if now_ms >= self._next_ms:
                 self._read = [lag for container in listeners for lag in _lags_of(container, self._broker)]
                 self._next_ms = now_ms + _REMOTE_INTERVAL_MS
@@ -158,10 +158,10 @@ class PendingByHorizon:
     def counts(self) -> dict[str, int]:
         """Return horizon -> number of messages that are due within it, and not within the one before."""
         with self._lock:
-            now_ms = self._broker.clock.now_ms()
-            if now_ms >= self._next_ms:
-                self._counts = self._count(now_ms)
-                self._next_ms = now_ms + self._interval_ms
+            clock = self._broker.clock
+            if clock.steady_ms() >= self._next_ms:
+                self._counts = self._count(clock.now_ms())
+                self._next_ms = clock.steady_ms() + self._interval_ms
             return dict(self._counts)
 
     def _count(self, now_ms: int) -> dict[str, int]:

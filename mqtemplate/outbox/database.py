@@ -19,6 +19,10 @@ from mqtemplate.outbox.row import OutboxRow
 OUTBOX, LEASE_TABLE, INBOX = "mqtemplate_outbox", "mqtemplate_outbox_lease", "mqtemplate_inbox"
 DATABASES = ("sqlite", "postgresql")
 
+_LONGEST_LEASE = 10
+"""A lease that is longer than this many times that of this process was set by a clock that was ahead."""
+_CLOCK_SKEW_MS = 60_000
+
 _ADD = (
     f"INSERT INTO {OUTBOX} (msg_id, topic, hash_key, properties, body, created_ms) "
     "VALUES (:msg_id, :topic, :hash_key, :properties, :body, :created_ms)"
@@ -30,7 +34,7 @@ _REFUSE = f"UPDATE {OUTBOX} SET error = :error WHERE id = :id"
 _ADD_LEASE = f"INSERT INTO {LEASE_TABLE} (id, owner, until_ms) VALUES (1, '', 0) ON CONFLICT (id) DO NOTHING"
 _TAKE_LEASE = (
     f"UPDATE {LEASE_TABLE} SET owner = :owner, until_ms = :until_ms "
-    "WHERE id = 1 AND (owner = :owner OR until_ms < :now_ms)"
+    "WHERE id = 1 AND (owner = :owner OR until_ms < :now_ms OR until_ms > :latest_ms)"
 )
 _END_LEASE = f"UPDATE {LEASE_TABLE} SET until_ms = 0 WHERE id = 1 AND owner = :owner"
 _RECORD = (
@@ -92,8 +96,13 @@ def read_rows(execute: Execute, count: int) -> list[OutboxRow]:
 
 
 def take_lease(execute: Execute, owner: str, now_ms: int, until_ms: int) -> bool:
-    """Take or extend the right to relay; return False if another process has it."""
-    parameters = {"owner": owner, "now_ms": now_ms, "until_ms": until_ms}
+    """Take or extend the right to relay; return False if another process has it.
+
+    A process whose clock was ahead may have left a lease that ends in years. So one that is far longer than that of
+    this process does not count.
+    """
+    latest_ms = now_ms + _LONGEST_LEASE * (until_ms - now_ms) + _CLOCK_SKEW_MS
+    parameters = {"owner": owner, "now_ms": now_ms, "until_ms": until_ms, "latest_ms": latest_ms}
     if execute(_TAKE_LEASE, parameters).changed:
         return True
     execute(_ADD_LEASE, {})  # the first relay of all

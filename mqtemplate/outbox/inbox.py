@@ -9,9 +9,11 @@ from mqtemplate.listener.current import current_group
 from mqtemplate.message import Message, Property
 from mqtemplate.middlewares.delivery import ListenerInfo
 from mqtemplate.outbox.database import Execute, purge_messages, record_message
+from mqtemplate.services import ClockWatch
 
 _PURGE_INTERVAL_MS = 60_000
 _PURGE_COUNT = 1_000
+_AFTER_CLOCK_SET_MS = 3_600_000
 
 
 class InboxCore:
@@ -28,17 +30,25 @@ class InboxCore:
         except ValueError as error:
             raise ConfigurationError(f"keep must be {error}") from None
         self._clock = clock or SystemClock()
-        self._purge_ms = 0
+        self._purge_ms = 0  # steady
+        self._watch = ClockWatch(self._clock)
 
     def record(self, execute: Execute, message: Message | str, consumer: str | None) -> bool:
         """Record a message; return False if it is recorded already. Delete old ids from time to time."""
         now_ms = self._clock.now_ms()
         is_new = record_message(execute, _consumer(consumer), message_id(message), now_ms)
-        if is_new and now_ms >= self._purge_ms:
+        if is_new and self._may_purge():
             # In the same transaction: with SQLite another one would wait for this one.
             is_full = purge_messages(execute, now_ms - self._keep_ms, _PURGE_COUNT) == _PURGE_COUNT
-            self._purge_ms = now_ms if is_full else now_ms + _PURGE_INTERVAL_MS
+            self._purge_ms = self._clock.steady_ms() + (0 if is_full else _PURGE_INTERVAL_MS)
         return is_new
+
+    def _may_purge(self) -> bool:
+        """Return True if it is time to delete old ids: not soon after the clock was set forward, maybe by mistake."""
+        steady_ms = self._clock.steady_ms()
+        if self._watch.moved_ms() > 0:
+            self._purge_ms = steady_ms + _AFTER_CLOCK_SET_MS
+        return steady_ms >= self._purge_ms
 
 
 def check_single_messages(listener: ListenerInfo) -> None:

@@ -14,7 +14,7 @@ from mqtemplate.errors import ConfigurationError, MessageError, MQTemplateError
 from mqtemplate.event_log import get_logger
 from mqtemplate.outbox.database import Execute, delete_rows, end_lease, read_rows, refuse_row, take_lease
 from mqtemplate.outbox.row import OutboxRow
-from mqtemplate.services import Service, ServiceThread
+from mqtemplate.services import Service, ServiceThread, wall_time
 from mqtemplate.template.destination import select_queue_by_hash
 
 _log = get_logger("mqtemplate.outbox")
@@ -73,9 +73,9 @@ class RelaySteps:
 
     def send(self, rows: Sequence[OutboxRow]) -> Outcome:
         """Send rows one after the other, until one fails or the lease is nearly over."""
-        outcome, stop_ms = Outcome(), self.clock.now_ms() + self._lease_ms // 2
+        outcome, stop_ms = Outcome(), self.clock.steady_ms() + self._lease_ms // 2
         for row in rows:
-            if self.clock.now_ms() > stop_ms:
+            if self.clock.steady_ms() > stop_ms:
                 break
             try:
                 self._send(row)
@@ -143,14 +143,14 @@ class OutboxRelay:
     def step(self) -> int | None:
         """Send the next rows; see `Service.step`."""
         clock = self._steps.clock
-        if clock.now_ms() < self._retry_ms:
-            return self._retry_ms
+        if clock.steady_ms() < self._retry_ms:
+            return wall_time(clock, self._retry_ms)
         outcome = self._relay()
         if outcome is None:
             return None if clock.is_virtual else clock.now_ms() + POLL_MS
         if outcome.error is not None:
-            self._retry_ms = clock.now_ms() + POLL_MS  # commits during an outage do not repeat the send
-        return max(clock.now_ms(), self._retry_ms)
+            self._retry_ms = clock.steady_ms() + POLL_MS  # commits during an outage do not repeat the send
+        return max(clock.now_ms(), wall_time(clock, self._retry_ms) or 0)
 
     def _relay(self) -> Outcome | None:
         """Send one batch; return None if there is nothing to send for this process."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from mqtemplate.broker import ConsumeFromWhere
+from mqtemplate.clock import VirtualClock
+from mqtemplate.event_log import get_logger
 from mqtemplate.listener.attributes import Resolve
 from mqtemplate.listener.consuming.handler_loop import is_async
 from mqtemplate.listener.decorator import message_listener
@@ -18,8 +20,12 @@ from mqtemplate.scheduling.run import ScheduledRun
 from mqtemplate.scheduling.runner import ScheduleRunner
 from mqtemplate.scheduling.schedules import Schedules
 from mqtemplate.scheduling.topic import ScheduleTopic
+from mqtemplate.services import ClockWatch, Service, ServiceThread
 
 _LONGEST_RUN = "7d"
+_WATCH_MS = 10_000
+
+_log = get_logger("mqtemplate.scheduling")
 
 
 def register_schedules(
@@ -48,6 +54,51 @@ def start_schedules(runners: Iterable[ScheduleRunner], schedules: Schedules) -> 
     pending = schedules.topic.pending()
     for runner in runners:
         runner.start(pending.get(runner.schedule.name, ()))
+
+
+class ScheduleWatch:
+    """Service that starts schedules again when the clock was set back; on a system clock it has a thread.
+
+    Their next runs are those of the clock that was ahead: in an hour, or in years.
+    """
+
+    name = "schedules.clock"
+
+    def __init__(self, runners: Sequence[ScheduleRunner], schedules: Schedules) -> None:
+        self._runners = runners
+        self._schedules = schedules
+        self._clock = schedules.topic.broker.clock
+        self._watch = ClockWatch(self._clock)
+        self._thread: ServiceThread | None = None
+
+    def start(self) -> None:
+        """Send the messages of the next runs, and watch the clock."""
+        start_schedules(self._runners, self._schedules)
+        if isinstance(self._clock, VirtualClock):
+            self._clock.services.append(self)
+        else:
+            self._thread = ServiceThread("mqtemplate-schedules", [self], self._clock, _report)
+            self._thread.start()
+
+    def on_wake(self, wake: Callable[[], None]) -> None:
+        """Ignore *wake*: nothing tells that the clock was set."""
+
+    def step(self) -> int | None:
+        """Start the schedules again if the clock was set back since the last step."""
+        if self._watch.moved_ms() < 0:
+            start_schedules(self._runners, self._schedules)
+        return None if self._clock.is_virtual else self._clock.now_ms() + _WATCH_MS
+
+    def stop(self) -> None:
+        """Stop watching."""
+        if self._thread is not None:
+            self._thread.stop()
+        elif isinstance(self._clock, VirtualClock) and self in self._clock.services:
+            self._clock.services.remove(self)
+
+
+def _report(service: Service, error: Exception) -> None:
+    _log.error("schedules.not_started_again", service=service.name, exc_info=error)
 
 
 def listener_of(

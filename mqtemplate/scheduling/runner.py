@@ -11,14 +11,17 @@ from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageExt
 from mqtemplate.pending import PendingMessage
 from mqtemplate.scheduling.run import ScheduledRun
-from mqtemplate.scheduling.run_message import RunMessage
+from mqtemplate.scheduling.run_message import RunMessage, find_run_key
 from mqtemplate.scheduling.schedule import CatchUp, Schedule
 from mqtemplate.scheduling.topic import ScheduleTopic
 from mqtemplate.scheduling.trigger import epoch_ms
 
 _log = get_logger("mqtemplate.scheduling")
 _TRIES = 3
+_OLD_TRIGGER = "old trigger"
 _AFTER_FAILURE_MS = 60_000
+_SKEW_MS = 60_000
+"""By how much the clocks of processes may differ before a time counts as one of a wrong clock."""
 
 
 class ScheduleRunner:
@@ -48,19 +51,25 @@ class ScheduleRunner:
     def start(self, pending: Iterable[PendingMessage]) -> None:
         """Send the message of the next run, unless it is pending; cancel those of another trigger.
 
+        A message is cancelled as well if its run is further away than the next two: a process sent it while the clock
+        was ahead, and without it the schedule would be silent until then.
+
         Args:
             pending: The pending messages of the schedule.
         """
-        is_pending = False
+        now_ms, is_pending = self._clock.now_ms(), False
+        next_ms = self.schedule.next_after(now_ms)
+        after_next_ms = None if next_ms is None else self.schedule.next_after(next_ms)
         for message in pending:
-            key = str(message.keys).partition(" ")[2]
-            if key.rpartition("@")[2] == self.schedule.trigger.fingerprint:
-                is_pending = True
-            else:
+            key = find_run_key(message.keys)
+            if key is None or key.fingerprint != self.schedule.trigger.fingerprint:
                 self._topic.cancel(message)
                 _log.info("schedule.replaced", schedule=self.schedule.name, trigger=str(self.schedule.trigger))
-        now_ms = self._clock.now_ms()
-        next_ms = self.schedule.next_after(now_ms)
+            elif after_next_ms is not None and key.run_ms > after_next_ms + _SKEW_MS:
+                self._topic.cancel(message)
+                _log.warning("schedule.clock_was_ahead", schedule=self.schedule.name, run_ms=key.run_ms)
+            else:
+                is_pending = True
         if next_ms is not None and not is_pending:
             request = RunMessage.of_run(self.schedule.name, next_ms, self.schedule.trigger, self._since_ms)
             self._send(request, now_ms)
@@ -76,6 +85,9 @@ class ScheduleRunner:
             return self._run(request, message)
         if (reason := self._reason_to_drop(request, message)) is not None:
             _log.debug("schedule.message_dropped", schedule=request.schedule, run_ms=request.run_ms, reason=reason)
+            if reason != _OLD_TRIGGER and self._topic.can_list:
+                # The message that ran may have been one of a clock that was ahead, so that nothing follows it.
+                self.start(self._topic.pending().get(self.schedule.name, ()))
             return None
         self._continue(request)
         if request.deliver_ms < request.run_ms:
@@ -87,13 +99,15 @@ class ScheduleRunner:
 
     def _reason_to_drop(self, request: RunMessage, message: MessageExt) -> str | None:
         if request.trigger != self.schedule.trigger and request.since_ms < self._since_ms:
-            return "old trigger"
+            return _OLD_TRIGGER
         first = self._topic.first_with(request.key)
         if first is not None and first.msg_id != message.msg_id:
             return "duplicate"
         # A retry of a run that failed comes after later runs, and counts.
-        is_first_delivery = message.reconsume_times == 0
-        return "done" if is_first_delivery and request.run_ms <= self._topic.last_done_ms(request.schedule) else None
+        done_ms = self._topic.last_done_ms(request.schedule)
+        if done_ms > self._clock.now_ms() + _SKEW_MS:
+            return None  # it was noted while the clock was ahead, and says nothing about the runs until then
+        return "done" if message.reconsume_times == 0 and request.run_ms <= done_ms else None
 
     @contextmanager
     def running(self, run: ScheduledRun) -> Iterator[None]:
@@ -105,9 +119,9 @@ class ScheduleRunner:
         try:
             yield
         except BaseException:
-            self._failed_ms = self._clock.now_ms()
+            self._failed_ms = self._clock.steady_ms()
             raise
-        if not run.is_manual and self._clock.now_ms() - self._failed_ms > _AFTER_FAILURE_MS:
+        if not run.is_manual and self._clock.steady_ms() - self._failed_ms > _AFTER_FAILURE_MS:
             try:
                 self._topic.note_done(run.schedule, epoch_ms(run.scheduled_at))
             except MQTemplateError as error:  # the run is done all the same; a crash within seconds would repeat it

@@ -15,6 +15,7 @@ from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
 from mqtemplate.remoting.protocol.codes import LanguageCode
 from mqtemplate.server.limits.client_limits import ClientLimits
 from mqtemplate.server.limits.quota import Owner
+from mqtemplate.services import wall_time
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
 _log = get_logger("mqtemplate.server")
@@ -32,7 +33,7 @@ class ClientChannel:
     Attributes:
         client_id: Any text that the client chose.
         version: The client's `Version`, as a number.
-        last_update_ms: Time of the last heartbeat.
+        last_update_ms: Time of the last heartbeat, of `Clock.steady_ms`.
         access_key: The account of the client. None without access control.
     """
 
@@ -111,7 +112,7 @@ class ClientRegistry:
 
     def __init__(self, clock: Clock, limits: ClientLimits | None = None, peer_log: LimitedLog | None = None) -> None:
         self._clock = clock
-        self.peer_log = peer_log or LimitedLog(_log, clock.now_ms)
+        self.peer_log = peer_log or LimitedLog(_log, clock.steady_ms)
         self._limits = limits
         self._on_members_changed: Callable[[ConsumerGroupInfo], None] = lambda info: None
         self._lock = threading.Lock()
@@ -276,7 +277,7 @@ class ClientRegistry:
 
     def expire(self, silent_ms: int) -> list[ClientChannel]:
         """Remove clients that sent no heartbeat for a group in *silent_ms*. Return those that are in no group now."""
-        limit = self._clock.now_ms() - silent_ms
+        limit = self._clock.steady_ms() - silent_ms
         expired: dict[int, ClientChannel] = {}
         changed: list[ConsumerGroupInfo] = []
         with self._lock:
@@ -391,14 +392,14 @@ class ClientExpiry:
         self._clock = clock
         self._expire_ms = expire_ms
         self._interval_ms = interval_ms
-        self._due_ms = clock.now_ms() + interval_ms
+        self._due_ms = clock.steady_ms() + interval_ms
 
     def on_wake(self, wake: Callable[[], None]) -> None:
         """Ignore *wake*: the checks are periodic."""
 
-    def step(self) -> int:
+    def step(self) -> int | None:
         """Check the clients if a check is due, and return the time of the next check."""
-        now_ms = self._clock.now_ms()
+        now_ms = self._clock.steady_ms()
         if self._due_ms <= now_ms:
             self._due_ms = now_ms + self._interval_ms
             for channel in self._clients.expire(self._expire_ms):
@@ -407,7 +408,7 @@ class ClientExpiry:
                 channel.connection.close(f"no heartbeat for {format_ms(self._expire_ms)}")
             for sweep in self._sweeps:
                 sweep()
-        return self._due_ms
+        return wall_time(self._clock, self._due_ms)
 
 
 def _latest(channels: Iterable[ClientChannel]) -> ClientChannel | None:

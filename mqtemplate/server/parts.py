@@ -72,7 +72,7 @@ class ServerParts:
             self.groups.count,
             has_accounts=access.settings is not None,
         )
-        self.peer_log = LimitedLog(get_logger("mqtemplate.server"), clock.now_ms)
+        self.peer_log = LimitedLog(get_logger("mqtemplate.server"), clock.steady_ms)
         self.clients = ClientRegistry(clock, self.limits, self.peer_log)
         self.remote_clients = RemoteClients(engine, self.clients, self.groups, access, self.peer_log)
         self.clients.on_members_changed(self.remote_clients.notify_members)

@@ -62,7 +62,7 @@ class TopicConfigs:
     """
 
     def __init__(self, engine: EmbeddedBroker, settings: ServerOptions) -> None:
-        self.peer_log = LimitedLog(_log, engine.clock.now_ms)
+        self.peer_log = LimitedLog(_log, engine.clock.steady_ms)
         self._table = engine.topics
         self._routes = engine.routes
         self.cluster_name = settings.cluster_name

@@ -15,10 +15,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mqtemplate.clock import SystemClock
 from mqtemplate.errors import CorruptRecordError, OffsetOutOfRangeError, SparkError
 from mqtemplate.processes import absolute_path
 from mqtemplate.record.layout import BODY_AT, STORE_TIMESTAMP_AT, SYS_FLAG_AT, V6_EXTRA, SysFlag
-from mqtemplate.store.layout import CQ_UNIT_DTYPE, CQ_UNIT_SIZE, PRE_BLANK_SIZE_MARK
+from mqtemplate.store.clock_steps import NO_LIMIT_MS, ClockStep, ClockSteps
+from mqtemplate.store.layout import (
+    CHECKPOINT_SIZE,
+    CQ_UNIT_DTYPE,
+    CQ_UNIT_SIZE,
+    PRE_BLANK_SIZE_MARK,
+    unpack_clock_steps,
+)
 
 _STORE_ENTRIES = ("commitlog", "lock")  # a broker that was started but has no message has only the second one
 
@@ -125,14 +133,32 @@ class StoreFolder:
         return units
 
     def search_offset(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """Return the first queue offset stored at or after *timestamp_ms*; the maximum if there is none."""
-        first, end = self.min_offset(topic, queue_id), self.max_offset(topic, queue_id)
+        """Return the first queue offset stored at or after *timestamp_ms*; the maximum if there is none.
 
-        def is_late_enough(n: int) -> bool:
-            (unit,) = self.units(topic, queue_id, first + n, first + n + 1)
-            return self._store_timestamp(int(unit["physical_offset"])) >= timestamp_ms
+        See `ClockSteps.search` for records that were stored while the clock of the owner was ahead.
+        """
+        offsets = range(self.min_offset(topic, queue_id), self.max_offset(topic, queue_id))
+        steps = self._clock_steps()
+        now_ms = SystemClock().now_ms() if any(steps) else NO_LIMIT_MS
 
-        return first + _first_true(end - first, is_late_enough)
+        def physical_offset(at: int) -> int:
+            (unit,) = self.units(topic, queue_id, at, at + 1)
+            return int(unit["physical_offset"])
+
+        def first_from(wanted: int) -> int:
+            return offsets.start + bisect_left(offsets, wanted, key=physical_offset)
+
+        return steps.search(
+            offsets, timestamp_ms, now_ms, lambda at: self._store_timestamp(physical_offset(at)), first_from
+        )
+
+    def _clock_steps(self) -> ClockSteps:
+        """Return the steps back of the clock that the last checkpoint has."""
+        try:
+            page = (self.store / "checkpoint").read_bytes()
+        except FileNotFoundError:
+            return ClockSteps()
+        return ClockSteps(map(ClockStep._make, unpack_clock_steps(page)) if len(page) == CHECKPOINT_SIZE else ())
 
     def record_head(self, topic: str, queue_id: int, queue_offset: int) -> bytes:
         """Return the position of a record and the first bytes of its header; nothing if there is no such record."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Protocol
 
 from mqtemplate.record.codec import StoredRecord
+from mqtemplate.store.clock_steps import ClockStep, ClockSteps
 from mqtemplate.store.file_sizes import FileSizes
 from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.store.layout import (
     CHECKPOINT_SIZE,
     pack_checkpoint_into,
+    pack_clock_steps_into,
     pack_sizes_into,
     unpack_checkpoint,
+    unpack_clock_steps,
     unpack_replay_start,
     unpack_sizes,
 )
@@ -55,6 +58,7 @@ class StoreCheckpoint:
             0 if the fields of mqtemplate are missing or damaged.
         sizes: The sizes of the files when mqtemplate wrote the page last; None if it did not. The next `write` notes
             them.
+        clock_steps: Where the clock was set back, as far as mqtemplate noted it.
     """
 
     def __init__(self, store_files: StoreFiles) -> None:
@@ -63,6 +67,7 @@ class StoreCheckpoint:
         self.replay_start = unpack_replay_start(self._file.view)
         sizes = unpack_sizes(self._file.view)
         self.sizes = None if sizes is None else FileSizes(*sizes)
+        self.clock_steps = ClockSteps(map(ClockStep._make, unpack_clock_steps(self._file.view)))
 
     def write(self, logics_physical_offset: int, last_store_timestamp: int, index_msg_timestamp: int) -> None:
         """Note that records before *logics_physical_offset* need no replay."""
@@ -75,6 +80,7 @@ class StoreCheckpoint:
         pack_checkpoint_into(self._file.view, self.fields)
         if self.sizes is not None:
             pack_sizes_into(self._file.view, *self.sizes)
+        pack_clock_steps_into(self._file.view, list(self.clock_steps))
         self.replay_start = logics_physical_offset
         self._file.flush()
 

@@ -10,6 +10,7 @@ from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreError
 from mqtemplate.event_log import get_logger
 from mqtemplate.metrics import Metrics
+from mqtemplate.services import ClockWatch, wall_time
 from mqtemplate.store.commit_log import LogFile
 from mqtemplate.store.layout import file_name
 from mqtemplate.store.settings import StoreSettings, parse_delete_when
@@ -20,6 +21,8 @@ _HOUR_MS = 3_600_000
 _MAX_FILES = 10  # in one run; RocketMQ's deleteFileBatchMax
 _INTERVAL_MS = 10_000  # between checks of the disk, and between runs; RocketMQ's cleanResourceInterval
 _RETRY_MS = 600_000  # for a file that could not be deleted, while the disk has space
+_AFTER_CLOCK_SET_MS = 3_600_000
+"""No file is deleted for its age so soon after the clock was set forward: by then a mistake is noticed."""
 
 
 class CleanedStore(Protocol):
@@ -93,7 +96,8 @@ class CleaningService:
     above ``disk-space-warning-level-ratio``    the same, and new messages are refused
     ==========================================  =====================================================================
 
-    - The age of a file is that of its newest record, by store timestamps.
+    - The age of a file is that of its newest record, by store timestamps. For an hour after the clock was set forward
+      no file is deleted for its age.
     - A file stays while it has a pending message, while a restart would read it, or while it is not completely on the
       disk. Pending messages are copied forward first. While the disk is tight that is done only if it needs less than
       half of the file's size.
@@ -129,6 +133,8 @@ class CleaningService:
         self._kept: _KeptFile | None = None
         self._checked_ms = 0
         self._next_ms = 0
+        self._watch = ClockWatch(self._clock)
+        self._trusted_ms = 0  # steady: from then on ages count
 
     def load(self, pending: PendingMessages | None) -> None:
         """Take the pending messages of the store. Without them (None) no file is deleted."""
@@ -152,6 +158,8 @@ class CleaningService:
     def clean(self) -> int:
         """Check the disk and delete one file now, if that is allowed. Return the time of the next step."""
         now_ms = self._clock.now_ms()
+        if self._watch.moved_ms() > 0:
+            self._trusted_ms = self._clock.steady_ms() + _AFTER_CLOCK_SET_MS
         used = 0.0 if self.disk_used_ratio is None else self.disk_used_ratio()
         self._update_refusal(used)
         file = self._store.oldest_file()
@@ -174,14 +182,17 @@ class CleaningService:
     def _reason_to_delete(self, file: LogFile, now_ms: int, used: float) -> str | None:
         """Return why *file* is to be deleted now; None if it is not."""
         is_hour = used > self._max_used or is_delete_hour(now_ms, self._hours)
-        if is_hour and file.newest_ms is not None and now_ms - file.newest_ms >= self._reserved_ms:
+        is_trusted = self._clock.steady_ms() >= self._trusted_ms
+        if is_hour and is_trusted and file.newest_ms is not None and now_ms - file.newest_ms >= self._reserved_ms:
             return "age"
         return "disk" if self._is_forcible and used > self._tight else None
 
     def _next_expiry(self, file: LogFile | None, now_ms: int, used: float) -> int:
         """Return when a file can expire, if none has. A file without successor has records up to now."""
-        newest_ms = now_ms if file is None or file.newest_ms is None else file.newest_ms
-        expiry_ms = max(newest_ms + self._reserved_ms, now_ms)
+        # A time in the future is wrong. The file expires once a record is stored by the right clock, see `oldest_file`.
+        newest_ms = now_ms if file is None or file.newest_ms is None else min(file.newest_ms, now_ms)
+        trusted_ms = wall_time(self._clock, self._trusted_ms) or now_ms
+        expiry_ms = max(newest_ms + self._reserved_ms, now_ms, trusted_ms)
         return expiry_ms if used > self._max_used else next_delete_hour(expiry_ms, self._hours)
 
     def _check_again(self, next_ms: int, now_ms: int) -> int:

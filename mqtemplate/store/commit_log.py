@@ -13,6 +13,7 @@ from mqtemplate.record.codec import RecordDraft, pack_host
 from mqtemplate.record.layout import BLANK_SIZE, pack_blank
 from mqtemplate.record.run import RecordRun
 from mqtemplate.record.sent_batch import SentBatch
+from mqtemplate.store.clock_steps import ClockSteps
 from mqtemplate.store.files.mapped_file import MappedFile
 from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
 from mqtemplate.store.log_reader import LogReader
@@ -41,7 +42,7 @@ class LogFile(NamedTuple):
     Attributes:
         start: Physical offset of its first byte.
         end: Physical offset of the next file.
-        newest_ms: No record in it has a later store timestamp. None if that is unknown.
+        newest_ms: No record in it was stored later, by the clock of now. None if that is unknown.
     """
 
     start: int
@@ -58,11 +59,16 @@ class CommitLog(LogReader):
     - Writing is not thread-safe: the `MessageStore` appends under its lock.
 
     Args:
-        clock: Sets the store timestamps. They never decrease, even if the clock is set back.
+        clock: Sets the store timestamps. Like RocketMQ's they follow the clock, also where it is set back: a message
+            that was stored while the clock was ahead must not change the times of later ones.
         store_host: Address of this broker; part of each record.
         fills_ahead: `allocate` writes zeros where the next records will be, see `MappedFile.fill`.
         is_flushing: Returns True while another producer flushes: then `append` writes through the map, see
             `MappedFile.write_mapped`.
+        clock_steps: Where the clock was set back. The log notes further steps there.
+
+    Attributes:
+        last_store_timestamp: Store timestamp of the last record; 0 if it is unknown.
     """
 
     def __init__(
@@ -73,8 +79,9 @@ class CommitLog(LogReader):
         *,
         fills_ahead: bool = False,
         is_flushing: Callable[[], bool] = lambda: False,
+        clock_steps: ClockSteps | None = None,
     ) -> None:
-        super().__init__(files)
+        super().__init__(files, clock_steps)
         self._clock = clock
         self._store_host = pack_host(store_host)
         self._fills_ahead = fills_ahead
@@ -203,7 +210,7 @@ class CommitLog(LogReader):
     def _next_store_timestamp(self) -> int:
         now = self._clock.now_ms()
         if now < self.last_store_timestamp:
-            return self.last_store_timestamp
+            self.clock_steps.note(self.end, self.last_store_timestamp, now)
         self.last_store_timestamp = now
         return now
 
@@ -309,25 +316,29 @@ class CommitLog(LogReader):
     def oldest_file(self) -> LogFile | None:
         """Return the first file; None if it is the only one.
 
-        The first record of the next file bounds the age of its newest record.
+        No record in it was stored later than the first record of any later file, or than the last record. So a time at
+        which the clock was ahead does not count once a record was stored by the right one.
         """
         starts = list(self._files.starts)
         if len(starts) < 2:
             return None
-        newest_ms = self.last_store_timestamp or None  # if all later files are empty
+        now_ms, newest_ms = self._clock.now_ms(), self.last_store_timestamp or None
         for start in starts[1:]:
             try:
                 record = self.read_at(start)
             except CorruptRecordError:
                 continue  # a consumer of that message gets the error
             if record is not None:
-                newest_ms = record.store_timestamp
-                break
+                newest_ms = min(record.store_timestamp, newest_ms or record.store_timestamp)
+                if record.store_timestamp <= now_ms and not self.clock_steps.are_between(start, self.end):
+                    break  # the usual case: all later ones are newer
         return LogFile(starts[0], starts[1], newest_ms)
 
     def detach_before(self, physical_offset: int) -> list[MappedFile]:
         """Detach the files that end at this offset or before, but never the last one. `remove` deletes them."""
-        return self._files.detach_before(physical_offset)
+        detached = self._files.detach_before(physical_offset)
+        self.clock_steps.forget_outside(self._files.start, self.end + 1)
+        return detached
 
     def remove(self, files: Sequence[MappedFile]) -> None:
         """Delete detached files. When this returns, no power failure restores them."""
@@ -336,6 +347,7 @@ class CommitLog(LogReader):
     def truncate(self, end: int) -> None:
         """Remove all bytes from *end* on, and continue writing there."""
         self._files.truncate(end)
+        self.clock_steps.forget_outside(self._files.start, end)
         self.open_at(end)
 
     def start_flush(self, put: PutResult) -> None:

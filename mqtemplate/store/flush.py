@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreError
+from mqtemplate.services import wall_time
 from mqtemplate.store.settings import FlushDiskType, StoreSettings
 
 WhenFlushed = Callable[[StoreError | None], None]
@@ -199,16 +200,16 @@ class FlushService:
     def changed(self) -> None:
         """Plan a flush, after the first write since the last one."""
         if self._is_periodic and self._due_ms is None:
-            self._due_ms = self._clock.now_ms() + self._interval_ms
+            self._due_ms = self._clock.steady_ms() + self._interval_ms
             self._wake()
 
     def request(self) -> None:
         """Flush as soon as possible."""
-        self._due_ms = self._clock.now_ms()
+        self._due_ms = self._clock.steady_ms()
         self._wake()
 
     def step(self) -> int | None:
-        now = self._clock.now_ms()
+        now = self._clock.steady_ms()
         if self._due_ms is not None and self._due_ms <= now:
             self._due_ms = None
             end = self._end()
@@ -220,4 +221,4 @@ class FlushService:
                     raise
                 if self._is_periodic:
                     self._due_ms = now + self._interval_ms
-        return self._due_ms
+        return wall_time(self._clock, self._due_ms)

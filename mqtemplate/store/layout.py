@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from mmap import mmap
 from typing import NamedTuple
 
@@ -160,6 +161,38 @@ def unpack_sizes(page: mmap) -> tuple[int, int] | None:
     commit_log_size, consume_queue_size, check = _SIZES.unpack_from(page, _SIZES_AT)
     is_valid = commit_log_size > 0 and check == crc32(page[_SIZES_AT : _SIZES_AT + 16])
     return (commit_log_size, consume_queue_size) if is_valid else None
+
+
+MAX_CLOCK_STEPS = 128
+_CLOCK_STEP = struct.Struct(">qqq")
+_CLOCK_STEPS = struct.Struct(">II")
+"""More fields of mqtemplate in the ``checkpoint``: where the clock was set back, see `ClockStep`.
+
+==  ==  =========  ================================================================
+96  u4  count      number of steps, at most 128
+100  u4  check      CRC-32 of the steps
+104      steps      physical offset, store timestamp before and after, i8 each
+==  ==  =========  ================================================================
+"""
+_CLOCK_STEPS_AT = 96
+assert _SIZES_AT + _SIZES.size <= _CLOCK_STEPS_AT
+assert _CLOCK_STEPS_AT + _CLOCK_STEPS.size + MAX_CLOCK_STEPS * _CLOCK_STEP.size <= CHECKPOINT_SIZE
+
+
+def pack_clock_steps_into(page: mmap, steps: Sequence[tuple[int, int, int]]) -> None:
+    """Note the steps of the clock."""
+    data = b"".join(_CLOCK_STEP.pack(*step) for step in steps)
+    start = _CLOCK_STEPS_AT + _CLOCK_STEPS.size
+    page[start : start + len(data)] = data
+    _CLOCK_STEPS.pack_into(page, _CLOCK_STEPS_AT, len(steps), crc32(data))
+
+
+def unpack_clock_steps(page: bytes | mmap) -> list[tuple[int, int, int]]:
+    """Return the steps of the clock; none if they are damaged or were never written."""
+    count, check = _CLOCK_STEPS.unpack_from(page, _CLOCK_STEPS_AT)
+    start = _CLOCK_STEPS_AT + _CLOCK_STEPS.size
+    data = page[start : start + min(count, MAX_CLOCK_STEPS) * _CLOCK_STEP.size]
+    return list(_CLOCK_STEP.iter_unpack(data)) if count <= MAX_CLOCK_STEPS and check == crc32(data) else []
 
 
 # --- index file -------------------------------------------------------------------------------------

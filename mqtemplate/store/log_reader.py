@@ -9,6 +9,7 @@ from typing import NamedTuple
 from mqtemplate.errors import CorruptRecordError, DeletedRecordError
 from mqtemplate.record import layout
 from mqtemplate.record.codec import BadRecordError, StoredRecord, parse_record
+from mqtemplate.store.clock_steps import ClockSteps
 from mqtemplate.store.files.mapped_file import MappedFile
 from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
 
@@ -29,10 +30,12 @@ class LogReader:
 
     Args:
         files: The files of the log.
+        clock_steps: Where the clock was set back between two records.
     """
 
-    def __init__(self, files: MappedFileQueue) -> None:
+    def __init__(self, files: MappedFileQueue, clock_steps: ClockSteps | None = None) -> None:
         self._files = files
+        self.clock_steps = ClockSteps() if clock_steps is None else clock_steps
         self._file_size = files.file_size
 
     @property

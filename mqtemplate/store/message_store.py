@@ -21,6 +21,7 @@ from mqtemplate.record.sent_batch import SentBatch
 from mqtemplate.services import AfterChangeService, Service, ServiceThread
 from mqtemplate.store.checkpoint import LogFollower, StoreCheckpoint
 from mqtemplate.store.cleaning import CleaningService, PendingMessages
+from mqtemplate.store.clock_steps import ClockSteps
 from mqtemplate.store.commit_log import AllocateService, CommitLog, LogFile, PutResult
 from mqtemplate.store.file_sizes import file_sizes
 from mqtemplate.store.files.store_files import StoreFiles
@@ -152,7 +153,9 @@ class MessageStore:
             self.settings.listen_host,
             fills_ahead=self._is_sync,
             is_flushing=lambda: self._is_sync and self.group_commit.has_leader,
+            clock_steps=self._checkpoint.clock_steps,
         )
+        self._commit_log.last_store_timestamp = self._checkpoint.fields.physic_msg_timestamp
         self._open_files.append(self._commit_log)
         recent_keys = RecentKeys(self._lock, self.index.hurry)
         self._writer = RecordWriter(self._commit_log, self._queue_table, recent_keys)
@@ -254,6 +257,16 @@ class MessageStore:
         """Return `end_offset`, also while the log starts its next file in another thread."""
         with self._lock:
             return self._commit_log.end
+
+    @property
+    def last_store_timestamp(self) -> int:
+        """Store timestamp of the last record (epoch ms)."""
+        return self._commit_log.last_store_timestamp
+
+    @property
+    def clock_steps(self) -> ClockSteps:
+        """The steps back of the clock between records of the log."""
+        return self._commit_log.clock_steps
 
     @property
     def confirm_offset(self) -> int:

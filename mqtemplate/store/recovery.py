@@ -64,7 +64,7 @@ class Recovery:
         self._followers = followers
         self._checkpoint = 0
         self._was_clean = self._lost_power = self._was_cut = False
-        self._newest_ms = 0  # store timestamp, of the records since the reading started
+        self._last_ms = 0  # store timestamp, of the last record that was read
         self._reported: set[int] = set()
 
     def run(self, checkpoint_offset: int, *, was_clean: bool, lost_power: bool = False) -> None:
@@ -131,7 +131,7 @@ class Recovery:
 
     def _read_once(self, replay_from: int, start: int) -> bool:
         self._rebuild.start(start)
-        self._newest_ms = 0
+        self._last_ms = 0
         while True:
             reason = ""
             try:
@@ -145,8 +145,8 @@ class Recovery:
             start = following
 
     def _process(self, batch: RecordBatch, replay_from: int) -> None:
-        self._newest_ms = max(self._newest_ms, int(batch.store_timestamp.max()))
-        self._log.last_store_timestamp = max(self._log.last_store_timestamp, self._newest_ms)
+        self._note_clock_steps(batch)
+        self._log.last_store_timestamp = self._last_ms
         self._rebuild.dispatch(batch)
         if self._followers:
             for row in _replayed_rows(batch).tolist():
@@ -167,6 +167,13 @@ class Recovery:
                     exc_info=exc,
                 )
 
+    def _note_clock_steps(self, batch: RecordBatch) -> None:
+        times = np.append(self._last_ms, batch.store_timestamp)
+        for row in np.flatnonzero(times[1:] < times[:-1]).tolist():
+            step_ms = int(times[row]), int(times[row + 1])
+            self._log.clock_steps.note(int(batch.physical_offset[row]), *step_ms)
+        self._last_ms = int(times[-1])
+
     # --- deciding ------------------------------------------------------------------------------
 
     def _judge(self, offset: int, reason: str) -> int | None:
@@ -182,7 +189,7 @@ class Recovery:
         if not reason and self._was_clean and position is None and offset >= self._checkpoint:
             return None
         # Older records are leftovers: RocketMQ does not clear the bytes after a tail that it cut off.
-        whole = next(self._log.records_after(offset, self._newest_ms), None)
+        whole = next(self._log.records_after(offset, self._last_ms), None)
         next_whole = None if whole is None else whole.physical_offset
         if self._is_unflushed(offset, next_whole) or self._is_unacknowledged_end(offset, reason, next_whole):
             self._log_cut(offset, reason)
@@ -247,7 +254,7 @@ class Recovery:
         """Log what is cut off: a torn record, or the unflushed bytes that a power failure left."""
         self._was_cut = True
         path = self._log.path_of(offset)
-        dropped = sum(1 for _ in self._log.records_after(offset, self._newest_ms))
+        dropped = sum(1 for _ in self._log.records_after(offset, self._last_ms))
         if dropped:
             _log.warning(
                 "store.unflushed_tail_cut", file=path.name, physical_offset=offset, whole_records_dropped=dropped

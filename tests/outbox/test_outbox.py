@@ -209,6 +209,25 @@ def test_of_two_relays_one_sends_and_the_other_takes_over(
     assert sorted(bodies(mqtemplate_broker)) == [b"order 1", b"order 2"]
 
 
+def test_a_lease_of_a_clock_that_was_ahead_stops_the_relay_for_no_years(
+    engine: sa.Engine,
+    mqtemplate_template: RocketMQTemplate,
+    mqtemplate_broker: EmbeddedBroker,
+    mqtemplate_clock: VirtualClock,
+) -> None:
+    """The process that took it died."""
+    first, second = (SQLAlchemyOutbox(engine, mqtemplate_template) for _ in range(2))
+    order(engine, first, 1)
+    mqtemplate_clock.move_ms(10 * 365 * 86_400_000)
+    first.relay.step()
+    mqtemplate_clock.move_ms(-10 * 365 * 86_400_000)
+    order(engine, second, 2)
+
+    second.relay.step()
+
+    assert sorted(bodies(mqtemplate_broker)) == [b"order 1", b"order 2"]
+
+
 def test_a_relay_that_stops_lets_another_one_continue_at_once(
     engine: sa.Engine, mqtemplate_template: RocketMQTemplate, mqtemplate_broker: EmbeddedBroker
 ) -> None:

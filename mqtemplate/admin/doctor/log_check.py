@@ -55,7 +55,7 @@ def check_log(files: MappedFileQueue, on_progress: Callable[[int], None] = lambd
     """
     log = LogReader(files)
     scan, found = LogScan(log), LogCheck(start_offset=log.start, end_offset=log.start)
-    at = log.start
+    at, last_ms = log.start, 0
     while True:
         try:
             for batch in scan.batches(at):
@@ -65,6 +65,7 @@ def check_log(files: MappedFileQueue, on_progress: Callable[[int], None] = lambd
                 found.oldest_ms = oldest if found.oldest_ms is None else min(found.oldest_ms, oldest)
                 start = scan.end - scan.end % files.file_size
                 found.newest_ms[start] = max(found.newest_ms.get(start, 0), newest)
+                last_ms = int(batch.store_timestamp[-1])
                 on_progress(batch.byte_count)
                 found.end_offset = scan.end + batch.byte_count
             reason = ""
@@ -72,8 +73,8 @@ def check_log(files: MappedFileQueue, on_progress: Callable[[int], None] = lambd
             reason = str(exc)
         at = scan.end
         # RocketMQ does not clear the bytes after a tail that it cut off, so older records may follow.
-        newest_ms = max(found.newest_ms.values(), default=0)
-        record = next(log.records_after(at, newest_ms), None)
+        # The last record is compared, not the newest one: that may have been stored while the clock was ahead.
+        record = next(log.records_after(at, last_ms), None)
         following = None if record is None else record.physical_offset
         if following is None and not reason:
             return found

@@ -260,7 +260,7 @@ class EmbeddedBroker(Broker):
     def _services_of_threads(self) -> dict[str, list[Service]]:
         # A checkpoint flushes each queue that has changed; producers wait for the other thread only.
         return {
-            "mqtemplate-delay": [self._schedule, self._timer],
+            "mqtemplate-delay": [self._schedule, self._timer, self._delay_control.clock_correction],
             _FLUSH_THREAD: [self.store.flush_service],
             "mqtemplate-store": [*self.store.services(), self._offsets.service],
             "mqtemplate-cleaning": [self.store.cleaning],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from functools import partial
 
@@ -135,7 +134,9 @@ class QueueReader:
         """Return the first queue offset stored at *timestamp* (epoch ms) or later; the maximum if there is none."""
         consume_queue = self._queue(queue)
         offsets = range(consume_queue.min_offset, self.max_offset(queue))
-        return offsets.start + bisect_left(offsets, timestamp, key=partial(self._store_timestamp, consume_queue))
+        time_at = partial(self._store_timestamp, consume_queue)
+        first_from = partial(consume_queue.first_at, "physical_offset")
+        return self._store.clock_steps.search(offsets, timestamp, self._store.clock.now_ms(), time_at, first_from)
 
     def _store_timestamp(self, consume_queue: ConsumeQueue, queue_offset: int) -> int:
         try:

@@ -41,7 +41,7 @@ class SentOffsets:
             queue: The queue that has the messages: of a delayed message, that of its system topic. None if unknown.
         """
         if queue is not None:
-            self._queue_ends[queue] = (result.queue_offset + count, self._clock.now_ms())
+            self._queue_ends[queue] = (result.queue_offset + count, self._clock.steady_ms())
         digits = result.offset_msg_id[-_OFFSET_DIGITS:]
         if len(digits) == _OFFSET_DIGITS:
             self.add_seen(result.message_queue.broker_name, int(digits, 16))
@@ -50,7 +50,7 @@ class SentOffsets:
         """Remember that a broker's commit log has a message at this offset."""
         latest = self._physical.get(broker_name)
         if latest is None or latest[0] < physical_offset:
-            self._physical[broker_name] = (physical_offset, self._clock.now_ms())
+            self._physical[broker_name] = (physical_offset, self._clock.steady_ms())
 
     def queue_end(self, queue: MessageQueue) -> int:
         """Return the queue offset after the last message sent to *queue*; 0 if there was none recently."""
@@ -63,10 +63,10 @@ class SentOffsets:
     def age_ms(self, broker_name: str) -> int:
         """Return the time since the highest physical offset of a broker was seen; some seconds if there is none."""
         latest = self._physical.get(broker_name)
-        return _REMEMBERED_MS if latest is None else self._clock.now_ms() - latest[1]
+        return _REMEMBERED_MS if latest is None else self._clock.steady_ms() - latest[1]
 
     def _recent(self, entry: tuple[int, int] | None) -> int:
-        return entry[0] if entry is not None and self._clock.now_ms() - entry[1] < _REMEMBERED_MS else 0
+        return entry[0] if entry is not None and self._clock.steady_ms() - entry[1] < _REMEMBERED_MS else 0
 
 
 @dataclass(frozen=True, slots=True)

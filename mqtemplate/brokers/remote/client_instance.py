@@ -248,7 +248,7 @@ class ClientInstance:
     def is_registered(self, address: str, for_ms: int = 0) -> bool:
         """Return True if the broker at *address* has this client's groups, and has had them for *for_ms* or longer."""
         since_ms = self._registered_ms.get(address)
-        return since_ms is not None and self._clock.now_ms() - since_ms >= for_ms
+        return since_ms is not None and self._clock.steady_ms() - since_ms >= for_ms
 
     def has_answer(self, address: str) -> bool:
         """Return True if the broker at *address* has answered a heartbeat, even by a refusal, since the last loss."""
@@ -262,7 +262,7 @@ class ClientInstance:
 
     def _note_registration(self, address: str, response: RemotingCommand | BrokerError) -> bool:
         if isinstance(response, RemotingCommand) and response.code == ResponseCode.SUCCESS:
-            self._registered_ms.setdefault(address, self._clock.now_ms())
+            self._registered_ms.setdefault(address, self._clock.steady_ms())
             self._refused.discard(address)
             self.versions[address] = response.version
             header = response.header(HeartbeatResponseHeader)

@@ -196,7 +196,7 @@ class ClusterClient:
         """
         if self._is_closing:
             return None
-        now_ms = self._clock.now_ms()
+        now_ms = self._clock.steady_ms()
         try:
             if now_ms < self._unsettled_until_ms:
                 self._routes.refresh()

@@ -50,7 +50,7 @@ class LostBrokers:
             for broker_id, at in by_id.items():
                 if at == address:
                     with self._lock:
-                        self._lost[address] = _Lost(name, broker_id, self._clock.now_ms())
+                        self._lost[address] = _Lost(name, broker_id, self._clock.steady_ms())
                         self.is_empty = False
                     return name
         return None
@@ -72,5 +72,5 @@ class LostBrokers:
     def _is_away(self, address: str, lost: _Lost, by_id: Mapping[int, str], answered: frozenset[str]) -> bool:
         current = by_id.get(lost.broker_id)
         if current is None:
-            return self._clock.now_ms() - lost.since_ms < FOLLOW_MS
+            return self._clock.steady_ms() - lost.since_ms < FOLLOW_MS
         return current == address and address not in answered

@@ -10,6 +10,7 @@ from typing import Any
 from mqtemplate.clock import Clock
 from mqtemplate.errors import RemoteConnectError, RemoteTimeoutError
 from mqtemplate.event_log import EventLogger, get_logger
+from mqtemplate.services import wall_time
 
 _log = get_logger("mqtemplate.remote")
 
@@ -74,7 +75,7 @@ class Outages:
             silent.recent += 1
             if starts:
                 self.is_open, self._failures = True, 0
-                self._started_ms = self._clock.now_ms()
+                self._started_ms = self._clock.steady_ms()
                 self._summary_ms = self._started_ms + SUMMARY_MS
             self._failures += 1
         if starts:
@@ -87,7 +88,7 @@ class Outages:
             if self._silent.pop(address, None) is None or self._silent:
                 return
             self.is_open = False
-            outage_ms, failures = self._clock.now_ms() - self._started_ms, self._failures
+            outage_ms, failures = self._clock.steady_ms() - self._started_ms, self._failures
         _log.info("remote.reconnected", server=address, outage_ms=outage_ms, failed_requests=failures)
 
     def describe(self) -> str | None:
@@ -101,12 +102,12 @@ class Outages:
         with self._lock:
             if not self.is_open:
                 return None
-            if self._clock.now_ms() < self._summary_ms:
-                return self._summary_ms
+            if self._clock.steady_ms() < self._summary_ms:
+                return wall_time(self._clock, self._summary_ms)
             self._silent = {address: silent for address, silent in self._silent.items() if silent.recent}
             self.is_open = bool(self._silent)
             self._summary_ms += SUMMARY_MS
-            outage_ms, failures = self._clock.now_ms() - self._started_ms, self._failures
+            outage_ms, failures = self._clock.steady_ms() - self._started_ms, self._failures
             silent = {address: each.reason for address, each in self._silent.items()}
             for each in self._silent.values():
                 each.recent = 0
@@ -118,6 +119,6 @@ class Outages:
                 failed_requests=failures,
                 reason=next(iter(silent.values())),
             )
-            return self._summary_ms
+            return wall_time(self._clock, self._summary_ms)
         _log.info("remote.outage_dropped", outage_ms=outage_ms, reason="no request is sent to these servers any more")
         return None

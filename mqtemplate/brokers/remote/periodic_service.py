@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mqtemplate.clock import Clock
+from mqtemplate.services import wall_time
 
 _AFTER_ERROR_MS = 1_000
 
@@ -25,7 +26,7 @@ class PeriodicService:
     interval_ms: int
 
     def __post_init__(self) -> None:
-        self._due_ms = self.clock.now_ms() + self.interval_ms
+        self._due_ms = self.clock.steady_ms() + self.interval_ms
         self._is_triggered = False
         self._wake: Callable[[], None] = lambda: None
 
@@ -38,9 +39,9 @@ class PeriodicService:
         self._wake()
 
     def step(self) -> int | None:
-        if self._is_triggered or self._due_ms <= self.clock.now_ms():
+        if self._is_triggered or self._due_ms <= self.clock.steady_ms():
             self._is_triggered = False  # before the action: a trigger while it runs causes another run
-            self._due_ms = self.clock.now_ms() + _AFTER_ERROR_MS
+            self._due_ms = self.clock.steady_ms() + _AFTER_ERROR_MS
             pause_ms = self.action()
-            self._due_ms = self.clock.now_ms() + (self.interval_ms if pause_ms is None else pause_ms)
-        return self.clock.now_ms() if self._is_triggered else self._due_ms
+            self._due_ms = self.clock.steady_ms() + (self.interval_ms if pause_ms is None else pause_ms)
+        return self.clock.now_ms() if self._is_triggered else wall_time(self.clock, self._due_ms)

@@ -251,11 +251,11 @@ class RouteTable:
         return True
 
     def _may_look_up(self, topic: str) -> bool:
-        return self.clock.now_ms() - self._looked_up_ms.get(topic, -_REPEAT_AFTER_MS) >= _REPEAT_AFTER_MS
+        return self.clock.steady_ms() - self._looked_up_ms.get(topic, -_REPEAT_AFTER_MS) >= _REPEAT_AFTER_MS
 
     def _fetch(self, topic: str) -> TopicRoute | None:
         looked_up_ms = self._looked_up_ms
-        looked_up_ms[topic] = self.clock.now_ms()  # before the request: `look_up_missing` may be called while it runs
+        looked_up_ms[topic] = self.clock.steady_ms()  # before the request: others may look it up meanwhile
         try:
             data = self.name_servers.topic_route(
                 topic, in_namespace=topic not in self._cluster_topics, ask_all=topic in self._routes
@@ -283,7 +283,7 @@ class RouteTable:
 
     def _remove_missing(self, topic: str) -> None:
         """Remove the cached route of a topic that has been missing for half a minute."""
-        now_ms = self.clock.now_ms()
+        now_ms = self.clock.steady_ms()
         with self._lock:
             route = self._routes.get(topic)
             if route is None or route.is_default:

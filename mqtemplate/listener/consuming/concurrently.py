@@ -53,7 +53,7 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
             if not running.take_away(replace_thread):
                 continue
             messages = [message for _, message in running.work]
-            blocked_ms = self._clock.now_ms() - running.since_ms
+            blocked_ms = self._clock.steady_ms() - running.since_ms
             decision = self._decide(messages[0], None)
             self._failures.blocked(messages, blocked_ms, running.stack(), decision.next_step.value)
             error = TimeoutError(f"the handler has not returned after {format_ms(blocked_ms)}")

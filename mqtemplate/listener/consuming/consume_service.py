@@ -151,12 +151,12 @@ class ConsumeService(ABC, Generic[_Item, _Work]):
         """Pause the listener if one of the failures requests it. Return True then: no message counts as handled."""
         for failure in failures:
             if isinstance(failure.error, PauseListener):
-                self._on_pause(self._clock.now_ms() + failure.error.duration_ms, str(failure.error))
+                self._on_pause(self._clock.steady_ms() + failure.error.duration_ms, str(failure.error))
                 return True
         return False
 
     def _delay(self, item: _Item, delay_ms: int) -> None:
-        due_ms = self._clock.now_ms() + delay_ms
+        due_ms = self._clock.steady_ms() + delay_ms
         with self._delayed_lock:
             heapq.heappush(self._delayed, (due_ms, next(self._numbers), item))
         self._on_earlier_due()

@@ -37,6 +37,7 @@ from mqtemplate.listener.registration.topic_patterns import matching
 from mqtemplate.message import MessageExt, MessageQueue
 from mqtemplate.message_trace.dispatcher import TraceDispatcher
 from mqtemplate.observation.interface import Observation
+from mqtemplate.services import wall_time
 
 _log = get_logger("mqtemplate.listener")
 
@@ -364,13 +365,13 @@ class ListenerContainer:
             is_new = self._resume_ms is None
             self._resume_ms = due_ms
             if is_new:
-                self._log.info("listener.paused", until_ms=due_ms, reason=reason)
+                self._log.info("listener.paused", until_ms=wall_time(self._clock, due_ms), reason=reason)
             self._wake_polling()
 
     def _end_requested_pause(self) -> None:
         """End a pause that a middleware or handler requested; one of ``pause`` goes on."""
         if self._resume_ms is not None:
-            self._resume_ms = self._clock.now_ms()
+            self._resume_ms = self._clock.steady_ms()
             self._wake_polling()
             self._wake()
 
@@ -488,18 +489,16 @@ class ListenerContainer:
         if not self._clock.is_virtual or not self.is_running:
             return None
         try:
-            return self._step(self._clock.now_ms())
+            return wall_time(self._clock, self._step(self._clock.steady_ms()))
         except Exception as error:
-            return self._report(error)
+            return wall_time(self._clock, self._report(error))
 
     def _step(self, now_ms: int) -> int | None:
         self._resume_due(now_ms)
         self._service.release_due(now_ms)
         self._handle_ready()
-        found = False
-        if self._may_fetch and now_ms >= self._next_poll_ms:
-            found = self._fetch(0)
-            self._handle_ready()
+        found = self._may_fetch and now_ms >= self._next_poll_ms and self._fetch(0)
+        self._handle_ready()
         if not self.is_running:
             return None
         next_poll_ms = self._next_poll_ms if found or self._next_poll_ms > now_ms else None
@@ -528,7 +527,7 @@ class ListenerContainer:
         while self.is_running:
             try:
                 self._requests.run()
-                now_ms = self._clock.now_ms()
+                now_ms = self._clock.steady_ms()
                 self._resume_due(now_ms)
                 rest_ms = self._next_poll_ms - now_ms if self._resume_ms is None else max(self._resume_ms - now_ms, 1)
                 if not self._may_fetch or rest_ms > 0:
@@ -545,7 +544,7 @@ class ListenerContainer:
 
     def _next_wait_ms(self, pool: ConsumeThreadPool | AsyncConsumePool) -> int:
         """Return how long the next fetch may wait for messages."""
-        now_ms = self._clock.now_ms()
+        now_ms = self._clock.steady_ms()
         due_ms = self._service.next_due()
         if due_ms is not None and due_ms <= now_ms:
             self._service.release_due(now_ms)
@@ -582,7 +581,7 @@ class ListenerContainer:
             return False
         self._service.accept(messages)
         if settings.pull_interval:
-            self._next_poll_ms = self._clock.now_ms() + settings.pull_interval
+            self._next_poll_ms = self._clock.steady_ms() + settings.pull_interval
         return True
 
     def _report(self, error: Exception) -> int | None:
@@ -592,7 +591,7 @@ class ListenerContainer:
                 self._log.warning("listener.poll_failed", reason=str(error), retry_in_ms=_RETRY_POLL_MS)
             else:
                 self._log.error("listener.poll_failed", exc_info=error, retry_in_ms=_RETRY_POLL_MS)
-            self._next_poll_ms = self._clock.now_ms() + _RETRY_POLL_MS
+            self._next_poll_ms = self._clock.steady_ms() + _RETRY_POLL_MS
             return self._next_poll_ms
         if self.is_running:
             self.state = ContainerState.BROKEN

@@ -94,7 +94,7 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
             self._lock_retries.pop(queue, None)
             self._locked.add(queue)
             return True
-        now_ms = self._clock.now_ms()
+        now_ms = self._clock.steady_ms()
         if self._lock_retries.get(queue, 0) <= now_ms:
             self._lock_retries[queue] = now_ms + _LOCK_RETRY_MS
         return False
@@ -136,7 +136,7 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
 
     def check_hanging(self, replace_thread: ReplaceThread) -> None:
         for running in self._watchdog.hanging():
-            blocked_ms = self._clock.now_ms() - running.since_ms
+            blocked_ms = self._clock.steady_ms() - running.since_ms
             self._failures.blocked(running.work, blocked_ms, running.stack(), "wait")
 
     def run_next(self) -> bool:

@@ -84,7 +84,7 @@ class Watchdog(Generic[_Work]):
 
     def __init__(self, timeout_ms: int, clock: Clock) -> None:
         self._timeout_ms = timeout_ms
-        self._now_ms = clock.now_ms
+        self._now_ms = clock.steady_ms
         self._running: dict[int, RunningCall[_Work]] = {}
         self._hanging: set[RunningCall[_Work]] = set()  # found by `hanging`, and not finished
 

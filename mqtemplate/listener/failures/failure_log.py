@@ -24,7 +24,7 @@ class RepeatedStacks:
     """Stacks that one listener has logged. A stack is logged in full once in ten minutes."""
 
     def __init__(self, clock: Clock) -> None:
-        self._now_ms = clock.now_ms
+        self._now_ms = clock.steady_ms
         self._logged: dict[object, tuple[int, int]] = {}  # stack -> time in full, number since
 
     def count(self, error: BaseException) -> int:

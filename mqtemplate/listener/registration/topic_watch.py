@@ -8,7 +8,7 @@ from typing import Protocol
 from mqtemplate.clock import Clock, VirtualClock
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.endpoint import Endpoint
-from mqtemplate.services import Service, ServiceThread
+from mqtemplate.services import Service, ServiceThread, wall_time
 
 _log = get_logger("mqtemplate.listener")
 
@@ -39,7 +39,7 @@ class TopicWatch:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._containers: list[Follower] = []
-        self._due_ms = clock.now_ms() + _INTERVAL_MS
+        self._due_ms = clock.steady_ms() + _INTERVAL_MS
         self._thread: ServiceThread | None = None
 
     def start(self, containers: Iterable[Follower]) -> None:
@@ -47,7 +47,7 @@ class TopicWatch:
         self._containers = [each for each in containers if each.endpoint.settings.topic_patterns]
         if not self._containers:
             return
-        self._due_ms = self._clock.now_ms() + _INTERVAL_MS
+        self._due_ms = self._clock.steady_ms() + _INTERVAL_MS
         if isinstance(self._clock, VirtualClock):
             self._clock.services.append(self)
         elif self._thread is None:
@@ -59,13 +59,13 @@ class TopicWatch:
 
     def step(self) -> int | None:
         """Let the listeners join the topics that are new, if it is time. Return the time of the next search."""
-        if self._clock.now_ms() < self._due_ms:
-            return self._due_ms
-        self._due_ms = self._clock.now_ms() + _INTERVAL_MS
+        if self._clock.steady_ms() < self._due_ms:
+            return wall_time(self._clock, self._due_ms)
+        self._due_ms = self._clock.steady_ms() + _INTERVAL_MS
         for container in self._containers:
             if container.is_running:
                 container.follow_topics()
-        return self._due_ms
+        return wall_time(self._clock, self._due_ms)
 
     def stop(self) -> None:
         """End the search."""

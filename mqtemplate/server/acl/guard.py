@@ -32,7 +32,7 @@ class AclGuard:
         self._access = access
         self._repeated = RepeatedSignatures(clock, settings.replay_window_ms) if settings.replay_window_ms > 0 else None
         self._logged: set[tuple[int, str]] = set()
-        self._limited_log = LimitedLog(_log, clock.now_ms)
+        self._limited_log = LimitedLog(_log, clock.steady_ms)
 
     def __call__(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
         """Return the response to a request that is refused, or None if the request is permitted.

@@ -33,7 +33,7 @@ class RepeatedSignatures:
 
     def refuses(self, request: RemotingCommand) -> bool:
         """Note the signature of a request whose signature is valid. Return True if the request must be refused."""
-        signature, now_ms = request.ext_fields[SIGNATURE], self._clock.now_ms()
+        signature, now_ms = request.ext_fields[SIGNATURE], self._clock.steady_ms()
         self._forget(now_ms - self._window_ms)
         was_used = self._used.pop(signature, None) is not None
         self._used[signature] = now_ms

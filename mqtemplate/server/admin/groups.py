@@ -21,6 +21,7 @@ from mqtemplate.server.clients import ClientChannel
 from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.registration import answers
 from mqtemplate.server.response import RefusedError
+from mqtemplate.services import wall_time
 
 _log = get_logger("mqtemplate.admin")
 
@@ -106,7 +107,7 @@ class GroupAdmin:
                     remote_ip=str(channel.connection.remote),
                     language=channel.language.name,
                     version=channel.version,
-                    last_update_timestamp=channel.last_update_ms,
+                    last_update_timestamp=wall_time(self.server.engine.clock, channel.last_update_ms) or 0,
                 )
                 for channel in channels
             ]

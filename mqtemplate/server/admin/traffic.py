@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from mqtemplate.clock import Clock
 from mqtemplate.remoting.protocol.bodies.route import BrokerStatsData, BrokerStatsItem
+from mqtemplate.services import wall_time
 from mqtemplate.store.consumer_offsets import ConsumerOffsets
 from mqtemplate.store.message_store import MessageStore
 
@@ -87,17 +88,17 @@ class Traffic:
 
     def step(self) -> int | None:
         """Take a sample if one is due, and return the time of the next one."""
-        now_ms = self._clock.now_ms()
+        now_ms = self._clock.steady_ms()
         if now_ms >= self._due_ms:
             self._due_ms = now_ms + self._INTERVAL_MS
             self._sample(now_ms)
-        return self._due_ms
+        return wall_time(self._clock, self._due_ms)
 
     def _sample(self, now_ms: int) -> None:
         counts = self._counts()
         for samples in (self._minute, self._hour, self._day):
             samples.add(now_ms, counts)
-        today = datetime.fromtimestamp(now_ms / _SECOND, UTC).astimezone().date()
+        today = datetime.fromtimestamp(self._clock.now_ms() / _SECOND, UTC).astimezone().date()
         if today != self._today:
             self._mornings = (self._mornings[1], self._totals())
             self._today = today
@@ -125,7 +126,7 @@ class Traffic:
 
     def rates(self, key: _Key) -> tuple[float, float, float]:
         """Return the messages per second in the last ten seconds, minute and ten minutes: `IN` or `OUT`."""
-        now_ms, count = self._clock.now_ms(), self._totals()[key]
+        now_ms, count = self._clock.steady_ms(), self._totals()[key]
         return (
             self._minute.growth(key, now_ms, count, 10 * _SECOND)[1],
             self._minute.growth(key, now_ms, count, _MINUTE)[1],
@@ -139,12 +140,12 @@ class Traffic:
 
     def topic_rate(self, topic: str) -> float:
         """Return the messages stored in *topic* per second in the last minute."""
-        return self._minute.growth(("topic", topic), self._clock.now_ms(), self._topic_count(topic), _MINUTE)[1]
+        return self._minute.growth(("topic", topic), self._clock.steady_ms(), self._topic_count(topic), _MINUTE)[1]
 
     def group_rate(self, group: str, topic: str) -> float:
         """Return the messages of *topic* that *group* consumed per second in the last minute."""
         count = sum(self._offsets.offsets(group, topic).values())
-        return self._minute.growth(("group", group, topic), self._clock.now_ms(), count, _MINUTE)[1]
+        return self._minute.growth(("group", group, topic), self._clock.steady_ms(), count, _MINUTE)[1]
 
     def topic_stats(self, topic: str) -> BrokerStatsData:
         """Return the messages stored in *topic* in the last minute, hour and day."""
@@ -156,7 +157,7 @@ class Traffic:
         return self._stats(("group", group, topic), sum(offsets.values())) if offsets else None
 
     def _stats(self, key: _Key, count: int) -> BrokerStatsData:
-        now_ms = self._clock.now_ms()
+        now_ms = self._clock.steady_ms()
         items = [
             BrokerStatsItem(sum=growth, tps=rate)
             for samples, span_ms in ((self._minute, _MINUTE), (self._hour, _HOUR), (self._day, 24 * _HOUR))

@@ -113,7 +113,7 @@ class CreationLimit:
 
     def _creator(self, key: str | tuple[str]) -> _Creator:
         """Return the entry of an address or an account, with its tokens of now."""
-        now_ms = self._clock.now_ms()
+        now_ms = self._clock.steady_ms()
         creator = self._creators.get(key)
         if creator is None:
             creator = self._creators[key] = _Creator(self._rate.burst, now_ms)

@@ -95,7 +95,7 @@ class RegisteredBrokers:
 
     def all(self) -> list[RegisteredBroker]:
         """Return the brokers whose registration is valid, by name."""
-        now_ms = self._clock.now_ms()
+        now_ms = self._clock.steady_ms()
         alive = []
         known = list(self._brokers.values())  # a copy: other threads may change the table
         for broker in sorted(known, key=lambda broker: broker.name):
@@ -158,7 +158,7 @@ class RegisteredBrokers:
         self._check(header, request.body)
         wrapper = bodies.RegisterBrokerBody.decode(request.body).topic_config_serialize_wrapper
         expire_ms = header.heartbeat_timeout_millis or _EXPIRE_MS
-        member = _Member(header.broker_addr, connection.id, self._clock.now_ms(), expire_ms, wrapper.data_version)
+        member = _Member(header.broker_addr, connection.id, self._clock.steady_ms(), expire_ms, wrapper.data_version)
         with self._lock:
             broker = self._brokers.get(header.broker_name)
             if broker is None:
@@ -214,6 +214,6 @@ class RegisteredBrokers:
             member = None if broker is None else broker.members.get(header.broker_id)
             if broker is None or member is None or member.address != header.broker_addr:
                 return headers.QueryDataVersionResponseHeader(changed=True), None
-            members = broker.members | {header.broker_id: replace(member, registered_ms=self._clock.now_ms())}
+            members = broker.members | {header.broker_id: replace(member, registered_ms=self._clock.steady_ms())}
             self._brokers[header.broker_name] = replace(broker, members=members)
         return headers.QueryDataVersionResponseHeader(changed=member.version != version), member.version

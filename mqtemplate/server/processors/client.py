@@ -58,7 +58,7 @@ class ClientProcessor:
         return config.retry_queue_nums <= 0 or self.server.topics.has(RETRY_TOPIC_PREFIX + group)
 
     def _register(self, connection: Connection, request: RemotingCommand, heartbeat: HeartbeatData) -> RemotingCommand:
-        clients, now_ms = self.server.clients, self.server.engine.clock.now_ms()
+        clients, now_ms = self.server.clients, self.server.engine.clock.steady_ms()
         owner = self.server.limits.owner(connection, request)
         channel = ClientChannel(
             connection, heartbeat.client_id, request.language, request.version, now_ms, owner.account

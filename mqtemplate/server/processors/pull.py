@@ -72,7 +72,7 @@ class PullProcessor:
         may_wait = header.sys_flag & PullSysFlag.SUSPEND and header.suspend_timeout_millis > 0
         if found.status is RawStatus.NO_NEW_MSG and may_wait:
             suspend_ms = min(header.suspend_timeout_millis, self.server.settings.max_suspend_ms)
-            deadline_ms = self.server.engine.clock.now_ms() + suspend_ms
+            deadline_ms = self.server.engine.clock.steady_ms() + suspend_ms
             owner = self.server.limits.owner(connection, request)
             self.server.hold.hold(HeldPull(connection, request, query, at, at, deadline_ms, owner))
             return None

@@ -66,7 +66,7 @@ class QueueLocks:
             RefusedError: The client would have too many locks.
         """
         with self._mutex:
-            now_ms = self._clock.now_ms()
+            now_ms = self._clock.steady_ms()
             locks = self._live_locks(group, now_ms)
             owned = [queue for queue in queues if queue not in locks or locks[queue].client_id == client_id]
             new = set(owned) - locks.keys()
@@ -82,7 +82,7 @@ class QueueLocks:
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
         """Release the locks of *queues* that the client holds."""
         with self._mutex:
-            locks = self._live_locks(group, self._clock.now_ms())
+            locks = self._live_locks(group, self._clock.steady_ms())
             for queue in queues:
                 if queue in locks and locks[queue].client_id == client_id:
                     self._drop(group, queue)
@@ -90,7 +90,7 @@ class QueueLocks:
     def is_ordered(self, group: str) -> bool:
         """Return True if a client holds a queue of *group*: its members consume in order."""
         with self._mutex:
-            return bool(self._live_locks(group, self._clock.now_ms()))
+            return bool(self._live_locks(group, self._clock.steady_ms()))
 
     def forget(self, connection: Connection) -> None:
         """Release the locks of a closed connection."""
@@ -100,7 +100,7 @@ class QueueLocks:
 
     def sweep(self) -> None:
         """Forget the expired locks of all groups. Called from time to time."""
-        now_ms = self._clock.now_ms()
+        now_ms = self._clock.steady_ms()
         for group in list(self._groups):
             with self._mutex:
                 self._live_locks(group, now_ms)

@@ -23,6 +23,7 @@ from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.server.limits.quota import Owner, Quota
 from mqtemplate.server.pulls.raw_reader import RawPull, RawQuery, RawReader, RawStatus
 from mqtemplate.server.response import RefusedError
+from mqtemplate.services import wall_time
 
 _log = get_logger("mqtemplate.server")
 
@@ -171,12 +172,12 @@ class PullHold:
                 for pull in pulls:
                     if pull.next_offset != end:
                         self._repeat(pull)
-        now_ms = self._clock.now_ms()
+        now_ms = self._clock.steady_ms()
         while (expired := self._pop_expired(now_ms)) is not None:
             self._repeat(expired, is_last=True)
         with self._lock:
             due_ms = self._deadlines[0][0] if self._deadlines else None
-        return now_ms if self._changed_topics else due_ms
+        return self._clock.now_ms() if self._changed_topics else wall_time(self._clock, due_ms)
 
     def _pop_expired(self, now_ms: int) -> HeldPull | None:
         with self._lock:

@@ -14,7 +14,7 @@ from mqtemplate.store.layout import INDEX_UNIT_SIZE, IndexHeader
 
 _MAX_SECONDS = 0x7FFF_FFFF
 _CLOCK_STEP_MS = 3_600_000
-"""How far a clock may have been set back while RocketMQ wrote. Here store timestamps never decrease."""
+"""How far a clock may have been set back while RocketMQ wrote. Larger steps of the own clock are known."""
 
 
 class KeyRows(NamedTuple):

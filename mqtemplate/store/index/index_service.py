@@ -10,6 +10,7 @@ from itertools import islice
 from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreError, StoreFormatError
 from mqtemplate.event_log import get_logger
+from mqtemplate.services import wall_time
 from mqtemplate.store.files.mapped_file import MappedFile
 from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.store.index.geometry import NEW_GEOMETRY, Geometry, find_geometry
@@ -223,18 +224,18 @@ class IndexService:
     def changed(self) -> None:
         """Plan a step, after the first write since the log was indexed completely."""
         if self._due_ms is None:
-            self._due_ms = self._clock.now_ms() + _INTERVAL_MS
+            self._due_ms = self._clock.steady_ms() + _INTERVAL_MS
             self._wake()
 
     def hurry(self) -> None:
         """Plan a step now: many new records are in memory."""
-        self._due_ms = self._clock.now_ms()
+        self._due_ms = self._clock.steady_ms()
         self._wake()
 
     def step(self) -> int | None:
-        now = self._clock.now_ms()
+        now = self._clock.steady_ms()
         if self._due_ms is None or self._due_ms > now:
-            return self._due_ms
+            return wall_time(self._clock, self._due_ms)
         end = self._end()
         is_growing, self._seen_end = end != self._seen_end, end
         with self._mutex:
@@ -246,7 +247,7 @@ class IndexService:
             self._due_ms = now + (_BUSY_PAUSE_MS if is_growing and not is_behind else _PAUSE_MS)
         else:
             self._due_ms = now + _INTERVAL_MS if is_growing else None
-        return self._due_ms
+        return wall_time(self._clock, self._due_ms)
 
     def index_recent(self) -> None:
         """Index new records in the thread that wrote them, if there are enough: mostly for less than a millisecond.
@@ -366,6 +367,9 @@ class IndexService:
 
     def _candidates_in(self, file: IndexFile, key_hash: int, begin_ms: int, end_ms: int) -> Iterator[int]:
         unit: int | None = None
+        header = file.header
+        if self._log.clock_steps.are_between(header.begin_physical_offset, header.end_physical_offset):
+            begin_ms, end_ms = 0, _MAX_TIME_MS  # chains are not in the order of time
         while unit != 0:
             with self._mutex:  # for some units only: the caller may pause between two candidates
                 if file.is_closed or not file.may_contain(begin_ms, end_ms):

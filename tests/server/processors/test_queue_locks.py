@@ -42,6 +42,19 @@ def test_a_lock_expires_a_minute_after_it_was_last_renewed(locks: QueueLocks, cl
     assert locks.lock("billing", "b", QUEUES[:1]) == QUEUES[:1]
 
 
+@pytest.mark.parametrize("step_ms", [3_600_000, 10 * 365 * 86_400_000])
+def test_a_lock_expires_in_time_whatever_the_clock_does(locks: QueueLocks, clock: VirtualClock, step_ms: int) -> None:
+    """A lock taken while the clock was ahead must not keep an ORDERLY queue from all others for years."""
+    clock.move_ms(step_ms)
+    locks.lock("billing", "a", QUEUES[:1])
+    clock.move_ms(-step_ms)
+
+    clock.move_ms(59_999)
+    assert locks.lock("billing", "b", QUEUES[:1]) == []
+    clock.move_ms(1)
+    assert locks.lock("billing", "b", QUEUES[:1]) == QUEUES[:1]
+
+
 def test_only_the_owner_releases_a_lock(locks: QueueLocks) -> None:
     locks.lock("billing", "a", QUEUES[:1])
 

@@ -14,7 +14,7 @@ class OpenTransaction:
     """A half message whose transaction has no end.
 
     Attributes:
-        due_ms: Time of the next transaction check.
+        due_ms: Time of the next transaction check, of `Clock.steady_ms`.
         earlier: Queue offsets at which the half message was stored before.
     """
 

@@ -31,6 +31,7 @@ from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import PRODUCER_GROUP, REAL_QID, REAL_TOPIC, UNIQ_KEY, find_property
 from mqtemplate.results import TransactionState
+from mqtemplate.services import wall_time
 from mqtemplate.store.commit_log import PutResult
 from mqtemplate.store.consumer_offsets import ConsumerOffsets
 from mqtemplate.store.message_store import MessageStore
@@ -85,7 +86,7 @@ class TransactionService:
         self._settings = settings
         self._max_age_ms = settings.file_reserved_time * 3_600_000  # retention may delete an older half message
         self._checkers: list[TransactionChecker] = []
-        self._peer_log = LimitedLog(_log, store.clock.now_ms)
+        self._peer_log = LimitedLog(_log, store.clock.steady_ms)
         self._lock = threading.Lock()
         self._open = OpenTransactions()
         self._end_offset = 0  # one past the last half message
@@ -158,7 +159,7 @@ class TransactionService:
         if (older := newest.get(message)) is not None:
             self._replace(older, None)
             earlier = (*older.earlier, older.queue_offset)
-        due_ms = record.store_timestamp + self._wait_ms(record.properties_bytes)
+        due_ms = self._due_ms(record)
         newest[message] = half = OpenTransaction(
             record.queue_offset, record.physical_offset, record.total_size, due_ms, earlier
         )
@@ -179,6 +180,13 @@ class TransactionService:
         except (IndexError, CorruptRecordError) as exc:
             _log.error("transaction.half_lost", queue_offset=queue_offset, reason=str(exc))
             return None
+
+    def _due_ms(self, record: StoredRecord) -> int:
+        """Return the steady time of the next check of a half message from an earlier run."""
+        wait_ms, clock = self._wait_ms(record.properties_bytes), self._store.clock
+        # A half message of the future was stored while the clock was ahead: it waits no longer than a new one.
+        left_ms = min(record.store_timestamp + wait_ms - clock.now_ms(), wait_ms)
+        return clock.steady_ms() + left_ms
 
     def _wait_ms(self, properties: bytes) -> int:
         """Return the time from the store timestamp of a half message to its next check."""
@@ -208,7 +216,7 @@ class TransactionService:
 
     def _add(self, put: PutResult, properties: bytes, earlier: tuple[int, ...]) -> int:
         """Add the transaction of a half message that was just stored, and return the time of its next check."""
-        due_ms = put.store_timestamp + self._wait_ms(properties)
+        due_ms = self._store.clock.steady_ms() + self._wait_ms(properties)
         self._open.add(OpenTransaction(put.queue_offset, put.physical_offset, put.size, due_ms, earlier))
         self._end_offset = put.queue_offset + 1
         return due_ms
@@ -255,7 +263,7 @@ class TransactionService:
             _check_owner(record, half, half_offset, physical_offset, group)
             end = self._end(half, record, state)
             self._ends[state].add()
-        self._wake_before(self._store.clock.now_ms() + _PROGRESS_MS)
+        self._wake_before(self._store.clock.steady_ms() + _PROGRESS_MS)
         return end
 
     def _end(self, half: OpenTransaction, record: StoredRecord, state: TransactionState) -> TransactionEnd:
@@ -281,7 +289,7 @@ class TransactionService:
         puts = self._store.put_all([op] if successor is None else [op, successor])
         self._ops.add(puts[0].queue_offset, half_offset)
         if self._progress_due_ms is None:
-            self._progress_due_ms = now_ms + _PROGRESS_MS
+            self._progress_due_ms = self._store.clock.steady_ms() + _PROGRESS_MS
         return puts
 
     # --- checks --------------------------------------------------------------------------------
@@ -297,11 +305,11 @@ class TransactionService:
     def producer_connected(self) -> None:
         """A producer connected: check the transactions now whose group had no producer."""
         with self._lock:
-            self._open.schedule_deferred(self._store.clock.now_ms())
+            self._open.schedule_deferred(self._store.clock.steady_ms())
         self._wake()
 
     def step(self) -> int | None:
-        now_ms = self._store.clock.now_ms()
+        now_ms = self._store.clock.steady_ms()
         self._peer_log.summarize()
         for _ in range(_MAX_CHECKS_PER_STEP):
             with self._lock:
@@ -317,7 +325,7 @@ class TransactionService:
         with self._lock:
             due = [due_ms for due_ms in (self._open.next_due_ms(), self._progress_due_ms) if due_ms is not None]
             self._next_step_ms = min(due, default=None)
-        return self._next_step_ms
+        return wall_time(self._store.clock, self._next_step_ms)
 
     def _prepare_check(self, half: OpenTransaction, now_ms: int) -> tuple[TransactionChecker, TransactionCheck] | None:
         """Store the half message with one more check, and return the check; or discard it after the last check."""
@@ -332,7 +340,7 @@ class TransactionService:
                 self._discard(half, record, f"no answer to {checks} transaction checks")
             elif checker is not None:
                 return checker, self._renew(half, record, group, checks + 1)
-            elif now_ms - record.store_timestamp >= self._max_age_ms:
+            elif self._store.clock.now_ms() - record.store_timestamp >= self._max_age_ms:
                 self._discard(half, record, "no producer of its group was connected for too long")
             else:
                 self._peer_log.log(WARNING, "transaction.check_deferred", group=group, half_offset=half.queue_offset)

@@ -74,7 +74,7 @@ class Members:
         self.lock_changes = PeriodicService("remote.lock_changes", self._change_locks, clock, _NO_RETRY_MS)
         self.pull_retries = PeriodicService("remote.pull", self._retry_pulls, clock, _NO_RETRY_MS)
         self._due_members: set[RemoteConsumer] = set()
-        self._rebalanced_ms = clock.now_ms()
+        self._rebalanced_ms = clock.steady_ms()
         self._offsets = BrokerOffsets(self.context)
         self._lock = threading.Lock()
         self._instances = [self.context.instance]
@@ -272,7 +272,7 @@ class Members:
 
     def _rebalance(self) -> int | None:
         """Rebalance all members if that is due, or those that it is requested for or that need it."""
-        now_ms = self.context.clock.now_ms()
+        now_ms = self.context.clock.steady_ms()
         interval_ms = self.context.settings.rebalance_interval_ms
         all_members = now_ms - self._rebalanced_ms >= interval_ms
         if all_members:
@@ -288,7 +288,7 @@ class Members:
         """Repeat the failed pulls that are due."""
         retries = [member.pulls.retry() for member in self.all()]
         due_ms = min((each for each in retries if each is not None), default=None)
-        return None if due_ms is None else max(0, due_ms - self.context.clock.now_ms())
+        return None if due_ms is None else max(0, due_ms - self.context.clock.steady_ms())
 
     def _flush_offsets(self) -> None:
         self._for_each(RemoteConsumer.flush_offsets, "remote.commit_failed")

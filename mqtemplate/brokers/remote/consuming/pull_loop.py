@@ -209,7 +209,7 @@ class PullLoop:
             was_settled = state.is_settled
             if isinstance(outcome, PullFailed):
                 state.is_settled = True  # poll() must not wait for a broker that fails
-                state.retry_ms = self.clock.now_ms() + outcome.retry_ms
+                state.retry_ms = self.clock.steady_ms() + outcome.retry_ms
                 state.needs_heartbeat = outcome.needs_heartbeat
                 state.broker_id = 0  # a replica that the broker suggested may be away now
             else:
@@ -228,7 +228,7 @@ class PullLoop:
 
     def retry(self) -> int | None:
         """Repeat the failed pulls that are due; return the time of the next one."""
-        now_ms = self.clock.now_ms()
+        now_ms = self.clock.steady_ms()
         with self._lock:
             due = [each for each in self._states.values() if each.retry_ms is not None and each.retry_ms <= now_ms]
             for state in due:

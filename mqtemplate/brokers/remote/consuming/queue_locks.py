@@ -56,7 +56,7 @@ class QueueLocks:
         """Return the queues whose locks were not renewed in time: they must not be read."""
         if not self._renewed_ms:
             return frozenset()
-        oldest_ms = self.clock.now_ms() - self.live_ms
+        oldest_ms = self.clock.steady_ms() - self.live_ms
         with self._lock:
             return frozenset([queue for queue, at_ms in self._renewed_ms.items() if at_ms <= oldest_ms])
 
@@ -125,7 +125,7 @@ class QueueLocks:
 
     def _lock_all(self, queues: Iterable[MessageQueue]) -> dict[str, set[MessageQueue] | BrokerError]:
         """Send lock requests to all brokers at once; return the locked queues, or the error, of each."""
-        by_broker, requested_ms = _by_broker(queues), self.clock.now_ms()
+        by_broker, requested_ms = _by_broker(queues), self.clock.steady_ms()
         results = self.requests.lock(by_broker)
         with self._lock:
             for broker_name, locked in results.items():

@@ -195,7 +195,7 @@ class Producer:
     def _has_other_broker(self, route: TopicRoute, target: _Target) -> bool:
         if not self._avoid_until:
             return True
-        now_ms = self._clock.now_ms()
+        now_ms = self._clock.steady_ms()
         return any(
             name != target.queue.broker_name and self._avoid_until.get(name, 0) <= now_ms
             for name in route.write_brokers
@@ -292,7 +292,7 @@ class Producer:
         chosen = queues[route.next_turn() % len(queues)]
         if last_broker is None and not self._avoid_until:
             return chosen
-        now_ms = self._clock.now_ms()
+        now_ms = self._clock.steady_ms()
         for _ in queues:
             if chosen.broker_name != last_broker and self._avoid_until.get(chosen.broker_name, 0) <= now_ms:
                 return chosen
@@ -302,7 +302,7 @@ class Producer:
 
     def avoid(self, target: _Target) -> None:
         """Prefer other brokers than the target's for some time."""
-        self._avoid_until[target.queue.broker_name] = self._clock.now_ms() + self._settings.send_avoid_ms
+        self._avoid_until[target.queue.broker_name] = self._clock.steady_ms() + self._settings.send_avoid_ms
 
     def result(self, request: SendRequest, target: _Target, response: RemotingCommand) -> SendResult:
         """Return the result of a send.
