@@ -93,8 +93,9 @@ def host_name(host: str) -> str | None:
     if not _HOST.fullmatch(host):
         return None
     try:
-        return urlsplit(f"//{host}").hostname
-    except ValueError:
+        parts = urlsplit(f"//{host}")
+        return parts.hostname if parts.port is None or parts.port else None
+    except ValueError:  # such as a port above 65535
         return None
 
 

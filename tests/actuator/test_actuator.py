@@ -23,7 +23,7 @@ from mqtemplate.errors import ConfigurationError
 from mqtemplate.testing import Harness
 from tests.waiting import eventually
 
-TOKEN = "open sesame"
+TOKEN = "open-sesame-0123456789"
 BEARER = f"Bearer {TOKEN}"
 KEYS = {
     "rocketmq.name-server": "embedded:memory",
@@ -51,7 +51,7 @@ class Shop:
         return document
 
     def answer(
-        self, method: str, path: str, query: list[tuple[str, str]] | None = None, change: object = None, token: str = ""
+        self, method: str, path: str, query: list[tuple[str, str]] | None = None, change: object = None, token: str = BEARER
     ) -> tuple[int, Any]:
         body = b"" if change is None else json.dumps(change).encode()
         response = self.actuator.respond(method, path, query or [], token, body, "10.0.0.7")

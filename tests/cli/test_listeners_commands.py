@@ -17,6 +17,9 @@ from tests.server.process import BrokerProcess
 from tests.waiting import eventually
 
 
+TOKEN = "t-0123456789abcde"
+
+
 @message_listener(topic="orders", consumer_group="billing", id="bill")
 def bill(order: str) -> None: ...
 
@@ -30,17 +33,21 @@ class Running:
         self._config = config
         self._line = line
 
-    def __call__(self, *arguments: str, url: str | None = None, token: str | None = "t-1") -> Result:
+    def __call__(self, *arguments: str, url: str | None = None, token: str | None = TOKEN) -> Result:
         words = ["listeners", *arguments, "--config", str(self._config)]
         words += [] if arguments[0] == "--help" else ["--url", url or self.url]
-        return self._line.plain(*words, *(["--token", token] if token else []))
+        if token:
+            file = self._config / "token"
+            file.write_text(f"{token}\n", "utf-8")
+            words += [] if arguments[0] == "--help" else ["--token-file", str(file)]
+        return self._line.plain(*words)
 
 
 @pytest.fixture
 def running(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Running]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    keys = {"enabled": True, "port": port, "token": "t-1"}
+    keys = {"enabled": True, "port": port, "token": TOKEN}
     settings = {"rocketmq.name-server": "embedded:memory"}
     settings |= {f"mqtemplate.management.{key}": value for key, value in keys.items()}
     (tmp_path / "config").mkdir()
@@ -107,7 +114,7 @@ def test_the_concurrency_of_a_listener_is_changed(running: Running) -> None:
 
 def test_the_address_and_the_token_are_those_of_the_configuration(running: Running, tmp_path: Path) -> None:
     port = running.url.rpartition(":")[2]
-    text = f"mqtemplate: {{management: {{enabled: true, port: {port}, token: t-1}}}}"
+    text = f"mqtemplate: {{management: {{enabled: true, port: {port}, token: {TOKEN}}}}}"
     (tmp_path / "config" / "application.yml").write_text(text)
 
     result = running._line.plain("listeners", "pause", "bill", "--config", str(tmp_path / "config"))
@@ -118,7 +125,7 @@ def test_the_address_and_the_token_are_those_of_the_configuration(running: Runni
 def test_errors_name_the_cause(running: Running) -> None:
     unknown = running("pause", "mail")
     no_token = running("pause", "bill", token=None)
-    wrong = running("pause", "bill", token="t-2")
+    wrong = running("pause", "bill", token="t-other-0123456789")
     no_place = running("seek", "bill")
     not_there = running("ls", url="http://127.0.0.1:1")
     no_url = running("ls", url="shop:9090")
