@@ -113,7 +113,7 @@ def _apply_of(container: ListenerContainer, action: str, change: Mapping[str, An
     if action == "seek":
         return _seek_of(container, change)
     if action == "concurrency":
-        return lambda: _set_concurrency(container, change.get("number"))
+        return _concurrency_of(container, change.get("number"))
     return container.pause if action == "pause" else container.resume
 
 
@@ -160,7 +160,9 @@ def _seek_of(container: ListenerContainer, change: Mapping[str, Any]) -> Callabl
         )
     queue_fields = [key for key in ("topic", "queue", "broker") if key in change]
     if queue_fields and "offset" not in change:
-        raise InvalidChangeError(f"{given[0]} is for all queues of the listener; give {queue_fields[0]} with offset only")
+        raise InvalidChangeError(
+            f"{given[0]} is for all queues of the listener; give {queue_fields[0]} with offset only"
+        )
     if "offset" in change:
         queue, queue_offset = _queue_of(container, change), change["offset"]
         if type(queue_offset) is not int or not 0 <= queue_offset <= _MAX_LONG:
@@ -177,13 +179,18 @@ def _seek_of(container: ListenerContainer, change: Mapping[str, Any]) -> Callabl
     return lambda: _checked(lambda: container.reset_to_time(time))
 
 
-def _set_concurrency(container: ListenerContainer, number: object) -> None:
+def _concurrency_of(container: ListenerContainer, number: object) -> Callable[[], None]:
     if type(number) is not int or abs(number) > _MAX_LONG:
         raise InvalidChangeError(f"concurrency needs number, a whole number of handlers, got {_shown(number)}")
-    try:
-        container.set_concurrency(number)
-    except ListenerError as exc:
-        raise InvalidChangeError(str(exc)) from exc
+    wanted = number
+
+    def apply() -> None:
+        try:
+            container.set_concurrency(wanted)
+        except ListenerError as exc:
+            raise InvalidChangeError(str(exc)) from exc
+
+    return apply
 
 
 def _checked(seek: Callable[[], None]) -> None:

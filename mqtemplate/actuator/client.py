@@ -46,7 +46,8 @@ class ApplicationDocuments(Protocol):
 class ActuatorClient:
     """Client of the actuator of another process.
 
-    The token goes to this address only: redirects are refused, and proxies of the environment are not used for loopback.
+    The token goes to this address only: redirects are refused, and loopback is reached without the proxies of the
+    environment.
 
     Args:
         url: ``http://host:port``, with or without ``/actuator``.

@@ -57,7 +57,11 @@ def _servers(app: MQApplication) -> dict[str, Any]:
     choice = app.settings.broker_choice
     addresses = app.settings.rocketmq.name_server.split(";") if isinstance(choice, RemoteCluster) else ()
     return {
-        f"name-server-{number}": {"host": masked_text(address.strip()), "protocol": _PROTOCOL, "description": "Name server"}
+        f"name-server-{number}": {
+            "host": masked_text(address.strip()),
+            "protocol": _PROTOCOL,
+            "description": "Name server",
+        }
         for number, address in enumerate(filter(None, addresses), start=1)
     }
 

@@ -19,7 +19,7 @@ from mqtemplate.http.tokens import TokenAnswer, TokenCheck, checked_token, monot
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 _MAX_SESSIONS = 100
-_IDLE_MS = 60 * 60_000
+_IDLE_MS = 4 * 60 * 60_000
 _LONGEST_MS = 12 * 60 * 60_000
 
 
@@ -45,7 +45,7 @@ class Access:
       address (DNS rebinding) and read the answers.
     - Reading needs a session. A change needs *allow_changes* too, a token in the form, and an ``Origin`` of this site.
     - The cookie of a session is random, ``HttpOnly`` and ``SameSite=Strict``. Only its hash is stored. A session ends
-      with the sign-out, after an hour without a request, and after twelve hours.
+      with the sign-out, after four hours without a request, and after twelve hours.
 
     Args:
         token: Token of the link to sign in; by default a new random one.
@@ -79,7 +79,8 @@ class Access:
     def is_host_allowed(self, request: HttpRequest) -> bool:
         """Return True if the request names an allowed host."""
         name = host_name(request.headers.get("host", ""))
-        # RFC 6761: a name below localhost always means this machine. With one of its own, a dashboard has its own cookies.
+        # RFC 6761: a name below localhost always means this machine. With a name of its own, a dashboard has its own
+        # cookies.
         return name is not None and (name in self.allowed_hosts or name.endswith(".localhost"))
 
     # --- the session ---------------------------------------------------------------------------

@@ -79,7 +79,9 @@ class Call:
             MessageError: Its last field is missing.
         """
         if self.fields(FORM_END[0]) != [FORM_END[1]]:
-            raise MessageError("the end of the form is missing, so nothing was changed; reload the page, and send it again")
+            raise MessageError(
+                "the end of the form is missing, so nothing was changed; reload the page, and send it again"
+            )
 
     def field(self, name: str) -> str:
         """Return the value of a field of the form; empty if it is missing.

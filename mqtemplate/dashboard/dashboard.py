@@ -182,7 +182,9 @@ class Dashboard:
             return self._site.page(call, "sign_in.html", error="")
         cookie = access.sign_in(token.strip(), call.request)
         if cookie is TokenAnswer.TOO_MANY:
-            error = "The token is wrong. There were too many wrong ones, so this one is not logged; the right one works."
+            error = (
+                "The token is wrong. There were too many wrong ones, so this one is not logged; the right one works."
+            )
             return self._site.page(call, "sign_in.html", 429, error=error)
         if isinstance(cookie, TokenAnswer):
             _log.warning("dashboard.sign_in_failed", remote=call.request.remote)

@@ -304,9 +304,7 @@ class _Connection:
 
     def _read_body(self, head: RequestHead) -> bytes:
         headers = head.headers
-        size = body_length(
-            headers.get("content-length"), headers.get("transfer-encoding"), self._owner.max_body_bytes
-        )
+        size = body_length(headers.get("content-length"), headers.get("transfer-encoding"), self._owner.max_body_bytes)
         expected = headers.get("expect")
         if expected is not None and expected.lower() != "100-continue":
             raise RefusedRequestError(417, f"the only expectation is 100-continue, got {expected[:40]!r}")

@@ -36,7 +36,9 @@ class Shop:
         self._actuator = app.get(Actuator)
 
     def state(self) -> dict[str, Any]:
-        [found] = json.loads(self._actuator.respond("GET", "/schedules", authorization=f"Bearer {TOKEN}").body)["schedules"]
+        [found] = json.loads(self._actuator.respond("GET", "/schedules", authorization=f"Bearer {TOKEN}").body)[
+            "schedules"
+        ]
         return dict(found)
 
     def change(self, name: str = "report", token: str = TOKEN, **change: object) -> tuple[int, Any]:

@@ -16,7 +16,6 @@ from tests.cli.running import CommandLine, Result
 from tests.server.process import BrokerProcess
 from tests.waiting import eventually
 
-
 TOKEN = "t-0123456789abcde"
 
 

@@ -85,12 +85,16 @@ def ls(call: Invocation, url: Url = None, token_file: TokenFile = None, token: T
     call.output.table(found, _COLUMNS, "the application has no listeners")
 
 
-def pause(call: Invocation, listener: Listener, url: Url = None, token_file: TokenFile = None, token: Token = None) -> None:
+def pause(
+    call: Invocation, listener: Listener, url: Url = None, token_file: TokenFile = None, token: Token = None
+) -> None:
     """Pause a listener: its handlers finish, and no further one starts. Its queues stay assigned."""
     _change(call, listener, {"action": "pause"}, url, token_file)
 
 
-def resume(call: Invocation, listener: Listener, url: Url = None, token_file: TokenFile = None, token: Token = None) -> None:
+def resume(
+    call: Invocation, listener: Listener, url: Url = None, token_file: TokenFile = None, token: Token = None
+) -> None:
     """Resume a paused listener."""
     _change(call, listener, {"action": "resume"}, url, token_file)
 

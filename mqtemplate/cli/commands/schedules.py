@@ -66,12 +66,16 @@ def pause(
     _change(call, schedule, {"action": "pause"} | ({} if until is None else {"until": until}), url, token_file)
 
 
-def resume(call: Invocation, schedule: Name, url: Url = None, token_file: TokenFile = None, token: Token = None) -> None:
+def resume(
+    call: Invocation, schedule: Name, url: Url = None, token_file: TokenFile = None, token: Token = None
+) -> None:
     """End the pause of a schedule."""
     _change(call, schedule, {"action": "resume"}, url, token_file)
 
 
-def trigger(call: Invocation, schedule: Name, url: Url = None, token_file: TokenFile = None, token: Token = None) -> None:
+def trigger(
+    call: Invocation, schedule: Name, url: Url = None, token_file: TokenFile = None, token: Token = None
+) -> None:
     """Run a schedule now, in one of the processes that have it. Its next run is unchanged."""
     _change(call, schedule, {"action": "trigger"}, url, token_file)
 

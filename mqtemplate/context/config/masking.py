@@ -45,7 +45,7 @@ def is_secret_name(name: str, *, is_declared: bool = False) -> bool:
     """Return True if a key of this name has a secret value.
 
     Args:
-        is_declared: The library declares the key, and its type says what it is; a last word such as ``auth`` says nothing.
+        is_declared: The library declares the key with its type, so a last word such as ``auth`` says nothing.
     """
     # A property of the JVM is -Dname=value.
     words = [word.lower() for word in _WORD.findall(unquote(name).removeprefix("-D"))]

@@ -24,7 +24,6 @@ Location = tuple[int | str, ...]
 """A position below a section in pydantic's form: field names, keys of maps, indices of lists."""
 
 
-
 @dataclass(frozen=True, slots=True)
 class FieldShape:
     """The keys that a field has below it.

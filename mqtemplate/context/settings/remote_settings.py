@@ -32,7 +32,9 @@ def remote_settings(settings: AppSettings) -> RemoteSettings:
     """
     cluster = settings.broker_choice
     if not isinstance(cluster, RemoteCluster):
-        raise ConfigurationError(f"rocketmq.name-server is {masked(settings.rocketmq.name_server)!r}, which is no cluster")
+        raise ConfigurationError(
+            f"rocketmq.name-server is {masked(settings.rocketmq.name_server)!r}, which is no cluster"
+        )
     check_cluster_support(settings)
     producer, own = settings.rocketmq.producer, settings.mqtemplate.cluster
     defaults = RemoteSettings(name_servers=cluster.addresses)

@@ -181,7 +181,9 @@ class Clusters:
         try:
             parsed = parse_name_server(choice.name_server)
         except ValueError as exc:
-            raise ListenerError(f"listener {listener}: name_server: {masked_text(str(exc))}, got {masked(choice.name_server)!r}") from exc
+            raise ListenerError(
+                f"listener {listener}: name_server: {masked_text(str(exc))}, got {masked(choice.name_server)!r}"
+            ) from exc
         if choice != ClusterChoice(name_server=choice.name_server):
             return None
         address = _address_of(parsed, self._context.settings)
