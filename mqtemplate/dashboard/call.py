@@ -18,6 +18,7 @@ T = TypeVar("T")
 
 _FORM = "application/x-www-form-urlencoded"
 _MAX_FIELDS = 3_000
+_REPEATED = frozenset({"handle", "letter", "name", "value"})
 FORM_END = ("form_end", "complete")
 """Last field of each form for a change: without it the form was cut off, and a missing field would widen the change."""
 _MAX_DIGITS = 14
@@ -76,12 +77,14 @@ class Call:
         """Check that the whole form has arrived.
 
         Raises:
-            MessageError: Its last field is missing.
+            MessageError: Its last field is missing, or it has a field twice.
         """
         if self.fields(FORM_END[0]) != [FORM_END[1]]:
             raise MessageError(
                 "the end of the form is missing, so nothing was changed; reload the page, and send it again"
             )
+        for name in {key for key, _ in self.form} - _REPEATED:
+            self.field(name)
 
     def field(self, name: str) -> str:
         """Return the value of a field of the form; empty if it is missing.

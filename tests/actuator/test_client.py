@@ -130,7 +130,7 @@ def test_an_url_that_is_no_actuator_is_refused_without_its_password(url: str) ->
 
 @pytest.mark.parametrize(
     ("body", "text"),
-    [(b"[" * 100_000, "nested too deeply"), (b"<html>", "Expecting value"), (b"\xff\xff\xff", "decode")],
+    [(b"[" * 100_000, "nested too deeply"), (b"<html>", "Expecting value"), (b"\xff\xff\xff", "invalid start byte")],
 )
 def test_a_document_that_cannot_be_read_is_an_error(body: bytes, text: str) -> None:
     with (
