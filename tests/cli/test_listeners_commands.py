@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import socket
@@ -135,6 +136,36 @@ def test_errors_name_the_cause(running: Running) -> None:
     assert (no_place.code, "seek needs one of" in no_place.errors) == (1, True)
     assert (not_there.code, "no actuator answers at http://127.0.0.1:1/actuator" in not_there.errors) == (1, True)
     assert (no_url.code, "must be http://host:port" in no_url.errors) == (2, True)
+
+
+def test_the_token_comes_from_a_file_standard_input_or_the_environment(
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ls(*arguments: str) -> Result:
+        return running("ls", *arguments, token=None)
+
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{TOKEN}\n"))
+    piped = ls("--token-file", "-")
+    missing = ls("--token-file", str(tmp_path / "nothing"))
+    (tmp_path / "empty").write_text(" \n", "utf-8")
+    empty = ls("--token-file", str(tmp_path / "empty"))
+    without = ls()
+    monkeypatch.setenv("MQTEMPLATE_MANAGEMENT_TOKEN", TOKEN)
+    of_environment = ls()
+
+    assert (piped.code, of_environment.code) == (0, 0)
+    assert (missing.code, "the token cannot be read from" in missing.errors) == (1, True)
+    assert (empty.code, "empty contains no token; write the value of" in empty.errors) == (1, True)
+    assert (without.code, "reading listeners needs the header" in without.errors) == (1, True)
+
+
+def test_a_token_among_the_arguments_is_refused(running: Running) -> None:
+    """All users of the machine see them."""
+    result = running("pause", "bill", "--token", TOKEN, token=None)
+
+    assert result.code == 2
+    assert "give --token-file FILE, or set MQTEMPLATE_MANAGEMENT_TOKEN" in " ".join(result.errors.split())
+    assert TOKEN not in result.errors
 
 
 def test_without_an_address_the_command_names_both_ways(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
