@@ -31,11 +31,13 @@ class Session:
         form_token: Token of each form. Only pages of this session contain it.
         created_ms: Time of the sign-in.
         used_ms: Time of the last request.
+        user: User id of the browser's process; None if it is not on this machine.
     """
 
     form_token: str
     created_ms: int
     used_ms: int
+    user: int | None
 
 
 class Access:
@@ -44,6 +46,8 @@ class Access:
     - The header ``Host`` must name an allowed host. Otherwise a page of another site could point its own name to this
       address (DNS rebinding) and read the answers.
     - Reading needs a session. A change needs *allow_changes* too, a token in the form, and an ``Origin`` of this site.
+    - A browser sends its cookies to all ports of a host, so also to a server of another user of this machine. A session
+      is only valid for the user whose process signed in, where the server knows it.
     - The cookie of a session is random, ``HttpOnly`` and ``SameSite=Strict``. Only its hash is stored. A session ends
       with the sign-out, after four hours without a request, and after twelve hours.
 
@@ -93,6 +97,8 @@ class Access:
             session = self._sessions.get(key)
             if session is None:
                 return None
+            if session.user is not None and request.user not in (None, session.user):
+                return None
             if now_ms - session.used_ms > _IDLE_MS or now_ms - session.created_ms > _LONGEST_MS:
                 del self._sessions[key]
                 return None
@@ -116,7 +122,7 @@ class Access:
         value, now_ms = secrets.token_urlsafe(32), monotonic_ms(self._clock)
         with self._lock:
             self._sessions.pop(self._key_of(request), None)
-            self._sessions[_hash(value)] = Session(secrets.token_hex(32), now_ms, now_ms)
+            self._sessions[_hash(value)] = Session(secrets.token_hex(32), now_ms, now_ms, request.user)
             while len(self._sessions) > _MAX_SESSIONS:
                 self._sessions.popitem(last=False)  # the one that was used longest ago
         return self._cookie(value, request)

@@ -29,6 +29,7 @@ class HttpRequest:
         headers: Names in lower case -> values.
         remote: Address of the client.
         is_secure: The client uses HTTPS, as far as the server knows.
+        user: User id of the client's process; None if it is on another machine, or unknown.
     """
 
     method: str
@@ -39,6 +40,7 @@ class HttpRequest:
     body: bytes = b""
     remote: str = ""
     is_secure: bool = False
+    user: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

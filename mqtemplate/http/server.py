@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from email.utils import formatdate
+from functools import cached_property
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qsl, unquote
@@ -19,6 +20,7 @@ from urllib.parse import parse_qsl, unquote
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.event_log import EventLogger
 from mqtemplate.http.exchange import HttpHandler, HttpRequest, HttpResponse, below, refused
+from mqtemplate.http.local_users import local_user
 from mqtemplate.http.request_head import (
     MAX_HEAD_BYTES,
     RefusedRequestError,
@@ -236,6 +238,10 @@ class _Connection:
         self._received = b""
         self._keeps_open = True
 
+    @cached_property
+    def _user(self) -> int | None:
+        return local_user(self.socket)
+
     def abort(self) -> None:
         """Wake the thread of the connection: it finds the connection at its end."""
         try:
@@ -340,6 +346,7 @@ class _Connection:
             headers=head.headers,
             body=body,
             remote=str(self.client_address[0]),
+            user=None if is_urgent else self._user,
         )
         try:
             response = owner.handler(request)

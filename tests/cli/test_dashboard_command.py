@@ -25,6 +25,7 @@ from tests.cli.running import CommandLine, place, prepare
 from tests.server.process import BrokerProcess
 
 pytestmark = [pytest.mark.feature("14.2"), pytest.mark.slow]
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a process of another user")
 
 
 TOKEN = "t-0123456789abcde"
@@ -62,7 +63,13 @@ class Client:
     """A browser without scripts, with cookies."""
 
     def __init__(self) -> None:
-        self._opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
+        self._cookies = CookieJar()
+        self._opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(self._cookies))
+
+    @property
+    def cookie(self) -> str:
+        """The header ``Cookie`` as it is sent."""
+        return "; ".join(f"{each.name}={each.value}" for each in self._cookies)
 
     def get(self, address: str, body: bytes | None = None) -> tuple[int, str]:
         try:
@@ -189,16 +196,39 @@ os.setgroups([])
 os.setgid(65534)
 os.setuid(65534)  # after the imports: the folder of the library may be closed to this user
 found = {}
-for address, path in json.loads(sys.argv[1]):
+for address, path, cookie in json.loads(sys.argv[1]):
     connection = http.client.HTTPConnection(address, timeout=60)
-    connection.request("GET", path)
+    connection.request("GET", path, headers={"Cookie": cookie})
     answer = connection.getresponse()
     found[path] = (answer.status, answer.read().decode())
 print(json.dumps(found))
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a process of another user")
+def as_another_user(requests: list[tuple[str, str, str]]) -> dict[str, tuple[int, str]]:
+    """Return status and text of each path. A request has an address, a path, and a cookie."""
+    command = [sys.executable, "-I", "-c", _OTHER_USER, json.dumps(requests)]
+    result = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return {path: (status, text) for path, (status, text) in json.loads(result.stdout).items()}
+
+
+@needs_root
+def test_the_session_of_a_user_is_not_valid_for_another_user_of_the_machine(tmp_path: Path) -> None:
+    """A browser sends a cookie to all ports of its host, so also to a server of another user."""
+    store = ("--store", str(tmp_path / "store"), "--config", str(tmp_path))
+    with place("folder", tmp_path, prepare), dashboard(*store) as link:
+        client, base = Client(), base_of(link)
+        client.get(link)
+        address = base.removeprefix("http://").rstrip("/")
+        copied = as_another_user([(address, "/topics", client.cookie), (address, "/groups", client.cookie)])
+        own = client.get(f"{base}topics")[0]
+
+    assert (copied["/topics"][0], copied["/groups"][0], own) == (401, 401, 200)
+    assert "orders" not in copied["/topics"][1]
+
+
+@needs_root
 def test_another_user_of_the_machine_reads_nothing_without_the_token(tmp_path: Path) -> None:
     """Every user can connect to a loopback port, and the folder of the store is closed to them."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -211,14 +241,11 @@ def test_another_user_of_the_machine_reads_nothing_without_the_token(tmp_path: P
         with dashboard(*store) as link:
             own = base_of(link).removeprefix("http://").rstrip("/")
             pages = ("/", "/topics", "/messages?topic=orders", "/dead-letters?group=billing", "/tail/stream?topic=a")
-            requests = [(own, page) for page in pages]
-            requests += [(f"127.0.0.1:{port}", f"/dashboard{page}") for page in pages]
-            requests += [(f"127.0.0.1:{port}", f"/actuator/{page}") for page in ("configprops", "health", "prometheus")]
-            command = [sys.executable, "-I", "-c", _OTHER_USER, json.dumps(requests)]
-            result = subprocess.run(command, check=False, capture_output=True, text=True)
-
-    assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout)
+            requests = [(own, page, "") for page in pages]
+            requests += [(f"127.0.0.1:{port}", f"/dashboard{page}", "") for page in pages]
+            paths = ("configprops", "health", "prometheus")
+            requests += [(f"127.0.0.1:{port}", f"/actuator/{page}", "") for page in paths]
+            found = as_another_user(requests)
     open_paths = ("/actuator/health", "/actuator/prometheus")
     assert [found[path][0] for path in open_paths] == [200, 200]
     assert {path: status for path, (status, _) in found.items() if status != 401 and path not in open_paths} == {}
