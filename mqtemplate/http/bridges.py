@@ -95,7 +95,7 @@ def asgi_application(handler: HttpHandler, max_body_bytes: int) -> AsgiApp:
             response = refused(exc)
         else:
             if request is None:
-                return  # the client went away before the end of its body, and there is nobody to answer
+                return  # the client went away before the end of its body
             response = await _handled(handler, request)
         encoded = [(name.lower().encode(), value.encode("latin-1")) for name, value in response.all_headers]
         try:

@@ -215,7 +215,7 @@ class _Server(socketserver.ThreadingTCPServer):
         try:
             connection.serve()
         except _ClientGoneError:
-            pass  # there is nobody to answer
+            pass  # no client to answer
         except Exception:
             self.handle_error(connection.socket, connection.client_address)
         finally:

@@ -412,13 +412,17 @@ def test_wsgi_closes_a_stream_that_was_never_sent(echo: Echo) -> None:
 class Stream(Iterator[bytes]):
     """A stream that notes that it was closed; each part waits for an event, if one is given."""
 
-    def __init__(self, closed: list[bool], wait: threading.Event | None = None) -> None:
+    def __init__(
+        self, closed: list[bool], wait: threading.Event | None = None, entered: threading.Event | None = None
+    ) -> None:
         self._closed = closed
         self._wait = wait
+        self._entered = entered or threading.Event()
         self._runs = False
 
     def __next__(self) -> bytes:
         self._runs = True
+        self._entered.set()
         if self._wait is not None:
             self._wait.wait(60)
         self._runs = False
@@ -499,12 +503,13 @@ def test_asgi_takes_a_body_in_chunks_whose_end_the_server_reports(echo: Echo) ->
 def test_a_cancelled_asgi_request_closes_its_stream(moment: str) -> None:
     """A server cancels requests at its end, and a timeout of a middleware does: the stream would keep its place."""
     closed: list[bool] = []
-    release = threading.Event()
+    entered, release = threading.Event(), threading.Event()
 
     def handler(request: HttpRequest) -> HttpResponse:
         if moment == "handler":
+            entered.set()
             release.wait(60)
-        return HttpResponse(200, Stream(closed, release if moment == "part" else None), "text/event-stream")
+        return HttpResponse(200, Stream(closed, release if moment == "part" else None, entered), "text/event-stream")
 
     async def cancelled() -> None:
         reached = asyncio.Event()
@@ -522,7 +527,7 @@ def test_a_cancelled_asgi_request_closes_its_stream(moment: str) -> None:
 
         task = asyncio.create_task(asgi_application(handler, 100)(scope_of("GET"), receive, send))
         await reached.wait()
-        await asyncio.sleep(0.05)  # into the thread
+        await asyncio.to_thread(entered.wait, 60)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
