@@ -19,6 +19,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from http.cookiejar import CookieJar
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,8 @@ _PARTS = {
     "  search by key": "/delayed/list?key=k777",
 }
 _FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
+_COOKIES = CookieJar()
+_CLIENT = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(_COOKIES))
 
 
 def fill(folder: Path, count: int) -> None:
@@ -68,21 +71,22 @@ def _pending(now_ms: int, number: int) -> Message:
 
 @contextmanager
 def dashboard(folder: Path) -> Iterator[str]:
-    """Run ``mqtemplate dashboard``; yield its address."""
+    """Run ``mqtemplate dashboard``, and sign in; yield its address."""
     command = [sys.executable, "-u", "-m", "mqtemplate", "dashboard", "--store", str(folder), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            found = re.search(r"http://[^/]*", process.stdout.readline())
+            found = re.search(r"(http://[^/]*)\S*", process.stdout.readline())
             assert found is not None, "the dashboard did not start"
-            yield found[0]
+            _CLIENT.open(found[0], timeout=120).close()
+            yield found[1]
         finally:
             process.terminate()
 
 
 def response_ms(address: str) -> float:
     start = time.perf_counter()
-    with urllib.request.urlopen(address, timeout=120) as answer:
+    with _CLIENT.open(address, timeout=120) as answer:
         answer.read()
     return (time.perf_counter() - start) * 1_000
 
@@ -95,6 +99,8 @@ class Paint:
 
     def __call__(self, address: str) -> float:
         context = self._browser.new_context()
+        session = [{"name": each.name, "value": str(each.value), "url": address} for each in _COOKIES]
+        context.add_cookies(session)
         try:
             page = context.new_page()
             page.goto(address, wait_until="commit")

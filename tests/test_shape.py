@@ -82,6 +82,7 @@ SAME_LEVEL = {
     ("mqtemplate.template", "mqtemplate.middlewares"),
     ("mqtemplate.listener", "mqtemplate.template"),  # the options of what a handler sends on
     ("mqtemplate.context", "mqtemplate.observability"),
+    ("mqtemplate.context", "mqtemplate.http"),  # the least length of tokens
     ("mqtemplate.cli", "mqtemplate.actuator"),
     ("mqtemplate.cli", "mqtemplate.dashboard"),
     ("mqtemplate.dashboard", "mqtemplate.actuator"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,16 +12,21 @@ from typing import Any
 from urllib.parse import unquote
 
 from mqtemplate.actuator import documents
-from mqtemplate.actuator.changes import InvalidChangeError, change_listener, change_schedule
+from mqtemplate.actuator.changes import InvalidChangeError, change_listener, change_schedule, parse_change
 from mqtemplate.actuator.response import Response, error_response
 from mqtemplate.errors import ConfigurationError, MQTemplateError
+from mqtemplate.event_log import get_logger
+from mqtemplate.http.exchange import host_name, is_private_name
+from mqtemplate.http.tokens import TokenAnswer, TokenCheck, checked_token
 from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.metrics import Metrics
 from mqtemplate.observability.collectors import GroupLags
 from mqtemplate.observability.health import ApplicationHealth, HealthChecks, Status
 from mqtemplate.observability.lateness import LatenessRecorder
-from mqtemplate.observability.settings import ENDPOINTS
+from mqtemplate.observability.settings import ENDPOINTS, OPEN_ENDPOINTS
 from mqtemplate.scheduling.schedules import Schedules
+
+_log = get_logger("mqtemplate.actuator")
 
 _LIVENESS: frozenset[str] = frozenset({"flush", "handlers"})
 """Components that a restart of the process may repair; the others make it not ready."""
@@ -57,22 +61,35 @@ class ActuatorSources:
 class Actuator:
     """Answers requests for the documents, and takes changes of listeners and schedules behind a token.
 
+    The open endpoints can be read without the token: probes and scrapers have none. The others tell what an application
+    is configured with and works on, so reading them needs it, as a change does.
+
     Args:
-        token: Token that a change must have, as ``Authorization: Bearer <token>``; None refuses changes.
+        token: Token of reads and changes, as ``Authorization: Bearer <token>``; None refuses them.
         endpoints: Names of the endpoints to expose; by default all that have a source.
+        open_endpoints: Names of those that can be read without the token.
+        allowed_hosts: Public names in the header ``Host``. Addresses and private names are always allowed.
 
     Raises:
-        ConfigurationError: An endpoint is unknown.
+        ConfigurationError: An endpoint is unknown, or the token can be guessed.
     """
 
     def __init__(
-        self, sources: ActuatorSources, *, token: str | None = None, endpoints: Sequence[str] = ENDPOINTS
+        self,
+        sources: ActuatorSources,
+        *,
+        token: str | None = None,
+        endpoints: Sequence[str] = ENDPOINTS,
+        open_endpoints: Sequence[str] = OPEN_ENDPOINTS,
+        allowed_hosts: Sequence[str] = (),
     ) -> None:
-        for name in endpoints:
+        for name in (*endpoints, *open_endpoints):
             if name not in ENDPOINTS:
                 raise ConfigurationError(f"there is no endpoint {name!r}; there is: {', '.join(ENDPOINTS)}")
         self.sources = sources
-        self._token = token
+        self._check = None if token is None else TokenCheck(checked_token(token, "mqtemplate.management.token"))
+        self._open = frozenset(open_endpoints)
+        self._allowed_hosts = frozenset(name.lower() for name in allowed_hosts)
         available = _available(sources)
         self.endpoints: Sequence[str] = tuple(name for name in ENDPOINTS if name in endpoints and name in available)
 
@@ -84,6 +101,7 @@ class Actuator:
         authorization: str = "",
         body: bytes = b"",
         remote: str = "",
+        host: str | None = None,
     ) -> Response:
         """Return the response to a request.
 
@@ -91,19 +109,45 @@ class Actuator:
             path: The path below ``/actuator``, such as ``/health/readiness``.
             authorization: The header ``Authorization``.
             remote: Address of the client, for the log of changes.
+            host: The header ``Host``; None for a call in this process.
         """
         name, *rest = [unquote(part) for part in path.strip("/").split("/")]
+        # A probe may use any name: the health is no secret.
+        if host is not None and name != "health" and not self._is_host_allowed(host):
+            return error_response(
+                421, f"host {host[:100]!r} is not allowed; name it in mqtemplate.management.allowed-hosts"
+            )
         if method in ("GET", "HEAD"):
             if not name:
                 return _document(documents.links_document("/actuator", self.endpoints))
             if name not in self.endpoints:
                 return error_response(404, f"there is no endpoint {name!r}; there is: {', '.join(self.endpoints)}")
-            return self._read(name, "/".join(rest), query)
+            refusal = None if name in self._open else self._refusal(authorization, remote, f"reading {name}")
+            return self._read(name, "/".join(rest), query) if refusal is None else refusal
         if method == "POST" and name in ("listeners", "schedules") and name in self.endpoints and rest:
             return self._change(name, "/".join(rest), authorization, body, remote)
         return error_response(
             405, f"{method} is not allowed here; GET reads, and POST on listeners/<id> or schedules/<name> changes one"
         )
+
+    def _is_host_allowed(self, host: str) -> bool:
+        """Return False for a public name that is not allowed: the page of another site may have one (DNS rebinding)."""
+        name = host_name(host)
+        return name is not None and (name in self._allowed_hosts or is_private_name(name))
+
+    def _refusal(self, authorization: str, remote: str, what: str) -> Response | None:
+        """Return the response to a request without the token; None if it has it."""
+        if self._check is None:
+            return error_response(403, f"{what} is off; set mqtemplate.management.token, and send it")
+        scheme, _, given = authorization.partition(" ")
+        if scheme.lower() == "bearer" and given.strip():
+            answer = self._check.check(given.strip(), remote)
+            if answer is TokenAnswer.RIGHT:
+                return None
+            if answer is TokenAnswer.TOO_MANY:
+                return error_response(429, "the token is wrong, as many before it; the right one works")
+            _log.warning("management.token_refused", remote=remote)
+        return error_response(401, f"{what} needs the header 'Authorization: Bearer <mqtemplate.management.token>'")
 
     # --- reading -------------------------------------------------------------------------------
 
@@ -190,13 +234,9 @@ class Actuator:
     # --- changes -------------------------------------------------------------------------------
 
     def _change(self, kind: str, name: str, authorization: str, body: bytes, remote: str) -> Response:
-        if self._token is None:
-            return error_response(403, "changes are off; set mqtemplate.management.token, and send it with the change")
-        scheme, _, given = authorization.partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self._token.encode()):
-            return error_response(
-                401, "a change needs the header 'Authorization: Bearer <mqtemplate.management.token>'"
-            )
+        refusal = self._refusal(authorization, remote, f"a change of {kind}")
+        if refusal is not None:
+            return refusal
         apply: Callable[[dict[str, Any], str], object]
         if kind == "listeners":
             container = self._container(name)
@@ -206,12 +246,7 @@ class Actuator:
         else:
             apply, shown = partial(change_schedule, _given(self.sources.schedules), name), ""
         try:
-            change = json.loads(body)
-            if not isinstance(change, dict):
-                raise InvalidChangeError(f"the body must be a JSON object, got {type(change).__name__}")
-            apply(change, remote)
-        except ValueError:
-            return error_response(400, 'the body must be a JSON object, such as {"action": "pause"}')
+            apply(parse_change(body), remote)
         except InvalidChangeError as exc:
             return error_response(400, str(exc))
         except MQTemplateError as exc:

@@ -20,7 +20,9 @@ _ACTUATOR = "/actuator"
 
 
 class ManagementServer:
-    """Serves an actuator. One more connection than 16 is closed at once; an idle one after 10 s.
+    """Serves an actuator on 16 connections; idle ones are closed after 10 s, or earlier for new ones.
+
+    Requests for the health are served beside the 16.
 
     Args:
         port: 0 for a free one.
@@ -50,6 +52,7 @@ class ManagementServer:
             event="management",
             max_connections=4 * _MAX_CONNECTIONS if mounted else _MAX_CONNECTIONS,
             max_body_bytes=16 * MAX_BODY_BYTES if mounted else MAX_BODY_BYTES,
+            urgent_path=f"{_ACTUATOR}/health",
         )
         self._handlers = {_ACTUATOR: handler_of(actuator), **self._mounted}
 

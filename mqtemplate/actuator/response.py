@@ -39,6 +39,7 @@ class Responder(Protocol):
         authorization: str = "",
         body: bytes = b"",
         remote: str = "",
+        host: str | None = None,
     ) -> Response:
         """See `Actuator.respond`."""
 

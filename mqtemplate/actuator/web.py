@@ -18,6 +18,7 @@ def handler_of(actuator: Responder) -> HttpHandler:
             request.headers.get("authorization", ""),
             request.body,
             request.remote,
+            request.headers.get("host"),  # without one it is no browser
         )
         return HttpResponse(response.status, response.body, response.content_type, HEADERS)
 

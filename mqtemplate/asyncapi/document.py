@@ -10,6 +10,7 @@ from typing import Any
 from mqtemplate.asyncapi.operations import MessageType, Operation, operations_of
 from mqtemplate.asyncapi.schemas import Schemas, content_type_of
 from mqtemplate.context import MQApplication
+from mqtemplate.context.config.masking import masked_text
 from mqtemplate.context.settings.name_server import RemoteCluster
 from mqtemplate.converter import JsonMessageConverter, MessageConverter
 from mqtemplate.scheduling.schedules import Schedules
@@ -56,7 +57,11 @@ def _servers(app: MQApplication) -> dict[str, Any]:
     choice = app.settings.broker_choice
     addresses = app.settings.rocketmq.name_server.split(";") if isinstance(choice, RemoteCluster) else ()
     return {
-        f"name-server-{number}": {"host": address.strip(), "protocol": _PROTOCOL, "description": "Name server"}
+        f"name-server-{number}": {
+            "host": masked_text(address.strip()),
+            "protocol": _PROTOCOL,
+            "description": "Name server",
+        }
         for number, address in enumerate(filter(None, addresses), start=1)
     }
 

@@ -95,7 +95,13 @@ def _management(cluster: LocalCluster, settings: AppSettings) -> Iterator[None]:
     with ExitStack() as closing:
         closing.callback(health.close)
         if management.port is not None:
-            actuator = Actuator(sources, endpoints=management.endpoints)
+            actuator = Actuator(
+                sources,
+                token=None if management.token is None else management.token.get_secret_value(),
+                endpoints=management.endpoints,
+                open_endpoints=management.open_endpoints,
+                allowed_hosts=management.allowed_hosts,
+            )
             mounted: dict[str, HttpHandler] = {}
             if management.dashboard.enabled:
                 from mqtemplate.dashboard.installation import MOUNT, check_installed

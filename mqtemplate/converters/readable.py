@@ -56,7 +56,7 @@ def pretty_body(body: bytes) -> str:
         return f"{len(body)} bytes: {body[:_HEX_BYTES].hex(' ')}{' …' if len(body) > _HEX_BYTES else ''}"
     try:
         return json.dumps(json.loads(text), indent=2, ensure_ascii=False) if text[:1] in ("{", "[") else text
-    except ValueError:
+    except (ValueError, RecursionError):  # RecursionError: nested more deeply than Python's stack allows
         return text
 
 

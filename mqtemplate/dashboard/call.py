@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
+from typing import TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
 from mqtemplate.durations import duration_ms, is_duration_text
 from mqtemplate.errors import MessageError
 from mqtemplate.http.exchange import HttpRequest
+from mqtemplate.numbers import parse_number
+
+T = TypeVar("T")
 
 _FORM = "application/x-www-form-urlencoded"
 _MAX_FIELDS = 3_000
+_REPEATED = frozenset({"handle", "letter", "name", "value"})
+FORM_END = ("form_end", "complete")
+"""Last field of each form for a change: without it the form was cut off, and a missing field would widen the change."""
 _MAX_DIGITS = 14
 """Epoch milliseconds with 14 digits are before the year 5139; Python's dates end in 9999."""
 
@@ -66,9 +73,29 @@ class Call:
         except ValueError as exc:
             raise MessageError(f"the form cannot be read: {exc}; it may have {_MAX_FIELDS} fields") from exc
 
+    def check_complete(self) -> None:
+        """Check that the whole form has arrived.
+
+        Raises:
+            MessageError: Its last field is missing, or it has a field twice.
+        """
+        if self.fields(FORM_END[0]) != [FORM_END[1]]:
+            raise MessageError(
+                "the end of the form is missing, so nothing was changed; reload the page, and send it again"
+            )
+        for name in {key for key, _ in self.form} - _REPEATED:
+            self.field(name)
+
     def field(self, name: str) -> str:
-        """Return the first value of a field of the form; empty if it is missing."""
-        return next((value for key, value in self.form if key == name), "")
+        """Return the value of a field of the form; empty if it is missing.
+
+        Raises:
+            MessageError: It is given twice.
+        """
+        found = self.fields(name)
+        if len(found) > 1:
+            raise MessageError(f"the form has {name} {len(found)} times, allowed is once")
+        return found[0] if found else ""
 
     def fields(self, name: str) -> list[str]:
         """Return all values of a field of the form."""
@@ -81,9 +108,32 @@ class Call:
             MessageError: It is no number.
         """
         text = self.field(name) or "0"
-        if not text.isdecimal() or len(text) > _MAX_DIGITS:
-            raise MessageError(f"{name} must be a whole number, got {text!r}")
-        return int(text)
+        number = parse_number(text)
+        if number is None or number < 0 or len(text) > _MAX_DIGITS:
+            raise MessageError(f"{name} must be a whole number, got {text[:40]!r}")
+        return number
+
+    def scope_field(self) -> str:
+        """Return ``chosen`` or ``all``: whether a change is of the ticked messages, or of all that match.
+
+        Raises:
+            MessageError: It is neither.
+        """
+        scope = self.field("scope")
+        if scope not in ("chosen", "all"):
+            raise MessageError(f"scope must be chosen or all, got {scope!r}")
+        return scope
+
+    def previewed(self) -> int:
+        """Return the number of messages that the preview of a change showed.
+
+        Raises:
+            MessageError: There was no preview.
+        """
+        number = self.number_field("expected")
+        if not number or parse_time(self.field("until"), "until") is None:
+            raise MessageError("a change needs its preview first")
+        return number
 
     # --- addresses -----------------------------------------------------------------------------
 
@@ -105,14 +155,44 @@ def parse_time(text: str | None, name: str) -> int | None:
     """
     if not text:
         return None
-    if text.isdecimal() and len(text) <= _MAX_DIGITS:
-        return int(text)
+    number = parse_number(text) if len(text) <= _MAX_DIGITS else None
+    if number is not None and number >= 0:
+        return number
     try:
         return round(datetime.fromisoformat(text).astimezone().timestamp() * 1_000)
     except (ValueError, OverflowError, OSError):
         raise MessageError(
-            f"{name} must be a time such as 2026-01-31T08:00, or epoch milliseconds, got {text!r}"
+            f"{name} must be a time such as 2026-01-31T08:00, or epoch milliseconds, got {text[:40]!r}"
         ) from None
+
+
+def at_most(previewed: int, chosen: Iterable[T]) -> Iterator[T]:
+    """Yield the messages of a change; it must not reach more than its preview showed.
+
+    Raises:
+        MessageError: There is one more.
+    """
+    for number, each in enumerate(chosen, start=1):
+        if number > previewed:
+            raise MessageError(
+                f"the preview showed {previewed:,}, and the change reaches more of them now; those beyond it are left "
+                "as they are, make a new preview"
+            )
+        yield each
+
+
+def check_count(previewed: int, chosen: Iterable[object]) -> None:
+    """Check that a change reaches no more messages than its preview showed, before the first one is changed.
+
+    Raises:
+        MessageError: It does.
+    """
+    count = sum(1 for _ in chosen)
+    if count > previewed:
+        raise MessageError(
+            f"the preview showed {previewed:,}, and the change would reach {count:,}; nothing was changed, make a new "
+            "preview"
+        )
 
 
 def parse_span(text: str, name: str) -> int:

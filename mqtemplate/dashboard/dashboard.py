@@ -39,6 +39,7 @@ from mqtemplate.errors import (
 from mqtemplate.event_log import get_logger
 from mqtemplate.http.bridges import AsgiApp, WsgiApp, asgi_application, wsgi_application
 from mqtemplate.http.exchange import HttpRequest, HttpResponse
+from mqtemplate.http.tokens import TokenAnswer
 
 _log = get_logger("mqtemplate.dashboard")
 
@@ -147,8 +148,8 @@ class Dashboard:
 
     def _respond(self, call: Call, path: str) -> HttpResponse:
         method = "GET" if call.request.method == "HEAD" else call.request.method
-        if path == "/sign-in":
-            return self._sign_in(call, method)
+        if path == "/sign-in" or (method == "GET" and call.text("token")):
+            return self._sign_in(call, method, path)
         if not self._site.access.may_read(call.request):
             return self._site.page(call, "sign_in.html", 401, error="")
         page = _ROUTES.get((method, path))
@@ -159,26 +160,38 @@ class Dashboard:
             refusal = self._site.access.refusal_of_change(call.request, call.field("form_token"))
             if refusal is not None:
                 return self._error(call, 403, refusal)
+            call.check_complete()
         return page(self._site, call)
 
     def _error(self, call: Call, status: int, text: str) -> HttpResponse:
         return self._site.page(call, "error.html", status, reason=HTTPStatus(status).phrase, text=text)
 
-    def _sign_in(self, call: Call, method: str) -> HttpResponse:
+    def _sign_in(self, call: Call, method: str, path: str) -> HttpResponse:
         """Sign in by the link of the start (GET), or by the token in a form (POST); or sign out."""
         access = self._site.access
+        if method not in ("GET", "POST"):
+            return self._error(call, 405, f"{method} is not allowed here")
+        if method == "POST" and (foreign := access.foreign_origin(call.request)) is not None:
+            return self._error(call, 403, f"the form was sent by another site, {foreign}")
         if method == "POST" and call.field("action") == "sign-out":
-            if not access.is_form_token(call.field("form_token")):
+            if not access.is_form_token(call.field("form_token"), call.request):
                 return self._error(call, 403, "the form is not from this dashboard; reload the page")
-            return self._site.redirect(call.url("/"), ("Set-Cookie", access.sign_out(call.request)))
+            return self._site.redirect(call.url("/sign-in"), ("Set-Cookie", access.sign_out(call.request)))
         token = call.field("token") if method == "POST" else call.text("token")
         if not token:
             return self._site.page(call, "sign_in.html", error="")
         cookie = access.sign_in(token.strip(), call.request)
-        if cookie is None:
+        if cookie is TokenAnswer.TOO_MANY:
+            error = (
+                "The token is wrong. There were too many wrong ones, so this one is not logged; the right one works."
+            )
+            return self._site.page(call, "sign_in.html", 429, error=error)
+        if isinstance(cookie, TokenAnswer):
             _log.warning("dashboard.sign_in_failed", remote=call.request.remote)
-            return self._site.page(call, "sign_in.html", 403, error="The token is wrong, or there were too many tries.")
-        return self._site.redirect(call.url("/"), ("Set-Cookie", cookie))
+            return self._site.page(call, "sign_in.html", 403, error="The token is wrong.")
+        # The token leaves the address, and so the history of the browser.
+        target = call.url("/") if path == "/sign-in" else call.same_page(token=None)
+        return self._site.redirect(target, ("Set-Cookie", cookie))
 
 
 def _refused_host(request: HttpRequest) -> HttpResponse:

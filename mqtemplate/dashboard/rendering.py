@@ -13,8 +13,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from mqtemplate.converters.readable import body_text, pretty_body, short_body, size_text, span_text, time_text
+from mqtemplate.dashboard.call import FORM_END
 
 _HERE = Path(__file__).parent
+_FORM_END = Markup('<input type="hidden" name="{}" value="{}">').format(*FORM_END)
 STATIC_TYPES = {
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -44,7 +46,7 @@ def environment() -> Environment:
         "body_text": body_text,
         "field_time": field_time,
     }
-    found.globals |= {"static_version": static_version(), "time_zone": _time_zone}
+    found.globals |= {"static_version": static_version(), "time_zone": _time_zone, "form_end": _FORM_END}
     return found
 
 
@@ -56,7 +58,8 @@ def compile_templates() -> None:
 
 def render(template: str, values: Mapping[str, Any]) -> bytes:
     """Return a page."""
-    return environment().get_template(template).render(values).encode()
+    # A message may contain half of a surrogate pair, as an escape of its JSON.
+    return environment().get_template(template).render(values).encode("utf-8", "backslashreplace")
 
 
 def _time(time_ms: int | None) -> Markup | str:

@@ -13,7 +13,7 @@ _MAX_CONNECTIONS = 64
 
 
 class DashboardServer:
-    """Serves a dashboard. One more connection than 64 is closed at once; an idle one after 10 s.
+    """Serves a dashboard. It has 64 connections; idle ones are closed after 10 s, or earlier for new ones.
 
     Args:
         port: 0 for a free one.

@@ -93,16 +93,18 @@ class Site:
 
     def page(self, call: Call, template: str, status: int = 200, **values: Any) -> HttpResponse:
         """Return a page in the frame of the dashboard."""
-        is_signed_in = self.access.is_signed_in(call.request)
+        session = self.access.session_of(call.request)
+        is_signed_in = session is not None
         may_change = self.access.allow_changes and is_signed_in
         frame = {
             "site": self,
+            "title": self.title if is_signed_in or not self.access.reads_need_token else "mqtemplate",
             "call": call,
             "url": call.url,
             "pages": [each for each in _PAGES if self.source is not None or not each[2]],
             "is_signed_in": is_signed_in,
             "may_change": may_change,
-            "form_token": self.access.form_token if is_signed_in else "",
+            "form_token": "" if session is None else session.form_token,
             "theme": _theme(call),
         }
         return HttpResponse(status, render(template, frame | values), HTML)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
+from urllib.parse import urlsplit
+
+from mqtemplate.http.request_head import RefusedRequestError
 
 TEXT = "text/plain; charset=utf-8"
+
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._-]+)(:[0-9]{1,5})?")
+_PRIVATE_SUFFIXES = (".localhost", ".local", ".internal", ".svc")
+"""RFC 6761, RFC 6762, ICANN's decision of 2024, and the short name of a Kubernetes service."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +29,7 @@ class HttpRequest:
         headers: Names in lower case -> values.
         remote: Address of the client.
         is_secure: The client uses HTTPS, as far as the server knows.
+        user: User id of the client's process; None if it is on another machine, or unknown.
     """
 
     method: str
@@ -30,6 +40,7 @@ class HttpRequest:
     body: bytes = b""
     remote: str = ""
     is_secure: bool = False
+    user: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +82,32 @@ def below(path: str, mount: str) -> str | None:
     return None
 
 
-def too_large(max_bytes: int) -> HttpResponse:
-    """Return the response to a request whose body is too large."""
-    return HttpResponse(413, f"the body is too large, allowed are {max_bytes} bytes\n".encode())
+def refused(error: RefusedRequestError) -> HttpResponse:
+    """Return the response to a request that was refused before its handler."""
+    return HttpResponse(error.status, f"{error}\n".encode())
+
+
+# --- hosts --------------------------------------------------------------------------------------
+
+
+def host_name(host: str) -> str | None:
+    """Return the name or address in a header ``Host``, in lower case and without the port; None if it is not valid."""
+    if not _HOST.fullmatch(host):
+        return None
+    try:
+        parts = urlsplit(f"//{host}")
+        return parts.hostname if parts.port is None or parts.port else None
+    except ValueError:  # such as a port above 65535
+        return None
+
+
+def is_private_name(name: str) -> bool:
+    """Return True for an address, and for a name that no public name server has.
+
+    Only a public name can lead the page of another site to this address (DNS rebinding).
+    """
+    try:
+        ipaddress.ip_address(name.partition("%")[0])
+    except ValueError:
+        return "." not in name.rstrip(".") or name.endswith(_PRIVATE_SUFFIXES)
+    return True

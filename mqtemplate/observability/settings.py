@@ -20,6 +20,9 @@ ENDPOINTS = (
 )
 """Endpoints of the actuator."""
 
+OPEN_ENDPOINTS = ("health", "info", "metrics", "prometheus")
+"""Endpoints that can be read without a token: probes and scrapers have none."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsSettings:

@@ -98,4 +98,10 @@ def actuator(context: ApplicationContext, health: HealthChecks, observed: Observ
         is_ready=context.is_ready.is_set,
     )
     token = None if settings.token is None else settings.token.get_secret_value()
-    return Actuator(sources, token=token, endpoints=settings.endpoints)
+    return Actuator(
+        sources,
+        token=token,
+        endpoints=settings.endpoints,
+        open_endpoints=settings.open_endpoints,
+        allowed_hosts=settings.allowed_hosts,
+    )

@@ -9,21 +9,22 @@ import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 from wsgiref.util import setup_testing_defaults
 
 import pytest
 
 from mqtemplate import MQApplication, RocketMQTemplate, message_listener
-from mqtemplate.actuator import Actuator, ManagementServer, asgi_app, wsgi_app
+from mqtemplate.actuator import Actuator, ActuatorSources, ManagementServer, asgi_app, wsgi_app
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.context import AutoConfiguration, load_settings
 from mqtemplate.errors import ConfigurationError
+from mqtemplate.observability import HealthChecks
 from mqtemplate.testing import Harness
-from tests.waiting import eventually
 
-TOKEN = "open sesame"
+TOKEN = "open-sesame-0123456789"
 BEARER = f"Bearer {TOKEN}"
 KEYS = {
     "rocketmq.name-server": "embedded:memory",
@@ -51,7 +52,12 @@ class Shop:
         return document
 
     def answer(
-        self, method: str, path: str, query: list[tuple[str, str]] | None = None, change: object = None, token: str = ""
+        self,
+        method: str,
+        path: str,
+        query: list[tuple[str, str]] | None = None,
+        change: object = None,
+        token: str = BEARER,
     ) -> tuple[int, Any]:
         body = b"" if change is None else json.dumps(change).encode()
         response = self.actuator.respond(method, path, query or [], token, body, "10.0.0.7")
@@ -294,6 +300,165 @@ def test_a_listener_that_is_stopped_cannot_be_changed(shop: Shop) -> None:
     assert shop.answer("DELETE", "/listeners/bill")[0] == 405
 
 
+def test_a_change_without_a_running_listener_is_not_logged_as_done(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop.change(action="seek", topic="orders", queue=0, offset=2**62)
+    shop.change(action="seek", back="soon")
+
+    events = [each.msg for each in caplog.records if "listener.change" in str(each.msg)]
+    assert [each["event"] for each in events] == ["listener.changed", "listener.change_failed"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"action": "pause", "until": "x"}, "pause has no field 'until'; there is: action"),
+        (
+            {"action": "concurrency", "number": 4, "listner": "x"},
+            "concurrency has no field 'listner'; there is: action, number",
+        ),
+        ({"action": "seek", "too": "first"}, "seek has no field 'too'; did you mean 'to'? there is: action, to, back"),
+        ({"action": "seek", "to": "first", "topic": "orders"}, "to is for all queues of the listener; give topic with"),
+        ({"action": "pause", "event": "x", "listener": "y"}, "pause has no field 'event'"),
+        ({"action": ["pause"]}, "action must be one of pause, resume, seek, concurrency, got ['pause']"),
+        ({"action": "seek", "to": 10**400}, "got a larger number"),
+        ({"action": "seek", "to": "9" * 5_000}, "to must be first, latest, epoch milliseconds"),
+        ({"action": "seek", "to": "-5"}, "to must be first, latest, epoch milliseconds"),
+        ({"action": "seek", "topic": "orders", "queue": 0, "offset": 10**400}, "got a larger number"),
+        ({"action": "concurrency", "number": 10**400}, "got a larger number"),
+    ],
+)
+def test_a_change_with_an_unknown_field_is_refused_and_not_applied(
+    shop: Shop, caplog: pytest.LogCaptureFixture, change: dict[str, object], text: str
+) -> None:
+    """A field that is ignored may be what the client meant most, and broke the log of the change."""
+    status, error = shop.answer("POST", "/listeners/bill", change=change)
+
+    assert (status, text in error["error"]) == (400, True), error
+    assert shop.app.containers[0].state.value == "running"
+    assert "listener.change" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b'{"action": "pause", "action": "resume"}', "the body has the field 'action' twice, allowed is once"),
+        (b"[" * 100_000, 'the body must be a JSON object, such as {"action": "pause"}'),
+        (b'{"action": "pause"', "the body must be a JSON object"),
+        (b"\xff", "the body must be a JSON object"),
+        (b'{"action": "seek", "to": ' + b"9" * 5_000 + b"}", "the body must be a JSON object"),
+    ],
+)
+def test_a_body_that_is_no_single_object_is_refused(shop: Shop, body: bytes, text: str) -> None:
+    response = shop.actuator.respond("POST", "/listeners/bill", (), BEARER, body, "10.0.0.7")
+
+    assert response.status == 400
+    assert text in json.loads(response.body)["error"]
+    assert shop.app.containers[0].state.value == "running"
+
+
+# --- who may read -------------------------------------------------------------------------------
+
+OPEN = ("health", "info", "metrics", "prometheus")
+CLOSED = ("listeners", "listeners/bill", "schedules", "lateness", "conditions", "configprops")
+
+
+@pytest.mark.parametrize("path", CLOSED)
+def test_what_tells_the_configuration_needs_the_token(shop: Shop, path: str) -> None:
+    """Every local user can connect to a loopback port."""
+    without = shop.answer("GET", f"/{path}", token="")
+    wrong = shop.answer("HEAD", f"/{path}", token="Bearer wrong")
+
+    assert (without[0], wrong[0]) == (401, 401)
+    assert "needs the header 'Authorization: Bearer <mqtemplate.management.token>'" in without[1]["error"]
+    assert shop.answer("GET", f"/{path}")[0] == 200
+
+
+def test_probes_and_scrapers_need_no_token(shop: Shop) -> None:
+    assert [shop.actuator.respond("GET", f"/{path}").status for path in OPEN] == [200] * 4
+
+
+def test_without_a_token_what_needs_it_is_off() -> None:
+    keys = {key: value for key, value in KEYS.items() if not key.endswith("token")}
+    with MQApplication(bill, settings=keys, clock=VirtualClock()) as app:
+        answers = [app.get(Actuator).respond("GET", f"/{path}", authorization=BEARER) for path in CLOSED]
+
+        assert {answer.status for answer in answers} == {403}
+        assert b"reading configprops is off; set mqtemplate.management.token, and send it" in answers[-1].body
+
+
+def test_the_open_endpoints_can_be_chosen() -> None:
+    keys = KEYS | {"mqtemplate.management.open-endpoints": "health"}
+    with MQApplication(bill, settings=keys, clock=VirtualClock()) as app:
+        found = {path: app.get(Actuator).respond("GET", f"/{path}").status for path in OPEN}
+
+    assert found == {"health": 200, "info": 401, "metrics": 401, "prometheus": 401}
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        (None, 200),
+        ("127.0.0.1:9090", 200),
+        ("[::1]:9090", 200),
+        ("10.1.2.3:9090", 200),
+        ("shop:9090", 200),
+        ("shop.default.svc", 200),
+        ("shop.default.svc.cluster.local:9090", 200),
+        ("host.docker.internal", 200),
+        ("shop.example.com", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("evil.example:9090", 421),
+        ("a b", 421),
+        ("", 421),
+    ],
+)
+def test_a_public_name_is_allowed_for_the_health_only(shop: Shop, host: str | None, status: int) -> None:
+    """The page of another site can point its own name to this address (DNS rebinding), but only a public name."""
+    for path in ("info", "metrics", "configprops", ""):
+        answer = shop.actuator.respond("GET", f"/{path}", authorization=BEARER, host=host)
+        assert answer.status == status, path
+    change = shop.actuator.respond("POST", "/listeners/bill", (), BEARER, b'{"action": "resume"}', host=host)
+
+    assert change.status == status
+    assert shop.actuator.respond("GET", "/health/liveness", host=host).status == 200
+    if status == 421:
+        assert b"name it in mqtemplate.management.allowed-hosts" in change.body
+
+
+def test_a_public_name_can_be_allowed() -> None:
+    keys = KEYS | {"mqtemplate.management.allowed-hosts": "Shop.example.com"}
+    with MQApplication(bill, settings=keys, clock=VirtualClock()) as app:
+        actuator = app.get(Actuator)
+
+        assert actuator.respond("GET", "/info", host="shop.example.com:443").status == 200
+        assert actuator.respond("GET", "/info", host="other.example.com").status == 421
+
+
+def test_wrong_tokens_are_limited_and_the_right_one_always_passes(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    def status(token: str, remote: str = "10.0.0.7") -> int:
+        return shop.actuator.respond("GET", "/configprops", (), f"Bearer {token}", b"", remote).status
+
+    statuses = [status(f"guess {number}") for number in range(20)]
+    right, elsewhere = status(TOKEN), status("guess", "10.0.0.8")
+
+    assert statuses == [401] * 10 + [429] * 10
+    assert (right, elsewhere) == (200, 401)
+    assert caplog.text.count("management.token_refused") == 11
+    assert "guess" not in caplog.text
+
+
+@pytest.mark.parametrize("token", ["t-1", "a" * 30, "line\n0123456789abcdef", "ä0123456789abcdefgh"])
+def test_a_token_that_can_be_guessed_or_not_sent_is_refused_at_the_start(token: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"mqtemplate\.management\.token.* must ") as refused:
+        load_settings(None, (), {}, KEYS | {"mqtemplate.management.token": token})
+    with pytest.raises(ConfigurationError, match=r"mqtemplate\.management\.token must "):
+        Actuator(ActuatorSources(health=HealthChecks({})), token=token)
+
+    assert token not in str(refused.value)
+
+
 # --- over HTTP ----------------------------------------------------------------------------------
 
 
@@ -331,24 +496,19 @@ def test_a_port_in_use_is_an_error_that_names_it(shop: Shop) -> None:
             ManagementServer(shop.actuator, port).start()
 
 
-def test_more_connections_than_allowed_are_closed(served: str) -> None:
+def test_clients_that_send_nothing_do_not_keep_out_a_probe(served: str) -> None:
+    """All places are taken by connections that never finish a request; the oldest of them is closed."""
     address = ("127.0.0.1", int(served.split(":")[2].split("/", maxsplit=1)[0]))
-    held = [socket.create_connection(address) for _ in range(16)]
+    held = [socket.create_connection(address, timeout=30) for _ in range(40)]
     try:
-        with socket.create_connection(address) as refused:
-            refused.settimeout(30)
-            assert refused.recv(1) == b""
+        for each in held:
+            with suppress(OSError):
+                each.sendall(b"GET /actuator/health HTTP/1.1\r\nX-Drip: ")
+        assert fetch(f"{served}/health/liveness")[0] == 200
+        assert held[0].recv(1) == b""
     finally:
         for each in held:
             each.close()
-    eventually(lambda: _is_served(f"{served}/info"), "there is room again")
-
-
-def _is_served(url: str) -> bool:
-    try:
-        return fetch(url)[0] == 200
-    except (urllib.error.URLError, ConnectionError):
-        return False
 
 
 def test_a_wsgi_framework_mounts_it(shop: Shop) -> None:

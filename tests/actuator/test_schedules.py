@@ -14,10 +14,11 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.scheduling import scheduled
 from mqtemplate.testing import Harness
 
+TOKEN = "t-0123456789abcde"
 KEYS = {
     "rocketmq.name-server": "embedded:memory",
     "mqtemplate.management.enabled": True,
-    "mqtemplate.management.token": "t-1",
+    "mqtemplate.management.token": TOKEN,
 }
 runs: list[str] = []
 
@@ -35,10 +36,12 @@ class Shop:
         self._actuator = app.get(Actuator)
 
     def state(self) -> dict[str, Any]:
-        [found] = json.loads(self._actuator.respond("GET", "/schedules").body)["schedules"]
+        [found] = json.loads(self._actuator.respond("GET", "/schedules", authorization=f"Bearer {TOKEN}").body)[
+            "schedules"
+        ]
         return dict(found)
 
-    def change(self, name: str = "report", token: str = "t-1", **change: object) -> tuple[int, Any]:
+    def change(self, name: str = "report", token: str = TOKEN, **change: object) -> tuple[int, Any]:
         body = json.dumps(change).encode()
         answer = self._actuator.respond("POST", f"/schedules/{name}", (), f"Bearer {token}", body, "10.0.0.7")
         return answer.status, json.loads(answer.body)

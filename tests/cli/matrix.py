@@ -16,6 +16,7 @@ from tests.waiting import eventually
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 _TITLE = "### What each command can do where"
+TOKEN = "t-0123456789abcde"
 _MODULE = matrix_app.__name__
 
 
@@ -33,6 +34,13 @@ class Place:
     store: Path
     url: str
     letters: list[str] = field(default_factory=list)
+
+    @property
+    def token_file(self) -> Path:
+        """File with the token of the application."""
+        file = self.store.parent / "token"
+        file.write_text(TOKEN, "utf-8")
+        return file
 
 
 Words = Callable[[Place], list[str]]
@@ -53,7 +61,7 @@ def _letter(verb: str, index: int, *options: str) -> Words:
 
 
 def _of_application(*words: str) -> Words:
-    return lambda place: [*words, "--url", place.url, "--token", "t-1"]
+    return lambda place: [*words, "--url", place.url, "--token-file", str(place.token_file)]
 
 
 COMMANDS: dict[str, Words] = {
@@ -155,7 +163,7 @@ def application(name_server: str) -> Iterator[str]:
     with ExitStack() as stack:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
-        management = {"enabled": True, "port": port, "token": "t-1"}
+        management = {"enabled": True, "port": port, "token": TOKEN}
         settings: Mapping[str, object] = {"rocketmq.name-server": name_server} | {
             f"mqtemplate.management.{key}": value for key, value in management.items()
         }

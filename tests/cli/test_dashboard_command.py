@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -24,6 +25,10 @@ from tests.cli.running import CommandLine, place, prepare
 from tests.server.process import BrokerProcess
 
 pytestmark = [pytest.mark.feature("14.2"), pytest.mark.slow]
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a process of another user")
+
+
+TOKEN = "t-0123456789abcde"
 
 
 @message_listener(topic="orders", consumer_group="billing", id="bill")
@@ -49,11 +54,22 @@ def dashboard(*arguments: str, errors: list[str] | None = None) -> Iterator[str]
             process.kill()
 
 
+def base_of(link: str) -> str:
+    """Return the address of the overview, with a slash at its end."""
+    return link.partition("sign-in")[0]
+
+
 class Client:
     """A browser without scripts, with cookies."""
 
     def __init__(self) -> None:
-        self._opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
+        self._cookies = CookieJar()
+        self._opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(self._cookies))
+
+    @property
+    def cookie(self) -> str:
+        """The header ``Cookie`` as it is sent."""
+        return "; ".join(f"{each.name}={each.value}" for each in self._cookies)
 
     def get(self, address: str, body: bytes | None = None) -> tuple[int, str]:
         try:
@@ -70,12 +86,16 @@ def test_a_directory_and_a_server_are_shown_and_not_changed(tmp_path: Path, kind
     with place(kind, tmp_path, prepare) as name_server:
         broker = ("--store", str(tmp_path / "store")) if kind == "folder" else ("--name-server", name_server)
         with dashboard(*broker, "--config", str(tmp_path / "config")) as link:
-            client = Client()
-            delayed, groups = client.get(f"{link}delayed")[1], client.get(f"{link}groups")[1]
-            letters = client.get(f"{link}dead-letters?group=billing")[1]
-            refused = client.get(f"{link}delayed/change", b"action=cancel")
+            client, base = Client(), base_of(link)
+            closed = {
+                client.get(f"{base}{page}")[0] for page in ("", "delayed", "groups", "dead-letters?group=billing")
+            }
+            client.get(link)
+            delayed, groups = client.get(f"{base}delayed")[1], client.get(f"{base}groups")[1]
+            letters = client.get(f"{base}dead-letters?group=billing")[1]
+            refused = client.get(f"{base}delayed/change", b"action=cancel")
 
-    assert "token" not in link
+    assert closed == {401}
     assert "due-1" in delayed
     assert "due-30" in delayed
     assert "billing" in groups
@@ -89,12 +109,12 @@ def test_a_message_is_cancelled_through_the_printed_link(tmp_path: Path) -> None
     with place("server", tmp_path, prepare) as name_server:
         arguments = ("--name-server", name_server, "--config", str(tmp_path / "config"))
         with dashboard(*arguments, "--allow-changes", "--audit-log", str(audit)) as link:
-            client, base = Client(), link.partition("sign-in")[0]
+            client, base = Client(), base_of(link)
             client.get(link)
             page = client.get(f"{base}delayed?key=due-1")[1]
             token = re.search(r'name="form_token" value="(\w+)"', page)
             assert token is not None
-            form = f"form_token={token[1]}&action=cancel&scope=all&key=due-1"
+            form = f"form_token={token[1]}&action=cancel&scope=all&key=due-1&form_end=complete"
             preview = client.get(f"{base}delayed/preview", form.encode())[1]
             until = re.search(r'name="until" value="(\d+)"', preview)
             assert until is not None
@@ -118,16 +138,25 @@ def _last_line(audit: Path, state: str) -> dict[str, object]:
 
 def test_the_listeners_of_an_application_are_shown_without_a_broker(tmp_path: Path) -> None:
     keys = {"rocketmq.name-server": "embedded:memory", "mqtemplate.management.enabled": True}
+    keys["mqtemplate.management.token"] = TOKEN
+    (tmp_path / "token").write_text(f"{TOKEN}\n", "utf-8")
     with MQApplication(bill, settings=keys) as app:
         server = ManagementServer(app.get(Actuator), 0)
         server.start()
         try:
-            with dashboard("--app", f"http://{server.address}", "--config", str(tmp_path)) as link:
-                page = Client().get(f"{link}listeners")[1]
+            application = ("--app", f"http://{server.address}", "--config", str(tmp_path))
+            with dashboard(*application, "--app-token-file", str(tmp_path / "token")) as link:
+                client = Client()
+                client.get(link)
+                page = client.get(f"{base_of(link)}listeners")[1]
+            with dashboard(*application) as link:
+                client.get(link)
+                refused = client.get(f"{base_of(link)}listeners")[1]
         finally:
             server.stop()
 
     assert "<h2>bill</h2>" in page
+    assert "reading listeners needs the header" in refused
 
 
 def test_on_another_address_than_loopback_reading_needs_the_token(tmp_path: Path) -> None:
@@ -136,7 +165,7 @@ def test_on_another_address_than_loopback_reading_needs_the_token(tmp_path: Path
         errors: list[str] = []
         with dashboard(*arguments, "--host", "0.0.0.0", "--allowed-host", "localhost", errors=errors) as link:
             link = link.replace("0.0.0.0", "localhost")
-            client, base = Client(), link.partition("sign-in")[0]
+            client, base = Client(), base_of(link)
             closed = client.get(f"{base}topics")
             client.get(link)
             opened = client.get(f"{base}topics")
@@ -149,16 +178,89 @@ def test_on_another_address_than_loopback_reading_needs_the_token(tmp_path: Path
 def test_a_server_has_its_dashboard_on_the_management_port(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    management = f"{{enabled: true, port: {port}, token: open sesame, dashboard: {{enabled: true}}}}"
+    management = f"{{enabled: true, port: {port}, token: {TOKEN}, dashboard: {{enabled: true}}}}"
     (tmp_path / "application.yml").write_text(f"mqtemplate: {{management: {management}}}")
     with BrokerProcess(tmp_path, "--config", str(tmp_path)):
         client = Client()
         closed = client.get(f"http://127.0.0.1:{port}/dashboard/")
-        client.get(f"http://127.0.0.1:{port}/dashboard/sign-in?token=open+sesame")
+        client.get(f"http://127.0.0.1:{port}/dashboard/sign-in?token={TOKEN}")
         topics = client.get(f"http://127.0.0.1:{port}/dashboard/topics?kind=system")
 
     assert closed[0] == 401
     assert (topics[0], "rmq_sys_wheel_timer" in topics[1]) == (200, True)
+
+
+_OTHER_USER = """
+import encodings.idna, http.client, json, os, sys
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)  # after the imports: the folder of the library may be closed to this user
+found = {}
+for address, path, cookie in json.loads(sys.argv[1]):
+    connection = http.client.HTTPConnection(address, timeout=60)
+    connection.request("GET", path, headers={"Cookie": cookie})
+    answer = connection.getresponse()
+    found[path] = (answer.status, answer.read().decode())
+print(json.dumps(found))
+"""
+
+
+def as_another_user(requests: list[tuple[str, str, str]]) -> dict[str, tuple[int, str]]:
+    """Return status and text of each path. A request has an address, a path, and a cookie."""
+    command = [sys.executable, "-I", "-c", _OTHER_USER, json.dumps(requests)]
+    result = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return {path: (status, text) for path, (status, text) in json.loads(result.stdout).items()}
+
+
+@needs_root
+def test_the_session_of_a_user_is_not_valid_for_another_user_of_the_machine(tmp_path: Path) -> None:
+    """A browser sends a cookie to all ports of its host, so also to a server of another user."""
+    store = ("--store", str(tmp_path / "store"), "--config", str(tmp_path))
+    with place("folder", tmp_path, prepare), dashboard(*store) as link:
+        client, base = Client(), base_of(link)
+        client.get(link)
+        address = base.removeprefix("http://").rstrip("/")
+        copied = as_another_user([(address, "/topics", client.cookie), (address, "/groups", client.cookie)])
+        own = client.get(f"{base}topics")[0]
+
+    assert (copied["/topics"][0], copied["/groups"][0], own) == (401, 401, 200)
+    assert "orders" not in copied["/topics"][1]
+
+
+@needs_root
+def test_another_user_of_the_machine_reads_nothing_without_the_token(tmp_path: Path) -> None:
+    """Every user can connect to a loopback port, and the folder of the store is closed to them."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    management = f"{{enabled: true, port: {port}, token: {TOKEN}, dashboard: {{enabled: true}}}}"
+    settings = f"{{mqtemplate: {{management: {management}}}, shop: {{url: 'http://bob:hunter2@db'}}}}"
+    (tmp_path / "application.yml").write_text(settings, "utf-8")
+    with BrokerProcess(tmp_path, "--config", str(tmp_path)), place("folder", tmp_path / "other", prepare):
+        store = ("--store", str(tmp_path / "other" / "store"), "--config", str(tmp_path / "other"))
+        with dashboard(*store) as link:
+            own = base_of(link).removeprefix("http://").rstrip("/")
+            pages = ("/", "/topics", "/messages?topic=orders", "/dead-letters?group=billing", "/tail/stream?topic=a")
+            requests = [(own, page, "") for page in pages]
+            requests += [(f"127.0.0.1:{port}", f"/dashboard{page}", "") for page in pages]
+            paths = ("configprops", "health", "prometheus")
+            requests += [(f"127.0.0.1:{port}", f"/actuator/{page}", "") for page in paths]
+            found = as_another_user(requests)
+    open_paths = ("/actuator/health", "/actuator/prometheus")
+    assert [found[path][0] for path in open_paths] == [200, 200]
+    assert {path: status for path, (status, _) in found.items() if status != 401 and path not in open_paths} == {}
+    assert not [path for path, (_, text) in found.items() if "order-" in text or "hunter2" in text]
+
+
+def test_a_token_among_the_arguments_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All users of the machine see them."""
+    run = CommandLine("", tmp_path, capsys)
+
+    result = run.plain("dashboard", "--app", "http://127.0.0.1:1", "--app-token", TOKEN, "--config", str(tmp_path))
+
+    assert result.code == 2
+    assert "give --app-token-file FILE, or set MQTEMPLATE_MANAGEMENT_TOKEN" in " ".join(result.errors.split())
+    assert TOKEN not in result.errors
 
 
 def test_wrong_arguments_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import socket
@@ -15,6 +16,8 @@ from mqtemplate import MQApplication, message_listener
 from tests.cli.running import CommandLine, Result
 from tests.server.process import BrokerProcess
 from tests.waiting import eventually
+
+TOKEN = "t-0123456789abcde"
 
 
 @message_listener(topic="orders", consumer_group="billing", id="bill")
@@ -30,17 +33,21 @@ class Running:
         self._config = config
         self._line = line
 
-    def __call__(self, *arguments: str, url: str | None = None, token: str | None = "t-1") -> Result:
+    def __call__(self, *arguments: str, url: str | None = None, token: str | None = TOKEN) -> Result:
         words = ["listeners", *arguments, "--config", str(self._config)]
         words += [] if arguments[0] == "--help" else ["--url", url or self.url]
-        return self._line.plain(*words, *(["--token", token] if token else []))
+        if token:
+            file = self._config / "token"
+            file.write_text(f"{token}\n", "utf-8")
+            words += [] if arguments[0] == "--help" else ["--token-file", str(file)]
+        return self._line.plain(*words)
 
 
 @pytest.fixture
 def running(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Running]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    keys = {"enabled": True, "port": port, "token": "t-1"}
+    keys = {"enabled": True, "port": port, "token": TOKEN}
     settings = {"rocketmq.name-server": "embedded:memory"}
     settings |= {f"mqtemplate.management.{key}": value for key, value in keys.items()}
     (tmp_path / "config").mkdir()
@@ -107,7 +114,7 @@ def test_the_concurrency_of_a_listener_is_changed(running: Running) -> None:
 
 def test_the_address_and_the_token_are_those_of_the_configuration(running: Running, tmp_path: Path) -> None:
     port = running.url.rpartition(":")[2]
-    text = f"mqtemplate: {{management: {{enabled: true, port: {port}, token: t-1}}}}"
+    text = f"mqtemplate: {{management: {{enabled: true, port: {port}, token: {TOKEN}}}}}"
     (tmp_path / "config" / "application.yml").write_text(text)
 
     result = running._line.plain("listeners", "pause", "bill", "--config", str(tmp_path / "config"))
@@ -118,7 +125,7 @@ def test_the_address_and_the_token_are_those_of_the_configuration(running: Runni
 def test_errors_name_the_cause(running: Running) -> None:
     unknown = running("pause", "mail")
     no_token = running("pause", "bill", token=None)
-    wrong = running("pause", "bill", token="t-2")
+    wrong = running("pause", "bill", token="t-other-0123456789")
     no_place = running("seek", "bill")
     not_there = running("ls", url="http://127.0.0.1:1")
     no_url = running("ls", url="shop:9090")
@@ -129,6 +136,36 @@ def test_errors_name_the_cause(running: Running) -> None:
     assert (no_place.code, "seek needs one of" in no_place.errors) == (1, True)
     assert (not_there.code, "no actuator answers at http://127.0.0.1:1/actuator" in not_there.errors) == (1, True)
     assert (no_url.code, "must be http://host:port" in no_url.errors) == (2, True)
+
+
+def test_the_token_comes_from_a_file_standard_input_or_the_environment(
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ls(*arguments: str) -> Result:
+        return running("ls", *arguments, token=None)
+
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{TOKEN}\n"))
+    piped = ls("--token-file", "-")
+    missing = ls("--token-file", str(tmp_path / "nothing"))
+    (tmp_path / "empty").write_text(" \n", "utf-8")
+    empty = ls("--token-file", str(tmp_path / "empty"))
+    without = ls()
+    monkeypatch.setenv("MQTEMPLATE_MANAGEMENT_TOKEN", TOKEN)
+    of_environment = ls()
+
+    assert (piped.code, of_environment.code) == (0, 0)
+    assert (missing.code, "the token cannot be read from" in missing.errors) == (1, True)
+    assert (empty.code, "empty contains no token; write the value of" in empty.errors) == (1, True)
+    assert (without.code, "reading listeners needs the header" in without.errors) == (1, True)
+
+
+def test_a_token_among_the_arguments_is_refused(running: Running) -> None:
+    """All users of the machine see them."""
+    result = running("pause", "bill", "--token", TOKEN, token=None)
+
+    assert result.code == 2
+    assert "give --token-file FILE, or set MQTEMPLATE_MANAGEMENT_TOKEN" in " ".join(result.errors.split())
+    assert TOKEN not in result.errors
 
 
 def test_without_an_address_the_command_names_both_ways(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,10 +28,10 @@ Run = Callable[..., Result]
 def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    management = f"{{enabled: true, port: {port}, token: t-1}}"
+    management = f"{{enabled: true, port: {port}, token: t-0123456789abcde}}"
     (tmp_path / "application.yml").write_text(f"mqtemplate: {{management: {management}}}")
     settings = {"rocketmq.name-server": "embedded:memory", "mqtemplate.management.enabled": True}
-    settings |= {"mqtemplate.management.port": port, "mqtemplate.management.token": "t-1"}
+    settings |= {"mqtemplate.management.port": port, "mqtemplate.management.token": "t-0123456789abcde"}
     line = CommandLine("", tmp_path, capsys)
     with MQApplication(report, settings=settings):
         yield lambda *words: line.plain("schedules", *words, "--config", str(tmp_path))

@@ -45,13 +45,13 @@ def run(peer: Peer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Comma
 
 @pytest.mark.feature("14.2")
 def test_the_dashboard_shows_and_changes_it(peer: Peer, tmp_path: Path) -> None:
-    access, log = Access("token", allow_changes=True), AuditLog(None, SystemClock())
+    access, log = Access("token-0123456789abcde", allow_changes=True), AuditLog(None, SystemClock())
     settings = RemoteSettings(name_servers=(peer.address,), offset_path=tmp_path / "offsets")
     with RemoteBroker(settings) as client:
         source = OpenSource(RemoteAdmin(client, client.client_context), "RocketMQ")
         pages = Dashboard(source, access=access, audit=log)
         shop = Shop(None, client, pages, tmp_path)  # type: ignore[arg-type]  # there is no application
-        assert shop.get("/sign-in", token="token").status == 303
+        assert shop.get("/sign-in", token="token-0123456789abcde").status == 303
         due = {Property.TIMER_DELAY_MS: str(50 * 3_600_000), Property.KEYS: "of-the-dashboard"}
         sent = client.send(Message("reminders", b"x", due))
 

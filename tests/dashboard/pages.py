@@ -18,13 +18,14 @@ from mqtemplate.admin import EmbeddedAdmin
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.dashboard import Access, AuditLog, Dashboard, OpenSource
+from mqtemplate.dashboard.call import FORM_END
 from mqtemplate.http.exchange import HttpRequest, HttpResponse
 from mqtemplate.message import Message, Property
 from mqtemplate.scheduling import scheduled
 from mqtemplate.testing import Harness
 
-TOKEN = "open sesame"
-MANAGEMENT_TOKEN = "management"
+TOKEN = "open-sesame-0123456789"
+MANAGEMENT_TOKEN = "management-0123456789"
 HOST = "127.0.0.1:8090"
 KEYS = {
     "rocketmq.name-server": "embedded:memory",
@@ -33,6 +34,7 @@ KEYS = {
     "mqtemplate.management.name": "shop",
 }
 HOUR_MS = 3_600_000
+COMPLETE = dict([FORM_END])
 SCRIPT = "<script>alert(1)</script>"
 
 
@@ -107,6 +109,7 @@ class Shop:
     audit_path: Path
     harness: Harness = None  # type: ignore[assignment]  # a dashboard without an application has none
     cookies: dict[str, str] = field(default_factory=dict)
+    remote: str = "10.0.0.7"
 
     def send(self, topic: str, body: bytes = b"x", key: str = "", tag: str = "", **properties: str) -> Any:
         given = {Property.KEYS: key, Property.TAGS: tag} | properties
@@ -132,7 +135,7 @@ class Shop:
             query=parse_qsl(parts.query, keep_blank_values=True),
             headers=given | {name.replace("_", "-"): value for name, value in headers.items()},
             body=body,
-            remote="10.0.0.7",
+            remote=self.remote,
         )
         answer = Answer(self.dashboard.handle(request))
         if cookie := answer.headers.get("Set-Cookie"):
@@ -155,6 +158,10 @@ class Shop:
 
     def sign_in(self) -> None:
         assert self.get("/sign-in", token=TOKEN).status == 303
+
+    def form_token(self) -> str:
+        """Return the token of the forms of this session."""
+        return self.page("/levels").form("/sign-in")["form_token"][0]
 
     def change(self, path: str, fields: Mapping[str, object]) -> Answer:
         """Send a change, and follow its redirect."""

@@ -201,6 +201,7 @@ def test_every_change_is_made_once(browser: Any, shop: Shop) -> None:
 def test_the_live_tail_the_theme_and_the_keys_work(browser: Any, shop: Shop) -> None:
     with served(shop) as base:
         user = visitor(browser, base, color_scheme="light", **DESKTOP)
+        user.go(f"/sign-in?token={TOKEN}")
         user.go("/tail?topic=orders")
         user.page.locator("#tail-state.good").wait_for()
         shop.send("orders", SCRIPT.encode(), "live-1", tag=SCRIPT)
@@ -229,6 +230,7 @@ def test_the_live_tail_the_theme_and_the_keys_work(browser: Any, shop: Shop) -> 
 def test_a_page_without_scripts_shows_the_same_list(browser: Any, shop: Shop) -> None:
     with served(shop) as base:
         user = visitor(browser, base, java_script_enabled=False, **DESKTOP)
+        user.go(f"/sign-in?token={TOKEN}")
         user.go("/delayed?tag=trial")
         user.page.get_by_role("link", name="Show the list").click()
 

@@ -17,7 +17,7 @@ from mqtemplate.dashboard.jobs import Job, Jobs, JobState
 from mqtemplate.errors import ConfigurationError, MessageError
 from mqtemplate.message import Message
 from mqtemplate.pending import PendingQuery
-from tests.dashboard.pages import HOUR_MS, Answer, Shop, bill, open_shop, report
+from tests.dashboard.pages import COMPLETE, HOUR_MS, MANAGEMENT_TOKEN, TOKEN, Answer, Shop, bill, open_shop, report
 from tests.waiting import eventually
 
 
@@ -99,7 +99,8 @@ def test_messages_that_are_stored_after_the_preview_are_left_alone(shop: Shop) -
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"action": "drop"}, "action must be one of cancel, deliver, shift, got 'drop'"),
+        ({"action": "drop", "scope": "all"}, "action must be one of cancel, deliver, shift, got 'drop'"),
+        ({"action": "cancel"}, "scope must be chosen or all, got ''"),
         ({"action": "cancel", "scope": "chosen"}, "no message is chosen; tick some, or change all that match"),
         ({"action": "shift", "scope": "all", "shift": "soon"}, "shift must be a duration such as 30m, 2h or -15m"),
         ({"action": "cancel", "scope": "all", "rate": "0"}, "the rate must be a number above 0 per second, got '0'"),
@@ -108,7 +109,7 @@ def test_messages_that_are_stored_after_the_preview_are_left_alone(shop: Shop) -
     ],
 )
 def test_an_incomplete_change_is_refused(shop: Shop, fields: dict[str, str], text: str) -> None:
-    form = {"form_token": shop.page("/delayed").form("/sign-in")["form_token"]}
+    form = COMPLETE | {"form_token": shop.form_token()}
 
     answer = shop.post("/delayed/change" if "until" in fields else "/delayed/preview", form | fields)
 
@@ -118,7 +119,7 @@ def test_an_incomplete_change_is_refused(shop: Shop, fields: dict[str, str], tex
 
 def test_a_change_without_its_preview_is_refused(shop: Shop) -> None:
     shop.send_due(1, "first")
-    form = {"form_token": shop.page("/delayed").form("/sign-in")["form_token"]}
+    form = COMPLETE | {"form_token": shop.form_token()}
 
     answer = shop.post("/delayed/change", form | {"action": "cancel", "scope": "all"})
 
@@ -197,7 +198,7 @@ def test_chosen_dead_letters_are_purged(shop: Shop) -> None:
 
 def test_a_change_of_dead_letters_names_what_it_lacks(shop: Shop) -> None:
     fail(shop, "order-1")
-    form = {"form_token": shop.page("/delayed").form("/sign-in")["form_token"], "group": "billing"}
+    form = COMPLETE | {"form_token": shop.form_token(), "group": "billing"}
 
     def text(path: str, **fields: str) -> str:
         answer = shop.post(path, form | fields)
@@ -388,13 +389,13 @@ def test_a_store_directory_is_read_from_a_snapshot_and_opened_by_the_first_chang
 
 def test_a_store_directory_in_use_is_read_and_not_changed(tmp_path: Path) -> None:
     folder_with_messages(tmp_path / "store")
-    access = Access("token", allow_changes=True)
+    access = Access(TOKEN, allow_changes=True)
     with EmbeddedBroker(tmp_path / "store") as owner:
         dashboard = Dashboard(
             FolderSource(tmp_path / "store"), access=access, audit=AuditLog(None, VirtualClock()), clock=VirtualClock()
         )
         shop = Shop(None, owner, dashboard, tmp_path)  # type: ignore[arg-type]  # there is no application
-        assert shop.get("/sign-in", token="token").status == 303
+        assert shop.get("/sign-in", token=TOKEN).status == 303
         page = shop.page("/delayed")
         preview = shop.post("/delayed/preview", page.form("/delayed/preview", "Cancel all") | {"action": "cancel"})
         done = confirm(shop, preview)
@@ -410,7 +411,7 @@ def test_a_dashboard_of_a_broker_without_an_application_says_what_to_start(tmp_p
     with EmbeddedBroker() as broker:
         source = OpenSource(EmbeddedAdmin(broker), "memory")
         audit_log = AuditLog(None, VirtualClock())
-        dashboard = Dashboard(source, access=Access(), audit=audit_log, clock=VirtualClock())
+        dashboard = Dashboard(source, access=Access(reads_need_token=False), audit=audit_log, clock=VirtualClock())
         shop = Shop(None, broker, dashboard, tmp_path)  # type: ignore[arg-type]
 
         texts = [shop.page(path).text for path in ("/listeners", "/lateness", "/configuration")]
@@ -422,8 +423,8 @@ def test_a_dashboard_of_an_application_without_a_broker_says_what_to_start(shop:
     from mqtemplate.actuator import Actuator
     from mqtemplate.actuator.client import LocalActuator
 
-    documents = LocalActuator(shop.app.get(Actuator))
-    access, log = Access(), AuditLog(None, VirtualClock())
+    documents = LocalActuator(shop.app.get(Actuator), MANAGEMENT_TOKEN)
+    access, log = Access(reads_need_token=False), AuditLog(None, VirtualClock())
     alone = Shop(
         shop.app,
         shop.broker,

@@ -19,7 +19,7 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.dashboard import Dashboard, dashboard_asgi_app, dashboard_wsgi_app
 from mqtemplate.dashboard.managed import managed_dashboard
 from mqtemplate.errors import ConfigurationError
-from tests.dashboard.pages import KEYS, MANAGEMENT_TOKEN, bill
+from tests.dashboard.pages import COMPLETE, KEYS, MANAGEMENT_TOKEN, bill
 
 pytestmark = pytest.mark.feature("14.2")
 DASHBOARD: dict[str, Any] = KEYS | {"mqtemplate.management.dashboard.enabled": True}
@@ -68,7 +68,7 @@ def test_fastapi_mounts_it(tmp_path: Path) -> None:
         client.post("/operations/sign-in", data={"token": MANAGEMENT_TOKEN})
         opened = client.get("/operations/listeners")
         token = opened.text.partition('name="form_token" value="')[2].partition('"')[0]
-        form = {"form_token": token, "listener": "bill", "action": "pause"}
+        form = COMPLETE | {"form_token": token, "listener": "bill", "action": "pause"}
         changed = client.post("/operations/listeners/change", data=form)
 
     assert closed.status_code == 401

@@ -360,3 +360,41 @@ def _hostile(topic: str):  # type: ignore[no-untyped-def]
 
     properties = {Property.KEYS: "hostile", Property.TAGS: SCRIPT, SCRIPT: SCRIPT}
     return Message(topic, SCRIPT.encode(), properties)
+
+
+# --- bodies that are hard to show ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b"[" * 100_000 + b"]" * 100_000, "[[[[[["),
+        (b'{"a":' * 5_000 + b"1" + b"}" * 5_000, "{&#34;a&#34;:{&#34;a&#34;:"),
+        (b"[" * 100_000, "[[[[[["),
+        (b'{"name": "\\ud800"}', "name"),
+        (b'{"number": ' + b"9" * 5_000 + b"}", "9" * 100),
+        (b'{"number": 1e999, "nan": NaN}', "number"),
+    ],
+)
+def test_any_body_is_shown_on_each_page(shop: Shop, body: bytes, text: str) -> None:
+    """JSON may be nested more deeply than Python's stack allows, and have half of a surrogate pair."""
+    sent = shop.send("orders", body, "hard")
+    shop.send_due(1, "hard-later", body=body)
+
+    pages = [
+        shop.page("/message", id=sent.msg_id, topic="orders"),
+        shop.page("/messages", topic="orders"),
+        shop.page("/delayed"),
+    ]
+
+    assert text in pages[0].html
+    assert all("hard" in page.html for page in pages)
+
+
+def test_a_dead_letter_with_a_body_that_is_nested_deeply_is_shown(shop: Shop) -> None:
+    shop.send("orders", b'"refused"'.join((b"[" * 50_000, b"]" * 50_000)), "hard")
+    shop.harness.advance("1h")
+
+    letters = shop.page("/dead-letters", group="billing")
+
+    assert "[[[[[[" in shop.page(letters.link("hard")).html

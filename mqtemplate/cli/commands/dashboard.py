@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mqtemplate.actuator.client import ActuatorClient
+from mqtemplate.cli.commands.listeners import TOKEN_FILE_HELP, refuse_app_token, token_of
 from mqtemplate.cli.invocation import Invocation, command
 from mqtemplate.cli.output import print_line
+from mqtemplate.context.config.masking import masked_text
 from mqtemplate.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -44,16 +46,17 @@ def dashboard(
     application: Annotated[
         str | None, typer.Option("--app", metavar="URL", help="actuator of a running application: listeners, lateness")
     ] = None,
+    application_token_file: Annotated[
+        Path | None,
+        typer.Option("--app-token-file", metavar="FILE", help=f"for the application: {TOKEN_FILE_HELP}"),
+    ] = None,
     application_token: Annotated[
-        str | None,
-        typer.Option(
-            "--app-token", metavar="TOKEN", help="for changes of listeners (default: mqtemplate.management.token)"
-        ),
+        str | None, typer.Option("--app-token", hidden=True, callback=refuse_app_token)
     ] = None,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="numeric address to listen on")] = _LOOPBACK,
     port: Annotated[int, typer.Option(min=0, max=65_535, help="0 for a free one")] = 8090,
     allow_changes: Annotated[
-        bool, typer.Option("--allow-changes", help="allow changes to those who open the printed link")
+        bool, typer.Option("--allow-changes", help="allow changes too, after the sign-in")
     ] = False,
     allowed_host: Annotated[
         list[str], typer.Option(metavar="NAME", help="further name of this machine in addresses; may be repeated")
@@ -88,11 +91,10 @@ def dashboard(
     audit = AuditLog(audit_path, SystemClock())
     access = Access(
         allow_changes=allow_changes,
-        reads_need_token=not is_loopback,
         allowed_hosts=(*allowed_host, *(() if is_loopback else (host,))),
     )
     with _source(call, needed=application is None) as source:
-        documents = None if application is None else _actuator(call, application, application_token)
+        documents = None if application is None else _actuator(call, application, application_token_file)
         pages = Dashboard(source, documents, access=access, audit=audit, title=_title(source, application))
         _serve(DashboardServer(pages, host, port), access, is_loopback=is_loopback, audit=audit_path)
 
@@ -134,16 +136,13 @@ def _source(call: Invocation, *, needed: bool) -> Iterator[BrokerSource | None]:
 
 
 def _title(source: BrokerSource | None, application: str | None) -> str:
-    return " · ".join(part for part in (None if source is None else source.label, application) if part)
+    return masked_text(" · ".join(part for part in (None if source is None else source.label, application) if part))
 
 
-def _actuator(call: Invocation, url: str, token: str | None) -> ActuatorClient:
+def _actuator(call: Invocation, url: str, token_file: Path | None) -> ActuatorClient:
     if not url.startswith(("http://", "https://")):
-        raise typer.BadParameter(f"must be http://host:port, got {url!r}", param_hint="--app")
-    management = call.settings().mqtemplate.management
-    if token is None and management.token is not None:
-        token = management.token.get_secret_value()
-    return ActuatorClient(url, token)
+        raise typer.BadParameter(f"must be http://host:port, got {masked_text(url)!r}", param_hint="--app")
+    return ActuatorClient(url, token_of(call, token_file))
 
 
 def _serve(server: DashboardServer, access: Access, *, is_loopback: bool, audit: Path | None) -> None:
@@ -155,9 +154,7 @@ def _serve(server: DashboardServer, access: Access, *, is_loopback: bool, audit:
     with prompt_threads(), stop_requests.from_signals():
         server.start()
         try:
-            address = f"http://{server.address}/"
-            needs_token = access.allow_changes or access.reads_need_token
-            print_line(f"dashboard: {address}{'sign-in?token=' + access.token if needs_token else ''}")
+            print_line(f"dashboard: http://{server.address}/sign-in?token={access.token}")
             if audit is not None:
                 print_line(f"changes are logged to {audit}")
             if not is_loopback:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote, urlsplit
 
@@ -12,6 +14,7 @@ from mqtemplate.cli.invocation import Invocation, command
 from mqtemplate.cli.output import Columns
 from mqtemplate.errors import ConfigurationError
 
+_MAX_TOKEN = 4_096
 _COLUMNS: Columns = {
     "LISTENER": "id",
     "GROUP": "group",
@@ -31,10 +34,29 @@ Url = Annotated[
         help="actuator of the application (default: mqtemplate.management.address and port of application.yml)",
     ),
 ]
-Token = Annotated[
-    str | None,
-    typer.Option(metavar="TOKEN", help="token for changes (default: mqtemplate.management.token)"),
-]
+TOKEN_FILE_HELP = "file with the token, - for standard input (default: mqtemplate.management.token)"
+
+
+def _refuse_token(value: str | None) -> None:
+    _refuse(value, "--token-file")
+
+
+def refuse_app_token(value: str | None) -> None:
+    """Refuse a token among the arguments of ``dashboard``."""
+    _refuse(value, "--app-token-file")
+
+
+def _refuse(value: str | None, option: str) -> None:
+    if value is not None:
+        raise typer.BadParameter(
+            f"all users of this machine see the arguments of its processes: give {option} FILE, or set "
+            "MQTEMPLATE_MANAGEMENT_TOKEN"
+        )
+
+
+TokenFile = Annotated[Path | None, typer.Option(metavar="FILE", help=TOKEN_FILE_HELP)]
+Token = Annotated[str | None, typer.Option(hidden=True, callback=_refuse_token)]
+"""The option of earlier versions: it is refused with what to do instead."""
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -57,20 +79,24 @@ def add_commands(app: typer.Typer) -> None:
     app.add_typer(group, name="listeners")
 
 
-def ls(call: Invocation, url: Url = None, token: Token = None) -> None:
+def ls(call: Invocation, url: Url = None, token_file: TokenFile = None, token: Token = None) -> None:
     """Show the listeners with their states and lags."""
-    found = actuator_of(call, url, token).get("listeners")["listeners"]
+    found = actuator_of(call, url, token_file).get("listeners")["listeners"]
     call.output.table(found, _COLUMNS, "the application has no listeners")
 
 
-def pause(call: Invocation, listener: Listener, url: Url = None, token: Token = None) -> None:
+def pause(
+    call: Invocation, listener: Listener, url: Url = None, token_file: TokenFile = None, token: Token = None
+) -> None:
     """Pause a listener: its handlers finish, and no further one starts. Its queues stay assigned."""
-    _change(call, listener, {"action": "pause"}, url, token)
+    _change(call, listener, {"action": "pause"}, url, token_file)
 
 
-def resume(call: Invocation, listener: Listener, url: Url = None, token: Token = None) -> None:
+def resume(
+    call: Invocation, listener: Listener, url: Url = None, token_file: TokenFile = None, token: Token = None
+) -> None:
     """Resume a paused listener."""
-    _change(call, listener, {"action": "resume"}, url, token)
+    _change(call, listener, {"action": "resume"}, url, token_file)
 
 
 def concurrency(
@@ -78,10 +104,11 @@ def concurrency(
     listener: Listener,
     number: Annotated[int, typer.Argument(metavar="NUMBER", help="handlers at a time: 1 to its consume_thread_max")],
     url: Url = None,
+    token_file: TokenFile = None,
     token: Token = None,
 ) -> None:
     """Change how many handlers of a listener run at a time, until the process ends. Running handlers finish."""
-    _change(call, listener, {"action": "concurrency", "number": number}, url, token)
+    _change(call, listener, {"action": "concurrency", "number": number}, url, token_file)
 
 
 def seek(
@@ -96,16 +123,17 @@ def seek(
     offset: Annotated[int | None, typer.Option(metavar="OFFSET", help="the next message of the queue")] = None,
     broker: Annotated[str | None, typer.Option(metavar="NAME", help="if several brokers have the queue")] = None,
     url: Url = None,
+    token_file: TokenFile = None,
     token: Token = None,
 ) -> None:
     """Continue a listener at another position, in the queues that this application has."""
     given = {"to": to, "back": back, "topic": topic, "queue": queue, "offset": offset, "broker": broker}
     change = {"action": "seek", **{key: value for key, value in given.items() if value is not None}}
-    _change(call, listener, change, url, token)
+    _change(call, listener, change, url, token_file)
 
 
-def _change(call: Invocation, listener: str, change: dict[str, Any], url: str | None, token: str | None) -> None:
-    record = actuator_of(call, url, token).post(f"listeners/{quote(listener, safe='')}", change)
+def _change(call: Invocation, listener: str, change: dict[str, Any], url: str | None, token_file: Path | None) -> None:
+    record = actuator_of(call, url, token_file).post(f"listeners/{quote(listener, safe='')}", change)
     call.output.document(record)
     threads = f", {record['threads']} handlers at a time" if change["action"] == "concurrency" else ""
     call.output.line(
@@ -113,7 +141,30 @@ def _change(call: Invocation, listener: str, change: dict[str, Any], url: str | 
     )
 
 
-def actuator_of(call: Invocation, url: str | None, token: str | None) -> ActuatorClient:
+def token_of(call: Invocation, file: Path | None) -> str | None:
+    """Return the token of a file, or of the configuration; None without one.
+
+    Raises:
+        ConfigurationError: The file cannot be read.
+    """
+    if file is None:
+        token = call.settings().mqtemplate.management.token
+        return None if token is None else token.get_secret_value()
+    try:
+        text = sys.stdin.read(_MAX_TOKEN) if str(file) == "-" else _text_of(file)
+    except (OSError, ValueError) as exc:
+        raise ConfigurationError(f"the token cannot be read from {file}: {exc}") from exc
+    if not text.strip():
+        raise ConfigurationError(f"{file} contains no token; write the value of mqtemplate.management.token into it")
+    return text.strip()
+
+
+def _text_of(file: Path) -> str:
+    with file.open(encoding="utf-8") as opened:
+        return opened.read(_MAX_TOKEN)
+
+
+def actuator_of(call: Invocation, url: str | None, token_file: Path | None) -> ActuatorClient:
     """Return the client of the actuator that the options or the configuration name.
 
     Raises:
@@ -130,6 +181,4 @@ def actuator_of(call: Invocation, url: str | None, token: str | None) -> Actuato
         url = f"http://{host}:{management.port}"
     elif urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
         raise typer.BadParameter(f"must be http://host:port, got {url!r}", param_hint="--url")
-    if token is None and management.token is not None:
-        token = management.token.get_secret_value()
-    return ActuatorClient(url, token)
+    return ActuatorClient(url, token_of(call, token_file))

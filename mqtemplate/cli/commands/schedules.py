@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
 
-from mqtemplate.cli.commands.listeners import Token, Url, actuator_of
+from mqtemplate.cli.commands.listeners import Token, TokenFile, Url, actuator_of
 from mqtemplate.cli.invocation import Invocation, command
 from mqtemplate.cli.output import Columns
 
@@ -45,9 +46,9 @@ def add_commands(app: typer.Typer) -> None:
     app.add_typer(group, name="schedules")
 
 
-def ls(call: Invocation, url: Url = None, token: Token = None) -> None:
+def ls(call: Invocation, url: Url = None, token_file: TokenFile = None, token: Token = None) -> None:
     """Show the schedules with their next runs."""
-    found = actuator_of(call, url, token).get("schedules")["schedules"]
+    found = actuator_of(call, url, token_file).get("schedules")["schedules"]
     call.output.table(found, _COLUMNS, "the application has no schedules")
 
 
@@ -58,24 +59,29 @@ def pause(
         str | None, typer.Option(metavar="TIME", help="ISO time with a zone; without it until 'schedules resume'")
     ] = None,
     url: Url = None,
+    token_file: TokenFile = None,
     token: Token = None,
 ) -> None:
     """Skip the runs of a schedule in all processes. Skipped runs are not caught up."""
-    _change(call, schedule, {"action": "pause"} | ({} if until is None else {"until": until}), url, token)
+    _change(call, schedule, {"action": "pause"} | ({} if until is None else {"until": until}), url, token_file)
 
 
-def resume(call: Invocation, schedule: Name, url: Url = None, token: Token = None) -> None:
+def resume(
+    call: Invocation, schedule: Name, url: Url = None, token_file: TokenFile = None, token: Token = None
+) -> None:
     """End the pause of a schedule."""
-    _change(call, schedule, {"action": "resume"}, url, token)
+    _change(call, schedule, {"action": "resume"}, url, token_file)
 
 
-def trigger(call: Invocation, schedule: Name, url: Url = None, token: Token = None) -> None:
+def trigger(
+    call: Invocation, schedule: Name, url: Url = None, token_file: TokenFile = None, token: Token = None
+) -> None:
     """Run a schedule now, in one of the processes that have it. Its next run is unchanged."""
-    _change(call, schedule, {"action": "trigger"}, url, token)
+    _change(call, schedule, {"action": "trigger"}, url, token_file)
 
 
-def _change(call: Invocation, schedule: str, change: dict[str, Any], url: str | None, token: str | None) -> None:
-    found = actuator_of(call, url, token).post(f"schedules/{quote(schedule, safe='')}", change)["schedules"]
+def _change(call: Invocation, schedule: str, change: dict[str, Any], url: str | None, token_file: Path | None) -> None:
+    found = actuator_of(call, url, token_file).post(f"schedules/{quote(schedule, safe='')}", change)["schedules"]
     record = next((each for each in found if each["name"] == schedule), {"name": schedule})
     call.output.document(record)
     call.output.line(f"{schedule} is {_state(record)}; next run {record.get('nextRun') or 'unknown'}")

@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from mqtemplate.context.config import schema
 from mqtemplate.context.config.contradiction import ContradictionError
+from mqtemplate.context.config.masking import masked, masked_text
 from mqtemplate.context.config.other_starters import hint_for
 from mqtemplate.context.config.placeholders import Placeholders
 from mqtemplate.context.config.relaxed_keys import dotted, kebab, variable_name
@@ -56,7 +57,7 @@ class Binding:
         location = problem["loc"]
         cause = problem.get("ctx", {}).get("error")
         if isinstance(cause, ContradictionError):
-            return f"{self._place(self._first_written(location, cause))}: {cause}"
+            return f"{self._place(self._first_written(location, cause))}: {masked_text(str(cause))}"
         where = self._place(location)
         if problem["type"] in _UNKNOWN_KEY:
             hint = hint_for(self.name_of(location))
@@ -65,14 +66,14 @@ class Binding:
             in_list = any(isinstance(part, int) for part in location)  # a variable cannot name an item of a list
             variable = "" if in_list else f" or as {variable_name(map(str, (*self.prefix, *location)))}"
             return f"{where}: required; set it in application.yml{variable}"
-        text = f"{where}: {problem['msg'].removeprefix('Value error, ')}"
+        text = f"{where}: {masked_text(problem['msg'].removeprefix('Value error, '))}"
         if problem["type"] in _NOT_A_DURATION:
             text = f"{where}: must be a duration: {ALLOWED}, or a number of seconds"
         if schema.is_secret(self.section, location):
             return f"{text} (its value is not shown)"
         if not isinstance(problem["input"], str | int | float):
             return text  # a whole section or list, which may contain secrets
-        return f"{text} (got {problem['input']!r})"
+        return f"{text} (got {masked(problem['input'])!r})"
 
     def _place(self, location: schema.Location) -> str:
         """Return the origin of a value, or of the nearest section around it, and its key."""

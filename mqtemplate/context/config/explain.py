@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mqtemplate.context.config.masking import HIDDEN, masked
 from mqtemplate.context.config.relaxed_keys import kebab
 from mqtemplate.context.config.schema import field_named, fields_of, is_secret, is_section
 
 if TYPE_CHECKING:
     from mqtemplate.context.settings.app import AppSettings
 
-HIDDEN = "********"
 _DEFAULT = "default"
 
 
@@ -53,8 +51,7 @@ def _of_section(settings: AppSettings, section: type, path: tuple[str, ...]) -> 
             yield from _of_section(settings, type(below), at)
             continue
         key = ".".join(map(kebab, at))
-        hidden = is_secret(type(settings), at) and below is not None
-        yield ExplainedSetting(key, HIDDEN if hidden else _plain(below, at, settings), settings.origins.of(key))
+        yield ExplainedSetting(key, _plain(below, at, settings), settings.origins.of(key))
 
 
 def _of_application(settings: AppSettings) -> Iterator[ExplainedSetting]:
@@ -64,23 +61,22 @@ def _of_application(settings: AppSettings) -> Iterator[ExplainedSetting]:
             hidden = is_secret(type(settings), path)
             key = ".".join(path)
             origin = settings.origin_of(key) or node.origin  # a variable of the environment wins over a file
-            yield ExplainedSetting(key, HIDDEN if hidden else settings.get(key), origin)
+            value = settings.get(key)
+            yield ExplainedSetting(key, HIDDEN if hidden and _may_be_secret(value) else masked(value), origin)
 
 
 def _plain(value: Any, path: tuple[str | int, ...], settings: AppSettings) -> Any:
-    """Return a value as JSON has it."""
-    if is_secret(type(settings), path) and value is not None:
+    """Return a value as JSON has it, without secrets."""
+    if is_secret(type(settings), path) and _may_be_secret(value):
         return HIDDEN
     if is_section(type(value)):
         return {kebab(name): _plain(getattr(value, name), (*path, name), settings) for name in fields_of(type(value))}
     if isinstance(value, Mapping):
         return {str(key): _plain(each, (*path, str(key)), settings) for key, each in value.items()}
-    if isinstance(value, Enum):
-        return value.value
     if isinstance(value, list | tuple | set | frozenset) and not hasattr(value, "_fields"):
         return [_plain(each, (*path, index), settings) for index, each in enumerate(value)]
-    return value if value is None or isinstance(value, str | int | float | bool) else _text(value)
+    return masked(value)
 
 
-def _text(value: object) -> str:
-    return str(value) if not isinstance(value, Path) else value.as_posix()
+def _may_be_secret(value: Any) -> bool:
+    return value is not None and not isinstance(value, bool)

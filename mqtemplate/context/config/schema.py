@@ -6,7 +6,6 @@ A section is a pydantic model or a pydantic dataclass.
 from __future__ import annotations
 
 import dataclasses
-import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,13 +17,12 @@ from pydantic import BaseModel, SecretBytes, SecretStr
 from pydantic.dataclasses import is_pydantic_dataclass
 from pydantic.fields import FieldInfo
 
+from mqtemplate.context.config.masking import is_secret_name
 from mqtemplate.context.config.relaxed_keys import kebab, same_key
 from mqtemplate.context.config.tree import UNSET, ConfigNode, is_empty_text
 
 Location = tuple[int | str, ...]
 """A position below a section in pydantic's form: field names, keys of maps, indices of lists."""
-
-_SECRET_NAME = re.compile(r"password|passwd|secret|token|credential|(access|api|private).?key", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +155,8 @@ def as_written(section: type, location: Location) -> Location:
 def is_secret(section: type, location: Location) -> bool:
     """Return True if the value at a location must not be shown, because of its type or its name."""
     return any(
-        (isinstance(part, str) and _SECRET_NAME.search(part) is not None) or (info is not None and _holds_secret(info))
+        (isinstance(part, str) and is_secret_name(part, is_declared=info is not None))
+        or (info is not None and _holds_secret(info))
         for part, info in _fields_along(section, location)
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from typing import Annotated, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
 from mqtemplate.context.config.contradiction import ContradictionError
@@ -17,8 +17,10 @@ from mqtemplate.context.settings.properties import (
     Properties,
     duration_in,
 )
+from mqtemplate.http.tokens import weakness_of
 from mqtemplate.observability.settings import (
     ENDPOINTS,
+    OPEN_ENDPOINTS,
     HealthSettings,
     LatenessSettings,
     MetricsSettings,
@@ -80,14 +82,19 @@ class ManagementSettings(Properties):
     """Port of the actuator: ``http://address:port/actuator``; 0 for a free one. Without it an application serves the
     actuator through its own web framework, or not at all."""
     address: str = "127.0.0.1"
-    """Numeric address of that port. With another than loopback, other machines can read health, metrics, listeners and
-    configuration (secrets are hidden)."""
+    """Numeric address of that port. With another than loopback, other machines can read the ``open-endpoints``."""
     token: OptionalSecret = None
-    """Token that changes of listeners must have, as ``Authorization: Bearer <token>``. Without it they are refused."""
+    """Token that reads of other than the ``open-endpoints`` and all changes must have, as ``Authorization: Bearer
+    <token>``, of at least 16 characters. Without it they are refused."""
     name: OptionalText = None
     """Name of the application in ``/actuator/info``."""
     endpoints: CommaList = ENDPOINTS
     """Endpoints of the actuator to expose."""
+    open_endpoints: CommaList = OPEN_ENDPOINTS
+    """Those of them that everyone who can connect reads without the token."""
+    allowed_hosts: CommaList = ()
+    """Public host names in addresses of the actuator, such as ``shop.example.com``. Addresses, names without a dot, and
+    names below ``localhost``, ``local``, ``internal`` and ``svc`` are always allowed, and for ``health`` all are."""
     metrics: MetricsSection = MetricsSection()
     tracing: TracingSection = TracingSection()
     lateness: LatenessSection = LatenessSection()
@@ -103,7 +110,15 @@ class ManagementSettings(Properties):
             raise ValueError("must be a numeric address, such as 127.0.0.1 or ::1") from None
         return value
 
-    @field_validator("endpoints")
+    @field_validator("token")
+    @classmethod
+    def _check_token(cls, value: SecretStr | None) -> SecretStr | None:
+        weakness = None if value is None else weakness_of(value.get_secret_value())
+        if weakness is not None:
+            raise ValueError(weakness)
+        return value
+
+    @field_validator("endpoints", "open_endpoints")
     @classmethod
     def _check_endpoints(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         unknown = [name for name in value if name not in ENDPOINTS]

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from mqtemplate.brokers.remote.settings import ClientIntervals, RemoteSettings
+from mqtemplate.context.config.masking import masked
 from mqtemplate.context.config.relaxed_keys import kebab
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.settings.broker_support import check_cluster_support
@@ -31,7 +32,9 @@ def remote_settings(settings: AppSettings) -> RemoteSettings:
     """
     cluster = settings.broker_choice
     if not isinstance(cluster, RemoteCluster):
-        raise ConfigurationError(f"rocketmq.name-server is {settings.rocketmq.name_server!r}, which is no cluster")
+        raise ConfigurationError(
+            f"rocketmq.name-server is {masked(settings.rocketmq.name_server)!r}, which is no cluster"
+        )
     check_cluster_support(settings)
     producer, own = settings.rocketmq.producer, settings.mqtemplate.cluster
     defaults = RemoteSettings(name_servers=cluster.addresses)

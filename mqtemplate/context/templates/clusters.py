@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from mqtemplate.broker import Broker
 from mqtemplate.clock import Clock
+from mqtemplate.context.config.masking import masked, masked_text
 from mqtemplate.context.injection.definitions import Definition
 from mqtemplate.context.injection.marks import type_hints
 from mqtemplate.context.lifecycle import Lifecycle
@@ -180,7 +181,9 @@ class Clusters:
         try:
             parsed = parse_name_server(choice.name_server)
         except ValueError as exc:
-            raise ListenerError(f"listener {listener}: name_server: {exc}, got {choice.name_server!r}") from exc
+            raise ListenerError(
+                f"listener {listener}: name_server: {masked_text(str(exc))}, got {masked(choice.name_server)!r}"
+            ) from exc
         if choice != ClusterChoice(name_server=choice.name_server):
             return None
         address = _address_of(parsed, self._context.settings)
@@ -197,7 +200,7 @@ class Clusters:
             settings = self._settings_for(listener, choice)
             broker = self._factory(settings)(settings, self._clock())
             if self._starts:
-                start_broker(broker, f"listener {listener}: name_server={choice.name_server!r}")
+                start_broker(broker, f"listener {listener}: name_server={masked(choice.name_server)!r}")
                 self._context.lifecycle.push(f"broker {choice.name_server}", broker.close)
             self._of_listeners[key] = NamedBroker(choice.name_server, broker)
         return self._of_listeners[key].broker
@@ -219,7 +222,7 @@ class Clusters:
             keys = TemplateSettings(**given)
         except ValidationError as exc:
             reasons = "; ".join(each["msg"].removeprefix("Value error, ") for each in exc.errors())
-            raise ListenerError(f"listener {listener}: name_server={choice.name_server!r}: {reasons}") from None
+            raise ListenerError(f"listener {listener}: name_server={masked(choice.name_server)!r}: {reasons}") from None
         return settings_of_template(self._context.settings, keys, f"listener {listener}")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from mqtemplate.actuator.client import ApplicationDocuments
+from mqtemplate.context.config.masking import masked
 from mqtemplate.dashboard.call import Call
 from mqtemplate.dashboard.site import Routes, Site
 from mqtemplate.errors import MessageError, UnsupportedError
@@ -153,7 +154,7 @@ def _rows(document: Any) -> list[dict[str, Any]]:
     return [
         {
             "key": f"{prefix}.{name}" if prefix else name,
-            "value": value,
+            "value": masked(value),  # the application may have an older version
             "origin": bean["inputs"].get(name, {}).get("origin", "default"),
         }
         for context in document["contexts"].values()

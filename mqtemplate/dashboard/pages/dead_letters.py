@@ -10,7 +10,7 @@ from mqtemplate.admin.dead_letters.dead_letters import DeadLetters, LetterFilter
 from mqtemplate.admin.dead_letters.letter import DeadLetter, LetterEdit, LetterState, resent_message
 from mqtemplate.admin.messages import property_differences
 from mqtemplate.converters.readable import body_text
-from mqtemplate.dashboard.call import Call, parse_time
+from mqtemplate.dashboard.call import Call, at_most, check_count, parse_time
 from mqtemplate.dashboard.jobs import Job
 from mqtemplate.dashboard.pages.delayed_changes import parse_rate
 from mqtemplate.dashboard.positions import cursor_of, first_of, is_after, parse_cursor
@@ -137,17 +137,16 @@ def preview(site: Site, call: Call) -> HttpResponse:
 def apply(site: Site, call: Call) -> HttpResponse:
     """Resend or purge the dead letters that were shown before."""
     group, action = call.field("group"), _action(call)
-    until_ms = parse_time(call.field("until"), "until")
-    if until_ms is None:
-        raise MessageError("a change needs its preview first")
-    rate, only_group = _given_rate(call), call.field("only_group") == "1"
-    expected, remote = call.number_field("expected"), call.request.remote
-    ids = call.fields("letter") if call.field("scope") == "chosen" else None
+    expected, until_ms = call.previewed(), parse_time(call.field("until"), "until") or 0
+    rate, only_group, remote = _given_rate(call), call.field("only_group") == "1", call.request.remote
+    ids = call.fields("letter") if call.scope_field() == "chosen" else None
+    with site.reading() as admin:
+        check_count(expected, _seen(admin, call, until_ms))
 
     def work(job: Job) -> str:
         target = {"group": group, "letters": ids, "filter": dict(_given(call)) or None, "shown": expected}
         with site.changing() as admin, site.audit.change(f"dead_letters.{action}", remote, **target) as result:
-            chosen = (each for each in _chosen(admin, call) if each.message.store_timestamp <= until_ms)
+            chosen = at_most(expected, _seen(admin, call, until_ms))
             letters = DeadLetters(admin)
             if action == "purge":
                 result["count"] = letters.purge(chosen, job.advance)
@@ -219,10 +218,15 @@ def _given(call: Call) -> Iterator[tuple[str, str]]:
     return ((name, call.field(name)) for name in _FILTERS if call.field(name))
 
 
+def _seen(admin: BrokerAdmin, call: Call, until_ms: int) -> Iterator[DeadLetter]:
+    """Yield the dead letters of a form that were stored before its preview."""
+    return (each for each in _chosen(admin, call) if each.message.store_timestamp <= until_ms)
+
+
 def _chosen(admin: BrokerAdmin, call: Call) -> Iterator[DeadLetter]:
     """Yield the dead letters of a form: those that are ticked, or all that match."""
     letters, group = DeadLetters(admin), call.field("group")
-    if call.field("scope") == "chosen":
+    if call.scope_field() == "chosen":
         ids = call.fields("letter")
         if not ids:
             raise MessageError("no dead letter is chosen; tick some, or change all that match")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mqtemplate.admin.broker_admin import BrokerAdmin
 from mqtemplate.admin.delayed import BulkChange, PendingMessages
-from mqtemplate.dashboard.call import Call, parse_span, parse_time
+from mqtemplate.dashboard.call import Call, at_most, check_count, parse_span, parse_time
 from mqtemplate.dashboard.jobs import Job
 from mqtemplate.dashboard.site import Routes, Site
 from mqtemplate.delay.recall_handle import decode_handle
@@ -49,7 +49,7 @@ def change_of(call: Call) -> Change:
     Raises:
         MessageError: The form is incomplete.
     """
-    action, scope = call.field("action"), call.field("scope")
+    action, scope = call.field("action"), call.scope_field()
     if action not in _ACTIONS:
         raise MessageError(f"action must be one of {', '.join(_ACTIONS)}, got {action!r}")
     handles = tuple(call.fields("handle"))
@@ -110,10 +110,9 @@ def preview(site: Site, call: Call) -> HttpResponse:
 
 def apply(site: Site, call: Call) -> HttpResponse:
     """Make a change that was shown before."""
-    change = change_of(call)
-    if change.until_ms is None:
-        raise MessageError("a change needs its preview first")
-    expected = call.number_field("expected")
+    change, expected = change_of(call), call.previewed()
+    with site.reading() as admin:
+        check_count(expected, _reached(admin, change))
     remote, back = call.request.remote, _back(call)
 
     def work(job: Job) -> str:
@@ -122,22 +121,25 @@ def apply(site: Site, call: Call) -> HttpResponse:
             site.changing() as admin,
             site.audit.change(f"delayed.{change.action}", remote, **target, shift_ms=change.shift_ms or None) as result,
         ):
-            done = _apply(admin, change, job)
+            done = _apply(admin, change, expected, job)
             result.update({status.value: count for status, count in done.counts.items()}, unsupported=done.unsupported)
         return _result_text(done)
 
     return site.start_job(call, f"{change.name} {expected:,} pending messages", expected or None, back, work)
 
 
-def _apply(admin: BrokerAdmin, change: Change, job: Job) -> BulkChange:
+def _apply(admin: BrokerAdmin, change: Change, expected: int, job: Job) -> BulkChange:
     pending, now_ms = PendingMessages(admin), admin.broker.clock.now_ms()
-    messages: Iterable[PendingMessage]
-    messages = _chosen(admin, change.handles) if change.handles else _seen(pending, change)
+    messages = at_most(expected, _reached(admin, change))
     if change.action == "cancel":
         return pending.cancel_all(messages, change.rate, job.advance)
     if change.action == "deliver":
         return pending.reschedule_all(messages, now_ms, change.rate, job.advance)
     return pending.shift_all(messages, change.shift_ms, change.rate, job.advance)
+
+
+def _reached(admin: BrokerAdmin, change: Change) -> Iterator[PendingMessage]:
+    return _chosen(admin, change.handles) if change.handles else _seen(PendingMessages(admin), change)
 
 
 def _seen(pending: PendingMessages, change: Change) -> Iterator[PendingMessage]:
