@@ -31,6 +31,7 @@ LEVELS: dict[str, int] = {
     "mqtemplate.services": 0,
     "mqtemplate.topics": 0,
     "mqtemplate.message": 1,
+    "mqtemplate.payload_types": 1,
     "mqtemplate.pending": 1,
     "mqtemplate.results": 1,
     "mqtemplate.selectors": 1,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from dependency_injector import providers
@@ -23,9 +23,8 @@ from mqtemplate.context.templates.clusters import Clusters, start_broker
 from mqtemplate.context.templates.decorator import ext_template_mark
 from mqtemplate.context.templates.template_specs import TemplateSpec, template_specs
 from mqtemplate.converter import MessageConverter
-from mqtemplate.errors import ConfigurationError, ConversionError, DependencyError, ListenerError
+from mqtemplate.errors import ConfigurationError, DependencyError, ListenerError
 from mqtemplate.event_log import get_logger
-from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.listener.discovery import declared_topics
 from mqtemplate.listener.registration.enhancers import Enhancer, enhancer_order
 from mqtemplate.listener.registry import ListenerRegistry
@@ -289,7 +288,7 @@ def _register_listeners(context: ApplicationContext, registry: ListenerRegistry)
             continue
         with pointing_to(component):
             try:
-                _check_types(registry.register(target))
+                registry.register(target)
             except ConfigurationError as exc:
                 raise ConfigurationError(f"@message_listener on {name_of(component)}: {exc}") from exc
 
@@ -337,23 +336,6 @@ def _handler_object(component: object, context: ApplicationContext) -> object | 
         return component
     definition = context.definition_of(component)
     return None if definition is None else context.build(definition)
-
-
-def _check_types(containers: Iterable[ListenerContainer]) -> None:
-    """Refuse a handler whose parameter has a type that no body can become.
-
-    Raises:
-        ListenerError: It names the listener and the types that are allowed.
-    """
-    for container in containers:
-        check = getattr(container.converter, "check_type", None)
-        for plan in container.endpoint.plan.plans():
-            if plan.is_raw or check is None:
-                continue
-            try:
-                check(plan.payload_type)
-            except ConversionError as exc:
-                raise ListenerError(f"{container.endpoint.id}: {exc}") from exc
 
 
 def _check_spark_listeners(context: ApplicationContext) -> None:
