@@ -23,6 +23,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 from uuid import UUID
 
+from mqtemplate.callables import bound_of
 from mqtemplate.errors import ConversionError
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ __all__ = [
     "read_parts",
     "read_untyped",
     "type_name",
-    "type_of_variable",
 ]
 
 BINARY: Final = "application/octet-stream"
@@ -126,7 +126,8 @@ def _bare(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
             annotation, *more = get_args(annotation)
             extras = (*more, *extras)
         elif isinstance(annotation, TypeVar):
-            annotation = type_of_variable(annotation)
+            bound = bound_of(annotation)
+            annotation = Any if bound is None else bound
         elif isinstance(annotation, typing.NewType):
             annotation = annotation.__supertype__
         elif type(annotation).__name__ == "TypeAliasType":  # of typing, or of typing_extensions
@@ -138,13 +139,6 @@ def _bare(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
 def members_of(annotation: Any) -> list[Any]:
     """Return the types of a union without their extras; of anything else the type alone."""
     return [_bare(member)[0] for member in _members(_bare(annotation)[0])]
-
-
-def type_of_variable(variable: TypeVar) -> Any:
-    """Return the bound of a type variable, or the union of its constraints; ``Any`` if it has neither."""
-    if variable.__bound__ is not None:
-        return variable.__bound__
-    return Union[variable.__constraints__] if variable.__constraints__ else Any  # noqa: UP007 (made at run time)
 
 
 def _members(bare: Any) -> Iterator[Any]:

@@ -14,7 +14,7 @@ from mqtemplate.clock import Clock
 from mqtemplate.context.failure_report import pointing_to
 from mqtemplate.context.hooks import HookCaller
 from mqtemplate.context.injection.application_context import BUILT_IN, ApplicationContext
-from mqtemplate.context.injection.components import is_injectable, is_listener, is_spark_listener
+from mqtemplate.context.injection.components import is_handler, is_injectable, is_listener, is_spark_listener
 from mqtemplate.context.injection.definitions import Definition
 from mqtemplate.context.injection.marks import name_of
 from mqtemplate.context.injection.new_template import new_template
@@ -323,8 +323,9 @@ def _scheduled_components(context: ApplicationContext) -> list[object]:
     found = []
     for component in context.components:
         definition = context.definition_of(component)
-        if is_scheduled(component if definition is None else definition.kind) and (
-            definition is not None or inspect.isroutine(component)
+        is_own = is_handler(component)
+        if is_scheduled(component if is_own or definition is None else definition.kind) and (
+            definition is not None or is_own
         ):
             found.append(component)
     return found
@@ -332,7 +333,7 @@ def _scheduled_components(context: ApplicationContext) -> list[object]:
 
 def _handler_object(component: object, context: ApplicationContext) -> object | None:
     """Return the object whose methods are called: built for a class, the function itself for a function."""
-    if inspect.isroutine(component) and (is_listener(component) or is_scheduled(component)):
+    if is_handler(component):
         return component
     definition = context.definition_of(component)
     return None if definition is None else context.build(definition)

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
+from mqtemplate.callables import resolved
 from mqtemplate.errors import DependencyError, ListenerError
 from mqtemplate.listener.calling.depends import Arguments, Depends, Provider, ReadSource, kind_of
 from mqtemplate.listener.calling.objects import ObjectSource
@@ -61,7 +62,7 @@ def hints_of(function: Callable[..., object], name: str) -> dict[str, Any]:
     elif not inspect.isroutine(target):
         target = type(target).__call__
     try:
-        return get_type_hints(target, include_extras=True)
+        return resolved(get_type_hints(target, include_extras=True), function)
     except NameError as error:
         raise ListenerError(
             f"{name}: an annotation cannot be read: {error}; import or define the name at the top of the module, "

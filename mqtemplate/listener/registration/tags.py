@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from mqtemplate.callables import lazy_kind, name_of_callable
 from mqtemplate.errors import ListenerError
 
 TAGS_ATTRIBUTE = "__mqtemplate_tags__"
@@ -39,6 +40,11 @@ def on_tag(*tags: str) -> Callable[[_Target], _Target]:
     def mark(target: _Target) -> _Target:
         if not inspect.isfunction(target):
             raise ListenerError(f"@on_tag: {target!r} is no method; decorate a method of a listener class")
+        if (kind := lazy_kind(target)) is not None:
+            raise ListenerError(
+                f"@on_tag: {name_of_callable(target)} has a 'yield' ({kind}), so a call of it runs nothing; "
+                "write 'return'"
+            )
         setattr(target, TAGS_ATTRIBUTE, tags)
         return target
 
