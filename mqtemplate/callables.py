@@ -16,6 +16,7 @@ __all__ = [
     "bound_of",
     "lazy_kind",
     "name_of_callable",
+    "own_mark",
     "resolved",
     "substituted",
     "unfinished",
@@ -42,6 +43,17 @@ def _layers(function: Any) -> Iterator[Any]:
             return
         else:
             function = type(function).__call__
+
+
+def own_mark(target: object, name: str) -> Any:
+    """Return what a decorator noted on this very function, class or object; None if it noted nothing.
+
+    ``@staticmethod`` and ``@classmethod`` may stand above the decorator.
+    """
+    found = getattr(target, "__dict__", {}).get(name)
+    if found is None and isinstance(target, staticmethod | classmethod):
+        return own_mark(target.__func__, name)
+    return found
 
 
 def lazy_kind(function: Any) -> str | None:

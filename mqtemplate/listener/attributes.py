@@ -11,7 +11,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any, TypeVar, get_type_hints
 
-from mqtemplate.callables import lazy_kind, name_of_callable
+from mqtemplate.callables import lazy_kind, name_of_callable, own_mark
 from mqtemplate.durations import duration_ms, format_ms
 from mqtemplate.errors import ListenerError
 
@@ -188,7 +188,7 @@ class ListenerDecorator:
 
     def specs(self, target: object) -> tuple[ListenerSpec, ...]:
         """Return the specs noted on this very class or function; those of a base class do not count."""
-        specs: tuple[ListenerSpec, ...] = getattr(target, "__dict__", {}).get(self.mark, ())
+        specs: tuple[ListenerSpec, ...] = own_mark(target, self.mark) or ()
         return specs
 
     def read(self, listener: str, spec: ListenerSpec, resolve: Resolve) -> dict[str, Any]:

@@ -7,12 +7,13 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import NoneType
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple
 
 from mqtemplate.callables import name_of_callable
 from mqtemplate.errors import ConfigurationError, DependencyError, DestinationError, ListenerError
 from mqtemplate.listener.attributes import ListenerSpec, Resolve
 from mqtemplate.listener.calling.objects import ObjectSource
+from mqtemplate.listener.calling.parameters import bare, hints_of
 from mqtemplate.listener.calling.publisher import Publisher, Template
 from mqtemplate.listener.calling.send import PUBLISHES_ATTRIBUTE, PublishSpec, publish_specs
 from mqtemplate.listener.decorator import is_itself_marked, listener_specs
@@ -154,7 +155,7 @@ def _make_endpoint(
 def _plan(handler: Handler, settings: ListenerSettings, sources: _Sources) -> HandlerPlan:
     where, objects = f"listener {settings.id}", sources.objects
     plan = plan_handler(handler, where, batch=settings.batch, is_orderly=settings.is_orderly, objects=objects)
-    result = get_type_hints(handler).get("return", None) if inspect.isroutine(handler) else None
+    result = bare(hints_of(handler, where).get("return", None))
     if not is_allowed_result(result, plan.is_batch):
         raise ListenerError(
             f"{where}: the handler returns {inspect.formatannotation(result)}, which has no meaning "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any, TypedDict, TypeVar, Unpack
 
-from mqtemplate.callables import name_of_callable
+from mqtemplate.callables import name_of_callable, own_mark
 from mqtemplate.durations import Duration
 from mqtemplate.errors import ListenerError, ScheduleError
 from mqtemplate.listener.attributes import check_handler
@@ -132,5 +132,5 @@ def _check_arguments(times: Mapping[str, object], name: str | None, attributes: 
 
 def schedule_specs(target: object) -> tuple[ScheduleSpec, ...]:
     """Return the specs noted on this very function."""
-    specs: tuple[ScheduleSpec, ...] = getattr(target, "__dict__", {}).get(SCHEDULED_ATTRIBUTE, ())
+    specs: tuple[ScheduleSpec, ...] = own_mark(target, SCHEDULED_ATTRIBUTE) or ()
     return specs

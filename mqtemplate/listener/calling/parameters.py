@@ -55,8 +55,8 @@ def hints_of(function: Callable[..., object], name: str) -> dict[str, Any]:
         ListenerError: One of them names something that is not known.
     """
     target: Any = function
-    while isinstance(target, functools.partial):
-        target = target.func
+    while isinstance(target, functools.partial) or isinstance(getattr(target, "__wrapped__", None), functools.partial):
+        target = target.func if isinstance(target, functools.partial) else target.__wrapped__
     if inspect.isclass(target):
         target = target.__init__
     elif not inspect.isroutine(target):

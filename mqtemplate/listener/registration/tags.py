@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from mqtemplate.callables import lazy_kind, name_of_callable
+from mqtemplate.callables import lazy_kind, name_of_callable, own_mark
 from mqtemplate.errors import ListenerError
 
 TAGS_ATTRIBUTE = "__mqtemplate_tags__"
@@ -57,7 +57,7 @@ def _is_tag(tag: object) -> bool:
 
 def has_tag_methods(kind: type) -> bool:
     """Return True if a method of the class, or of a base class, is marked ``@on_tag``."""
-    return any(TAGS_ATTRIBUTE in getattr(member, "__dict__", {}) for member in _members(kind).values())
+    return any(own_mark(member, TAGS_ATTRIBUTE) for member in _members(kind).values())
 
 
 def tag_methods(target: object) -> dict[str, Callable[..., object]]:
@@ -69,7 +69,7 @@ def tag_methods(target: object) -> dict[str, Callable[..., object]]:
     found: dict[str, Callable[..., object]] = {}
     kind = type(target)
     for name, member in _members(kind).items():
-        for tag in getattr(member, TAGS_ATTRIBUTE, ()):
+        for tag in own_mark(member, TAGS_ATTRIBUTE) or ():
             if tag in found:
                 raise ListenerError(
                     f"{kind.__qualname__}: {getattr(found[tag], '__name__', tag)} and {name} both handle the tag "
