@@ -205,7 +205,7 @@ _MAX_DEPTH = 200
 """Depth to which every reader here parses JSON. Source: jiter, ``DEFAULT_RECURSION_LIMIT``."""
 _SQUARE = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
-_NO_STRUCTURE = re.compile(rb"\"[^\"\]*(?:\.[^\"\]*)*\"|[^][{}\"]+", re.DOTALL)
+_NO_STRUCTURE = re.compile(rb"""["](?:[^"\\]|\\.)*["]|[^][{}"]+""", re.DOTALL)
 """Strings, and what is outside of them, without brackets."""
 
 
