@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
-from pydantic_core import ValidationError, to_jsonable_python
+from pydantic_core import ValidationError, from_json, to_jsonable_python
 
 from mqtemplate.errors import ConfigurationError, ConversionError
-from mqtemplate.message import Message, PackedBody
+from mqtemplate.message import Message, MessageExt, PackedBody
+from mqtemplate.payload_types import (
+    BINARY,
+    UTF8_BOM,
+    adapter_of,
+    check_parts,
+    check_values,
+    first_errors,
+    parts_of,
+    read_parts,
+    read_untyped,
+    type_name,
+)
 
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
-
-__all__ = ["CONTENT_TYPE", "JSON", "JsonMessageConverter", "MessageConverter", "payload_of"]
+__all__ = ["CONTENT_TYPE", "JSON", "JsonMessageConverter", "MessageConverter", "TypeChecks", "payload_of"]
 
 CONTENT_TYPE: Final = "contentType"
 """User property with the format of the body, as rocketmq-spring sets it."""
@@ -30,12 +41,6 @@ _ALLOWED = (
     "allowed are bytes, str, dict, list, tuple, int, float, bool, dataclasses, pydantic models, "
     "and inside them datetime, date, time, timedelta, Decimal, UUID and Enum; "
     "for others convert first, or give the template a converter"
-)
-
-
-_TYPES = (
-    "annotate the parameter with bytes, str, dict, list, int, float, bool, a dataclass, a pydantic model "
-    "or a TypedDict, or give the application a converter"
 )
 
 
@@ -80,14 +85,40 @@ def payload_of(message: Message, target_type: Any, converter: MessageConverter) 
     return converter.from_body(body, target_type, message.properties)
 
 
+class TypeChecks:
+    """Checks whether bodies can become the types that callers ask for; each type is checked once."""
+
+    def __init__(self, converter: MessageConverter) -> None:
+        self._check = getattr(converter, "check_type", None)
+        self._passed: set[Any] = {bytes, str, Message, MessageExt}
+
+    def check(self, target_type: Any) -> None:
+        """Raise `ConversionError` if no body can become a type, or if a value could arrive as another one."""
+        if self._check is None or self._has_passed(target_type):
+            return
+        self._check(target_type)
+        with contextlib.suppress(TypeError):  # a type that cannot be hashed is checked each time
+            self._passed.add(target_type)
+
+    def _has_passed(self, target_type: Any) -> bool:
+        try:
+            return target_type in self._passed
+        except TypeError:
+            return False
+
+
 class JsonMessageConverter:
     """The default converter: bytes unchanged, text as UTF-8, everything else as JSON.
 
     The body is the same with and without orjson (extra ``speed``), which only makes it faster.
 
     - The fields of models and dataclasses have their aliases as names.
-    - ``NaN`` and infinities do not exist in JSON and are refused.
-    - As ``object`` or ``Any``, a body with the content type JSON is parsed. Any other is text if UTF-8, else bytes.
+    - ``NaN`` and infinities do not exist in JSON and are refused, and so are values nested deeper than 200.
+    - Bytes have the content type ``application/octet-stream``, JSON has ``application/json``, and text has none. By it
+      a type such as ``Order | str | None`` or ``bytes | str`` gets the value that was sent; see `read_parts`.
+    - As ``object`` or ``Any``, a body with the content type JSON is parsed. One without a content type is text if it
+      can be decoded, else bytes.
+    - A mark of UTF-8 (BOM) before JSON is ignored. Text is not changed.
 
     Args:
         charset: Encoding of text, as Python names it. JSON is always UTF-8.
@@ -124,12 +155,13 @@ class JsonMessageConverter:
             return _to_json(payload), JSON
         if not body:
             raise ConversionError("the payload is empty; a message needs a body of at least one byte")
-        return body, None
+        return body, None if isinstance(payload, str) else BINARY
 
     def check_type(self, target_type: Any) -> None:
-        """Raise `ConversionError` if no body can become this type: asked at the start for each handler."""
-        if target_type not in (bytes, str, Any, object):
-            _adapter_of(target_type)
+        """Raise `ConversionError` if no body can become this type, or if a value could arrive as another one."""
+        if not any(target_type is each for each in (bytes, str, Any, object)):
+            check_parts(target_type, adapter_of)
+            check_values(target_type, self)
 
     def from_body(self, body: bytes, target_type: Any, properties: Mapping[str, str]) -> object:
         if target_type is bytes:
@@ -138,11 +170,7 @@ class JsonMessageConverter:
             return _decode(body, self.charset)
         if target_type is Any or target_type is object:
             return _read_untyped(body, properties, self.charset)
-        adapter = _adapter_of(target_type)
-        try:
-            return adapter.validate_json(body)
-        except ValidationError as exc:
-            raise ConversionError(f"the body is no {_name_of(target_type)}: {_first_errors(exc)}") from exc
+        return _reader_of(target_type)(body, properties, self.charset)
 
 
 def _encode(text: str, charset: str) -> bytes:
@@ -173,13 +201,27 @@ _encode_json = json.JSONEncoder(
 ).encode  # fmt: skip
 
 
+_MAX_DEPTH = 200
+"""Depth to which every reader here parses JSON. Source: jiter, ``DEFAULT_RECURSION_LIMIT``."""
+_SQUARE = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+_NO_STRUCTURE = re.compile(rb"""["](?:[^"\\]|\\.)*["]|[^][{}"]+""", re.DOTALL)
+"""Strings, and what is outside of them, without brackets."""
+
+
 def _to_json(payload: object) -> bytes:
     try:
-        return _dump(payload)
+        body = _dump(payload)
     except (TypeError, ValueError, RecursionError) as exc:  # pydantic's PydanticSerializationError is a ValueError
         raise ConversionError(
-            f"a payload of type {_name_of(type(payload))} cannot be written as JSON: {exc}; {_ALLOWED}"
+            f"a payload of type {type_name(type(payload))} cannot be written as JSON: {exc}; {_ALLOWED}"
         ) from exc
+    if _is_too_deep(body):
+        raise ConversionError(
+            f"a payload of type {type_name(type(payload))} cannot be written as JSON: it is nested deeper than "
+            f"{_MAX_DEPTH} values, and no reader would parse it; send a flat form, such as a list with references"
+        )
+    return body
 
 
 def _dump_with_json(payload: object) -> bytes:
@@ -207,45 +249,82 @@ def _fast_dump() -> Callable[[object], bytes]:
 _dump = _fast_dump()
 
 
-def _read_untyped(body: bytes, properties: Mapping[str, str], charset: str) -> object:
-    if properties.get(CONTENT_TYPE, "").startswith(JSON):
+def _is_too_deep(body: bytes) -> bool:
+    """Return True if JSON is nested deeper than a reader parses."""
+    if len(body) < 2 * _MAX_DEPTH or body.count(b"[") + body.count(b"{") <= _MAX_DEPTH:
+        return False
+    # Nearly all bodies end after the first search, in which brackets inside of strings count too.
+    return _is_nested(body.translate(_SQUARE, _NO_BRACKETS)) and _is_nested(
+        _NO_STRUCTURE.sub(b"", body).translate(_SQUARE)
+    )
+
+
+def _is_nested(brackets: bytes) -> bool:
+    for _ in range(_MAX_DEPTH):
+        brackets = brackets.replace(b"[]", b"")  # one level
+        if not brackets:
+            return False
+    return True
+
+
+def _reader(target_type: Any) -> Callable[[bytes, Mapping[str, str], str], object]:
+    """Return the function (body, properties, charset) that returns a body as a type."""
+    parts = parts_of(target_type)
+    if not parts.is_structured:
+        return lambda body, properties, charset: read_parts(
+            body, parts, properties.get(CONTENT_TYPE, ""), charset, _read_json
+        )
+    validate = adapter_of(target_type).validate_json
+
+    def read(body: bytes, properties: Mapping[str, str], charset: str) -> object:
         try:
-            return json.loads(body)
-        except (ValueError, RecursionError) as exc:
-            raise ConversionError(f"the content type of the body is JSON, and it cannot be parsed: {exc}") from exc
-    try:
-        return body.decode(charset)
-    except UnicodeDecodeError:
-        return body
+            return validate(body)
+        except ValidationError:
+            if CONTENT_TYPE not in properties and (text := _as_own_text(body, target_type, charset)) is not None:
+                return text
+            return _read_json(body, target_type)
+
+    return read
 
 
-def _adapter_of(target_type: Any) -> TypeAdapter[Any]:
+_cached_reader = lru_cache(maxsize=1_024)(_reader)
+
+
+def _reader_of(target_type: Any) -> Callable[[bytes, Mapping[str, str], str], object]:
     try:
-        return _cached_adapter(target_type)
+        return _cached_reader(target_type)
     except TypeError:  # a type with unhashable annotations cannot be a key of the cache
-        return _create_adapter(target_type)
+        return _reader(target_type)
 
 
-def _create_adapter(target_type: Any) -> TypeAdapter[Any]:
-    # Imported here: an application that sends and receives bytes and text only does not need it.
-    from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter
-
+def _as_own_text(body: bytes, target_type: Any, charset: str) -> str | None:
+    """Return the value of a type whose values are texts though it is no ``str``, such as ``EmailStr``."""
     try:
-        return TypeAdapter(target_type)
-    except (PydanticSchemaGenerationError, PydanticUserError, NameError) as exc:
-        raise ConversionError(f"a body cannot become a {_name_of(target_type)}; {_TYPES}") from exc
+        value = adapter_of(target_type).validate_python(body.decode(charset))
+    except ValueError:  # pydantic's and that of the encoding; the caller reports the error of JSON
+        return None
+    return value if isinstance(value, str) else None
 
 
-_cached_adapter = lru_cache(maxsize=1_024)(_create_adapter)
+def _read_json(body: bytes, target_type: Any) -> object:
+    try:
+        return adapter_of(target_type).validate_json(body.removeprefix(UTF8_BOM))
+    except ValidationError as exc:
+        reason = _other_encoding(body) or first_errors(exc)
+        raise ConversionError(f"the body is no {type_name(target_type)}: {reason}") from exc
 
 
-def _name_of(target_type: Any) -> str:
-    is_generic = not isinstance(target_type, type) or hasattr(target_type, "__args__")
-    return str(target_type) if is_generic else str(target_type.__name__)
+def _other_encoding(body: bytes) -> str:
+    """Return the reason why a body is no JSON if it is text in another encoding; empty if it is not."""
+    is_utf16 = body[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) or 0 in body[:4]
+    return "it seems to be UTF-16 or UTF-32, and JSON is UTF-8; let the producer write UTF-8" if is_utf16 else ""
 
 
-def _first_errors(error: ValidationError, count: int = 3) -> str:
-    """Return the first few errors, without the input, which may be secret."""
-    errors = error.errors(include_url=False, include_input=False, include_context=False)
-    shown = [f"{'.'.join(map(str, each['loc'])) or 'body'}: {each['msg']}" for each in errors[:count]]
-    return "; ".join(shown) + (f"; and {len(errors) - count} more" if len(errors) > count else "")
+def _read_untyped(body: bytes, properties: Mapping[str, str], charset: str) -> object:
+    if not properties.get(CONTENT_TYPE, "").lower().startswith(JSON):
+        return read_untyped(body, properties, charset)
+    try:
+        return from_json(body.removeprefix(UTF8_BOM), allow_inf_nan=False)
+    except ValueError as exc:
+        reason = _other_encoding(body) or str(exc)
+        raise ConversionError(f"the content type of the body is JSON, and it cannot be parsed: {reason}") from exc

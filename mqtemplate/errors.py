@@ -43,6 +43,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 __all__ = [
+    "INVALID_BODY_ERRORS",
     "BodyTooLargeError",
     "BrokerClosedError",
     "BrokerError",
@@ -365,3 +366,8 @@ class EventLoopBlockedError(MQTemplateError, RuntimeError):
 
 class SparkError(MQTemplateError):
     """Spark, its Java, or the state of a query cannot be used."""
+
+
+# Others, such as those of a schema registry that cannot be reached, may go away.
+INVALID_BODY_ERRORS = (ValueError, TypeError, LookupError, EOFError, OverflowError, RecursionError)
+"""Errors of a converter that depend on the body alone, so that a retry cannot help; `ConversionError` is one."""

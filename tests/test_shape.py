@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 
 LEVELS: dict[str, int] = {
     # package or module -> level, as docs/architecture/README.md shows them; a package imports from lower levels only
+    "mqtemplate.callables": 0,
     "mqtemplate.clock": 0,
     "mqtemplate.durations": 0,
     "mqtemplate.errors": 0,
@@ -31,6 +32,7 @@ LEVELS: dict[str, int] = {
     "mqtemplate.services": 0,
     "mqtemplate.topics": 0,
     "mqtemplate.message": 1,
+    "mqtemplate.payload_types": 1,
     "mqtemplate.pending": 1,
     "mqtemplate.results": 1,
     "mqtemplate.selectors": 1,

@@ -12,7 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from mqtemplate.errors import EventLoopBlockedError
+from mqtemplate.callables import name_of_callable, unfinished
+from mqtemplate.errors import ConfigurationError, EventLoopBlockedError
 from mqtemplate.listener.consuming.handler_loop import HandlerLoop
 
 T = TypeVar("T")
@@ -47,6 +48,11 @@ class HookCaller(ABC):
         result = hook()
         if inspect.isawaitable(result):
             await self._complete(result)
+        elif (found := unfinished(result)) is not None:
+            raise ConfigurationError(
+                f"{name_of_callable(hook)} returned {found}, so it did nothing; write it without 'yield', with "
+                "'def' or 'async def'"
+            )
 
     @abstractmethod
     async def _complete(self, awaitable: Any) -> None: ...

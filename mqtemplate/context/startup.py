@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from dependency_injector import providers
@@ -14,7 +14,7 @@ from mqtemplate.clock import Clock
 from mqtemplate.context.failure_report import pointing_to
 from mqtemplate.context.hooks import HookCaller
 from mqtemplate.context.injection.application_context import BUILT_IN, ApplicationContext
-from mqtemplate.context.injection.components import is_injectable, is_listener, is_spark_listener
+from mqtemplate.context.injection.components import is_handler, is_injectable, is_listener, is_spark_listener
 from mqtemplate.context.injection.definitions import Definition
 from mqtemplate.context.injection.marks import name_of
 from mqtemplate.context.injection.new_template import new_template
@@ -23,9 +23,8 @@ from mqtemplate.context.templates.clusters import Clusters, start_broker
 from mqtemplate.context.templates.decorator import ext_template_mark
 from mqtemplate.context.templates.template_specs import TemplateSpec, template_specs
 from mqtemplate.converter import MessageConverter
-from mqtemplate.errors import ConfigurationError, ConversionError, DependencyError, ListenerError, reworded
+from mqtemplate.errors import ConfigurationError, DependencyError, ListenerError, reworded
 from mqtemplate.event_log import get_logger
-from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.listener.discovery import declared_topics
 from mqtemplate.listener.registration.enhancers import Enhancer, enhancer_order
 from mqtemplate.listener.registry import ListenerRegistry
@@ -291,7 +290,7 @@ def _register_listeners(context: ApplicationContext, registry: ListenerRegistry)
             continue
         with pointing_to(component):
             try:
-                _check_types(registry.register(target))
+                registry.register(target)
             except ConfigurationError as exc:
                 raise ConfigurationError(f"@message_listener on {name_of(component)}: {exc}") from exc
 
@@ -326,8 +325,9 @@ def _scheduled_components(context: ApplicationContext) -> list[object]:
     found = []
     for component in context.components:
         definition = context.definition_of(component)
-        if is_scheduled(component if definition is None else definition.kind) and (
-            definition is not None or inspect.isroutine(component)
+        is_own = is_handler(component)
+        if is_scheduled(component if is_own or definition is None else definition.kind) and (
+            definition is not None or is_own
         ):
             found.append(component)
     return found
@@ -335,27 +335,10 @@ def _scheduled_components(context: ApplicationContext) -> list[object]:
 
 def _handler_object(component: object, context: ApplicationContext) -> object | None:
     """Return the object whose methods are called: built for a class, the function itself for a function."""
-    if inspect.isroutine(component) and (is_listener(component) or is_scheduled(component)):
+    if is_handler(component):
         return component
     definition = context.definition_of(component)
     return None if definition is None else context.build(definition)
-
-
-def _check_types(containers: Iterable[ListenerContainer]) -> None:
-    """Refuse a handler whose parameter has a type that no body can become.
-
-    Raises:
-        ListenerError: It names the listener and the types that are allowed.
-    """
-    for container in containers:
-        check = getattr(container.converter, "check_type", None)
-        for plan in container.endpoint.plan.plans():
-            if plan.is_raw or check is None:
-                continue
-            try:
-                check(plan.payload_type)
-            except ConversionError as exc:
-                raise ListenerError(f"{container.endpoint.id}: {exc}") from exc
 
 
 def _check_spark_listeners(context: ApplicationContext) -> None:

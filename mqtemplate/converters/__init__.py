@@ -9,13 +9,15 @@ if TYPE_CHECKING:
     from mqtemplate.converters.content_types import ConverterByContentType
     from mqtemplate.converters.msgspec_converter import MsgspecConverter
     from mqtemplate.converters.protobuf_converter import ProtobufConverter
+    from mqtemplate.payload_types import BodyLimits
 
-__all__ = ["AvroConverter", "ConverterByContentType", "MsgspecConverter", "ProtobufConverter"]
+__all__ = ["AvroConverter", "BodyLimits", "ConverterByContentType", "MsgspecConverter", "ProtobufConverter"]
 
 __getattr__ = late_import(
     __name__,
     {
         "AvroConverter": "mqtemplate.converters.avro_converter",
+        "BodyLimits": "mqtemplate.payload_types",
         "ConverterByContentType": "mqtemplate.converters.content_types",
         "MsgspecConverter": "mqtemplate.converters.msgspec_converter",
         "ProtobufConverter": "mqtemplate.converters.protobuf_converter",

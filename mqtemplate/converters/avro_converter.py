@@ -22,8 +22,10 @@ from fastavro import parse_schema, schemaless_reader, schemaless_writer
 from fastavro.schema import SchemaParseException, fingerprint, to_parsing_canonical_form
 from pydantic import BaseModel, PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
-from mqtemplate.converters.plain import PLAIN_TYPES, plain_body, plain_payload
+from mqtemplate.converters.avro_limits import AvroLimits
+from mqtemplate.converters.plain import PLAIN_TYPES, plain_body, read_body
 from mqtemplate.errors import ConfigurationError, ConversionError
+from mqtemplate.payload_types import BodyLimits, check_parts, read_untyped, type_name
 
 AVRO: Final = "avro/binary"
 """Content type of bodies in Avro. Source: Avro's documentation, "HTTP as transport"."""
@@ -34,12 +36,13 @@ Schema = Mapping[str, Any] | str | Path
 _MARKER = b"\xc3\x01"
 _HEADER_BYTES = 10
 _UNTYPED = (Any, object, dict)
+_DEFAULT_LIMITS = BodyLimits()
 
 
 class _Parsed:
-    """One schema with its fingerprint."""
+    """One schema with its fingerprint, and the limits of its bodies."""
 
-    def __init__(self, schema: Schema) -> None:
+    def __init__(self, schema: Schema, limits: BodyLimits) -> None:
         try:
             text = schema.read_text("utf-8-sig") if isinstance(schema, Path) else schema
             raw = json.loads(text) if isinstance(text, str) else dict(text)
@@ -48,6 +51,7 @@ class _Parsed:
             raise ConfigurationError(
                 f"an Avro schema cannot be read: {type(exc).__name__}: {exc}; give a schema as dict, JSON text or Path"
             ) from exc
+        self.limits = AvroLimits(self.schema, limits)
         self.name = str(self.schema.get("name", self.schema.get("type")))
         digest = fingerprint(to_parsing_canonical_form(raw), "CRC-64-AVRO")
         self.header = _MARKER + bytes.fromhex(digest)[::-1]
@@ -66,14 +70,17 @@ class AvroConverter:
     Args:
         schemas: Type -> schema with which its objects are written.
         older: Further schemas of bodies that are still read.
+        limits: Depth and number of items of a body of a recursive schema, or of one with arrays of empty values.
 
     Raises:
         ConfigurationError: A schema is invalid.
     """
 
-    def __init__(self, schemas: Mapping[type, Schema], older: Iterable[Schema] = ()) -> None:
-        self._by_type = {kind: _Parsed(schema) for kind, schema in schemas.items()}
-        known = [*self._by_type.values(), *map(_Parsed, older)]
+    def __init__(
+        self, schemas: Mapping[type, Schema], older: Iterable[Schema] = (), *, limits: BodyLimits = _DEFAULT_LIMITS
+    ) -> None:
+        self._by_type = {kind: _Parsed(schema, limits) for kind, schema in schemas.items()}
+        known = [*self._by_type.values(), *(_Parsed(schema, limits) for schema in older)]
         self._by_header = {each.header: each for each in known}
 
     def __repr__(self) -> str:
@@ -86,43 +93,50 @@ class AvroConverter:
     def to_body(self, payload: object) -> tuple[bytes, str | None]:
         plain = plain_body(payload)
         if plain is not None:
-            return plain, None
+            return plain
         parsed = self._schema_for(payload)
         buffer = io.BytesIO(parsed.header)
         buffer.seek(_HEADER_BYTES)
         try:
-            schemaless_writer(buffer, parsed.schema, _as_record(payload))
-        except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as exc:
+            record = _as_record(payload)
+            parsed.limits.check_payload(record)
+            schemaless_writer(buffer, parsed.schema, record)
+        except Exception as exc:  # fastavro and the types inside of a record raise errors of many classes
             raise ConversionError(
                 f"a payload of type {type(payload).__name__} does not fit the Avro schema {parsed.name}: {exc}"
             ) from exc
         return buffer.getvalue(), AVRO
 
     def from_body(self, body: bytes, target_type: Any, properties: Mapping[str, str]) -> object:
-        if target_type in PLAIN_TYPES:
-            return plain_payload(body, target_type)
+        if target_type in (Any, object) and not body.startswith(_MARKER):
+            return read_untyped(body, properties, "utf-8")
+        return read_body(body, target_type, properties, self._decoded)
+
+    def _decoded(self, body: bytes, target_type: Any) -> object:
         writer = self._by_header.get(bytes(body[:_HEADER_BYTES]))
         if writer is None:
             raise ConversionError(_unknown_schema(body, [each.name for each in self._by_header.values()]))
         reader = self._by_type.get(target_type)
         try:
+            writer.limits.check_body(body, _HEADER_BYTES)
             value = schemaless_reader(
                 io.BytesIO(body[_HEADER_BYTES:]), writer.schema, None if reader is None else reader.schema
             )
-        except (EOFError, ValueError, TypeError, IndexError, KeyError, SchemaParseException) as exc:
-            raise ConversionError(f"the body is no {writer.name}: {type(exc).__name__}: {exc}") from exc
+        except Exception as exc:  # fastavro and the types inside of a record raise errors of many classes
+            reason = str(exc) if isinstance(exc, ConversionError) else f"{type(exc).__name__}: {exc}"
+            raise ConversionError(f"the body is no {writer.name}: {reason}") from exc
         if target_type in _UNTYPED:
             return value
         try:
             return _adapter(target_type).validate_python(value)
         except ValidationError as exc:
             problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in exc.errors()[:3])
-            raise ConversionError(f"the {writer.name} is no {target_type.__name__}: {problems}") from exc
+            raise ConversionError(f"the {writer.name} is no {type_name(target_type)}: {problems}") from exc
 
     def check_type(self, target_type: Any) -> None:
-        """Raise `ConversionError` if no record can become the type."""
+        """Raise `ConversionError` if no record can become the type, or if a value could arrive as another one."""
         if target_type not in (*PLAIN_TYPES, *_UNTYPED):
-            _adapter(target_type)
+            check_parts(target_type, _adapter)
 
     def _schema_for(self, payload: object) -> _Parsed:
         found = self._by_type.get(type(payload))

@@ -10,8 +10,9 @@ import msgspec
 
 from mqtemplate.converter import CONTENT_TYPE, JSON
 from mqtemplate.converters.content_types import media_type
-from mqtemplate.converters.plain import PLAIN_TYPES, plain_body, plain_payload
+from mqtemplate.converters.plain import PLAIN_TYPES, plain_body, read_body
 from mqtemplate.errors import ConversionError
+from mqtemplate.payload_types import UTF8_BOM, check_parts, check_values, read_untyped
 
 MSGPACK: Final = "application/msgpack"
 """Content type of bodies in MessagePack."""
@@ -48,32 +49,35 @@ class MsgspecConverter:
     def to_body(self, payload: object) -> tuple[bytes, str | None]:
         plain = plain_body(payload)
         if plain is not None:
-            return plain, None
+            return plain
         try:
             return self._encode(payload), self._content_type
-        except (TypeError, ValueError, msgspec.MsgspecError) as exc:
+        except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as exc:
             raise ConversionError(
                 f"msgspec cannot write a payload of type {type(payload).__name__}: {exc}; allowed are structs, "
                 "dataclasses, and the types of Python; for others convert first"
             ) from exc
 
     def from_body(self, body: bytes, target_type: Any, properties: Mapping[str, str]) -> object:
-        if target_type in PLAIN_TYPES:
-            return plain_payload(body, target_type)
         content_type = media_type(properties.get(CONTENT_TYPE, ""))
         if target_type in _UNTYPED and content_type not in _CODECS:
-            return body
-        decoder = _decoder(content_type if content_type in _CODECS else self._content_type, target_type)
-        try:
-            decoded: object = decoder.decode(body)
-        except msgspec.DecodeError as exc:
-            raise ConversionError(f"the body is no {_name_of(target_type)}: {exc}") from exc
-        return decoded
+            return read_untyped(body, properties, "utf-8")
+        content_type = content_type if content_type in _CODECS else self._content_type
+        return read_body(body, target_type, properties, lambda body, part: _decoded(body, part, content_type))
 
     def check_type(self, target_type: Any) -> None:
-        """Raise `ConversionError` if msgspec does not know the type."""
+        """Raise `ConversionError` if msgspec does not know the type, or if a value could arrive as another one."""
         if target_type not in (*PLAIN_TYPES, *_UNTYPED):
-            _decoder(self._content_type, target_type)
+            check_parts(target_type, lambda part: _decoder(self._content_type, part))
+            check_values(target_type, self)
+
+
+def _decoded(body: bytes, target_type: Any, content_type: str) -> object:
+    decoder = _decoder(content_type, target_type)
+    try:
+        return decoder.decode(body.removeprefix(UTF8_BOM) if content_type == JSON else body)
+    except (msgspec.DecodeError, ValueError, RecursionError, OverflowError) as exc:
+        raise ConversionError(f"the body is no {_name_of(target_type)}: {exc}") from exc
 
 
 @lru_cache(maxsize=1_024)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from types import NoneType
 from typing import Any, Final
 
 from google.protobuf import descriptor_pool
@@ -11,8 +12,9 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from mqtemplate.converter import CONTENT_TYPE
-from mqtemplate.converters.plain import PLAIN_TYPES, plain_body, plain_payload
+from mqtemplate.converters.plain import PLAIN_TYPES, plain_body, read_body
 from mqtemplate.errors import ConversionError
+from mqtemplate.payload_types import members_of, parts_of, read_untyped, type_name
 
 PROTOBUF: Final = "application/x-protobuf"
 """Content type of bodies in Protocol Buffers. Its parameter ``messageType`` is the full name of the message."""
@@ -38,7 +40,7 @@ class ProtobufConverter:
     def to_body(self, payload: object) -> tuple[bytes, str | None]:
         plain = plain_body(payload)
         if plain is not None:
-            return plain, None
+            return plain
         if not isinstance(payload, Message):
             raise ConversionError(
                 f"a payload of type {type(payload).__name__} is no protobuf message; pass an object of a generated "
@@ -57,27 +59,43 @@ class ProtobufConverter:
         return body, f'{PROTOBUF}; messageType="{name}"'
 
     def from_body(self, body: bytes, target_type: Any, properties: Mapping[str, str]) -> object:
-        if target_type in PLAIN_TYPES:
-            return plain_payload(body, target_type)
-        content_type = properties.get(CONTENT_TYPE, "")
-        named = _MESSAGE_TYPE.search(content_type)
+        named = _MESSAGE_TYPE.search(properties.get(CONTENT_TYPE, ""))
         if target_type in _UNTYPED:
-            return _parsed(body, _class_named(named[1])) if named is not None else body
-        self.check_type(target_type)
-        wanted = target_type.DESCRIPTOR.full_name
-        if named is not None and named[1] != wanted:
-            raise ConversionError(f"the body is a {named[1]} by its content type, and no {wanted}")
-        return _parsed(body, target_type)
+            if named is not None:
+                return _parsed(body, _class_named(named[1]))
+            return read_untyped(body, properties, "utf-8")
+        return read_body(body, target_type, properties, lambda body, part: _as_one_of(body, part, named and named[1]))
 
     def check_type(self, target_type: Any) -> None:
-        """Raise `ConversionError` if the type is no class of protobuf messages."""
-        if target_type in (*PLAIN_TYPES, *_UNTYPED):
-            return
-        if not (isinstance(target_type, type) and issubclass(target_type, Message)):
+        """Raise `ConversionError` if a part of the type is no class of protobuf messages, no text, and no bytes."""
+        structured = parts_of(target_type).structured
+        if target_type not in (*PLAIN_TYPES, *_UNTYPED) and structured is not None:
+            _classes_of(structured)
+
+
+def _classes_of(annotation: Any) -> list[type[Message]]:
+    """Return the classes of messages in an annotation, such as both of ``Order | Refund``."""
+    kinds = [kind for kind in members_of(annotation) if kind is not NoneType]
+    for kind in kinds:
+        if not (isinstance(kind, type) and issubclass(kind, Message)):
             raise ConversionError(
-                f"{getattr(target_type, '__name__', target_type)} is no protobuf message; annotate the parameter with "
-                "a generated class, bytes or str"
+                f"{type_name(kind)} is no protobuf message; annotate the parameter with a generated class, bytes or str"
             )
+    return kinds
+
+
+def _as_one_of(body: bytes, annotation: Any, named: str | None) -> Message:
+    """Return a body as the class that its content type names; without one, as the only class there is."""
+    kinds = {kind.DESCRIPTOR.full_name: kind for kind in _classes_of(annotation)}
+    wanted = " or ".join(kinds) or type_name(annotation)
+    if named is None and len(kinds) != 1:
+        raise ConversionError(
+            f"the body may be {wanted}, and its content type names no message; let the producer do so"
+        )
+    kind = next(iter(kinds.values())) if named is None else kinds.get(named)
+    if kind is None:
+        raise ConversionError(f"the body is a {named} by its content type, and no {wanted}")
+    return _parsed(body, kind)
 
 
 def _class_named(name: str) -> type[Message]:

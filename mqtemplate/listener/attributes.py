@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -10,6 +11,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any, TypeVar, get_type_hints
 
+from mqtemplate.callables import lazy_kind, name_of_callable, own_mark
 from mqtemplate.durations import duration_ms, format_ms
 from mqtemplate.errors import ListenerError
 
@@ -173,14 +175,20 @@ class ListenerDecorator:
         def decorate(target: _Target) -> _Target:
             self._check_target(target)
             # The lowest decorator runs first. The tuple is in the order of the source text.
-            setattr(target, self.mark, (spec, *self.specs(target)))
+            try:
+                setattr(target, self.mark, (spec, *self.specs(target)))
+            except (AttributeError, TypeError) as error:
+                raise ListenerError(
+                    f"{self.name}: {name_of_callable(target)} is a {type(target).__name__}, which no decorator can "
+                    "mark; decorate the method inside of its class, a function that calls it, or functools.partial(it)"
+                ) from error
             return target
 
         return decorate
 
     def specs(self, target: object) -> tuple[ListenerSpec, ...]:
         """Return the specs noted on this very class or function; those of a base class do not count."""
-        specs: tuple[ListenerSpec, ...] = getattr(target, "__dict__", {}).get(self.mark, ())
+        specs: tuple[ListenerSpec, ...] = own_mark(target, self.mark) or ()
         return specs
 
     def read(self, listener: str, spec: ListenerSpec, resolve: Resolve) -> dict[str, Any]:
@@ -233,10 +241,29 @@ class ListenerDecorator:
         if isinstance(target, type):
             if not callable(getattr(target, self.method, None)) and not self.has_other_methods(target):
                 raise ListenerError(f"{self.name}: class {name} has no method {self.method}; write '{self.signature}'")
+            check_handler(getattr(target, self.method, None), f"{self.name}: {name}.{self.method}")
+        elif isinstance(target, classmethod | functools.partialmethod):
+            return  # it can be called through its class
         elif not self.is_handler(target):
             raise ListenerError(
                 f"{self.name}: {name} cannot be called; decorate a function, or a class with {self.method}"
             )
+        check_handler(target, f"{self.name}: {name_of_callable(target)}")
+
+
+def check_handler(handler: object, where: str) -> None:
+    """Refuse a function whose call runs nothing: its messages would be acknowledged, and nobody would handle them.
+
+    Raises:
+        ListenerError: It contains ``yield``, or wraps a function that does.
+    """
+    kind = None if isinstance(handler, type) else lazy_kind(handler)
+    if kind is not None:
+        raise ListenerError(
+            f"{where} has a 'yield', so it is {'an' if kind[0] == 'a' else 'a'} {kind}: a call of it runs nothing, and "
+            "its messages would be acknowledged unhandled; write 'return', such as 'return [Send(...), Send(...)]' for "
+            "several messages; for what opens and closes around a call use Depends or a middleware"
+        )
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Annotated, TypedDict, TypeVar, Unpack
@@ -189,6 +190,11 @@ def message_listener(
         TypeError: An attribute has an unknown name.
     """
     return MESSAGE_LISTENER.note(topic, consumer_group, attributes)
+
+
+def is_itself_marked(component: object) -> bool:
+    """Return True for a function, a partial or an object that a decorator marked itself, so that it is the handler."""
+    return not inspect.isclass(component) and bool(listener_specs(component))
 
 
 def listener_specs(target: object) -> tuple[ListenerSpec, ...]:

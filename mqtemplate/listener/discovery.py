@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import NoneType
-from typing import NamedTuple, get_type_hints
+from typing import Any, NamedTuple
 
+from mqtemplate.callables import name_of_callable
 from mqtemplate.errors import ConfigurationError, DependencyError, DestinationError, ListenerError
 from mqtemplate.listener.attributes import ListenerSpec, Resolve
 from mqtemplate.listener.calling.objects import ObjectSource
+from mqtemplate.listener.calling.parameters import bare, hints_of
 from mqtemplate.listener.calling.publisher import Publisher, Template
 from mqtemplate.listener.calling.send import PUBLISHES_ATTRIBUTE, PublishSpec, publish_specs
-from mqtemplate.listener.decorator import listener_specs
+from mqtemplate.listener.decorator import is_itself_marked, listener_specs
 from mqtemplate.listener.endpoint import Endpoint, Handler, HandlerPlan
 from mqtemplate.listener.handler_result import is_allowed_result
 from mqtemplate.listener.registration.enhancers import Enhancer, enhanced
@@ -85,23 +88,26 @@ def declared_topics(component: object, resolve: Resolve = default_resolve) -> se
     Raises:
         ListenerError: A name is not allowed, or is used twice.
     """
-    kind = component if inspect.isclass(component) or inspect.isroutine(component) else type(component)
-    members = vars(kind).values() if inspect.isclass(kind) else ()
-    specs = [spec for holder in (kind, *members) for spec in listener_specs(holder)]
-    name = f"listener of {kind.__name__}"
+    holders: list[Any] = [component] if is_itself_marked(component) else []
+    if not inspect.isroutine(component):
+        kind = component if inspect.isclass(component) else type(component)
+        holders += [kind, *vars(kind).values()]
+    specs = [spec for holder in holders for spec in listener_specs(holder)]
+    name = f"listener of {name_of_callable(component)}"
     topics = (topic for spec in specs for topic in resolve_topics(name, spec, resolve))
     return {topic for topic in topics if not is_pattern(topic)}
 
 
 def _declared(target: object) -> object:
     """Return what the decorator stands on: the function, or the class of the object."""
-    return target if inspect.isroutine(target) else type(target)
+    return target if inspect.isroutine(target) or is_itself_marked(target) else type(target)
 
 
 def _handlers(target: object) -> Iterator[tuple[ListenerSpec, Handler | None, str]]:
     """Yield spec, handler and default name of each listener of an object; None for a class with tag methods only."""
     if callable(target) and (own := listener_specs(target)):
         yield from _numbered(own, target, _name_of(target))
+    if inspect.isroutine(target) or isinstance(target, functools.partial):
         return
     kind = type(target)
     if specs := listener_specs(kind):
@@ -122,6 +128,8 @@ def _numbered(
 
 
 def _name_of(target: object) -> str:
+    while isinstance(target, functools.partial):
+        target = target.func
     qualname = getattr(target, "__qualname__", type(target).__qualname__)
     return f"{getattr(target, '__module__', '')}.{qualname}".replace("<locals>.", "")
 
@@ -147,7 +155,7 @@ def _make_endpoint(
 def _plan(handler: Handler, settings: ListenerSettings, sources: _Sources) -> HandlerPlan:
     where, objects = f"listener {settings.id}", sources.objects
     plan = plan_handler(handler, where, batch=settings.batch, is_orderly=settings.is_orderly, objects=objects)
-    result = get_type_hints(handler).get("return", None) if inspect.isroutine(handler) else None
+    result = bare(hints_of(handler, where).get("return", None))
     if not is_allowed_result(result, plan.is_batch):
         raise ListenerError(
             f"{where}: the handler returns {inspect.formatannotation(result)}, which has no meaning "

@@ -8,13 +8,14 @@ from functools import cached_property
 from typing import Any
 
 from mqtemplate.converter import MessageConverter
+from mqtemplate.errors import INVALID_BODY_ERRORS
 from mqtemplate.listener.calling.depends import Arguments, Scope
 from mqtemplate.listener.calling.error_decision import ErrorHandler
 from mqtemplate.listener.calling.parameters import Read, read_message
 from mqtemplate.listener.calling.publisher import Publisher
 from mqtemplate.listener.calling.scope import compose
 from mqtemplate.listener.consuming.handler_loop import is_async
-from mqtemplate.listener.failures.outcomes import INVALID_BODY_ERRORS, InvalidBodyError
+from mqtemplate.listener.failures.outcomes import InvalidBodyError
 from mqtemplate.listener.settings import ListenerSettings
 from mqtemplate.message import MessageExt, PackedBody
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from types import NoneType, UnionType
 from typing import Any, NoReturn, Union, get_args, get_origin
 
+from mqtemplate.callables import unfinished
 from mqtemplate.errors import ListenerError, Picklable
 from mqtemplate.listener.calling.send import Send, is_sends
 from mqtemplate.listener.consume_status import ConsumeStatus
@@ -35,6 +36,19 @@ class BatchFailure(Picklable):  # a result of the handler, not an error of the l
         super().__init__(reason or f"{len(self.failed)} message(s) of the batch failed")
 
 
+def check_result(result: object) -> None:
+    """Refuse a result that is work which nobody will do, such as a generator: the message is not handled yet.
+
+    Raises:
+        ListenerError: It says what was returned.
+    """
+    if (found := unfinished(result)) is not None:
+        raise ListenerError(
+            f"the handler returned {found}, so its work is not done; await it in an 'async def' handler, run it to its "
+            "end, or return a list"
+        )
+
+
 def failed_indices(result: object, count: int) -> frozenset[int]:
     """Return the indices of the messages that failed, from the result of a batch handler.
 
@@ -50,6 +64,7 @@ def failed_indices(result: object, count: int) -> frozenset[int]:
         return frozenset()
     if result is ConsumeStatus.RECONSUME_LATER:
         return frozenset(range(count))
+    check_result(result)
     if not isinstance(result, list | tuple | set | frozenset):
         raise ListenerError(
             f"a batch handler returned {result!r}; return nothing, a ConsumeStatus, the indices of those that failed, "

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from mqtemplate.broker import Broker
-from mqtemplate.converter import MessageConverter
-from mqtemplate.errors import ListenerError
+from mqtemplate.converter import MessageConverter, TypeChecks
+from mqtemplate.errors import ConversionError, ListenerError
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.attributes import Resolve
 from mqtemplate.listener.calling.objects import ObjectSource
@@ -169,6 +169,7 @@ class ListenerRegistry:
         """Return a container for an endpoint, with middlewares around its own."""
         broker = self._broker_for(endpoint)
         converter = converter_of(endpoint.id, endpoint.settings.payloads, self._converter, self._converter_of_class)
+        _check_types(endpoint, converter)
         trace = self._trace_for(broker, endpoint.settings)
         scopes = scope_middlewares(self.scopes, is_async=endpoint.plan.is_async)
         with_shared = replace(endpoint, middlewares=(*scopes, *shared, *endpoint.middlewares))
@@ -256,6 +257,22 @@ class ListenerRegistry:
         for container in containers:
             container.stop_fetching()
         _stop_each([*(container.stop for container in containers), self.loop.cancel])
+
+
+def _check_types(endpoint: Endpoint, converter: MessageConverter) -> None:
+    """Refuse a handler whose parameter has a type that no body can become.
+
+    Raises:
+        ListenerError: It names the listener and the types that are allowed.
+    """
+    types = TypeChecks(converter)
+    for plan in endpoint.plan.plans():
+        if plan.is_raw:
+            continue
+        try:
+            types.check(plan.payload_type)
+        except ConversionError as exc:
+            raise ListenerError(f"{endpoint.id}: {exc}") from exc
 
 
 def is_called(listener_id: str, name: str) -> bool:

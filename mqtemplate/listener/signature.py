@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, get_args, get_origin
 
+from mqtemplate.callables import variables_of
 from mqtemplate.errors import ListenerError
+from mqtemplate.listener.attributes import check_handler
 from mqtemplate.listener.calling.depends import Scope
 from mqtemplate.listener.calling.objects import ObjectSource
 from mqtemplate.listener.calling.parameters import LISTS, ParameterReader, bare, hints_of, signature_of, takes_queue
@@ -32,6 +34,7 @@ def plan_handler(
     Raises:
         ListenerError: A parameter takes a value that neither a message nor the application has.
     """
+    check_handler(handler, f"{name}: the handler")
     parameters = list(signature_of(handler, name).parameters.values())
     hints = hints_of(handler, name)
     if not parameters or parameters[0].kind not in (
@@ -44,6 +47,11 @@ def plan_handler(
         raise ListenerError(
             f"{name}: parameter {payload.name!r} has no type; annotate it with the type to convert the body to: "
             "str, bytes, dict, a dataclass, a pydantic model, MessageExt, or list[...] of one of these for batches"
+        )
+    if unbound := variables_of(hints[payload.name]):
+        raise ListenerError(
+            f"{name}: parameter {payload.name!r} has the type variable {unbound[0]}, and nothing says which type it "
+            "is; name it in the base class, such as 'class Orders(Listener[Order])', or give the variable a bound"
         )
     item_type, is_batch = _payload(hints[payload.name], batch, f"{name}: parameter {payload.name!r}")
     kind = bare(item_type)

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any, TypedDict, TypeVar, Unpack
 
+from mqtemplate.callables import name_of_callable, own_mark
 from mqtemplate.durations import Duration
-from mqtemplate.errors import ScheduleError
+from mqtemplate.errors import ListenerError, ScheduleError
+from mqtemplate.listener.attributes import check_handler
 from mqtemplate.listener.decorator import ExceptionTypes
 from mqtemplate.listener.failures.schedule import Backoff
 from mqtemplate.scheduling.schedule import CatchUp, check_name
@@ -97,11 +99,20 @@ def scheduled(
     )
 
     def decorate(target: _Target) -> _Target:
-        if isinstance(target, type) or not callable(target):
+        if isinstance(target, type) or not (callable(target) or isinstance(target, classmethod)):
             raise ScheduleError(
                 f"@scheduled is for functions and methods, got {target!r}; put it on the method of the class"
             )
-        setattr(target, SCHEDULED_ATTRIBUTE, (spec, *schedule_specs(target)))
+        try:
+            check_handler(target, f"@scheduled: {name_of_callable(target)}")
+            setattr(target, SCHEDULED_ATTRIBUTE, (spec, *schedule_specs(target)))
+        except ListenerError as error:
+            raise ScheduleError(str(error)) from error
+        except (AttributeError, TypeError) as error:
+            raise ScheduleError(
+                f"@scheduled: {name_of_callable(target)} is a {type(target).__name__}, which no decorator can mark; "
+                "decorate the method inside of its class, a function that calls it, or functools.partial(it)"
+            ) from error
         return target
 
     return decorate
@@ -121,5 +132,5 @@ def _check_arguments(times: Mapping[str, object], name: str | None, attributes: 
 
 def schedule_specs(target: object) -> tuple[ScheduleSpec, ...]:
     """Return the specs noted on this very function."""
-    specs: tuple[ScheduleSpec, ...] = getattr(target, "__dict__", {}).get(SCHEDULED_ATTRIBUTE, ())
+    specs: tuple[ScheduleSpec, ...] = own_mark(target, SCHEDULED_ATTRIBUTE) or ()
     return specs

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import Any, get_type_hints
+from typing import Any
 
+from mqtemplate.callables import name_of_callable
 from mqtemplate.durations import duration_ms
 from mqtemplate.errors import ListenerError, ScheduleError
 from mqtemplate.listener.attributes import Resolve
 from mqtemplate.listener.calling.depends import Scope
 from mqtemplate.listener.calling.objects import ObjectSource
-from mqtemplate.listener.calling.parameters import ParameterReader
+from mqtemplate.listener.calling.parameters import ParameterReader, hints_of, signature_of
 from mqtemplate.listener.calling.publisher import Publisher
 from mqtemplate.listener.calling.scope import compose
 from mqtemplate.listener.consuming.handler_loop import is_async
@@ -44,7 +46,7 @@ def make_schedules(
     """
     schedules = []
     for name, member in _marked(target):
-        handler = member if inspect.isroutine(target) else getattr(target, name)
+        handler = target if member is target else getattr(target, name)
         for number, spec in enumerate(schedule_specs(member), start=1):
             default = _default_name(member) + (f"-{number}" if number > 1 else "")
             schedules.append(_make_schedule(spec, handler, spec.name or default, resolve, objects))
@@ -53,9 +55,9 @@ def make_schedules(
 
 def _marked(component: object) -> Iterator[tuple[str, Any]]:
     """Yield name and function of what is marked."""
-    if inspect.isroutine(component):
-        if schedule_specs(component):
-            yield component.__name__, component
+    if not inspect.isclass(component) and schedule_specs(component):
+        yield name_of_callable(component), component
+    if inspect.isroutine(component) or isinstance(component, functools.partial):
         return
     seen: set[str] = set()
     for owner in inspect.getmro(component if inspect.isclass(component) else type(component)):
@@ -66,8 +68,7 @@ def _marked(component: object) -> Iterator[tuple[str, Any]]:
 
 
 def _default_name(function: Any) -> str:
-    qualname = function.__qualname__.rpartition("<locals>.")[2]
-    return check_name(re.sub(r"[^a-zA-Z0-9_-]", "-", qualname))
+    return check_name(re.sub(r"[^a-zA-Z0-9_-]", "-", name_of_callable(function)))
 
 
 def _make_schedule(
@@ -133,8 +134,8 @@ def _invocation(
     handler: Callable[..., object], objects: ObjectSource | None
 ) -> Callable[[MessageExt, ScheduledRun], object]:
     """Return the function that calls a scheduled function with the values of its parameters. They are read once."""
-    parameters = inspect.signature(handler).parameters.values()
-    hints = get_type_hints(handler)
+    parameters = signature_of(handler, "the function").parameters.values()
+    hints = hints_of(handler, "the function")
     runs = [each for each in parameters if hints.get(each.name) is ScheduledRun]
     others = [each for each in parameters if each not in runs]
     if len(runs) > 1 or any(each.kind is each.POSITIONAL_ONLY for each in runs):

@@ -12,6 +12,7 @@ from mqtemplate.event_log import get_logger
 from mqtemplate.listener.attributes import Resolve
 from mqtemplate.listener.consuming.handler_loop import is_async
 from mqtemplate.listener.decorator import message_listener
+from mqtemplate.listener.handler_result import check_result
 from mqtemplate.listener.registry import ListenerRegistry
 from mqtemplate.listener.resolution import default_resolve
 from mqtemplate.message import MessageExt
@@ -146,7 +147,7 @@ def _handler(runner: ScheduleRunner, registry: ListenerRegistry) -> Callable[[Me
         run = runner.admit(message)
         if run is not None:
             with runner.running(run):
-                _with_middlewares(runner, run, registry)(message)
+                check_result(_with_middlewares(runner, run, registry)(message))
 
     return run_schedule
 
@@ -161,6 +162,6 @@ def _async_handler(
         run = runner.admit(message) if is_virtual else await asyncio.to_thread(runner.admit, message)
         if run is not None:
             with runner.running(run):
-                await _with_middlewares(runner, run, registry)(message)
+                check_result(await _with_middlewares(runner, run, registry)(message))
 
     return run_schedule

@@ -7,6 +7,7 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import TypeVar
 
+from mqtemplate.callables import name_of_callable, unfinished
 from mqtemplate.event_log import get_logger
 
 _log = get_logger("mqtemplate.template")
@@ -50,7 +51,7 @@ def _report(
         return
     if on_success is not None:
         try:
-            on_success(result)
+            _call(on_success, result)
         except Exception:
             _log.exception(f"{kind}.callback_failed", destination=destination)
 
@@ -62,6 +63,15 @@ def _report_error(
         _log.error(f"{kind}.failed", destination=destination, exc_info=error)
         return
     try:
-        on_error(error)
+        _call(on_error, error)
     except Exception:
         _log.exception(f"{kind}.callback_failed", destination=destination)
+
+
+def _call(callback: Callable[[T], object], value: T) -> None:
+    """Call a callback; raise `TypeError` if it returned work that nobody will do."""
+    if (found := unfinished(callback(value))) is not None:
+        raise TypeError(
+            f"the callback {name_of_callable(callback)} returned {found}, so it did nothing; write it with 'def', "
+            "or await the future"
+        )

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from mqtemplate.broker import Broker, ConsumeFromWhere, Consumer, ConsumerSpec, MessageModel
 from mqtemplate.clock import Clock
-from mqtemplate.converter import MessageConverter, payload_of
-from mqtemplate.errors import BrokerClosedError, ConversionError
+from mqtemplate.converter import MessageConverter, TypeChecks, payload_of
+from mqtemplate.errors import INVALID_BODY_ERRORS, BrokerClosedError
 from mqtemplate.event_log import get_logger
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt, MessageQueue
@@ -106,6 +106,7 @@ class LitePullConsumer:
         self._broker = broker
         self._settings = settings
         self._bodies = BodyConversion("receive", settings, converter, broker.clock)
+        self._types = TypeChecks(converter)
         self._consumer: Consumer | None = None
         self._last = Receipt()
         self._lock = threading.Lock()
@@ -125,8 +126,12 @@ class LitePullConsumer:
 
         Args:
             receipt: What `abandon` takes, if the caller may give up.
+
+        Raises:
+            ConversionError: No body can become *target_type*; no message was taken.
         """
         receipt = Receipt() if receipt is None else receipt
+        self._types.check(target_type)  # before a message is taken, which would become a dead letter
         with self._lock:
             consumer = self._open()
             self._settle(consumer)
@@ -198,7 +203,7 @@ class BodyConversion:
             return [message]
         try:
             return [payload_of(message, target_type, self.converter)]
-        except ConversionError as exc:
+        except INVALID_BODY_ERRORS as exc:
             if self.settings.message_model is MessageModel.CLUSTERING:
                 cause = dead_letter_properties(self.verb, message, exc, self.clock.now_ms(), has_stack=False)
                 consumer.send_back(message, _STRAIGHT_TO_DEAD_LETTERS, properties=cause)

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar, cast
 
 from mqtemplate.clock import Clock, VirtualClock
-from mqtemplate.converter import MessageConverter, payload_of
+from mqtemplate.converter import MessageConverter, TypeChecks, payload_of
 from mqtemplate.futures import AwaitableFuture, HandlerFuture
 from mqtemplate.message import Message, MessageExt
 from mqtemplate.observation.interface import Sends
@@ -21,10 +21,16 @@ class Requests:
     def __init__(self, sends: Sends, clock: Clock, converter: MessageConverter) -> None:
         self._sends = sends
         self._converter = converter
+        self._types = TypeChecks(converter)
         self._virtual_clock = clock if isinstance(clock, VirtualClock) else None
 
     def send(self, plan: SendPlan, reply_type: type[T]) -> AwaitableFuture[T]:
-        """Send the message of *plan* and return the future of its reply, as *reply_type*."""
+        """Send the message of *plan* and return the future of its reply, as *reply_type*.
+
+        Raises:
+            ConversionError: No reply can become *reply_type*; nothing was sent.
+        """
+        self._types.check(reply_type)
         [message] = plan.messages
         answer: HandlerFuture[T] = HandlerFuture("async_send_and_receive", self._virtual_clock)
         answer.set_running_or_notify_cancel()  # a message that is sent cannot be cancelled

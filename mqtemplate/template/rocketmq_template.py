@@ -305,7 +305,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
 
         Raises:
             RequestTimeoutError: No reply arrived in time.
-            ConversionError: The reply cannot be converted to *reply_type*.
+            ConversionError: The reply cannot be converted to *reply_type*; if no body can, nothing was sent.
             EventLoopBlockedError: The call is in a coroutine on the event loop of ``async def`` handlers.
             MessageError, SendError: As `sync_send`.
         """
@@ -400,6 +400,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
                 to the group's dead-letter topic.
 
         Raises:
+            ConversionError: No body can become *target_type*; no message was taken.
             ConfigurationError: The template has no consumer group or no topic.
         """
         return self._pull_consumer(max_count).receive(target_type, max_count, _check_wait(timeout))
@@ -446,6 +447,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
             consume_from_where: Start of a new group.
 
         Raises:
+            ConversionError: No body can become *target_type*.
             SelectorError: *selector_expression* is invalid.
             DestinationError: *topic* is not a legal name.
         """

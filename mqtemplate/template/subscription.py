@@ -10,7 +10,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from mqtemplate.broker import Broker, Consumer
 from mqtemplate.clock import VirtualClock
-from mqtemplate.converter import MessageConverter
+from mqtemplate.converter import MessageConverter, TypeChecks
 from mqtemplate.errors import BrokerClosedError, UnsupportedError
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import MessageExt, MessageQueue, Property
@@ -57,6 +57,7 @@ class Subscription(Generic[T]):
         self._broker = broker
         self._settings = settings
         self._target_type = target_type
+        TypeChecks(converter).check(target_type)
         self._bodies = BodyConversion("subscribe", settings, converter, broker.clock)
         self._on_close = on_close
         self._thread = Background(is_virtual=broker.clock.is_virtual)

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from mqtemplate.callables import lazy_kind
 from mqtemplate.errors import ListenerError, UnsupportedError
 from mqtemplate.template.destination import parse_destination
 from mqtemplate.template.transaction_spec import (
@@ -91,6 +92,11 @@ def _check_class(target: Any) -> None:
             raise ListenerError(
                 f"@transaction_listener: class {target.__qualname__} has no method {name}; write "
                 f"{' and '.join(_METHODS)}: the sender executes a transaction, and the broker checks it later"
+            )
+        if (kind := lazy_kind(method)) is not None:
+            raise ListenerError(
+                f"@transaction_listener: {target.__qualname__}.{name} has a 'yield' ({kind}), so a call of it runs "
+                "nothing; write 'return TransactionState.COMMIT'"
             )
         if inspect.iscoroutinefunction(method):
             raise ListenerError(

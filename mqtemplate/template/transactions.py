@@ -14,8 +14,8 @@ from dataclasses import dataclass, fields
 from typing import Any, get_type_hints
 
 from mqtemplate.broker import Broker, Registration
-from mqtemplate.converter import MessageConverter, payload_of
-from mqtemplate.errors import ConfigurationError, ListenerError, MQTemplateError
+from mqtemplate.converter import MessageConverter, TypeChecks, payload_of
+from mqtemplate.errors import ConfigurationError, ConversionError, ListenerError, MQTemplateError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import Message, MessageExt, Property, create_unique_id
 from mqtemplate.observation.interface import Sends
@@ -161,6 +161,10 @@ class Transactions:
         if wanted in (Message, MessageExt, Any, object):
             return method  # type: ignore[no-any-return]
         converter = self._converter
+        try:
+            TypeChecks(converter).check(wanted)
+        except ConversionError as exc:
+            raise ListenerError(f"{where}: {exc}") from exc
         return lambda message, *rest: method(payload_of(message, wanted, converter), *rest)
 
     def _endpoint_of(self, message: Message) -> _Endpoint | None:

@@ -13,7 +13,7 @@ from mqtemplate.testing import RecordingTemplate, messages_in
 
 
 def sent(template: RecordingTemplate, broker: EmbeddedBroker, **options: Any) -> Any:
-    template.sync_send("orders", b"body", **options)
+    template.sync_send("orders", "body", **options)
     return messages_in(broker, "orders")[0]
 
 

@@ -66,7 +66,7 @@ def test_an_option_that_is_none_counts_as_not_given(
         "queue": None,
     }
 
-    mqtemplate_template.sync_send("orders:paid", b"body", **options)
+    mqtemplate_template.sync_send("orders:paid", "body", **options)
 
     [message] = messages_in(mqtemplate_broker, "orders")
     assert (message.tags, message.keys, message.user_properties) == ("paid", None, {})

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_origin
 
 from dependency_injector import providers
 
@@ -170,8 +170,8 @@ class ApplicationContext:
             raise DependencyError(
                 f"{name_of(component)}: the context is complete; register before the application starts"
             )
-        kind, target = _kind_and_target(component, as_type)
-        if self._backs_off(kind):
+        kind, target, alias = _kind_and_target(component, as_type)
+        if self._backs_off(kind, alias):
             return False
         mark = service_mark(component)
         chosen = name or (mark.name if mark else None) or snake_case(getattr(target, "__name__", kind.__name__))
@@ -181,7 +181,7 @@ class ApplicationContext:
                 "give one of them another by @service(name=...)"
             )
         provider = providers.Object(component) if target is None else providers.ThreadSafeSingleton(target)
-        definition = Definition(chosen, kind, provider, self._origin, target)
+        definition = Definition(chosen, kind, provider, self._origin, target, alias=alias)
         self._definitions.add(definition)
         self._by_component[id(component)] = definition
         self.note(f"added {name_of(kind)}")
@@ -353,7 +353,7 @@ class ApplicationContext:
                 "installed (its starters are found through entry points) and that mqtemplate.embedded.enabled is true, "
                 "or give MQApplication an EmbeddedBroker"
             )
-        there_is = ", ".join(sorted(name_of(definition.kind) for definition in self._definitions.values()))
+        there_is = ", ".join(sorted(definition.type_name for definition in self._definitions.values()))
         raise DependencyError(
             f"no object here is a {name_of(wanted)} (there is: {there_is}); "
             "mark the class with @service and give it to MQApplication, or use context.register(...)"
@@ -384,10 +384,12 @@ class ApplicationContext:
     def _add_override(self, kind: type, replacement: object) -> None:
         target: Any = replacement if inspect.isclass(replacement) else None
         own_kind: type = type(replacement) if target is None else target
+        origin: type = get_origin(kind) or kind
         self._definitions.add(
             Definition(
-                name=snake_case(kind.__name__),
-                kind=own_kind if fits(own_kind, kind) else kind,  # a test double need not have the type
+                name=snake_case(origin.__name__),
+                kind=own_kind if fits(own_kind, kind) else origin,  # a test double need not have the type
+                alias=None if origin is kind else kind,
                 provider=providers.Object(replacement) if target is None else providers.ThreadSafeSingleton(target),
                 origin="override",
                 target=target,
@@ -395,14 +397,14 @@ class ApplicationContext:
             )
         )
 
-    def _backs_off(self, kind: type) -> bool:
+    def _backs_off(self, kind: type, alias: Any) -> bool:
         """Return True if an override replaces the type, or if a starter finds an object of it."""
-        if any(fits(kind, overridden) for overridden in self._overrides):
+        if any(fits(kind, overridden, alias) for overridden in self._overrides):
             self.note(f"backed off: {name_of(kind)} is overridden")
             return True
         if self._origin == _APPLICATION:
             return False
-        bases = [slot_kind for slot_kind in _SLOTS.values() if fits(kind, slot_kind)] or [kind]
+        bases = [slot_kind for slot_kind in _SLOTS.values() if fits(kind, slot_kind)] or [alias or kind]
         for there in (definition for base in bases for definition in self._definitions.fitting(base)):
             if not there.is_default:
                 self.note(f"backed off: there is {name_of(there.kind)} of {there.origin}")
@@ -410,8 +412,19 @@ class ApplicationContext:
         return False
 
 
-def _kind_and_target(component: object, as_type: type | None) -> tuple[type, Callable[..., object] | None]:
-    """Return the type by which a component is injected, and what builds it; None for a finished object."""
+def _kind_and_target(component: object, as_type: Any) -> tuple[type, Callable[..., object] | None, Any]:
+    """Return the type by which a component is injected, what builds it, and the type with its arguments.
+
+    The second is None for a finished object, the third for a type without known arguments.
+    """
+    kind, target = _type_and_target(component, as_type)
+    alias = kind if get_origin(kind) is not None else None
+    if alias is None and target is None and as_type is None:
+        alias = getattr(component, "__orig_class__", None)  # of an object that ``Repo[Order]()`` created
+    return get_origin(kind) or kind, target, alias
+
+
+def _type_and_target(component: object, as_type: Any) -> tuple[Any, Callable[..., object] | None]:
     if inspect.isclass(component):
         if inspect.isabstract(component) or getattr(component, "_is_protocol", False):
             raise DependencyError(
@@ -425,7 +438,7 @@ def _kind_and_target(component: object, as_type: type | None) -> tuple[type, Cal
         )
     if inspect.isfunction(component):
         kind = as_type or type_hints(component).get("return")
-        if not isinstance(kind, type) or kind is type(None):
+        if not isinstance(get_origin(kind) or kind, type) or kind is type(None):
             raise DependencyError(
                 f"{name_of(component)} builds an object, and its type is unknown; annotate its return type with a class"
             )

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Iterable, Iterator
 from importlib import import_module
 from types import ModuleType
+from typing import get_origin
 
+from mqtemplate.callables import name_of_callable
 from mqtemplate.context.injection.marks import SERVICE_ATTRIBUTE, name_of, service_mark
 from mqtemplate.context.templates.decorator import EXT_TEMPLATE_ATTRIBUTE
 from mqtemplate.errors import DependencyError
-from mqtemplate.listener.decorator import LISTENER_ATTRIBUTE, SPARK_LISTENER_ATTRIBUTE, listener_specs
+from mqtemplate.listener.decorator import (
+    LISTENER_ATTRIBUTE,
+    SPARK_LISTENER_ATTRIBUTE,
+    is_itself_marked,
+    listener_specs,
+)
 from mqtemplate.listener.registration.enhancers import ENHANCER_ATTRIBUTE
 from mqtemplate.middlewares.declaration import MIDDLEWARE_ATTRIBUTE, middleware_order
-from mqtemplate.scheduling.decorator import SCHEDULED_ATTRIBUTE
+from mqtemplate.scheduling.decorator import SCHEDULED_ATTRIBUTE, schedule_specs
 from mqtemplate.template.transaction_spec import TRANSACTION_LISTENER_ATTRIBUTE
 
 _MARKS = (
@@ -47,12 +55,17 @@ def collect_components(given: Iterable[object]) -> tuple[object, ...]:
 def is_injectable(component: object) -> bool:
     """Return True for classes, objects, and functions marked ``@service`` or ``@middleware``, which build an object."""
     is_marked = service_mark(component) is not None or middleware_order(component) is not None
-    return is_marked or not inspect.isroutine(component)
+    return is_marked or not (inspect.isroutine(component) or isinstance(component, functools.partial))
+
+
+def is_handler(component: object) -> bool:
+    """Return True for a function, a partial or an object that is marked itself: it is called, and no method."""
+    return is_itself_marked(component) or (not inspect.isclass(component) and bool(schedule_specs(component)))
 
 
 def is_listener(component: object) -> bool:
     """Return True for a mark ``@message_listener`` on a function, a class, one of its methods, or an object's class."""
-    if inspect.isroutine(component):
+    if inspect.isroutine(component) or is_itself_marked(component):
         return bool(listener_specs(component))
     kind = component if inspect.isclass(component) else type(component)
     if listener_specs(kind):
@@ -95,12 +108,24 @@ def _marked_in(module: ModuleType) -> Iterator[object]:
     Other imports of the module do not count: the application gets them if it is given their own module.
     """
     for value in list(vars(module).values()):
+        if not (inspect.isclass(value) or inspect.isfunction(value)):
+            if _is_marked_object(value):  # a partial or an object does not know its module
+                yield value
+            continue
         defined_in = getattr(value, "__module__", None)
-        if not (inspect.isclass(value) or inspect.isfunction(value)) or not isinstance(defined_in, str):
+        if not isinstance(defined_in, str):
             continue
         is_own = defined_in == module.__name__ or defined_in.startswith(f"{module.__name__}.")
         if is_own and any(mark in vars(value) for mark in _MARKS):
             yield value
+
+
+def _is_marked_object(value: object) -> bool:
+    try:
+        own = object.__getattribute__(value, "__dict__")  # a proxy, such as one of Flask, would forward it
+    except AttributeError:
+        return False
+    return LISTENER_ATTRIBUTE in own or SCHEDULED_ATTRIBUTE in own
 
 
 def _checked(component: object) -> object:
@@ -110,9 +135,15 @@ def _checked(component: object) -> object:
             f"MQApplication was given {component!r}; components are classes, functions, objects and modules, "
             "one argument each (settings go into settings={...})"
         )
-    if inspect.isfunction(component) and not any(mark in vars(component) for mark in _MARKS):
+    if get_origin(component) is not None:
         raise DependencyError(
-            f"{name_of(component)} is a plain function; mark it with @message_listener, @scheduled, "
+            f"MQApplication was given {component!r}, a class with arguments; give a class of your own: "
+            f"class Mine({name_of(component)})"
+        )
+    is_function = inspect.isroutine(component) or isinstance(component, functools.partial)
+    if is_function and not any(mark in getattr(component, "__dict__", {}) for mark in _MARKS):
+        raise DependencyError(
+            f"{name_of_callable(component)} is a plain function; mark it with @message_listener, @scheduled, "
             "@spark_listener, @middleware or @service"
         )
     return component

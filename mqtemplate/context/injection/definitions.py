@@ -6,10 +6,11 @@ import inspect
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, get_origin
+from typing import Any, Generic, Protocol, TypeVar, get_args, get_origin
 
 from dependency_injector import providers
 
+from mqtemplate.callables import arguments_of_bases
 from mqtemplate.context.injection.marks import name_of
 
 
@@ -27,6 +28,7 @@ class Definition:
         replaced_by: Names of the definitions that replace a default; empty for any. Others stand beside it.
         is_owned: True: the application stops the object. A test owns its overrides itself.
         qualifier: Name of a further template: the object is chosen by this name or by its own class only.
+        alias: The type with its arguments, such as ``Repo[Order]``, if they are known and the class does not name them.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Definition:
     replaced_by: frozenset[str] = frozenset()
     is_owned: bool = True
     qualifier: str | None = None
+    alias: Any = None
 
     def is_called(self, name: str) -> bool:
         """Return True for the name of the object, as we write it or as Java does: ``audit_log``, ``auditLog``."""
@@ -48,6 +51,11 @@ class Definition:
     def title(self) -> str:
         """Name of the class or function, for reports."""
         return name_of(self.target if self.target is not None else self.kind)
+
+    @property
+    def type_name(self) -> str:
+        """Name of the type, with its arguments if they are known."""
+        return name_of(self.kind if self.alias is None else self.alias)
 
 
 class Definitions(dict[str, Definition]):
@@ -69,8 +77,10 @@ class Definitions(dict[str, Definition]):
         return list(self._fitting[wanted])
 
     def _find_fitting(self, wanted: Any) -> list[Definition]:
-        found = [definition for definition in self.values() if fits(definition.kind, wanted)]
+        found = [definition for definition in self.values() if fits(definition.kind, wanted, definition.alias)]
         found = [definition for definition in found if not _is_replaced(definition, found)]
+        if exact := [each for each in found if _known_arguments(each.kind, wanted, each.alias)]:
+            return exact
         # A class that has a protocol as base class goes before one that merely has its methods.
         return [definition for definition in found if _is_subclass(definition.kind, wanted)] or found
 
@@ -86,17 +96,38 @@ def _is_replaced(definition: Definition, by: Iterable[Definition]) -> bool:
     )
 
 
-def fits(kind: type, wanted: Any) -> bool:
-    """Return True if *kind* can be injected as *wanted*: it is the class, a subclass, or implements the protocol."""
-    wanted = get_origin(wanted) or wanted
+def fits(kind: type, wanted: Any, alias: Any = None) -> bool:
+    """Return True if *kind* can be injected as *wanted*: it is the class, a subclass, or implements the protocol.
+
+    ``Repo[Order]`` takes no ``Repo[User]``. It takes a ``Repo`` whose arguments are not known, if there is no other.
+
+    Args:
+        alias: *kind* with its arguments, if they are known.
+    """
+    given, wanted = wanted, get_origin(wanted) or wanted
     if not isinstance(wanted, type) or wanted is object:
         return False
     if _is_subclass(kind, wanted):
-        return True
+        arguments = _known_arguments(kind, given, alias)
+        return arguments is None or all(map(_is_same, arguments, get_args(given)))
     if not getattr(wanted, "_is_protocol", False):
         return False
     members = list(_protocol_members(wanted))
     return bool(members) and all(_has_member(kind, member) for member in members)
+
+
+def _known_arguments(kind: type, wanted: Any, alias: Any) -> tuple[Any, ...] | None:
+    """Return the arguments of *kind* for a generic type; None if the type has none, or one of them is not known."""
+    origin = get_origin(wanted)
+    if not isinstance(origin, type) or not _is_subclass(kind, origin):
+        return None
+    arguments = arguments_of_bases(kind, origin, alias)
+    is_known = arguments is not None and len(arguments) == len(get_args(wanted))
+    return arguments if is_known and not any(isinstance(each, TypeVar) for each in arguments or ()) else None
+
+
+def _is_same(argument: Any, wanted: Any) -> bool:
+    return argument == wanted or any(each is Any or isinstance(each, TypeVar) for each in (argument, wanted))
 
 
 def _is_subclass(kind: type, wanted: Any) -> bool:

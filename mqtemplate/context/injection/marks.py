@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints, overload
 
+from mqtemplate.callables import bound_in_constructor, substituted
 from mqtemplate.context.config.schema import without_none
 from mqtemplate.errors import DependencyError
 
@@ -102,6 +103,8 @@ def name_of(target: object) -> str:
     """Return the name of a type, class or function for error messages."""
     if target is None or target is type(None):
         return "None"
+    if isinstance(get_origin(target), type) and get_args(target):
+        return f"{name_of(get_origin(target))}[{', '.join(map(name_of, get_args(target)))}]"
     return str(getattr(target, "__qualname__", target)).rpartition("<locals>.")[2]
 
 
@@ -159,17 +162,19 @@ def type_hints(target: Callable[..., object], known: Mapping[str, type] | None =
         DependencyError: An annotation cannot be read.
     """
     holder: Any = target
+    bound: Mapping[Any, Any] = {}
     if inspect.isclass(target):
         holder = target.__init__ if target.__init__ is not object.__init__ else target.__new__
         if holder is object.__new__:
             return {}
+        bound = bound_in_constructor(target, holder)
     elif not inspect.isroutine(target):
         holder = type(target).__call__
     try:
-        return get_type_hints(holder, include_extras=True)
+        hints = get_type_hints(holder, include_extras=True)
     except NameError:
         try:
-            return get_type_hints(holder, localns=dict(known or {}), include_extras=True)
+            hints = get_type_hints(holder, localns=dict(known or {}), include_extras=True)
         except NameError as exc:
             raise DependencyError(
                 f"{name_of(target)}: the annotations name {exc.name!r}, which is not known at run time; import it "
@@ -177,6 +182,7 @@ def type_hints(target: Callable[..., object], known: Mapping[str, type] | None =
             ) from exc
     except TypeError as exc:
         raise DependencyError(f"{name_of(target)}: an annotation cannot be read: {exc}") from exc
+    return {name: substituted(annotation, bound) for name, annotation in hints.items()}
 
 
 def read_parameter(target: object, parameter: inspect.Parameter, annotation: Any) -> Parameter:
@@ -225,4 +231,5 @@ def _is_marker(value: object) -> bool:
 def _is_sequence(annotation: Any) -> bool:
     """Return True for ``list[T]`` and ``Sequence[T]`` of a class, which take all services of the type."""
     arguments = get_args(annotation)
-    return get_origin(annotation) in (list, Sequence) and len(arguments) == 1 and isinstance(arguments[0], type)
+    items = [get_origin(each) or each for each in arguments]
+    return get_origin(annotation) in (list, Sequence) and len(items) == 1 and isinstance(items[0], type)

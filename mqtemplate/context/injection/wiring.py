@@ -231,10 +231,10 @@ class Wiring:
     def _step(self, user: Definition, used: Definition) -> str:
         """Return ``Orders(audit)``: the definition, and the parameter that needs the next one."""
         parameters = [] if user.target is None else self._parameters(user.target)
-        names = [parameter.name for parameter in parameters if fits(used.kind, parameter.wanted)]
+        names = [parameter.name for parameter in parameters if fits(used.kind, parameter.wanted, used.alias)]
         return f"{user.title}({names[0]})" if names else user.title
 
 
 def _list(definitions: Iterable[Definition]) -> str:
-    texts = (name_of(each.kind) + ("" if each.is_default else f" ({each.name})") for each in definitions)
+    texts = (each.type_name + ("" if each.is_default else f" ({each.name})") for each in definitions)
     return ", ".join(sorted(texts))

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
+from mqtemplate.callables import resolved
 from mqtemplate.errors import DependencyError, ListenerError
 from mqtemplate.listener.calling.depends import Arguments, Depends, Provider, ReadSource, kind_of
 from mqtemplate.listener.calling.objects import ObjectSource
@@ -54,14 +55,14 @@ def hints_of(function: Callable[..., object], name: str) -> dict[str, Any]:
         ListenerError: One of them names something that is not known.
     """
     target: Any = function
-    while isinstance(target, functools.partial):
-        target = target.func
+    while isinstance(target, functools.partial) or isinstance(getattr(target, "__wrapped__", None), functools.partial):
+        target = target.func if isinstance(target, functools.partial) else target.__wrapped__
     if inspect.isclass(target):
         target = target.__init__
     elif not inspect.isroutine(target):
         target = type(target).__call__
     try:
-        return get_type_hints(target, include_extras=True)
+        return resolved(get_type_hints(target, include_extras=True), function)
     except NameError as error:
         raise ListenerError(
             f"{name}: an annotation cannot be read: {error}; import or define the name at the top of the module, "

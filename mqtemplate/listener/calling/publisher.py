@@ -9,6 +9,7 @@ from mqtemplate.durations import Duration
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener.calling.send import PublishSpec, ResultSender, Send, is_sends
 from mqtemplate.listener.consume_status import ConsumeStatus
+from mqtemplate.listener.handler_result import check_result
 
 
 class Template(Protocol):
@@ -96,6 +97,8 @@ class Publisher:
             return ()
         if is_sends(result):
             return [result] if isinstance(result, Send) else result  # type: ignore[return-value]  # of `Send`
+        if self.specs:
+            check_result(result)
         return [Send(spec.destination, result, spec.delay_level, **spec.options) for spec in self.specs]
 
     def _found(self) -> Template:

@@ -20,7 +20,7 @@ from mqtemplate.listener.current import enter_batch, enter_message, handler_cont
 from mqtemplate.listener.endpoint import Endpoint
 from mqtemplate.listener.failures.failure import HANDLER_ERRORS, Failure
 from mqtemplate.listener.failures.failure_log import FailureLog
-from mqtemplate.listener.handler_result import is_batch_done, is_done
+from mqtemplate.listener.handler_result import check_result, is_batch_done, is_done
 from mqtemplate.message import MessageExt, Property
 from mqtemplate.middlewares.declaration import arounds, check_listener
 from mqtemplate.middlewares.delivery import ListenerInfo
@@ -129,7 +129,9 @@ class Invocation:
         if is_sends(result):
             if not self._sends_results:
                 self._publisher.publish(result)
-        elif message.properties.get(Property.REPLY_TO_CLIENT):
+            return False
+        check_result(result)
+        if message.properties.get(Property.REPLY_TO_CLIENT):
             self._reply(message, result)
         elif not self._warned:
             self._warned = True

@@ -44,8 +44,3 @@ class InvalidBodyError(ConversionError):
 
     Its cause is the error of the converter.
     """
-
-
-INVALID_BODY_ERRORS = (ValueError, TypeError, LookupError)
-"""Errors of a converter that depend on the body alone; `ConversionError` is one. Others, such as those of a schema
-registry that cannot be reached, may go away."""

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from mqtemplate.errors import ListenerError
+from mqtemplate.listener.attributes import check_handler
 from mqtemplate.listener.calling.error_decision import ErrorHandler
 
 _ALLOWED = "a function (error, message), or the name of a method of the listener class"
@@ -26,6 +27,7 @@ def error_handler_of(given: Any, target: object, listener: str) -> ErrorHandler 
     found = _named(given, target) if isinstance(given, str) else given
     if not callable(found):
         raise ListenerError(f"{listener}: error_handler must be {_ALLOWED}, got {given!r}")
+    check_handler(found, f"{listener}: error_handler {given!r}")
     try:
         inspect.signature(found).bind(ValueError(), object())
     except TypeError as exc:

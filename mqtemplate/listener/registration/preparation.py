@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mqtemplate.errors import ListenerError
-from mqtemplate.listener.attributes import ListenerDecorator
+from mqtemplate.listener.attributes import ListenerDecorator, check_handler
 
 Prepare = Callable[["PreparedConsumer"], object]
 _HOOK = "prepare_start"
@@ -81,6 +81,7 @@ def hook_of(target: object) -> Prepare | None:
     if not callable(hook):
         return None
     title = f"{type(target).__qualname__}.{_HOOK}"
+    check_handler(hook, title)
     if inspect.iscoroutinefunction(hook):
         raise ListenerError(f"{title} is 'async def', and the listener waits for its result; write 'def'")
     try:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from mqtemplate.callables import lazy_kind, name_of_callable, own_mark
 from mqtemplate.errors import ListenerError
 from mqtemplate.selectors.tags import tag_problem
 
@@ -40,6 +41,11 @@ def on_tag(*tags: str) -> Callable[[_Target], _Target]:
     def mark(target: _Target) -> _Target:
         if not inspect.isfunction(target):
             raise ListenerError(f"@on_tag: {target!r} is no method; decorate a method of a listener class")
+        if (kind := lazy_kind(target)) is not None:
+            raise ListenerError(
+                f"@on_tag: {name_of_callable(target)} has a 'yield' ({kind}), so a call of it runs nothing; "
+                "write 'return'"
+            )
         setattr(target, TAGS_ATTRIBUTE, tags)
         return target
 
@@ -52,7 +58,7 @@ def _is_tag(tag: object) -> bool:
 
 def has_tag_methods(kind: type) -> bool:
     """Return True if a method of the class, or of a base class, is marked ``@on_tag``."""
-    return any(TAGS_ATTRIBUTE in getattr(member, "__dict__", {}) for member in _members(kind).values())
+    return any(own_mark(member, TAGS_ATTRIBUTE) for member in _members(kind).values())
 
 
 def tag_methods(target: object) -> dict[str, Callable[..., object]]:
@@ -64,7 +70,7 @@ def tag_methods(target: object) -> dict[str, Callable[..., object]]:
     found: dict[str, Callable[..., object]] = {}
     kind = type(target)
     for name, member in _members(kind).items():
-        for tag in getattr(member, TAGS_ATTRIBUTE, ()):
+        for tag in own_mark(member, TAGS_ATTRIBUTE) or ():
             if tag in found:
                 raise ListenerError(
                     f"{kind.__qualname__}: {getattr(found[tag], '__name__', tag)} and {name} both handle the tag "
