@@ -11,6 +11,8 @@ from weakref import WeakSet
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import EventLoopBlockedError, UnsupportedError
+from mqtemplate.event_log import error_text, get_logger
+from mqtemplate.processes import is_interrupt
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["AwaitableFuture", "HandlerFuture", "Waiter", "handler_loops", "refuse_on_handler_loop", "running_loop"]
 
 T = TypeVar("T")
+
+_log = get_logger("mqtemplate.futures")
 
 
 class _HandlerLoop(Protocol):
@@ -87,6 +91,19 @@ class AwaitableFuture(Future[T]):
         self._exception = None
         self._waiters: list[Any] = []
         self._done_callbacks: list[Any] = []
+
+    def _invoke_callbacks(self) -> None:
+        """Call the callbacks, as `concurrent.futures` does, also if one raises no `Exception`.
+
+        They run in the thread that sets the result: that of the connection or of the flush, for all other messages.
+        """
+        for callback in self._done_callbacks:
+            try:
+                callback(self)
+            except BaseException as error:
+                if is_interrupt(error):
+                    raise
+                _log.error("future.callback_failed", error=error_text(error), exc_info=error)
 
     def __await__(self) -> Generator[Any, None, T]:
         from asyncio import get_running_loop, wrap_future  # not needed where no coroutine waits

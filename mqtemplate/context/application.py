@@ -234,6 +234,8 @@ class MQApplication:
         register_components(self.context, self._clock)
         apply_starters(find_starters(self._starters), self.context)
         link(self.context)
+        for container in self.containers:
+            container.on_broken = self.is_ready.clear
 
     def check(self) -> None:
         """Build everything and start nothing, to find errors before the application runs. It cannot be started then.

@@ -139,7 +139,7 @@ class WorkerPool:
             connection_id, address, (work, size), is_heavy = taken
             try:
                 self._heavy_work.run(work, address, is_heavy=is_heavy)
-            except Exception:
+            except BaseException:
                 _log.exception("remoting.work_failed", loop=self._name)
             del work, taken  # a request may hold megabytes
             self._finish(connection_id, size, is_heavy=is_heavy)

@@ -7,7 +7,8 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import TypeVar
 
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import error_text, get_logger
+from mqtemplate.processes import is_interrupt
 
 _log = get_logger("mqtemplate.template")
 
@@ -45,14 +46,11 @@ def _report(
 ) -> None:
     try:
         result = done.result()
-    except Exception as exc:
+    except BaseException as exc:  # also what a middleware of the application raised
         _report_error(on_error, kind, destination, exc)
         return
     if on_success is not None:
-        try:
-            on_success(result)
-        except Exception:
-            _log.exception(f"{kind}.callback_failed", destination=destination)
+        _call(on_success, result, kind, destination)
 
 
 def _report_error(
@@ -61,7 +59,14 @@ def _report_error(
     if on_error is None:
         _log.error(f"{kind}.failed", destination=destination, exc_info=error)
         return
+    _call(on_error, error, kind, destination)
+
+
+def _call(callback: Callable[[T], object], value: T, kind: str, destination: str) -> None:
+    """Call a callback of the application. Whatever it raises, this thread goes on: others wait for their results."""
     try:
-        on_error(error)
-    except Exception:
-        _log.exception(f"{kind}.callback_failed", destination=destination)
+        callback(value)
+    except BaseException as exc:
+        if is_interrupt(exc):
+            raise
+        _log.error(f"{kind}.callback_failed", destination=destination, error=error_text(exc), exc_info=exc)
