@@ -158,7 +158,8 @@ def _record_class(base: type[logging.LogRecord]) -> type[logging.LogRecord]:
             if name == "msg" and type(event := self.__dict__.get("msg")) is Event:
                 if value == event:
                     return  # a filter that found nothing to replace, or `logging.handlers.QueueHandler`
-                for each in (*_STRUCTLOG, *event.attributes):
+                # "message" is the text that a formatter of another handler may have made before.
+                for each in (*_STRUCTLOG, "message", *event.attributes):
                     self.__dict__.pop(each, None)
             super().__setattr__(name, value)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 from weakref import WeakSet
@@ -22,6 +22,8 @@ __all__ = ["AwaitableFuture", "HandlerFuture", "Waiter", "handler_loops", "refus
 T = TypeVar("T")
 
 _log = get_logger("mqtemplate.futures")
+
+_DONE = ("FINISHED", "CANCELLED", "CANCELLED_AND_NOTIFIED")  # states of `concurrent.futures`
 
 
 class _HandlerLoop(Protocol):
@@ -92,18 +94,28 @@ class AwaitableFuture(Future[T]):
         self._waiters: list[Any] = []
         self._done_callbacks: list[Any] = []
 
-    def _invoke_callbacks(self) -> None:
-        """Call the callbacks, as `concurrent.futures` does, also if one raises no `Exception`.
+    def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
+        """Call a function when the future is done. Whatever it raises is logged, and nothing else.
 
-        They run in the thread that sets the result: that of the connection or of the flush, for all other messages.
+        It runs in the thread that sets the result: that of a connection or of the flush, which other messages need.
         """
-        for callback in self._done_callbacks:
-            try:
-                callback(self)
-            except BaseException as error:
-                if is_interrupt(error):
-                    raise
-                _log.error("future.callback_failed", error=error_text(error), exc_info=error)
+        with self._condition:
+            if self._state not in _DONE:
+                self._done_callbacks.append(fn)
+                return
+        self._call_back(fn)
+
+    def _invoke_callbacks(self) -> None:
+        for each in self._done_callbacks:
+            self._call_back(each)
+
+    def _call_back(self, callback: Callable[[Future[T]], object]) -> None:
+        try:
+            callback(self)
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
+            _log.error("future.callback_failed", error=error_text(error), exc_info=error)
 
     def __await__(self) -> Generator[Any, None, T]:
         from asyncio import get_running_loop, wrap_future  # not needed where no coroutine waits

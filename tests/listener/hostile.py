@@ -21,11 +21,11 @@ def refuse(*_: object) -> NoReturn:
     raise Panic("not even this")
 
 
-class WithoutText(Exception):
+class WithoutText(Exception):  # noqa: N818
     __str__ = __repr__ = refuse
 
 
-class WithoutAnything(Exception):
+class WithoutAnything(Exception):  # noqa: N818
     """Whatever a library may want to know of an exception."""
 
     __str__ = __repr__ = __hash__ = __eq__ = __reduce__ = __reduce_ex__ = __getstate__ = refuse  # type: ignore[assignment]
@@ -42,7 +42,7 @@ class Kind(type):
     __name__ = property(refuse)  # type: ignore[assignment]
 
 
-class OfKind(Exception, metaclass=Kind):
+class OfKind(Exception, metaclass=Kind):  # noqa: N818
     pass
 
 
@@ -65,9 +65,9 @@ class Never(DeadLetter):
     __str__ = refuse
 
 
-class TextThatIsNoText(Exception):
+class TextThatIsNoText(Exception):  # noqa: N818
     def __str__(self) -> str:
-        return 4466  # type: ignore[return-value]
+        return 4466  # type: ignore[return-value]  # noqa: PLE0307
 
 
 def raising(error: BaseException | type[BaseException]) -> Raise:

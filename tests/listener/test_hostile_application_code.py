@@ -85,7 +85,9 @@ def attempts_of(kind: str, mode: str) -> int:
     return 1 if mode == "broadcasting" else ATTEMPTS.get(kind, 2)
 
 
-def settled(app: App, shop: Shop, container: ListenerContainer, mode: str, kind: str = "bad", attempts: int = 2) -> None:
+def settled(
+    app: App, shop: Shop, container: ListenerContainer, mode: str, kind: str = "bad", attempts: int = 2
+) -> None:
     """Check what holds after a hostile message and two others, on the virtual clock."""
     expected = 1 if mode == "broadcasting" else attempts
     assert shop.calls == {kind: expected, "good": 1, "better": 1}
@@ -269,9 +271,14 @@ def test_whatever_a_provider_raises_fails_the_message(app: App, error: str, is_a
 @in_every_mode
 @sync_and_async
 def test_ctrl_c_ends_the_step_and_loses_no_message(app: App, mode: str, is_async: bool) -> None:
-    """On the virtual clock a handler runs in the thread of the test, where Ctrl-C arrives. It is no error of a message."""
-    pressed = iter([lambda: signal.raise_signal(signal.SIGINT)])
-    shop = Shop({"good": lambda: next(pressed, lambda: None)()})
+    """On the virtual clock a handler runs in the thread of the test, where Ctrl-C arrives; no message is to blame."""
+    keys = [signal.SIGINT]
+
+    def press() -> None:
+        if keys:
+            signal.raise_signal(keys.pop())
+
+    shop = Shop({"good": press})
     container = app.listen(shop.listener(mode, is_async=is_async))
 
     app.send("orders", "good", "better")
@@ -406,9 +413,7 @@ def test_threads_of_a_listener_outlive_all_of_it(mode: str, is_async: bool) -> N
 
 @in_every_mode
 @sync_and_async
-def test_threads_of_a_listener_on_our_server_outlive_all_of_it(
-    mode: str, is_async: bool, tmp_path: Any
-) -> None:
+def test_threads_of_a_listener_on_our_server_outlive_all_of_it(mode: str, is_async: bool, tmp_path: Any) -> None:
     engine = EmbeddedBroker(None, EmbeddedSettings(listen_host=ANYWHERE))
     with engine, LocalCluster(engine, BrokerServerSettings(listen=ANYWHERE)) as cluster:
         settings = RemoteSettings(name_servers=(str(cluster.address),), offset_path=tmp_path)
