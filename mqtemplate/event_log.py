@@ -3,17 +3,20 @@
 ::
 
     _log = get_logger("mqtemplate.delay")
-    _log.warning("release.stalled", service=self.name, reason=str(exc))
+    _log.warning("release.stalled", service=self.name, reason=error_text(exc))
 
 An event is one record of `logging`, whatever the program has configured there:
 
 - Without configuration Python itself shows warnings and errors on standard error, and the library adds nothing.
 - An ordinary formatter shows ``release.stalled service=timers reason='disk full'``; the level, the logger and the time
-  are those of the record.
-- structlog's ``ProcessorFormatter`` gets the fields, as from structlog's own loggers, so any of its renderers works. A
-  formatter that takes a mapping as message, as formatters for JSON do, gets them too.
+  are those of the record. That text is the record's ``msg``, so the filters of the program can read and replace it.
+- The fields are attributes of the record, as those of ``extra`` are, so formatters for JSON show them.
+- structlog's ``ProcessorFormatter`` gets the fields, as from structlog's own loggers, so any of its renderers works.
+
+A filter that replaces ``msg`` takes the fields away, too: they may contain what it removed from the text.
 
 The library configures neither `logging` nor structlog. An event that nothing wants costs one call of ``isEnabledFor``.
+What filters, handlers and formatters of the program raise never reaches the code that logs: see `lost_events`.
 """
 
 from __future__ import annotations
@@ -21,18 +24,36 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from types import TracebackType
 from typing import Any, TypeAlias
 
-__all__ = ["Event", "EventLogger", "LimitedLog", "get_logger", "visible"]
+from mqtemplate.processes import is_interrupt
+
+__all__ = [
+    "Event",
+    "EventLogger",
+    "LimitedLog",
+    "error_text",
+    "get_logger",
+    "lost_events",
+    "safe_text",
+    "traceback_of",
+    "type_name",
+    "visible",
+]
 
 _ExcInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None] | None
 
 _IN_RECORD = frozenset({"event", "level", "logger", "timestamp", "exc_info"})
 """Keys of an event that its text does not repeat: a formatter takes them from the record."""
+
+_RESERVED = _IN_RECORD | {"message", "asctime"}
+"""Keys that are no attributes of a record of their own: a formatter sets the last two."""
 
 _QUOTED = frozenset(" =\"'")
 """Characters that need quotes around a value."""
@@ -41,14 +62,128 @@ _MAX_PEER_TEXT = 500
 """Longest text in a field of an event that a peer caused."""
 
 _STACK_LEVEL = 3  # the caller of `debug`, …, `critical`: the line that a formatter shows
+_STRUCTLOG = ("_logger", "_name")
+"""Attributes of a record by which structlog's ``ProcessorFormatter`` knows that ``msg`` has the fields."""
+
+_ATTRIBUTE_TYPES = (str, int, float, bool, type(None), list, tuple, dict)
+"""Types of the attributes of records: values that can be pickled, for handlers that pass records to other processes."""
+
+_MAX_TEXT = 2_000
+
+_TRACEBACK = BaseException.__dict__["__traceback__"]
 
 
-class Event(dict[str, Any]):
-    """An event with its fields. As text: ``name field=value …``."""
+# --- texts of objects of the application ----------------------------------------------------------
 
-    def __str__(self) -> str:
-        fields = (f" {key}={_shown(value)}" for key, value in self.items() if key not in _IN_RECORD)
-        return f"{self['event']}{''.join(fields)}"
+
+def safe_text(value: object, limit: int = _MAX_TEXT, read: Callable[[object], str] = str) -> str:
+    """Return an object of the application as text, at most *limit* characters, also if its ``__str__`` raises.
+
+    Args:
+        read: `repr` for that text.
+    """
+    try:
+        return read(value)[:limit]
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        return f"<unprintable {type_name(value)}>"
+
+
+def error_text(error: BaseException, limit: int = _MAX_TEXT) -> str:
+    """Return the class and the text of an exception, as ``LookupError: no such order``. It never raises."""
+    return f"{type_name(error)}: {safe_text(error, limit)}"
+
+
+def type_name(value: object, attribute: str = "__name__") -> str:
+    """Return the name of the class of an object, also if its metaclass has a property of that name.
+
+    Args:
+        attribute: ``__qualname__`` for that name.
+    """
+    name: str = type.__dict__[attribute].__get__(type(value))
+    return name
+
+
+def traceback_of(error: BaseException) -> TracebackType | None:
+    """Return the traceback of an exception, also if its class has a property of that name."""
+    found: TracebackType | None = _TRACEBACK.__get__(error)
+    return found
+
+
+# --- events ---------------------------------------------------------------------------------------
+
+
+class Event(str):
+    """The text of an event, ``name field=value …``, with its fields.
+
+    Attributes:
+        fields: The event as structlog has it: the fields, ``event``, ``level``, ``logger`` and ``timestamp``.
+        attributes: Names of the attributes that the record has for the fields.
+    """
+
+    __slots__ = ("attributes", "fields")
+
+    fields: dict[str, Any]
+    attributes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> Event:
+        """Return the event with these fields. One whose text fails is replaced."""
+        parts = [str(fields["event"])]
+        for key, value in fields.items():
+            if key in _IN_RECORD:
+                continue
+            try:
+                parts.append(f"{key}={_shown(value)}")
+            except BaseException as error:
+                if is_interrupt(error):
+                    raise
+                fields[key] = f"<unprintable {type_name(value)}>"
+                parts.append(f"{key}={fields[key]!r}")
+        event = cls(" ".join(parts))
+        event.fields, event.attributes = fields, ()
+        return event
+
+    def copy(self) -> dict[str, Any]:
+        """Return the fields. structlog's ``ProcessorFormatter`` calls it on the message of a record."""
+        return dict(self.fields)
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self),)  # a traceback cannot be pickled
+
+
+@cache
+def _record_class(base: type[logging.LogRecord]) -> type[logging.LogRecord]:
+    """Return the class of records of events, from the class that the program's record factory makes."""
+
+    class EventRecord(base):  # type: ignore[misc, valid-type]
+        def __setattr__(self, name: str, value: object) -> None:
+            if name == "msg" and type(event := self.__dict__.get("msg")) is Event:
+                if value == event:
+                    return  # a filter that found nothing to replace, or `logging.handlers.QueueHandler`
+                # "message" is the text that a formatter of another handler may have made before.
+                for each in (*_STRUCTLOG, "message", *event.attributes):
+                    self.__dict__.pop(each, None)
+            super().__setattr__(name, value)
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            # The class has no name by which another process could find it. There the message is a text.
+            return logging.makeLogRecord, ({k: v for k, v in self.__dict__.items() if k not in _STRUCTLOG},)
+
+    EventRecord.__name__ = EventRecord.__qualname__ = base.__name__
+    return EventRecord
+
+
+def _add_fields(record: logging.LogRecord, event: Event) -> None:
+    """Give a record the fields as attributes. A name that the record has already keeps its value."""
+    values = record.__dict__
+    names = [name for name in event.fields if name not in _RESERVED and name not in values]
+    for name in names:
+        value = event.fields[name]
+        values[name] = value if isinstance(value, _ATTRIBUTE_TYPES) else _shown(value)
+    event.attributes = tuple(names)
+    record.__class__ = _record_class(type(record))  # type: ignore[arg-type]  # mypy: a record is not hashable
 
 
 class EventLogger:
@@ -109,19 +244,59 @@ class EventLogger:
             self._write(level, event, fields)
 
     def _write(self, level: int, name: str, fields: dict[str, Any]) -> None:
-        method = logging.getLevelName(level).lower()
-        event = Event(_context())
-        event.update(self._fields)
-        event.update(fields)
-        event["event"] = name
-        if _is_captured(self._logger, method, event):
+        try:
+            method = logging.getLevelName(level).lower()
+            found = _context()
+            found.update(self._fields)
+            found.update(fields)
+            found["event"] = name
+            if _is_captured(self._logger, method, found):
+                return
+            exc_info = _exc_info(found)
+            logger = self._logger
+            found["level"], found["logger"] = method, logger.name
+            found["timestamp"] = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+            event = Event.of(found)
+            path, line, function, _ = logger.findCaller(False, _STACK_LEVEL)
+            extra = dict(zip(_STRUCTLOG, (logger, method), strict=True))  # as structlog's wrap_for_formatter
+            record = logger.makeRecord(logger.name, level, path, line, event, (), exc_info, function, extra)
+            _add_fields(record, event)
+            logger.handle(record)
+        except BaseException as error:  # of a filter, handler, formatter, processor or record factory of the program
+            if is_interrupt(error):
+                raise
+            _LOST.note(name, error)
+
+
+class _LostEvents:
+    """Events that the program's logging refused with an exception. The first one is reported on standard error."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._is_reported = False
+
+    def note(self, event: str, error: BaseException) -> None:
+        self.count += 1
+        if self._is_reported or not logging.raiseExceptions:
             return
-        exc_info = _exc_info(event)
-        event["level"], event["logger"] = method, self._logger.name
-        event["timestamp"] = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-        # The two attributes are those of structlog's wrap_for_formatter: its ProcessorFormatter reads the fields.
-        extra = {"_logger": self._logger, "_name": method}
-        self._logger.log(level, event, exc_info=exc_info, extra=extra, stacklevel=_STACK_LEVEL)
+        self._is_reported = True
+        try:
+            sys.stderr.write(
+                f"mqtemplate: the event {event} was not logged, since the logging of this program raised "
+                f"{error_text(error)}; further ones are counted and not reported\n"
+            )
+        except BaseException as failure:
+            if is_interrupt(failure):
+                raise
+            self._is_reported = False  # no standard error, or a closed one
+
+
+_LOST = _LostEvents()
+
+
+def lost_events() -> int:
+    """Return how many events were lost, since the program's logging raised something."""
+    return _LOST.count
 
 
 class LimitedLog:
@@ -230,22 +405,34 @@ def _context() -> dict[str, Any]:
     return get_contextvars()
 
 
-def _exc_info(event: Event) -> _ExcInfo:
+def _exc_info(event: dict[str, Any]) -> _ExcInfo:
     """Put the exception of an event into the one form that all formatters take; return it."""
-    given = event.get("exc_info")
-    if not given:
-        event.pop("exc_info", None)
+    given = event.pop("exc_info", None)
+    if given is None or given is False:
         return None
-    if isinstance(given, BaseException):
-        given = (type(given), given, given.__traceback__)
+    if issubclass(type(given), BaseException):
+        given = (type(given), given, traceback_of(given))
     elif not isinstance(given, tuple):
         given = sys.exc_info()
-    event["exc_info"] = given
+    event["exc_info"] = given = _formattable(given)
     exc_info: _ExcInfo = given
     return exc_info
 
 
-def _is_captured(logger: logging.Logger, method: str, event: Event) -> bool:
+def _formattable(exc_info: Any) -> Any:
+    """Return an exception, or another one in its place if its class keeps `traceback` from formatting it."""
+    if exc_info[1] is None:
+        return exc_info
+    try:
+        traceback.TracebackException(*exc_info, lookup_lines=False)
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        return RuntimeError, RuntimeError(error_text(exc_info[1])), exc_info[2]
+    return exc_info
+
+
+def _is_captured(logger: logging.Logger, method: str, event: dict[str, Any]) -> bool:
     """Return True if a test collects events: ``structlog.testing.capture_logs`` gets ours, too, and no handler does."""
     try:
         import structlog

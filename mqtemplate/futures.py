@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 from weakref import WeakSet
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import EventLoopBlockedError, UnsupportedError
+from mqtemplate.event_log import error_text, get_logger
+from mqtemplate.processes import is_interrupt
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
 __all__ = ["AwaitableFuture", "HandlerFuture", "Waiter", "handler_loops", "refuse_on_handler_loop", "running_loop"]
 
 T = TypeVar("T")
+
+_log = get_logger("mqtemplate.futures")
+
+_DONE = ("FINISHED", "CANCELLED", "CANCELLED_AND_NOTIFIED")  # states of `concurrent.futures`
 
 
 class _HandlerLoop(Protocol):
@@ -87,6 +93,29 @@ class AwaitableFuture(Future[T]):
         self._exception = None
         self._waiters: list[Any] = []
         self._done_callbacks: list[Any] = []
+
+    def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
+        """Call a function when the future is done. Whatever it raises is logged, and nothing else.
+
+        It runs in the thread that sets the result: that of a connection or of the flush, which other messages need.
+        """
+        with self._condition:
+            if self._state not in _DONE:
+                self._done_callbacks.append(fn)
+                return
+        self._call_back(fn)
+
+    def _invoke_callbacks(self) -> None:
+        for each in self._done_callbacks:
+            self._call_back(each)
+
+    def _call_back(self, callback: Callable[[Future[T]], object]) -> None:
+        try:
+            callback(self)
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
+            _log.error("future.callback_failed", error=error_text(error), exc_info=error)
 
     def __await__(self) -> Generator[Any, None, T]:
         from asyncio import get_running_loop, wrap_future  # not needed where no coroutine waits

@@ -12,7 +12,8 @@ from enum import Enum
 from functools import partial
 from typing import Generic, TypeAlias, TypeVar
 
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import error_text, get_logger
+from mqtemplate.processes import is_interrupt
 
 __all__ = ["OTHER", "Counter", "Histogram", "HistogramSnapshot", "MetricKind", "Metrics", "Sample"]
 
@@ -190,8 +191,10 @@ class Metrics:
         for collect in collectors:
             try:
                 found += _limited(collect(), self._max_series)
-            except Exception as exc:
-                _log.warning("metrics.collect_failed", reason=f"{type(exc).__name__}: {exc}")
+            except BaseException as exc:
+                if is_interrupt(exc):
+                    raise
+                _log.warning("metrics.collect_failed", reason=error_text(exc))
         return sorted(found, key=lambda sample: (sample.name, sorted(sample.labels.items())))
 
     def snapshot(self) -> dict[str, int | float | HistogramSnapshot]:

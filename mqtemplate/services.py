@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from mqtemplate.clock import Clock
+from mqtemplate.event_log import error_text
 
 __all__ = ["AfterChangeService", "ClockWatch", "Service", "ServiceThread", "WakeEvent", "wall_time"]
 
@@ -126,7 +127,8 @@ class ServiceThread:
     """A thread that steps services: it sleeps until the first one is due and wakes when work arrives.
 
     If a step raises, the thread passes the error to *on_error* and repeats the step a second later. The other services
-    are not affected. In a process that is forked by a step the thread ends.
+    are not affected. That holds for every class of exception: a step may call code of the application. In a process
+    that is forked by a step the thread ends.
     """
 
     _RETRY_MS = 1_000
@@ -173,4 +175,8 @@ class ServiceThread:
             return service.step()
         except Exception as exc:
             self._on_error(service, exc)
-            return self._clock.now_ms() + self._RETRY_MS
+        except BaseException as exc:  # not for the process: signals arrive in the main thread
+            error = RuntimeError(f"the service raised {error_text(exc)}")
+            error.__cause__ = exc
+            self._on_error(service, error)
+        return self._clock.now_ms() + self._RETRY_MS

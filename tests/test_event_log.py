@@ -5,21 +5,27 @@ from __future__ import annotations
 import io
 import json
 import logging
+import logging.handlers
 import os
+import pickle
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from textwrap import dedent
+from typing import Any, NoReturn
 
 import pytest
 import structlog
 from structlog.testing import capture_logs
 
+from mqtemplate import event_log
 from mqtemplate.clock import VirtualClock
 from mqtemplate.context import event_formatter
-from mqtemplate.event_log import EventLogger, LimitedLog, get_logger
+from mqtemplate.event_log import EventLogger, LimitedLog, error_text, get_logger, lost_events
 
 ROOT = Path(__file__).parents[1]
 
@@ -174,6 +180,214 @@ def test_structlogs_capture_logs_gets_the_events_instead_of_the_handlers(plain: 
 
     assert events == [{"event": "order.paid", "amount": 3, "log_level": "warning"}]
     assert plain.lines == []
+
+
+# --- what the program's logging does with records ---------------------------------------------------
+
+
+class Redact(logging.Filter):
+    """As programs have them: it rewrites the text of each record that contains a secret."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg = re.sub(r"token=\S+", "token=***", record.msg)
+        return True
+
+
+class JsonFormatter(logging.Formatter):
+    """As python-json-logger does it: the message, and all attributes that `logging` does not know."""
+
+    KNOWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+
+    def format(self, record: logging.LogRecord) -> str:
+        extra = {k: v for k, v in vars(record).items() if k not in self.KNOWN and not k.startswith("_")}
+        return json.dumps({"message": record.getMessage(), **extra})
+
+
+def test_the_message_of_a_record_is_a_text_for_filters_of_the_program(plain: Written) -> None:
+    """A filter for secrets runs `re.sub` on it; a mapping would raise, and end the start of the application."""
+    plain.handler.addFilter(Redact())
+
+    log.info("order.paid", amount=3, note="50%s of 100%")
+    log.info("client.signed_in", token="s3cret")
+
+    assert plain.lines == [
+        "INFO:mqtemplate.shop:test_event_log.py:order.paid amount=3 note='50%s of 100%'",
+        "INFO:mqtemplate.shop:test_event_log.py:client.signed_in token=***",
+    ]
+
+
+@pytest.mark.parametrize("formatter", [event_formatter("json"), JsonFormatter()], ids=["structlog", "json"])
+def test_what_a_filter_removed_from_the_text_is_in_no_field(formatter: logging.Formatter) -> None:
+    [written] = attached_list(formatter)
+    written.handler.addFilter(Redact())
+
+    log.info("client.signed_in", token="s3cret")
+    log.info("order.paid", amount=3)
+    logging.getLogger().removeHandler(written.handler)
+
+    signed_in, paid = map(json.loads, written.lines)
+    assert "s3cret" not in written.lines[0]
+    assert signed_in.get("message", signed_in.get("event")) == "client.signed_in token=***"
+    assert paid["amount"] == 3, "the filter found nothing in it to replace"
+
+
+def test_a_formatter_for_json_shows_the_text_and_the_fields() -> None:
+    [written] = attached_list(JsonFormatter())
+
+    log.info("order.paid", amount=3, tags=["a"], when=Path("x"))
+    logging.getLogger().removeHandler(written.handler)
+
+    assert json.loads(written.lines[0]) == {
+        "message": "order.paid amount=3 tags=['a'] when=x",
+        "amount": 3,
+        "tags": ["a"],
+        "when": "x",
+    }
+
+
+def test_a_record_goes_through_a_queue_to_another_process(plain: Written) -> None:
+    queue: SimpleQueue[logging.LogRecord] = SimpleQueue()
+    handler = logging.handlers.QueueHandler(queue)  # type: ignore[arg-type]  # no queue.Queue, and as good
+    logging.getLogger("mqtemplate.shop").addHandler(handler)
+    try:
+        raise LookupError("no such order")
+    except LookupError:
+        log.exception("order.failed", name="bill", amount=3)
+    logging.getLogger("mqtemplate.shop").removeHandler(handler)
+
+    record = pickle.loads(pickle.dumps(queue.get()))
+    assert record.getMessage().startswith("order.failed name=bill amount=3")
+    assert (record.amount, record.name) == (3, "mqtemplate.shop")
+    assert event_formatter("console").format(record)
+
+
+def test_a_record_factory_of_the_program_keeps_its_attributes(plain: Written) -> None:
+    before = logging.getLogRecordFactory()
+
+    def make(*args: Any, **options: Any) -> logging.LogRecord:
+        record = before(*args, **options)
+        record.amount = "of the program"
+        return record
+
+    logging.setLogRecordFactory(make)
+    plain.handler.setFormatter(logging.Formatter("%(message)s|%(amount)s|%(shop)s"))
+    log.info("order.paid", amount=3, shop="tea")
+    logging.setLogRecordFactory(before)
+
+    assert plain.lines == ["order.paid amount=3 shop=tea|of the program|tea"]
+
+
+# --- hostile logging --------------------------------------------------------------------------------
+
+
+class Panic(BaseException):
+    pass
+
+
+def panic(*_: object, **__: object) -> NoReturn:
+    raise Panic("no")
+
+
+class Hostile:
+    __repr__ = __str__ = panic
+
+
+@pytest.fixture
+def hostile(request: pytest.FixtureRequest) -> Iterator[Written]:
+    """Logging whose handler, filter, formatter, record factory or stream raises."""
+    [written] = attached_list(logging.Formatter())
+    factory, shop = logging.getLogRecordFactory(), logging.getLogger("mqtemplate.shop")
+    match request.param:
+        case "handler":
+            written.handler.handle = panic  # type: ignore[method-assign]
+        case "filter":
+            shop.addFilter(panic)
+        case "formatter":
+            written.handler.setFormatter(type("F", (logging.Formatter,), {"format": panic})())
+        case "factory":
+            logging.setLogRecordFactory(panic)
+        case "closed stream":
+            written.stream.close()
+        case "handle error":
+            written.stream.close()
+            written.handler.handleError = panic  # type: ignore[method-assign]
+    yield written
+    logging.setLogRecordFactory(factory)
+    shop.removeFilter(panic)
+    logging.getLogger().removeHandler(written.handler)
+
+
+KINDS = ["handler", "filter", "formatter", "factory", "closed stream", "handle error"]
+
+
+@pytest.mark.parametrize("hostile", KINDS, indirect=True)
+def test_what_logging_raises_does_not_reach_the_code_that_logs(hostile: Written) -> None:
+    for write in (log.info, log.warning, log.error, log.exception, log.critical):
+        write("order.paid", amount=3)
+    log.log(logging.INFO, "order.paid")
+    LimitedLog(log, lambda: 0).warning("order.paid")
+
+
+def test_a_lost_event_is_counted_and_the_first_one_reported(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mqtemplate.event_log._LOST", type(event_log._LOST)())
+    shop = logging.getLogger("mqtemplate.shop")
+    shop.addFilter(panic)
+    try:
+        for _ in range(3):
+            log.warning("order.paid")
+    finally:
+        shop.removeFilter(panic)
+
+    assert lost_events() == 3
+    assert capsys.readouterr().err == (
+        "mqtemplate: the event order.paid was not logged, since the logging of this program raised Panic: no; "
+        "further ones are counted and not reported\n"
+    )
+
+
+@pytest.mark.parametrize("stream", [None, io.StringIO()], ids=["none", "closed"])
+def test_a_lost_event_needs_no_standard_error(stream: io.StringIO | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mqtemplate.event_log._LOST", type(event_log._LOST)())
+    if stream is not None:
+        stream.close()
+    monkeypatch.setattr(sys, "stderr", stream)
+    shop = logging.getLogger("mqtemplate.shop")
+    shop.addFilter(panic)
+    try:
+        log.warning("order.paid")
+    finally:
+        shop.removeFilter(panic)
+
+    assert lost_events() == 1
+
+
+def test_a_field_without_text_is_named_by_its_class(plain: Written, as_json: Written) -> None:
+    log.error("order.failed", order=Hostile(), orders=[Hostile()], amount=3)
+
+    assert plain.lines[0].endswith("order.failed order='<unprintable Hostile>' orders='<unprintable list>' amount=3")
+    assert json.loads(as_json.lines[0])["order"] == "<unprintable Hostile>"
+
+
+def test_an_exception_that_cannot_be_formatted_is_logged_by_its_class(plain: Written) -> None:
+    error_class = type("Failed", (Exception,), {"__str__": panic, "__notes__": property(panic)})
+    try:
+        raise error_class
+    except error_class as error:
+        log.exception("order.failed")
+        log.error("order.failed", error=error_text(error))
+
+    text = plain.stream.getvalue()
+    assert "RuntimeError: Failed: <unprintable Failed>" in text
+    assert "error='Failed: <unprintable Failed>'" in text
+
+
+def test_ctrl_c_while_an_event_is_written_ends_the_program(plain: Written) -> None:
+    plain.handler.addFilter(lambda _record: bool(signal.raise_signal(signal.SIGINT)) or True)
+
+    with pytest.raises(KeyboardInterrupt):
+        log.warning("order.paid")
 
 
 # --- whole programs ------------------------------------------------------------------------------

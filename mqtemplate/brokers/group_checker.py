@@ -9,8 +9,9 @@ from queue import Full, Queue
 from typing import TypeAlias
 
 from mqtemplate.broker import CheckTransaction
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import error_text, get_logger, safe_text
 from mqtemplate.message import MessageExt
+from mqtemplate.processes import is_interrupt
 from mqtemplate.results import TransactionState
 
 _log = get_logger("mqtemplate.broker")
@@ -89,16 +90,20 @@ class GroupChecker:
         while (job := self._jobs.get()) is not None:
             try:
                 job()
-            except Exception:
+            except BaseException:
                 _log.exception("transaction.check_failed", group=self.group)
 
     def _state_of(self, message: MessageExt) -> tuple[TransactionState, str | None]:
         try:
             state: object = self.check(message)
-        except Exception as exc:
+        except BaseException as exc:  # the broker checks again; the thread goes on with other transactions
+            if is_interrupt(exc):
+                raise
             _log.exception("transaction.checker_failed", group=self.group, topic=message.topic, msg_id=message.msg_id)
-            return TransactionState.UNKNOWN, f"checkLocalTransactionState raised {type(exc).__name__}: {exc}"
+            return TransactionState.UNKNOWN, f"checkLocalTransactionState raised {error_text(exc)}"
         if isinstance(state, TransactionState):
             return state, None
-        _log.error("transaction.checker_failed", group=self.group, topic=message.topic, result=repr(state)[:200])
-        return TransactionState.UNKNOWN, f"checkLocalTransactionState returned {state!r}"
+        _log.error(
+            "transaction.checker_failed", group=self.group, topic=message.topic, result=safe_text(state, 200, repr)
+        )
+        return TransactionState.UNKNOWN, f"checkLocalTransactionState returned {safe_text(state, 200, repr)}"

@@ -225,6 +225,8 @@ class MQApplication:
                 raise
             if self._clock is None or not self._clock.is_virtual:
                 self.context.lifecycle.push("process exit", stop_at_exit(self._stop_at_exit))
+            for container in self.containers:
+                container.on_broken = self.is_ready.clear
             # A part that failed already, such as a query of Spark, keeps the application from becoming ready.
             if all(getattr(part, "is_ready", True) for part in self.context.parts):
                 self.is_ready.set()

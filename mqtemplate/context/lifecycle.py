@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from mqtemplate.context.hooks import HookCaller
 from mqtemplate.errors import DependencyError
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import error_text, get_logger
+from mqtemplate.listener.failures.failure import raise_if_not_of_handler
 
 _log = get_logger("mqtemplate.context")
 
@@ -49,10 +50,12 @@ class Lifecycle:
             stop = self._stops.pop()
             try:
                 await (caller.call(stop.call) if stop.is_hook else caller.call_blocking(stop.call))
-            except Exception as exc:
-                exc.add_note(f"while stopping {stop.name}")
-                _log.exception("application.stop_failed", part=stop.name)
+            except BaseException as raised:  # whatever a service raises, the others are stopped
+                raise_if_not_of_handler(raised)
+                exc = raised if isinstance(raised, Exception) else DependencyError(error_text(raised))
                 errors.append(exc)
+                _log.error("application.stop_failed", part=stop.name, exc_info=raised)
+                exc.add_note(f"while stopping {stop.name}")
         if errors:
             raise ExceptionGroup("the application did not stop cleanly", errors)
 

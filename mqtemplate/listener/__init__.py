@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from mqtemplate.listener.attributes import ListenerSpec
     from mqtemplate.listener.calling.depends import Depends
     from mqtemplate.listener.calling.send import ResultSender, Send, publishes
-    from mqtemplate.listener.consume_status import ConsumeStatus
-    from mqtemplate.listener.consuming.container import ContainerState, ListenerContainer
+    from mqtemplate.listener.consume_status import ConsumeStatus, ContainerState
+    from mqtemplate.listener.consuming.container import ListenerContainer
     from mqtemplate.listener.current import add_current_message, current_group, current_message, current_messages
     from mqtemplate.listener.decorator import LISTENER_ATTRIBUTE, ListenerAttributes, listener_specs, message_listener
     from mqtemplate.listener.discovery import make_endpoints
@@ -68,7 +68,7 @@ __getattr__ = late_import(
         "BatchFailure": "mqtemplate.listener.handler_result",
         "ConsumeMode": "mqtemplate.listener.settings",
         "ConsumeStatus": "mqtemplate.listener.consume_status",
-        "ContainerState": "mqtemplate.listener.consuming.container",
+        "ContainerState": "mqtemplate.listener.consume_status",
         "DeadLetter": "mqtemplate.listener.failures.outcomes",
         "Depends": "mqtemplate.listener.calling.depends",
         "Endpoint": "mqtemplate.listener.endpoint",

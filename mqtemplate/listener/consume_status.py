@@ -1,4 +1,4 @@
-"""The status that a handler may return."""
+"""The status that a handler may return, and the state of a listener."""
 
 from enum import Enum
 
@@ -8,3 +8,14 @@ class ConsumeStatus(Enum):
 
     CONSUME_SUCCESS = "CONSUME_SUCCESS"
     RECONSUME_LATER = "RECONSUME_LATER"
+
+
+class ContainerState(Enum):
+    """State of a listener container."""
+
+    CREATED = "created"
+    RUNNING = "running"
+    PAUSED = "paused"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    BROKEN = "broken"  # the broker was closed before the container, or its polling thread has ended

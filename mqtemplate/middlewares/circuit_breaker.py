@@ -8,7 +8,7 @@ from typing import Any
 
 from mqtemplate.durations import Duration, duration_ms
 from mqtemplate.errors import ConfigurationError
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import error_text, get_logger
 from mqtemplate.middlewares.delivery import Delivery
 from mqtemplate.middlewares.pause import PauseListener
 
@@ -122,7 +122,7 @@ class CircuitBreaker:
                     breaker=self._name,
                     listener=delivery.listener.id,
                     pause_ms=self._pause_ms,
-                    reason=f"{type(error).__name__}: {error}",
+                    reason=error_text(error),
                 )
             return True
 

@@ -78,14 +78,22 @@ def leave(opened: list[Steps], result: Any, error: BaseException | None) -> Any:
         except BaseException as raised:
             result, error = None, raised
         else:
-            steps.close()
-            result, error = None, _yielded_twice(steps)
+            result, error = None, _ended_after_second_yield(steps)
     if error is None:
         return result
     try:
         raise error
     finally:
         del error  # else its traceback would contain this frame, and the frame the error
+
+
+def _ended_after_second_yield(steps: Steps) -> BaseException:
+    """End a generator that yielded again. Return the error for it, or what it raises at its end."""
+    try:
+        steps.close()
+    except BaseException as raised:
+        return raised
+    return _yielded_twice(steps)
 
 
 def _yielded_twice(steps: Any) -> RuntimeError:

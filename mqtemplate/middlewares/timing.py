@@ -10,7 +10,7 @@ from typing import Any
 from mqtemplate.clock import Clock
 from mqtemplate.durations import Duration, duration_ms
 from mqtemplate.errors import ConfigurationError
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import get_logger, type_name
 from mqtemplate.middlewares.delivery import Delivery
 from mqtemplate.middlewares.outgoing import Outgoing
 from mqtemplate.middlewares.pause import PauseListener
@@ -53,7 +53,7 @@ class Timing:
         except PauseListener:
             raise  # the message is handled later
         except BaseException as error:
-            self._handled(delivery, _now_ms(clock) - started_ms, type(error).__name__)
+            self._handled(delivery, _now_ms(clock) - started_ms, type_name(error))
             raise
         took_ms = _now_ms(clock) - started_ms
         if took_ms >= self._slow_ms or _log.is_enabled_for(self._level):
@@ -65,7 +65,7 @@ class Timing:
         try:
             yield outgoing
         except BaseException as error:
-            self._sent(outgoing, _now_ms(outgoing.clock) - started_ms, type(error).__name__)
+            self._sent(outgoing, _now_ms(outgoing.clock) - started_ms, type_name(error))
             raise
         self._sent(outgoing, _now_ms(outgoing.clock) - started_ms, "done")
 

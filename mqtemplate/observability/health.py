@@ -10,10 +10,13 @@ from enum import Enum
 
 from mqtemplate.broker import Broker
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
-from mqtemplate.listener.consuming.container import ContainerState, ListenerContainer
+from mqtemplate.event_log import error_text
+from mqtemplate.listener.consume_status import ContainerState
+from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.observability.collectors import GroupLags
 from mqtemplate.observability.lateness import LatenessRecorder
 from mqtemplate.observability.settings import HealthSettings
+from mqtemplate.processes import is_interrupt
 
 
 class Status(Enum):
@@ -103,8 +106,10 @@ class HealthChecks:
 def _checked(check: Check) -> ComponentHealth:
     try:
         return check()
-    except Exception as exc:
-        return ComponentHealth(Status.DOWN, {"error": f"{type(exc).__name__}: {exc}"})
+    except BaseException as exc:  # of a check of the application
+        if is_interrupt(exc):
+            raise
+        return ComponentHealth(Status.DOWN, {"error": error_text(exc)})
 
 
 def _no_answer(timeout_s: float) -> ComponentHealth:

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from mqtemplate.clock import Clock
+from mqtemplate.event_log import type_name
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property
 from mqtemplate.metrics import OTHER, HistogramSnapshot, MetricKind, Sample
@@ -95,7 +96,7 @@ class Operations:
             operation = self.of(topic)
             operation.messages += count
             operation.took(duration_ns)
-            operation.failed("RECONSUME_LATER" if error is None else type(error).__qualname__, count)
+            operation.failed("RECONSUME_LATER" if error is None else type_name(error, "__qualname__"), count)
 
     def samples(self) -> Iterator[Sample]:
         """Yield ``<name>.messages``, ``<name>.duration_ns`` and ``<name>.errors``."""
@@ -151,7 +152,7 @@ class MeasuredSends:
         topic = messages[0].topic if messages else ""
         try:
             result = send()
-        except Exception as exc:
+        except BaseException as exc:
             self._operations.failed(topic, len(messages), self._now_ns() - start_ns, exc)
             raise
         self._operations.succeeded(topic, len(messages), self._now_ns() - start_ns)
@@ -182,7 +183,7 @@ def _measured_send(
         start_ns = now_ns()
         try:
             result = send(message, queue, timeout_ms)
-        except Exception as exc:
+        except BaseException as exc:
             failed(message.topic, 1, now_ns() - start_ns, exc)
             raise
         took_ns = now_ns() - start_ns
@@ -336,7 +337,7 @@ class ClockSkew:
 
 
 def _error_type(failure: Any) -> str:
-    return "RECONSUME_LATER" if failure.error is None else type(failure.error).__qualname__
+    return "RECONSUME_LATER" if failure.error is None else type_name(failure.error, "__qualname__")
 
 
 def nanoseconds(clock: Clock) -> Callable[[], int]:

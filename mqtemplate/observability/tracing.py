@@ -25,10 +25,14 @@ from opentelemetry import propagate, trace
 from opentelemetry.trace import INVALID_SPAN, Link, Span, SpanKind, StatusCode, Tracer
 
 from mqtemplate.clock import Clock
+from mqtemplate.event_log import LimitedLog, error_text, get_logger, safe_text, type_name
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property, split_keys
 from mqtemplate.observation.interface import HandleAsync, HandleMany, HandleOne, ObservedListener, Sends
+from mqtemplate.processes import is_interrupt
 from mqtemplate.results import HalfMessage, SendResult
+
+_log = LimitedLog(get_logger("mqtemplate.observability"), lambda: time.monotonic_ns() // 1_000_000)
 
 _F = TypeVar("_F")
 _Future = TypeVar("_Future", bound=Future[Any])
@@ -105,14 +109,11 @@ class Tracing:
             # Most calls are not sampled: these cost a random number and a look for a trace of the sender.
             if TRACEPARENT not in message.properties and chance() >= probability:
                 return handle(message)
-            started = self._start_process(listener, message)
-            if started is None:
-                return handle(message)
-            with started as span:
-                _describe_delivery(span, message, clock)
+            with _CallSpan(lambda: self._start_process(listener, message)) as span:
+                span.change(lambda each: _describe_delivery(each, message, clock))
                 failure: Any = handle(message)
                 if failure is not None:
-                    _note_failure(span, failure)
+                    span.change(lambda each: _note_failure(each, failure))
                 return failure  # type: ignore[no-any-return]
 
         return traced
@@ -123,14 +124,11 @@ class Tracing:
         async def traced(message: MessageExt) -> _F:
             if TRACEPARENT not in message.properties and self.chance() >= self.probability:
                 return await handle(message)
-            started = self._start_process(listener, message)
-            if started is None:
-                return await handle(message)
-            with started as span:
-                _describe_delivery(span, message, clock)
+            with _CallSpan(lambda: self._start_process(listener, message)) as span:
+                span.change(lambda each: _describe_delivery(each, message, clock))
                 failure: Any = await handle(message)
                 if failure is not None:
-                    _note_failure(span, failure)
+                    span.change(lambda each: _note_failure(each, failure))
                 return failure  # type: ignore[no-any-return]
 
         return traced
@@ -157,11 +155,11 @@ class Tracing:
             sampled = any(_is_sampled(message.properties.get(TRACEPARENT, "")) for message in messages)
             if not sampled and not self.starts_trace():
                 return handle(messages)
-            with self._process_span(listener, messages, otel_context.get_current()) as span:
-                span.set_attribute(_BATCH_COUNT, len(messages))
+            with _CallSpan(lambda: self._process_span(listener, messages, otel_context.get_current())) as span:
+                span.change(lambda each: each.set_attribute(_BATCH_COUNT, len(messages)))
                 failures: Any = handle(messages)
                 for failure in failures:
-                    _note_failure(span, failure)
+                    span.change(lambda each, failure=failure: _note_failure(each, failure))  # type: ignore[misc]
                 return failures  # type: ignore[no-any-return]
 
         return traced
@@ -189,6 +187,10 @@ class Tracing:
         Args:
             is_sampled: The send is inside of a trace, or `starts_trace` has returned True.
         """
+        started = _safely(lambda: self._start_send(messages, is_sampled))
+        return (None, list(messages)) if started is None else started
+
+    def _start_send(self, messages: Sequence[Message], is_sampled: bool) -> tuple[Span | None, list[Message]]:
         if not is_sampled and trace.get_current_span() is INVALID_SPAN and not self.starts_trace():
             return None, list(messages)
         current = trace.get_current_span().get_span_context()
@@ -216,6 +218,47 @@ class Tracing:
         may_start = left >= 1
         self._left = (left - may_start, now)  # threads may count too few: the limit need not be exact
         return may_start
+
+
+class _CallSpan:
+    """The span of a call of a handler, as the current one.
+
+    Span processors, exporters and propagators are the program's. What they raise is logged, and changes neither the
+    call nor its outcome.
+
+    Args:
+        start: Returns the span as a context manager; None if the call is not sampled.
+    """
+
+    def __init__(self, start: Callable[[], Any]) -> None:
+        self._start = start
+        self._manager: Any = None
+        self._span: Span | None = None
+
+    def __enter__(self) -> _CallSpan:
+        self._manager = _safely(self._start)
+        self._span = None if self._manager is None else _safely(self._manager.__enter__)
+        return self
+
+    def change(self, change: Callable[[Span], object]) -> None:
+        """Call a function with the span, if there is one."""
+        if (span := self._span) is not None:
+            _safely(lambda: change(span))
+
+    def __exit__(self, *error: Any) -> None:
+        if self._span is not None and _safely(lambda: self._manager.__exit__(*error) or True) is None:
+            self._span = None
+
+
+def _safely(call: Callable[[], _F]) -> _F | None:
+    """Return what a function of OpenTelemetry returns; None if something of the program raises in it."""
+    try:
+        return call()
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        _log.warning("tracing.failed", reason=error_text(error))
+        return None
 
 
 class TracedSends:
@@ -281,14 +324,11 @@ def _sent(span: Span | None, send: Callable[[], _F]) -> _F:
         return send()
     try:
         result = send()
-    except Exception as exc:
-        _fail(span, exc)
+    except BaseException as exc:
+        _end(span, exc)
         raise
-    else:
-        _describe_result(span, getattr(result, "send_result", result))
-        return result
-    finally:
-        span.end()
+    _end(span, None, getattr(result, "send_result", result))
+    return result
 
 
 def _ended_later(span: Span | None, send: Callable[[], _Future]) -> _Future:
@@ -297,21 +337,25 @@ def _ended_later(span: Span | None, send: Callable[[], _Future]) -> _Future:
         return send()
     try:
         future = send()
-    except Exception as exc:
-        _fail(span, exc)
-        span.end()
+    except BaseException as exc:
+        _end(span, exc)
         raise
 
     def done(finished: Future[Any]) -> None:
         error = None if finished.cancelled() else finished.exception()
-        if error is not None:
-            _fail(span, error)
-        elif not finished.cancelled():
-            _describe_result(span, finished.result())
-        span.end()
+        _end(span, error, None if finished.cancelled() or error is not None else finished.result())
 
     future.add_done_callback(done)
     return future
+
+
+def _end(span: Span, error: BaseException | None, result: Any = None) -> None:
+    """End the span of a send with its error, or with its result."""
+    if error is not None:
+        _safely(lambda: _fail(span, error))
+    else:
+        _safely(lambda: _describe_result(span, result))
+    _safely(span.end)
 
 
 def _with_context(message: Message, context: Any) -> Message:
@@ -402,6 +446,6 @@ def _note_failure(span: Span, failure: Any) -> None:
 
 
 def _fail(span: Span, error: BaseException) -> None:
-    span.record_exception(error)
-    span.set_attribute(_ERROR_TYPE, type(error).__qualname__)
-    span.set_status(StatusCode.ERROR, str(error))
+    span.set_attribute(_ERROR_TYPE, type_name(error, "__qualname__"))
+    span.set_status(StatusCode.ERROR, safe_text(error))
+    span.record_exception(error)  # last: it formats the exception by itself

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from mqtemplate.broker import Broker
 from mqtemplate.durations import Duration, duration_ms
 from mqtemplate.errors import ConfigurationError, MessageError, MQTemplateError
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import error_text, get_logger
 from mqtemplate.outbox.database import Execute, delete_rows, end_lease, read_rows, refuse_row, take_lease
 from mqtemplate.outbox.row import OutboxRow
 from mqtemplate.services import Service, ServiceThread, wall_time
@@ -181,7 +181,7 @@ class OutboxRelay:
             with self._transaction() as execute:
                 self._steps.end(execute)
         except Exception as error:  # the database is down: another process continues when the lease is over
-            _log.warning("outbox.lease_kept", reason=f"{type(error).__name__}: {error}")
+            _log.warning("outbox.lease_kept", reason=error_text(error))
 
 
 def _read_lease(lease: Duration) -> int:
@@ -196,4 +196,4 @@ def _read_lease(lease: Duration) -> int:
 
 def _log_error(service: Service, error: Exception) -> None:
     """Log an error of the database; the step is repeated."""
-    _log.warning("outbox.relay_failed", reason=f"{type(error).__name__}: {error}", retry_ms=POLL_MS)
+    _log.warning("outbox.relay_failed", reason=error_text(error), retry_ms=POLL_MS)

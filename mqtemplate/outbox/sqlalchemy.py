@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from mqtemplate.clock import Clock
 from mqtemplate.durations import Duration
 from mqtemplate.errors import ConfigurationError
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import error_text, get_logger
 from mqtemplate.message import Message
 from mqtemplate.outbox.database import INBOX, LEASE_TABLE, OUTBOX, Execute, Result, add_rows, check_database
 from mqtemplate.outbox.inbox import InboxCore
@@ -172,7 +172,7 @@ class AsyncSQLAlchemyOutbox:
                 async with self._engine.begin() as connection:
                     await connection.run_sync(lambda inner: self._steps.end(_executor(inner)))
             except Exception as error:  # the database is down: another process continues when the lease is over
-                _log.warning("outbox.lease_kept", reason=f"{type(error).__name__}: {error}")
+                _log.warning("outbox.lease_kept", reason=error_text(error))
 
     async def _run(self) -> None:
         while self._task is not None:
@@ -180,7 +180,7 @@ class AsyncSQLAlchemyOutbox:
             try:
                 outcome = await self._relay()
             except Exception as error:  # drivers raise errors of their own, such as OSError; the next look may succeed
-                _log.warning("outbox.relay_failed", reason=f"{type(error).__name__}: {error}", retry_ms=POLL_MS)
+                _log.warning("outbox.relay_failed", reason=error_text(error), retry_ms=POLL_MS)
                 outcome = None
             if outcome is None or outcome.error is not None:
                 with contextlib.suppress(TimeoutError):

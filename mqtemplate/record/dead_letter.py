@@ -7,7 +7,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 
+from mqtemplate.event_log import safe_text, traceback_of, type_name
 from mqtemplate.message import MessageExt
+from mqtemplate.processes import is_interrupt
 
 EXCEPTION = "dead_letter_exception"
 """Class of the exception, with its module."""
@@ -32,6 +34,7 @@ _FRAMES = 8
 # RocketMQ stores the length of all properties in two bytes, with a sign; the broker adds some of its own.
 _MAX_PROPERTIES_BYTES = 32_767 - 1_500
 _SEPARATORS = dict.fromkeys(range(3), " ")  # RocketMQ separates properties by \x01 and \x02
+_CAUSE = BaseException.__dict__["__cause__"]
 _LIBRARY = tuple(str(Path(__file__).parents[1] / package) for package in ("listener", "middlewares"))
 
 
@@ -50,7 +53,7 @@ def dead_letter_properties(
         ATTEMPTS: str(message.reconsume_times + 1),
         FAILED_AT: iso_time(now_ms),
         EXCEPTION: "" if error is None else class_name(error),
-        MESSAGE: "the handler returned RECONSUME_LATER" if error is None else str(error)[:_MAX_MESSAGE],
+        MESSAGE: "the handler returned RECONSUME_LATER" if error is None else safe_text(error, _MAX_MESSAGE),
         STACK: short_stack(error) if error is not None and has_stack else "",
     }
     room = _MAX_PROPERTIES_BYTES - sum(_size(name, value) for name, value in message.properties.items())
@@ -65,22 +68,33 @@ def dead_letter_properties(
 
 def class_name(error: BaseException) -> str:
     """Return the class of an exception with its module, as a traceback names it."""
-    kind = type(error)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    name, module = type_name(error, "__qualname__"), type_name(error, "__module__")
+    return name if module == "builtins" else f"{module}.{name}"
 
 
 def short_stack(error: BaseException) -> str:
     """Return the last frames of the stack of an exception, then the exception and its cause."""
-    frames = traceback.StackSummary.extract(iter(own_frames(error)[-_FRAMES:]))
-    lines = [*traceback.format_list(frames), *traceback.format_exception_only(error)]
-    if (cause := error.__cause__) is not None:
-        lines.append(f"caused by {class_name(cause)}: {cause}")
+    try:
+        frames = traceback.StackSummary.extract(iter(own_frames(error)[-_FRAMES:]))
+        lines = [*traceback.format_list(frames), *traceback.format_exception_only(error)]
+    except BaseException as raised:  # a property of the exception's class, such as __notes__, or a loader of sources
+        if is_interrupt(raised):
+            raise
+        lines = [f"{class_name(error)}: {safe_text(error)}\n"]
+    if (cause := cause_of(error)) is not None:
+        lines.append(f"caused by {class_name(cause)}: {safe_text(cause)}")
     return "".join(lines).strip()[-_MAX_STACK:]
+
+
+def cause_of(error: BaseException) -> BaseException | None:
+    """Return the cause of an exception, also if its class has a property of that name."""
+    found: BaseException | None = _CAUSE.__get__(error)
+    return found
 
 
 def own_frames(error: BaseException) -> list[tuple[FrameType, int]]:
     """Return frames and line numbers of the stack of an exception, without those of the library around handlers."""
-    frames = traceback.walk_tb(error.__traceback__)
+    frames = traceback.walk_tb(traceback_of(error))
     return [each for each in frames if not each[0].f_code.co_filename.startswith(_LIBRARY)]
 
 

@@ -79,5 +79,5 @@ def call_safely(callback: InvokeCallback, result: RemotingCommand | BrokerError)
     """Call *callback*, and log its exception."""
     try:
         callback(result)
-    except Exception:
+    except BaseException:  # this is the I/O thread: all connections need it
         _log.exception("remoting.callback_failed", result=str(result))

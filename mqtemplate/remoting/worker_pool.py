@@ -141,7 +141,7 @@ class WorkerPool:
             connection_id, address, (work, size), is_heavy = taken
             try:
                 self._heavy_work.run(work, address, is_heavy=is_heavy)
-            except Exception as exc:
+            except BaseException as exc:
                 self._limited_log.log(ERROR, "remoting.work_failed", loop=self._name, exc_info=exc)
             del work, taken  # a request may hold megabytes
             self._finish(connection_id, size, is_heavy=is_heavy)

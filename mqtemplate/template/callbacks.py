@@ -8,7 +8,8 @@ from functools import partial
 from typing import TypeVar
 
 from mqtemplate.callables import name_of_callable, unfinished
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import error_text, get_logger
+from mqtemplate.processes import is_interrupt
 
 _log = get_logger("mqtemplate.template")
 
@@ -46,14 +47,11 @@ def _report(
 ) -> None:
     try:
         result = done.result()
-    except Exception as exc:
+    except BaseException as exc:  # also what a middleware of the application raised
         _report_error(on_error, kind, destination, exc)
         return
     if on_success is not None:
-        try:
-            _call(on_success, result)
-        except Exception:
-            _log.exception(f"{kind}.callback_failed", destination=destination)
+        _call(on_success, result, kind, destination)
 
 
 def _report_error(
@@ -62,16 +60,18 @@ def _report_error(
     if on_error is None:
         _log.error(f"{kind}.failed", destination=destination, exc_info=error)
         return
+    _call(on_error, error, kind, destination)
+
+
+def _call(callback: Callable[[T], object], value: T, kind: str, destination: str) -> None:
+    """Call a callback of the application. Whatever it raises, this thread goes on: others wait for their results."""
     try:
-        _call(on_error, error)
-    except Exception:
-        _log.exception(f"{kind}.callback_failed", destination=destination)
-
-
-def _call(callback: Callable[[T], object], value: T) -> None:
-    """Call a callback; raise `TypeError` if it returned work that nobody will do."""
-    if (found := unfinished(callback(value))) is not None:
-        raise TypeError(
-            f"the callback {name_of_callable(callback)} returned {found}, so it did nothing; write it with 'def', "
-            "or await the future"
-        )
+        if (found := unfinished(callback(value))) is not None:
+            raise TypeError(
+                f"the callback {name_of_callable(callback)} returned {found}, so it did nothing; write it with 'def', "
+                "or await the future"
+            )
+    except BaseException as exc:
+        if is_interrupt(exc):
+            raise
+        _log.error(f"{kind}.callback_failed", destination=destination, error=error_text(exc), exc_info=exc)

@@ -38,7 +38,7 @@ class Requests:
         def arrived(reply: Future[MessageExt]) -> None:
             try:
                 answer.set_result(self._convert(reply.result(), reply_type))
-            except Exception as exc:
+            except BaseException as exc:  # also of the converter: the caller waits for the answer
                 answer.set_exception(exc)
 
         self._sends.request(message, plan.queue, plan.timeout_ms).add_done_callback(arrived)

@@ -16,7 +16,7 @@ from typing import Any, get_type_hints
 from mqtemplate.broker import Broker, Registration
 from mqtemplate.converter import MessageConverter, TypeChecks, payload_of
 from mqtemplate.errors import ConfigurationError, ConversionError, ListenerError, MQTemplateError
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import error_text, get_logger, safe_text
 from mqtemplate.message import Message, MessageExt, Property, create_unique_id
 from mqtemplate.observation.interface import Sends
 from mqtemplate.results import SendResult, SendStatus, TransactionSendResult, TransactionState
@@ -184,9 +184,9 @@ def _execute(endpoint: _Endpoint, message: Message, arg: object) -> tuple[Transa
     """Return the state of the local transaction, and the text of the exception if it raised one."""
     try:
         return _state(endpoint.execute(message, arg), endpoint.name), None
-    except Exception as exc:
+    except Exception as exc:  # any other is raised in the caller's thread, and the state stays unknown
         _log.exception("transaction.execute_failed", listener=endpoint.name, topic=message.topic, tag=message.tags)
-        return TransactionState.UNKNOWN, f"{type(exc).__name__}: {exc}"
+        return TransactionState.UNKNOWN, error_text(exc)
 
 
 def _state(answer: object, listener: str) -> TransactionState:
@@ -196,7 +196,7 @@ def _state(answer: object, listener: str) -> TransactionState:
         _log.error(
             "transaction.no_state",
             listener=listener,
-            answer=repr(answer)[:200],
+            answer=safe_text(answer, 200, repr),
             hint="return TransactionState.COMMIT, ROLLBACK or UNKNOWN",
         )
     return TransactionState.UNKNOWN

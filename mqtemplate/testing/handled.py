@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from mqtemplate.event_log import error_text
 from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.listener.failures.failure import Failure
 from mqtemplate.listener.failures.outcomes import DeadLetter, RetryLater
@@ -35,9 +36,7 @@ class HandlerFailure:
 
     def __str__(self) -> str:
         first = self.messages[0]
-        return (
-            f"{self.listener}: {type(self.error).__name__}: {self.error} (topic {first.topic}, msg_id {first.msg_id})"
-        )
+        return f"{self.listener}: {error_text(self.error)} (topic {first.topic}, msg_id {first.msg_id})"
 
 
 @dataclass(slots=True)

@@ -220,8 +220,7 @@ def test_a_listener_is_paused_and_resumed(shop: Shop, caplog: pytest.LogCaptureF
 
     assert (paused[0], paused[1]["state"], waiting) == (200, "paused", 1)
     assert (resumed[0], resumed[1]["state"], shop.get("/listeners/bill")["lag"]) == (200, "running", 0)
-    [event] = [each.msg for each in caplog.records if "listener.changed" in str(each.msg) and "pause" in str(each.msg)]
-    assert isinstance(event, dict)
+    [event] = [vars(each) for each in caplog.records if "listener.changed" in each.msg and "pause" in each.msg]
     assert (event["listener"], event["action"], event["remote"]) == ("bill", "pause", "10.0.0.7")
 
 

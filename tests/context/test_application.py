@@ -20,6 +20,8 @@ from mqtemplate.results import SendStatus
 from mqtemplate.template import RocketMQTemplate
 from mqtemplate.testing.harness import Harness
 from mqtemplate_starter_embedded import EmbeddedAutoConfiguration
+from tests.listener.hostile import KINDS
+from tests.waiting import eventually
 
 IN_MEMORY = {"rocketmq.name-server": "embedded:memory"}
 LONG_S = 30.0
@@ -332,6 +334,41 @@ def test_objects_start_after_those_they_use_and_stop_before_them(
         "broker.close",
     ]
     assert not app.is_ready.is_set()
+
+
+def test_an_application_whose_listener_handles_nothing_any_more_is_not_ready() -> None:
+    """A probe must see it: the process runs, and its messages wait."""
+
+    @message_listener("orders", "billing")
+    def bill(text: str) -> None: ...
+
+    with MQApplication(bill, settings={"rocketmq.name-server": "embedded:memory"}, environment={}) as app:
+        assert app.is_ready.is_set()
+        app.broker.close()
+
+        eventually(lambda: not app.is_ready.is_set(), "the application is not ready")
+        assert app.health().listeners[app.containers[0].endpoint.id] == "broken"
+        assert not app.health().is_ready
+
+
+@pytest.mark.parametrize("kind", ["panic", "exit", "generator exit"])
+def test_whatever_a_hook_raises_at_the_stop_everything_else_is_stopped(
+    app_of: AppOf, events: list[str], recording_broker: RecordingBroker, kind: str
+) -> None:
+    class Hostile:
+        def on_start(self) -> None: ...
+
+        def on_stop(self) -> None:
+            KINDS[kind]()
+
+    app = app_of(recorder("First", events), service(Hostile), recording_broker)
+    app.start()
+
+    with pytest.raises(ExceptionGroup, match="did not stop cleanly") as raised:
+        app.stop()
+
+    assert len(raised.value.exceptions) == 1
+    assert events[-3:] == ["First.on_stop", "First.close", "broker.close"]
 
 
 def test_a_failed_start_closes_all_objects(app_of: AppOf, events: list[str], recording_broker: RecordingBroker) -> None:

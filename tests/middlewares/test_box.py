@@ -182,7 +182,7 @@ def test_timing_logs_each_call_and_each_send(
         mqtemplate_harness.advance("3s")
 
     lines = [record for record in caplog.records if record.name == "mqtemplate.middlewares"]
-    events: list[Any] = [(line.levelno, line.msg) for line in lines]
+    events: list[Any] = [(line.levelno, {"event": line.msg.split()[0]} | vars(line)) for line in lines]
     handled = [(each["event"], each["took_ms"], each["outcome"]) for _, each in events if "listener" in each]
     assert handled == [
         ("message.handled", 0, "done"),

@@ -159,10 +159,9 @@ def test_a_late_delivery_is_logged_with_its_causes(observe: Observe, caplog: pyt
     container.resume()
     observed.harness.advance("1s")
 
-    [event] = [record.msg for record in caplog.records if "delivery.late" in str(record.msg)]
-    assert isinstance(event, dict)
+    [event] = [vars(record) for record in caplog.records if "delivery.late" in record.msg]
     assert (event["late_ms"], event["cause"], event["consumer_lag_ms"]) == (25 * SECOND, "consumer_lag", 25 * SECOND)
-    assert (event["group"], event["topic"], event["level"]) == ("billing", "orders", "warning")
+    assert (event["group"], event["topic"], event["levelname"]) == ("billing", "orders", "WARNING")
 
 
 def test_the_worst_lateness_is_that_of_the_last_minutes(observe: Observe) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
@@ -20,6 +21,7 @@ from mqtemplate.observability import Observability, ObservabilitySettings, Traci
 from mqtemplate.observation import Observation
 from mqtemplate.template import RocketMQTemplate
 from mqtemplate.testing import Harness, messages_in
+from tests.listener.hostile import KINDS
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 SPAN_ID = "00f067aa0ba902b7"
@@ -329,3 +331,62 @@ def test_a_retry_later_is_an_error_with_its_type(traced: Traced, broker: Embedde
         Harness(app, raise_handler_errors=False).advance("1s")
 
     assert (traced.span("process orders").attributes or {})["error.type"] == "RetryLater"
+
+
+class HostileProcessor(SpanProcessor):
+    """A processor of the program that raises at the start of each span, or at its end."""
+
+    def __init__(self, kind: str, *, at_start: bool) -> None:
+        self._kind, self._at_start = kind, at_start
+
+    def on_start(self, span: object, parent_context: object = None) -> None:
+        if self._at_start:
+            KINDS[self._kind]()
+
+    def on_end(self, span: ReadableSpan) -> None:
+        if not self._at_start:
+            KINDS[self._kind]()
+
+
+@pytest.mark.parametrize("at_start", [True, False], ids=["start", "end"])
+@pytest.mark.parametrize("kind", ["panic", "exit", "interrupt", "without anything"])
+@pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
+def test_whatever_an_exporter_raises_messages_are_sent_and_handled_once(
+    mqtemplate_broker: EmbeddedBroker, kind: str, at_start: bool, is_async: bool
+) -> None:
+    provider, handled = TracerProvider(), list[str]()
+    provider.add_span_processor(HostileProcessor(kind, at_start=at_start))
+
+    def handle(order: str) -> None:
+        handled.append(order)
+
+    async def handle_async(order: str) -> None:
+        handled.append(order)
+
+    handler: Any = handle_async if is_async else handle
+    listener = message_listener("orders", "billing", max_reconsume_times=0)(handler)
+    settings = ObservabilitySettings()
+    observability = Observability(mqtemplate_broker, settings, tracing=Tracing(1, provider.get_tracer("test")))
+    overrides = {Observation: observability}
+    with MQApplication(listener, mqtemplate_broker, overrides=overrides, clock=mqtemplate_broker.clock) as app:
+        harness = Harness(app, raise_handler_errors=False)
+        app.template.sync_send("orders", "tea")
+        future = app.template.async_send("orders", "cup")
+        harness.advance("1s")
+
+    assert sorted(handled) == ["cup", "tea"]
+    assert future.result().msg_id
+
+
+def test_a_span_of_a_hostile_exception_has_its_class(traced: Traced, mqtemplate_broker: EmbeddedBroker) -> None:
+    @message_listener("orders", "billing", max_reconsume_times=0)
+    def bill(order: str) -> None:
+        KINDS["without anything"]()
+
+    with traced.start(mqtemplate_broker, bill) as app:
+        harness = Harness(app, raise_handler_errors=False)
+        app.template.sync_send("orders", "tea")
+        harness.advance("1s")
+
+    span = traced.span("process orders")
+    assert (span.status.status_code, span.attributes["error.type"]) == (StatusCode.ERROR, "WithoutAnything")  # type: ignore[index]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from structlog.testing import capture_logs
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.errors import BrokerClosedError, DelayError, DestinationError, MessageError
 from mqtemplate.results import SendResult, SendStatus
+from mqtemplate.template import RocketMQTemplate
 from mqtemplate.testing import Harness, RecordingTemplate, messages_in
+from tests.listener.hostile import KINDS
 
 TOO_LARGE = bytes(4 * 1024 * 1024 + 1)
 
@@ -104,3 +107,24 @@ def test_one_way_messages_are_delivered(
     mqtemplate_harness.run_until_idle()
 
     assert sorted(message.body for message in messages_in(mqtemplate_broker, "orders")) == [b"one", b"three", b"two"]
+
+
+@pytest.mark.parametrize("kind", ["panic", "exit", "interrupt", "without anything"])
+def test_whatever_a_callback_raises_the_thread_of_the_results_goes_on(kind: str) -> None:
+    """The thread that flushes sets the results of all sends."""
+    done: SimpleQueue[str] = SimpleQueue()
+
+    def broken(_: object) -> None:
+        done.put("called")
+        KINDS[kind]()
+
+    with EmbeddedBroker(None) as broker:
+        template = RocketMQTemplate(broker)
+        template.async_send("orders", b"first", on_success=broken)
+        template.async_send("orders", TOO_LARGE, on_error=broken)
+        template.async_send("orders", b"second").add_done_callback(broken)
+        assert [done.get(timeout=30) for _ in range(3)] == ["called"] * 3
+        last = template.async_send("orders", b"last")
+
+        assert last.result(30).send_status is SendStatus.SEND_OK
+        assert template.sync_send("orders", b"one more").send_status is SendStatus.SEND_OK

@@ -5,6 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
@@ -12,10 +15,12 @@ from structlog.testing import capture_logs
 
 from mqtemplate import TransactionState, transaction_listener
 from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.brokers.group_checker import GroupChecker
 from mqtemplate.errors import ConfigurationError, DelayError, ListenerError, MessageError, UnsupportedError
 from mqtemplate.message import Message, MessageExt
 from mqtemplate.template import RocketMQTemplate
 from mqtemplate.testing import Harness, RecordingTemplate, messages_in
+from tests.listener.hostile import KINDS
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
 
@@ -343,3 +348,41 @@ def test_the_most_demanding_listener_sets_the_threads_for_checks(mqtemplate_temp
 
     assert (mqtemplate_template._transactions._threads, mqtemplate_template._transactions._max_waiting) == (8, 2_000)
     assert threading.active_count() < 100
+
+
+@pytest.mark.parametrize("kind", ["panic", "exit", "interrupt", "without anything", "of a kind"])
+def test_whatever_a_check_raises_the_broker_checks_again(
+    mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness, kind: str
+) -> None:
+    """The state stays unknown, and the checker goes on with this transaction and with others."""
+    answers = iter([KINDS[kind], lambda: COMMIT])
+
+    class Hostile(Ledger):
+        def check_local_transaction(self, message: MessageExt) -> TransactionState:
+            return next(answers)()  # type: ignore[return-value]
+
+    mqtemplate_template.add_transaction_listener(transaction_listener()(Hostile)(UNKNOWN))
+    mqtemplate_template.send_in_transaction("orders", b"order")
+    mqtemplate_harness.advance("6s")
+    before = bodies(mqtemplate_template)
+    mqtemplate_harness.advance("60s")
+
+    assert (before, bodies(mqtemplate_template)) == ([], [b"order"])
+
+
+@pytest.mark.parametrize("kind", ["panic", "exit", "generator exit"])
+def test_the_threads_of_a_checker_outlive_what_a_check_raises(kind: str) -> None:
+    answers: SimpleQueue[tuple[TransactionState, str | None]] = SimpleQueue()
+
+    def check(_: MessageExt) -> Any:
+        return KINDS[kind]()
+
+    checker = GroupChecker("shop", check, 1, 10, lambda _: None)
+    message: Any = SimpleNamespace(topic="orders", msg_id="1")
+    for _ in range(3):
+        checker.submit(message, lambda *answer: answers.put(answer))
+
+    for _ in range(3):
+        state, remark = answers.get(timeout=30)
+        assert (state, str(remark)[:34]) == (UNKNOWN, "checkLocalTransactionState raised ")
+    checker.close()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mqtemplate.listener.calling.parameters import Read
-from mqtemplate.listener.failures.failure import HANDLER_ERRORS, Failure
+from mqtemplate.listener.failures.failure import Failure, raise_if_not_of_handler
 from mqtemplate.listener.handler_result import BatchFailure, failed_indices
 from mqtemplate.message import MessageExt
 from mqtemplate.middlewares.delivery import Delivery, ListenerInfo
@@ -77,7 +77,8 @@ class BatchCalls:
             except BatchFailure as failure:
                 if outcome.failed is None or outcome.failed.error is not failure:  # a middleware raised it
                     outcome.note_indices(messages, failure.failed, failure)
-        except HANDLER_ERRORS as error:
+        except BaseException as error:
+            raise_if_not_of_handler(error)
             unreadable = {id(failure.messages[0]) for failure in outcome.unreadable}
             readable = [message for message in messages if id(message) not in unreadable]
             return [*outcome.unreadable, Failure(readable, error)]
@@ -120,7 +121,8 @@ class BatchCalls:
         for message, origin in zip(delivery.messages, delivery.origins, strict=True):
             try:
                 payloads.append(self._read(message))
-            except HANDLER_ERRORS as error:
+            except BaseException as error:
+                raise_if_not_of_handler(error)
                 outcome.unreadable.append(Failure((origin,), error))
             else:
                 messages.append(message)

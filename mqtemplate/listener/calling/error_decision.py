@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from mqtemplate.errors import ListenerError
+from mqtemplate.event_log import safe_text
 from mqtemplate.listener.consume_status import ConsumeStatus
-from mqtemplate.listener.failures.failure import HANDLER_ERRORS
+from mqtemplate.listener.failures.failure import raise_if_not_of_handler
 from mqtemplate.listener.handler_result import BatchFailure
 from mqtemplate.middlewares.pause import PauseListener
 from mqtemplate.middlewares.steps import RunAwaitable
@@ -35,7 +36,8 @@ def deciding(
             return _awaited(call(*source), run)
         except _NO_ERRORS:
             raise
-        except HANDLER_ERRORS as error:
+        except BaseException as error:
+            raise_if_not_of_handler(error)
             status = _checked(_awaited(on_error(error, source[-1]), run))
             if status is None:
                 raise
@@ -46,7 +48,8 @@ def deciding(
             return await call(*source)
         except _NO_ERRORS:
             raise
-        except (Exception, SystemExit) as error:  # a cancelled task stays one
+        except BaseException as error:
+            raise_if_not_of_handler(error)
             verdict = on_error(error, source[-1])
             status = _checked(await verdict if inspect.isawaitable(verdict) else verdict)
             if status is None:
@@ -63,4 +66,4 @@ def _awaited(result: Any, run: RunAwaitable) -> Any:
 def _checked(verdict: object) -> ConsumeStatus | None:
     if verdict is None or isinstance(verdict, ConsumeStatus):
         return verdict
-    raise ListenerError(f"the error handler returned {verdict!r:.200}; return None or a ConsumeStatus")
+    raise ListenerError(f"the error handler returned {safe_text(verdict, 200, repr)}; return None or a ConsumeStatus")

@@ -56,7 +56,8 @@ class TracedHandling:
         task = self._handling.task_of(message, loop)
 
         def note(done: asyncio.Task[Failure | None]) -> None:
-            code = ConsumeCode.EXCEPTION if done.cancelled() else _code(done.result())
+            raised = done.cancelled() or done.exception() is not None
+            code = ConsumeCode.EXCEPTION if raised else _code(done.result())
             self._after((message,), request_id, started_ms, {id(message): code})
 
         task.add_done_callback(note)

@@ -8,8 +8,13 @@ from collections.abc import Callable
 
 from mqtemplate.clock import Clock, VirtualClock
 from mqtemplate.errors import ListenerError
+from mqtemplate.event_log import get_logger
 from mqtemplate.futures import handler_loops, running_loop
 from mqtemplate.listener.consuming.handler_loop import HandlerLoop, cancel_others
+
+_log = get_logger("mqtemplate.listener")
+
+_CANCEL_S = 10.0
 
 
 def choose_loop(clock: Clock) -> HandlerLoop:
@@ -66,7 +71,7 @@ class LoopThread(HandlerLoop):
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(
-                    target=self._loop.run_forever, name="mqtemplate-listener-loop", daemon=True
+                    target=_run, args=(self._loop,), name="mqtemplate-listener-loop", daemon=True
                 )
                 self._thread.start()
             return self._loop
@@ -87,10 +92,28 @@ class LoopThread(HandlerLoop):
         if thread is threading.current_thread():  # a handler stops the application
             loop.call_soon(loop.stop)
             return
-        asyncio.run_coroutine_threadsafe(cancel_others(), loop).result()
+        try:
+            asyncio.run_coroutine_threadsafe(cancel_others(), loop).result(_CANCEL_S)
+        except TimeoutError:
+            _log.warning("listener.tasks_not_cancelled", seconds=_CANCEL_S, reason="they ignore the cancellation")
         loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+        thread.join(_CANCEL_S)
+        if not thread.is_alive():
+            loop.close()
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop until it is stopped.
+
+    For ``SystemExit`` and ``KeyboardInterrupt`` asyncio ends the loop, also if they come from a task that a handler
+    started. Here they are errors of that task: the handlers of all listeners use this loop.
+    """
+    while True:
+        try:
+            loop.run_forever()
+            return
+        except BaseException:
+            _log.exception("listener.task_failed", hint="a task that a handler has started raised it")
 
 
 def _call_in_thread(function: Callable[[], object]) -> None:

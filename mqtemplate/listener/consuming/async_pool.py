@@ -14,7 +14,7 @@ from mqtemplate.listener.consuming.handler_loop import HandlerLoop
 from mqtemplate.listener.consuming.watchdog import RunningCall
 from mqtemplate.listener.failures.failure import Failure
 from mqtemplate.message import MessageExt
-from mqtemplate.processes import call_after_fork
+from mqtemplate.processes import call_after_fork, is_interrupt
 
 _log = get_logger("mqtemplate.listener")
 
@@ -33,6 +33,9 @@ class LoopWork(Protocol):
 
     def end(self, running: _Running, failure: Failure | None) -> None:
         """Settle a message. It waits for the broker only if there is a failure."""
+
+    def give_back(self, running: _Running) -> None:
+        """Make a message ready again that was not handled."""
 
     @property
     def ready_count(self) -> int:
@@ -138,7 +141,14 @@ class AsyncConsumePool:
             running = self._work.begin_next()
             if running is None:
                 break
-            task = self._start_task(running.work[0][1], self._loop)
+            try:
+                task = self._start_task(running.work[0][1], self._loop)
+            except BaseException as error:  # of what is around the handler, such as a trace
+                if is_interrupt(error):
+                    self._work.give_back(running)
+                    raise
+                self._end_failed(running, Failure((running.work[0][1],), error))
+                continue
             running.task = task
             self._tasks.add(task)
             task.add_done_callback(lambda task, running=running: self._done(task, running))  # type: ignore[misc]
@@ -147,10 +157,16 @@ class AsyncConsumePool:
 
     def _done(self, task: asyncio.Task[Failure | None], running: _Running) -> None:
         self._tasks.discard(task)
-        if task.cancelled():  # before its first step
-            failure: Failure | None = Failure((running.work[0][1],), asyncio.CancelledError())
-        else:
+        message = running.work[0][1]
+        if task.cancelled():
+            failure: Failure | None = Failure((message,), asyncio.CancelledError())
+        elif (error := task.exception()) is None:
             failure = task.result()
+        elif is_interrupt(error):  # Ctrl-C ends the loop, and nothing of it is the message's fault
+            self._work.give_back(running)
+            return
+        else:  # something around the handler raised it
+            failure = Failure((message,), error)
         if failure is None:
             self._settle(running, None)
         elif not self._abandoned:
@@ -160,14 +176,21 @@ class AsyncConsumePool:
     def _end_failed(self, running: _Running, failure: Failure) -> None:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(_THREADS_FOR_FAILURES, f"{self._name}-failures")
+        try:
+            settling = self._loop.run_in_executor(self._threads, self._settle, running, failure)
+        except RuntimeError:  # there is no thread for it
+            self._settle(running, failure)
+            return
         self._ending += 1
-        self._loop.run_in_executor(self._threads, self._settle, running, failure).add_done_callback(self._settled)
+        settling.add_done_callback(self._settled)
 
     def _settle(self, running: _Running, failure: Failure | None) -> None:
         try:
             self._work.end(running, failure)
-        except Exception:
-            # Errors of handlers are in the failure. This one comes from a broker that cannot be reached.
+        except BaseException as error:
+            # What handlers raise is in the failure. This comes from a broker that cannot be reached.
+            if is_interrupt(error):
+                raise
             _log.exception("listener.worker_failed", worker=self._name)
 
     def _settled(self, _: asyncio.Future[None]) -> None:

@@ -9,7 +9,7 @@ from mqtemplate.durations import format_ms
 from mqtemplate.listener.consuming.consume_service import ConsumeContext, ConsumeService
 from mqtemplate.listener.consuming.process_queue import ProcessQueue
 from mqtemplate.listener.consuming.watchdog import ReplaceThread, RunningCall
-from mqtemplate.listener.failures.failure import Decision, Failure, NextStep
+from mqtemplate.listener.failures.failure import Decision, Failure, NextStep, raise_if_not_of_handler
 from mqtemplate.message import MessageExt, MessageQueue
 
 _Delivery = tuple[ProcessQueue, MessageExt]
@@ -53,12 +53,12 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
             if not running.take_away(replace_thread):
                 continue
             messages = [message for _, message in running.work]
-            blocked_ms = self._clock.steady_ms() - running.since_ms
-            decision = self._decide(messages[0], None)
-            self._failures.blocked(messages, blocked_ms, running.stack(), decision.next_step.value)
+            blocked_ms, stack = self._clock.steady_ms() - running.since_ms, self._stack_of(running)
+            decisions = [self._decide(message, None) for message in messages]
             error = TimeoutError(f"the handler has not returned after {format_ms(blocked_ms)}")
-            for process, message in running.work:
-                self._finish_failed(process, message, self._decide(message, None), error)
+            for (process, message), decision in zip(running.work, decisions, strict=True):
+                self._finish_failed(process, message, decision, error)
+            self._failures.blocked(messages, blocked_ms, stack, decisions[0].next_step.value)
 
     def discard_dropped(self) -> None:
         with self._delayed_lock:
@@ -90,6 +90,11 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
         if self._watchdog.finish(running):
             self._ready.extendleft(work)
         return None
+
+    def give_back(self, running: RunningCall[_Delivery]) -> None:
+        """Make a message of `begin_next` ready again that was not handled."""
+        if self._watchdog.finish(running):
+            self._ready.extendleft(running.work)
 
     def end(self, running: RunningCall[_Delivery], failure: Failure | None) -> None:
         """Settle a message of `begin_next`. It waits for the broker only if there is a failure."""
@@ -125,11 +130,18 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
             if self._watchdog.finish(running):
                 self._ready.extendleft(reversed(work))
             return False
-        if self._is_batch:
-            failures = self._handling.handle([message for _, message in work])
-        else:
-            failure = self._handling.handle_one(work[0][1])
-            failures = [] if failure is None else [failure]
+        try:
+            if self._is_batch:
+                failures = self._handling.handle([message for _, message in work])
+            else:
+                failure = self._handling.handle_one(work[0][1])
+                failures = [] if failure is None else [failure]
+        except BaseException as error:
+            try:
+                failures = self._failed_around(running, [message for _, message in work], error)
+            except BaseException:
+                self._ready.extendleft(reversed(work))  # nothing is settled: they are handled again
+                raise
         if not self._watchdog.finish(running):
             return True  # the messages were sent back while the handler hung
         if failures:
@@ -143,23 +155,29 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
         if self._pauses(failures):
             self._ready.extendleft(reversed(work))
             return False
-        failed = self._report(work, failures)
+        try:
+            failed = self._send_back_failed(work, failures)
+        except BaseException:  # an error of this library, or Ctrl-C
+            for process, message in work:
+                if message.queue_offset in process:
+                    self._delay((process, message), _SEND_BACK_RETRY_MS)
+            raise
         for process, message in work:
             if id(message) not in failed:
                 process.finish(message.queue_offset)
         return True
 
-    def _report(self, work: list[_Delivery], failures: Sequence[Failure]) -> frozenset[int]:
-        """Report and send back the messages that failed. Return their `id`s."""
+    def _send_back_failed(self, work: list[_Delivery], failures: Sequence[Failure]) -> frozenset[int]:
+        """Send back the messages that failed, and then report them. Return their `id`s."""
         processes = {id(message): process for process, message in work}
         for failure in failures:
             decisions = [self._decide(message, failure.error) for message in failure.messages]
-            self._failures.failed(failure, decisions[0])
             for message, decision in zip(failure.messages, decisions, strict=True):
                 process = processes[id(message)]
                 # A reassigned queue is read by its new owner. Sending back would duplicate the message.
                 if not process.dropped or process.superseded:
                     self._finish_failed(process, message, decision, failure.error)
+            self._failures.failed(failure, decisions[0])
         return frozenset(id(message) for failure in failures for message in failure.messages)
 
     def _finish_failed(
@@ -169,7 +187,8 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
         if decision.next_step is not NextStep.DROPPED:
             try:
                 self._send_back.send(message, decision, error)
-            except Exception as refusal:
+            except BaseException as refusal:
+                raise_if_not_of_handler(refusal)
                 self._failures.send_back_failed(message, refusal, _SEND_BACK_RETRY_MS)
                 message.reconsume_times += 1
                 self._delay((process, message), _SEND_BACK_RETRY_MS)

@@ -16,9 +16,10 @@ from typing import Generic, Protocol, TypeVar
 
 from mqtemplate.broker import Consumer
 from mqtemplate.clock import Clock
+from mqtemplate.event_log import error_text, safe_text
 from mqtemplate.listener.consuming.process_queue import ProcessQueues
-from mqtemplate.listener.consuming.watchdog import ReplaceThread, Watchdog
-from mqtemplate.listener.failures.failure import Decision, Failure
+from mqtemplate.listener.consuming.watchdog import ReplaceThread, RunningCall, Watchdog
+from mqtemplate.listener.failures.failure import Decision, Failure, is_kind, raise_if_not_of_handler
 from mqtemplate.listener.failures.failure_log import FailureLog
 from mqtemplate.listener.failures.send_back import SendBack
 from mqtemplate.listener.settings import ListenerSettings
@@ -147,16 +148,49 @@ class ConsumeService(ABC, Generic[_Item, _Work]):
         self._watchdog.abandon()
         return unfinished
 
+    def _failed_around(
+        self, running: RunningCall[_Work], messages: Sequence[MessageExt], error: BaseException
+    ) -> list[Failure]:
+        """Return the failure for an exception that no handler raised, but what is around it, such as a metric.
+
+        Raises:
+            BaseException: It is meant for this thread; see `raise_if_not_of_handler`.
+        """
+        try:
+            raise_if_not_of_handler(error)
+        except BaseException:
+            self._watchdog.finish(running)
+            raise
+        return [Failure(messages, error)]
+
     def _pauses(self, failures: Sequence[Failure]) -> bool:
         """Pause the listener if one of the failures requests it. Return True then: no message counts as handled."""
         for failure in failures:
-            if isinstance(failure.error, PauseListener):
-                self._on_pause(self._clock.steady_ms() + failure.error.duration_ms, str(failure.error))
+            if is_kind(failure.error, PauseListener) and (pause_ms := _pause_ms(failure.error)) is not None:
+                self._on_pause(self._clock.steady_ms() + pause_ms, safe_text(failure.error))
                 return True
         return False
+
+    def _stack_of(self, running: RunningCall[_Work]) -> str:
+        """Return the stack of a hanging handler. The loader of its sources may be the application's."""
+        try:
+            return running.stack()
+        except BaseException as error:
+            raise_if_not_of_handler(error)
+            return error_text(error)
 
     def _delay(self, item: _Item, delay_ms: int) -> None:
         due_ms = self._clock.steady_ms() + delay_ms
         with self._delayed_lock:
             heapq.heappush(self._delayed, (due_ms, next(self._numbers), item))
         self._on_earlier_due()
+
+
+def _pause_ms(error: PauseListener) -> int | None:
+    """Return the time that an exception requests. A class of the application may have left it out."""
+    try:
+        duration_ms: object = error.duration_ms
+    except BaseException as raised:
+        raise_if_not_of_handler(raised)
+        return None
+    return duration_ms if isinstance(duration_ms, int) else None

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from enum import Enum
 from typing import Any
 
 from mqtemplate.broker import Broker, ConsumeFromWhere, Consumer
@@ -15,8 +14,9 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.converter import MessageConverter
 from mqtemplate.durations import Duration
 from mqtemplate.errors import BrokerClosedError, BrokerError, CorruptRecordError, ForkedError, ListenerError
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import get_logger, safe_text
 from mqtemplate.listener.calling.traced import TracedHandling
+from mqtemplate.listener.consume_status import ContainerState
 from mqtemplate.listener.consuming.async_loop import choose_loop
 from mqtemplate.listener.consuming.async_pool import AsyncConsumePool, StartTask
 from mqtemplate.listener.consuming.concurrently import ConcurrentConsumeService
@@ -31,6 +31,7 @@ from mqtemplate.listener.consuming.repositioning import Repositioning, epoch_ms,
 from mqtemplate.listener.consuming.thread_pool import ConsumeThreadPool
 from mqtemplate.listener.consuming.virtual_threads import VirtualThreads
 from mqtemplate.listener.endpoint import Endpoint
+from mqtemplate.listener.failures.failure import is_kind, raise_if_not_of_handler
 from mqtemplate.listener.failures.failure_log import FailureLog
 from mqtemplate.listener.failures.policy import FailurePolicy
 from mqtemplate.listener.registration.topic_patterns import matching
@@ -48,17 +49,6 @@ _RETRY_POLL_MS = 1_000
 _JOIN_S = 10.0
 
 
-class ContainerState(Enum):
-    """State of a listener container."""
-
-    CREATED = "created"
-    RUNNING = "running"
-    PAUSED = "paused"
-    STOPPING = "stopping"
-    STOPPED = "stopped"
-    BROKEN = "broken"  # the broker was closed before the container
-
-
 class ListenerContainer:
     """Container of one listener, and a `Service` for virtual clocks.
 
@@ -72,6 +62,9 @@ class ListenerContainer:
         loop: Loop for ``async def`` handlers; by default one of the container's own.
         trace: Writes the calls into RocketMQ's message trace; None for no trace.
         observation: Measures or traces the calls of the handler; None: nothing does.
+
+    Attributes:
+        on_broken: Called when the state has become ``BROKEN``.
     """
 
     def __init__(
@@ -93,6 +86,7 @@ class ListenerContainer:
         self._trace = trace
         self._named_topics = endpoint.settings.topics
         self._observation = observation
+        self.on_broken: Callable[[], object] = lambda: None
         self._owns_loop = loop is None
         self._loop = loop or choose_loop(broker.clock)
         self._uses_loop = uses_loop(endpoint)
@@ -191,9 +185,8 @@ class ListenerContainer:
             if not self._clock.is_virtual:
                 self._start_threads()
             elif self._uses_loop and isinstance(self._clock, VirtualClock):
-                self._virtual_threads = VirtualThreads(
-                    self._service.run_next, settings.thread_number, self._clock, self._freed, self._report
-                )
+                run_next, number = self._service.run_next, settings.thread_number
+                self._virtual_threads = VirtualThreads(run_next, number, self._clock, self._freed, self._report)
         self._log.debug(
             "listener.started",
             topics=list(settings.topics),
@@ -252,9 +245,8 @@ class ListenerContainer:
         self._observers.append(observer)
 
     def _start_threads(self) -> None:
-        settings, name = self.endpoint.settings, f"mqtemplate-{self.endpoint.id}"
+        settings, plan, name = self.endpoint.settings, self.endpoint.plan, f"mqtemplate-{self.endpoint.id}"
         number, maximum = settings.thread_number, settings.consume_thread_max
-        plan = self.endpoint.plan
         if plan.is_async and not plan.is_batch and isinstance(self._service, ConcurrentConsumeService):
             self._pool = AsyncConsumePool(name, self._service, self._task_of, self._loop, number, maximum)
         else:
@@ -398,8 +390,7 @@ class ListenerContainer:
         settings = self.endpoint.settings
         found = matching(settings.topic_patterns, self._broker.topic_names())
         topics = tuple(dict.fromkeys((*self._named_topics, *found)))
-        is_changed = topics != settings.topics
-        if is_changed:
+        if is_changed := topics != settings.topics:
             self.endpoint = replace(self.endpoint, settings=replace(settings, topics=topics))
         return is_changed
 
@@ -411,12 +402,10 @@ class ListenerContainer:
         """
         if self._service.is_paused:
             return
-        before = self.endpoint.settings
+        before = list(self.endpoint.settings.topics)
         if not self._find_topics():
             return
-        self._log.info(
-            "listener.topics_changed", before=list(before.topics), topics=list(self.endpoint.settings.topics)
-        )
+        self._log.info("listener.topics_changed", before=before, topics=list(self.endpoint.settings.topics))
         self.stop()
         settings = replace(self.endpoint.settings, consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
         self.endpoint = replace(self.endpoint, settings=settings)
@@ -490,7 +479,8 @@ class ListenerContainer:
             return None
         try:
             return wall_time(self._clock, self._step(self._clock.steady_ms()))
-        except Exception as error:
+        except BaseException as error:
+            raise_if_not_of_handler(error)
             return wall_time(self._clock, self._report(error))
 
     def _step(self, now_ms: int) -> int | None:
@@ -506,8 +496,7 @@ class ListenerContainer:
         return min((due for due in dues_ms if due is not None), default=None)
 
     def _freed(self) -> None:
-        """Handle the next message, since a handler that awaited something has ended."""
-        self._wake()
+        self._wake()  # a handler that awaited something has ended
 
     def _handle_ready(self) -> None:
         # A handler may stop its own container, and the broker may be closed under it.
@@ -524,26 +513,32 @@ class ListenerContainer:
 
     def _poll_loop(self, pool: ConsumeThreadPool | AsyncConsumePool) -> None:
         wait_ms = 0
-        while self.is_running:
-            try:
-                self._requests.run()
-                now_ms = self._clock.steady_ms()
-                self._resume_due(now_ms)
-                rest_ms = self._next_poll_ms - now_ms if self._resume_ms is None else max(self._resume_ms - now_ms, 1)
-                if not self._may_fetch or rest_ms > 0:
-                    self._wake_event.wait((min(wait_ms, rest_ms) if rest_ms > 0 else wait_ms) / 1_000)
-                    self._wake_event.clear()
-                elif self._fetch(wait_ms):
-                    pool.wake()
-                self._service.check_hanging(pool.replace)
-                wait_ms = self._next_wait_ms(pool)
-            except Exception as error:
-                self._report(error)
-                wait_ms = _RETRY_POLL_MS
-        self._requests.close()
+        try:
+            while self.is_running:
+                try:
+                    wait_ms = self._poll(pool, wait_ms)
+                except BaseException as error:  # whatever its class: in this thread none is meant for the process
+                    self._report(error)
+                    wait_ms = _RETRY_POLL_MS
+        finally:
+            self._requests.close()
+            self._break("listener.polling_ended")
+
+    def _poll(self, pool: ConsumeThreadPool | AsyncConsumePool, wait_ms: int) -> int:
+        """Fetch once, waiting for messages at most *wait_ms*. Return how long the next fetch may wait."""
+        self._requests.run()
+        now_ms = self._clock.steady_ms()
+        self._resume_due(now_ms)
+        rest_ms = self._next_poll_ms - now_ms if self._resume_ms is None else max(self._resume_ms - now_ms, 1)
+        if not self._may_fetch or rest_ms > 0:
+            self._wake_event.wait((min(wait_ms, rest_ms) if rest_ms > 0 else wait_ms) / 1_000)
+            self._wake_event.clear()
+        elif self._fetch(wait_ms):
+            pool.wake()
+        self._service.check_hanging(pool.replace)
+        return self._next_wait_ms(pool)
 
     def _next_wait_ms(self, pool: ConsumeThreadPool | AsyncConsumePool) -> int:
-        """Return how long the next fetch may wait for messages."""
         now_ms = self._clock.steady_ms()
         due_ms = self._service.next_due()
         if due_ms is not None and due_ms <= now_ms:
@@ -584,16 +579,21 @@ class ListenerContainer:
             self._next_poll_ms = self._clock.steady_ms() + settings.pull_interval
         return True
 
-    def _report(self, error: Exception) -> int | None:
+    def _report(self, error: BaseException) -> int | None:
         """Report an error of the broker. Return the time of the next fetch; None if the broker was closed."""
-        if not isinstance(error, BrokerClosedError | ForkedError):
-            if isinstance(error, BrokerError):
-                self._log.warning("listener.poll_failed", reason=str(error), retry_in_ms=_RETRY_POLL_MS)
+        if not is_kind(error, (BrokerClosedError, ForkedError)):
+            if is_kind(error, BrokerError):
+                self._log.warning("listener.poll_failed", reason=safe_text(error), retry_in_ms=_RETRY_POLL_MS)
             else:
                 self._log.error("listener.poll_failed", exc_info=error, retry_in_ms=_RETRY_POLL_MS)
             self._next_poll_ms = self._clock.steady_ms() + _RETRY_POLL_MS
             return self._next_poll_ms
+        self._break("listener.broker_closed")
+        return None
+
+    def _break(self, event: str) -> None:
+        """Show in the state, and so in the health of the application, that a running container can handle nothing."""
         if self.is_running:
             self.state = ContainerState.BROKEN
-            self._log.warning("listener.broker_closed")
-        return None
+            self._log.warning(event)
+            self.on_broken()

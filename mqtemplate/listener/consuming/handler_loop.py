@@ -8,10 +8,12 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Protocol
 
 from mqtemplate.errors import EventLoopBlockedError
 from mqtemplate.futures import handler_loops
+from mqtemplate.listener.failures.failure import raise_if_not_of_handler
 
 RunAwaitable = Callable[[Awaitable[object]], object]
 """Function that runs the result of an ``async def`` handler to its end and returns its result; the calling thread
@@ -48,12 +50,15 @@ class HandlerLoop(ABC):
             if inspect.iscoroutine(awaitable):
                 awaitable.close()
             raise
-        future = asyncio.run_coroutine_threadsafe(_without_exit(awaitable), loop)
+        future = asyncio.run_coroutine_threadsafe(_outcome_of(awaitable), loop)
         self._running.add(future)
         try:
-            return self.wait(future)
+            outcome = self.wait(future)
         finally:
             self._running.discard(future)
+        if isinstance(outcome, _Raised):
+            raise outcome.error
+        return outcome
 
     def _refuse_to_wait(self) -> None:
         if self.is_current():
@@ -111,10 +116,19 @@ async def cancel_others() -> None:
     await asyncio.gather(*others, return_exceptions=True)
 
 
-async def _without_exit(awaitable: Awaitable[object]) -> object:
-    """Return the result of a handler; a `SystemExit` becomes an error of the handler."""
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    """An exception that a task does not raise: for some asyncio ends the loop, which all listeners use."""
+
+    error: BaseException
+
+
+async def _outcome_of(awaitable: Awaitable[object]) -> object:
+    """Return the result of a handler, or what it raised; see `raise_if_not_of_handler`."""
     try:
         return await awaitable
-    except SystemExit as error:
-        # asyncio would end the loop, which runs the handlers of all listeners.
-        raise RuntimeError(f"the handler called sys.exit({error.code!r})") from error
+    except Exception:
+        raise
+    except BaseException as error:
+        raise_if_not_of_handler(error)
+        return _Raised(error)

@@ -10,7 +10,6 @@ from typing import Any
 
 from mqtemplate.broker import Broker
 from mqtemplate.converter import CONTENT_TYPE, MessageConverter
-from mqtemplate.errors import MQTemplateError
 from mqtemplate.listener.calling.batch import BatchCalls, single_call
 from mqtemplate.listener.calling.error_decision import deciding
 from mqtemplate.listener.calling.send import is_sends
@@ -18,7 +17,7 @@ from mqtemplate.listener.consume_status import ConsumeStatus
 from mqtemplate.listener.consuming.handler_loop import RunAwaitable, is_async
 from mqtemplate.listener.current import enter_batch, enter_message, handler_context
 from mqtemplate.listener.endpoint import Endpoint
-from mqtemplate.listener.failures.failure import HANDLER_ERRORS, Failure
+from mqtemplate.listener.failures.failure import Failure, raise_if_not_of_handler
 from mqtemplate.listener.failures.failure_log import FailureLog
 from mqtemplate.listener.handler_result import check_result, is_batch_done, is_done
 from mqtemplate.message import MessageExt, Property
@@ -96,7 +95,8 @@ class Invocation:
             if result is None or not self._asks_for_redelivery(message, self._awaited(result)):
                 return None
             return Failure((message,), None)
-        except HANDLER_ERRORS as error:
+        except BaseException as error:
+            raise_if_not_of_handler(error)
             return Failure((message,), error)
 
     async def _handle_on_loop(self, message: MessageExt) -> Failure | None:
@@ -113,10 +113,9 @@ class Invocation:
             else:  # a reply waits for the broker, and this loop runs other handlers
                 asks = await asyncio.to_thread(self._asks_for_redelivery, message, result)
             return Failure((message,), None) if asks else None
-        except SystemExit as error:
-            # asyncio would end the loop, which runs the handlers of all listeners.
-            return Failure((message,), RuntimeError(f"the handler called sys.exit({error.code!r})"))
-        except Exception as error:  # a cancelled task stays one
+        except BaseException as error:
+            # Also because asyncio would end the loop, which runs the handlers of all listeners, for some of them.
+            raise_if_not_of_handler(error)
             return Failure((message,), error)
 
     def _handle_batch(self, batch: BatchCalls, messages: Sequence[MessageExt]) -> list[Failure]:
@@ -141,8 +140,8 @@ class Invocation:
     def _reply(self, request: MessageExt, result: object) -> None:
         """Send the result of the handler to the client that sent the request.
 
-        A reply that fails is logged and nothing else, as in rocketmq-spring: the message was handled, and the client
-        gets a timeout.
+        A reply that fails is logged and nothing else, as in rocketmq-spring, whatever the converter raises: the message
+        was handled, and the client gets a timeout.
         """
         try:
             body, content_type = self._converter.to_body(result)
@@ -150,7 +149,8 @@ class Invocation:
             if content_type is not None:
                 properties = {**properties, CONTENT_TYPE: content_type}
             self._sends.reply(request, body, properties, self._reply_timeout_ms)
-        except MQTemplateError as exc:
+        except BaseException as exc:
+            raise_if_not_of_handler(exc)
             self._log.reply_failed(request, exc)
 
     def _awaited(self, result: object) -> object:

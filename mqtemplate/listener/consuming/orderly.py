@@ -11,7 +11,7 @@ from itertools import islice
 from mqtemplate.listener.consuming.consume_service import ConsumeContext, ConsumeService
 from mqtemplate.listener.consuming.process_queue import ProcessQueue
 from mqtemplate.listener.consuming.watchdog import ReplaceThread, RunningCall
-from mqtemplate.listener.failures.failure import Decision, Failure, NextStep
+from mqtemplate.listener.failures.failure import Decision, Failure, NextStep, raise_if_not_of_handler
 from mqtemplate.message import MessageExt, MessageQueue
 
 _MAX_CALLS_IN_A_ROW = 64  # handler calls for one queue before another queue is handled
@@ -137,7 +137,7 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
     def check_hanging(self, replace_thread: ReplaceThread) -> None:
         for running in self._watchdog.hanging():
             blocked_ms = self._clock.steady_ms() - running.since_ms
-            self._failures.blocked(running.work, blocked_ms, running.stack(), "wait")
+            self._failures.blocked(running.work, blocked_ms, self._stack_of(running), "wait")
 
     def run_next(self) -> bool:
         try:
@@ -145,6 +145,20 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
         except IndexError:
             return False
         self.taken += 1
+        # Whatever is raised here, a thread takes the queue again: else its messages would stay unhandled for ever.
+        delay_ms: int | None = self._suspend_ms
+        try:
+            delay_ms = self._handle_next_ones(ordered)
+        finally:
+            if delay_ms is None:
+                self._release(ordered)
+            else:
+                self._delay(ordered, delay_ms)
+        self._queues.commit()
+        return delay_ms is not None or not self.is_paused
+
+    def _handle_next_ones(self, ordered: _OrderedQueue) -> int | None:
+        """Handle some messages of a queue. Return the time (ms) for which it must be suspended, or None."""
         for _ in range(_MAX_CALLS_IN_A_ROW):
             if ordered.process.dropped:
                 with ordered.lock:
@@ -158,14 +172,10 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
                 self._watchdog.finish(running)
                 break
             if (delay_ms := self._handle(ordered, messages, running)) is not None:
-                self._delay(ordered, delay_ms)
-                self._queues.commit()
-                return True
+                return delay_ms
             if self.must_yield:
                 break
-        self._queues.commit()
-        self._release(ordered)
-        return not self.is_paused
+        return None
 
     def discard_dropped(self) -> None:
         """Make suspended queues that were dropped ready, so that a thread discards their messages now."""
@@ -188,7 +198,10 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
         self, ordered: _OrderedQueue, messages: list[MessageExt], running: RunningCall[MessageExt]
     ) -> int | None:
         """Handle a message or a batch. Return the time (ms) for which the queue must be suspended, or None."""
-        failures = self._handling.handle(messages)
+        try:
+            failures = self._handling.handle(messages)
+        except BaseException as error:
+            failures = self._failed_around(running, messages, error)
         if not self._watchdog.finish(running):
             return None  # the container was stopped
         if failures and self._pauses(failures):
@@ -203,7 +216,7 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
         return delay_ms
 
     def _retried(self, failures: Sequence[Failure]) -> tuple[list[MessageExt], int | None]:
-        """Report failures, and send messages without retries left to the dead letter topic.
+        """Send messages without retries left to the dead letter topic, and report the failures.
 
         Returns:
             The other messages, and the delay (ms) before they are handled again; None if there are none.
@@ -212,12 +225,12 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
         delays_ms: list[int] = []
         for failure in failures:
             decisions = [self._decide(message, failure.error) for message in failure.messages]
-            self._failures.failed(failure, decisions[0])
             for message, decision in zip(failure.messages, decisions, strict=True):
                 if not self._is_sent_to_dead_letters(message, decision, failure.error):
                     retried.append(message)
                     is_retry = decision.next_step is NextStep.RETRY_IN_PLACE
                     delays_ms.append(decision.delay_ms if is_retry else self._suspend_ms)
+            self._failures.failed(failure, decisions[0])
         for message in retried:
             message.reconsume_times += 1
         return sorted(retried, key=lambda message: message.queue_offset), max(delays_ms, default=None)
@@ -228,7 +241,8 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
             return False
         try:
             self._send_back.send(message, decision, error)
-        except Exception as refusal:
+        except BaseException as refusal:
+            raise_if_not_of_handler(refusal)
             self._failures.send_back_failed(message, refusal, self._suspend_ms)
             return False
         return True

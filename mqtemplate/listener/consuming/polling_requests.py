@@ -44,7 +44,7 @@ class PollingRequests:
             try:
                 action()
                 done.set_result(None)
-            except Exception as error:
+            except BaseException as error:
                 done.set_exception(error)
 
     def close(self) -> None:

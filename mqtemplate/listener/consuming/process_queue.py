@@ -43,6 +43,10 @@ class ProcessQueue:
     def __len__(self) -> int:
         return len(self._sizes)
 
+    def __contains__(self, queue_offset: int) -> bool:
+        """Return True for a message that was fetched and is not finished."""
+        return queue_offset in self._sizes
+
     def add(self, message: MessageExt) -> bool:
         """Note a fetched message. Return False if it is unfinished already, since the queue was read again."""
         offset = message.queue_offset

@@ -114,7 +114,11 @@ class ConsumeThreadPool:
             if self._number + self._hanging >= self._maximum:
                 return None
             self._hanging += 1
-        self._add_awake()
+        try:
+            self._add_awake()
+        except RuntimeError:  # there is no thread for it; the message is taken away from the hanging one all the same
+            self._end_replacement()
+            return None
         return self._end_replacement
 
     def resize(self, number: int, maximum: int) -> None:
@@ -185,13 +189,22 @@ class ConsumeThreadPool:
                 if self._stopping or len(self._threads) > self._number + self._hanging:
                     self._threads.remove(threading.current_thread())
                     return
-            self._wake_event.get()
+            self._sleep()
+
+    def _sleep(self) -> None:
+        while True:
+            try:
+                self._wake_event.get()
+                return
+            except BaseException:  # raised into this thread by another one, as time limits do that come too late
+                _log.exception("listener.worker_failed", worker=self._name)
 
     def _run_ready_work(self) -> None:
         while not self._must_leave:
             try:
                 if not self._work.run_next():
                     return
-            except Exception:
-                # Errors of handlers are caught before. This one comes from a broker that cannot be reached.
+            except BaseException:
+                # What handlers raise is caught before. This comes from a broker that cannot be reached, or from
+                # another thread that raises it in this one.
                 _log.exception("listener.worker_failed", worker=self._name)

@@ -14,9 +14,13 @@ from typing import Any, TypeVar, TypeVarTuple
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import UnsupportedError
+from mqtemplate.event_log import get_logger
 from mqtemplate.futures import handler_loops, running_loop
 from mqtemplate.listener.consuming.handler_loop import HandlerLoop, cancel_others
 from mqtemplate.listener.consuming.virtual_threads import VirtualThread
+from mqtemplate.processes import is_interrupt
+
+_log = get_logger("mqtemplate.listener")
 
 _Ts = TypeVarTuple("_Ts")
 _T = TypeVar("_T")
@@ -179,13 +183,24 @@ class _ClockEventLoop(asyncio.SelectorEventLoop):
     def run_until_idle(self) -> int | None:
         """Run all callbacks that are due. Return the time of the next timer, or None."""
         if running_loop() is None:
-            self.run_forever()
+            self._run()
         else:  # An async test moves the clock. A thread can run one loop only, so a second thread runs this one.
             with ThreadPoolExecutor(max_workers=1) as helper:
-                helper.submit(self.run_forever).result()
+                helper.submit(self._run).result()
         if self._sleep_s is None:
             return None
         return self._start_ms + math.ceil(round((self.time() + self._sleep_s) * 1_000, 2))
+
+    def _run(self) -> None:
+        """Run until the loop would sleep, also if a task that a handler has started raises ``SystemExit``."""
+        while True:
+            try:
+                self.run_forever()
+                return
+            except BaseException as error:
+                if is_interrupt(error):
+                    raise
+                _log.exception("listener.task_failed", hint="a task that a handler has started raised it")
 
     def _would_sleep(self, seconds: float | None) -> float:
         """Stop the loop, unless a handler waits for something real. Return how long to wait for that."""

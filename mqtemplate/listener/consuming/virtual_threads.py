@@ -30,7 +30,7 @@ class VirtualThreads:
         maximum: int,
         clock: VirtualClock,
         on_free: Callable[[], None],
-        on_error: Callable[[Exception], object],
+        on_error: Callable[[BaseException], object],
     ) -> None:
         self._run_next = run_next
         self._maximum = maximum
@@ -61,10 +61,8 @@ class VirtualThreads:
 
     def _ended(self, error: BaseException | None) -> None:
         self._paused -= 1
-        if isinstance(error, Exception):
+        if error is not None:
             self._on_error(error)
-        elif error is not None:
-            raise error
         self._on_free()
 
 

@@ -1,16 +1,46 @@
-"""Values: messages that failed, and the decision about one of them."""
+"""Values: messages that failed, and the decision about one of them; and the exceptions that fail a message."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard, TypeVar
 
+from mqtemplate.futures import running_loop
 from mqtemplate.message import MessageExt
+from mqtemplate.processes import is_interrupt
 
-HANDLER_ERRORS = (Exception, asyncio.CancelledError, SystemExit)
-"""Exceptions of a handler that fail its message and nothing else."""
+_Error = TypeVar("_Error", bound=BaseException)
+
+
+def is_kind(error: BaseException | None, kind: type[_Error] | tuple[type[_Error], ...]) -> TypeGuard[_Error]:
+    """Do `isinstance` for an exception of the application, whose class may have a ``__class__`` that raises."""
+    return issubclass(type(error), kind)
+
+
+def raise_if_not_of_handler(error: BaseException) -> None:
+    """Raise an exception again that is meant for the thread or the task of a handler, and not for its message.
+
+    Everything that application code raises fails its message and nothing else, whatever its class: ``SystemExit``,
+    ``KeyboardInterrupt``, ``GeneratorExit``, the ``BaseException`` of an extension module. Two are different, and leave
+    the message as it was, so that it is delivered again:
+
+    - An exception of a signal, such as Ctrl-C, ends the program. It arrives in the main thread, where handlers run on
+      a virtual clock and on an event loop of the program. It is raised out of there.
+    - The task of the handler was cancelled, for example since its event loop ends. A handler that raises
+      ``CancelledError`` itself, or awaits something that is cancelled, fails its message.
+    """
+    kind = type(error)
+    if issubclass(kind, Exception):
+        return
+    if is_interrupt(error) or (issubclass(kind, asyncio.CancelledError) and _is_task_cancelled()):
+        raise error
+
+
+def _is_task_cancelled() -> bool:
+    task = None if running_loop() is None else asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 class Failure(NamedTuple):

@@ -6,11 +6,12 @@ import threading
 from collections.abc import Sequence
 
 from mqtemplate.clock import Clock
-from mqtemplate.event_log import get_logger
-from mqtemplate.listener.failures.failure import Decision, Failure
+from mqtemplate.errors import MQTemplateError
+from mqtemplate.event_log import error_text, get_logger, safe_text
+from mqtemplate.listener.failures.failure import Decision, Failure, is_kind
 from mqtemplate.listener.failures.outcomes import DeadLetter, InvalidBodyError, RetryLater
 from mqtemplate.message import MessageExt
-from mqtemplate.record.dead_letter import iso_time, own_frames
+from mqtemplate.record.dead_letter import cause_of, iso_time, own_frames
 
 _MAX_LOGGED_IDS = 10
 _MAX_STACKS = 64
@@ -67,20 +68,20 @@ class FailureLog:
         self._count(decision.next_step.value, failure.messages)
         error = failure.error
         fields = _fields(failure.messages) | self._decision_fields(decision)
-        if (error is None or isinstance(error, RetryLater)) and decision.is_retry:
-            reason = {} if error is None else {"reason": str(error)}
+        if (error is None or is_kind(error, RetryLater)) and decision.is_retry:
+            reason = {} if error is None else {"reason": safe_text(error)}
             self._log.info("listener.reconsume_later", **reason, **fields)
-        elif isinstance(error, DeadLetter):
-            self._log.warning("listener.dead_letter", reason=str(error), **fields)
+        elif is_kind(error, DeadLetter):
+            self._log.warning("listener.dead_letter", reason=safe_text(error), **fields)
         elif error is None:
             self._log.error("listener.failed", error="the handler returned RECONSUME_LATER", **fields)
-        elif isinstance(error, InvalidBodyError):
+        elif is_kind(error, InvalidBodyError):
             # No stack: the code is correct, and the text says what is wrong with the body.
-            self._log.error("listener.failed", error=_text(error.__cause__ or error), **fields)
+            self._log.error("listener.failed", error=error_text(cause_of(error) or error), **fields)
         elif repeated := self._stacks.count(error):
-            self._log.error("listener.failed", error=_text(error), repeated=repeated, **fields)
+            self._log.error("listener.failed", error=error_text(error), repeated=repeated, **fields)
         else:
-            self._log.error("listener.failed", error=_text(error), exc_info=error, **fields)
+            self._log.error("listener.failed", error=error_text(error), exc_info=error, **fields)
 
     def _count(self, outcome: str, messages: Sequence[MessageExt]) -> None:
         with self._counting:
@@ -95,7 +96,7 @@ class FailureLog:
             fields["retry_at"] = iso_time(self._now_ms() + decision.delay_ms)
         return fields
 
-    def send_back_failed(self, message: MessageExt, error: Exception, retry_in_ms: int) -> None:
+    def send_back_failed(self, message: MessageExt, error: BaseException, retry_in_ms: int) -> None:
         """Report a message that the broker did not take back."""
         self._log.error("listener.send_back_failed", exc_info=error, retry_in_ms=retry_in_ms, **_log_fields(message))
 
@@ -106,27 +107,25 @@ class FailureLog:
             "listener.blocked", blocked_ms=blocked_ms, handler_stack=stack, next_step=next_step, **_fields(messages)
         )
 
-    def reply_failed(self, request: MessageExt, error: Exception) -> None:
+    def reply_failed(self, request: MessageExt, error: BaseException) -> None:
         """Report a reply that could not be converted or sent."""
-        self._log.error("listener.reply_failed", reason=str(error), **_log_fields(request))
+        reason = safe_text(error) if is_kind(error, MQTemplateError) else error_text(error)
+        self._log.error("listener.reply_failed", reason=reason, **_log_fields(request))
 
     def result_ignored(self, result: object) -> None:
         """Report a returned value that is neither a status nor a reply."""
         self._log.warning(
             "listener.result_ignored",
-            result=repr(result)[:200],
+            result=safe_text(result, 200, repr),
             hint="it was no request; return nothing when done, ConsumeStatus.RECONSUME_LATER to get the message "
             "again, or raise",
         )
 
 
-def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
 def _stack_of(error: BaseException) -> object:
     """Return a value that is equal for exceptions of one class that were raised on one path through the code."""
-    return type(error), tuple((frame.f_code, line) for frame, line in own_frames(error)[-_COMPARED_FRAMES:])
+    # The id: a metaclass of the application may have a hash of its own.
+    return id(type(error)), tuple((frame.f_code, line) for frame, line in own_frames(error)[-_COMPARED_FRAMES:])
 
 
 def _log_fields(message: MessageExt) -> dict[str, object]:

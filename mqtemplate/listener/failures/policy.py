@@ -7,11 +7,14 @@ from random import Random
 
 from mqtemplate.broker import Broker, Capability
 from mqtemplate.durations import format_ms
-from mqtemplate.listener.failures.failure import Decision, NextStep
+from mqtemplate.event_log import error_text, get_logger
+from mqtemplate.listener.failures.failure import Decision, NextStep, is_kind, raise_if_not_of_handler
 from mqtemplate.listener.failures.outcomes import DeadLetter, InvalidBodyError, RetryLater
-from mqtemplate.listener.failures.schedule import Backoff
+from mqtemplate.listener.failures.schedule import Backoff, retry_delay_ms
 from mqtemplate.listener.settings import ListenerSettings
 from mqtemplate.message import MessageExt
+
+_log = get_logger("mqtemplate.listener")
 
 _BROKERS_CHOICE = 0  # as a delay level
 
@@ -40,13 +43,27 @@ class FailurePolicy:
         Args:
             error: Exception of the handler; None if it returned ``RECONSUME_LATER``, or hangs.
         """
+        try:
+            return self._decided(message, error)
+        except BaseException as raised:  # by an exception of the application: its class, or what it has as its delay
+            raise_if_not_of_handler(raised)
+            _log.error(
+                "listener.decision_failed",
+                listener=self._settings.id,
+                msg_id=message.msg_id,
+                error=error_text(raised),
+                hint="the message is treated as if the handler had returned RECONSUME_LATER",
+            )
+            return self._decided(message, None)
+
+    def _decided(self, message: MessageExt, error: BaseException | None) -> Decision:
         settings, retries = self._settings, message.reconsume_times
         attempt, attempts = retries + 1, settings.attempts
         if settings.is_broadcasting:
             return Decision(NextStep.DROPPED, attempt, 1)
         if not self.can_retry_help(error) or retries >= settings.retry_limit:
             return Decision(NextStep.DEAD_LETTER, attempt, attempts)
-        requested_ms = error.delay_ms if isinstance(error, RetryLater) else None
+        requested_ms = _requested_ms(error) if is_kind(error, RetryLater) else None
         if settings.is_orderly:
             delay_ms = self._scheduled_ms(attempt, settings.suspend_current_queue_time_millis)
             delay_ms = delay_ms if requested_ms is None else requested_ms
@@ -58,11 +75,12 @@ class FailurePolicy:
         settings = self._settings
         if settings.delay_level_when_next_consume < 0 and not settings.is_orderly:
             return False
-        if error is None or isinstance(error, RetryLater):
+        if error is None or is_kind(error, RetryLater):
             return True
-        if isinstance(error, (InvalidBodyError, DeadLetter, *settings.not_retry_for)):
+        kind = type(error)  # as in `is_kind`
+        if issubclass(kind, (InvalidBodyError, DeadLetter, *settings.not_retry_for)):
             return False
-        return not settings.retry_for or isinstance(error, settings.retry_for)
+        return not settings.retry_for or issubclass(kind, settings.retry_for)
 
     def _scheduled_ms(self, retry: int, default_ms: int) -> int:
         schedule = self._settings.retry
@@ -103,6 +121,12 @@ class FailurePolicy:
         if isinstance(schedule, Backoff):
             return f"each as the next longer one of {_show(levels_ms)}"
         return _show([levels_ms[nearest_level(levels_ms, each) - 1] for each in schedule.delays_ms])
+
+
+def _requested_ms(error: RetryLater) -> int | None:
+    """Return the delay that a handler requested. A class of the application may have left it out."""
+    delay_ms = getattr(error, "delay_ms", None)
+    return None if delay_ms is None else retry_delay_ms(f"{delay_ms}ms")
 
 
 def nearest_level(delays_ms: Sequence[int], delay_ms: int) -> int:

@@ -6,10 +6,10 @@ from mqtemplate.broker import Consumer
 from mqtemplate.clock import Clock
 from mqtemplate.errors import MessageError, SendError, UnsupportedError
 from mqtemplate.event_log import get_logger
-from mqtemplate.listener.failures.failure import Decision, NextStep
+from mqtemplate.listener.failures.failure import Decision, NextStep, is_kind
 from mqtemplate.listener.failures.outcomes import InvalidBodyError
 from mqtemplate.message import MessageExt
-from mqtemplate.record.dead_letter import FIRST_FAILED_AT, dead_letter_properties, iso_time
+from mqtemplate.record.dead_letter import FIRST_FAILED_AT, cause_of, dead_letter_properties, iso_time
 
 _log = get_logger("mqtemplate.listener")
 
@@ -35,8 +35,8 @@ class SendBack:
         """
         now_ms = self._now_ms()
         if decision.next_step is NextStep.DEAD_LETTER:
-            is_invalid = isinstance(error, InvalidBodyError)
-            cause = (error.__cause__ or error) if isinstance(error, InvalidBodyError) else error
+            is_invalid = is_kind(error, InvalidBodyError)
+            cause = (cause_of(error) or error) if is_invalid and error is not None else error
             properties = dead_letter_properties(self._listener, message, cause, now_ms, has_stack=not is_invalid)
             self._consumer.send_back(message, _TO_DEAD_LETTERS, properties=properties)
         elif decision.delay_level is not None:

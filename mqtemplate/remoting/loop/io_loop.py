@@ -14,7 +14,7 @@ from logging import ERROR
 from typing import Protocol
 
 from mqtemplate.clock import Clock
-from mqtemplate.event_log import LimitedLog, get_logger
+from mqtemplate.event_log import LimitedLog, error_text, get_logger
 from mqtemplate.remoting.loop.busy_poll import BusyPoll
 from mqtemplate.remoting.loop.timers import Timer, Timers
 
@@ -143,9 +143,9 @@ class IoLoop:
                 self._sleeps_until_ms = 0.0
                 try:
                     key.data.on_ready(events)
-                except Exception as exc:
+                except BaseException as exc:  # whatever its class: all connections need this thread
                     self._limited_log.log(ERROR, "remoting.handler_failed", loop=self._name, exc_info=exc)
-                    self._call(partial(key.data.abort, f"{type(exc).__name__}: {exc}"))
+                    self._call(partial(key.data.abort, error_text(exc)))
             self._sleeps_until_ms = 0.0
             self._run_callbacks()
             for timer in self._timers.take_due(self.now_ms()):
@@ -179,7 +179,7 @@ class IoLoop:
     def _call(self, callback: Callable[[], None]) -> None:
         try:
             callback()
-        except Exception as exc:
+        except BaseException as exc:
             self._limited_log.log(ERROR, "remoting.work_failed", loop=self._name, exc_info=exc)
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from mqtemplate.event_log import get_logger
+from mqtemplate.errors import SparkError
+from mqtemplate.event_log import error_text, get_logger, safe_text, type_name
 from mqtemplate.spark.checkpoint import QueryCheckpoint
 from mqtemplate.spark.listener import SparkBatch, SparkListenerSettings
 from mqtemplate.spark.listening.monitor import BatchMetrics
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _log = get_logger("mqtemplate.spark")
 
+_MAX_TEXT = 100_000  # the stacks of Spark, of which this finds the last line
 _STACK = "Traceback (most recent call last):"
 
 
@@ -102,15 +104,16 @@ class BatchWork:
             try:
                 result = self.listener.function(messages, batch)
                 failed = rows_of(cast(Any, result), "the listener returned it") if _is_frame(result) else []
-            except Exception as exc:
+            except BaseException as raised:
+                exc = _as_exception(raised)
                 self.metrics.failed_attempts.add()
                 if attempt == settings.max_attempts:
                     self._give_up(messages, batch, exc)
                     return
-                reason = f"{type(exc).__name__}: {summary_of(exc)}"
+                reason = f"{type_name(exc)}: {summary_of(exc)}"
                 log.warning("spark.attempt_failed", reason=reason, attempts=settings.max_attempts)
                 if self.wait(settings.retry_delay * 2 ** (attempt - 1)):
-                    raise
+                    raise exc from exc.__cause__
             else:
                 count = self.redelivery.send(batch.query_id, batch.batch_id, self._delayed(failed))
                 self._handled(batch, started, log, count)
@@ -121,7 +124,7 @@ class BatchWork:
         settings = self.listener.settings
         if settings.on_failure == "stop":
             raise error
-        reason = f"{type(error).__name__}: {summary_of(error)}"
+        reason = f"{type_name(error)}: {summary_of(error)}"
         rows = rows_of(messages, reason, is_dead=settings.on_failure == "dlq")
         count = self.redelivery.send(batch.query_id, batch.batch_id, self._delayed(rows), error)
         self._log().error("spark.batch_sent_back", batch=batch.batch_id, rows=count, exc_info=error)
@@ -154,6 +157,15 @@ class BatchWork:
         return _log.bind(listener=self.listener.name, topic=",".join(settings.topics), group=settings.consumer_group)
 
 
+def _as_exception(raised: BaseException) -> Exception:
+    """Return what the function raised as an `Exception`: Py4J, whose thread calls it, reports no other class."""
+    if isinstance(raised, Exception):
+        return raised
+    error = SparkError(f"the function of the listener raised {error_text(raised)}")
+    error.__cause__ = raised
+    return error
+
+
 def _is_frame(result: object) -> bool:
     """Return True for a DataFrame of Spark, also of Spark Connect."""
     return hasattr(result, "toArrow") and hasattr(result, "sparkSession")
@@ -164,8 +176,8 @@ def summary_of(error: object) -> str:
 
     An error of a process of Spark Connect contains the stack of Python: its last line is the message.
     """
-    text = str(error)
-    lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
+    text = safe_text(error, _MAX_TEXT)
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [type_name(error)]
     ours = [line for line in lines if line.startswith("mqtemplate.errors.")]
     if ours:
         return ours[-1].partition(": ")[2]

@@ -18,6 +18,7 @@ from mqtemplate.errors import EventLoopBlockedError, ListenerError
 from mqtemplate.listener import ListenerRegistry, message_listener
 from mqtemplate.listener.consuming.async_loop import LoopThread, RunningLoop
 from mqtemplate.template import RocketMQTemplate
+from tests.listener.hostile import KINDS
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
@@ -277,3 +278,53 @@ def test_a_loop_of_its_own_ends_with_its_coroutines() -> None:
     loop.stop()
 
     assert cancelled.is_set()
+
+
+@pytest.mark.parametrize("kind", ["exit", "interrupt", "panic"])
+def test_the_loop_outlives_what_a_task_of_a_handler_raises(threaded_app: App, kind: str) -> None:
+    """asyncio ends a loop for SystemExit of any task, and the handlers of all listeners use the loop."""
+    handled: SimpleQueue[str] = SimpleQueue()
+
+    async def background() -> None:
+        KINDS[kind]()
+
+    @message_listener("orders", "orders")
+    async def order(article: str) -> None:
+        if article == "bad":
+            tasks.append(asyncio.create_task(background()))
+        handled.put(article)
+
+    tasks: list[asyncio.Task[None]] = []
+    threaded_app.listen(order)
+    threaded_app.send("orders", "bad", "good")
+    assert sorted(handled.get(timeout=PATIENCE_S) for _ in range(2)) == ["bad", "good"]
+    eventually(tasks[0].done, "the task has ended")
+    threaded_app.send("orders", "better")
+
+    assert handled.get(timeout=PATIENCE_S) == "better"
+    assert isinstance(tasks[0].exception(), BaseException)
+
+
+def test_a_stop_does_not_wait_for_ever_for_a_task_that_ignores_the_cancellation(
+    threaded_app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mqtemplate.listener.consuming.async_loop._CANCEL_S", 0.05)
+    started, release = threading.Event(), threading.Event()
+
+    @message_listener("orders", "orders", await_termination_millis_when_shutdown=0)
+    async def order(article: str) -> None:
+        started.set()
+        while not release.is_set():
+            try:
+                await asyncio.to_thread(release.wait)
+            except asyncio.CancelledError:
+                continue
+
+    threaded_app.listen(order)
+    threaded_app.send("orders", "tea")
+    assert started.wait(PATIENCE_S)
+    with capture_logs() as events:
+        threaded_app.registry.stop()
+    release.set()
+
+    assert "listener.tasks_not_cancelled" in [event["event"] for event in events]

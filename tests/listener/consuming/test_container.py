@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
+from mqtemplate.context.health import read_health
 from mqtemplate.errors import CorruptRecordError
 from mqtemplate.listener import ConsumeMode, ContainerState, current_message, message_listener
 from mqtemplate.listener.consuming.process_queue import ProcessQueue
 from mqtemplate.message import MessageExt
+from tests.listener.hostile import KINDS
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
@@ -239,6 +241,57 @@ def test_a_resumed_container_fetches_again(threaded_app: App) -> None:
     threaded_app.send("orders", "b")
 
     assert received.get(timeout=PATIENCE_S) == "b"
+
+
+def test_whatever_a_fetch_raises_the_polling_thread_goes_on(threaded_app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mqtemplate.listener.consuming.container._RETRY_POLL_MS", 1)
+    received: SimpleQueue[str] = SimpleQueue()
+    kinds = [KINDS[kind] for kind in ("panic", "exit", "interrupt", "generator exit", "without anything")]
+
+    @message_listener(topic="orders", consumer_group="billing")
+    def bill(body: str) -> None:
+        received.put(body)
+
+    container = threaded_app.listen(bill)
+    refresh = container._queues.refresh
+
+    def hostile() -> None:
+        if kinds:
+            kinds.pop()()
+        refresh()
+
+    monkeypatch.setattr(container._queues, "refresh", hostile)
+    container._wake_polling()
+    eventually(lambda: not kinds, "each of them was raised", timeout_s=PATIENCE_S)
+    threaded_app.send("orders", "good")
+
+    assert received.get(timeout=PATIENCE_S) == "good"
+    assert container.state is ContainerState.RUNNING
+
+
+def test_a_listener_whose_polling_thread_has_ended_is_not_ready(
+    threaded_app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing that an application does ends the thread. If something does all the same, probes must see it."""
+    broken = threading.Event()
+
+    @message_listener(topic="orders", consumer_group="billing")
+    def bill(body: str) -> None: ...
+
+    container = threaded_app.listen(bill)
+    container.on_broken = broken.set
+    thread = container._thread
+    assert thread is not None
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    monkeypatch.setattr(container, "_report", KINDS["panic"])
+    monkeypatch.setattr(container, "_poll", KINDS["panic"])
+    container._wake_polling()
+    thread.join(PATIENCE_S)
+
+    assert broken.is_set()
+    assert container.state is ContainerState.BROKEN
+    assert not threaded_app.registry.is_ready
+    assert read_health(True, {}, [container]).is_ready is False
 
 
 def test_a_broker_that_is_closed_first_ends_its_listeners_without_an_error(threaded_app: App) -> None:

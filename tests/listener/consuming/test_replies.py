@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from mqtemplate.listener import ConsumeMode, ConsumeStatus, message_listener
+from mqtemplate.converter import JsonMessageConverter
+from mqtemplate.listener import ConsumeMode, ConsumeStatus, ListenerRegistry, message_listener
 from mqtemplate.message import Message
 from mqtemplate.template import RocketMQTemplate
+from mqtemplate.topics import DLQ_TOPIC_PREFIX
 from tests.listener.conftest import App
+from tests.listener.hostile import KINDS
 
 
 def request(app: App, handler: Any, **attributes: Any) -> Any:
@@ -104,3 +107,29 @@ def test_a_result_that_cannot_be_converted_is_logged_and_the_message_is_done(app
 
     [entry] = [entry for entry in logs if entry["event"] == "listener.reply_failed"]
     assert "allowed are bytes, str" in entry["reason"]
+
+
+@pytest.mark.parametrize("kind", ["panic", "exit", "interrupt", "without anything"])
+def test_whatever_the_conversion_of_a_reply_raises_the_message_is_handled(app: App, kind: str) -> None:
+    """As for a reply that cannot be sent: it is logged, and the client gets a timeout."""
+    handled: list[str] = []
+
+    class Hostile(JsonMessageConverter):
+        def to_body(self, payload: Any) -> Any:
+            return KINDS[kind]()
+
+    app.registry = ListenerRegistry(app.broker, Hostile())
+
+    @message_listener("orders", "billing", max_reconsume_times=0)
+    def bill(order: str) -> str:
+        handled.append(order)
+        return f"receipt of {order}"
+
+    app.listen(bill)
+    with capture_logs() as events:
+        app.broker.request(Message("orders", b"tea"))
+        app.advance(1_000)
+
+    assert handled == ["tea"]
+    assert [event["event"] for event in events if event["log_level"] == "error"] == ["listener.reply_failed"]
+    assert app.bodies(f"{DLQ_TOPIC_PREFIX}billing") == []

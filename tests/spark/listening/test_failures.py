@@ -11,10 +11,12 @@ import pytest
 from pydantic import BaseModel
 
 from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.errors import SparkError
 from mqtemplate.listener import ListenerSpec
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.spark import SparkBatch, SparkListenerContainer
 from mqtemplate.testing import Harness, messages_in
+from tests.listener.hostile import KINDS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -158,3 +160,30 @@ def test_a_payload_may_be_a_function_of_the_body(start: Start, broker: EmbeddedB
     assert sorted(handled) == [(1, "north"), (3, "west")]
     [dead] = messages_in(broker, "%DLQ%billing")
     assert dead.properties["dead_letter_message"] == "the body is not readable by the payload function: 'x,south'"
+
+
+def test_whatever_the_function_raises_is_an_attempt_that_failed(start: Start, broker: EmbeddedBroker) -> None:
+    """Py4J, whose thread calls the function, would report nothing but an `Exception` to Spark."""
+    kinds, attempts = ["panic", "exit", "interrupt", "without anything"], list[int]()
+
+    def work(messages: DataFrame, batch: SparkBatch) -> None:
+        attempts.append(batch.attempt)
+        if batch.attempt <= len(kinds):
+            KINDS[kinds[batch.attempt - 1]]()
+
+    send(broker, *orders(1))
+    container = start(work, max_attempts=5)
+    container.await_idle()
+
+    assert attempts == [1, 2, 3, 4, 5]
+
+
+def test_a_query_that_ends_with_a_panic_says_so(start: Start, broker: EmbeddedBroker) -> None:
+    def work(messages: DataFrame, batch: SparkBatch) -> None:
+        KINDS["panic"]()
+
+    send(broker, *orders(1))
+    container = start(work, max_attempts=1, on_failure="stop")
+
+    with pytest.raises(SparkError, match="the function of the listener raised Panic: attempt to subtract"):
+        container.await_idle()

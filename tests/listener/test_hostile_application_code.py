@@ -1,0 +1,427 @@
+"""Hostile application code in every consume mode: its message is settled by the policy, and the listener goes on.
+
+The messages are settled as after any failure: retried after 100 ms, then a dead letter; in place where the listener is
+orderly; dropped where it is broadcasting. The messages after it are handled, and no thread ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import pytest
+
+from mqtemplate import ConsumeMode, Delivery, Depends, EmbeddedBroker, EmbeddedSettings, MessageModel, message_listener
+from mqtemplate.brokers import RemoteBroker, RemoteSettings
+from mqtemplate.converter import JsonMessageConverter
+from mqtemplate.listener import ContainerState, ListenerContainer, ListenerRegistry
+from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue
+from mqtemplate.server import BrokerServerSettings, LocalCluster
+from mqtemplate.topics import DLQ_TOPIC_PREFIX
+from tests.listener.hostile import ATTEMPTS, KINDS, Panic, Raise, WithoutAnything
+from tests.waiting import eventually
+
+if TYPE_CHECKING:
+    from tests.listener.conftest import App
+
+ANYWHERE = HostAddress("127.0.0.1", 0)
+DEAD_LETTERS = f"{DLQ_TOPIC_PREFIX}billing"
+
+MODES: dict[str, dict[str, Any]] = {
+    "concurrently": {},
+    "orderly": {"consume_mode": ConsumeMode.ORDERLY},
+    "batch": {"is_batch": True},
+    "orderly batch": {"is_batch": True, "consume_mode": ConsumeMode.ORDERLY},
+    "broadcasting": {"message_model": MessageModel.BROADCASTING},
+}
+in_every_mode = pytest.mark.parametrize("mode", MODES)
+sync_and_async = pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
+
+
+class Shop:
+    """A listener whose handler raises for the messages that name a kind of exception, and counts all calls."""
+
+    def __init__(self, kinds: dict[str, Raise] | None = None) -> None:
+        self.kinds = dict(KINDS) if kinds is None else kinds
+        self.calls: Counter[str] = Counter()
+
+    def listener(self, mode: str, *, is_async: bool, **attributes: Any) -> object:
+        policy = {} if mode == "broadcasting" else {"retry": ["100ms"], "max_reconsume_times": 1}
+        attributes = {"id": "bill", "consume_thread_number": 2} | policy | MODES[mode] | attributes
+        is_batch = attributes.pop("is_batch", False)
+        if is_batch:
+            # One message a call: a batch that fails as a whole would take the others with it.
+            attributes |= {"consume_message_batch_max_size": 1, "pull_batch_size": 1}
+
+        def handle(body: str) -> None:
+            self._handle(body)
+
+        async def handle_async(body: str) -> None:
+            self._handle(body)
+
+        def handle_batch(bodies: list[str]) -> None:
+            self._handle(*bodies)
+
+        async def handle_batch_async(bodies: list[str]) -> None:
+            self._handle(*bodies)
+
+        handlers = {(False, False): handle, (False, True): handle_async}
+        batches = {(True, False): handle_batch, (True, True): handle_batch_async}
+        handler: Any = (handlers | batches)[is_batch, is_async]
+        return message_listener("orders", "billing", **attributes)(handler)
+
+    def _handle(self, body: str) -> None:
+        self.calls[body] += 1
+        if body in self.kinds:
+            self.kinds[body]()
+
+
+def attempts_of(kind: str, mode: str) -> int:
+    return 1 if mode == "broadcasting" else ATTEMPTS.get(kind, 2)
+
+
+def settled(
+    app: App, shop: Shop, container: ListenerContainer, mode: str, kind: str = "bad", attempts: int = 2
+) -> None:
+    """Check what holds after a hostile message and two others, on the virtual clock."""
+    expected = 1 if mode == "broadcasting" else attempts
+    assert shop.calls == {kind: expected, "good": 1, "better": 1}
+    assert app.bodies(DEAD_LETTERS) == ([] if mode == "broadcasting" else [kind])
+    assert (container.state, container.in_flight) == (ContainerState.RUNNING, 0)
+    assert app.registry.is_ready
+    if mode != "broadcasting":
+        assert app.committed("billing") == 3
+
+
+# --- on the virtual clock -------------------------------------------------------------------------
+
+
+@in_every_mode
+@sync_and_async
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_a_handler_raises_fails_its_message_and_nothing_else(
+    app: App, kind: str, mode: str, is_async: bool
+) -> None:
+    shop = Shop()
+    container = app.listen(shop.listener(mode, is_async=is_async))
+
+    app.send("orders", kind, "good", "better")
+    app.advance(1_000)
+
+    settled(app, shop, container, mode, kind, attempts_of(kind, mode))
+
+
+def _in_middleware_before(error: BaseException) -> dict[str, Any]:
+    class Before:
+        def consume(self, delivery: Delivery) -> Generator[Delivery, object, None]:
+            if delivery.message.body == b"bad":
+                raise error
+            yield delivery
+
+    return {"middlewares": [Before()]}
+
+
+def _in_middleware_after(error: BaseException) -> dict[str, Any]:
+    class After:
+        def consume(self, delivery: Delivery) -> Generator[Delivery, object, None]:
+            yield delivery
+            if delivery.message.body == b"bad":
+                raise error
+
+    return {"middlewares": [After()]}
+
+
+def _in_middleware_that_does_not_end(error: BaseException) -> dict[str, Any]:
+    class Endless:
+        def consume(self, delivery: Delivery) -> Generator[Delivery, object, None]:
+            yield delivery
+            if delivery.message.body == b"bad":
+                try:
+                    yield delivery
+                except GeneratorExit:
+                    raise error from None
+
+    return {"middlewares": [Endless()]}
+
+
+def _in_async_middleware(error: BaseException) -> dict[str, Any]:
+    class Slow:
+        async def consume(self, delivery: Delivery) -> Any:
+            yield delivery
+            if delivery.message.body == b"bad":
+                raise error
+
+    return {"middlewares": [Slow()]}
+
+
+PLACES: dict[str, Callable[[BaseException], dict[str, Any]]] = {
+    "a middleware before": _in_middleware_before,
+    "a middleware after": _in_middleware_after,
+    "a middleware at its end": _in_middleware_that_does_not_end,
+    "an async middleware": _in_async_middleware,
+}
+ERRORS: dict[str, Callable[[], BaseException]] = {
+    "panic": Panic,
+    "interrupt": KeyboardInterrupt,
+    "cancelled": asyncio.CancelledError,
+    "without anything": WithoutAnything,
+}
+every_error = pytest.mark.parametrize("error", ERRORS)
+
+
+@in_every_mode
+@sync_and_async
+@every_error
+@pytest.mark.parametrize("place", PLACES)
+def test_whatever_a_middleware_raises_fails_its_message_and_nothing_else(
+    app: App, place: str, error: str, mode: str, is_async: bool
+) -> None:
+    shop = Shop({})
+    container = app.listen(shop.listener(mode, is_async=is_async, **PLACES[place](ERRORS[error]())))
+
+    app.send("orders", "bad", "good", "better")
+    app.advance(1_000)
+
+    if place == "a middleware before":
+        assert shop.calls["bad"] == 0
+        shop.calls["bad"] = attempts_of("bad", mode)
+    settled(app, shop, container, mode)
+
+
+@in_every_mode
+@sync_and_async
+@every_error
+def test_whatever_an_error_handler_raises_fails_the_message(app: App, error: str, mode: str, is_async: bool) -> None:
+    def decide(_error: BaseException, _message: object) -> None:
+        raise ERRORS[error]()
+
+    shop = Shop({"bad": lambda: 1 / 0})
+    container = app.listen(shop.listener(mode, is_async=is_async, error_handler=decide))
+
+    app.send("orders", "bad", "good", "better")
+    app.advance(1_000)
+
+    settled(app, shop, container, mode)
+
+
+class HostileConverter(JsonMessageConverter):
+    def __init__(self, error: Callable[[], BaseException]) -> None:
+        super().__init__()
+        self._error = error
+        self.reads = 0
+
+    def from_body(self, body: bytes, target: Any, properties: Any = None) -> Any:
+        if body == b"bad":
+            self.reads += 1
+            raise self._error()
+        return super().from_body(body, target, properties)
+
+
+@in_every_mode
+@sync_and_async
+@every_error
+def test_whatever_a_converter_raises_fails_the_message(app: App, error: str, mode: str, is_async: bool) -> None:
+    converter = HostileConverter(ERRORS[error])
+    app.registry = ListenerRegistry(app.broker, converter)
+    shop = Shop({})
+    container = app.listen(shop.listener(mode, is_async=is_async))
+
+    app.send("orders", "bad", "good", "better")
+    app.advance(1_000)
+
+    shop.calls["bad"] = converter.reads
+    settled(app, shop, container, mode)
+
+
+def open_session(message: MessageExt) -> Iterator[str]:
+    """Raise the error that the tag names: before the handler, or after it."""
+    if message.body == b"before":
+        raise ERRORS[str(message.tags)]()
+    yield "session"
+    if message.body == b"after":
+        raise ERRORS[str(message.tags)]()
+
+
+@sync_and_async
+@every_error
+def test_whatever_a_provider_raises_fails_the_message(app: App, error: str, is_async: bool) -> None:
+    calls: list[str] = []
+
+    def handle(body: str, session: Annotated[str, Depends(open_session)]) -> None:
+        calls.append(body)
+
+    async def handle_async(body: str, session: Annotated[str, Depends(open_session)]) -> None:
+        calls.append(body)
+
+    handler: Any = handle_async if is_async else handle
+    container = app.listen(message_listener("orders", "billing", max_reconsume_times=0)(handler))
+    app.send("orders", "before", "after", "good", tag=error)
+    app.advance(1_000)
+
+    assert app.bodies(DEAD_LETTERS) == ["before", "after"]
+    assert calls == ["after", "good"]
+    assert container.in_flight == 0
+
+
+@in_every_mode
+@sync_and_async
+def test_ctrl_c_ends_the_step_and_loses_no_message(app: App, mode: str, is_async: bool) -> None:
+    """On the virtual clock a handler runs in the thread of the test, where Ctrl-C arrives; no message is to blame."""
+    keys = [signal.SIGINT]
+
+    def press() -> None:
+        if keys:
+            signal.raise_signal(keys.pop())
+
+    shop = Shop({"good": press})
+    container = app.listen(shop.listener(mode, is_async=is_async))
+
+    app.send("orders", "good", "better")
+    with pytest.raises(KeyboardInterrupt):
+        app.advance(1_000)
+    before = app.committed("billing")
+    app.advance(10_000)
+
+    assert before in (None, 0)
+    assert shop.calls["good"] in (1, 2)
+    assert shop.calls["better"] == 1
+    assert app.bodies(DEAD_LETTERS) == []
+    assert (container.state, container.in_flight) == (ContainerState.RUNNING, 0)
+
+
+# --- logging ---------------------------------------------------------------------------------------
+
+
+class HostileFilter(logging.Filter):
+    def __init__(self, error: Callable[[], BaseException]) -> None:
+        super().__init__()
+        self._error = error
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        raise self._error()
+
+
+class HostileHandler(logging.Handler):
+    def __init__(self, error: Callable[[], BaseException]) -> None:
+        super().__init__()
+        self._error = error
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        raise self._error()
+
+
+@pytest.fixture(params=["filter", "handler", "factory"])
+def hostile_logging(request: pytest.FixtureRequest) -> Iterator[Callable[[Callable[[], BaseException]], None]]:
+    """Let all logging of the library raise from now on."""
+    logger, handlers, factory = logging.getLogger("mqtemplate.listener"), list[Any](), logging.getLogRecordFactory()
+
+    def install(error: Callable[[], BaseException]) -> None:
+        def make(*_: Any, **__: Any) -> logging.LogRecord:
+            raise error()
+
+        if request.param == "filter":
+            handlers.append(HostileFilter(error))
+            logger.addFilter(handlers[-1])
+        elif request.param == "handler":
+            handlers.append(HostileHandler(error))
+            logger.addHandler(handlers[-1])
+        else:
+            logging.setLogRecordFactory(make)
+
+    yield install
+    logging.setLogRecordFactory(factory)
+    for each in handlers:
+        logger.removeFilter(each)
+        logger.removeHandler(each)
+
+
+@in_every_mode
+@sync_and_async
+@every_error
+def test_whatever_logging_raises_messages_are_settled(
+    app: App, hostile_logging: Callable[[Any], None], error: str, mode: str, is_async: bool
+) -> None:
+    shop = Shop({"bad": lambda: 1 / 0})
+    container = app.listen(shop.listener(mode, is_async=is_async))
+    hostile_logging(ERRORS[error])
+
+    app.send("orders", "bad", "good", "better")
+    app.advance(1_000)
+
+    settled(app, shop, container, mode)
+
+
+# --- with threads, embedded and on our server -------------------------------------------------------
+
+
+def names_of_threads() -> Counter[str]:
+    return Counter(thread.name for thread in threading.enumerate())
+
+
+def run_all(broker: Any, mode: str, *, is_async: bool, dead_letters: Callable[[], list[str]]) -> None:
+    """Let one listener with two threads handle a message of each kind, and others between them."""
+    shop, others = Shop(), [f"good-{number}" for number in range(len(KINDS))]
+    registry = ListenerRegistry(broker, JsonMessageConverter())
+    [container] = registry.register(shop.listener(mode, is_async=is_async))
+    registry.start()
+    try:
+        eventually(lambda: len(container.positions()) >= 4 or mode == "broadcasting", "the queues are assigned")
+        queues = sorted(broker.queues("orders"))
+
+        def send(bodies: list[str]) -> None:
+            for number, body in enumerate(bodies):
+                broker.send(Message("orders", body.encode()), queues[number % len(queues)])
+
+        send(["first", *(body for pair in zip(KINDS, others, strict=True) for body in pair), "last"])
+        eventually(lambda: all(shop.calls[each] for each in ["first", *others, "last"]), "the others are handled")
+        eventually(
+            lambda: all(shop.calls[kind] == attempts_of(kind, mode) for kind in KINDS),
+            f"each is called as often as the policy says: {shop.calls}",
+        )
+        eventually(lambda: container.in_flight == 0, "all are settled")
+        if mode != "broadcasting":
+            eventually(lambda: sorted(dead_letters()) == sorted(KINDS), "the hostile ones are dead letters")
+        assert registry.is_ready
+        threads = names_of_threads()
+        send([f"again-{number}" for number in range(20)])
+        eventually(lambda: all(shop.calls[f"again-{number}"] for number in range(20)), "the listener goes on")
+        assert [name for name in threads - names_of_threads() if "poll" in name or "loop" in name] == []
+        assert all(shop.calls[each] == 1 for each in [*others, "first", "last"])
+    finally:
+        registry.stop()
+    left = [name for name in names_of_threads() if name.startswith("mqtemplate-bill")]
+    assert left == []
+
+
+@in_every_mode
+@sync_and_async
+def test_threads_of_a_listener_outlive_all_of_it(mode: str, is_async: bool) -> None:
+    with EmbeddedBroker(None) as broker:
+        broker.create_topic("orders", 4)
+
+        def dead_letters() -> list[str]:
+            queue = MessageQueue(DEAD_LETTERS, broker.name, 0)
+            return [message.body.decode() for message in broker.pull(queue, 0, 1_000).messages]
+
+        run_all(broker, mode, is_async=is_async, dead_letters=dead_letters)
+
+
+@in_every_mode
+@sync_and_async
+def test_threads_of_a_listener_on_our_server_outlive_all_of_it(mode: str, is_async: bool, tmp_path: Any) -> None:
+    engine = EmbeddedBroker(None, EmbeddedSettings(listen_host=ANYWHERE))
+    with engine, LocalCluster(engine, BrokerServerSettings(listen=ANYWHERE)) as cluster:
+        settings = RemoteSettings(name_servers=(str(cluster.address),), offset_path=tmp_path)
+        with RemoteBroker(settings) as broker:
+            broker.create_topic("orders", 4)
+
+            def dead_letters() -> list[str]:
+                queue = MessageQueue(DEAD_LETTERS, engine.name, 0)
+                return [message.body.decode() for message in engine.pull(queue, 0, 1_000).messages]
+
+            run_all(broker, mode, is_async=is_async, dead_letters=dead_letters)
