@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-from mqtemplate.errors import MQTemplateError, SendError
+from mqtemplate.errors import MessageError, MQTemplateError, SendError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageExt
 from mqtemplate.pending import PendingMessage
 from mqtemplate.scheduling.run import ScheduledRun
-from mqtemplate.scheduling.run_message import RunMessage
+from mqtemplate.scheduling.run_message import RunMessage, find_run_key
 from mqtemplate.scheduling.schedule import CatchUp, Schedule
 from mqtemplate.scheduling.topic import ScheduleTopic
 from mqtemplate.scheduling.trigger import epoch_ms
@@ -53,8 +53,8 @@ class ScheduleRunner:
         """
         is_pending = False
         for message in pending:
-            key = str(message.keys).partition(" ")[2]
-            if key.rpartition("@")[2] == self.schedule.trigger.fingerprint:
+            key = find_run_key(message.keys)
+            if key is not None and key.fingerprint == self.schedule.trigger.fingerprint:
                 is_pending = True
             else:
                 self._topic.cancel(message)
@@ -69,9 +69,15 @@ class ScheduleRunner:
         """Return the run that a message requests, after the next one was sent; None if nothing is to be run.
 
         Raises:
+            MessageError: The message is no run of this schedule.
             SendError: The next message could not be sent. The message must be redelivered.
         """
         request = RunMessage.read(message)
+        if request.schedule != self.schedule.name:
+            raise MessageError(
+                f"message {message.msg_id} of topic {message.topic} has the tag {message.tags!r} and is a run of "
+                f"{request.schedule!r}; the topic of mqtemplate.schedules.topic is for schedules only"
+            )
         if request.is_manual:
             return self._run(request, message)
         if (reason := self._reason_to_drop(request, message)) is not None:
