@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import NamedTuple, Self
 
 from mqtemplate.errors import MessageError
+from mqtemplate.numbers import parse_number
 
 __all__ = [
     "BROKER_PROPERTIES",
@@ -204,8 +205,7 @@ class Message:
     @property
     def delay_level(self) -> int:
         """Delay level that the producer requested, also after the delivery; 0 if none."""
-        text = self.properties.get(Property.DELAY, "0")
-        return int(text) if text.lstrip("-").isdecimal() else 0
+        return parse_number(self.properties.get(Property.DELAY)) or 0
 
     @property
     def user_properties(self) -> dict[str, str]:
@@ -273,8 +273,8 @@ class MessageExt(Message):
     @property
     def deliver_timestamp(self) -> int | None:
         """Deliver time of a message that was delayed by a timer; None for other messages."""
-        text = self.properties.get(Property.TIMER_DELIVER_MS)
-        return int(text) if text and Property.REAL_TOPIC in self.properties else None
+        is_delayed = Property.REAL_TOPIC in self.properties
+        return parse_number(self.properties.get(Property.TIMER_DELIVER_MS)) if is_delayed else None
 
 
 @dataclass(frozen=True, slots=True)

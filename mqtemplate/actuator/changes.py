@@ -13,6 +13,7 @@ from mqtemplate.errors import ListenerError, MQTemplateError
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.message import MessageQueue
+from mqtemplate.numbers import parse_number
 from mqtemplate.scheduling.schedules import Schedules
 
 _log = get_logger("mqtemplate.actuator")
@@ -136,7 +137,8 @@ def _time(text: object) -> datetime | int:
     if isinstance(text, int) and not isinstance(text, bool):
         return text
     try:
-        return int(str(text)) if str(text).isdecimal() else datetime.fromisoformat(str(text))
+        number = parse_number(text)
+        return number if number is not None and number >= 0 else datetime.fromisoformat(str(text))
     except ValueError:
         raise InvalidChangeError(
             "to must be first, latest, epoch milliseconds, or an ISO time such as 2026-07-01T12:00:00+02:00, "

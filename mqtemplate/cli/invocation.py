@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mqtemplate.cli.output import Output
+from mqtemplate.cli.output import Output, one_line
 from mqtemplate.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Invocation:
                 f"{question} There is no terminal to ask on: add --yes, or --dry-run to see the changes only",
                 param_hint="--yes",
             )
-        if not typer.confirm(question, err=True):
+        if not typer.confirm(one_line(question), err=True):
             self.output.note("nothing was changed")
             raise typer.Exit(1)
 

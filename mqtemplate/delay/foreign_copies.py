@@ -13,6 +13,7 @@ import numpy as np
 
 from mqtemplate.delay.offset_set import OffsetSet
 from mqtemplate.errors import CorruptRecordError
+from mqtemplate.numbers import parse_number
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.record.properties import (
     DELAY,
@@ -85,8 +86,7 @@ class ForeignCopies:
 
 
 def _roll_count(record: StoredRecord) -> int:
-    text = find_property(record.properties_bytes, TIMER_ROLL_TIMES) or "0"
-    return int(text) if text.isascii() and text.isdecimal() else 0
+    return parse_number(find_property(record.properties_bytes, TIMER_ROLL_TIMES)) or 0
 
 
 def _hash_of(record: StoredRecord, roll_count: int = -1) -> int:

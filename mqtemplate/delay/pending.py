@@ -18,6 +18,7 @@ from mqtemplate.durations import format_ms
 from mqtemplate.errors import MessageError
 from mqtemplate.hashes.java_hash import java_string_hash
 from mqtemplate.message import Property
+from mqtemplate.numbers import parse_number
 from mqtemplate.pending import PendingCounts, PendingMessage, PendingPage, PendingQuery
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.record.properties import REAL_TOPIC, TAGS, decode_properties, find_property
@@ -82,7 +83,6 @@ class PendingView:
     def _message(self, position: _Position, record: StoredRecord) -> PendingMessage:
         properties = decode_properties(record.properties_bytes)
         topic = properties.get(Property.REAL_TOPIC, "")
-        rolls = properties.get(Property.TIMER_ROLL_TIMES, "0")
         raw = record.properties_bytes
         return PendingMessage(
             topic=topic,
@@ -91,7 +91,7 @@ class PendingView:
             keys=properties.get(Property.KEYS),
             deliver_ms=position.due_ms,
             delay_level=record.queue_id + 1 if record.topic == SCHEDULE_TOPIC else 0,
-            roll_count=int(rolls) if rolls.isdecimal() else 0,
+            roll_count=parse_number(properties.get(Property.TIMER_ROLL_TIMES)) or 0,
             born_timestamp=record.born_timestamp,
             store_timestamp=record.store_timestamp,
             body_size=len(record.body),
@@ -204,7 +204,7 @@ def _matches(record: StoredRecord, query: PendingQuery) -> bool:
 
 
 def _parse_cursor(cursor: str) -> _Position:
-    due_ms, _, physical_offset = cursor.partition("-")
-    if not (due_ms.isdecimal() and physical_offset.isdecimal()):
-        raise MessageError(f"{cursor!r} is not a cursor; pass PendingPage.cursor unchanged")
-    return _Position(int(due_ms), int(physical_offset))
+    due_ms, physical_offset = map(parse_number, cursor.partition("-")[::2])
+    if due_ms is None or physical_offset is None:
+        raise MessageError(f"{cursor!r:.64} is not a cursor; pass PendingPage.cursor unchanged")
+    return _Position(due_ms, physical_offset)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from mqtemplate.errors import DestinationError
 from mqtemplate.hashes.java_hash import tags_code
 from mqtemplate.message import Property
+from mqtemplate.numbers import parse_number
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.layout import MAX_PROPERTIES_BYTES, SysFlag
 from mqtemplate.record.properties import (
@@ -90,9 +91,10 @@ def _read_target(properties: bytes) -> tuple[str, int]:
         check_topic(topic)
     except DestinationError as exc:
         raise PoisonError(f"its real topic is not a legal topic: {exc}") from exc
-    if not (queue_id and queue_id.isascii() and queue_id.isdecimal() and int(queue_id) <= _MAX_QUEUE_ID):
-        raise PoisonError(f"its real queue id is {queue_id!r}")
-    return topic, int(queue_id)
+    number = parse_number(queue_id)
+    if number is None or not 0 <= number <= _MAX_QUEUE_ID:
+        raise PoisonError(f"its real queue id is {queue_id!r:.64}")
+    return topic, number
 
 
 _target_in_tail = lru_cache(maxsize=4_096)(_read_target)
@@ -161,8 +163,8 @@ def rolled_draft(record: StoredRecord, enqueue_ms: int, now_ms: int) -> RecordDr
         PoisonError: The properties take too many bytes.
     """
     properties = decode_properties(record.properties_bytes)
-    times = properties.get(Property.TIMER_ROLL_TIMES, "0")
-    properties[Property.TIMER_ROLL_TIMES] = str(int(times) + 1 if times.isdecimal() else 1)
+    times = parse_number(properties.get(Property.TIMER_ROLL_TIMES)) or 0
+    properties[Property.TIMER_ROLL_TIMES] = str(times + 1)
     properties[Property.TIMER_ENQUEUE_MS] = str(enqueue_ms)
     properties[Property.TIMER_DEQUEUE_MS] = str(now_ms)
     encoded = encode_properties(properties)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from mqtemplate.message import BROKER_PROPERTIES, DELAY_PROPERTIES, Message, MessageExt, Property
+from mqtemplate.numbers import parse_number
 from mqtemplate.record import dead_letter as cause
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
@@ -110,8 +111,8 @@ class DeadLetter:
     @property
     def attempts(self) -> int:
         """Number of deliveries."""
-        text = self.message.properties.get(cause.ATTEMPTS, "")
-        return int(text) if text.isdecimal() else self.message.reconsume_times + 1
+        number = parse_number(self.message.properties.get(cause.ATTEMPTS))
+        return self.message.reconsume_times + 1 if number is None else number
 
     @property
     def failed_at(self) -> str | None:

@@ -16,7 +16,10 @@ from mqtemplate.admin.dead_letters.letter import LetterState
 from mqtemplate.admin.messages import read_queue
 from mqtemplate.admin.values import MARKS_TOPIC
 from mqtemplate.errors import UnknownNameError
-from mqtemplate.message import Message, Property
+from mqtemplate.event_log import get_logger
+from mqtemplate.message import Message, MessageExt, Property
+
+_log = get_logger("mqtemplate.admin")
 
 _IDS_IN_MARK = 500
 
@@ -45,9 +48,9 @@ class Marks:
         for span in spans:
             for message in read_queue(self.admin.broker, span.queue, span.min_offset, span.max_offset):
                 if message.keys == group:
-                    mark = json.loads(message.body)
-                    added = Mark(LetterState(mark["state"]), message.store_timestamp)
-                    for letter_id in mark["ids"]:
+                    state, ids = _read(message)
+                    added = Mark(state, message.store_timestamp)
+                    for letter_id in ids:
                         if letter_id not in marks or marks[letter_id].time_ms <= added.time_ms:
                             marks[letter_id] = added
         return marks
@@ -61,6 +64,19 @@ class Marks:
         for some in _batches(ids):
             body = json.dumps({"state": state.value, "ids": some}).encode()
             broker.send(Message(MARKS_TOPIC, body, {Property.KEYS: group, Property.TAGS: state.value}))
+
+
+def _read(message: MessageExt) -> tuple[LetterState, list[str]]:
+    """Return the state and the ids of a mark; no ids for a message of another program, which is logged."""
+    try:
+        mark = json.loads(message.body)
+        state, ids = LetterState(mark["state"]), mark["ids"]
+        if not isinstance(ids, list) or not all(isinstance(each, str) for each in ids):
+            raise TypeError(f"ids must be a list of texts, got {ids!r:.64}")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        _log.warning("dead_letters.mark_ignored", topic=message.topic, msg_id=message.msg_id, reason=repr(error))
+        return LetterState.OPEN, []
+    return state, ids
 
 
 def _batches(ids: Sequence[str]) -> Iterator[list[str]]:

@@ -10,6 +10,7 @@ from mqtemplate.brokers.embedded.draft import DraftMaker
 from mqtemplate.errors import SendError, SendTimeoutError, StoreError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property, SendSequence, copy_properties
+from mqtemplate.numbers import parse_number
 from mqtemplate.record.codec import EncodedMessage, RecordDraft, StoredRecord, pack_host
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import SEQUENCE, find_property, property_format
@@ -230,13 +231,13 @@ class SequencedSender:
         return drafts
 
     def _make_one(self, message: Message, queue_id: int, now_ms: int, added: bytes) -> RecordDraft:
-        original, times = message, message.properties.get(Property.RECONSUME_TIME, "0")
+        original, times = message, parse_number(message.properties.get(Property.RECONSUME_TIME)) or 0
         if Property.SEQUENCE in message.properties or Property.RECONSUME_TIME in message.properties:
             properties = copy_properties(message.properties, Property.SEQUENCE, Property.RECONSUME_TIME)
             message = Message(message.topic, message.body, properties, message.flag)
         draft, _ = self._drafts.make(message, queue_id, now_ms)
         draft.properties += added
-        draft.reconsume_times = int(times) if times.isdecimal() else 0
+        draft.reconsume_times = times if 0 <= times < 1 << 31 else 0  # a field of 32 bits
         if isinstance(original, MessageExt):  # a copy of a stored message, such as a retry
             draft.reconsume_times, draft.born_timestamp = original.reconsume_times, original.born_timestamp
             draft.born_host = pack_host(original.born_host)

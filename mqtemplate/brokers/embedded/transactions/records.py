@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from mqtemplate.hashes.java_hash import tags_code
 from mqtemplate.message import Property, copy_properties, create_unique_id
+from mqtemplate.numbers import parse_number
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import FOLLOWED, TAGS, UNIQ_KEY, decode_properties, encode_properties, find_property
@@ -71,8 +72,7 @@ def check_properties(properties: bytes) -> CheckProperties:
     """Return the check properties among the encoded properties of a half message; an invalid number is ignored."""
 
     def number(name: str) -> int | None:
-        text = find_property(properties, name.encode())
-        return int(text) if text is not None and text.isdecimal() and len(text) <= 18 else None
+        return parse_number(find_property(properties, name.encode()))
 
     return CheckProperties(
         number(Property.TRANSACTION_CHECK_TIMES) or 0,
@@ -103,7 +103,8 @@ def half_offsets(op: StoredRecord) -> list[int]:
     """Return the queue offsets of the half messages that an op message marks as done; of another record, none."""
     if find_property(op.properties_bytes, TAGS) != _REMOVE_TAG:
         return []
-    return [int(word) for word in op.body.split(b",") if word.isdigit()]
+    offsets = map(parse_number, op.body.decode("ascii", "replace").split(","))
+    return [offset for offset in offsets if offset is not None and offset >= 0]
 
 
 def has_successor(op: StoredRecord) -> bool:

@@ -26,6 +26,7 @@ from mqtemplate.brokers.embedded.transactions.records import (
 )
 from mqtemplate.errors import CorruptRecordError, DeletedRecordError, MessageError, StoreError
 from mqtemplate.event_log import LimitedLog, get_logger
+from mqtemplate.numbers import parse_number
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import PRODUCER_GROUP, REAL_QID, REAL_TOPIC, UNIQ_KEY, find_property
@@ -383,10 +384,10 @@ class TransactionService:
 def _destination(half: StoredRecord) -> tuple[str, int]:
     """Return the real topic and the real queue id of a half message."""
     topic = find_property(half.properties_bytes, REAL_TOPIC)
-    queue_id = find_property(half.properties_bytes, REAL_QID)
-    if topic is None or queue_id is None or not queue_id.isdecimal():
+    queue_id = parse_number(find_property(half.properties_bytes, REAL_QID))
+    if topic is None or queue_id is None or not 0 <= queue_id < 1 << 31:
         raise MessageError(f"the half message at physical offset {half.physical_offset} has no real topic and queue")
-    return check_topic(topic), int(queue_id)
+    return check_topic(topic), queue_id
 
 
 def _check_owner(

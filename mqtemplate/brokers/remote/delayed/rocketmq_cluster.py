@@ -19,6 +19,7 @@ from mqtemplate.brokers.remote.queries import Queries
 from mqtemplate.delay.recall_handle import decode_handle
 from mqtemplate.errors import BrokerError, MessageError
 from mqtemplate.message import BROKER_PROPERTIES, DELAY_PROPERTIES, Message, MessageExt, MessageQueue, Property
+from mqtemplate.numbers import parse_number
 from mqtemplate.pending import (
     PendingCounts,
     PendingMessage,
@@ -151,7 +152,7 @@ class RocketMQCluster(DelayedMessages):
         properties = {name: value for name, value in record.properties.items() if name not in _NOT_SENT_AGAIN}
         if slot_ms:
             properties[Property.TIMER_DELIVER_MS] = str(slot_ms + 1)
-        queue = MessageQueue(topic, record.broker_name, int(record.properties.get(Property.REAL_QID, "0")))
+        queue = MessageQueue(topic, record.broker_name, parse_number(record.properties.get(Property.REAL_QID)) or 0)
         is_writable = queue in self._context.routes.publish_route(topic).write_queues
         message = Message(topic, record.body, properties, record.flag)
         return self._producer.send(message, queue if is_writable else None, _SEND_TIMEOUT_MS).handle
@@ -183,7 +184,8 @@ def _cursor(position: _Position) -> str:
 def _parse_cursor(cursor: str | None) -> _Position:
     if cursor is None:
         return _Position(-1, "", "")
-    due_ms, *names = cursor.split("/", 2)
-    if not due_ms.isdecimal() or len(names) != 2:
-        raise MessageError(f"{cursor!r} is not a cursor; pass PendingPage.cursor unchanged")
-    return _Position(int(due_ms), *names)
+    time_text, *names = cursor.split("/", 2)
+    due_ms = parse_number(time_text)
+    if due_ms is None or len(names) != 2:
+        raise MessageError(f"{cursor!r:.64} is not a cursor; pass PendingPage.cursor unchanged")
+    return _Position(due_ms, *names)
