@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from mqtemplate.errors import StoreError
+from mqtemplate.private_files import write_private
 
 _FILE = Path("config", "localServer.json")
 
@@ -50,9 +50,5 @@ class LocalServerAddress:
 
     def write(self, store: Path) -> None:
         """Write the file, readable by this user only: the key gives all rights to the broker."""
-        path = store / _FILE
-        fresh = path.with_name(f".{path.name}.new")
-        fresh.unlink(missing_ok=True)
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump({name: getattr(self, name) for name in self.__dataclass_fields__}, file)
-        fresh.replace(path)
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        write_private(store / _FILE, json.dumps(values).encode())

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mqtemplate.admin.values import MARKS_TOPIC
 from mqtemplate.broker import Broker
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.cli import output
@@ -30,6 +31,15 @@ ESCAPES = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202egnp.exe\u2066\u2028\x7f\r\b"
 def prepare(broker: Broker) -> None:
     """Store a dead letter and a delayed message for each wrong number, and one whose texts are all escapes."""
     broker.create_topic("%DLQ%billing", 1)
+    broker.create_topic(MARKS_TOPIC, 1)
+    for body in (
+        b"{",
+        b"[]",
+        b"[" * 100_000,
+        b'{"state": "none", "ids": []}',
+        b'{"state": "purged", "ids": [[1], {}]}',
+    ):
+        broker.send(Message(MARKS_TOPIC, body, {Property.KEYS: "billing"}))
     for number, text in enumerate(NUMBERS):
         cause = CAUSE | {"dead_letter_attempts": text, "dead_letter_failed_at": text}
         keys = {Property.KEYS: f"letter-{number}", Property.RETRY_TOPIC: "orders"}
@@ -53,7 +63,10 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_one_dead_letter_with_a_wrong_number_does_not_hide_the_others(run: CommandLine) -> None:
-    """Its number of attempts is that of its deliveries; the group is listed with all of its letters."""
+    """Its number of attempts is that of its deliveries; the group is listed with all of its letters.
+
+    The topic of the marks has messages of another program, too.
+    """
     found = {each["keys"]: each["attempts"] for each in run.json("dlq", "ls", "billing", "--max-count", "100")}
 
     assert len(found) == len(NUMBERS) + 1

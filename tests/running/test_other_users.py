@@ -18,6 +18,7 @@ import pytest
 
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.cli import main
+from mqtemplate.private_files import write_private
 from mqtemplate.remoting.protocol.codec import decode_command, encode_command
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
@@ -222,3 +223,24 @@ def test_a_store_in_a_folder_of_others_is_private(shop: Path) -> None:
     modes = {path: path.stat().st_mode & 0o077 for path in (shop / "data" / "store").rglob("*")}
     assert {path for path, mode in modes.items() if mode} == set()
     assert (shop / "data" / "store").stat().st_mode & 0o077 == 0
+
+
+def test_files_beside_a_store_are_private_too(shop: Path) -> None:
+    """Offsets of broadcasting members, progress and plans of Spark listeners, accounts: they name topics and groups."""
+    write_private(shop / "state" / "billing" / "offsets.json", b"{}")
+    written = shop / "state" / "billing" / "offsets.json"
+
+    assert written.read_bytes() == b"{}"
+    assert [path.stat().st_mode & 0o777 for path in (written, written.parent)] == [0o600, 0o700]
+    assert [path.name for path in written.parent.iterdir()] == ["offsets.json"]
+
+
+def test_a_private_file_is_not_written_through_a_link(shop: Path) -> None:
+    """Another user may have put one there, if the folder is open to all."""
+    (shop / "target").write_text("unchanged", "utf-8")
+    (shop / "file.json").symlink_to(shop / "target")
+
+    write_private(shop / "file.json", b"{}")
+
+    assert (shop / "target").read_text("utf-8") == "unchanged"
+    assert not (shop / "file.json").is_symlink()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -113,7 +114,7 @@ def _opened(store: Path) -> Iterator[EmbeddedBroker]:
 @contextmanager
 def _exclusive(store: Path) -> Iterator[None]:
     """Let one Spark process at a time open the folder. An application that owns it is not waited for."""
-    with (store / _LOCK_FILE).open("ab") as file:
+    with os.fdopen(os.open(store / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)) as file:
         deadline = time.monotonic() + _LOCK_TIMEOUT_S
         while True:
             try:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.delay.levels.table import DelayLevels
-from mqtemplate.errors import BrokerError
+from mqtemplate.errors import BrokerError, ConfigurationError
 from mqtemplate.numbers import parse_number
 from mqtemplate.remoting.protocol.codes import RequestCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
@@ -72,7 +72,7 @@ class DelayConfigs:
             response = self._context.call(address, request, f"get the delay levels of broker {broker_name!r}")
             try:
                 config = DelayConfig.parse(response.body.decode())
-            except ValueError as exc:
+            except (ValueError, ConfigurationError) as exc:
                 raise BrokerError(
                     f"broker {broker_name!r} answers GET_BROKER_CONFIG without delay levels: {exc}"
                 ) from exc
