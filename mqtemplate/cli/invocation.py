@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mqtemplate.cli.output import Output
-from mqtemplate.errors import ConfigurationError
+from mqtemplate.cli.output import Output, one_line
+from mqtemplate.errors import ConfigurationError, MQTemplateError
 from mqtemplate.processes import is_terminal
 
 if TYPE_CHECKING:
     from mqtemplate.admin import BrokerAdmin
     from mqtemplate.context.settings.app import AppSettings
+    from mqtemplate.context.settings.name_server import RemoteCluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,7 @@ class Invocation:
             arguments: Further keys, with ``__`` for each dot and ``_`` for each hyphen.
         """
         from mqtemplate.context.config.source import load_settings
-        from mqtemplate.context.settings.name_server import EmbeddedStore, parse_name_server
+        from mqtemplate.context.settings.name_server import EmbeddedStore, RemoteCluster, parse_name_server
 
         keys = {name.replace("__", ".").replace("_", "-"): value for name, value in arguments.items()}
         if self.name_server is not None:
@@ -66,9 +67,26 @@ class Invocation:
                 raise typer.BadParameter(f"{exc}, got {self.name_server!r}", param_hint="--name-server") from exc
             if isinstance(choice, EmbeddedStore) and choice.path is not None:
                 keys["mqtemplate.broker.store-path"] = str(choice.path)
+            elif isinstance(choice, RemoteCluster):
+                keys |= self._account_at(choice)
         if self.folder is not None:
             keys |= {"rocketmq.name-server": "embedded", "mqtemplate.broker.store-path": self.folder}
         return load_settings(self.config, self.profile, arguments=keys)
+
+    def _account_at(self, cluster: RemoteCluster) -> dict[str, object]:
+        """Return the keys of the account of ``mqtemplate run``, if that serves the store of the configuration there."""
+        from mqtemplate.context.config.source import load_settings
+        from mqtemplate.server.local_address import LocalServerAddress
+
+        try:
+            store = load_settings(self.config, self.profile).store_path
+        except MQTemplateError:
+            return {}  # the settings with the other broker are loaded next, and say what is wrong
+        local = None if store is None else LocalServerAddress.read(store)
+        if local is None or cluster.addresses != (local.address,):
+            return {}
+        values = {"access-key": local.access_key, "secret-key": local.secret_key}
+        return {f"rocketmq.producer.{name}": value for name, value in values.items()}
 
     @contextmanager
     def admin(self, *, create: bool = False) -> Iterator[BrokerAdmin]:
@@ -115,7 +133,7 @@ class Invocation:
                 f"{question} There is no terminal to ask on: add --yes, or --dry-run to see the changes only",
                 param_hint="--yes",
             )
-        if not typer.confirm(question, err=True):
+        if not typer.confirm(one_line(question), err=True):
             self.output.note("nothing was changed")
             raise typer.Exit(1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,33 @@ Columns: TypeAlias = Mapping[str, Column]
 
 _PIPE_WIDTH = 10_000
 
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters, among them those that start commands of a terminal
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # they change the direction of the text around them
+    "\u200b\u2028\u2029\u2060-\u2064\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"  # separators, invisible characters
+    "\ud800-\udfff]"  # lone surrogates
+)
+_LINE_ENDS = str.maketrans({"\n": "\\n", "\t": "\\t"})
+
+
+def terminal_text(text: str) -> str:
+    """Return a text without characters that a terminal obeys, or does not show: they are escaped as in Python.
+
+    Messages, names and error texts come from others. A line feed and a tab stay.
+    """
+    return _UNSAFE.sub(lambda found: repr(found[0])[1:-1], text) if not text.isprintable() else text
+
+
+def one_line(text: str) -> str:
+    """Return a text as `terminal_text` does, and on one line: a message must not add rows to a table."""
+    return terminal_text(text).translate(_LINE_ENDS)
+
+
+def json_text(value: object, indent: int | None = None) -> str:
+    """Return a value as JSON for a terminal: JSON's own escapes stand for the characters that it must not get."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    return _UNSAFE.sub(lambda found: json.dumps(found[0])[1:-1], text)
+
 
 def print_line(text: str, stream: TextIO | EllipsisType | None = ...) -> None:
     """Print a line and flush it. The default is standard output. None, as `sys.stderr` may be, takes no line.
@@ -32,7 +60,7 @@ def print_line(text: str, stream: TextIO | EllipsisType | None = ...) -> None:
     """
     stream = sys.stdout if stream is ... else stream
     try:
-        write_text(f"{text}\n", stream)
+        write_text(f"{terminal_text(text)}\n", stream)
     except OSError:
         discard_output(stream)
 
@@ -50,20 +78,20 @@ class Output:
     def line(self, text: str) -> None:
         """Write a line for a reader; with JSON nothing."""
         if not self.as_json:
-            self._print(text)
+            self._print(one_line(text))
 
     def note(self, text: str) -> None:
         """Write a line to standard error, for a reader; with JSON too."""
-        print_line(text, sys.stderr)
+        print_line(one_line(text), sys.stderr)
 
     def document(self, value: object) -> None:
         """Write a JSON document; without JSON nothing."""
         if self.as_json:
-            self._print(json.dumps(value, indent=2, ensure_ascii=False))
+            self._print(json_text(value, indent=2))
 
     def json_line(self, value: object) -> None:
         """Write one line of a stream of JSON documents."""
-        self._print(json.dumps(value, ensure_ascii=False))
+        self._print(json_text(value))
 
     def table(self, records: Sequence[Record], columns: Columns, empty: str) -> None:
         """Write records as a table, or as a JSON list.
@@ -83,12 +111,14 @@ class Output:
     def fields(self, record: Record, titles: Columns) -> None:
         """Write one record as lines ``title  value``, or as a JSON object. Empty values are left out."""
         self.document(record)
+        if self.as_json:
+            return
         cells = {title: _cell(record, column) for title, column in titles.items()}
         width = max(map(len, cells), default=0)
         for title, cell in cells.items():
             if cell not in (None, ""):
-                indented = str(cell).replace("\n", "\n" + " " * (width + 2))
-                self.line(f"{title.ljust(width)}  {indented}")
+                indented = terminal_text(str(cell)).replace("\n", "\n" + " " * (width + 2))
+                self._print(f"{title.ljust(width)}  {indented}")
 
     def _print(self, text: str) -> None:
         """Print a line. If the reader has closed the pipe, as ``head`` does, end the command without an error.
@@ -139,7 +169,7 @@ def _table_text(records: Sequence[Record], columns: Columns) -> str:
         table.add_column(title, justify="right" if is_number else "left", overflow="fold")
     for row in rows:
         # `Text` shows brackets in names and bodies as they are; a string would be markup.
-        table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+        table.add_row(*(Text("" if cell is None else one_line(str(cell))) for cell in row))
     on_terminal = is_terminal(sys.stdout)
     console = Console(file=sys.stdout if on_terminal else StringIO(), width=None if on_terminal else _PIPE_WIDTH)
     with console.capture() as capture:

@@ -11,6 +11,8 @@ from mqtemplate.durations import format_ms
 _SHORT = 60
 _PRINTABLE = ("\n", "\r", "\t")
 _HEX_BYTES = 512
+_MAX_INDENTED = 1 << 18
+_MAX_DEPTH = 50
 
 
 def time_text(time_ms: int | None) -> str:
@@ -19,7 +21,7 @@ def time_text(time_ms: int | None) -> str:
         return ""
     try:
         return datetime.fromtimestamp(time_ms / 1_000).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    except (ValueError, OverflowError, OSError):  # a producer may have set any number
+    except (ValueError, OverflowError, OSError):  # of a message or a peer, and outside of the years 1 to 9999
         return f"{time_ms} ms"
 
 
@@ -50,14 +52,32 @@ def body_text(body: bytes) -> str | None:
 
 
 def pretty_body(body: bytes) -> str:
-    """Return a body for a reader: JSON is indented, and other bytes are shown as hex digits."""
+    """Return a body for a reader: JSON is indented, and other bytes are shown as hex digits.
+
+    JSON of great depth or size stays as it is: each level indents all lines in it.
+    """
     text = body_text(body)
     if text is None:
         return f"{len(body)} bytes: {body[:_HEX_BYTES].hex(' ')}{' …' if len(body) > _HEX_BYTES else ''}"
-    try:
-        return json.dumps(json.loads(text), indent=2, ensure_ascii=False) if text[:1] in ("{", "[") else text
-    except (ValueError, RecursionError):  # RecursionError: nested more deeply than Python's stack allows
+    if text[:1] not in ("{", "[") or len(text) > _MAX_INDENTED:
         return text
+    try:
+        value = json.loads(text)
+        return text if _is_deep(value) else json.dumps(value, indent=2, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _is_deep(value: object) -> bool:
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        level = [
+            child
+            for each in level
+            if isinstance(each, dict | list)
+            for child in (each.values() if isinstance(each, dict) else each)
+        ]
+    return bool(level)
 
 
 def short_body(body: bytes) -> str:

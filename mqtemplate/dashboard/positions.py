@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from mqtemplate.errors import MessageError
 from mqtemplate.message import MessageExt
+from mqtemplate.numbers import parse_number
 
 T = TypeVar("T")
 
@@ -25,10 +26,10 @@ def parse_cursor(text: str | None) -> tuple[int, int]:
     """
     if text is None:
         return 0, -1
-    store_ms, _, offset = text.partition("-")
-    if not (store_ms.isdecimal() and offset.isdecimal()):
-        raise MessageError(f"{text!r} is no cursor; go back to the first page")
-    return int(store_ms), int(offset)
+    store_ms, offset = map(parse_number, text.partition("-")[::2])
+    if store_ms is None or offset is None:
+        raise MessageError(f"{text!r:.64} is no cursor; go back to the first page")
+    return store_ms, offset
 
 
 def is_after(message: MessageExt, cursor: tuple[int, int]) -> bool:

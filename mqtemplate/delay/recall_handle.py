@@ -47,16 +47,16 @@ def decode_handle(text: str) -> RecallHandle:
     """
     try:
         words = base64.urlsafe_b64decode(text.encode()).decode().split(" ")
-        version, topic, broker_name, deliver_ms, msg_id, *rest = words
+        version, topic, broker_name, time_text, *rest = words
         if version != _VERSION:
             raise ValueError(f"its version is {version!r}")
-        if rest:  # a client may send a message id with spaces
-            msg_id = " ".join((msg_id, *rest[:-1]))
-        offset = parse_number(rest[-1]) if rest else -1
-        if offset is None:
-            raise ValueError(f"its physical offset is {rest[-1][:40]!r}")
-        return RecallHandle(topic, broker_name, int(deliver_ms), msg_id, offset)
-    except (binascii.Error, ValueError) as exc:
+        # A producer may choose an id with spaces; only handles without an offset have one word from there on.
+        msg_id, offset_text = (rest[0], "-1") if len(rest) == 1 else (" ".join(rest[:-1]), rest[-1])
+        deliver_ms, physical_offset = parse_number(time_text), parse_number(offset_text)
+        if deliver_ms is None or physical_offset is None:
+            raise ValueError("its time or its offset is no number")
+        return RecallHandle(topic, broker_name, deliver_ms, msg_id, physical_offset)
+    except (binascii.Error, ValueError, IndexError) as exc:
         raise MessageError(
             f"{shown(text)} is not a handle of a pending message ({exc}); pass SendResult.handle unchanged, or key=..."
         ) from exc
@@ -83,7 +83,7 @@ def handle_of(topic: str, broker_name: str, properties: bytes, due_ms: int, phys
         topic: The real topic.
         properties: The properties of the record.
     """
-    slot_ms = find_property(properties, TIMER_OUT_MS)
-    time_ms = due_ms if slot_ms is None else int(slot_ms) + 1
+    slot_ms = parse_number(find_property(properties, TIMER_OUT_MS))
+    time_ms = due_ms if slot_ms is None else slot_ms + 1
     msg_id = find_property(properties, UNIQ_KEY) or ""
     return encode_handle(RecallHandle(topic, broker_name, time_ms, msg_id, physical_offset))

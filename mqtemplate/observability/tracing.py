@@ -28,6 +28,7 @@ from mqtemplate.clock import Clock
 from mqtemplate.event_log import LimitedLog, error_text, get_logger, safe_text, type_name
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property, split_keys
+from mqtemplate.numbers import parse_number
 from mqtemplate.observation.interface import HandleAsync, HandleMany, HandleOne, ObservedListener, Sends
 from mqtemplate.processes import is_interrupt
 from mqtemplate.results import HalfMessage, SendResult
@@ -400,8 +401,8 @@ def _attributes_of_send(messages: Sequence[Message]) -> dict[str, Any]:
 def _delay_attributes(message: Message) -> dict[str, Any]:
     if message.delay_level:
         return {_DELAY_LEVEL: message.delay_level}
-    time_ms = message.properties.get(Property.TIMER_DELIVER_MS, "")
-    return {_DELIVER_TIME: int(time_ms)} if time_ms.isdecimal() else {}
+    time_ms = parse_number(message.properties.get(Property.TIMER_DELIVER_MS))
+    return {} if time_ms is None else {_DELIVER_TIME: time_ms}
 
 
 def _label_attributes(message: Message) -> dict[str, Any]:

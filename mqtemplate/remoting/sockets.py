@@ -10,6 +10,7 @@ from typing import Any
 from mqtemplate.durations import format_ms
 from mqtemplate.errors import BrokerError, ConfigurationError, RemoteConnectError
 from mqtemplate.message import HostAddress
+from mqtemplate.numbers import parse_number
 from mqtemplate.remoting.streams import PlainStream, Stream, TlsStream, reason_of
 
 _BACKLOG = 1_024
@@ -30,12 +31,13 @@ def parse_address(text: str) -> HostAddress:
         host = host[1:-1]
     elif ":" in host:
         colon = ""  # an IPv6 address without brackets: its end is ambiguous
-    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
+    number = parse_number(port)
+    if not colon or not host or number is None or not 0 <= number <= 65_535:
         raise ConfigurationError(
-            f"{text!r} is not the address of a broker or name server; write host:port, with an IPv6 address in "
+            f"{text!r:.200} is not the address of a broker or name server; write host:port, with an IPv6 address in "
             "brackets: 127.0.0.1:10911, broker.example.org:10911, [::1]:10911"
         )
-    return HostAddress(host, int(port))
+    return HostAddress(host, number)
 
 
 def peer_address(sockaddr: Any) -> HostAddress:

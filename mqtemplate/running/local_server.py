@@ -17,11 +17,14 @@ from mqtemplate.server.settings import BrokerServerSettings, ServerOptions
 from mqtemplate.store.settings import FlushDiskType
 
 
-def local_cluster(settings: AppSettings, server: ServerSettings | None = None) -> LocalCluster:
+def local_cluster(
+    settings: AppSettings, server: ServerSettings | None = None, own: Account | None = None
+) -> LocalCluster:
     """Return the broker and the name server that the settings describe. They are not started.
 
     Args:
         server: Instead of ``mqtemplate.server.*`` of the settings.
+        own: A further account, for processes that this one starts. With it access control is on in any case.
 
     Raises:
         ConfigurationError: The settings contradict each other.
@@ -41,7 +44,7 @@ def local_cluster(settings: AppSettings, server: ServerSettings | None = None) -
             # With SYNC_FLUSH a response waits for the disk, and a poll would take the interpreter lock from the flush.
             busy_poll_us=0 if flushes_each else server.busy_poll_us,
         ),
-        acl=_acl(server.acl),
+        acl=_acl(server.acl, own),
     )
 
 
@@ -73,10 +76,11 @@ def _tls(tls: ServerTlsSettings) -> ServerTls | None:
     )
 
 
-def _acl(acl: AclSection) -> AclSettings | None:
-    if not acl.enabled:
+def _acl(acl: AclSection, own: Account | None) -> AclSettings | None:
+    if not acl.enabled and own is None:
         return None
-    return AclSettings(accounts=tuple(map(_account, acl.accounts)), replay_window_ms=acl.replay_window_ms)
+    accounts = [*map(_account, acl.accounts), *([] if own is None else [own])]
+    return AclSettings(accounts=tuple(accounts), replay_window_ms=acl.replay_window_ms, is_private=not acl.enabled)
 
 
 def _account(account: AccountSettings) -> Account:

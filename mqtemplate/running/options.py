@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -18,6 +18,7 @@ class RunOptions:
         env_file: File with environment variables; those of the process win.
         listeners: Names of the listeners to run; empty for all.
         name_server: Broker instead of that of the configuration.
+        access_key: Account of the processes on that broker.
     """
 
     target: str
@@ -25,9 +26,11 @@ class RunOptions:
     env_file: str | None = None
     listeners: tuple[str, ...] = ()
     name_server: str | None = None
+    access_key: str | None = None
+    secret_key: str | None = field(default=None, repr=False)
 
     def to_json(self) -> str:
-        """Return the options as one argument of a command."""
+        """Return the options as one line. An account in them must not get into the arguments of a process."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
@@ -44,6 +47,10 @@ class RunOptions:
         keys: dict[str, object] = {"mqtemplate.listener.enabled": True}
         if self.name_server is not None:
             keys["rocketmq.name-server"] = self.name_server
+        if self.access_key is not None:
+            for section in ("producer", "consumer", "pull-consumer"):
+                keys[f"rocketmq.{section}.access-key"] = self.access_key
+                keys[f"rocketmq.{section}.secret-key"] = self.secret_key
         if self.listeners:
             keys["mqtemplate.listener.only"] = list(self.listeners)
         return keys

@@ -19,11 +19,12 @@ from mqtemplate.running.backoff import RestartBackoff
 from mqtemplate.running.file_changes import file_changes
 from mqtemplate.running.options import RunOptions
 from mqtemplate.running.worker_process import WorkerProcess, exit_text
+from mqtemplate.server.local_address import LocalServerAddress
 
 Report = Callable[[str], None]
 """Function that prints a line for people."""
 
-Serve = Callable[[AppSettings, int, Report], AbstractContextManager[str | None]]
+Serve = Callable[[AppSettings, int, Report], AbstractContextManager[LocalServerAddress | None]]
 """Context that serves the store directory of settings to so many workers: `mqtemplate.running.shared_server`."""
 
 _LONGEST_WAIT_S = 0.25  # see `mqtemplate.context.signals`: a signal may arrive just before a wait
@@ -108,11 +109,16 @@ class Supervisor:
         count = len(self._slots)
         with (
             self._signals(),
-            self._serve(self._settings, count, self._report) as name_server,
+            self._serve(self._settings, count, self._report) as server,
             file_changes(self._watched, lambda files: self._calls.put(lambda: self._reload(_named(files)))),
         ):
-            if name_server is not None:
-                self._options = dataclasses.replace(self._options, name_server=name_server)
+            if server is not None:
+                self._options = dataclasses.replace(
+                    self._options,
+                    name_server=server.address,
+                    access_key=server.access_key,
+                    secret_key=server.secret_key,
+                )
             self._report(f"{self._options.target}: {_counted(count)} start; press Ctrl-C to stop")
             for slot in self._slots:
                 self._start(slot)

@@ -1,7 +1,8 @@
 """One worker process of ``mqtemplate run``: it runs the application, and tells the supervisor when it is ready.
 
-``python -m mqtemplate.running.worker OPTIONS DESCRIPTOR``: the descriptor is one end of a pair of sockets. The
-worker writes a line when it is ready. If the supervisor dies, it reads the end of the stream, and stops in order.
+``python -m mqtemplate.running.worker TARGET DESCRIPTOR``: the descriptor is one end of a pair of sockets. The worker
+reads its options from it, and writes a line when it is ready. If the supervisor dies, it reads the end of the stream,
+and stops in order.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ def main(arguments: Sequence[str]) -> None:
     Raises:
         SystemExit: The application cannot start.
     """
-    options, descriptor = RunOptions.from_json(arguments[0]), int(arguments[1])
-    supervisor = socket.socket(fileno=descriptor)
+    supervisor = socket.socket(fileno=int(arguments[1]))
     supervisor.set_inheritable(False)  # a process that the application starts must not keep it open
+    with supervisor.makefile("r", encoding="utf-8") as stream:
+        options = RunOptions.from_json(stream.readline())  # the only line that the supervisor writes
     threading.Thread(target=_stop_with, args=(supervisor,), name="mqtemplate-supervisor", daemon=True).start()
     with reported_failures():
         app = load_application(options)

@@ -31,8 +31,10 @@ class WorkerProcess:
     def __init__(self, options: RunOptions, on_ready: Callable[[], object], on_end: Callable[[int], object]) -> None:
         self._channel, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", "mqtemplate.running.worker", options.to_json(), str(theirs.fileno())]
+            # The target is for readers of lists of processes. The options may contain an account.
+            command = [sys.executable, "-m", "mqtemplate.running.worker", options.target, str(theirs.fileno())]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], process_group=0)
+        self._channel.sendall(f"{options.to_json()}\n".encode())
         self.pid = self._process.pid
         self._on_ready, self._on_end = on_ready, on_end
         threading.Thread(target=self._observe, name=f"mqtemplate-worker-{self.pid}", daemon=True).start()

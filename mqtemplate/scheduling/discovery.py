@@ -25,7 +25,7 @@ from mqtemplate.scheduling.cron import read_cron
 from mqtemplate.scheduling.decorator import ScheduleSpec, schedule_specs
 from mqtemplate.scheduling.run import ScheduledRun
 from mqtemplate.scheduling.schedule import CatchUp, Schedule, check_name
-from mqtemplate.scheduling.trigger import Trigger, epoch_ms, zone_of
+from mqtemplate.scheduling.trigger import LAST_MS, SHORTEST_MS, Trigger, epoch_ms, zone_of
 
 
 def is_scheduled(component: object) -> bool:
@@ -81,7 +81,7 @@ def _make_schedule(
     try:
         return Schedule(
             name=name,
-            trigger=_read_trigger(text(spec.cron), text(spec.every), text(spec.at), text(spec.zone)),
+            trigger=_in_range(_read_trigger(text(spec.cron), text(spec.every), text(spec.at), text(spec.zone))),
             catch_up=_read_catch_up(text(spec.catch_up)),
             grace_ms=_read_duration("grace", text(spec.grace), 0),
             holidays=spec.holidays,
@@ -101,7 +101,7 @@ def _read_trigger(cron: Any, every: Any, at: Any, zone: str) -> Trigger:
         except ValueError as error:
             raise ScheduleError(f"cron must be {error}") from None
     if every is not None:
-        return Trigger(every_ms=_read_duration("every", every, 1_000), zone=zone)
+        return Trigger(every_ms=_read_duration("every", every, SHORTEST_MS), zone=zone)
     if isinstance(at, int) and not isinstance(at, bool):
         return Trigger(at_ms=at, zone=zone)
     try:
@@ -111,6 +111,13 @@ def _read_trigger(cron: Any, every: Any, at: Any, zone: str) -> Trigger:
         raise ScheduleError(
             f"at must be a datetime, a text such as '2026-12-24T18:00' or epoch milliseconds, got {at!r}"
         ) from None
+
+
+def _in_range(trigger: Trigger) -> Trigger:
+    for what, value in (("every", trigger.every_ms), ("at", trigger.at_ms)):
+        if value is not None and value > LAST_MS:
+            raise ScheduleError(f"{what} must be before the year 9999, got {value} ms; write nothing for 'never'")
+    return trigger
 
 
 def _read_duration(what: str, value: object, low_ms: int) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from mqtemplate.errors import MessageError
+from mqtemplate.errors import MessageError, ScheduleError
 from mqtemplate.message import Message, MessageExt, Property, create_unique_id
-from mqtemplate.scheduling.trigger import Trigger
+from mqtemplate.scheduling.schedule import check_name
+from mqtemplate.scheduling.trigger import LAST_MS, Trigger
 
 SHORT_STEP_MS = 2 * 86_400_000
 """Longest delay that every broker takes: RocketMQ's timers take three days."""
@@ -32,12 +34,19 @@ class RunKey(NamedTuple):
         return f"{self.schedule}@{self.run_ms}@{self.deliver_ms}@{self.fingerprint}"
 
 
+_RUN_KEY = re.compile(r"([a-zA-Z0-9_-]{1,64})@(\d{1,15})@(\d{1,15})@([0-9a-f]{8})", re.ASCII)
+
+
 def find_run_key(keys: str | None) -> RunKey | None:
-    """Return the key of a run among the keys of a message; None for a message that is no run message."""
+    """Return the key of a run among the keys of a message; None for a message that is no run message.
+
+    Other programs may send to the topic, so nothing is assumed about the keys.
+    """
     for key in (keys or "").split(" "):
-        schedule, *rest = key.split("@")
-        if len(rest) == 3:
-            return RunKey(schedule, int(rest[0]), int(rest[1]), rest[2])
+        if (found := _RUN_KEY.fullmatch(key)) is not None:
+            schedule, run_ms, deliver_ms, fingerprint = found.groups()
+            if int(run_ms) <= LAST_MS:
+                return RunKey(schedule, int(run_ms), int(deliver_ms), fingerprint)
     return None
 
 
@@ -105,9 +114,27 @@ class RunMessage:
         """
         try:
             fields = json.loads(message.body)
-            return cls(**fields | {"trigger": Trigger(**fields["trigger"])})
-        except (ValueError, TypeError, KeyError) as error:
+            request = cls(**fields | {"trigger": Trigger(**fields["trigger"])})
+            request._check()
+        except (ValueError, TypeError, KeyError, RecursionError, ScheduleError) as error:
             raise MessageError(
                 f"message {message.msg_id} of topic {message.topic} is no run of a schedule: {error!r}; the topic of "
                 "mqtemplate.schedules.topic is for schedules only"
             ) from error
+        return request
+
+    def _check(self) -> None:
+        """Check the values of a message: any program that may send to the topic can have sent it.
+
+        Raises:
+            ValueError: A value has another type, or is out of its range.
+            ScheduleError: The name or the trigger is invalid.
+        """
+        check_name(self.schedule)
+        self.trigger.check()
+        for name in ("run_ms", "deliver_ms", "since_ms"):
+            value = getattr(self, name)
+            if type(value) is not int or not 0 <= value <= LAST_MS:
+                raise ValueError(f"{name} must be milliseconds from 0 to {LAST_MS}, got {value!r:.64}")
+        if type(self.is_manual) is not bool:
+            raise ValueError(f"is_manual must be true or false, got {self.is_manual!r:.64}")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-from mqtemplate.errors import MQTemplateError, SendError
+from mqtemplate.errors import MessageError, MQTemplateError, SendError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageExt
 from mqtemplate.pending import PendingMessage
@@ -78,9 +78,15 @@ class ScheduleRunner:
         """Return the run that a message requests, after the next one was sent; None if nothing is to be run.
 
         Raises:
+            MessageError: The message is no run of this schedule.
             SendError: The next message could not be sent. The message must be redelivered.
         """
         request = RunMessage.read(message)
+        if request.schedule != self.schedule.name:
+            raise MessageError(
+                f"message {message.msg_id} of topic {message.topic} has the tag {message.tags!r} and is a run of "
+                f"{request.schedule!r}; the topic of mqtemplate.schedules.topic is for schedules only"
+            )
         if request.is_manual:
             return self._run(request, message)
         if (reason := self._reason_to_drop(request, message)) is not None:

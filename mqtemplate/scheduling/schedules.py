@@ -13,7 +13,7 @@ from mqtemplate.pending import PendingMessage
 from mqtemplate.scheduling.run_message import RunMessage, find_run_key
 from mqtemplate.scheduling.schedule import Schedule, check_name
 from mqtemplate.scheduling.topic import DEFAULT_TOPIC, FOREVER_MS, ScheduleTopic
-from mqtemplate.scheduling.trigger import Trigger, epoch_ms
+from mqtemplate.scheduling.trigger import LAST_MS, Trigger, epoch_ms
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FAR = datetime(9999, 1, 1, tzinfo=UTC)
@@ -129,7 +129,7 @@ class Schedules:
             paused_until=None
             if until_ms <= now_ms
             else datetime.max.replace(tzinfo=UTC)
-            if until_ms == FOREVER_MS
+            if until_ms >= LAST_MS  # FOREVER_MS, or a value of another program
             else local(until_ms),
         )
 

@@ -6,11 +6,14 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from mqtemplate.broker import Broker, Capability
-from mqtemplate.errors import DelayError, UnsupportedError
+from mqtemplate.errors import DelayError, MessageError, UnsupportedError
+from mqtemplate.event_log import get_logger
 from mqtemplate.hashes.java_hash import java_string_hash
 from mqtemplate.message import MessageExt, MessageQueue
 from mqtemplate.pending import PendingMessage, PendingQuery
 from mqtemplate.scheduling.run_message import LONG_STEP_MS, SHORT_STEP_MS, RunKey, RunMessage, find_run_key
+
+_log = get_logger("mqtemplate.scheduling")
 
 DEFAULT_TOPIC = "mqtemplate-schedules"
 FOREVER_MS = (1 << 62) - 1
@@ -71,9 +74,9 @@ class ScheduleTopic:
         self.send(request.in_steps(now_ms, SHORT_STEP_MS))
 
     def first_with(self, key: RunKey) -> MessageExt | None:
-        """Return the delivered run message that came first of all that have the key."""
+        """Return the delivered run message that came first of all that have the key. Other messages do not count."""
         found = self.broker.messages_by_key(self.name, str(key), _MAX_DUPLICATES)
-        return min(found, key=lambda each: each.queue_offset, default=None)
+        return min(filter(_is_run, found), key=lambda each: each.queue_offset, default=None)
 
     @property
     def can_list(self) -> bool:
@@ -86,10 +89,15 @@ class ScheduleTopic:
     def pending(self) -> dict[str, list[PendingMessage]]:
         """Return the run messages that are not delivered yet, by schedule; none if the broker cannot list them."""
         found: dict[str, list[PendingMessage]] = defaultdict(list)
+        ignored = 0
         if self.can_list:
             for message in self._pending():
                 if (key := find_run_key(message.keys)) is not None:
                     found[key.schedule].append(message)
+                else:
+                    ignored += 1
+        if ignored:
+            _log.warning("schedule.messages_ignored", topic=self.name, count=ignored, reason="no keys of a run")
         return found
 
     def _pending(self) -> Iterator[PendingMessage]:
@@ -130,3 +138,11 @@ class ScheduleTopic:
     def _queue_of(self, schedule: str) -> MessageQueue:
         queues = self.broker.queues(self.name)
         return queues[abs(java_string_hash(schedule)) % len(queues)]
+
+
+def _is_run(message: MessageExt) -> bool:
+    try:
+        RunMessage.read(message)
+    except MessageError:
+        return False
+    return True

@@ -12,9 +12,13 @@ from zoneinfo import ZoneInfo
 
 from mqtemplate.durations import format_ms
 from mqtemplate.errors import ScheduleError
-from mqtemplate.scheduling.cron import next_time
+from mqtemplate.scheduling.cron import next_time, read_cron
 
 NO_HOLIDAYS: frozenset[date] = frozenset()
+SHORTEST_MS = 1_000
+"""Shortest interval."""
+LAST_MS = 253_370_764_800_000
+"""Last time that triggers compute with: 9999-01-01T00:00Z, in each zone a time that `datetime` has."""
 _MAX_DAYS = 3_660  # a calendar that excludes ten years excludes everything
 
 
@@ -61,7 +65,26 @@ class Trigger:
 
     def local(self, at_ms: int) -> datetime:
         """Return a time (epoch ms) as a datetime in the zone of the trigger."""
-        return datetime.fromtimestamp(at_ms / 1_000, zone_of(self.zone))
+        return datetime.fromtimestamp(min(at_ms, LAST_MS) / 1_000, zone_of(self.zone))
+
+    def check(self) -> None:
+        """Check the fields of a trigger that another process sent, as a declaration is checked.
+
+        Raises:
+            ValueError: A field has a value that no declaration has.
+            ScheduleError: There is no such time zone.
+        """
+        given = [value for value in (self.cron, self.every_ms, self.at_ms) if value is not None]
+        if len(given) != 1:
+            raise ValueError(f"a trigger has one of cron, every_ms and at_ms, got {len(given)}")
+        if self.cron is not None and (type(self.cron) is not str or _normal_cron(self.cron) != self.cron):
+            raise ValueError(f"cron must be an expression in the form of triggers, got {self.cron!r:.64}")
+        for name, value, low in (("every_ms", self.every_ms, SHORTEST_MS), ("at_ms", self.at_ms, 0)):
+            if value is not None and (type(value) is not int or not low <= value <= LAST_MS):
+                raise ValueError(f"{name} must be milliseconds from {low} to {LAST_MS}, got {value!r:.64}")
+        if type(self.zone) is not str:
+            raise ValueError(f"zone must be the name of a time zone, got {self.zone!r:.64}")
+        zone_of(self.zone)
 
     @property
     def fingerprint(self) -> str:
@@ -83,6 +106,9 @@ class Trigger:
 @lru_cache(maxsize=1_024)  # each message of a schedule needs it several times
 def _fingerprint(trigger: Trigger) -> str:
     return f"{zlib.crc32(json.dumps(trigger.fields(), sort_keys=True).encode()):08x}"
+
+
+_normal_cron = lru_cache(maxsize=64)(read_cron)  # the check of an expression computes its first time
 
 
 def epoch_ms(at: datetime) -> int:

@@ -113,7 +113,7 @@ class BrokerServer:
         self.engine = engine
         self.settings = settings = settings or BrokerServerSettings()
         clock = engine.clock
-        access = AccessControl(acl)
+        access, self._is_private = AccessControl(acl), acl is not None and acl.is_private
         self.guard = None if acl is None else AclGuard(access, acl, clock)
         self._heavy = HeavyWork()
         self._parts = parts = ServerParts(engine, settings, lambda: str(self.address), access, self._heavy)
@@ -219,7 +219,9 @@ class BrokerServer:
                 hint="clients cannot connect to the advertised address; set listen_host in the engine's settings",
             )
         tls = self._remoting_settings.tls
-        if self.guard is not None and (tls is None or tls.mode is not TlsMode.ENFORCING):
+        # Requests of processes on this machine cannot be recorded by its other users.
+        is_private = self._is_private and listens.ip in ("127.0.0.1", "::1")
+        if self.guard is not None and not is_private and (tls is None or tls.mode is not TlsMode.ENFORCING):
             _log.warning(
                 "acl.tls_not_enforced",
                 hint="a recorded request stays valid, and with another request code too: set "

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 from mqtemplate.errors import SparkError
 from mqtemplate.hashes.checksum import crc32
+from mqtemplate.private_files import write_private
 from mqtemplate.spark.offsets import OffsetTable, from_spark, to_spark
 
 _FIRST_OFFSETS = "mqtemplate-first-offsets.json"
@@ -120,13 +120,7 @@ class QueryCheckpoint:
 
     def write_first_offsets(self, offsets: OffsetTable) -> None:
         """Write the start of the first batch, durably and atomically."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        fresh = self.folder / f".{_FIRST_OFFSETS}.new"
-        with fresh.open("w") as file:
-            json.dump(to_spark(offsets), file)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(self.folder / _FIRST_OFFSETS)
+        write_private(self.folder / _FIRST_OFFSETS, json.dumps(to_spark(offsets)).encode())
 
 
 def _batch_ids(folder: Path) -> list[int]:

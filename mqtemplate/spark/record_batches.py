@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from mqtemplate.errors import BodyTooLargeError, ConversionError, CorruptRecordError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import Property, offset_msg_id
+from mqtemplate.numbers import parse_number
 from mqtemplate.record import layout
 from mqtemplate.record.codec import BadRecordError, parse_record, unpack_host
 from mqtemplate.record.compression import MAX_BODY_BYTES, decompress_body
@@ -50,7 +51,7 @@ ARROW_SCHEMA = pa.schema(
 )
 """Columns of the source; ``deliverTimestamp`` is null unless the message was delayed to a time."""
 
-_LAST_MS = 2**63 // 1_000 - 1  # the last millisecond that a timestamp in microseconds can hold
+_FIRST_MS, _LAST_MS = -62_135_510_400_000, 253_402_214_400_000  # the years 1 to 9999, less a day for time zones
 _U8 = np.uint64
 _HEADER = np.dtype(layout.HEADER_FIELDS)  # type: ignore[call-overload]
 Extra: TypeAlias = int | npt.NDArray[Any]
@@ -196,8 +197,10 @@ class Records:
             "body": self._bodies,
             "flag": lambda: pa.array(self._heads["flag"].astype(np.int32)),
             "properties": self._maps,
-            "bornTimestamp": lambda: _timestamps(self._heads["born_timestamp"].astype(np.int64)),
-            "storeTimestamp": lambda: _timestamps(self._i8(self._at + (layout.STORE_TIMESTAMP_AT + self._born_extra))),
+            "bornTimestamp": lambda: timestamp_column(pa.array(self._heads["born_timestamp"].astype(np.int64))),
+            "storeTimestamp": lambda: timestamp_column(
+                pa.array(self._i8(self._at + (layout.STORE_TIMESTAMP_AT + self._born_extra)))
+            ),
             "deliverTimestamp": lambda: _deliver_timestamps(self.properties),
             "reconsumeTimes": lambda: pa.array(self._i4(self._tail_at), pa.int32()),
         }
@@ -294,8 +297,18 @@ def _gather(data: npt.NDArray[np.uint8], kind: str | np.dtype[Any], at: npt.NDAr
     return every[at].view(dtype)
 
 
-def _timestamps(milliseconds: npt.NDArray[np.int64]) -> pa.Array:
-    return pa.array(milliseconds * 1_000).view(_TIMESTAMP)
+def number_column(texts: pa.Array) -> pa.Array:
+    """Return a column of texts as numbers of 64 bits; null for a text that is no number. Any program may write it."""
+    try:
+        return texts.cast(pa.int64())
+    except pa.ArrowInvalid:
+        return pa.array([parse_number(text) for text in texts.to_pylist()], pa.int64())
+
+
+def timestamp_column(milliseconds: pa.Array) -> pa.Array:
+    """Return times; null for one that `datetime` does not have: one such row would fail the whole query."""
+    in_range = pc.and_(pc.greater_equal(milliseconds, _FIRST_MS), pc.less_equal(milliseconds, _LAST_MS))
+    return pc.multiply(pc.if_else(in_range, milliseconds, None), 1_000).view(_TIMESTAMP)
 
 
 def _deliver_timestamps(properties: PropertyColumns) -> pa.Array:
@@ -304,11 +317,4 @@ def _deliver_timestamps(properties: PropertyColumns) -> pa.Array:
     if due.null_count == len(due):
         return pa.nulls(len(due), _TIMESTAMP)
     due = pc.if_else(properties.value(Property.REAL_TOPIC).is_valid(), due, pa.scalar(None, pa.string()))
-    try:
-        milliseconds = due.cast(pa.int64())
-    except pa.ArrowInvalid:  # another program wrote the property, and not as a number
-        numbers = (None if text is None or not text.isdecimal() else int(text) for text in due.to_pylist())
-        valid = [None if number is None or number > _LAST_MS else number for number in numbers]
-        milliseconds = pa.array(valid, pa.int64())
-    in_range = pc.less_equal(pc.abs(milliseconds), _LAST_MS)
-    return pc.multiply(pc.if_else(in_range, milliseconds, None), 1_000).view(_TIMESTAMP)
+    return timestamp_column(number_column(due))

@@ -33,6 +33,8 @@ _TUNED = {
 }
 _LOOPBACK = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 _THREADS_OF_THIS_MACHINE = {
+    # The driver listens on ports of 127.0.0.1, which other users of the machine reach. Spark creates the secret itself.
+    "spark.authenticate": "true",
     # Workers on other machines have the package for executors, and perhaps not this module.
     "spark.python.daemon.module": "mqtemplate.spark.reader.daemon",
 }

@@ -14,6 +14,7 @@ from mqtemplate.running.hosting import ProcessApplication
 from mqtemplate.template import RocketMQTemplate
 from mqtemplate_starter_celery.forwarding import task_forwarder
 from mqtemplate_starter_celery.sending import DEFAULT_TOPIC, delay_tasks
+from mqtemplate_starter_celery.trust import SigningKey
 
 
 class MQTemplate(ProcessApplication):
@@ -31,14 +32,21 @@ class MQTemplate(ProcessApplication):
         components: Further components of the application that runs in workers, such as listeners.
         app: Celery application, if there is one already.
         topic: Topic of the delayed tasks. Celery applications that share a broker need one each.
+        signing_key: Key that signs the tasks, so that only processes with the key can add some; at least 16
+            characters. Of several the first one signs. Needed for tasks that are pickled.
         options: Options of `MQApplication`.
     """
 
     def __init__(
-        self, *components: object, app: Celery | None = None, topic: str = DEFAULT_TOPIC, **options: Any
+        self,
+        *components: object,
+        app: Celery | None = None,
+        topic: str = DEFAULT_TOPIC,
+        signing_key: SigningKey = None,
+        **options: Any,
     ) -> None:
         super().__init__(*components, **options)
-        self._topic = topic
+        self._topic, self._signing_key = topic, signing_key
         self._sender = ProcessApplication(**options)
         self._celery: Celery | None = None
         if app is not None:
@@ -47,13 +55,13 @@ class MQTemplate(ProcessApplication):
     def init_app(self, app: Celery) -> None:
         """Connect a Celery application. Nothing is started."""
         self._celery = app
-        delay_tasks(app, lambda: self.sending_template, self._topic)
+        delay_tasks(app, lambda: self.sending_template, self._topic, self._signing_key)
         signals.worker_ready.connect(self._worker_ready, weak=False)
         signals.worker_shutdown.connect(self._worker_shutdown, weak=False)
 
     def new_application(self) -> MQApplication:
         """Return a new application that forwards tasks: for workers, and for ``mqtemplate run shop.tasks:messages``."""
-        own = () if self._celery is None else (task_forwarder(self._celery, self._topic),)
+        own = () if self._celery is None else (task_forwarder(self._celery, self._topic, self._signing_key),)
         return MQApplication(*self._components, *own, **self._options)
 
     @property

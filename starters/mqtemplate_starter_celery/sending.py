@@ -14,13 +14,19 @@ from kombu.utils.imports import symbol_by_name
 
 from mqtemplate.template import RocketMQTemplate
 from mqtemplate_starter_celery.stored_task import StoredTask
+from mqtemplate_starter_celery.trust import SigningKey, TaskTrust
 
 DEFAULT_TOPIC = "celery-eta"
 
 _NATIVE_DELAY = "celery_delayed_"  # exchanges of RabbitMQ's quorum queues, which delay by themselves
 
 
-def delay_tasks(app: Celery, template: Callable[[], RocketMQTemplate], topic: str = DEFAULT_TOPIC) -> None:
+def delay_tasks(
+    app: Celery,
+    template: Callable[[], RocketMQTemplate],
+    topic: str = DEFAULT_TOPIC,
+    signing_key: SigningKey = None,
+) -> None:
     """Let the tasks of a Celery application that have an eta wait in mqtemplate, from now on.
 
     It acts on everything that publishes a task: ``apply_async``, ``send_task``, ``retry``, canvases and beat. Routing,
@@ -29,7 +35,12 @@ def delay_tasks(app: Celery, template: Callable[[], RocketMQTemplate], topic: st
     Args:
         template: Returns the template; it is called for each task with an eta.
         topic: Topic of the messages; `task_forwarder` with the same topic publishes the tasks when they are due.
+        signing_key: Key that signs the tasks; needed for tasks that are pickled.
+
+    Raises:
+        ConfigurationError: The key is too short.
     """
+    trust = TaskTrust(topic, signing_key)
     base: Any = symbol_by_name(app.amqp_cls)
 
     class DelayingAMQP(base):  # type: ignore[misc]  # the class that the application names
@@ -43,7 +54,7 @@ def delay_tasks(app: Celery, template: Callable[[], RocketMQTemplate], topic: st
             def send(producer: Any, name: str, message: Any, *arguments: Any, **options: Any) -> Any:
                 eta_ms = _eta_ms(app, message, options)
                 if eta_ms is not None and eta_ms > template().broker.clock.now_ms():
-                    producer = _StoringProducer(producer, template(), f"{topic}:{name}", eta_ms)
+                    producer = _StoringProducer(producer, template(), f"{topic}:{name}", eta_ms, trust)
                 return publish(producer, name, message, *arguments, **options)
 
             return send
@@ -65,11 +76,14 @@ def _eta_ms(app: Celery, message: Any, options: dict[str, Any]) -> int | None:
 class _StoringProducer:
     """Producer of kombu that stores a task as a delayed message. Events about it go to the producer that it wraps."""
 
-    def __init__(self, producer: Any, template: RocketMQTemplate, destination: str, eta_ms: int) -> None:
+    def __init__(
+        self, producer: Any, template: RocketMQTemplate, destination: str, eta_ms: int, trust: TaskTrust
+    ) -> None:
         self._producer = producer
         self._template = template
         self._destination = destination
         self._eta_ms = eta_ms
+        self._trust = trust
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._producer, name)
@@ -79,6 +93,8 @@ class _StoringProducer:
         if headers is None or "task" not in headers:
             return self._producer.publish(body, headers=headers, **options)
         task = StoredTask.of_publish(body, headers, options)
+        stored = task.to_body()
+        signed = self._trust.headers(task, stored)
         return self._template.sync_send(
-            self._destination, task.to_body(), deliver_at=self._eta_ms, keys=[headers["id"]]
+            self._destination, stored, deliver_at=self._eta_ms, keys=[str(headers["id"])], headers=signed
         )

@@ -5,8 +5,11 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from inspect import signature
 from typing import Any
 
+from kombu import Producer
+from kombu.compression import get_encoder
 from kombu.serialization import dumps as serialize
 from kombu.utils.json import dumps, loads
 
@@ -16,6 +19,10 @@ ETA_HEADER = "mqtemplate_eta"
 """Header of a task with its eta. The header ``eta`` is removed, since it would make the worker wait again."""
 
 _NAMES = ("routing_key", "compression", "delivery_mode")
+_ENCODINGS = ("utf-8", "binary", "us-ascii")
+_DELIVERY_MODES = (None, 1, 2, "transient", "persistent")
+_ARGUMENTS = frozenset(signature(Producer.publish).parameters) - {"priority", "mandatory", "immediate"}
+"""Arguments of ``Producer.publish`` that are no properties of a message."""
 _TRANSIENT = ("serializer", "retry", "retry_policy", "timeout", "confirm_timeout", "exchange", "declare", *_NAMES)
 
 
@@ -69,17 +76,47 @@ class StoredTask:
 
     @classmethod
     def read(cls, body: bytes) -> StoredTask:
-        """Return the task of a message.
+        """Return the task of a message. Any program that may send to the topic can have written it.
 
         Raises:
             MessageError: The message is no task.
         """
         try:
-            return cls(**loads(body))
-        except (ValueError, TypeError) as error:
+            task = cls(**loads(body))
+            task._check()
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            reason = f"{error!s:.200}" or type(error).__name__
             raise MessageError(
-                f"the message is no task of Celery: {error}; only mqtemplate_starter_celery may send to its topic"
+                f"the message is no task of Celery: {reason}; only mqtemplate_starter_celery may send to its topic"
             ) from error
+        return task
+
+    def _check(self) -> None:
+        """Check the values, which become arguments of ``Producer.publish``.
+
+        Raises:
+            ValueError: A value has another type, or no call of Celery gives it.
+        """
+        texts = {"body": self.body, "content_type": self.content_type, "exchange": self.exchange}
+        optional = {"queue": self.queue, "routing_key": self.routing_key, "compression": self.compression}
+        wrong = [name for name, value in texts.items() if not isinstance(value, str)]
+        wrong += [name for name, value in optional.items() if not isinstance(value, str | None)]
+        if wrong:
+            raise ValueError(f"{wrong[0]} is no text")
+        if type(self.is_binary) is not bool or not isinstance(self.headers, dict):
+            raise ValueError("is_binary is not true or false, or headers is no object")
+        if not isinstance(self.headers.get("task"), str):
+            raise ValueError("the header 'task' names no task")
+        if self.content_encoding not in _ENCODINGS:
+            raise ValueError(f"content_encoding is {self.content_encoding!r:.64}, not one of {', '.join(_ENCODINGS)}")
+        if self.compression is not None:
+            get_encoder(self.compression)  # a KeyError for an unknown one
+        if self.delivery_mode not in _DELIVERY_MODES:
+            raise ValueError(f"delivery_mode is {self.delivery_mode!r:.64}")
+        if not isinstance(self.properties, dict) or (wrong := sorted(self.properties.keys() & _ARGUMENTS)):
+            raise ValueError(f"the properties are no object, or {wrong or 'one of them'} is none of a task")
+        if self.is_binary:
+            base64.b64decode(self.body, validate=True)
 
     @property
     def payload(self) -> str | bytes:

@@ -31,6 +31,13 @@ def test_another_text_is_refused_with_an_example(text: str) -> None:
     assert repr(text) in str(raised.value)
 
 
+def test_a_port_of_thousands_of_digits_is_refused_in_a_short_text() -> None:
+    with pytest.raises(ConfigurationError, match=r"write host:port") as raised:
+        parse_address("a:" + "9" * 5_000)
+
+    assert len(str(raised.value)) < 500
+
+
 @pytest.mark.parametrize(
     ("sockaddr", "expected"),
     [

@@ -7,10 +7,10 @@ import pytest
 pytest.importorskip("pyspark")
 
 from mqtemplate.brokers import EmbeddedBroker
-from mqtemplate.errors import SparkError
+from mqtemplate.errors import StoreError
 from mqtemplate.message import Message, MessageQueue
+from mqtemplate.server.local_address import LocalServerAddress
 from mqtemplate.spark import LocalServer, source_schema
-from mqtemplate.spark.broker_access.server_address import LocalServerAddress
 from mqtemplate.spark.options import SourceOptions
 from mqtemplate.spark.source import StreamReader
 
@@ -55,7 +55,7 @@ def test_servers_of_one_folder_share_one_address_until_the_last_stops(broker: Em
 
 def test_a_damaged_address_says_what_to_do(broker: EmbeddedBroker) -> None:
     assert broker.path is not None
-    (broker.path / "config" / "sparkServer.json").write_text("{")
+    (broker.path / "config" / "localServer.json").write_text("{")
 
-    with pytest.raises(SparkError, match="sparkServer.json cannot be read .* delete it, and start its server again"):
+    with pytest.raises(StoreError, match="localServer.json cannot be read .* delete it, and start its server again"):
         LocalServerAddress.read(broker.path)

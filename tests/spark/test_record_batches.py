@@ -25,7 +25,7 @@ from mqtemplate.record.compression import CompressionType, compress_body  # noqa
 from mqtemplate.record.message_ext import to_message_ext  # noqa: E402
 from mqtemplate.record.properties import encode_properties  # noqa: E402
 from mqtemplate.spark.reader.local_blocks import QueueSlice, local_blocks  # noqa: E402
-from mqtemplate.spark.record_batches import ARROW_SCHEMA, record_batches  # noqa: E402
+from mqtemplate.spark.record_batches import ARROW_SCHEMA, number_column, record_batches, timestamp_column  # noqa: E402
 from mqtemplate.spark.store_folder import StoreFolder  # noqa: E402
 
 
@@ -299,3 +299,12 @@ def test_a_body_that_becomes_too_large_stays_compressed(tmp_path: Path) -> None:
     assert len(bodies[2]) < 1_000
     assert bodies[3] == bytes(1_000)
     assert [(event["event"], event["max_bytes"]) for event in events] == [("spark.body_too_large", 1_000)] * 3
+
+
+def test_numbers_and_times_of_other_programs_are_null_where_they_are_none() -> None:
+    """One such row would fail the whole query: Arrow refuses the number, or `datetime` the year."""
+    texts = pa.array(["5", None, "9" * 5_000, "\u0663", "", "x", "-1", "+7", "9" * 19])
+    times = pa.array([0, 10**17, -(10**17), None, 2**63 - 1, -(2**63)], pa.int64())
+
+    assert number_column(texts).to_pylist() == [5, None, None, None, None, None, -1, 7, None]
+    assert timestamp_column(times).to_pylist() == [datetime(1970, 1, 1, tzinfo=UTC), None, None, None, None, None]

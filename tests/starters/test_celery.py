@@ -47,6 +47,7 @@ def new_celery() -> Celery:
     app = Celery("shop", broker="memory://", set_as_current=False)
     app.conf.task_default_queue = f"celery-{uuid4()}"  # kombu's memory is shared by all connections of the process
     app.conf.result_backend = "cache+memory://"
+    app.conf.accept_content = ["json", "yaml", "pickle"]
 
     @app.task(name="shop.remind", bind=True, shared=False)
     def remind(self: Any, order: int, text: str = "please pay") -> str:
@@ -141,10 +142,14 @@ def test_routing_serializer_priority_and_expiry_are_those_of_the_call(
     assert datetime.fromisoformat(task.headers["expires"]) > datetime.now(UTC) + timedelta(minutes=59)
 
 
-@pytest.mark.usefixtures("messages")
-def test_a_binary_serializer_works(celery: Celery, queues: Queues, remind: Any, mqtemplate_harness: Harness) -> None:
+def test_a_binary_serializer_works(
+    celery: Celery, queues: Queues, remind: Any, mqtemplate_applications: list[MQApplication]
+) -> None:
+    messages = MQTemplate(app=celery, signing_key="0123456789abcdef")
+    messages.start()
     remind.apply_async((b"\xff",), countdown=60, serializer="pickle")
-    mqtemplate_harness.advance("2m")
+    Harness(messages.application).advance("2m")
+    messages.stop()
 
     [task] = queues.take()
     assert task.decode()[0] == (b"\xff",)

@@ -17,7 +17,7 @@ from mqtemplate.admin.dead_letters.letter import LetterState
 from mqtemplate.admin.messages import read_queue
 from mqtemplate.errors import UnknownNameError
 from mqtemplate.event_log import LimitedLog, get_logger
-from mqtemplate.message import Message, Property
+from mqtemplate.message import Message, MessageExt, Property
 from mqtemplate.topics import MARKS_TOPIC
 
 _log = LimitedLog(get_logger("mqtemplate.admin"), lambda: int(time.monotonic() * 1_000))
@@ -48,11 +48,12 @@ class Marks:
         marks: dict[str, Mark] = {}
         for span in spans:
             for message in read_queue(self.admin.broker, span.queue, span.min_offset, span.max_offset):
-                state, ids = _read_mark(message.body) if message.keys == group else (LetterState.OPEN, [])
-                added = Mark(state, message.store_timestamp)
-                for letter_id in ids:
-                    if letter_id not in marks or marks[letter_id].time_ms <= added.time_ms:
-                        marks[letter_id] = added
+                if message.keys == group:
+                    state, ids = _read(message)
+                    added = Mark(state, message.store_timestamp)
+                    for letter_id in ids:
+                        if letter_id not in marks or marks[letter_id].time_ms <= added.time_ms:
+                            marks[letter_id] = added
         return marks
 
     def add(self, group: str, state: LetterState, ids: Sequence[str]) -> None:
@@ -66,15 +67,17 @@ class Marks:
             broker.send(Message(MARKS_TOPIC, body, {Property.KEYS: group, Property.TAGS: state.value}))
 
 
-def _read_mark(body: bytes) -> tuple[LetterState, list[str]]:
-    """Return the state and the ids in the body of a mark; no ids if it is not one: any client may send to the topic."""
+def _read(message: MessageExt) -> tuple[LetterState, list[str]]:
+    """Return the state and the ids of a mark; no ids for a message of another program, which is logged."""
     try:
-        mark = json.loads(body)
+        mark = json.loads(message.body)
         state, ids = LetterState(mark["state"]), mark["ids"]
-    except (ValueError, KeyError, TypeError, RecursionError) as exc:
-        _log.warning("dead_letter.mark_unreadable", reason=str(exc)[:200])
+        if not isinstance(ids, list) or not all(isinstance(each, str) for each in ids):
+            raise TypeError(f"ids must be a list of texts, got {ids!r:.64}")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        _log.warning("dead_letters.mark_ignored", topic=message.topic, msg_id=message.msg_id, reason=repr(error))
         return LetterState.OPEN, []
-    return state, [each for each in ids if isinstance(each, str)] if isinstance(ids, list) else []
+    return state, ids
 
 
 def _batches(ids: Sequence[str]) -> Iterator[list[str]]:

@@ -37,7 +37,8 @@ def capabilities(
     calls = [replace(call, name_server=name_server) for name_server in name_servers or (None,)]
     found = dict(capabilities_of(each.settings()) for each in calls)
     call.output.document({name: sorted(each.value for each in given) for name, given in found.items()})
-    call.output.line(capability_report(found))
+    for line in capability_report(found).splitlines():
+        call.output.line(line)
 
 
 def capabilities_of(settings: AppSettings) -> tuple[str, frozenset[Capability]]:

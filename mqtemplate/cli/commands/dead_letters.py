@@ -170,7 +170,8 @@ def diff(
     rows = [{"name": name, "before": old, "after": new} for name, (old, new) in properties.items()]
     if not call.as_json:
         call.output.table(rows, {"PROPERTY": "name", "BEFORE": "before", "AFTER": "after"}, "equal properties")
-        call.output.line("equal bodies" if before.body == letter.message.body else "\n".join(body))
+        for line in ["equal bodies"] if before.body == letter.message.body else body:
+            call.output.line(line)
 
 
 def _body_diff(before: bytes, after: bytes) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -123,7 +122,7 @@ def send(
         options: dict[str, Any] = {
             "delay_level": level,
             "delay": None if delay is None else duration(delay, "--delay") / 1_000,
-            "deliver_at": _datetime(future_time(at, now_ms, "--at")),
+            "deliver_at": future_time(at, now_ms, "--at"),
             "hash_key": hash_key,
             "keys": key,
             "headers": named_values(prop, "--property"),
@@ -143,10 +142,6 @@ def _bodies(body: str | None, file: Path | None, *, lines: bool) -> Iterator[byt
     if lines:
         return (line.rstrip(b"\r\n") for line in sys.stdin.buffer if line.strip())
     return iter([existing_file(file) if file is not None else (body or "").encode()])
-
-
-def _datetime(time_ms: int | None) -> datetime | None:
-    return None if time_ms is None else datetime.fromtimestamp(time_ms / 1_000, UTC)
 
 
 def _print_results(call: Invocation, results: list[SendResult]) -> None:

@@ -95,6 +95,7 @@ class AclSettings:
         accounts: All accounts. Without accounts every request is refused.
         replay_window_ms: Time in which a signature may not be used again by a request that changes something. 0: it may
             be used again at any time.
+        is_private: True: the process created the only account, for processes that it starts itself.
 
     Raises:
         ConfigurationError: Two accounts have the same access key, or the window is negative.
@@ -102,6 +103,7 @@ class AclSettings:
 
     accounts: tuple[Account, ...] = ()
     replay_window_ms: int = 0
+    is_private: bool = False
 
     def __post_init__(self) -> None:
         if self.replay_window_ms < 0:

@@ -18,10 +18,10 @@ from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.errors import RemoteConnectError, SparkError, StoreLockedError
 from mqtemplate.remoting.settings import Credentials
 from mqtemplate.remoting.tls import ClientTls
+from mqtemplate.server.local_address import LocalServerAddress
 from mqtemplate.spark.broker_access.client_file import client_settings
 from mqtemplate.spark.broker_access.kept_connections import kept_connection
 from mqtemplate.spark.broker_access.location import BrokerLocation
-from mqtemplate.spark.broker_access.server_address import LocalServerAddress
 
 _LOCK_FILE = "sparkWriter.lock"
 _LOCK_TIMEOUT_S = 600.0

@@ -16,6 +16,7 @@ from mqtemplate.remoting.settings import RemotingServerSettings
 from mqtemplate.server.acl.access import AccessControl
 from mqtemplate.server.acl.guard import AclGuard
 from mqtemplate.server.acl.settings import Account, AclSettings
+from mqtemplate.server.local_address import LocalServerAddress
 from mqtemplate.server.name_server.kv_config import KVConfig
 from mqtemplate.server.name_server.processor import NameServer
 from mqtemplate.server.name_server.registered_brokers import RegisteredBrokers
@@ -29,7 +30,6 @@ from mqtemplate.server.processors.sequenced import SequencedSendProcessor
 from mqtemplate.server.registration import register
 from mqtemplate.server.response import problem_response
 from mqtemplate.server.settings import BrokerServerSettings
-from mqtemplate.spark.broker_access.server_address import LocalServerAddress
 from mqtemplate.topics import AUTO_CREATE_TOPIC
 
 _log = get_logger("mqtemplate.spark")

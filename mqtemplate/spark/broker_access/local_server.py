@@ -22,7 +22,7 @@ class LocalServer:
     """Lets Spark's processes write to an embedded broker of this process, and list its pending messages.
 
     The sink, the pending view and the changes by DataFrame find it by the broker's folder. It listens on 127.0.0.1 and
-    accepts the key in ``config/sparkServer.json`` only. A `SparkListenerContainer` starts one; use it as a context
+    accepts the key in ``config/localServer.json`` only. A `SparkListenerContainer` starts one; use it as a context
     manager for writes without a listener::
 
         with LocalServer(broker):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from mqtemplate.errors import OffsetOutOfRangeError, SparkError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageExt, MessageQueue, SendSequence
 from mqtemplate.metrics import Metrics
+from mqtemplate.private_files import write_private
 from mqtemplate.record.dead_letter import dead_letter_properties
 
 _log = get_logger("mqtemplate.spark")
@@ -74,13 +74,7 @@ class RedeliveryPlan:
 
     def write(self, rows: Sequence[FailedRow]) -> None:
         """Write the rows, durably and atomically. Delete the plans of earlier batches, which are committed."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        fresh = self._path.with_suffix(".new")
-        with fresh.open("w") as file:
-            json.dump(rows, file)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(self._path)
+        write_private(self._path, json.dumps(rows).encode())
         for other in self._folder.glob("*.json"):
             if other != self._path:
                 other.unlink(missing_ok=True)

@@ -11,10 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mqtemplate.message import Property
+from mqtemplate.numbers import parse_number
 from mqtemplate.record.layout import QUEUE_ID_AT
 from mqtemplate.spark.pending.options import PENDING_SCHEMA
 from mqtemplate.spark.reader.record_block import RecordBlock
-from mqtemplate.spark.record_batches import ARROW_SCHEMA, Records
+from mqtemplate.spark.record_batches import ARROW_SCHEMA, Records, number_column, timestamp_column
 from mqtemplate.topics import SCHEDULE_TOPIC
 
 _COPIED = pa.schema([ARROW_SCHEMA.field(name) for name in ("tags", "keys", "bornTimestamp", "storeTimestamp")])
@@ -36,7 +37,7 @@ def pending_batch(block: RecordBlock, due_ms: npt.NDArray[np.int64], topic: str 
     topics = pc.fill_null(properties.value(Property.REAL_TOPIC), "")
     columns = {
         "topic": topics,
-        "deliverTime": pa.array(due_ms * 1_000).view(_TIME),
+        "deliverTime": timestamp_column(pa.array(due_ms)).view(_TIME),
         "delayLevel": _levels(records, block),
         "msgId": properties.value(Property.UNIQ_KEY),
         "bodySize": pc.binary_length(records.cells(1)),
@@ -59,18 +60,17 @@ def _levels(records: Records, block: RecordBlock) -> pa.Array:
 
 
 def _numbers(texts: pa.Array) -> pa.Array:
-    """Return texts as numbers; 0 for null, and for a text that is no number."""
+    """Return texts as numbers; 0 for null, and for a text that is no number of 31 bits."""
     if texts.null_count == len(texts):
         return pa.array(np.zeros(len(texts), np.int32))
-    return pa.array(
-        [int(text) if text is not None and text.isdecimal() else 0 for text in texts.to_pylist()], pa.int32()
-    )
+    numbers = (parse_number(text) or 0 for text in texts.to_pylist())
+    return pa.array([number if 0 <= number < 1 << 31 else 0 for number in numbers], pa.int32())
 
 
 def _handles(records: Records, block: RecordBlock, due_ms: npt.NDArray[np.int64], topics: pa.Array) -> pa.Array:
     """Return what `mqtemplate.delay.recall_handle.handle_of` returns for each record."""
-    slots = records.properties.value(Property.TIMER_OUT_MS)
-    times = pc.coalesce(pc.add(slots.cast(pa.int64()), 1), pa.array(due_ms)).cast(pa.string())
+    slots = number_column(records.properties.value(Property.TIMER_OUT_MS))
+    times = pc.coalesce(pc.add(slots, 1), pa.array(due_ms)).cast(pa.string())
     ids = pc.fill_null(records.properties.value(Property.UNIQ_KEY), "")
     offsets = pa.array(block.physical_offsets).cast(pa.string())
     words: list[Any] = [pa.scalar("v1"), topics, pa.scalar(block.queue.broker_name), times, ids, offsets]

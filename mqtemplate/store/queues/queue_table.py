@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from mqtemplate.errors import StoreError
+from mqtemplate.numbers import parse_number
 from mqtemplate.store.files.mapped_queues import MappedQueues
 from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.store.queues.consume_queue import ConsumeQueue
@@ -44,8 +45,8 @@ class QueueTable:
         self._file_size, self._setting = file_size, setting
         for topic in self._store_files.list_folders("consumequeue"):
             for queue_id in self._store_files.list_folders(f"consumequeue/{topic}"):
-                if queue_id.isdecimal():
-                    self.open(topic, int(queue_id))
+                if (number := parse_number(queue_id)) is not None and 0 <= number < 1 << 31:
+                    self.open(topic, number)
 
     def open(self, topic: str, queue_id: int) -> ConsumeQueue:
         """Return the queue. If it is missing, add it without a file; if its file is created now, wait for that."""

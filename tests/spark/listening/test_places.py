@@ -18,8 +18,8 @@ from mqtemplate.message import Message, MessageQueue
 from mqtemplate.remoting.settings import Credentials
 from mqtemplate.remoting.tls import ClientTls
 from mqtemplate.server import BrokerServerSettings, LocalCluster
+from mqtemplate.server.local_address import LocalServerAddress
 from mqtemplate.spark import SparkListenerContainer, spark_listener
-from mqtemplate.spark.broker_access.server_address import LocalServerAddress
 from mqtemplate.spark.listening.monitor import ListenerMonitor
 from mqtemplate.spark.listening.place import commit_offsets
 from mqtemplate.spark.listening.places import ClusterPlace, FolderPlace, place_of

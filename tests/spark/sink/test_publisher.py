@@ -22,9 +22,9 @@ from mqtemplate.errors import ConfigurationError, MessageError, SendError, Unsup
 from mqtemplate.message import HostAddress, Message, MessageQueue, SendSequence  # noqa: E402
 from mqtemplate.results import SequencedResult  # noqa: E402
 from mqtemplate.server import Account, AclSettings, BrokerServerSettings, LocalCluster, Right  # noqa: E402
+from mqtemplate.server.local_address import LocalServerAddress  # noqa: E402
 from mqtemplate.spark.broker_access.connection import open_broker  # noqa: E402
 from mqtemplate.spark.broker_access.kept_connections import close_connections  # noqa: E402
-from mqtemplate.spark.broker_access.server_address import LocalServerAddress  # noqa: E402
 from mqtemplate.spark.schema import source_schema  # noqa: E402
 from mqtemplate.spark.sink.options import SinkOptions  # noqa: E402
 from mqtemplate.spark.sink.publisher import (  # noqa: E402
@@ -228,7 +228,7 @@ def test_the_address_of_a_killed_process_is_not_used(tmp_path: Path) -> None:
 
     with EmbeddedBroker(tmp_path) as broker:
         assert len(messages_in(broker, "orders")) == 3
-    assert (tmp_path / "config" / "sparkServer.json").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "config" / "localServer.json").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_folder_that_does_not_exist_is_not_created(tmp_path: Path) -> None:

@@ -105,7 +105,8 @@ def half_offsets(op: StoredRecord) -> list[int]:
     """Return the queue offsets of the half messages that an op message marks as done; of another record, none."""
     if find_property(op.properties_bytes, TAGS) != _REMOVE_TAG:
         return []
-    return [int(word) for word in op.body.split(b",") if word.isdigit() and len(word) <= _MAX_OFFSET_DIGITS]
+    offsets = map(parse_number, op.body.decode("ascii", "replace").split(","))
+    return [offset for offset in offsets if offset is not None and offset >= 0]
 
 
 def has_successor(op: StoredRecord) -> bool:

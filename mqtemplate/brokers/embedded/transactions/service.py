@@ -393,7 +393,7 @@ def _destination(half: StoredRecord) -> tuple[str, int]:
     """Return the real topic and the real queue id of a half message."""
     topic = find_property(half.properties_bytes, REAL_TOPIC)
     queue_id = parse_number(find_property(half.properties_bytes, REAL_QID))
-    if topic is None or queue_id is None or queue_id < 0:
+    if topic is None or queue_id is None or not 0 <= queue_id < 1 << 31:
         raise MessageError(f"the half message at physical offset {half.physical_offset} has no real topic and queue")
     return check_topic(topic), queue_id
 

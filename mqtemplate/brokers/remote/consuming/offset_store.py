@@ -6,7 +6,6 @@ Source: RocketMQ ``client: OffsetStore``, ``RemoteBrokerOffsetStore``, ``LocalFi
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterable
@@ -20,6 +19,7 @@ from mqtemplate.brokers.remote.outages import UNANSWERED, log_failure
 from mqtemplate.errors import BrokerError, MQTemplateError, RemoteProtocolError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
+from mqtemplate.private_files import write_private
 from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
@@ -314,13 +314,7 @@ class LocalFileOffsetStore(OffsetStore):
             if not self._changed:
                 return
             data = _OffsetFile(offset_table=dict(self._offsets)).encode()
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = self._path.with_suffix(".tmp")
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self._path)
+            write_private(self._path, data)
             self._changed.clear()
 
     def forget(self, queue: MessageQueue) -> None:

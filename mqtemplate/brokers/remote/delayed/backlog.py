@@ -12,6 +12,7 @@ from mqtemplate.brokers.remote.routes import MASTER_ID
 from mqtemplate.delay.recall_handle import RecallHandle, encode_handle
 from mqtemplate.errors import BrokerError, OffsetOutOfRangeError
 from mqtemplate.message import MessageExt, MessageQueue, Property, split_keys
+from mqtemplate.numbers import parse_number
 from mqtemplate.pending import PendingMessage, PendingQuery
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 
@@ -151,7 +152,6 @@ class Backlog:
 
     def _pending_message(self, record: MessageExt, due_ms: int) -> PendingMessage:
         level = record.queue_id + 1 if record.topic == SCHEDULE_TOPIC else 0
-        rolls = record.properties.get(Property.TIMER_ROLL_TIMES, "0")
         return PendingMessage(
             topic=self._context.namespace.unwrap(record.properties.get(Property.REAL_TOPIC, "")),
             msg_id=record.msg_id,
@@ -159,7 +159,7 @@ class Backlog:
             keys=record.keys,
             deliver_ms=due_ms,
             delay_level=level,
-            roll_count=int(rolls) if rolls.isdecimal() else 0,
+            roll_count=parse_number(record.properties.get(Property.TIMER_ROLL_TIMES)) or 0,
             born_timestamp=record.born_timestamp,
             store_timestamp=record.store_timestamp,
             body_size=len(record.body),

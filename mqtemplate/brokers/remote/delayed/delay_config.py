@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.delay.levels.table import DelayLevels
+from mqtemplate.errors import BrokerError, ConfigurationError
+from mqtemplate.numbers import parse_number
 from mqtemplate.remoting.protocol.codes import RequestCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 
@@ -27,14 +30,25 @@ class DelayConfig(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> DelayConfig:
-        """Parse the response to GET_BROKER_CONFIG: lines ``name=value``."""
+        """Parse the response to GET_BROKER_CONFIG: lines ``name=value``.
+
+        Raises:
+            ValueError: A value is missing, or no number above 0.
+        """
         values = dict(line.partition("=")[::2] for line in text.splitlines())
-        levels = DelayLevels.parse(values["messageDelayLevel"])
+        levels = DelayLevels.parse(values.get("messageDelayLevel", ""))
         if "timerPrecisionMs" not in values:  # RocketMQ before 5.0
             return cls(levels, None, 0)
-        slot_ms = int(values["timerPrecisionMs"])
-        roll_ms = int(values["timerRollWindowSlot"]) * slot_ms
-        return cls(levels, slot_ms, min(roll_ms, int(values["timerMaxDelaySec"]) * 1_000))
+        slot_ms = _number(values, "timerPrecisionMs")
+        roll_ms = _number(values, "timerRollWindowSlot") * slot_ms
+        return cls(levels, slot_ms, min(roll_ms, _number(values, "timerMaxDelaySec") * 1_000))
+
+
+def _number(values: Mapping[str, str], name: str) -> int:
+    number = parse_number(values.get(name))
+    if number is None or number <= 0:
+        raise ValueError(f"{name} must be a number above 0, got {values.get(name)!r:.64}")
+    return number
 
 
 class DelayConfigs:
@@ -56,6 +70,11 @@ class DelayConfigs:
             request = RemotingCommand.request(RequestCode.GET_BROKER_CONFIG)
             address = self._context.routes.address(broker_name)
             response = self._context.call(address, request, f"get the delay levels of broker {broker_name!r}")
-            config = DelayConfig.parse(response.body.decode())
+            try:
+                config = DelayConfig.parse(response.body.decode())
+            except (ValueError, ConfigurationError) as exc:
+                raise BrokerError(
+                    f"broker {broker_name!r} answers GET_BROKER_CONFIG without delay levels: {exc}"
+                ) from exc
             self._by_broker[broker_name] = now_ms, config
         return config

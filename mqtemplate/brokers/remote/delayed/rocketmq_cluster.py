@@ -152,7 +152,7 @@ class RocketMQCluster(DelayedMessages):
         properties = {name: value for name, value in record.properties.items() if name not in _NOT_SENT_AGAIN}
         if slot_ms:
             properties[Property.TIMER_DELIVER_MS] = str(slot_ms + 1)
-        queue = MessageQueue(topic, record.broker_name, int(record.properties.get(Property.REAL_QID, "0")))
+        queue = MessageQueue(topic, record.broker_name, parse_number(record.properties.get(Property.REAL_QID)) or 0)
         is_writable = queue in self._context.routes.publish_route(topic).write_queues
         message = Message(topic, record.body, properties, record.flag)
         return self._producer.send(message, queue if is_writable else None, _SEND_TIMEOUT_MS).handle

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
 from mqtemplate.message import MessageExt, Property
+from mqtemplate.numbers import parse_number
 
 _Value = TypeVar("_Value")
 
@@ -66,4 +67,4 @@ def timer_id(record: MessageExt) -> TimerId:
         msg_id = record.msg_id
     else:  # RocketMQ 5.3, and 5.5 with appendTopicForTimerDeleteKey: "topic+id"
         msg_id = msg_id.removeprefix(f"{properties.get(Property.REAL_TOPIC, '')}+")
-    return TimerId(record.broker_name, msg_id, int(properties.get(Property.TIMER_OUT_MS, "0")))
+    return TimerId(record.broker_name, msg_id, parse_number(properties.get(Property.TIMER_OUT_MS)) or 0)

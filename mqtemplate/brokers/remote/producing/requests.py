@@ -16,6 +16,7 @@ from mqtemplate.errors import ConversionError
 from mqtemplate.hashes.checksum import crc32
 from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue, Property
 from mqtemplate.metrics import Metrics
+from mqtemplate.numbers import parse_number
 from mqtemplate.record.compression import decompress_body
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.remoting.protocol.codes import ResponseCode
@@ -110,4 +111,5 @@ def _reply_message(
 
 def _host(text: str) -> HostAddress:
     ip, _, port = text.lstrip("/").rpartition(":")
-    return HostAddress(ip.strip("[]"), int(port) if port.isdecimal() else 0)
+    number = parse_number(port) or 0
+    return HostAddress(ip.strip("[]"), number if 0 < number < 1 << 16 else 0)

@@ -1,22 +1,27 @@
-"""File in a store directory by which Spark's processes find the server of its owner."""
+"""File in a store directory by which other processes of this user find the server of its owner."""
 
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mqtemplate.errors import SparkError
+from mqtemplate.errors import StoreError
+from mqtemplate.private_files import write_private
 
-_FILE = Path("config", "sparkServer.json")
+_FILE = Path("config", "localServer.json")
 
 
 @dataclass(frozen=True, slots=True)
 class LocalServerAddress:
-    """Contents of ``config/sparkServer.json``: how the Spark processes of this machine reach the owner of the folder.
+    """Contents of ``config/localServer.json``: how processes of the same user reach the owner of the folder.
+
+    Other users of the machine may connect to the address too, and cannot read the file: without its key the server
+    answers nothing.
 
     Attributes:
+        address: Address that answers requests of a name server.
+        access_key: Account with all rights, which the owner created for itself.
         process_id: The owner. Its end leaves the file behind if it was killed.
     """
 
@@ -34,7 +39,7 @@ class LocalServerAddress:
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, KeyError) as exc:
-            raise SparkError(
+            raise StoreError(
                 f"{Path(store, _FILE)} cannot be read ({exc}); delete it, and start its server again"
             ) from exc
 
@@ -45,9 +50,5 @@ class LocalServerAddress:
 
     def write(self, store: Path) -> None:
         """Write the file, readable by this user only: the key gives all rights to the broker."""
-        path = store / _FILE
-        fresh = path.with_name(f".{path.name}.new")
-        fresh.unlink(missing_ok=True)
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump({name: getattr(self, name) for name in self.__dataclass_fields__}, file)
-        fresh.replace(path)
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        write_private(store / _FILE, json.dumps(values).encode())
