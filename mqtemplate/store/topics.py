@@ -30,8 +30,9 @@ class TopicTable:
         with format_errors(self._file.name):
             self._table = dict(table.get("topicConfigTable", {}))
             check_names("topic", self._table)
-            for config in self._table.values():
-                int(config.get("writeQueueNums", 0)), int(config.get("readQueueNums", 0))
+            for config in self._table.values():  # the numbers that the broker and its tools read
+                for name in ("writeQueueNums", "readQueueNums", "perm"):
+                    int(config.get(name, 0))
 
     @property
     def version(self) -> DataVersion:

@@ -78,7 +78,7 @@ def damage(path: Path, chance: random.Random) -> None:
                     file.seek(at)
                     old = file.read(1) or b"\0"
                     file.seek(at)
-                    file.write(bytes([old[0] ^ 1 << chance.randrange(8)]))
+                    file.write(bytes([old[0] ^ 1 << chance.randrange(4)]))
             case "overwrite":
                 file.seek(chance.randrange(min(size, 16_384) or 1))
                 file.write(chance.choice([bytes(40), b"\xff" * 8, chance.randbytes(40)]))

@@ -278,7 +278,8 @@ def open_to_read(path: Path) -> BinaryIO | None:
     """Return an open file; None if it is missing.
 
     Raises:
-        OSError: It cannot be read, is a symbolic link, or is not a regular file.
+        OSError: It cannot be read, or is a symbolic link.
+        StoreError: It is not a regular file.
     """
     try:
         fd = _with_more_files(lambda: os.open(path, os.O_RDONLY | os.O_NONBLOCK | _SAFE))  # a pipe must not block
@@ -286,7 +287,7 @@ def open_to_read(path: Path) -> BinaryIO | None:
         return None
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise OSError(errno.EINVAL, "it is not a regular file")
+        raise StoreError(f"{path} is not a regular file; move it away, or restore the file")
     return os.fdopen(fd, "rb")
 
 

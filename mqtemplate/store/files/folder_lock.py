@@ -174,7 +174,7 @@ class FolderLock:
             self._disk.close(fd)
 
     def _owner_of_file(self) -> str:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, StoreError):
             file = open_to_read(self._folder / LOCK_FILE)
             if file is not None:
                 with file:
@@ -182,7 +182,7 @@ class FolderLock:
         return ""
 
     def _owner_of_abort_file(self) -> str:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, StoreError):
             words = (self._disk.read_whole(self._folder / ABORT_FILE) or b"").split()
             if words and words[0].isdigit():
                 return words[0].decode()
