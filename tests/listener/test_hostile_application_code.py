@@ -12,15 +12,26 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import pytest
 
-from mqtemplate import ConsumeMode, Delivery, Depends, EmbeddedBroker, EmbeddedSettings, MessageModel, message_listener
+from mqtemplate import (
+    ConsumeMode,
+    Delivery,
+    Depends,
+    EmbeddedBroker,
+    EmbeddedSettings,
+    MessageModel,
+    MQApplication,
+    message_listener,
+)
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.converter import JsonMessageConverter
 from mqtemplate.listener import ContainerState, ListenerContainer, ListenerRegistry
 from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue
+from mqtemplate.processes import is_interrupt
 from mqtemplate.server import BrokerServerSettings, LocalCluster
 from mqtemplate.topics import DLQ_TOPIC_PREFIX
 from tests.listener.hostile import ATTEMPTS, KINDS, Panic, Raise, WithoutAnything
@@ -356,6 +367,40 @@ def test_whatever_logging_raises_messages_are_settled(
     settled(app, shop, container, mode)
 
 
+@pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
+def test_a_hanging_handler_is_replaced_though_logging_raises(threaded_app: App, is_async: bool) -> None:
+    """Its message is sent back by the polling thread, which also has to live."""
+    started, release, handled = threading.Event(), threading.Event(), list[str]()
+
+    def handle(body: str) -> None:
+        handled.append(body)
+        if body == "bad":
+            started.set()
+            release.wait(60)
+
+    async def handle_async(body: str) -> None:
+        await asyncio.to_thread(handle, body)
+
+    handler: Any = handle_async if is_async else handle
+    listener = message_listener(
+        "orders", "billing", max_reconsume_times=0, consume_thread_number=1, consume_thread_max=2
+    )
+    logger, hostile = logging.getLogger("mqtemplate.listener"), HostileFilter(Panic)
+    logger.addFilter(hostile)
+    try:
+        container = threaded_app.listen(listener(handler))
+        threaded_app.send("orders", "bad", "good")
+        assert started.wait(60)
+        container._service._watchdog._timeout_ms = 100  # the shortest consume_timeout is a minute
+        container._wake_polling()
+        eventually(lambda: "good" in handled, "another thread handles the next message")
+        eventually(lambda: threaded_app.bodies(DEAD_LETTERS) == ["bad"], "the hanging one is a dead letter")
+        assert container.state is ContainerState.RUNNING
+    finally:
+        release.set()
+        logger.removeFilter(hostile)
+
+
 # --- with threads, embedded and on our server -------------------------------------------------------
 
 
@@ -425,3 +470,51 @@ def test_threads_of_a_listener_on_our_server_outlive_all_of_it(mode: str, is_asy
                 return [message.body.decode() for message in engine.pull(queue, 0, 1_000).messages]
 
             run_all(broker, mode, is_async=is_async, dead_letters=dead_letters)
+
+
+@pytest.mark.parametrize("kind", ["interrupt", "exit", "cancelled", "panic"])
+def test_a_handler_on_the_loop_of_the_program_does_not_end_the_program(kind: str) -> None:
+    """It runs in the main thread there, and raises itself what a signal would raise."""
+    handled: list[str] = []
+
+    async def handle(body: str) -> None:
+        handled.append(body)
+        if body == "bad":
+            KINDS[kind]()
+
+    async def program() -> None:
+        listener = message_listener("orders", "billing", max_reconsume_times=0)(handle)
+        async with MQApplication(listener, settings={"rocketmq.name-server": "embedded:memory"}, environment={}) as app:
+            for body in ("bad", "good"):
+                await app.template.async_send("orders", body)
+            await asyncio.to_thread(eventually, lambda: len(handled) == 2, "both are handled")
+            await asyncio.to_thread(eventually, lambda: app.containers[0].in_flight == 0, "both are settled")
+            assert app.is_ready.is_set()
+
+    asyncio.run(program())
+
+    assert sorted(handled) == ["bad", "good"]
+
+
+def raised_by(call: Callable[[], object]) -> BaseException:
+    try:
+        call()
+    except BaseException as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def test_an_exception_of_a_signal_is_known_from_one_that_code_raises() -> None:
+    """Ctrl-C with Python's own handler, and SIGTERM with one of the program that raises SystemExit."""
+
+    def end(*_: object) -> None:
+        raise SystemExit(143)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        by_signals = [raised_by(partial(signal.raise_signal, each)) for each in (signal.SIGINT, signal.SIGTERM)]
+        by_code = [raised_by(KINDS[kind]) for kind in ("interrupt", "exit", "sys.exit", "panic", "memory")]
+        assert [is_interrupt(error) for error in by_signals] == [True, True]
+        assert [is_interrupt(error) for error in by_code] == [False] * 5
+    finally:
+        signal.signal(signal.SIGTERM, before)
