@@ -7,7 +7,8 @@ import random
 import re
 import shutil
 import socket
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -110,7 +111,7 @@ def error_of_start(folder: Path) -> MQTemplateError | None:
         return exc
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_damaged_files_of_every_kind_get_a_verdict(original: Path, tmp_path: Path, seed: int) -> None:
     """Each damage is examined, and opened: both end with a result or with an error of this library."""
     names = sorted(path.relative_to(original) for path in original.rglob("*") if path.is_file())
@@ -193,7 +194,9 @@ def test_something_else_in_place_of_a_folder_gets_a_verdict(store: Path, name: s
         assert f"{path} is a symbolic link" in report.problem
 
 
-def test_folders_below_folders_without_end_get_a_verdict(store: Path) -> None:
+@pytest.fixture
+def deep_store(store: Path) -> Iterator[Path]:
+    """A store with folders that are nested more deeply than Python's stack."""
     at = os.open(store, os.O_RDONLY)
     for _ in range(1_500):
         os.mkdir("d", dir_fd=at)
@@ -201,11 +204,14 @@ def test_folders_below_folders_without_end_get_a_verdict(store: Path) -> None:
         os.close(at)
         at = below
     os.close(at)
+    yield store
+    subprocess.run(["rm", "-rf", str(store / "d")], check=True)  # `shutil.rmtree`, which pytest uses, is recursive
 
-    assert examine(store, SETTINGS).problem is None
+
+def test_folders_below_folders_without_end_get_a_verdict(deep_store: Path) -> None:
+    assert examine(deep_store, SETTINGS).problem is None
     with pytest.raises(StoreError, match="is nested too deeply for a store directory; move it away"):
-        repair(store, store.with_name("copy"), SETTINGS)
-    os.system(f"rm -rf {store / 'd'}")
+        repair(deep_store, deep_store.with_name("copy"), SETTINGS)
 
 
 def test_an_error_that_no_reader_foresees_is_a_verdict(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,8 +88,7 @@ class EmbeddedBroker(Broker):
       `close` does nothing.
 
     Args:
-        path: The store directory, created if missing; None for memory. A relative path is resolved when the broker is
-            created: a later change of the working directory has no effect.
+        path: The store directory, created if missing; None for memory. A relative path is resolved here, once.
         store_files: Store files to use instead of a directory, for tests with a simulated disk.
 
     Attributes:

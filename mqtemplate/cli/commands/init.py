@@ -50,7 +50,7 @@ def init(
             param_hint="NAME",
         )
     folder = Path(name) if directory is None else directory
-    # Links count as existing: what is written stays in the folder, even if somebody else prepared it.
+    # Links count as existing: what is written stays in the folder, even if another user prepared it.
     existing = [file for file in _FILES if os.path.lexists(folder / file)]
     if existing:
         raise _refused(f"{folder} has {', '.join(existing)} already")

@@ -77,7 +77,7 @@ def live(folder: Path, use: Callable[[EmbeddedBroker], object], start_ms: int, e
         use(broker)
         if steps:
             step_all(broker)
-            clock.sleep(30)
+            clock.move_ms(30_000)
             step_all(broker)
         if end == "killed":  # the files as they are at this moment
             return Path(shutil.copytree(folder, folder.with_name(f"{folder.name}k")))
