@@ -95,6 +95,19 @@ class HeldTimers:
             )
         ]
 
+    def set_back(self, moved_ms: int) -> None:
+        """Move the release times by *moved_ms*, as the clock was set back, but none before the due time.
+
+        Not allowed between `take` and `drop`.
+        """
+        self._forget_taken()
+        for number, each in enumerate(self._chunks):
+            kept = np.flatnonzero(~each.rows["is_gone"])
+            rows, release_ms = each.rows[kept], each.release_ms[kept]
+            head_start_ms = release_ms - each.order_ms[kept]
+            release_ms = np.maximum(release_ms + moved_ms, np.minimum(rows["due_ms"], release_ms))
+            self._chunks[number] = _Chunk(rows, release_ms, release_ms - head_start_ms)
+
     # --- taking --------------------------------------------------------------------------------
 
     @property

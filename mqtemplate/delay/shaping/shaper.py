@@ -112,6 +112,13 @@ class Shaper:
             self._causes.topic_held(limit.topic, first_ms, int(release_ms[is_late].max()))
         self.held.add(rows, release_ms, limit.shape.priority * HEAD_START_MS)
 
+    def clock_moved(self, moved_ms: int) -> None:
+        """Keep the rates when the clock was set by *moved_ms*: back, else the next release would be in years."""
+        if moved_ms < 0:
+            for limit in self._limits.values():
+                limit.next_ms += moved_ms
+            self.held.set_back(moved_ms)
+
     def is_full(self) -> bool:
         """Return True if no further overdue slot may be read. It is logged once."""
         is_full = len(self.held) >= MAX_HELD

@@ -33,6 +33,7 @@ from mqtemplate.metrics import MetricKind, Sample
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.properties import REAL_TOPIC, find_property
 from mqtemplate.record.run import RecordRun
+from mqtemplate.services import ClockWatch
 from mqtemplate.store.layout import PRE_BLANK_SIZE_MARK
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.topics import TIMER_TOPIC
@@ -78,6 +79,7 @@ class TimerMessageStore(DelayStore):
     ) -> None:
         super().__init__(store, causes)
         self._shaper = Shaper(shapes, self._causes)
+        self._clock_watch = ClockWatch(store.clock)
         self._settings = settings or TimerSettings()
         self._reader = TimerTopicReader(store, self._settings.precision_ms)
         self._replay = TimerReplay(store)
@@ -172,6 +174,8 @@ class TimerMessageStore(DelayStore):
 
     def _work(self, now_ms: int) -> int | None:
         """Put new messages on the wheel and release due ones, a bounded number. Return the time of the next call."""
+        if moved_ms := self._clock_watch.moved_ms():
+            self._shaper.clock_moved(moved_ms)
         is_blocked = not self._enqueue(now_ms)
         backlog = self._backlog
         if backlog is None:

@@ -50,6 +50,23 @@ def lateness_ms(broker: EmbeddedBroker, topic: str) -> list[int]:
     return sorted(message.store_timestamp - (message.deliver_timestamp or 0) for message in messages_in(broker, topic))
 
 
+@pytest.mark.parametrize("ahead_ms", [3_600_000, 10 * 365 * 86_400_000])
+def test_a_rate_holds_nothing_until_the_time_of_a_clock_that_was_ahead(ahead_ms: int) -> None:
+    """The next release by the rate was ten years away, and that of all later messages."""
+    clock = VirtualClock()
+    with shaped_broker(clock, orders=TopicShape(max_rate=10)) as (broker, harness):
+        clock.move_ms(ahead_ms)
+        send(broker, "orders", 20, 1_000)
+        harness.advance(1_000)  # some are released, the others are held
+        clock.move_ms(-ahead_ms)
+        send(broker, "orders", 10, 1_000)
+        assert 0 < len(messages_in(broker, "orders")) < 20
+
+        harness.advance(5_000)
+
+        assert len(messages_in(broker, "orders")) == 30
+
+
 @pytest.mark.parametrize(
     ("count", "rate"),
     [
