@@ -506,10 +506,10 @@ def _are_objects_confusable(one: Any, other: Any) -> bool:
     a, b = _plain_kind(one), _plain_kind(other)
     if issubclass(a, Mapping) and issubclass(b, Mapping) and not (typing.is_typeddict(a) or typing.is_typeddict(b)):
         return a is not b or _are_items_confusable(get_args(one)[1:], get_args(other)[1:])
-    fields = (_fields(a), _fields(b))
-    if fields[0] is None or fields[1] is None:
+    ones, others = _fields(a), _fields(b)
+    if ones is None or others is None:
         return True  # each object of JSON is a dict
-    return _may_be_read_as(*fields) or _may_be_read_as(fields[1], fields[0])
+    return _may_be_read_as(ones, others) or _may_be_read_as(others, ones)
 
 
 class _Field(NamedTuple):
@@ -544,4 +544,5 @@ def _fields(kind: type) -> Mapping[str, _Field] | None:
             each.name: _Field(hints.get(each.name, Any), each.default is none and each.default_factory is none)
             for each in dataclasses.fields(kind)
         }
-    return {name: _Field(hint, name in kind.__required_keys__) for name, hint in hints.items()}
+    required: frozenset[str] = getattr(kind, "__required_keys__", frozenset())
+    return {name: _Field(hint, name in required) for name, hint in hints.items()}

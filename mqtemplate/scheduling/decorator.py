@@ -99,7 +99,8 @@ def scheduled(
     )
 
     def decorate(target: _Target) -> _Target:
-        if isinstance(target, type) or not (callable(target) or isinstance(target, classmethod)):
+        given: Any = target
+        if isinstance(given, type) or not (callable(given) or isinstance(given, classmethod)):
             raise ScheduleError(
                 f"@scheduled is for functions and methods, got {target!r}; put it on the method of the class"
             )
