@@ -69,7 +69,7 @@ def _report_error(
 
 
 def _call(callback: Callable[[T], object], value: T) -> None:
-    """Call a callback; raise `TypeError` if it returned work that nobody will do."""
+    """Call a callback; raise `TypeError` if it returned work that is never done."""
     if (found := unfinished(callback(value))) is not None:
         raise TypeError(
             f"the callback {name_of_callable(callback)} returned {found}, so it did nothing; write it with 'def', "

@@ -320,7 +320,7 @@ _ABSTRACT: dict[Any, type] = {
     collections.abc.Mapping: dict,
     collections.abc.MutableMapping: dict,
 }
-_TOLD_APART = {
+_DISTINCT = {
     frozenset(pair)
     for pair in itertools.chain(
         itertools.combinations((date, datetime, time, UUID), 2),
@@ -334,7 +334,7 @@ _TOLD_APART = {
 def check_parts(annotation: Any, check_structured: Callable[[Any], object]) -> None:
     """Refuse an annotation that no body can become, or in which a value can arrive as another one.
 
-    ``list[int] | set[int]`` are both arrays of JSON. Text and bytes beside other types are told apart by the content
+    ``list[int] | set[int]`` are both arrays of JSON. Text and bytes beside other types differ by the content
     type of the body. The fields of classes are read as pydantic does.
 
     Args:
@@ -444,7 +444,7 @@ def _is_confusable(one: Any, other: Any) -> bool:
     if "array" in shared:
         return a is not b or _are_items_confusable(get_args(_bare(one)[0]), get_args(_bare(other)[0]))
     if "string" in shared:
-        return a is not b and frozenset((a, b)) not in _TOLD_APART and not (_is_text(a) and _is_text(b))
+        return a is not b and frozenset((a, b)) not in _DISTINCT and not (_is_text(a) and _is_text(b))
     return False  # numbers that are equal, and null
 
 
