@@ -85,9 +85,9 @@ def name_of_callable(function: Any) -> str:
 
 
 def unfinished(result: object) -> str | None:
-    """Return the name of work in a result that nobody will do, such as "a coroutine"; None if there is none.
+    """Return the name of work in a result that is never done, such as "a coroutine"; None if there is none.
 
-    Coroutines are closed: nobody awaits them later.
+    Coroutines are closed: nothing awaits them later.
     """
     found = [
         reason

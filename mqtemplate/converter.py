@@ -14,9 +14,7 @@ from typing import Any, Final, Protocol
 
 from pydantic_core import ValidationError, from_json, to_jsonable_python
 
-from mqtemplate.errors import ConfigurationError, ConversionError
-from mqtemplate.message import Message, MessageExt, PackedBody
-from mqtemplate.payload_types import (
+from mqtemplate.converters.payload_types import (
     BINARY,
     UTF8_BOM,
     adapter_of,
@@ -28,6 +26,8 @@ from mqtemplate.payload_types import (
     read_untyped,
     type_name,
 )
+from mqtemplate.errors import ConfigurationError, ConversionError
+from mqtemplate.message import Message, MessageExt, PackedBody
 
 __all__ = ["CONTENT_TYPE", "JSON", "JsonMessageConverter", "MessageConverter", "TypeChecks", "payload_of"]
 
@@ -86,7 +86,7 @@ def payload_of(message: Message, target_type: Any, converter: MessageConverter) 
 
 
 class TypeChecks:
-    """Checks whether bodies can become the types that callers ask for; each type is checked once."""
+    """Checks whether bodies can become the types that callers request; each type is checked once."""
 
     def __init__(self, converter: MessageConverter) -> None:
         self._check = getattr(converter, "check_type", None)

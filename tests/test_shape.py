@@ -32,7 +32,6 @@ LEVELS: dict[str, int] = {
     "mqtemplate.services": 0,
     "mqtemplate.topics": 0,
     "mqtemplate.message": 1,
-    "mqtemplate.payload_types": 1,
     "mqtemplate.pending": 1,
     "mqtemplate.results": 1,
     "mqtemplate.selectors": 1,
@@ -74,6 +73,7 @@ LEVELS: dict[str, int] = {
 
 SAME_LEVEL = {
     # importer -> imported, where both stand on one level
+    ("mqtemplate.converter", "mqtemplate.converters"),  # the types of payloads
     ("mqtemplate.running.hosting", "mqtemplate.context"),
     ("examples", "starters"),
     ("mqtemplate.outbox.django", "mqtemplate.outbox"),

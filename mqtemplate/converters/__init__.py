@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from mqtemplate.converters.avro_converter import AvroConverter
     from mqtemplate.converters.content_types import ConverterByContentType
     from mqtemplate.converters.msgspec_converter import MsgspecConverter
+    from mqtemplate.converters.payload_types import BodyLimits
     from mqtemplate.converters.protobuf_converter import ProtobufConverter
-    from mqtemplate.payload_types import BodyLimits
 
 __all__ = ["AvroConverter", "BodyLimits", "ConverterByContentType", "MsgspecConverter", "ProtobufConverter"]
 
@@ -17,7 +17,7 @@ __getattr__ = late_import(
     __name__,
     {
         "AvroConverter": "mqtemplate.converters.avro_converter",
-        "BodyLimits": "mqtemplate.payload_types",
+        "BodyLimits": "mqtemplate.converters.payload_types",
         "ConverterByContentType": "mqtemplate.converters.content_types",
         "MsgspecConverter": "mqtemplate.converters.msgspec_converter",
         "ProtobufConverter": "mqtemplate.converters.protobuf_converter",

@@ -23,9 +23,9 @@ from fastavro.schema import SchemaParseException, fingerprint, to_parsing_canoni
 from pydantic import BaseModel, PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from mqtemplate.converters.avro_limits import AvroLimits
+from mqtemplate.converters.payload_types import BodyLimits, check_parts, read_untyped, type_name
 from mqtemplate.converters.plain import PLAIN_TYPES, plain_body, read_body
 from mqtemplate.errors import ConfigurationError, ConversionError
-from mqtemplate.payload_types import BodyLimits, check_parts, read_untyped, type_name
 
 AVRO: Final = "avro/binary"
 """Content type of bodies in Avro. Source: Avro's documentation, "HTTP as transport"."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+from mqtemplate.converters.payload_types import BodyLimits
 from mqtemplate.errors import ConversionError
-from mqtemplate.payload_types import BodyLimits
 
 _PRIMITIVES = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 _LARGE_BYTES: Final = 4_096

@@ -10,9 +10,9 @@ import msgspec
 
 from mqtemplate.converter import CONTENT_TYPE, JSON
 from mqtemplate.converters.content_types import media_type
+from mqtemplate.converters.payload_types import UTF8_BOM, check_parts, check_values, read_untyped
 from mqtemplate.converters.plain import PLAIN_TYPES, plain_body, read_body
 from mqtemplate.errors import ConversionError
-from mqtemplate.payload_types import UTF8_BOM, check_parts, check_values, read_untyped
 
 MSGPACK: Final = "application/msgpack"
 """Content type of bodies in MessagePack."""

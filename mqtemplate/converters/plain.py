@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mqtemplate.converter import CONTENT_TYPE, JsonMessageConverter
-from mqtemplate.payload_types import parts_of, read_parts
+from mqtemplate.converters.payload_types import parts_of, read_parts
 
 _TEXT = JsonMessageConverter()
 PLAIN_TYPES = (bytes, str)

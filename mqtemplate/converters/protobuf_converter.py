@@ -12,9 +12,9 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from mqtemplate.converter import CONTENT_TYPE
+from mqtemplate.converters.payload_types import members_of, parts_of, read_untyped, type_name
 from mqtemplate.converters.plain import PLAIN_TYPES, plain_body, read_body
 from mqtemplate.errors import ConversionError
-from mqtemplate.payload_types import members_of, parts_of, read_untyped, type_name
 
 PROTOBUF: Final = "application/x-protobuf"
 """Content type of bodies in Protocol Buffers. Its parameter ``messageType`` is the full name of the message."""

@@ -252,7 +252,7 @@ class ListenerDecorator:
 
 
 def check_handler(handler: object, where: str) -> None:
-    """Refuse a function whose call runs nothing: its messages would be acknowledged, and nobody would handle them.
+    """Refuse a function whose call runs nothing: its messages would be acknowledged unhandled.
 
     Raises:
         ListenerError: It contains ``yield``, or wraps a function that does.

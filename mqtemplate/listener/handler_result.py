@@ -37,7 +37,7 @@ class BatchFailure(Picklable):  # a result of the handler, not an error of the l
 
 
 def check_result(result: object) -> None:
-    """Refuse a result that is work which nobody will do, such as a generator: the message is not handled yet.
+    """Refuse a result that is work that is never done, such as a generator: the message is not handled yet.
 
     Raises:
         ListenerError: It says what was returned.

@@ -99,23 +99,28 @@ def scheduled(
     )
 
     def decorate(target: _Target) -> _Target:
-        if isinstance(target, type) or not (callable(target) or isinstance(target, classmethod)):
+        given: Any = target
+        if isinstance(given, type) or not (callable(given) or isinstance(given, classmethod)):
             raise ScheduleError(
                 f"@scheduled is for functions and methods, got {target!r}; put it on the method of the class"
             )
-        try:
-            check_handler(target, f"@scheduled: {name_of_callable(target)}")
-            setattr(target, SCHEDULED_ATTRIBUTE, (spec, *schedule_specs(target)))
-        except ListenerError as error:
-            raise ScheduleError(str(error)) from error
-        except (AttributeError, TypeError) as error:
-            raise ScheduleError(
-                f"@scheduled: {name_of_callable(target)} is a {type(target).__name__}, which no decorator can mark; "
-                "decorate the method inside of its class, a function that calls it, or functools.partial(it)"
-            ) from error
+        _note(target, spec)
         return target
 
     return decorate
+
+
+def _note(target: object, spec: ScheduleSpec) -> None:
+    try:
+        check_handler(target, f"@scheduled: {name_of_callable(target)}")
+        setattr(target, SCHEDULED_ATTRIBUTE, (spec, *schedule_specs(target)))
+    except ListenerError as error:
+        raise ScheduleError(str(error)) from error
+    except (AttributeError, TypeError) as error:
+        raise ScheduleError(
+            f"@scheduled: {name_of_callable(target)} is a {type(target).__name__}, which no decorator can mark; "
+            "decorate the method inside of its class, a function that calls it, or functools.partial(it)"
+        ) from error
 
 
 def _check_arguments(times: Mapping[str, object], name: str | None, attributes: Mapping[str, Any]) -> None:

@@ -271,34 +271,33 @@ def test_what_no_decorator_can_mark_is_refused(target: Any) -> None:
         scheduled(every="1m")(target)
 
 
-class Methods:
-    @message_listener("orders", "static")
-    @staticmethod
-    def static(message: Order) -> None:
-        RECEIVED.append("static")
-
-    @staticmethod
-    @message_listener("orders", "inner-static")
-    def inner_static(message: Order) -> None:
-        RECEIVED.append("inner static")
-
-    @message_listener("orders", "class")
-    @classmethod
-    def of_class(cls, message: Order) -> None:
-        RECEIVED.append(f"of {cls.__name__}")
-
-    @classmethod
-    @message_listener("orders", "inner-class")
-    def inner_of_class(cls, message: Order) -> None:
-        RECEIVED.append(f"inner of {cls.__name__}")
-
-    def _take(self, name: str, message: Order) -> None:
-        RECEIVED.append(name)
-
-    partial = message_listener("orders", "partial")(functools.partialmethod(_take, "partial method"))
-
-
 def test_each_kind_of_method_is_called() -> None:
+    class Methods:
+        @message_listener("orders", "static")
+        @staticmethod
+        def static(message: Order) -> None:
+            RECEIVED.append("static")
+
+        @staticmethod
+        @message_listener("orders", "inner-static")
+        def inner_static(message: Order) -> None:
+            RECEIVED.append("inner static")
+
+        @message_listener("orders", "class")
+        @classmethod
+        def of_class(cls, message: Order) -> None:
+            RECEIVED.append(f"of {cls.__name__}")
+
+        @classmethod
+        @message_listener("orders", "inner-class")
+        def inner_of_class(cls, message: Order) -> None:
+            RECEIVED.append(f"inner of {cls.__name__}")
+
+        def _take(self, name: str, message: Order) -> None:
+            RECEIVED.append(name)
+
+        partial = message_listener("orders", "partial")(functools.partialmethod(_take, "partial method"))
+
     names = sorted(map(str, received(Methods, Order(1))))
 
     assert names == ["inner of Methods", "inner static", "of Methods", "partial method", "static"]

@@ -320,7 +320,7 @@ _ABSTRACT: dict[Any, type] = {
     collections.abc.Mapping: dict,
     collections.abc.MutableMapping: dict,
 }
-_TOLD_APART = {
+_DISTINCT = {
     frozenset(pair)
     for pair in itertools.chain(
         itertools.combinations((date, datetime, time, UUID), 2),
@@ -334,7 +334,7 @@ _TOLD_APART = {
 def check_parts(annotation: Any, check_structured: Callable[[Any], object]) -> None:
     """Refuse an annotation that no body can become, or in which a value can arrive as another one.
 
-    ``list[int] | set[int]`` are both arrays of JSON. Text and bytes beside other types are told apart by the content
+    ``list[int] | set[int]`` are both arrays of JSON. Text and bytes beside other types differ by the content
     type of the body. The fields of classes are read as pydantic does.
 
     Args:
@@ -444,7 +444,7 @@ def _is_confusable(one: Any, other: Any) -> bool:
     if "array" in shared:
         return a is not b or _are_items_confusable(get_args(_bare(one)[0]), get_args(_bare(other)[0]))
     if "string" in shared:
-        return a is not b and frozenset((a, b)) not in _TOLD_APART and not (_is_text(a) and _is_text(b))
+        return a is not b and frozenset((a, b)) not in _DISTINCT and not (_is_text(a) and _is_text(b))
     return False  # numbers that are equal, and null
 
 
@@ -506,10 +506,10 @@ def _are_objects_confusable(one: Any, other: Any) -> bool:
     a, b = _plain_kind(one), _plain_kind(other)
     if issubclass(a, Mapping) and issubclass(b, Mapping) and not (typing.is_typeddict(a) or typing.is_typeddict(b)):
         return a is not b or _are_items_confusable(get_args(one)[1:], get_args(other)[1:])
-    fields = (_fields(a), _fields(b))
-    if fields[0] is None or fields[1] is None:
+    ones, others = _fields(a), _fields(b)
+    if ones is None or others is None:
         return True  # each object of JSON is a dict
-    return _may_be_read_as(*fields) or _may_be_read_as(fields[1], fields[0])
+    return _may_be_read_as(ones, others) or _may_be_read_as(others, ones)
 
 
 class _Field(NamedTuple):
@@ -544,4 +544,5 @@ def _fields(kind: type) -> Mapping[str, _Field] | None:
             each.name: _Field(hints.get(each.name, Any), each.default is none and each.default_factory is none)
             for each in dataclasses.fields(kind)
         }
-    return {name: _Field(hint, name in kind.__required_keys__) for name, hint in hints.items()}
+    required: frozenset[str] = getattr(kind, "__required_keys__", frozenset())
+    return {name: _Field(hint, name in required) for name, hint in hints.items()}
