@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from importlib import import_module
+from operator import index
 from typing import Any, TypeVar, get_type_hints
 
 from mqtemplate.callables import lazy_kind, name_of_callable, own_mark
 from mqtemplate.durations import duration_ms, format_ms
-from mqtemplate.errors import ListenerError
+from mqtemplate.errors import ListenerError, shown
+from mqtemplate.numbers import parse_number
 
 Resolve = Callable[[str], str]
 """Function that replaces the placeholders of a text."""
@@ -21,7 +23,7 @@ Resolve = Callable[[str], str]
 _Target = TypeVar("_Target", bound=Callable[..., object])
 _MAX_INT = 2**31 - 1
 _UNIT = {1: "or milliseconds", 60_000: "or minutes"}
-NOT_READABLE = (AttributeError, LookupError, TypeError, ValueError)
+NOT_READABLE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """Errors of `Attribute.read` for a value that is not allowed."""
 
 
@@ -59,8 +61,9 @@ def number(default: int | str | None, low: int, high: int = _MAX_INT) -> Attribu
     """Return an attribute that takes a whole number, *low* and *high* included."""
 
     def read(value: int | str) -> int:
-        whole = int(value)
-        if isinstance(value, bool | float) or not low <= whole <= high:
+        # Not `int`: it accepts fractions, and takes minutes for Decimal("1e999999").
+        whole = parse_number(value) if isinstance(value, str) else index(value)
+        if whole is None or isinstance(value, bool) or not low <= whole <= high:
             raise ValueError(value)
         return whole
 
@@ -223,11 +226,12 @@ class ListenerDecorator:
 
     def topics_of(self, topic: Any) -> tuple[str, ...]:
         """Return the names of topics that a decorator gives; raise `ListenerError` if they are none."""
-        topics = (topic,) if isinstance(topic, str) else tuple(topic)
+        is_list = isinstance(topic, Iterable) and not isinstance(topic, str)
+        topics = tuple(topic) if is_list else (topic,)
         if not topics or not all(isinstance(name, str) and name.strip() for name in topics):
-            raise ListenerError(f"{self.name}: topic must be a name or a list of names, got {topic!r}")
+            raise ListenerError(f"{self.name}: topic must be a name or a list of names, got {shown(topic)}")
         if len(set(topics)) < len(topics):
-            raise ListenerError(f"{self.name}: topic {list(topics)!r} names one topic twice; name each once")
+            raise ListenerError(f"{self.name}: topic {shown(list(topics))} names one topic twice; name each once")
         return topics
 
     def _check_target(self, target: object) -> None:
@@ -277,5 +281,5 @@ def _read(listener: str, name: str, attribute: Attribute, given: object, resolve
     try:
         return attribute.read(value)
     except NOT_READABLE:
-        source = f" from {given!r}" if isinstance(given, str) and "${" in given else ""
-        raise ListenerError(f"{listener}: {name} must be {attribute.allowed}, got {value!r}{source}") from None
+        source = f" from {shown(given)}" if isinstance(given, str) and "${" in given else ""
+        raise ListenerError(f"{listener}: {name} must be {attribute.allowed}, got {shown(value)}{source}") from None

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mqtemplate.broker import MessageModel
-from mqtemplate.errors import DestinationError, ListenerError
+from mqtemplate.errors import DestinationError, ListenerError, shown
 from mqtemplate.listener.attributes import ListenerSpec, Resolve
 from mqtemplate.listener.decorator import MESSAGE_LISTENER
 from mqtemplate.listener.failures.schedule import Backoff
@@ -59,8 +59,11 @@ def resolve_spec(
         ListenerError: A value has the wrong type, is out of its range, or contradicts another one.
         UnsupportedError: The broker cannot honour an attribute.
     """
+    for attribute, value in (("id", spec.attributes.get("id", "")), ("consumer_group", spec.consumer_group)):
+        if not isinstance(value, str):
+            raise ListenerError(f"{MESSAGE_LISTENER.name}: {attribute} must be a text, got {shown(value)}")
     listener_id = resolve(spec.attributes.get("id", "")) or name or spec.consumer_group
-    listener = f"listener {listener_id}"
+    listener = f"listener {listener_id[:200]}"  # the name of a group may be wrong, and of any length
     values = MESSAGE_LISTENER.read(listener, spec, resolve)
     topics, group = resolve_topics(listener, spec, resolve), resolve_group(listener, spec, resolve)
     if prepare is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from mqtemplate.errors import UnsupportedError
+from mqtemplate.errors import UnsupportedError, shown
 from mqtemplate.listener.registration.cluster_choice import EMBEDDED
 
 _NO_EFFECT: dict[str, set[object]] = {"access_channel": {"", "LOCAL"}}
@@ -65,5 +65,5 @@ def _check_like_application(listener: str, values: Mapping[str, object], resolve
 
 
 def _refused(listener: str, attribute: str, value: object, reason: str) -> UnsupportedError:
-    shown = "a value" if attribute in _SECRET else repr(value)
-    return UnsupportedError(f"listener {listener}: {attribute} is set to {shown}, which cannot be honoured: {reason}")
+    given = "a value" if attribute in _SECRET else shown(value)
+    return UnsupportedError(f"listener {listener}: {attribute} is set to {given}, which cannot be honoured: {reason}")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from mqtemplate.durations import Duration, duration_ms
-from mqtemplate.errors import ConfigurationError
+from mqtemplate.errors import ConfigurationError, shown
 from mqtemplate.event_log import error_text, get_logger
 from mqtemplate.middlewares.delivery import Delivery
 from mqtemplate.middlewares.pause import PauseListener
@@ -44,14 +44,15 @@ class CircuitBreaker:
         name: str = "",
     ) -> None:
         if type(failures) is not int or failures < 1:
-            raise ConfigurationError(f"CircuitBreaker: failures must be a whole number, 1 or more, got {failures!r}")
+            given = shown(failures)
+            raise ConfigurationError(f"CircuitBreaker: failures must be a whole number, 1 or more, got {given}")
         try:
             self._pause_ms = max(1, duration_ms(pause, 1_000))
         except ValueError as error:
             raise ConfigurationError(f"CircuitBreaker: pause must be {error}") from None
         kinds: tuple[Any, ...] = errors if isinstance(errors, tuple) else (errors,)
         if not kinds or not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):
-            raise ConfigurationError(f"CircuitBreaker: errors must be classes of exceptions, got {errors!r}")
+            raise ConfigurationError(f"CircuitBreaker: errors must be classes of exceptions, got {shown(errors)}")
         self._limit = failures
         self._errors: tuple[type[Exception], ...] = kinds
         self._name = name

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Sequence
 
 from mqtemplate.durations import Duration, duration_ms
-from mqtemplate.errors import ConfigurationError
+from mqtemplate.errors import ConfigurationError, shown
 from mqtemplate.message import MessageExt
 from mqtemplate.middlewares.delivery import Delivery
 from mqtemplate.middlewares.pause import PauseListener
@@ -50,7 +50,8 @@ class Deduplication:
         max_keys: int = 100_000,
     ) -> None:
         if type(max_keys) is not int or max_keys < 1:
-            raise ConfigurationError(f"Deduplication: max_keys must be a whole number, 1 or more, got {max_keys!r}")
+            given = shown(max_keys)
+            raise ConfigurationError(f"Deduplication: max_keys must be a whole number, 1 or more, got {given}")
         try:
             self._keep_ms = duration_ms(keep, 1_000)
         except ValueError as error:

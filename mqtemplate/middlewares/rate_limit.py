@@ -6,7 +6,7 @@ import threading
 from collections.abc import Generator
 
 from mqtemplate.durations import Duration, duration_ms
-from mqtemplate.errors import ConfigurationError
+from mqtemplate.errors import ConfigurationError, shown
 from mqtemplate.middlewares.delivery import Delivery
 from mqtemplate.middlewares.pause import PauseListener
 
@@ -28,14 +28,14 @@ class RateLimit:
 
     def __init__(self, count: int, per: Duration = "1s", burst: int | None = None) -> None:
         for name, value in (("count", count), ("burst", count if burst is None else burst)):
-            if type(value) is not int or value < 1:
-                raise ConfigurationError(f"RateLimit: {name} must be a whole number, 1 or more, got {value!r}")
+            if type(value) is not int or not 1 <= value < 2**31:
+                raise ConfigurationError(f"RateLimit: {name} must be a whole number, 1 or more, got {shown(value)}")
         try:
             per_ms = duration_ms(per, 1_000)
         except ValueError as error:
             raise ConfigurationError(f"RateLimit: per must be {error}") from None
         if per_ms < 1:
-            raise ConfigurationError(f"RateLimit: per must be 1 ms or longer, got {per!r}")
+            raise ConfigurationError(f"RateLimit: per must be 1 ms or longer, got {shown(per)}")
         self._tokens_per_ms = count / per_ms
         self._burst = float(count if burst is None else burst)
         self._tokens = self._burst

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import enum
-import uuid
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta, timezone, tzinfo
-from decimal import Decimal
-from fractions import Fraction
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -18,56 +14,10 @@ from mqtemplate import Message, MessageQueue, RocketMQTemplate, SelectorType, Tr
 from mqtemplate.brokers import EmbeddedBroker, RemoteBroker, RemoteSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.durations import duration_ms
-from mqtemplate.errors import DelayError, MessageError, MQTemplateError
+from mqtemplate.errors import DelayError, MessageError
 from mqtemplate.server import BrokerServerSettings, LocalCluster
 from mqtemplate.testing import messages_in
-
-
-class _Zone(tzinfo):
-    def utcoffset(self, moment: datetime | None) -> timedelta:
-        raise RuntimeError("no offset")
-
-
-class _Silent:
-    def __str__(self) -> str:
-        raise RuntimeError("no text")
-
-    __repr__ = __str__
-
-
-class _Kind(enum.Enum):
-    PAID = "paid"
-
-
-_ZONES = (UTC, timezone(timedelta(hours=14)), timezone(timedelta(hours=-12)))
-_FIRST, _LAST = datetime.min, datetime.max  # noqa: DTZ901 (a time without a zone is a hostile value too)
-_TIMES = [
-    *(time.replace(tzinfo=zone) for time in (_LAST, _FIRST) for zone in _ZONES),
-    *(_LAST, _FIRST, datetime(2030, 1, 1, tzinfo=_Zone())),
-    *(timedelta.max, timedelta.min, timedelta(microseconds=1)),
-]
-_NUMBERS = [
-    *(10**400, -(10**400), 10**5_000, 2**63, 2**63 - 1, 2**31, -1, 0, 1),
-    *(float("inf"), float("-inf"), float("nan"), 1e308, 5e-324, -0.0, 0.5),
-    *(Decimal("NaN"), Decimal("1e999999"), Decimal(-1), Fraction(1, 3), 1j, True, False),
-]
-_TEXTS = [
-    *("", " ", "a b", "a\tb", "a\u00a0b", "a\n", "\x00", "\x01", "\x02", "\x1b[2J", "\ud800", "\udcff", "\U0001f600"),
-    *("9" * 5_000, "1" * 99 + "d", "1e9h", "-1s", "٣s", "*", "a,b", "a||b", "a&&b", "x" * 100_000, "%RETRY%x", "a:b:c"),
-    *("MQ==", "5-5", "5--3", "[" * 3_000, "9/a/b", "a" * 127, "a" * 128, "a\r\nb: c"),
-]
-_OBJECTS = [
-    *(None, (), [], {}, set(), object(), object, print, _Silent(), _Kind.PAID, uuid.UUID(int=1), range(3)),
-    *(b"", b"\xff", bytearray(b"x"), memoryview(b"x"), [None], [b"x"], ["a b"], [[]], {"a": 1}),
-    *({"\ud800": 1}, {"a": "\ud800"}, {"a": 10**5_000}, {"a": _Silent()}, {1: 2}, {"": 1}, {"x" * 40_000: 1}),
-    *({"FLAG": 10**5_000}, {"FLAG": _Silent()}, {"DELAY": "9" * 5_000}, {"TAGS": "a,b"}, {"KEYS": "\ud800"}),
-    *({"rocketmq_KEYS": [1, 2]}, {"TIMER_DELIVER_MS": 2**63}, {"WAIT": _Silent()}, {"a": "x" * 40_000}),
-    *(MessageQueue("orders", "broker-a", each) for each in (10**400, -1, "0", None)),
-    *(MessageQueue("orders", "\ud800", 0), MessageQueue("orders", "another", 1)),
-    *(Message("orders", b"x", {"a\ud800": "b"}), Message("orders", b"x", {"DELAY": "9" * 5_000})),
-    *(Message("x", b""), Message("orders", "text"), Message("orders", b"x", {}, 10**400), Message(None, b"x", None)),
-]  # fmt: skip
-_NASTY: list[Any] = [*_TIMES, *_NUMBERS, *_TEXTS, *_OBJECTS]
+from tests.hostile import FIRST, HOSTILE, LAST, ZONES, Silent, Zone, takes_or_refuses
 
 _OPTIONS = ("delay", "deliver_at", "hash_key", "keys", "headers", "queue", "delay_level", "timeout")
 _VERBS = ("sync_send", "async_send", "send_one_way", "send_in_transaction", "async_send_and_receive")
@@ -113,37 +63,26 @@ def _send(template: RocketMQTemplate, verb: str, destination: Any, payload: Any,
         sent.result(10)  # a request is not awaited: no consumer replies
 
 
-def _takes_or_refuses(call: Callable[[], object]) -> None:
-    """Make a call that succeeds, or raises an error of the library whose text can be printed and read."""
-    try:
-        call()
-    except MQTemplateError as exc:
-        text = str(exc)
-        assert text.encode()
-        assert len(text) < 1_000
-        assert "\x1b" not in text
-
-
 @pytest.mark.parametrize("verb", _VERBS)
 @pytest.mark.parametrize("option", _OPTIONS)
 def test_each_option_of_each_verb_takes_a_value_or_refuses_it(
     template: RocketMQTemplate, verb: str, option: str
 ) -> None:
     """A raw OverflowError, UnicodeEncodeError or struct.error names nothing that the caller wrote."""
-    for value in _NASTY:
+    for value in HOSTILE:
         for payload in (b"x", [b"x", b"y"]):
-            _takes_or_refuses(lambda v=value, p=payload: _send(template, verb, "orders:paid", p, {option: v}))
+            takes_or_refuses(lambda v=value, p=payload: _send(template, verb, "orders:paid", p, {option: v}))
 
 
 @pytest.mark.parametrize("verb", _VERBS)
 def test_each_destination_and_payload_is_sent_or_refused(template: RocketMQTemplate, verb: str) -> None:
-    for value in _NASTY:
-        _takes_or_refuses(lambda v=value: _send(template, verb, v, b"x", {}))
+    for value in HOSTILE:
+        takes_or_refuses(lambda v=value: _send(template, verb, v, b"x", {}))
         if isinstance(value, str):
-            _takes_or_refuses(lambda v=value: _send(template, verb, f"orders:{v}", b"x", {}))
-        if not isinstance(value, datetime | _Silent):  # code of the caller raises while the converter runs
-            _takes_or_refuses(lambda v=value: _send(template, verb, "orders", v, {}))
-            _takes_or_refuses(lambda v=value: _send(template, verb, "orders", [b"x", v], {}))
+            takes_or_refuses(lambda v=value: _send(template, verb, f"orders:{v}", b"x", {}))
+        if not isinstance(value, datetime | Silent):  # code of the caller raises while the converter runs
+            takes_or_refuses(lambda v=value: _send(template, verb, "orders", v, {}))
+            takes_or_refuses(lambda v=value: _send(template, verb, "orders", [b"x", v], {}))
 
 
 _OTHER_CALLS: dict[str, Callable[[RocketMQTemplate, Any], object]] = {
@@ -186,8 +125,8 @@ def _waits(value: object) -> bool:
 
 @pytest.mark.parametrize("name", _OTHER_CALLS)
 def test_each_argument_of_the_other_verbs_is_taken_or_refused(template: RocketMQTemplate, name: str) -> None:
-    for value in _NASTY:
-        _takes_or_refuses(lambda v=value: _OTHER_CALLS[name](template, v))
+    for value in HOSTILE:
+        takes_or_refuses(lambda v=value: _OTHER_CALLS[name](template, v))
 
 
 @settings(max_examples=300, deadline=None)
@@ -205,7 +144,7 @@ def test_each_argument_of_the_other_verbs_is_taken_or_refused(template: RocketMQ
     tag=st.text(st.characters(codec=None)),
 )
 def test_any_combination_of_options_is_sent_or_refused(options: dict[str, Any], tag: str) -> None:
-    _takes_or_refuses(lambda: _send(_IN_MEMORY, "sync_send", f"orders:{tag}", b"x", options))
+    takes_or_refuses(lambda: _send(_IN_MEMORY, "sync_send", f"orders:{tag}", b"x", options))
 
 
 _ENGINE = EmbeddedBroker(clock=VirtualClock())
@@ -224,9 +163,9 @@ def _engine() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"deliver_at": _LAST.replace(tzinfo=_ZONES[2])}, "the deliver time is 2912443d 12h from now"),
-        ({"deliver_at": _FIRST.replace(tzinfo=_ZONES[1])}, "deliver_at must not be before 1970, got -62135"),
-        ({"deliver_at": datetime(2030, 1, 1, tzinfo=_Zone())}, "deliver_at has a time zone without an offset: Runtime"),
+        ({"deliver_at": LAST.replace(tzinfo=ZONES[2])}, "the deliver time is 2912443d 12h from now"),
+        ({"deliver_at": FIRST.replace(tzinfo=ZONES[1])}, "deliver_at must not be before 1970, got -62135"),
+        ({"deliver_at": datetime(2030, 1, 1, tzinfo=Zone())}, "deliver_at has a time zone without an offset: Runtime"),
         ({"deliver_at": 10**400}, "deliver_at must be epoch milliseconds of at most 18 digits, got 1000"),
         ({"deliver_at": 10**5_000}, "of at most 18 digits, got a number of 16,610 bits"),
         ({"delay": 10**400}, "delay must be at most 11574074074d 1h 46m 39s 999ms, got 1000"),
@@ -257,7 +196,7 @@ def test_the_error_for_a_time_out_of_range_names_option_and_range(options: dict[
         ("orders", {"headers": {"\ud800": "x"}}, "the name of a header contains \\x01 or \\x02"),
         ("orders", {"headers": {"region": "\ud800"}}, "header 'region' contains \\x01 or \\x02"),
         ("orders", {"headers": {"n": 10**5_000}}, "header 'n' has no text: ValueError: Exceeds the limit"),
-        ("orders", {"headers": {"n": _Silent()}}, "header 'n' has no text: RuntimeError: no text"),
+        ("orders", {"headers": {"n": Silent()}}, "header 'n' has no text: RuntimeError: no text"),
         ("orders", {"timeout": 10**400}, "timeout must be at most 11574074074d 1h 46m 39s 999ms, got 1000"),
         ("orders", {"timeout": 2**31}, "timeout must be at most 24d 20h 31m 23s 647ms, got 2147483648"),
         ("orders", {"queue": "orders"}, "queue must be a MessageQueue, got str 'orders'"),

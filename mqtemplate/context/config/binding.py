@@ -19,7 +19,7 @@ from mqtemplate.context.config.placeholders import Placeholders
 from mqtemplate.context.config.relaxed_keys import dotted, kebab, variable_name
 from mqtemplate.context.config.tree import UNSET, ConfigNode, insert_mapping, is_empty_text
 from mqtemplate.durations import ALLOWED, duration_ms, is_duration_text
-from mqtemplate.errors import ConfigurationError
+from mqtemplate.errors import ConfigurationError, shown
 
 _UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")  # pydantic's name for models, and for dataclasses
 
@@ -73,7 +73,7 @@ class Binding:
             return f"{text} (its value is not shown)"
         if not isinstance(problem["input"], str | int | float):
             return text  # a whole section or list, which may contain secrets
-        return f"{text} (got {masked(problem['input'])!r})"
+        return f"{text} (got {shown(masked(problem['input']))})"
 
     def _place(self, location: schema.Location) -> str:
         """Return the origin of a value, or of the nearest section around it, and its key."""
@@ -176,8 +176,8 @@ class _Reader:
             key = next(iter(node.children))
             name = self._binding.name_of(at)
             raise ConfigurationError(
-                f"{node.children[key].origin}: {name} takes one value, and has no key '{key}'; write one value after "
-                f"{name}"
+                f"{node.children[key].origin}: {name} takes one value, and has no key {shown(key)}; write one value "
+                f"after {name}"
             )
         value = self._placeholders.resolve(node.value, node.origin)
         if shape.item_section is not None and isinstance(value, list):

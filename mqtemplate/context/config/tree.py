@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from mqtemplate.context.config.relaxed_keys import same_key
-from mqtemplate.errors import ConfigurationError
+from mqtemplate.errors import ConfigurationError, shown
 
 
 class Unset(Enum):
@@ -119,6 +119,8 @@ def check_depth(depth: int, origin: str) -> None:
 def insert_mapping(root: ConfigNode, mapping: Mapping[str, object], origin: str, path: tuple[str, ...] = ()) -> None:
     """Insert a nested mapping into a tree. Keys may contain dots, as in a file."""
     for key, value in mapping.items():
+        if not isinstance(key, str):
+            raise ConfigurationError(f"{origin}: a key must be text, got {type(key).__name__} {shown(key)}")
         below = (*path, *key.split("."))
         if isinstance(value, Mapping):
             root.put(below, UNSET, origin)
