@@ -28,6 +28,7 @@ LEVELS: dict[str, int] = {
     "mqtemplate.hashes": 0,
     "mqtemplate.metrics": 0,
     "mqtemplate.numbers": 0,
+    "mqtemplate.private_files": 0,
     "mqtemplate.processes": 0,
     "mqtemplate.services": 0,
     "mqtemplate.topics": 0,

@@ -27,8 +27,8 @@ def shared_server(
 ) -> Iterator[LocalServerAddress | None]:
     """Serve the store directory of the settings inside the context, if several workers are to share it.
 
-    A directory belongs to one user, and a port of 127.0.0.1 is open to all users of the machine. So the server answers
-    nobody without an account, and creates one for the workers at each start. Commands of the same user find it in the
+    A directory belongs to one user, and a port of 127.0.0.1 is open to all users of the machine. So a client needs an
+    account: the server creates one for the workers at each start, and commands of the same user find it in the
     directory.
 
     Returns:

@@ -11,7 +11,7 @@ from mqtemplate import MessageExt, PauseListener, message_listener
 from mqtemplate.errors import MessageError
 from mqtemplate_starter_celery.sending import DEFAULT_TOPIC
 from mqtemplate_starter_celery.stored_task import StoredTask
-from mqtemplate_starter_celery.trust import SigningKey, TaskTrust
+from mqtemplate_starter_celery.trust import SIGNATURE_HEADER, SigningKey, TaskTrust
 
 _PAUSE = "5s"
 _THREADS = 4  # publishing to Redis or RabbitMQ takes well under a millisecond
@@ -39,7 +39,7 @@ def task_forwarder(
     )
     def forward(message: MessageExt) -> None:
         task = StoredTask.read(message.body)
-        trust.check(app, task, message)
+        trust.check(app, task, message.body, message.properties.get(SIGNATURE_HEADER, ""))
         try:
             with app.producer_or_acquire() as producer:
                 producer.publish(

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from inspect import signature
 from typing import Any
 
-from kombu import Producer
 from kombu.compression import get_encoder
+from kombu.messaging import Producer
 from kombu.serialization import dumps as serialize
 from kombu.utils.json import dumps, loads
 
@@ -19,6 +19,12 @@ ETA_HEADER = "mqtemplate_eta"
 """Header of a task with its eta. The header ``eta`` is removed, since it would make the worker wait again."""
 
 _NAMES = ("routing_key", "compression", "delivery_mode")
+_TYPES: dict[str, Any] = {
+    **dict.fromkeys(("body", "content_type", "exchange"), str),
+    **dict.fromkeys(("queue", "routing_key", "compression"), str | None),
+    **dict.fromkeys(("headers", "properties"), dict),
+    "is_binary": bool,
+}
 _ENCODINGS = ("utf-8", "binary", "us-ascii")
 _DELIVERY_MODES = (None, 1, 2, "transient", "persistent")
 _ARGUMENTS = frozenset(signature(Producer.publish).parameters) - {"priority", "mandatory", "immediate"}
@@ -97,14 +103,10 @@ class StoredTask:
         Raises:
             ValueError: A value has another type, or no call of Celery gives it.
         """
-        texts = {"body": self.body, "content_type": self.content_type, "exchange": self.exchange}
-        optional = {"queue": self.queue, "routing_key": self.routing_key, "compression": self.compression}
-        wrong = [name for name, value in texts.items() if not isinstance(value, str)]
-        wrong += [name for name, value in optional.items() if not isinstance(value, str | None)]
-        if wrong:
-            raise ValueError(f"{wrong[0]} is no text")
-        if type(self.is_binary) is not bool or not isinstance(self.headers, dict):
-            raise ValueError("is_binary is not true or false, or headers is no object")
+        values: dict[str, Any] = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        for name, kind in _TYPES.items():
+            if not isinstance(values[name], kind):
+                raise ValueError(f"{name} is {values[name]!r:.64}")
         if not isinstance(self.headers.get("task"), str):
             raise ValueError("the header 'task' names no task")
         if self.content_encoding not in _ENCODINGS:
@@ -113,8 +115,8 @@ class StoredTask:
             get_encoder(self.compression)  # a KeyError for an unknown one
         if self.delivery_mode not in _DELIVERY_MODES:
             raise ValueError(f"delivery_mode is {self.delivery_mode!r:.64}")
-        if not isinstance(self.properties, dict) or (wrong := sorted(self.properties.keys() & _ARGUMENTS)):
-            raise ValueError(f"the properties are no object, or {wrong or 'one of them'} is none of a task")
+        if wrong := sorted(self.properties.keys() & _ARGUMENTS):
+            raise ValueError(f"{wrong[0]} is no property of a task")
         if self.is_binary:
             base64.b64decode(self.body, validate=True)
 

@@ -13,7 +13,6 @@ from celery import Celery
 from kombu.exceptions import SerializerNotInstalled
 from kombu.serialization import prepare_accept_content
 
-from mqtemplate import MessageExt
 from mqtemplate.errors import ConfigurationError, MessageError
 from mqtemplate_starter_celery.stored_task import StoredTask
 
@@ -33,7 +32,7 @@ class TaskTrust:
 
     Args:
         topic: Topic of the tasks: a signature is valid in this one only.
-        key: Key that all processes of the application have, and nobody else; None: tasks are not signed.
+        key: Key that only the processes of the application have; None: tasks are not signed.
 
     Raises:
         ConfigurationError: A key is shorter than 16 characters.
@@ -59,30 +58,30 @@ class TaskTrust:
         if not self._keys:
             _refuse_code(task)
             return {}
-        return {SIGNATURE_HEADER: self._signature(self._keys[0], body)}
+        return {SIGNATURE_HEADER: self._signature(self._keys[0], body).decode()}
 
-    def check(self, app: Celery, task: StoredTask, message: MessageExt) -> None:
+    def check(self, app: Celery, task: StoredTask, body: bytes, signature: str) -> None:
         """Check a task that is due.
+
+        Args:
+            body: Body of its message.
+            signature: Header of its message; empty if it has none.
 
         Raises:
             MessageError: It is not signed with one of the keys, or the application does not accept it.
         """
         if not self._keys:
             _refuse_code(task)
-        elif not self._is_signed(message):
+        elif not any(hmac.compare_digest(self._signature(key, body), signature.encode()) for key in self._keys):
             raise MessageError(
-                f"task {task.headers.get('id')!r:.64} of message {message.msg_id} has no signature of a signing_key: "
-                "another program sent it, or a process with another key; give all processes the same key, and in a "
-                "change of keys the former one behind it"
+                f"task {task.headers.get('id')!r:.64} has no signature of a signing_key: another program sent it, or a "
+                "process with another key; give all processes the same key, and in a change of keys the former one "
+                "behind it"
             )
         _check_accepted(app, task, is_signed=bool(self._keys))
 
-    def _is_signed(self, message: MessageExt) -> bool:
-        given = message.properties.get(SIGNATURE_HEADER, "").encode()
-        return any(hmac.compare_digest(given, self._signature(key, message.body).encode()) for key in self._keys)
-
-    def _signature(self, key: bytes, body: bytes) -> str:
-        return hmac.digest(key, self._topic.encode() + b"\0" + body, "sha256").hex()
+    def _signature(self, key: bytes, body: bytes) -> bytes:
+        return hmac.digest(key, self._topic.encode() + b"\0" + body, "sha256").hex().encode()
 
 
 def _refuse_code(task: StoredTask) -> None:

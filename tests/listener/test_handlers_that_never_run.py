@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import types
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -71,7 +72,7 @@ class Inherits(Yields):
         YieldsStatically,
         Inherits,
     ],
-    ids=str,
+    ids=lambda handler: re.sub(" at 0x[0-9a-f]+", "", str(handler)),
 )
 def test_a_handler_with_yield_is_refused_at_the_decorator(target: Callable[..., object]) -> None:
     """A call of it would run nothing, and its message would be acknowledged."""

@@ -263,7 +263,9 @@ class Slotted:
     def __call__(self, message: Order) -> None: ...
 
 
-@pytest.mark.parametrize("target", [Till().take, print, Slotted()], ids=str)
+@pytest.mark.parametrize(
+    "target", [Till().take, print, Slotted()], ids=["bound method", "built-in", "object with slots"]
+)
 def test_what_no_decorator_can_mark_is_refused(target: Any) -> None:
     with pytest.raises(ListenerError, match=r"which no decorator can mark; decorate the method inside of its class"):
         message_listener("orders", "billing")(target)

@@ -1,0 +1,80 @@
+"""The locks of what make installs: they fit pyproject.toml, and each package in them has a version and hashes."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+LOCKS = ROOT / ".ci" / "locks"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+EXTRAS = {"develop": ("spark", "speed", "test", "dev"), "docs": ("docs",), "spark-jre": ("spark-jre",), "build": ()}
+"""Lock -> extras of pyproject.toml that it has to satisfy."""
+
+_ENTRY = re.compile(
+    r"(?P<requirement>[a-zA-Z0-9][^\\\n]*?) \\\n(?P<hashes>(?: +--hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)"
+)
+
+
+def entries(lock: str) -> list[tuple[Requirement, int]]:
+    """Return the requirements of a lock, each with the number of its hashes."""
+    text = (LOCKS / f"{lock}.txt").read_text("utf-8")
+    found = [(Requirement(each["requirement"]), each["hashes"].count("--hash")) for each in _ENTRY.finditer(text)]
+    assert _ENTRY.sub("", re.sub(r"#.*\n", "", text)).strip() == "", "the lock has a line of another kind"
+    return found
+
+
+@pytest.mark.parametrize("lock", EXTRAS)
+def test_each_package_has_one_version_and_hashes(lock: str) -> None:
+    """Of a package with several versions each has a marker. Nothing else is in the file, such as an index."""
+    found = entries(lock)
+
+    assert found
+    for requirement, count in found:
+        assert re.fullmatch(r"==[^,*]+", str(requirement.specifier)), requirement
+        assert count > 0, requirement
+
+
+@pytest.mark.parametrize("lock", EXTRAS)
+def test_the_lock_satisfies_what_the_project_requires(lock: str) -> None:
+    """After a change of pyproject.toml: make lock."""
+    names = EXTRAS[lock]
+    required = [Requirement(text) for extra in names for text in PROJECT["project"]["optional-dependencies"][extra]]
+    required += [Requirement(text) for text in PROJECT["project"]["dependencies"]] if names else []
+    required += [Requirement(text) for text in PROJECT["build-system"]["requires"]] if lock == "build" else []
+    locked: dict[str, list[Requirement]] = {}
+    for requirement, _ in entries(lock):
+        locked.setdefault(canonicalize_name(requirement.name), []).append(requirement)
+
+    for each in required:
+        found = locked.get(canonicalize_name(each.name), [])
+        assert found, f"{each} is not in the lock {lock}: make lock"
+        for version in (str(one.specifier).removeprefix("==") for one in found):
+            assert each.specifier.contains(version, prereleases=True), f"{each} and version {version}: make lock"
+
+
+def test_the_locks_agree_on_versions() -> None:
+    """They are installed into one environment."""
+    versions: dict[tuple[str, str], set[str]] = {}
+    for lock in EXTRAS:
+        for requirement, _ in entries(lock):
+            key = (canonicalize_name(requirement.name), str(requirement.marker or ""))
+            versions.setdefault(key, set()).add(str(requirement.specifier))
+
+    assert {key: found for key, found in versions.items() if len(found) > 1} == {}
+
+
+def test_make_installs_nothing_without_a_hash() -> None:
+    """Except this project itself, and the tool that writes the locks."""
+    text = (ROOT / "Makefile").read_text("utf-8").replace("\\\n", " ")
+    installs = [line for line in text.splitlines() if re.search(r"PIP_INSTALL\)|-m pip install|uv pip install", line)]
+    unlocked = [line for line in installs if "--require-hashes" not in line and "PIP_INSTALL =" not in line]
+
+    assert len(unlocked) == 2
+    assert "--no-deps --no-build-isolation --editable ." in unlocked[0]
+    assert "install --quiet uv" in unlocked[1]
