@@ -141,14 +141,13 @@ def change_schedule(schedules: Schedules, name: str, change: Mapping[str, Any], 
 def _aware_time(text: object) -> datetime:
     try:
         time = datetime.fromisoformat(str(text))
-        is_valid = time.tzinfo is not None and time.timestamp() > 0
-    except (ValueError, OverflowError):  # such as the first hour of the year 1, east of Greenwich
-        is_valid = False
-    if not is_valid:
-        raise InvalidChangeError(
-            f"until must be an ISO time with a time zone, such as 2026-07-01T12:00:00+02:00, got {_shown(text)}"
-        )
-    return time
+        if time.tzinfo is not None and time.timestamp() > 0:
+            return time
+    except (ValueError, OverflowError):
+        pass  # such as the first hour of the year 1, east of Greenwich
+    raise InvalidChangeError(
+        f"until must be an ISO time with a time zone, such as 2026-07-01T12:00:00+02:00, got {_shown(text)}"
+    )
 
 
 def _seek_of(container: ListenerContainer, change: Mapping[str, Any]) -> Callable[[], None]:

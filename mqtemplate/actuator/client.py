@@ -122,12 +122,12 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 def _parts_of(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
-        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
-    except ValueError:  # such as a port above 65535
-        is_valid = False
-    if not is_valid or parts.username is not None or parts.query or parts.fragment:
-        raise ConfigurationError(f"the actuator must be http://host:port, without a user, got {masked_text(url)!r}")
-    return parts
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        if is_address and parts.username is None and not parts.query and not parts.fragment:
+            return parts
+    except ValueError:
+        pass  # such as a port above 65535
+    raise ConfigurationError(f"the actuator must be http://host:port, without a user, got {masked_text(url)!r}")
 
 
 def _is_loopback(host: str) -> bool:

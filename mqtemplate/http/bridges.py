@@ -179,7 +179,8 @@ async def _send_stream(response: HttpResponse, parts: Iterator[bytes], receive: 
         while not disconnected.done():
             following = _in_thread(lambda: next(parts, None))
             arrived = asyncio.wrap_future(following)
-            await asyncio.wait({arrived, disconnected}, return_when=asyncio.FIRST_COMPLETED)
+            either: set[asyncio.Future[Any]] = {arrived, disconnected}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not following.done():
                 return
             part = await arrived

@@ -29,16 +29,17 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _PEM = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
 _JWT = re.compile(r"\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*")
 _BEARER = re.compile(r"\b(bearer|basic)(\s+)(?=\S*[0-9A-Z=])[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE)
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_END_OF_URL = re.compile(r"[\s\"'<>]|[,;|](?=\s*[A-Za-z][A-Za-z0-9+.-]*://)")
+# A name starts where no other one could: each text is read once, however long it is.
+_SCHEME = re.compile(r"(?<![A-Za-z0-9+.-])[A-Za-z0-9+.-]+://")
+_END_OF_URL = re.compile(r"[\s\"'<>]|[,;|](?=\s{0,9}[A-Za-z][A-Za-z0-9+.-]{0,40}://)")
 _QUERY = re.compile(r"\?(?=[^@]*(=|$))")
 """Start of a query: a question mark before an @ without a name between them is a part of a password."""
 _ORACLE = re.compile(r"(jdbc:oracle:[a-z]+:)([^\s/@]+)/(\S+?)@(?=[^@\s]*(\s|$))", re.IGNORECASE)
-_USER_AT_HOST = re.compile(r"(?<![\w.%-])([\w.%+-]+):([^\s/:@;,\"']+)@(?=[\w\[])")
-_PAIR = re.compile(r"(?P<name>[\w.%$\[\]-]*[\w\]])(?P<between>[\"']?\s*(=>|:=|[=:])\s*)", re.ASCII)
+_USER_AT_HOST = re.compile(r"(?<![\w.%+-])([\w.%+-]+):([^\s/:@;,\"']+)@(?=[\w\[])")
+_PAIR = re.compile(r"(?<![\w.%$\[\]-])(?P<name>[\w.%$\[\]-]*[\w\]])(?P<between>[\"']?\s*(=>|:=|[=:])\s*)", re.ASCII)
 _OPTION = re.compile(r"(?<!\S)--?(?P<name>[A-Za-z][\w.-]*)(?P<between>\s+)(?=[^\s-])", re.ASCII)
 _QUOTED = re.compile(r"\"(?:\\.|[^\"\\])*\"?|'(?:\\.|''|[^'\\])*'?|\{[^}]*\}?")
-_END_OF_VALUE = re.compile(r"[;&\n]|[\"'}\])](?=[\s,;}\])]|$)|(,\s*|\s+)[\w.-]+\s*[=:](?!=*(\s|$))")
+_END_OF_VALUE = re.compile(r"[;&\n]|[\"'}\])](?=[\s,;}\])]|$)|(,\s{0,9}|\s{1,9})[\w.-]+\s{0,9}[=:](?!=*(\s|$))")
 
 
 def is_secret_name(name: str, *, is_declared: bool = False) -> bool:

@@ -72,6 +72,14 @@ def test_other_texts_are_shown_as_they_are(text: str) -> None:
     assert masked_text(text) == text
 
 
+@pytest.mark.parametrize(
+    "part", ["a", "a+", "a.", " ", "=", "a:", "a@", "://", "a://", "'", "{", "a=", ",", "password"]
+)
+def test_a_long_text_is_read_once(part: str) -> None:
+    """It is at most as large as a file of settings; a quadratic search would take hours."""
+    assert masked_text(part * 100_000 + f" password={SECRET}").find(SECRET) < 0
+
+
 def test_a_secret_is_hidden_at_any_depth_and_in_any_type() -> None:
     shown = masked(
         {
