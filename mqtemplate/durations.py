@@ -9,7 +9,7 @@ from decimal import Decimal
 from enum import IntEnum
 from typing import TypeAlias
 
-from mqtemplate.errors import shown
+from mqtemplate.user_code import shown
 
 __all__ = ["ALLOWED", "DelayLevel", "Duration", "duration_ms", "format_ms", "is_duration_text"]
 

@@ -42,6 +42,8 @@ from copy import copy
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mqtemplate.user_code import escaped
+
 __all__ = [
     "INVALID_BODY_ERRORS",
     "BodyTooLargeError",
@@ -77,39 +79,12 @@ __all__ = [
     "StoreLockedError",
     "UnknownNameError",
     "UnsupportedError",
-    "printable",
     "reworded",
-    "shown",
 ]
 
 E = TypeVar("E", bound="MQTemplateError")
 
 _MAX_TEXT = 20_000
-_MAX_SHOWN = 200
-_MAX_BITS = 4_096
-# Control characters except tab and line feed, which a terminal may take as a command, and lone surrogates, which no
-# stream can write.
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-
-
-def printable(text: str) -> str:
-    """Return a text that every terminal, log and file can show: other characters are escaped, as Python does it."""
-    return _UNPRINTABLE.sub(lambda found: repr(found[0])[1:-1], text)
-
-
-def shown(value: object) -> str:
-    """Return a value that a caller gave, as an error text shows it: as Python writes it, cut after 200 characters.
-
-    `repr` does not serve: a number of more than 4,300 digits has none, and the one of a class of the caller may raise.
-    """
-    try:
-        if type(value) is int and value.bit_length() > _MAX_BITS:
-            text = f"a{' negative' if value < 0 else ''} number of {value.bit_length():,} bits"
-        else:  # a body may have megabytes
-            text = repr(value[: _MAX_SHOWN + 1] if isinstance(value, str | bytes) else value)
-    except Exception as exc:
-        text = f"<{type(value).__name__}, whose repr raises {type(exc).__name__}>"
-    return f"{text[:_MAX_SHOWN]}…" if len(text) > _MAX_SHOWN else text
 
 
 class Picklable(Exception):  # noqa: N818 (a base class of errors and of requests of handlers)
@@ -145,7 +120,7 @@ class MQTemplateError(Picklable):
     source: str | None = None
 
     def __str__(self) -> str:
-        text = printable(super().__str__())
+        text = escaped(super().__str__(), keep="\n\t")
         return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}… ({len(text) - _MAX_TEXT:,} characters more)"
 
 

@@ -32,19 +32,14 @@ from functools import cache
 from types import TracebackType
 from typing import Any, TypeAlias
 
-from mqtemplate.processes import is_interrupt
+from mqtemplate.user_code import error_text, escaped, is_interrupt, traceback_of, type_name
 
 __all__ = [
     "Event",
     "EventLogger",
     "LimitedLog",
-    "error_text",
     "get_logger",
     "lost_events",
-    "safe_text",
-    "traceback_of",
-    "type_name",
-    "visible",
 ]
 
 _ExcInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None] | None
@@ -67,48 +62,6 @@ _STRUCTLOG = ("_logger", "_name")
 
 _ATTRIBUTE_TYPES = (str, int, float, bool, type(None), list, tuple, dict)
 """Types of the attributes of records: values that can be pickled, for handlers that pass records to other processes."""
-
-_MAX_TEXT = 2_000
-
-_TRACEBACK = BaseException.__dict__["__traceback__"]
-
-
-# --- texts of objects of the application ----------------------------------------------------------
-
-
-def safe_text(value: object, limit: int = _MAX_TEXT, read: Callable[[object], str] = str) -> str:
-    """Return an object of the application as text, at most *limit* characters, also if its ``__str__`` raises.
-
-    Args:
-        read: `repr` for that text.
-    """
-    try:
-        return read(value)[:limit]
-    except BaseException as error:
-        if is_interrupt(error):
-            raise
-        return f"<unprintable {type_name(value)}>"
-
-
-def error_text(error: BaseException, limit: int = _MAX_TEXT) -> str:
-    """Return the class and the text of an exception, as ``LookupError: no such order``. It never raises."""
-    return f"{type_name(error)}: {safe_text(error, limit)}"
-
-
-def type_name(value: object, attribute: str = "__name__") -> str:
-    """Return the name of the class of an object, also if its metaclass has a property of that name.
-
-    Args:
-        attribute: ``__qualname__`` for that name.
-    """
-    name: str = type.__dict__[attribute].__get__(type(value))
-    return name
-
-
-def traceback_of(error: BaseException) -> TracebackType | None:
-    """Return the traceback of an exception, also if its class has a property of that name."""
-    found: TracebackType | None = _TRACEBACK.__get__(error)
-    return found
 
 
 # --- events ---------------------------------------------------------------------------------------
@@ -364,23 +317,13 @@ class _Period:
     suppressed: int = 0
 
 
-def visible(text: str, *, keep: str = "") -> str:
-    """Return *text* with an escape sequence in place of each character that cannot be printed, except those in *keep*.
-
-    Such characters move the cursor of a terminal, change its title or colours, or start another line.
-    """
-    if text.isprintable():
-        return text
-    return "".join([char if char.isprintable() or char in keep else repr(char)[1:-1] for char in text])
-
-
 def _bounded(name: str, value: object) -> object:
     if name == "exc_info":
         return _without_controls(value) if isinstance(value, BaseException) else value
     if value is None or isinstance(value, int | float):
         return value
     text = value if isinstance(value, str) else str(value)
-    return visible(text if len(text) <= _MAX_PEER_TEXT else f"{text[:_MAX_PEER_TEXT]}… ({len(text)} characters)")
+    return escaped(text if len(text) <= _MAX_PEER_TEXT else f"{text[:_MAX_PEER_TEXT]}… ({len(text)} characters)")
 
 
 def _without_controls(error: BaseException) -> BaseException:

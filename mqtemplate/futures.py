@@ -11,8 +11,8 @@ from weakref import WeakSet
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import EventLoopBlockedError, UnsupportedError
-from mqtemplate.event_log import error_text, get_logger
-from mqtemplate.processes import is_interrupt
+from mqtemplate.event_log import get_logger
+from mqtemplate.user_code import error_text, is_interrupt
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop

@@ -15,8 +15,9 @@ from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple, Self
 
-from mqtemplate.errors import MessageError, shown
+from mqtemplate.errors import MessageError
 from mqtemplate.numbers import parse_number
+from mqtemplate.user_code import shown
 
 __all__ = [
     "BROKER_PROPERTIES",

@@ -12,8 +12,8 @@ from enum import Enum
 from functools import partial
 from typing import Generic, TypeAlias, TypeVar
 
-from mqtemplate.event_log import error_text, get_logger
-from mqtemplate.processes import is_interrupt
+from mqtemplate.event_log import get_logger
+from mqtemplate.user_code import error_text, is_interrupt
 
 __all__ = ["OTHER", "Counter", "Histogram", "HistogramSnapshot", "MetricKind", "Metrics", "Sample"]
 

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import codecs
-import functools
 import os
-import signal
-import threading
 from pathlib import Path
-from types import CodeType
 from typing import Any, NoReturn, Protocol
 from weakref import WeakSet
 
@@ -24,7 +20,6 @@ __all__ = [
     "discard_output",
     "expand_home",
     "home_folder",
-    "is_interrupt",
     "is_terminal",
     "raise_descriptor_limit",
     "usable_processors",
@@ -223,37 +218,6 @@ def absolute_path(path: Path | str) -> Path:
             f"the relative path {str(path)!r} has no meaning: the working directory of this process cannot be found "
             f"({exc.strerror}); give an absolute path, or start in a directory that exists"
         ) from exc
-
-
-def is_interrupt(error: BaseException) -> bool:
-    """Return True if a signal raised an exception, such as Ctrl-C: it ends the process, not the call that it hit.
-
-    Application code may raise ``KeyboardInterrupt`` and ``SystemExit`` too, and then they are errors of that code.
-    Python runs signal handlers in the main thread only, and their frames are in the traceback. The default handler of
-    Ctrl-C has no frame, since it is written in C: its exception comes from an instruction that is no ``raise``.
-    """
-    if issubclass(type(error), Exception) or threading.current_thread() is not threading.main_thread():
-        return False
-    handlers = {code for number in signal.valid_signals() if (code := _code_of(signal.getsignal(number))) is not None}
-    # Not `error.__traceback__`: the class of an application may have a property of that name.
-    last, trace = None, BaseException.__dict__["__traceback__"].__get__(error)
-    while trace is not None:
-        if trace.tb_frame.f_code in handlers:
-            return True
-        last, trace = trace, trace.tb_next
-    if last is None or not issubclass(type(error), KeyboardInterrupt):
-        return False
-    import dis  # only needed here
-
-    instruction: str = dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]]
-    return instruction != "RAISE_VARARGS"
-
-
-def _code_of(handler: Any) -> CodeType | None:
-    while isinstance(handler, functools.partial):  # asyncio.run installs one
-        handler = handler.func
-    code = getattr(getattr(handler, "__func__", handler), "__code__", None)
-    return code if isinstance(code, CodeType) else None
 
 
 def descriptor_limit() -> int:

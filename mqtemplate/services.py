@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from mqtemplate.clock import Clock
-from mqtemplate.event_log import error_text
+from mqtemplate.user_code import error_text
 
 __all__ = ["AfterChangeService", "ClockWatch", "Service", "ServiceThread", "WakeEvent", "wall_time"]
 

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
-from mqtemplate.errors import DestinationError, shown
+from mqtemplate.errors import DestinationError
+from mqtemplate.user_code import shown
 
 __all__ = [
     "AUTO_CREATE_TOPIC",

@@ -25,7 +25,6 @@ from mqtemplate.errors import (
     SelectorError,
     SendError,
     SendTimeoutError,
-    shown,
 )
 from mqtemplate.listener.failures.outcomes import DeadLetter, RetryLater
 from mqtemplate.listener.handler_result import BatchFailure
@@ -35,6 +34,7 @@ from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.results import SendResult, SendStatus, TransactionSendResult
 from mqtemplate.selectors.sql92 import Sql92Selector
 from mqtemplate.selectors.tags import TagSelector
+from mqtemplate.user_code import shown
 
 _ARGUMENTS: dict[str, object] = {
     # parameter of a constructor -> a value
@@ -54,6 +54,7 @@ _ARGUMENTS: dict[str, object] = {
     "failed": (1, 2),
     "text": "a text",
     "keys": "a-key",
+    "status": 400,
 }
 
 
@@ -211,8 +212,8 @@ class _Hostile:
         ("a", "'a'"),
         (10**5_000, "a number of 16,610 bits"),
         (-(10**5_000), "a negative number of 16,610 bits"),
-        (_Hostile(), "<_Hostile, whose repr raises RuntimeError>"),
-        (Fraction(10**5_000), "<Fraction, whose repr raises ValueError>"),
+        (_Hostile(), "<unprintable _Hostile>"),
+        (Fraction(10**5_000), "<unprintable Fraction>"),
         ("x" * 10_000_000, f"'{'x' * 199}…"),
         ([1] * 1_000, f"{str([1] * 1_000)[:200]}…"),
     ],

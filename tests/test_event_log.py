@@ -25,7 +25,8 @@ from structlog.testing import capture_logs
 from mqtemplate import event_log
 from mqtemplate.clock import VirtualClock
 from mqtemplate.context import event_formatter
-from mqtemplate.event_log import EventLogger, LimitedLog, error_text, get_logger, lost_events
+from mqtemplate.event_log import EventLogger, LimitedLog, get_logger, lost_events
+from mqtemplate.user_code import error_text
 
 ROOT = Path(__file__).parents[1]
 

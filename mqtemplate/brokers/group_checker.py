@@ -9,10 +9,10 @@ from queue import Full, Queue
 from typing import TypeAlias
 
 from mqtemplate.broker import CheckTransaction
-from mqtemplate.event_log import error_text, get_logger, safe_text
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageExt
-from mqtemplate.processes import is_interrupt
 from mqtemplate.results import TransactionState
+from mqtemplate.user_code import error_text, is_interrupt, safe_text
 
 _log = get_logger("mqtemplate.broker")
 

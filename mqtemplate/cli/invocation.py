@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mqtemplate.cli.output import Output, one_line
+from mqtemplate.cli.output import Output
 from mqtemplate.errors import ConfigurationError, MQTemplateError
 from mqtemplate.processes import is_terminal
+from mqtemplate.user_code import escaped
 
 if TYPE_CHECKING:
     from mqtemplate.admin import BrokerAdmin
@@ -133,7 +134,7 @@ class Invocation:
                 f"{question} There is no terminal to ask on: add --yes, or --dry-run to see the changes only",
                 param_hint="--yes",
             )
-        if not typer.confirm(one_line(question), err=True):
+        if not typer.confirm(escaped(question), err=True):
             self.output.note("nothing was changed")
             raise typer.Exit(1)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from types import EllipsisType
 from typing import Any, TextIO, TypeAlias
 
 from mqtemplate.processes import discard_output, is_terminal, write_text
+from mqtemplate.user_code import escaped
 
 Record: TypeAlias = Mapping[str, Any]
 """One row of a table, as JSON has it."""
@@ -24,32 +24,19 @@ Columns: TypeAlias = Mapping[str, Column]
 
 _PIPE_WIDTH = 10_000
 
-_UNSAFE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters, among them those that start commands of a terminal
-    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # they change the direction of the text around them
-    "\u200b\u2028\u2029\u2060-\u2064\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"  # separators, invisible characters
-    "\ud800-\udfff]"  # lone surrogates
-)
-_LINE_ENDS = str.maketrans({"\n": "\\n", "\t": "\\t"})
-
 
 def terminal_text(text: str) -> str:
-    """Return a text without characters that a terminal obeys, or does not show: they are escaped as in Python.
+    """Return a text without characters that a terminal obeys, or does not show. A line feed and a tab stay.
 
-    Messages, names and error texts come from others. A line feed and a tab stay.
+    Messages, names and error texts come from others.
     """
-    return _UNSAFE.sub(lambda found: repr(found[0])[1:-1], text) if not text.isprintable() else text
-
-
-def one_line(text: str) -> str:
-    """Return a text as `terminal_text` does, and on one line: a message must not add rows to a table."""
-    return terminal_text(text).translate(_LINE_ENDS)
+    return escaped(text, keep="\n\t")
 
 
 def json_text(value: object, indent: int | None = None) -> str:
     """Return a value as JSON for a terminal: JSON's own escapes stand for the characters that it must not get."""
     text = json.dumps(value, indent=indent, ensure_ascii=False)
-    return _UNSAFE.sub(lambda found: json.dumps(found[0])[1:-1], text)
+    return escaped(text, keep="\n", escape=lambda char: json.dumps(char)[1:-1])
 
 
 def print_line(text: str, stream: TextIO | EllipsisType | None = ...) -> None:
@@ -78,11 +65,11 @@ class Output:
     def line(self, text: str) -> None:
         """Write a line for a reader; with JSON nothing."""
         if not self.as_json:
-            self._print(one_line(text))
+            self._print(escaped(text))
 
     def note(self, text: str) -> None:
         """Write a line to standard error, for a reader; with JSON too."""
-        print_line(one_line(text), sys.stderr)
+        print_line(escaped(text), sys.stderr)
 
     def document(self, value: object) -> None:
         """Write a JSON document; without JSON nothing."""
@@ -169,7 +156,7 @@ def _table_text(records: Sequence[Record], columns: Columns) -> str:
         table.add_column(title, justify="right" if is_number else "left", overflow="fold")
     for row in rows:
         # `Text` shows brackets in names and bodies as they are; a string would be markup.
-        table.add_row(*(Text("" if cell is None else one_line(str(cell))) for cell in row))
+        table.add_row(*(Text("" if cell is None else escaped(str(cell))) for cell in row))
     on_terminal = is_terminal(sys.stdout)
     console = Console(file=sys.stdout if on_terminal else StringIO(), width=None if on_terminal else _PIPE_WIDTH)
     with console.capture() as capture:

@@ -26,8 +26,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-from mqtemplate.errors import ConfigurationError, DependencyError, ListenerError, MQTemplateError, printable
+from mqtemplate.errors import ConfigurationError, DependencyError, ListenerError, MQTemplateError
 from mqtemplate.processes import discard_output, write_text
+from mqtemplate.user_code import escaped
 
 DEBUG_VARIABLE = "MQTEMPLATE_DEBUG"
 DEBUG_OPTION = "--debug"
@@ -124,7 +125,7 @@ def _split(error: BaseException) -> tuple[str, str]:
 
 def _text(error: BaseException) -> str:
     try:
-        return printable(str(error))
+        return escaped(str(error), keep="\n\t")
     except Exception as exc:  # an exception of the application, whose text is code of the application
         return f"<the text of this exception cannot be read: its __str__ raises {type(exc).__name__}>"
 

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from mqtemplate.context.hooks import HookCaller
 from mqtemplate.errors import DependencyError
-from mqtemplate.event_log import error_text, get_logger
+from mqtemplate.event_log import get_logger
 from mqtemplate.listener.failures.failure import raise_if_not_of_handler
+from mqtemplate.user_code import error_text
 
 _log = get_logger("mqtemplate.context")
 

@@ -21,9 +21,9 @@ import structlog
 from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
 
 from mqtemplate.context.settings.starters import LoggingSettings
-from mqtemplate.event_log import visible
 from mqtemplate.listener.current import add_current_message
 from mqtemplate.processes import is_terminal, write_text
+from mqtemplate.user_code import escaped
 
 _LIBRARY = "mqtemplate"
 _MULTILINE = ("event", "exception", "stack")
@@ -167,7 +167,7 @@ def _renderers(log_format: Literal["CONSOLE", "JSON"], *, colors: bool) -> list[
 def _escape_controls(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     """Escape control characters in fields: structlog writes them to the terminal as they are."""
     return {
-        name: visible(value, keep="\n\t" if name in _MULTILINE else "") if isinstance(value, str) else value
+        name: escaped(value, keep="\n\t" if name in _MULTILINE else "") if isinstance(value, str) else value
         for name, value in event.items()
     }
 
@@ -176,4 +176,4 @@ def _write_traceback(stream: TextIO, exc_info: ExcInfo) -> None:
     """Write a traceback without control characters: the text of an error may contain what a message contains."""
     text = StringIO()
     structlog.dev.plain_traceback(text, exc_info)
-    stream.write(visible(text.getvalue(), keep="\n\t"))
+    stream.write(escaped(text.getvalue(), keep="\n\t"))

@@ -15,7 +15,7 @@ from mqtemplate.delay.pending_rows import PENDING_DTYPE, PendingPiece
 from mqtemplate.delay.recall_handle import decode_handle, handle_of
 from mqtemplate.delay.record_lookup import RecordLookup, has_key, is_marker
 from mqtemplate.durations import format_ms
-from mqtemplate.errors import MessageError, shown
+from mqtemplate.errors import MessageError
 from mqtemplate.hashes.java_hash import java_string_hash
 from mqtemplate.message import Property
 from mqtemplate.numbers import parse_number
@@ -24,6 +24,7 @@ from mqtemplate.record.codec import StoredRecord
 from mqtemplate.record.properties import REAL_TOPIC, TAGS, decode_properties, find_property
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.topics import SCHEDULE_TOPIC, is_in_namespace
+from mqtemplate.user_code import shown
 
 _END_OF_TIME_MS = 1 << 62
 

@@ -6,10 +6,11 @@ import base64
 import binascii
 from typing import NamedTuple
 
-from mqtemplate.errors import MessageError, shown
+from mqtemplate.errors import MessageError
 from mqtemplate.message import key_text
 from mqtemplate.numbers import parse_number
 from mqtemplate.record.properties import TIMER_OUT_MS, UNIQ_KEY, find_property
+from mqtemplate.user_code import shown
 
 _VERSION = "v1"
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mqtemplate.broker import MessageModel
-from mqtemplate.errors import DestinationError, ListenerError, shown
+from mqtemplate.errors import DestinationError, ListenerError
 from mqtemplate.listener.attributes import ListenerSpec, Resolve
 from mqtemplate.listener.decorator import MESSAGE_LISTENER
 from mqtemplate.listener.failures.schedule import Backoff
@@ -21,6 +21,7 @@ from mqtemplate.listener.unsupported import check_supported, own_name_server
 from mqtemplate.selectors.creation import make_selector
 from mqtemplate.selectors.tags import Selector, SelectorType, TagSelector
 from mqtemplate.topics import check_topic
+from mqtemplate.user_code import shown
 
 _PLACEHOLDER = re.compile(r"\$\{([^${}:]+)(?::([^${}]*))?\}")
 _SETTINGS = frozenset(field.name for field in dataclasses.fields(ListenerSettings))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from mqtemplate.errors import UnsupportedError, shown
+from mqtemplate.errors import UnsupportedError
 from mqtemplate.listener.registration.cluster_choice import EMBEDDED
+from mqtemplate.user_code import shown
 
 _NO_EFFECT: dict[str, set[object]] = {"access_channel": {"", "LOCAL"}}
 """Attribute -> values that are allowed everywhere; of the other attributes, an empty text and False."""

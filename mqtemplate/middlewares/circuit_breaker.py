@@ -7,10 +7,11 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from mqtemplate.durations import Duration, duration_ms
-from mqtemplate.errors import ConfigurationError, shown
-from mqtemplate.event_log import error_text, get_logger
+from mqtemplate.errors import ConfigurationError
+from mqtemplate.event_log import get_logger
 from mqtemplate.middlewares.delivery import Delivery
 from mqtemplate.middlewares.pause import PauseListener
+from mqtemplate.user_code import error_text, shown
 
 _log = get_logger("mqtemplate.middlewares")
 

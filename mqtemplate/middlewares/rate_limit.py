@@ -6,9 +6,10 @@ import threading
 from collections.abc import Generator
 
 from mqtemplate.durations import Duration, duration_ms
-from mqtemplate.errors import ConfigurationError, shown
+from mqtemplate.errors import ConfigurationError
 from mqtemplate.middlewares.delivery import Delivery
 from mqtemplate.middlewares.pause import PauseListener
+from mqtemplate.user_code import shown
 
 
 class RateLimit:

@@ -10,13 +10,12 @@ from enum import Enum
 
 from mqtemplate.broker import Broker
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
-from mqtemplate.event_log import error_text
 from mqtemplate.listener.consume_status import ContainerState
 from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.observability.collectors import GroupLags
 from mqtemplate.observability.lateness import LatenessRecorder
 from mqtemplate.observability.settings import HealthSettings
-from mqtemplate.processes import is_interrupt
+from mqtemplate.user_code import error_text, is_interrupt
 
 
 class Status(Enum):

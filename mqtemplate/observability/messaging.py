@@ -13,7 +13,6 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from mqtemplate.clock import Clock
-from mqtemplate.event_log import type_name
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property
 from mqtemplate.metrics import OTHER, HistogramSnapshot, MetricKind, Sample
@@ -21,6 +20,7 @@ from mqtemplate.observability.busy import GAP_NS, BusyTimes
 from mqtemplate.observability.lateness import LatenessRecorder
 from mqtemplate.observation.interface import HandleAsync, HandleMany, HandleOne, ObservedListener, Sends
 from mqtemplate.results import HalfMessage, SendResult
+from mqtemplate.user_code import type_name
 
 _F = TypeVar("_F")
 _Future = TypeVar("_Future", bound=Future[Any])

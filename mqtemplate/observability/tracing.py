@@ -25,13 +25,13 @@ from opentelemetry import propagate, trace
 from opentelemetry.trace import INVALID_SPAN, Link, Span, SpanKind, StatusCode, Tracer
 
 from mqtemplate.clock import Clock
-from mqtemplate.event_log import LimitedLog, error_text, get_logger, safe_text, type_name
+from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property, split_keys
 from mqtemplate.numbers import parse_number
 from mqtemplate.observation.interface import HandleAsync, HandleMany, HandleOne, ObservedListener, Sends
-from mqtemplate.processes import is_interrupt
 from mqtemplate.results import HalfMessage, SendResult
+from mqtemplate.user_code import error_text, is_interrupt, safe_text, type_name
 
 _log = LimitedLog(get_logger("mqtemplate.observability"), lambda: time.monotonic_ns() // 1_000_000)
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from mqtemplate.broker import Broker
 from mqtemplate.durations import Duration, duration_ms
 from mqtemplate.errors import ConfigurationError, MessageError, MQTemplateError
-from mqtemplate.event_log import error_text, get_logger
+from mqtemplate.event_log import get_logger
 from mqtemplate.outbox.database import Execute, delete_rows, end_lease, read_rows, refuse_row, take_lease
 from mqtemplate.outbox.row import OutboxRow
 from mqtemplate.services import Service, ServiceThread, wall_time
 from mqtemplate.template.destination import select_queue_by_hash
+from mqtemplate.user_code import error_text
 
 _log = get_logger("mqtemplate.outbox")
 BATCH = 100

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from mqtemplate.clock import Clock
 from mqtemplate.durations import Duration
 from mqtemplate.errors import ConfigurationError
-from mqtemplate.event_log import error_text, get_logger
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import Message
 from mqtemplate.outbox.database import INBOX, LEASE_TABLE, OUTBOX, Execute, Result, add_rows, check_database
 from mqtemplate.outbox.inbox import InboxCore
@@ -24,6 +24,7 @@ from mqtemplate.outbox.relay import LEASE, POLL_MS, OutboxRelay, Outcome, RelayS
 from mqtemplate.outbox.row import RowFactory
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 from mqtemplate.template.send_options import SendOptions
+from mqtemplate.user_code import error_text
 
 _log = get_logger("mqtemplate.outbox")
 

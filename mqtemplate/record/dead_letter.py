@@ -7,9 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 
-from mqtemplate.event_log import safe_text, traceback_of, type_name
 from mqtemplate.message import MessageExt
-from mqtemplate.processes import is_interrupt
+from mqtemplate.user_code import is_interrupt, safe_text, traceback_of, type_name
 
 EXCEPTION = "dead_letter_exception"
 """Class of the exception, with its module."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from mqtemplate.errors import ListenerError, SelectorError, shown
+from mqtemplate.errors import ListenerError, SelectorError
 from mqtemplate.selectors.sql92.selector import Sql92Selector
 from mqtemplate.selectors.tags import Selector, SelectorType, tag_selector
+from mqtemplate.user_code import shown
 
 _NAME_ALONE = re.compile(r"[\s(]*(?!(?i:true|false|null)\b)([A-Za-z_$][\w$]*)[\s)]*", re.ASCII)
 

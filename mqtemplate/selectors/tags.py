@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from mqtemplate.errors import ListenerError, shown
+from mqtemplate.errors import ListenerError
 from mqtemplate.hashes.java_hash import java_string_hash
 from mqtemplate.message import Property
+from mqtemplate.user_code import shown
 
 _TAGS = Property.TAGS
 _OTHER_SEPARATOR = re.compile(r"\s*(?:\|+|[,;]|\s(?i:or)\s)\s*|\s+")

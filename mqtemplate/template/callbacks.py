@@ -8,8 +8,8 @@ from functools import partial
 from typing import TypeVar
 
 from mqtemplate.callables import name_of_callable, unfinished
-from mqtemplate.event_log import error_text, get_logger
-from mqtemplate.processes import is_interrupt
+from mqtemplate.event_log import get_logger
+from mqtemplate.user_code import error_text, is_interrupt
 
 _log = get_logger("mqtemplate.template")
 

@@ -9,9 +9,10 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
 from mqtemplate.durations import Duration, duration_ms, format_ms
-from mqtemplate.errors import DelayError, shown
+from mqtemplate.errors import DelayError
 from mqtemplate.message import DELAY_PROPERTIES, Property, storable
 from mqtemplate.numbers import parse_number
+from mqtemplate.user_code import shown
 
 _ABSOLUTE = frozenset({Property.TIMER_DELIVER_MS, Property.START_DELIVER_TIME})
 

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
-from mqtemplate.errors import DestinationError, MessageError, MQTemplateError, SendError, shown
+from mqtemplate.errors import DestinationError, MessageError, MQTemplateError, SendError
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.hashes.java_hash import java_string_hash
 from mqtemplate.message import Message, MessageQueue, Property, property_text
@@ -15,6 +15,7 @@ from mqtemplate.results import SendResult
 from mqtemplate.selectors.tags import tag_problem
 from mqtemplate.template.send_options import SendPlan
 from mqtemplate.topics import check_topic
+from mqtemplate.user_code import shown
 
 MessageQueueSelector: TypeAlias = Callable[[Sequence[MessageQueue], Message, str], MessageQueue]
 """Selects the queue for a message with a hash key: (queues of the topic, message, hash key) -> one of the queues."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from mqtemplate.errors import MessageError, shown
+from mqtemplate.errors import MessageError
 from mqtemplate.message import RESERVED_PROPERTIES, Property, joined_keys, storable
 from mqtemplate.numbers import parse_number
 from mqtemplate.selectors.tags import tag_problem
+from mqtemplate.user_code import shown
 
 HEADER_PREFIX = "rocketmq_"
 """Prefix of rocketmq-spring for names that have a meaning in RocketMQ. Source: ``RocketMQHeaders``."""

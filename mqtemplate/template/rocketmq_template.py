@@ -20,7 +20,6 @@ from mqtemplate.errors import (
     MQTemplateError,
     SendError,
     SendTimeoutError,
-    shown,
 )
 from mqtemplate.futures import AwaitableFuture, refuse_on_handler_loop
 from mqtemplate.message import Message, MessageQueue
@@ -45,6 +44,7 @@ from mqtemplate.template.send_options import QUEUE_OPTIONS, SEND_OPTIONS, SendOp
 from mqtemplate.template.spring_names import SpringNames
 from mqtemplate.template.subscription import Subscription
 from mqtemplate.template.transactions import Transactions
+from mqtemplate.user_code import shown
 
 T = TypeVar("T")
 

@@ -16,13 +16,14 @@ from typing import Any, get_type_hints
 from mqtemplate.broker import Broker, Registration
 from mqtemplate.converter import MessageConverter, TypeChecks, payload_of
 from mqtemplate.errors import ConfigurationError, ConversionError, ListenerError, MQTemplateError
-from mqtemplate.event_log import error_text, get_logger, safe_text
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import Message, MessageExt, Property, create_unique_id
 from mqtemplate.observation.interface import Sends
 from mqtemplate.results import SendResult, SendStatus, TransactionSendResult, TransactionState
 from mqtemplate.template.destination import parse_destination
 from mqtemplate.template.send_options import SendPlan
 from mqtemplate.template.transaction_spec import TransactionListenerSpec, transaction_listener_spec
+from mqtemplate.user_code import error_text, safe_text
 
 _log = get_logger("mqtemplate.template")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from mqtemplate.event_log import error_text
 from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.listener.failures.failure import Failure
 from mqtemplate.listener.failures.outcomes import DeadLetter, RetryLater
 from mqtemplate.message import MessageExt
 from mqtemplate.middlewares.pause import PauseListener
+from mqtemplate.user_code import error_text
 
 _REQUESTS = (RetryLater, DeadLetter, PauseListener)
 """Exceptions by which a handler requests something: no failure of the test."""

@@ -149,7 +149,7 @@ def test_an_error_text_is_escaped(run: CommandLine) -> None:
 
 def test_escaped_text_shows_what_was_there() -> None:
     assert output.terminal_text("a\x1b[31m\n\tb\u202e\x9b") == "a\\x1b[31m\n\tb\\u202e\\x9b"
-    assert output.one_line("a\nb\tc") == "a\\nb\\tc"
+    assert output.escaped("a\nb\tc") == "a\\nb\\tc"
     assert (
         output.terminal_text("caf\u00e9 \u6771 \U0001f468\u200d\U0001f469")
         == "caf\u00e9 \u6771 \U0001f468\u200d\U0001f469"

@@ -31,9 +31,9 @@ from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.converter import JsonMessageConverter
 from mqtemplate.listener import ContainerState, ListenerContainer, ListenerRegistry
 from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue
-from mqtemplate.processes import is_interrupt
 from mqtemplate.server import BrokerServerSettings, LocalCluster
 from mqtemplate.topics import DLQ_TOPIC_PREFIX
+from mqtemplate.user_code import is_interrupt
 from tests.listener.hostile import ATTEMPTS, KINDS, Panic, Raise, WithoutAnything
 from tests.waiting import eventually
 

@@ -19,7 +19,8 @@ from mqtemplate.context.config.placeholders import Placeholders
 from mqtemplate.context.config.relaxed_keys import dotted, kebab, variable_name
 from mqtemplate.context.config.tree import UNSET, ConfigNode, insert_mapping, is_empty_text
 from mqtemplate.durations import ALLOWED, duration_ms, is_duration_text
-from mqtemplate.errors import ConfigurationError, shown
+from mqtemplate.errors import ConfigurationError
+from mqtemplate.user_code import shown
 
 _UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")  # pydantic's name for models, and for dataclasses
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from mqtemplate.context.config.relaxed_keys import same_key
-from mqtemplate.errors import ConfigurationError, shown
+from mqtemplate.errors import ConfigurationError
+from mqtemplate.user_code import shown
 
 
 class Unset(Enum):

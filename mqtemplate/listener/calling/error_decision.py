@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from mqtemplate.errors import ListenerError
-from mqtemplate.event_log import safe_text
 from mqtemplate.listener.consume_status import ConsumeStatus
 from mqtemplate.listener.failures.failure import raise_if_not_of_handler
 from mqtemplate.listener.handler_result import BatchFailure
 from mqtemplate.middlewares.pause import PauseListener
 from mqtemplate.middlewares.steps import RunAwaitable
+from mqtemplate.user_code import safe_text
 
 ErrorHandler = Callable[[BaseException, Any], object]
 """Function (error, message or messages) that may decide what happens to them."""

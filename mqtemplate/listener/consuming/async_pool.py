@@ -14,7 +14,8 @@ from mqtemplate.listener.consuming.handler_loop import HandlerLoop
 from mqtemplate.listener.consuming.watchdog import RunningCall
 from mqtemplate.listener.failures.failure import Failure
 from mqtemplate.message import MessageExt
-from mqtemplate.processes import call_after_fork, is_interrupt
+from mqtemplate.processes import call_after_fork
+from mqtemplate.user_code import is_interrupt
 
 _log = get_logger("mqtemplate.listener")
 

@@ -16,7 +16,6 @@ from typing import Generic, Protocol, TypeVar
 
 from mqtemplate.broker import Consumer
 from mqtemplate.clock import Clock
-from mqtemplate.event_log import error_text, safe_text
 from mqtemplate.listener.consuming.process_queue import ProcessQueues
 from mqtemplate.listener.consuming.watchdog import ReplaceThread, RunningCall, Watchdog
 from mqtemplate.listener.failures.failure import Decision, Failure, is_kind, raise_if_not_of_handler
@@ -25,6 +24,7 @@ from mqtemplate.listener.failures.send_back import SendBack
 from mqtemplate.listener.settings import ListenerSettings
 from mqtemplate.message import MessageExt, MessageQueue
 from mqtemplate.middlewares.pause import PauseListener
+from mqtemplate.user_code import error_text, safe_text
 
 _Item = TypeVar("_Item")
 _Work = TypeVar("_Work")

@@ -14,7 +14,7 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.converter import MessageConverter
 from mqtemplate.durations import Duration
 from mqtemplate.errors import BrokerClosedError, BrokerError, CorruptRecordError, ForkedError, ListenerError
-from mqtemplate.event_log import get_logger, safe_text
+from mqtemplate.event_log import get_logger
 from mqtemplate.listener.calling.traced import TracedHandling
 from mqtemplate.listener.consume_status import ContainerState
 from mqtemplate.listener.consuming.async_loop import choose_loop
@@ -39,6 +39,7 @@ from mqtemplate.message import MessageExt, MessageQueue
 from mqtemplate.message_trace.dispatcher import TraceDispatcher
 from mqtemplate.observation.interface import Observation
 from mqtemplate.services import wall_time
+from mqtemplate.user_code import safe_text
 
 _log = get_logger("mqtemplate.listener")
 

@@ -18,7 +18,7 @@ from mqtemplate.event_log import get_logger
 from mqtemplate.futures import handler_loops, running_loop
 from mqtemplate.listener.consuming.handler_loop import HandlerLoop, cancel_others
 from mqtemplate.listener.consuming.virtual_threads import VirtualThread
-from mqtemplate.processes import is_interrupt
+from mqtemplate.user_code import is_interrupt
 
 _log = get_logger("mqtemplate.listener")
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeGuard, TypeVar
 
 from mqtemplate.futures import running_loop
 from mqtemplate.message import MessageExt
-from mqtemplate.processes import is_interrupt
+from mqtemplate.user_code import is_interrupt
 
 _Error = TypeVar("_Error", bound=BaseException)
 

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 from mqtemplate.clock import Clock
 from mqtemplate.errors import MQTemplateError
-from mqtemplate.event_log import error_text, get_logger, safe_text
+from mqtemplate.event_log import get_logger
 from mqtemplate.listener.failures.failure import Decision, Failure, is_kind
 from mqtemplate.listener.failures.outcomes import DeadLetter, InvalidBodyError, RetryLater
 from mqtemplate.message import MessageExt
 from mqtemplate.record.dead_letter import cause_of, iso_time, own_frames
+from mqtemplate.user_code import error_text, safe_text
 
 _MAX_LOGGED_IDS = 10
 _MAX_STACKS = 64

@@ -7,12 +7,13 @@ from random import Random
 
 from mqtemplate.broker import Broker, Capability
 from mqtemplate.durations import format_ms
-from mqtemplate.event_log import error_text, get_logger
+from mqtemplate.event_log import get_logger
 from mqtemplate.listener.failures.failure import Decision, NextStep, is_kind, raise_if_not_of_handler
 from mqtemplate.listener.failures.outcomes import DeadLetter, InvalidBodyError, RetryLater
 from mqtemplate.listener.failures.schedule import Backoff, retry_delay_ms
 from mqtemplate.listener.settings import ListenerSettings
 from mqtemplate.message import MessageExt
+from mqtemplate.user_code import error_text
 
 _log = get_logger("mqtemplate.listener")
 

@@ -14,9 +14,10 @@ from logging import ERROR
 from typing import Protocol
 
 from mqtemplate.clock import Clock
-from mqtemplate.event_log import LimitedLog, error_text, get_logger
+from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.remoting.loop.busy_poll import BusyPoll
 from mqtemplate.remoting.loop.timers import Timer, Timers
+from mqtemplate.user_code import error_text
 
 _log = get_logger("mqtemplate.remoting")
 

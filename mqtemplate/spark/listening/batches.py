@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from mqtemplate.errors import SparkError
-from mqtemplate.event_log import error_text, get_logger, safe_text, type_name
+from mqtemplate.event_log import get_logger
 from mqtemplate.spark.checkpoint import QueryCheckpoint
 from mqtemplate.spark.listener import SparkBatch, SparkListenerSettings
 from mqtemplate.spark.listening.monitor import BatchMetrics
@@ -18,6 +18,7 @@ from mqtemplate.spark.listening.payloads import refuse_bad_records, rows_of, spl
 from mqtemplate.spark.listening.redelivery import FailedRow, Redelivery
 from mqtemplate.spark.offsets import OffsetTable, QueueRange
 from mqtemplate.spark.options import SourceOptions
+from mqtemplate.user_code import error_text, safe_text, type_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

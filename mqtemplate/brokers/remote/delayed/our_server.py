@@ -16,14 +16,7 @@ from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.errors import response_error
 from mqtemplate.brokers.remote.routes import MASTER_ID
 from mqtemplate.delay.recall_handle import check_selection, decode_handle
-from mqtemplate.errors import (
-    DelayError,
-    MessageError,
-    MQTemplateError,
-    RemoteProtocolError,
-    UnsupportedError,
-    shown,
-)
+from mqtemplate.errors import DelayError, MessageError, MQTemplateError, RemoteProtocolError, UnsupportedError
 from mqtemplate.pending import (
     PendingCounts,
     PendingMessage,
@@ -49,6 +42,7 @@ from mqtemplate.remoting.protocol.headers.delayed import (
     RescheduleDelayedMessageRequestHeader,
 )
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader
+from mqtemplate.user_code import shown
 
 _MAX_PAGE = 1_000
 _MOST_INFORMATIVE = (

@@ -17,7 +17,7 @@ from mqtemplate.brokers.remote.delayed.timer_records import TimerId, timer_id
 from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.brokers.remote.queries import Queries
 from mqtemplate.delay.recall_handle import decode_handle
-from mqtemplate.errors import BrokerError, MessageError, shown
+from mqtemplate.errors import BrokerError, MessageError
 from mqtemplate.message import BROKER_PROPERTIES, DELAY_PROPERTIES, Message, MessageExt, MessageQueue, Property
 from mqtemplate.numbers import parse_number
 from mqtemplate.pending import (
@@ -28,6 +28,7 @@ from mqtemplate.pending import (
     ScheduleChange,
     ScheduleChangeStatus,
 )
+from mqtemplate.user_code import shown
 
 _SEND_TIMEOUT_MS = 3_000
 _CANCELLED, _RESCHEDULED = ScheduleChangeStatus.CANCELLED, ScheduleChangeStatus.RESCHEDULED
