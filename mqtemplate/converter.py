@@ -29,7 +29,19 @@ from mqtemplate.converters.payload_types import (
 from mqtemplate.errors import ConfigurationError, ConversionError
 from mqtemplate.message import Message, MessageExt, PackedBody
 
-__all__ = ["CONTENT_TYPE", "JSON", "JsonMessageConverter", "MessageConverter", "TypeChecks", "payload_of"]
+__all__ = [
+    "CONTENT_TYPE",
+    "INVALID_BODY_ERRORS",
+    "JSON",
+    "JsonMessageConverter",
+    "MessageConverter",
+    "TypeChecks",
+    "payload_of",
+]
+
+# Others, such as those of a schema registry that cannot be reached, may go away.
+INVALID_BODY_ERRORS = (ValueError, TypeError, LookupError, EOFError, OverflowError, RecursionError)
+"""Errors of a converter that depend on the body alone, so that a retry cannot help; `ConversionError` is one."""
 
 CONTENT_TYPE: Final = "contentType"
 """User property with the format of the body, as rocketmq-spring sets it."""

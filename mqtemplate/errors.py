@@ -38,14 +38,11 @@
 from __future__ import annotations
 
 import re
-from copy import copy
 from pathlib import Path
-from typing import Any, TypeVar
 
-from mqtemplate.user_code import escaped
+from mqtemplate.user_code import Picklable, escaped
 
 __all__ = [
-    "INVALID_BODY_ERRORS",
     "BodyTooLargeError",
     "BrokerClosedError",
     "BrokerError",
@@ -63,7 +60,6 @@ __all__ = [
     "MessageDroppedError",
     "MessageError",
     "OffsetOutOfRangeError",
-    "Picklable",
     "RemoteConnectError",
     "RemoteProtocolError",
     "RemoteTimeoutError",
@@ -79,33 +75,9 @@ __all__ = [
     "StoreLockedError",
     "UnknownNameError",
     "UnsupportedError",
-    "reworded",
 ]
 
-E = TypeVar("E", bound="MQTemplateError")
-
 _MAX_TEXT = 20_000
-
-
-class Picklable(Exception):  # noqa: N818 (a base class of errors and of requests of handlers)
-    """Exception that can be copied, and pickled for another process, whatever its constructor takes."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Return what a pickle contains. An exception is otherwise rebuilt as ``Class(*args)``, which may not fit."""
-        return _rebuilt, (type(self), self.args), self.__dict__ or None
-
-
-def _rebuilt(kind: type[BaseException], args: tuple[object, ...]) -> BaseException:
-    error = kind.__new__(kind)
-    error.args = args
-    return error
-
-
-def reworded(error: E, text: str) -> E:
-    """Return the same error with another text. Its class may be one of the user, with a constructor of its own."""
-    twin = copy(error)
-    twin.args = (text,)
-    return twin
 
 
 class MQTemplateError(Picklable):
@@ -341,8 +313,3 @@ class EventLoopBlockedError(MQTemplateError, RuntimeError):
 
 class SparkError(MQTemplateError):
     """Spark, its Java, or the state of a query cannot be used."""
-
-
-# Others, such as those of a schema registry that cannot be reached, may go away.
-INVALID_BODY_ERRORS = (ValueError, TypeError, LookupError, EOFError, OverflowError, RecursionError)
-"""Errors of a converter that depend on the body alone, so that a retry cannot help; `ConversionError` is one."""

@@ -7,10 +7,23 @@ import re
 import signal
 import threading
 from collections.abc import Callable
+from copy import copy
 from types import CodeType, TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
-__all__ = ["error_text", "escaped", "is_interrupt", "safe_text", "shown", "traceback_of", "type_name"]
+__all__ = [
+    "Picklable",
+    "error_text",
+    "escaped",
+    "is_interrupt",
+    "reworded",
+    "safe_text",
+    "shown",
+    "traceback_of",
+    "type_name",
+]
+
+E = TypeVar("E", bound=BaseException)
 
 _MAX_TEXT = 2_000
 _MAX_SHOWN = 200
@@ -57,6 +70,27 @@ def _code_of(handler: Any) -> CodeType | None:
         handler = handler.func
     code = getattr(getattr(handler, "__func__", handler), "__code__", None)
     return code if isinstance(code, CodeType) else None
+
+
+class Picklable(Exception):  # noqa: N818 (a base class of errors and of requests of handlers)
+    """Exception that can be copied, and pickled for another process, whatever its constructor takes."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what a pickle contains. An exception is otherwise rebuilt as ``Class(*args)``, which may not fit."""
+        return _rebuilt, (type(self), self.args), self.__dict__ or None
+
+
+def _rebuilt(kind: type[BaseException], args: tuple[object, ...]) -> BaseException:
+    error = kind.__new__(kind)
+    error.args = args
+    return error
+
+
+def reworded(error: E, text: str) -> E:
+    """Return the same error with another text. Its class may be one of the user, with a constructor of its own."""
+    twin = copy(error)
+    twin.args = (text,)
+    return twin
 
 
 # --- texts ----------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from mqtemplate.context.templates.clusters import Clusters, start_broker
 from mqtemplate.context.templates.decorator import ext_template_mark
 from mqtemplate.context.templates.template_specs import TemplateSpec, template_specs
 from mqtemplate.converter import MessageConverter
-from mqtemplate.errors import ConfigurationError, DependencyError, ListenerError, reworded
+from mqtemplate.errors import ConfigurationError, DependencyError, ListenerError
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.discovery import declared_topics
 from mqtemplate.listener.registration.enhancers import Enhancer, enhancer_order
@@ -36,6 +36,7 @@ from mqtemplate.scheduling.runner import ScheduleRunner
 from mqtemplate.scheduling.schedules import Schedules
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 from mqtemplate.template.transaction_spec import DEFAULT_TEMPLATE_BEAN_NAME, transaction_listener_spec
+from mqtemplate.user_code import reworded
 
 _log = get_logger("mqtemplate.context")
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from mqtemplate.converter import MessageConverter
-from mqtemplate.errors import INVALID_BODY_ERRORS
+from mqtemplate.converter import INVALID_BODY_ERRORS, MessageConverter
 from mqtemplate.listener.calling.depends import Arguments, Scope
 from mqtemplate.listener.calling.error_decision import ErrorHandler
 from mqtemplate.listener.calling.parameters import Read, read_message

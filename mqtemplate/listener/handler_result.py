@@ -8,9 +8,10 @@ from types import NoneType, UnionType
 from typing import Any, NoReturn, Union, get_args, get_origin
 
 from mqtemplate.callables import unfinished
-from mqtemplate.errors import ListenerError, Picklable
+from mqtemplate.errors import ListenerError
 from mqtemplate.listener.calling.send import Send, is_sends
 from mqtemplate.listener.consume_status import ConsumeStatus
+from mqtemplate.user_code import Picklable
 
 _INDEX_COLLECTIONS = (
     list,

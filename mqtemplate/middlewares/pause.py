@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mqtemplate.durations import Duration, duration_ms
-from mqtemplate.errors import Picklable
+from mqtemplate.user_code import Picklable
 
 
 class PauseListener(Picklable):  # a request, not an error of the library

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mqtemplate.errors import CorruptRecordError, Picklable
+from mqtemplate.errors import CorruptRecordError
 from mqtemplate.event_log import get_logger
 from mqtemplate.record.batch import RecordBatch
 from mqtemplate.record.codec import StoredRecord
@@ -16,6 +16,7 @@ from mqtemplate.record.layout import SMALLEST_RECORD, SysFlag
 from mqtemplate.store.layout import DONE_SIZE_MARK, PRE_BLANK_SIZE_MARK, CqUnit
 from mqtemplate.store.log_reader import LogReader
 from mqtemplate.store.queues.consume_queue import ConsumeQueue
+from mqtemplate.user_code import Picklable
 
 _log = get_logger("mqtemplate.store")
 

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from mqtemplate.broker import Broker, ConsumeFromWhere, Consumer, ConsumerSpec, MessageModel
 from mqtemplate.clock import Clock
-from mqtemplate.converter import MessageConverter, TypeChecks, payload_of
-from mqtemplate.errors import INVALID_BODY_ERRORS, BrokerClosedError
+from mqtemplate.converter import INVALID_BODY_ERRORS, MessageConverter, TypeChecks, payload_of
+from mqtemplate.errors import BrokerClosedError
 from mqtemplate.event_log import get_logger
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt, MessageQueue

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from mqtemplate.converter import CONTENT_TYPE, MessageConverter
-from mqtemplate.errors import ConversionError, DestinationError, MessageError, reworded
+from mqtemplate.errors import ConversionError, DestinationError, MessageError
 from mqtemplate.message import DELAY_PROPERTIES, Message, MessageExt, Property, joined_keys
 from mqtemplate.template.delay_options import check_one_delay, delay_header, delay_properties
 from mqtemplate.template.destination import Destination, parse_destination
 from mqtemplate.template.headers import FLAG, HEADER_PREFIX, checked_flag, header_property
 from mqtemplate.template.send_options import SendOptions
-from mqtemplate.user_code import shown
+from mqtemplate.user_code import reworded, shown
 
 
 class Extras(NamedTuple):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from mqtemplate.durations import Duration
-from mqtemplate.errors import ConversionError, Picklable
+from mqtemplate.errors import ConversionError
 from mqtemplate.listener.failures.schedule import retry_delay_ms
+from mqtemplate.user_code import Picklable
 
 
 class RetryLater(Picklable):  # a request of the handler, not an error of the library

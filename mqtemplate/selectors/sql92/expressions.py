@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
-from mqtemplate.errors import Picklable
 from mqtemplate.selectors.sql92 import values
 from mqtemplate.selectors.sql92.values import Evaluate, NotComparableError, Value, ValueType
+from mqtemplate.user_code import Picklable
 
 MAX_DEPTH = 100
 """Deepest nesting of conditions. Each level is a nested call, and Python's default limit is a thousand."""
