@@ -25,7 +25,7 @@ import logging
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -363,16 +363,25 @@ def _exc_info(event: dict[str, Any]) -> _ExcInfo:
 
 
 def _formattable(exc_info: Any) -> Any:
-    """Return an exception, or another one in its place if its class keeps `traceback` from formatting it."""
+    """Return an exception, or another one in its place if its traceback cannot be formatted, or written to a stream."""
     if exc_info[1] is None:
         return exc_info
     try:
-        traceback.TracebackException(*exc_info, lookup_lines=False)
+        "".join(_texts(traceback.TracebackException(*exc_info, lookup_lines=False))).encode()
     except BaseException as error:
         if is_interrupt(error):
             raise
-        return RuntimeError, RuntimeError(error_text(exc_info[1])), exc_info[2]
+        text = escaped(error_text(exc_info[1]), keep="\n\t")
+        return RuntimeError, RuntimeError(text), exc_info[2]
     return exc_info
+
+
+def _texts(trace: traceback.TracebackException) -> Iterator[str]:
+    """Yield the texts of an exception and of those that its traceback shows with it."""
+    yield from trace.format_exception_only()
+    for other in (trace.__cause__, trace.__context__, *(trace.exceptions or ())):
+        if other is not None:
+            yield from _texts(other)
 
 
 def _is_captured(logger: logging.Logger, method: str, event: dict[str, Any]) -> bool:

@@ -495,3 +495,19 @@ def test_the_number_of_suppressed_events_is_written_though_no_other_follows() ->
         ("client.other", "info", None),
         ("client.refused", "warning", 2),
     ]
+
+
+def test_an_exception_whose_text_no_stream_can_write_is_logged_with_the_text_escaped(plain: Written) -> None:
+    """A lone surrogate comes from JSON; with it in a traceback, a handler of `logging` would drop the event."""
+    try:
+        try:
+            raise LookupError("no order \ud800")
+        except LookupError as cause:
+            raise ValueError("in vain") from cause
+    except ValueError as error:
+        log.error("order.failed", exc_info=error)
+
+    written = plain.stream.getvalue()
+    assert written.encode()
+    assert "order.failed" in written
+    assert "RuntimeError: ValueError: in vain" in written
