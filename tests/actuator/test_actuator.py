@@ -305,8 +305,8 @@ def test_a_change_without_a_running_listener_is_not_logged_as_done(
     shop.change(action="seek", topic="orders", queue=0, offset=2**62)
     shop.change(action="seek", back="soon")
 
-    events = [each.msg for each in caplog.records if "listener.change" in str(each.msg)]
-    assert [each["event"] for each in events] == ["listener.changed", "listener.change_failed"]  # type: ignore[index]
+    events = [each.msg.split()[0] for each in caplog.records if "listener.change" in each.msg]
+    assert events == ["listener.changed", "listener.change_failed"]
 
 
 @pytest.mark.parametrize(
