@@ -471,6 +471,8 @@ def joined_keys(keys: object) -> str:
     Raises:
         MessageError: A key of a sequence is empty or has a blank, or a key is no single value.
     """
+    if type(keys) is str and keys.isalnum():  # what most keys are
+        return keys
     if isinstance(keys, str) or not isinstance(keys, Iterable) or isinstance(keys, _NO_SEQUENCES):
         return KEY_SEPARATOR.join(split_keys(property_text("a key", keys)))
     texts = [property_text("a key", key) for key in keys]

@@ -80,6 +80,8 @@ def checked_flag(value: object) -> int:
 
 
 def _checked_text(name: str, value: object) -> str:
+    if type(value) is str and value.isalnum():  # what many are
+        return value
     if value is None or isinstance(value, bytes | bytearray | memoryview):
         raise MessageError(f"header {shown(name)} must be text, a number or a boolean, got {type(value).__name__}")
     text = storable(f"header {shown(name)}", value)
