@@ -7,6 +7,7 @@ and stops in order.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -30,7 +31,10 @@ def main(arguments: Sequence[str]) -> None:
     supervisor = socket.socket(fileno=int(arguments[1]))
     supervisor.set_inheritable(False)  # a process that the application starts must not keep it open
     with supervisor.makefile("r", encoding="utf-8") as stream:
-        options = RunOptions.from_json(stream.readline())  # the only line that the supervisor writes
+        line = stream.readline()  # the only one that the supervisor writes
+    if not line:
+        raise SystemExit("the supervisor ended before it sent the options of this worker")
+    options = RunOptions.from_json(line)
     threading.Thread(target=_stop_with, args=(supervisor,), name="mqtemplate-supervisor", daemon=True).start()
     with reported_failures():
         app = load_application(options)
@@ -49,7 +53,8 @@ def _stop_with(supervisor: socket.socket) -> None:
 
 def _report_ready(app: MQApplication, supervisor: socket.socket) -> None:
     app.is_ready.wait()
-    supervisor.sendall(READY)
+    with contextlib.suppress(ConnectionError):  # the supervisor was killed; `_stop_with` stops the application
+        supervisor.sendall(READY)
 
 
 if __name__ == "__main__":

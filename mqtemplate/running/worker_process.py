@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import subprocess
@@ -34,7 +35,8 @@ class WorkerProcess:
             # The target is for readers of lists of processes. The options may contain an account.
             command = [sys.executable, "-m", "mqtemplate.running.worker", options.target, str(theirs.fileno())]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], process_group=0)
-        self._channel.sendall(f"{options.to_json()}\n".encode())
+        with contextlib.suppress(ConnectionError):  # it has ended already, which `_observe` reports
+            self._channel.sendall(f"{options.to_json()}\n".encode())
         self.pid = self._process.pid
         self._on_ready, self._on_end = on_ready, on_end
         threading.Thread(target=self._observe, name=f"mqtemplate-worker-{self.pid}", daemon=True).start()
@@ -48,13 +50,14 @@ class WorkerProcess:
         self._process.kill()
 
     def _observe(self) -> None:
-        with self._channel:
+        # A worker that ends before it has read its options resets the connection.
+        with self._channel, contextlib.suppress(ConnectionError):
             received = b""
             while part := self._channel.recv(64):
                 received += part
                 if received == READY:
                     self._on_ready()
-            self._on_end(self._process.wait())
+        self._on_end(self._process.wait())
 
 
 def exit_text(code: int) -> str:
