@@ -14,7 +14,7 @@ from mqtemplate.store.layout import INDEX_UNIT_SIZE, IndexHeader
 
 _MAX_SECONDS = 0x7FFF_FFFF
 _CLOCK_STEP_MS = 3_600_000
-"""How far a clock may have been set back while RocketMQ wrote. Larger steps of the own clock are known."""
+"""Largest step back of the clock, in ms, that is assumed where RocketMQ wrote. Those of our own clock are noted."""
 
 
 class KeyRows(NamedTuple):
