@@ -104,7 +104,10 @@ class RowReader:
         if tags:
             sent[Property.TAGS] = _one_line("tags", tags)
         if keys:
-            sent[Property.KEYS] = joined_keys(keys if isinstance(keys, str) else list(filter(None, keys)))
+            is_text = isinstance(
+                keys, str
+            )  # stored as it is, as by columns: a mirror keeps the blanks of Java's messages
+            sent[Property.KEYS] = storable("keys", keys) if is_text else joined_keys(list(filter(None, keys)))
         if sharding_key is not None:
             sent[Property.SHARDING_KEY] = _one_line("shardingKey", sharding_key)
         if delay_level is not None or delay is not None or deliver_time is not None:
