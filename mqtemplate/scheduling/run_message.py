@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from mqtemplate.errors import MessageError, ScheduleError
-from mqtemplate.message import Message, MessageExt, Property, create_unique_id
+from mqtemplate.message import Message, MessageExt, Property, create_unique_id, split_keys
 from mqtemplate.scheduling.schedule import check_name
 from mqtemplate.scheduling.trigger import LAST_MS, Trigger
 
@@ -42,7 +42,7 @@ def find_run_key(keys: str | None) -> RunKey | None:
 
     Other programs may send to the topic, so nothing is assumed about the keys.
     """
-    for key in (keys or "").split(" "):
+    for key in split_keys(keys):
         if (found := _RUN_KEY.fullmatch(key)) is not None:
             schedule, run_ms, deliver_ms, fingerprint = found.groups()
             if int(run_ms) <= LAST_MS:
