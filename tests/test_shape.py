@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-LEVELS: dict[str, int] = {
+LEVELS: dict[str, float] = {
     # package or module -> level, as docs/architecture/README.md shows them; a package imports from lower levels only
     "mqtemplate.callables": 0,
     "mqtemplate.clock": 0,
@@ -38,44 +38,54 @@ LEVELS: dict[str, int] = {
     "mqtemplate.results": 1,
     "mqtemplate.selectors": 1,
     "mqtemplate.broker": 2,
-    "mqtemplate.observation": 2,
     "mqtemplate.converter": 2,
     "mqtemplate.converters": 2,
+    "mqtemplate.observation": 2,
     "mqtemplate.record": 2,
     "mqtemplate.message_trace": 3,
-    "mqtemplate.store": 3,
     "mqtemplate.remoting.protocol": 3,
+    "mqtemplate.store": 3,
     "mqtemplate.delay": 4,
     "mqtemplate.remoting": 4,
-    "mqtemplate.brokers": 5,
-    "mqtemplate.template": 6,
-    "mqtemplate.listener": 6,
-    "mqtemplate.middlewares": 6,
-    "mqtemplate.scheduling": 6,
+    "mqtemplate.engine": 5,
+    "mqtemplate.brokers": 6,
     "mqtemplate.server": 6,
-    "mqtemplate.admin": 7,
-    "mqtemplate.context": 7,
-    "mqtemplate.running.hosting": 7,
-    "mqtemplate.http": 7,
-    "mqtemplate.observability": 7,
-    "mqtemplate.outbox": 7,
-    "mqtemplate.outbox.django": 7,
-    "mqtemplate.running": 7,
-    "mqtemplate.spark": 7,
-    "mqtemplate.testing": 7,
-    "mqtemplate.actuator": 8,
-    "mqtemplate.asyncapi": 8,
-    "mqtemplate.cli": 8,
-    "mqtemplate.dashboard": 8,
-    "mqtemplate.__main__": 9,
-    "mqtemplate": 7.5,  # the public names: starters, examples and users import from here
-    "starters": 9,
-    "examples": 9,
+    "mqtemplate.calls": 7,
+    "mqtemplate.middlewares": 7,
+    "mqtemplate.listener": 8,
+    "mqtemplate.scheduling": 8,
+    "mqtemplate.template": 8,
+    "mqtemplate.admin": 9,
+    "mqtemplate.operations": 9,
+    "mqtemplate.context": 10,
+    "mqtemplate.http": 10,
+    "mqtemplate.observability": 10,
+    "mqtemplate.outbox": 10,
+    "mqtemplate.outbox.django": 10,
+    "mqtemplate.running": 10,
+    "mqtemplate.running.hosting": 10,
+    "mqtemplate.spark": 10,
+    "mqtemplate.testing": 10,
+    "mqtemplate.actuator": 11,
+    "mqtemplate.asyncapi": 11,
+    "mqtemplate.cli": 11,
+    "mqtemplate.console": 11,
+    "mqtemplate.dashboard": 11,
+    "mqtemplate.__main__": 12,
+    "mqtemplate": 11.5,  # the public names: starters, examples and users import from here
+    "starters": 12,
+    "examples": 12,
 }
 
 SAME_LEVEL = {
     # importer -> imported, where both stand on one level
     ("mqtemplate.converter", "mqtemplate.converters"),  # the types of payloads
+    ("mqtemplate.server", "mqtemplate.brokers"),  # until the engine is a package of its own
+    ("mqtemplate.operations", "mqtemplate.admin"),
+    ("mqtemplate.console", "mqtemplate.dashboard"),
+    ("mqtemplate.console", "mqtemplate.actuator"),
+    ("mqtemplate.cli", "mqtemplate.console"),
+    ("mqtemplate.calls", "mqtemplate.middlewares"),
     ("mqtemplate.running.hosting", "mqtemplate.context"),
     ("examples", "starters"),
     ("mqtemplate.outbox.django", "mqtemplate.outbox"),
@@ -108,7 +118,7 @@ PUBLIC_PACKAGES = ("mqtemplate.asyncapi", "mqtemplate.outbox")
 MAX_LINES_OF_FILE = 600
 MAX_LINES_OF_FUNCTION = 60
 MAX_MODULES_OF_PACKAGE = 20
-MAX_IMPORT_CHAIN = 22
+MAX_IMPORT_CHAIN = 24
 
 
 class Import(NamedTuple):
@@ -216,7 +226,7 @@ def test_the_documented_levels_are_the_checked_ones() -> None:
     page = (ROOT / "docs" / "architecture" / "README.md").read_text(encoding="utf-8")
     documented = {
         name.removesuffix(".py").rstrip("/*").replace("/", "."): int(level)
-        for level, names in re.findall(r"^\| (\d) \| (.*?) \|", page, re.MULTILINE)
+        for level, names in re.findall(r"^\| (\d+) \| (.*?) \|", page, re.MULTILINE)
         for name in re.findall(r"`(.*?)`", names)
     }
 

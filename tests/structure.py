@@ -1,0 +1,227 @@
+"""Figures of the structure: code lines, modules, importers, layers, methods that only pass on, test lines.
+
+Run ``python -m tests.structure [ROOT]``; ROOT is a checkout, by default this one, so that two commits can be compared.
+``--list`` names what is counted. `tests.test_shape` guards the figures that have a limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import tokenize
+from collections import Counter, defaultdict
+from functools import cache
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+_NOT_CODE = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENCODING,
+    tokenize.ENDMARKER,
+}
+SMALL_MODULE_LINES = 60
+
+
+class Structure:
+    """The modules of one checkout, and what can be counted in them.
+
+    Args:
+        root: The checkout.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.modules = _modules(root)
+        self.graph = {name: self._imports(name) for name in self.modules}
+        self.importers = Counter(imported for name in self.graph for imported in self.graph[name])
+
+    def is_package(self, name: str) -> bool:
+        """Return True for a package, False for a module."""
+        return self.modules[name].name == "__init__.py"
+
+    def code_lines(self) -> int:
+        """Return the lines of the library and the starters that are not blank, a comment or a docstring."""
+        return sum(code_lines(path) for path in self.modules.values())
+
+    def test_lines(self) -> int:
+        """Return the code lines below ``tests/``."""
+        return sum(code_lines(path) for path in (self.root / "tests").rglob("*.py"))
+
+    def one_importer(self) -> list[str]:
+        """Return the modules that exactly one other module imports."""
+        return [name for name in self.modules if not self.is_package(name) and self.importers[name] == 1]
+
+    def small_modules(self) -> list[str]:
+        """Return the modules under 60 lines that fewer than two modules import."""
+        return [
+            name
+            for name, path in self.modules.items()
+            if not self.is_package(name)
+            and len(path.read_text(encoding="utf-8").splitlines()) < SMALL_MODULE_LINES
+            and self.importers[name] < 2
+        ]
+
+    def two_way_pairs(self) -> list[tuple[str, str]]:
+        """Return the pairs of sub-packages of one package that import each other.
+
+        ``package.*`` stands for the modules directly in a package.
+        """
+        edges: dict[str, set[str]] = defaultdict(set)
+        for importer, imported_names in self.graph.items():
+            for imported in imported_names:
+                edge = self._siblings(importer, imported)
+                if edge is not None:
+                    edges[edge[0]].add(edge[1])
+        return sorted({(a, b) for a in edges for b in edges[a] if a < b and a in edges.get(b, ())})
+
+    def _siblings(self, importer: str, imported: str) -> tuple[str, str] | None:
+        """Return the two parts of the innermost package that contains both modules."""
+        one, other = importer.split("."), imported.split(".")
+        shared = 0
+        while shared < min(len(one), len(other)) and one[shared] == other[shared]:
+            shared += 1
+        if shared < 2:
+            return None
+        package = ".".join(one[:shared])
+        if self.is_package(package) and package in (importer, imported):
+            return None  # a package that exports what is below it
+        first, second = (self._part(".".join(each[: shared + 1]), package) for each in (one, other))
+        return None if first == second else (first, second)
+
+    def _part(self, name: str, package: str) -> str:
+        return name if name in self.modules and self.is_package(name) else f"{package}.*"
+
+    def pass_through_methods(self) -> list[str]:
+        """Return the methods that only call a method of an attribute, with their own parameters."""
+        return [f"{name}:{found}" for name, path in self.modules.items() for found in _pass_through(path)]
+
+    def class_names_twice(self) -> dict[str, list[str]]:
+        """Return the names of classes that several modules define, with the modules."""
+        owners: dict[str, list[str]] = defaultdict(list)
+        for name, path in self.modules.items():
+            for node in ast.walk(_tree(path)):
+                if isinstance(node, ast.ClassDef):
+                    owners[node.name].append(name)
+        return {name: found for name, found in sorted(owners.items()) if len(found) > 1}
+
+    def longest_chain(self) -> list[str]:
+        """Return the longest way from a module down its imports."""
+        chains: dict[str, list[str]] = {}
+        for name in TopologicalSorter(self.graph).static_order():
+            longest = max((chains[imported] for imported in self.graph[name]), key=len, default=[])
+            chains[name] = [name, *longest]
+        return max(chains.values(), key=len)
+
+    def _imports(self, name: str) -> set[str]:
+        package = name if self.is_package(name) else name.rpartition(".")[0]
+        found: set[str] = set()
+        for node in ast.walk(_tree(self.modules[name])):
+            if isinstance(node, ast.Import):
+                found.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                parts = package.split(".")
+                above = parts[: len(parts) - node.level + 1] if node.level else []
+                origin = ".".join([*above, *([node.module] if node.module else [])])
+                for alias in node.names:
+                    submodule = f"{origin}.{alias.name}"
+                    found.add(submodule if submodule in self.modules else origin)
+        return {each for each in found if each in self.modules and each != name}
+
+
+def code_lines(path: Path) -> int:
+    """Return the number of lines that are neither blank, nor a comment, nor a docstring."""
+    text = path.read_text(encoding="utf-8")
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in _NOT_CODE:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(_tree(path)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines)
+
+
+def _modules(root: Path) -> dict[str, Path]:
+    found = {}
+    for base, top in ((root, "mqtemplate"), (root / "starters", "")):
+        for path in sorted((base / top).rglob("*.py")):
+            dotted = ".".join(path.relative_to(base).with_suffix("").parts)
+            found[dotted.removesuffix(".__init__")] = path
+    return found
+
+
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def _pass_through(path: Path) -> list[str]:
+    return [
+        f"{node.name}.{method.name}"
+        for node in ast.walk(_tree(path))
+        if isinstance(node, ast.ClassDef)
+        for method in node.body
+        if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) and _only_passes_on(method)
+    ]
+
+
+def _only_passes_on(method: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    body = [each for each in method.body if not (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))]
+    if len(body) != 1 or not isinstance(body[0], ast.Return | ast.Expr):
+        return False
+    call = body[0].value.value if isinstance(body[0].value, ast.Await) else body[0].value
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+        return False
+    if not _is_attribute_of_self(call.func.value):
+        return False
+    arguments = method.args
+    taken = [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)][1:]
+    passed = [*call.args, *(keyword.value for keyword in call.keywords)]
+    names = [each.id for each in passed if isinstance(each, ast.Name)]
+    return len(names) == len(passed) and sorted(names) == sorted(taken)
+
+
+def _is_attribute_of_self(node: ast.expr) -> bool:
+    if not isinstance(node, ast.Attribute):
+        return False
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return isinstance(node, ast.Name) and node.id == "self"
+
+
+def main() -> None:
+    """Print the figures of a checkout."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("root", nargs="?", type=Path, default=Path(__file__).parents[1], help="checkout to count")
+    parser.add_argument("--list", action="store_true", help="name what is counted")
+    options = parser.parse_args()
+    structure = Structure(options.root.resolve())
+    chain = structure.longest_chain()
+    rows: list[tuple[str, int, list[str]]] = [
+        ("code lines", structure.code_lines(), []),
+        ("modules, with packages", len(structure.modules), []),
+        ("modules with one importer", len(found := structure.one_importer()), found),
+        ("small modules with one importer", len(found := structure.small_modules()), found),
+        ("sub-packages that import each other", len(pairs := structure.two_way_pairs()), [" ".join(p) for p in pairs]),
+        ("methods that only pass on", len(found := structure.pass_through_methods()), found),
+        (
+            "class names used twice",
+            len(twice := structure.class_names_twice()),
+            [f"{name}: {', '.join(owners)}" for name, owners in twice.items()],
+        ),
+        ("longest chain of imports", len(chain), chain),
+        ("code lines of tests", structure.test_lines(), []),
+    ]
+    for title, count, names in rows:
+        print(f"{title:<36} {count:>7,}")
+        for each in names if options.list else ():
+            print(f"    {each}")
+
+
+if __name__ == "__main__":
+    main()
