@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mqtemplate.errors import ConfigurationError, ListenerError
+from mqtemplate.errors import ConfigurationError, ListenerError, did_you_mean
 from mqtemplate.processes import absolute_path
 from mqtemplate.record.compression import MAX_BODY_BYTES
 from mqtemplate.selectors.creation import make_selector
@@ -198,8 +197,7 @@ def _known(options: Mapping[str, str]) -> dict[str, str]:
 def _hint(name: str, spellings: Mapping[str, str]) -> str:
     if name in _HINTS:
         return _HINTS[name]
-    close = difflib.get_close_matches(name, spellings, n=1)
-    return f"did you mean {spellings[close[0]]!r}?" if close else f"known are {', '.join(OPTION_NAMES)}"
+    return did_you_mean(name, spellings, f"known are {', '.join(OPTION_NAMES)}", written=spellings)
 
 
 def _refuse_contradictions(given: Mapping[str, str], *, streaming: bool) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 
 from mqtemplate.durations import duration_ms
-from mqtemplate.errors import ConfigurationError, DestinationError
+from mqtemplate.errors import ConfigurationError, DestinationError, did_you_mean
 from mqtemplate.spark.broker_access.location import SECRET_OPTIONS
 from mqtemplate.topics import TIMER_TOPIC, check_topic
 
@@ -30,8 +29,7 @@ def refuse_unknown(given: Iterable[str], names: Sequence[str], ignored: Collecti
     for name in given:
         if name in known or name in ignored:
             continue
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {known[close[0]]!r}?" if close else f"known are {', '.join(names)}"
+        hint = did_you_mean(name, known, f"known are {', '.join(names)}", written=known)
         raise ConfigurationError(f"option {name!r} is unknown for {where}; {SECRET_OPTIONS.get(name, hint)}")
 
 

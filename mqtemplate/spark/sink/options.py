@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from mqtemplate.durations import duration_ms
-from mqtemplate.errors import ConfigurationError, DestinationError
+from mqtemplate.errors import ConfigurationError, DestinationError, did_you_mean
 from mqtemplate.listener.attributes import NOT_READABLE, Attribute, flag, number
 from mqtemplate.spark.broker_access.location import BrokerLocation
 from mqtemplate.spark.reader.option_values import refuse_unknown
@@ -100,8 +99,7 @@ class SinkOptions:
         """
         for column in schema:
             if column.name not in COLUMNS:
-                close = difflib.get_close_matches(column.name, COLUMNS, n=1)
-                hint = f"did you mean {close[0]!r}?" if close else f"a message has {', '.join(COLUMNS)}"
+                hint = did_you_mean(column.name, COLUMNS, f"a message has {', '.join(COLUMNS)}")
                 raise ConfigurationError(
                     f"column {column.name!r} is unknown; {hint}. Put data into the body, such as "
                     "select(struct('*').alias('body'))"
