@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mqtemplate.brokers.embedded.broker import EmbeddedBroker
     from mqtemplate.brokers.embedded.settings import EmbeddedSettings
     from mqtemplate.brokers.remote.broker import RemoteBroker
-    from mqtemplate.brokers.remote.settings import RemoteSettings
+    from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
     from mqtemplate.clock import Clock, SystemClock, VirtualClock
     from mqtemplate.context import (
         AppSettings,

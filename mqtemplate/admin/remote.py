@@ -8,8 +8,8 @@ from typing import TypeVar
 from mqtemplate.admin.broker_admin import BrokerAdmin, unknown
 from mqtemplate.admin.values import GroupInfo, GroupSubscription, Member, QueueProgress, QueueSpan, TopicKind
 from mqtemplate.broker import Broker
-from mqtemplate.brokers.remote.client_context import ClientContext
-from mqtemplate.brokers.remote.routes import MASTER_ID
+from mqtemplate.brokers.remote.cluster.client import ClientContext
+from mqtemplate.brokers.remote.cluster.routes import MASTER_ID
 from mqtemplate.errors import UnsupportedError
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol.bodies import group as bodies

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from mqtemplate.brokers.embedded.broker import EmbeddedBroker
     from mqtemplate.brokers.embedded.settings import EmbeddedSettings
     from mqtemplate.brokers.remote.broker import RemoteBroker
-    from mqtemplate.brokers.remote.settings import RemoteSettings
+    from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
 
 __all__ = ["EmbeddedBroker", "EmbeddedSettings", "RemoteBroker", "RemoteSettings"]
 
@@ -18,6 +18,6 @@ __getattr__ = late_import(
         "EmbeddedBroker": "mqtemplate.brokers.embedded.broker",
         "EmbeddedSettings": "mqtemplate.brokers.embedded.settings",
         "RemoteBroker": "mqtemplate.brokers.remote.broker",
-        "RemoteSettings": "mqtemplate.brokers.remote.settings",
+        "RemoteSettings": "mqtemplate.brokers.remote.cluster.settings",
     },
 )

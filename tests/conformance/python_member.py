@@ -18,7 +18,7 @@ import structlog
 
 from mqtemplate.broker import ConsumeFromWhere, ConsumerSpec
 from mqtemplate.brokers.remote.broker import RemoteBroker
-from mqtemplate.brokers.remote.settings import RemoteSettings
+from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
 from mqtemplate.selectors.tags import TagSelector
 
 

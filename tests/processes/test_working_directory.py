@@ -11,7 +11,7 @@ import pytest
 from mqtemplate.admin.folder import FolderAdmin
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.brokers.embedded.settings import EmbeddedSettings
-from mqtemplate.brokers.remote.settings import RemoteSettings
+from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
 from mqtemplate.clock import SystemClock
 from mqtemplate.context.application import MQApplication
 from mqtemplate.context.config.source import load_settings

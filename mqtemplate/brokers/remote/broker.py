@@ -7,12 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 
 from mqtemplate.broker import Broker, Capability, CheckTransaction, Consumer, ConsumerSpec, Registration
-from mqtemplate.brokers.remote.client_context import ClientContext
+from mqtemplate.brokers.remote.cluster.changes import change_delay_levels, create_topic, topic_queues
+from mqtemplate.brokers.remote.cluster.client import ClientContext
+from mqtemplate.brokers.remote.cluster.outages import log_failure
+from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
 from mqtemplate.brokers.remote.cluster_client import ClusterClient
-from mqtemplate.brokers.remote.delayed.levels import change_delay_levels
-from mqtemplate.brokers.remote.outages import log_failure
-from mqtemplate.brokers.remote.settings import RemoteSettings
-from mqtemplate.brokers.remote.topics import create_topic, topic_queues
 from mqtemplate.brokers.retry import FIRST_RETRY_LEVEL, SentBack
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.delay.levels.table import DelayLevels

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from mqtemplate.broker import Capability, DelayedMessages
-from mqtemplate.brokers.remote.client_context import ClientContext, SentOffsets
-from mqtemplate.brokers.remote.client_instance import ClientInstance, GroupMember, Handler
-from mqtemplate.brokers.remote.consuming.admin_requests import AdminRequests
-from mqtemplate.brokers.remote.consuming.members import Members
+from mqtemplate.brokers.remote.cluster.client import ClientContext, ClientInstance, GroupMember, Handler, SentOffsets
+from mqtemplate.brokers.remote.cluster.namespace import Namespace
+from mqtemplate.brokers.remote.cluster.outages import LostBrokers, Outages, log_failure
+from mqtemplate.brokers.remote.cluster.queries import Queries
+from mqtemplate.brokers.remote.cluster.routes import NameServers, RouteTable
+from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
+from mqtemplate.brokers.remote.consuming.members import AdminRequests, Members
 from mqtemplate.brokers.remote.delayed.our_server import OurServer
 from mqtemplate.brokers.remote.delayed.rocketmq_cluster import RocketMQCluster
-from mqtemplate.brokers.remote.lost_brokers import LostBrokers
-from mqtemplate.brokers.remote.namespace import Namespace
-from mqtemplate.brokers.remote.outages import Outages, log_failure
-from mqtemplate.brokers.remote.periodic_service import PeriodicService
 from mqtemplate.brokers.remote.producing.producer import Producer
-from mqtemplate.brokers.remote.producing.requests import Requests
+from mqtemplate.brokers.remote.producing.requests import RemoteRequests
 from mqtemplate.brokers.remote.producing.sequenced import SequencedSends
-from mqtemplate.brokers.remote.producing.transactions import Transactions
-from mqtemplate.brokers.remote.queries import Queries
-from mqtemplate.brokers.remote.routes import NameServers, RouteTable
-from mqtemplate.brokers.remote.settings import RemoteSettings
+from mqtemplate.brokers.remote.producing.transactions import RemoteTransactions
 from mqtemplate.brokers.unknown_topics import UnknownTopics
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerError, RemoteConnectError
@@ -28,7 +24,7 @@ from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import RequestCode, Version
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.group import ConsumerGroupRequestHeader
-from mqtemplate.services import Service
+from mqtemplate.services import PeriodicService, Service
 from mqtemplate.topics import AUTO_CREATE_TOPIC
 
 _log = get_logger("mqtemplate.remote")
@@ -76,8 +72,8 @@ class ClusterClient:
         self.producer = Producer(context)
         self.sequenced = SequencedSends(context)
         self.queries = Queries(context)
-        self.transactions = Transactions(context, self.producer)
-        self.requests = Requests(context, self.producer)
+        self.transactions = RemoteTransactions(context, self.producer)
+        self.requests = RemoteRequests(context, self.producer)
         self.our_server = OurServer(context)
         self._rocketmq_cluster = RocketMQCluster(context, self.queries, self.producer)
         self.members = Members(context, self.queries, self.producer, self._new_instance, self._heartbeats.trigger)

@@ -9,7 +9,7 @@ from typing import Self
 from pydantic import field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
-from mqtemplate.brokers.remote.settings import ClientIntervals, RemoteSettings
+from mqtemplate.brokers.remote.cluster.settings import ClientIntervals, RemoteSettings
 from mqtemplate.context.config.contradiction import check_both_or_none
 from mqtemplate.context.settings.properties import SECTION_CONFIG, OptionalSecret, OptionalText, duration_in, same_as
 

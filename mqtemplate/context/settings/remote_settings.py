@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from mqtemplate.brokers.remote.settings import ClientIntervals, RemoteSettings
+from mqtemplate.brokers.remote.cluster.settings import ClientIntervals, RemoteSettings
 from mqtemplate.context.config.masking import masked
 from mqtemplate.context.config.relaxed_keys import kebab
 from mqtemplate.context.settings.app import AppSettings

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from mqtemplate.broker import MessageModel
-from mqtemplate.brokers.remote.settings import RemoteSettings
+from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
 from mqtemplate.context.config.contradiction import ContradictionError, check_both_or_none
 from mqtemplate.context.settings.name_server import parse_name_server
 from mqtemplate.context.settings.properties import (

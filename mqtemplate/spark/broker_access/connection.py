@@ -14,7 +14,7 @@ from typing import BinaryIO
 from mqtemplate.broker import Broker
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.brokers.remote.broker import RemoteBroker
-from mqtemplate.brokers.remote.settings import RemoteSettings
+from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
 from mqtemplate.errors import RemoteConnectError, SparkError, StoreLockedError
 from mqtemplate.remoting.settings import Credentials
 from mqtemplate.remoting.tls import ClientTls

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mqtemplate.brokers.remote.errors import response_error
+from mqtemplate.brokers.remote.cluster.errors import response_error
 from mqtemplate.errors import BrokerError, OffsetOutOfRangeError, RemoteProtocolError
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand

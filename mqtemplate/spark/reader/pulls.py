@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from mqtemplate.brokers.remote.errors import response_error
+from mqtemplate.brokers.remote.cluster.errors import response_error
 from mqtemplate.errors import BrokerError, OffsetOutOfRangeError
 from mqtemplate.remoting.protocol.codes import PullSysFlag, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand

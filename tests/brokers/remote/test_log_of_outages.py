@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from structlog.testing import capture_logs
 
-from mqtemplate.brokers.remote.outages import SUMMARY_MS, Outages
+from mqtemplate.brokers.remote.cluster.outages import SUMMARY_MS, Outages
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import RemoteConnectError
 

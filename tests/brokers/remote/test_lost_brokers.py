@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqtemplate.brokers.remote.lost_brokers import FOLLOW_MS, LostBrokers
+from mqtemplate.brokers.remote.cluster.outages import FOLLOW_MS, LostBrokers
 from mqtemplate.clock import VirtualClock
 
 A, B, MOVED = "10.0.0.1:10911", "10.0.0.2:10911", "10.0.0.9:10911"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mqtemplate.brokers.remote.periodic_service import PeriodicService
 from mqtemplate.clock import VirtualClock
+from mqtemplate.services import PeriodicService
 
 
 class Action:

@@ -12,15 +12,13 @@ from dataclasses import dataclass
 
 from mqtemplate.broker import Consumer, ConsumerSpec, MessageModel
 from mqtemplate.brokers.rebalance import allocate_averagely, sort_client_ids
-from mqtemplate.brokers.remote.client_context import ClientContext
-from mqtemplate.brokers.remote.consuming.group_requests import GroupRequests
-from mqtemplate.brokers.remote.consuming.offset_store import OffsetStore
-from mqtemplate.brokers.remote.consuming.pull_loop import PullLoop
-from mqtemplate.brokers.remote.consuming.queue_locks import QueueLocks
+from mqtemplate.brokers.remote.cluster.client import ClientContext
+from mqtemplate.brokers.remote.cluster.outages import log_failure
+from mqtemplate.brokers.remote.cluster.queries import MemberSubscription
+from mqtemplate.brokers.remote.consuming.group_requests import GroupRequests, HeldQueueLocks
+from mqtemplate.brokers.remote.consuming.offsets import OffsetStore, StartOffsets
+from mqtemplate.brokers.remote.consuming.pulls import PullLoop
 from mqtemplate.brokers.remote.consuming.send_back import RetrySender
-from mqtemplate.brokers.remote.consuming.start_offsets import StartOffsets
-from mqtemplate.brokers.remote.outages import log_failure
-from mqtemplate.brokers.remote.subscriptions import Subscription
 from mqtemplate.brokers.retry import send_back_of
 from mqtemplate.errors import BrokerClosedError, BrokerError, ListenerError
 from mqtemplate.event_log import get_logger
@@ -55,10 +53,10 @@ class RemoteConsumer(Consumer):
 
     spec: ConsumerSpec
     context: ClientContext
-    subscriptions: Mapping[str, Subscription]
+    subscriptions: Mapping[str, MemberSubscription]
     requests: GroupRequests
     offsets: OffsetStore
-    locks: QueueLocks
+    locks: HeldQueueLocks
     pulls: PullLoop
     wake_event: WakeEvent
     retry_sender: RetrySender

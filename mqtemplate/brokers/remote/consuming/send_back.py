@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mqtemplate.broker import Capability
-from mqtemplate.brokers.remote.client_context import ClientContext
+from mqtemplate.brokers.remote.cluster.client import ClientContext
 from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.brokers.retry import SentBack, retry_level
 from mqtemplate.errors import BrokerClosedError, BrokerError, ForkedError, UnsupportedError

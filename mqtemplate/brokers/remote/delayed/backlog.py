@@ -2,19 +2,159 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Generic, NamedTuple, TypeVar
 
-from mqtemplate.brokers.remote.client_context import ClientContext
-from mqtemplate.brokers.remote.delayed.delay_config import DelayConfig, DelayConfigs
-from mqtemplate.brokers.remote.delayed.timer_records import TimerId, TimerRecords, is_mark, timer_id
-from mqtemplate.brokers.remote.queries import Queries
-from mqtemplate.brokers.remote.routes import MASTER_ID
+from mqtemplate.brokers.remote.cluster.client import ClientContext
+from mqtemplate.brokers.remote.cluster.queries import Queries
+from mqtemplate.delay.levels.table import DelayLevels
 from mqtemplate.delay.recall_handle import RecallHandle, encode_handle
-from mqtemplate.errors import BrokerError, OffsetOutOfRangeError
+from mqtemplate.errors import BrokerError, ConfigurationError, OffsetOutOfRangeError
 from mqtemplate.message import MessageExt, MessageQueue, Property, split_keys
 from mqtemplate.numbers import parse_number
 from mqtemplate.pending import PendingMessage, PendingQuery
+from mqtemplate.remoting.protocol.codes import RequestCode
+from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
+
+# --- settings of brokers --------------------------------------------------------------------------
+
+
+_VALID_MS = 60_000
+
+
+class DelayConfig(NamedTuple):
+    """Settings of one broker.
+
+    Attributes:
+        levels: The delay of each level.
+        slot_ms: Length of a slot of the timer wheel; None for a broker without timers.
+        timer_age_ms: Age of the oldest record that can belong to a pending timer. A longer timer is stored again.
+    """
+
+    levels: DelayLevels
+    slot_ms: int | None
+    timer_age_ms: int
+
+    @classmethod
+    def parse(cls, text: str) -> DelayConfig:
+        """Parse the response to GET_BROKER_CONFIG: lines ``name=value``.
+
+        Raises:
+            ValueError: A value is missing, or no number above 0.
+        """
+        values = dict(line.partition("=")[::2] for line in text.splitlines())
+        levels = DelayLevels.parse(values.get("messageDelayLevel", ""))
+        if "timerPrecisionMs" not in values:  # RocketMQ before 5.0
+            return cls(levels, None, 0)
+        slot_ms = _positive_number(values, "timerPrecisionMs")
+        roll_ms = _positive_number(values, "timerRollWindowSlot") * slot_ms
+        return cls(levels, slot_ms, min(roll_ms, _positive_number(values, "timerMaxDelaySec") * 1_000))
+
+
+def _positive_number(values: Mapping[str, str], name: str) -> int:
+    number = parse_number(values.get(name))
+    if number is None or number <= 0:
+        raise ValueError(f"{name} must be a number above 0, got {values.get(name)!r:.64}")
+    return number
+
+
+class DelayConfigs:
+    """Settings of the brokers, requested at their first use and again after a minute."""
+
+    def __init__(self, context: ClientContext) -> None:
+        self._context = context
+        self._by_broker: dict[str, tuple[int, DelayConfig]] = {}
+
+    def of(self, broker_name: str) -> DelayConfig:
+        """Return the settings of a broker.
+
+        Raises:
+            BrokerError: The broker does not answer, or refuses: access control may forbid this request.
+        """
+        now_ms = self._context.clock.now_ms()
+        requested_ms, config = self._by_broker.get(broker_name, (0, None))
+        if config is None or now_ms - requested_ms > _VALID_MS:
+            request = RemotingCommand.request(RequestCode.GET_BROKER_CONFIG)
+            address = self._context.routes.address(broker_name)
+            response = self._context.call(address, request, f"get the delay levels of broker {broker_name!r}")
+            try:
+                config = DelayConfig.parse(response.body.decode())
+            except (ValueError, ConfigurationError) as exc:
+                raise BrokerError(
+                    f"broker {broker_name!r} answers GET_BROKER_CONFIG without delay levels: {exc}"
+                ) from exc
+            self._by_broker[broker_name] = now_ms, config
+        return config
+
+
+# --- records of the timer topic -------------------------------------------------------------------
+
+
+_ValueT = TypeVar("_ValueT")
+
+
+class TimerId(NamedTuple):
+    """Identity of a timer. A recall deletes the messages with its id in one slot of one broker.
+
+    Attributes:
+        slot_ms: Time of the slot, at which the broker delivers.
+    """
+
+    broker_name: str
+    msg_id: str
+    slot_ms: int
+
+
+class TimerRecords(Generic[_ValueT]):
+    """Timers by identity, without those that were deleted.
+
+    - A timer beyond the window of the wheel is stored again; the newest record counts.
+    - A mark deletes the messages of its slot, whether they were stored before it or after it.
+
+    Args:
+        convert: Returns what to keep of a record.
+
+    Attributes:
+        deleted: Timers that have a mark, and possibly no record.
+    """
+
+    def __init__(self, convert: Callable[[MessageExt], _ValueT]) -> None:
+        self.deleted: set[TimerId] = set()
+        self._convert = convert
+        self._records: dict[TimerId, tuple[int, _ValueT]] = {}
+
+    def add(self, record: MessageExt) -> None:
+        """Add a record of the timer topic."""
+        timer = timer_id(record)
+        if is_mark(record):
+            self.deleted.add(timer)
+        elif timer not in self._records or self._records[timer][0] <= record.physical_offset:
+            self._records[timer] = record.physical_offset, self._convert(record)
+
+    def remaining(self) -> dict[TimerId, _ValueT]:
+        """Return the timers that are not deleted."""
+        return {timer: value for timer, (_, value) in self._records.items() if timer not in self.deleted}
+
+
+def is_mark(record: MessageExt) -> bool:
+    """Return True for the record of a recall."""
+    return Property.TIMER_DEL_UNIQKEY in record.properties
+
+
+def timer_id(record: MessageExt) -> TimerId:
+    """Return the identity of a timer, or of the timer that a mark deletes."""
+    properties = record.properties
+    msg_id = properties.get(Property.TIMER_DEL_UNIQKEY)
+    if msg_id is None:
+        msg_id = record.msg_id
+    else:  # RocketMQ 5.3, and 5.5 with appendTopicForTimerDeleteKey: "topic+id"
+        msg_id = msg_id.removeprefix(f"{properties.get(Property.REAL_TOPIC, '')}+")
+    return TimerId(record.broker_name, msg_id, parse_number(properties.get(Property.TIMER_OUT_MS)) or 0)
+
+
+# --- pending messages -----------------------------------------------------------------------------
+
 
 _PAGE = 256  # a broker returns 32 of them by default
 _SKEW_MS = 60_000  # clocks of brokers and clients differ, and a broker may be late with its timers
@@ -45,7 +185,7 @@ class Backlog:
                 yield from self._pending_of(ids, query)
                 return
         left = self._context.settings.pending_read_limit
-        for broker_name in self._masters():
+        for broker_name in self._context.routes.master_names():
             config = self._configs.of(broker_name)
             if config.slot_ms is not None:
                 queue = MessageQueue(TIMER_TOPIC, broker_name, 0)
@@ -165,9 +305,6 @@ class Backlog:
             body_size=len(record.body),
             handle=level_handle(record, due_ms) if level else timer_handle(record),
         )
-
-    def _masters(self) -> list[str]:
-        return sorted(name for name, by_id in self._context.routes.brokers().items() if MASTER_ID in by_id)
 
 
 def timer_handle(record: MessageExt) -> str:

@@ -12,9 +12,8 @@ from itertools import islice
 from typing import NamedTuple, TypedDict
 
 from mqtemplate.broker import DelayedMessages
-from mqtemplate.brokers.remote.client_context import ClientContext
-from mqtemplate.brokers.remote.errors import response_error
-from mqtemplate.brokers.remote.routes import MASTER_ID
+from mqtemplate.brokers.remote.cluster.client import ClientContext
+from mqtemplate.brokers.remote.cluster.errors import response_error
 from mqtemplate.delay.recall_handle import check_selection, decode_handle
 from mqtemplate.errors import DelayError, MessageError, MQTemplateError, RemoteProtocolError, UnsupportedError
 from mqtemplate.pending import (
@@ -54,7 +53,7 @@ _MOST_INFORMATIVE = (
 """Order of the statuses of several servers that changed nothing. Only one of them has stored the message."""
 
 
-class _Named(NamedTuple):
+class _Selected(NamedTuple):
     """Pending messages of one server: by handles, or by key."""
 
     broker_name: str
@@ -129,20 +128,23 @@ class OurServer(DelayedMessages):
             )
         return ScheduleChange(status, data.count, tuple(data.handles))
 
-    def _named(self, handle: str | None, key: str | None, topic: str | None) -> list[_Named]:
+    def _named(self, handle: str | None, key: str | None, topic: str | None) -> list[_Selected]:
         """Return one request for each server; several for many handles."""
         key = check_selection(handle, key)
         if handle is None:
             wire_topic = None if topic is None else self.context.namespace.wrap(topic)
             namespace = self.context.settings.namespace or None
-            return [_Named(name, key=key, topic=wire_topic, namespace=namespace) for name in self._masters()]
+            return [
+                _Selected(name, key=key, topic=wire_topic, namespace=namespace)
+                for name in self.context.routes.master_names()
+            ]
         by_broker: dict[str, list[str]] = {}
         for text in handle.split(","):
             named = decode_handle(text)
             self.context.routes.existing(self.context.namespace.unwrap(named.topic))  # has the address of the broker
             by_broker.setdefault(named.broker_name, []).append(text)
         return [
-            _Named(name, ",".join(handles[start : start + MAX_HANDLES]))
+            _Selected(name, ",".join(handles[start : start + MAX_HANDLES]))
             for name, handles in by_broker.items()
             for start in range(0, len(handles), MAX_HANDLES)
         ]
@@ -153,7 +155,9 @@ class OurServer(DelayedMessages):
         if max_count < 1:
             raise MessageError(f"max_count must be 1 or more, got {max_count}")
         cursors = {} if cursor is None else _decode_cursor(cursor)
-        lists = [self._listed(name, query, max_count + 1, cursors.get(name)) for name in self._masters()]
+        lists = [
+            self._listed(name, query, max_count + 1, cursors.get(name)) for name in self.context.routes.master_names()
+        ]
         in_order = heapq.merge(*lists, key=lambda listed: listed.message.deliver_ms)
         shown = list(islice(in_order, max_count))
         has_more = next(in_order, None) is not None
@@ -162,7 +166,7 @@ class OurServer(DelayedMessages):
 
     def positions(self, query: PendingQuery, after: tuple[int, int], max_count: int) -> bytes:
         """Return positions of a `LocalServer`, which runs on this machine; see `EmbeddedBroker.pending_positions`."""
-        (name,) = self._masters()
+        (name,) = self.context.routes.master_names()
         header = GetPendingPositionsRequestHeader(
             **self._conditions(query), after_due=after[0], after_offset=after[1], max_count=max_count
         )
@@ -199,7 +203,7 @@ class OurServer(DelayedMessages):
 
     def count_pending(self, query: PendingQuery, bucket_ms: int = 60_000) -> PendingCounts:
         buckets: Counter[int] = Counter()
-        for name in self._masters():
+        for name in self.context.routes.master_names():
             header = CountPendingMessagesRequestHeader(
                 **self._conditions(query), bucket_millis=bucket_ms, broker_name=name
             )
@@ -218,9 +222,6 @@ class OurServer(DelayedMessages):
         }
 
     # --- requests ------------------------------------------------------------------------------
-
-    def _masters(self) -> Sequence[str]:
-        return [name for name, by_id in self.context.routes.brokers().items() if MASTER_ID in by_id]
 
     def _call(self, broker_name: str, code: int, header: CommandHeader, operation: str) -> RemotingCommand:
         context = self.context

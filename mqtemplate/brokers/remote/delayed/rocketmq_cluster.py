@@ -1,23 +1,31 @@
-"""Pending messages of a RocketMQ cluster."""
+"""Control over the pending messages of a RocketMQ cluster: the state of a message, recalls, and new deliver times.
+
+Source: RocketMQ ``client: DefaultMQProducerImpl.recallMessage``, ``broker: RecallMessageProcessor``.
+"""
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mqtemplate.broker import DelayedMessages
-from mqtemplate.brokers.remote.client_context import ClientContext
-from mqtemplate.brokers.remote.delayed.backlog import Backlog, timer_handle
-from mqtemplate.brokers.remote.delayed.delay_config import DelayConfigs
-from mqtemplate.brokers.remote.delayed.message_state import MessageState, MessageStates
-from mqtemplate.brokers.remote.delayed.recall import Recalls
-from mqtemplate.brokers.remote.delayed.timer_records import TimerId, timer_id
+from mqtemplate.brokers.remote.cluster.client import ClientContext
+from mqtemplate.brokers.remote.cluster.errors import response_error
+from mqtemplate.brokers.remote.cluster.queries import Queries
+from mqtemplate.brokers.remote.delayed.backlog import (
+    Backlog,
+    DelayConfigs,
+    TimerId,
+    TimerRecords,
+    timer_handle,
+    timer_id,
+)
 from mqtemplate.brokers.remote.producing.producer import Producer
-from mqtemplate.brokers.remote.queries import Queries
-from mqtemplate.delay.recall_handle import decode_handle
-from mqtemplate.errors import BrokerError, MessageError
+from mqtemplate.delay.recall_handle import RecallHandle, check_selection, decode_handle, encode_handle
+from mqtemplate.errors import BrokerError, MessageError, UnsupportedError
 from mqtemplate.message import BROKER_PROPERTIES, DELAY_PROPERTIES, Message, MessageExt, MessageQueue, Property
 from mqtemplate.numbers import parse_number
 from mqtemplate.pending import (
@@ -28,7 +36,213 @@ from mqtemplate.pending import (
     ScheduleChange,
     ScheduleChangeStatus,
 )
+from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.remoting.protocol.headers.message import RecallMessageRequestHeader
+from mqtemplate.topics import AUTO_CREATE_TOPIC
 from mqtemplate.user_code import shown
+
+# --- recalls --------------------------------------------------------------------------------------
+
+
+_RECENT_MS = 5_000  # a mark is in the timer topic and in the index some milliseconds after the response
+_REFUSED = (ResponseCode.NO_PERMISSION, ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
+_TOO_OLD = "brokers can cancel from RocketMQ 5.3 on"
+
+
+class Recalls:
+    """Sends recalls, and remembers those of the last seconds."""
+
+    def __init__(self, context: ClientContext) -> None:
+        self._context = context
+        self._recent: dict[TimerId, int] = {}
+
+    def is_recent(self, timer: TimerId) -> bool:
+        """Return True if this object has recalled a timer, and its mark may not be readable yet."""
+        return timer in self._recent
+
+    def recall(self, handle: RecallHandle) -> ScheduleChangeStatus:
+        """Recall a timer; the broker accepts a recall without a check that the message is pending.
+
+        Raises:
+            UnsupportedError: The broker's ``recallMessageEnable`` is off, or it is too old.
+        """
+        now_ms = self._context.clock.now_ms()
+        if handle.deliver_ms <= now_ms:
+            return ScheduleChangeStatus.ALREADY_DELIVERED
+        topic = self._context.namespace.unwrap(handle.topic)
+        self._context.routes.existing(topic)  # its route has the address of the broker
+        response, address = self._request(handle.broker_name, self._context.namespace.wrap(topic), handle)
+        if response.code == ResponseCode.SUCCESS:
+            self._remember(TimerId(handle.broker_name, handle.msg_id, handle.deliver_ms - 1), now_ms)
+            return ScheduleChangeStatus.CANCELLED
+        if response.code == ResponseCode.ILLEGAL_OPERATION and handle.deliver_ms <= self._context.clock.now_ms():
+            return ScheduleChangeStatus.ALREADY_DELIVERED
+        raise _error(response, f"cancel message {handle.msg_id} of {handle.topic!r}", address)
+
+    def _remember(self, timer: TimerId, now_ms: int) -> None:
+        for old in [each for each, since_ms in self._recent.items() if now_ms - since_ms > _RECENT_MS]:
+            self._recent.pop(old, None)
+        self._recent[timer] = now_ms
+
+    # --- support -------------------------------------------------------------------------------
+
+    def check_versions(self) -> None:
+        """Raise `UnsupportedError` if all brokers are older than RocketMQ 5."""
+        context = self._context
+        if all(
+            context.instance.is_before_5(context.routes.address(name)) for name in self._context.routes.master_names()
+        ):
+            raise UnsupportedError(
+                f"this RocketMQ cluster has no timers and cancels no message; {_TOO_OLD}, and only messages with a "
+                "timer, or use the embedded broker or our server"
+            )
+
+    def are_enabled(self) -> bool:
+        """Return True if all brokers recall timers."""
+        try:
+            for name in self._context.routes.master_names():
+                self.check_enabled(name)
+        except BrokerError:
+            return False
+        return bool(self._context.routes.master_names())
+
+    def check_enabled(self, broker_name: str) -> None:
+        """Raise `UnsupportedError` if a broker refuses recalls. It gets a recall that has no effect."""
+        over = RecallHandle(AUTO_CREATE_TOPIC, broker_name, 1, "0")  # the broker refuses its time, after other checks
+        response, address = self._request(broker_name, AUTO_CREATE_TOPIC, over)
+        if response.code in _REFUSED:
+            raise _error(response, "recall messages", address)
+
+    def _request(self, broker_name: str, wire_topic: str, handle: RecallHandle) -> tuple[RemotingCommand, str]:
+        header = RecallMessageRequestHeader(
+            producer_group=self._context.namespace.wrap(self._context.settings.producer_group),
+            topic=wire_topic,
+            recall_handle=encode_handle(handle),
+            broker_name=broker_name,
+        )
+        address = self._context.routes.address(broker_name)
+        request = RemotingCommand.request(RequestCode.RECALL_MESSAGE, header)
+        return self._context.instance.invoke(address, request, self._context.settings.request_timeout_ms), address
+
+
+def _error(response: RemotingCommand, operation: str, address: str) -> BrokerError:
+    problem = response_error(response, operation, address)
+    if response.code == ResponseCode.NO_PERMISSION and "recall" in (response.remark or "").lower():
+        return UnsupportedError(f"{problem}; set recallMessageEnable=true on the broker")
+    if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        return UnsupportedError(f"{problem}; {_TOO_OLD}")
+    return problem
+
+
+# --- state of messages ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageState:
+    """State of one message.
+
+    Attributes:
+        status: Result of a change if no timer of the message is pending.
+        pending: Its pending timers with their records. There are two if a client stopped during a reschedule.
+        handles: Handles of the pending timers. A message that is not in the index may have one without a record.
+        deleted: Its timers that were recalled.
+    """
+
+    status: ScheduleChangeStatus
+    pending: dict[TimerId, MessageExt] = field(default_factory=dict)
+    handles: tuple[RecallHandle, ...] = ()
+    deleted: frozenset[TimerId] = frozenset()
+
+    @property
+    def newest(self) -> MessageExt | None:
+        """The record of the pending timer that was stored last."""
+        return max(self.pending.values(), key=lambda record: record.store_timestamp, default=None)
+
+
+class MessageStates:
+    """Finds delayed messages by handle or key."""
+
+    def __init__(self, context: ClientContext, queries: Queries, backlog: Backlog, recalls: Recalls) -> None:
+        self._context = context
+        self._queries = queries
+        self._backlog = backlog
+        self._recalls = recalls
+
+    def find(self, handle: str | None, key: str | None, topic: str | None) -> list[MessageState]:
+        """Return the messages that the arguments of `DelayedMessages.cancel` name.
+
+        Raises:
+            MessageError: As `DelayedMessages.cancel`.
+            UnsupportedError: One of the messages has a delay level, or no broker recalls messages.
+        """
+        key = check_selection(handle, key)
+        if handle is not None:
+            return [self._by_handle(decode_handle(text)) for text in handle.split(",")]
+        assert key is not None
+        self._recalls.check_versions()
+        wire_topic = None if topic is None else self._context.namespace.wrap(topic)
+        ids = self._backlog.ids_with_key(key)
+        if ids is None:
+            ids = [message.msg_id for _, message in self._backlog.pending(PendingQuery(key=key, topic=topic))]
+        states = [self._by_id(msg_id, wire_topic) for msg_id in ids]
+        return [state for state in states if state is not None]
+
+    def _by_handle(self, handle: RecallHandle) -> MessageState:
+        state = self._by_id(handle.msg_id, handle.topic)
+        if state is not None:
+            return state
+        if handle.deliver_ms <= self._context.clock.now_ms():
+            return MessageState(status=ScheduleChangeStatus.ALREADY_DELIVERED)
+        # The broker has no index, or has not yet added the message to it. A recall needs no index.
+        return MessageState(status=ScheduleChangeStatus.UNKNOWN, handles=(handle,))
+
+    def _by_id(self, msg_id: str, wire_topic: str | None) -> MessageState | None:
+        """Return the state of a message; None if the index has no delayed message with this id and real topic."""
+        records = [record for record in self._backlog.timers_of(msg_id) if _is_for(record, wire_topic)]
+        if not records:
+            return self._level(msg_id, wire_topic)
+        timers = TimerRecords[MessageExt](lambda record: record)
+        for record in records:
+            timers.add(record)
+        now_ms = self._context.clock.now_ms()
+        remaining = {
+            timer: record for timer, record in timers.remaining().items() if not self._recalls.is_recent(timer)
+        }
+        pending = {timer: record for timer, record in remaining.items() if timer.slot_ms > now_ms}
+        is_delivered = bool(remaining) or self._is_stored(records[0], msg_id)
+        return MessageState(
+            status=ScheduleChangeStatus.ALREADY_DELIVERED if is_delivered else ScheduleChangeStatus.CANCELLED,
+            pending=pending,
+            handles=tuple(decode_handle(timer_handle(record)) for record in pending.values()),
+            deleted=frozenset(timers.deleted),
+        )
+
+    def _is_stored(self, record: MessageExt, msg_id: str) -> bool:
+        """Return True if the message is in its real topic."""
+        topic = self._context.namespace.unwrap(record.properties[Property.REAL_TOPIC])
+        return bool(self._queries.by_key(topic, msg_id, 1, 0, None, unique=True))
+
+    def _level(self, msg_id: str, wire_topic: str | None) -> MessageState | None:
+        found = [(record, due_ms) for record, due_ms in self._backlog.levels_of(msg_id) if _is_for(record, wire_topic)]
+        if not found:
+            return None
+        now_ms = self._context.clock.now_ms()
+        levels = [record.queue_id + 1 for record, due_ms in found if due_ms > now_ms]
+        if levels:
+            raise UnsupportedError(
+                f"message {msg_id} has delay level {levels[0]}, and RocketMQ recalls only messages with a timer; send "
+                "it with delay= or deliver_at=, or use the embedded broker or our server"
+            )
+        return MessageState(status=ScheduleChangeStatus.ALREADY_DELIVERED)
+
+
+def _is_for(record: MessageExt, wire_topic: str | None) -> bool:
+    return wire_topic is None or record.properties.get(Property.REAL_TOPIC) == wire_topic
+
+
+# --- control --------------------------------------------------------------------------------------
+
 
 _SEND_TIMEOUT_MS = 3_000
 _CANCELLED, _RESCHEDULED = ScheduleChangeStatus.CANCELLED, ScheduleChangeStatus.RESCHEDULED
@@ -166,7 +380,7 @@ def _total(changes: list[ScheduleChange]) -> ScheduleChange:
     return ScheduleChange(status, len(done), tuple(handle for change in done for handle in change.handles))
 
 
-class _Position(NamedTuple):
+class _PagePosition(NamedTuple):
     """Position of a message in the order of the pages."""
 
     due_ms: int
@@ -174,19 +388,19 @@ class _Position(NamedTuple):
     msg_id: str
 
 
-def _position(timer: TimerId) -> _Position:
-    return _Position(timer.slot_ms, timer.broker_name, timer.msg_id)
+def _position(timer: TimerId) -> _PagePosition:
+    return _PagePosition(timer.slot_ms, timer.broker_name, timer.msg_id)
 
 
-def _cursor(position: _Position) -> str:
+def _cursor(position: _PagePosition) -> str:
     return "/".join(map(str, position))
 
 
-def _parse_cursor(cursor: str | None) -> _Position:
+def _parse_cursor(cursor: str | None) -> _PagePosition:
     if cursor is None:
-        return _Position(-1, "", "")
+        return _PagePosition(-1, "", "")
     due_ms, *names = cursor.split("/", 2)
     due = parse_number(due_ms)
     if due is None or len(names) != 2:
         raise MessageError(f"{shown(cursor)} is not a cursor; pass PendingPage.cursor unchanged")
-    return _Position(due, *names)
+    return _PagePosition(due, *names)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import partial
 
-from mqtemplate.brokers.remote.client_context import ClientContext
+from mqtemplate.brokers.remote.cluster.client import ClientContext
 from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.brokers.requests import PendingRequests, create_reply, create_request
 from mqtemplate.errors import ConversionError
@@ -28,7 +28,7 @@ from mqtemplate.results import SendResult
 _DEFAULT_TTL_MS = "3000"
 
 
-class Requests:
+class RemoteRequests:
     """Requests of this client, and its replies to requests of other clients.
 
     Attributes:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mqtemplate.broker import Capability
-from mqtemplate.brokers.remote.namespace import Namespace
-from mqtemplate.brokers.remote.settings import RemoteSettings
+from mqtemplate.brokers.remote.cluster.namespace import Namespace
+from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
 from mqtemplate.clock import Clock
 from mqtemplate.errors import DelayError, MessageError
 from mqtemplate.message import BROKER_PROPERTIES, DELAY_PROPERTIES, Message, MessageQueue, Property, create_unique_id

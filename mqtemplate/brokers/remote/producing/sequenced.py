@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from mqtemplate.broker import Capability
-from mqtemplate.brokers.remote.client_context import ClientContext
-from mqtemplate.brokers.remote.errors import send_error
+from mqtemplate.brokers.remote.cluster.client import ClientContext
+from mqtemplate.brokers.remote.cluster.errors import send_error
 from mqtemplate.errors import (
     MessageError,
     RemoteConnectError,

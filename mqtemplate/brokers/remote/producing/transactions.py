@@ -9,7 +9,7 @@ import threading
 
 from mqtemplate.broker import CheckTransaction
 from mqtemplate.brokers.group_checker import GroupChecker
-from mqtemplate.brokers.remote.client_context import ClientContext
+from mqtemplate.brokers.remote.cluster.client import ClientContext
 from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.errors import BrokerClosedError, BrokerError, ForkedError, ListenerError
 from mqtemplate.event_log import get_logger
@@ -31,7 +31,7 @@ _STATE_BITS = {
 }
 
 
-class Transactions:
+class RemoteTransactions:
     """The producer's side of transactions.
 
     Brokers check the transactions of a producer group only at clients that have registered the group. This client

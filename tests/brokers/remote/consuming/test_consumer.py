@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mqtemplate.brokers import RemoteBroker
-from mqtemplate.brokers.remote.consuming.pull_loop import PullLoop
+from mqtemplate.brokers.remote.consuming.pulls import PullLoop
 from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader, PullMessageResponseHeader

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mqtemplate.brokers.remote.consuming.offset_store import LocalFileOffsetStore, local_offset_file
+from mqtemplate.brokers.remote.consuming.offsets import LocalFileOffsetStore, local_offset_file
 from mqtemplate.errors import MQTemplateError
 from mqtemplate.message import MessageQueue
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from structlog.testing import capture_logs
 
-from mqtemplate.brokers.remote.consuming.pull_loop import Outcome, Pulled, PullFailed, PullLoop
+from mqtemplate.brokers.remote.consuming.pulls import Pulled, PullFailed, PullLoop, PullOutcome
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import BrokerError, RemoteConnectError
 from mqtemplate.message import HostAddress, MessageExt, MessageQueue
@@ -28,11 +28,17 @@ class Wire:
     """Records the pulls, for the test to answer."""
 
     def __init__(self) -> None:
-        self.pulls: list[tuple[MessageQueue, int, int, bool, Callable[[Outcome], None]]] = []
+        self.pulls: list[tuple[MessageQueue, int, int, bool, Callable[[PullOutcome], None]]] = []
         self.fails = False
 
     def pull(
-        self, queue: MessageQueue, queue_offset: int, broker_id: int, may_wait: bool, done: Callable[[Outcome], None], /
+        self,
+        queue: MessageQueue,
+        queue_offset: int,
+        broker_id: int,
+        may_wait: bool,
+        done: Callable[[PullOutcome], None],
+        /,
     ) -> None:
         if self.fails:
             raise RemoteConnectError("refused")
@@ -42,7 +48,7 @@ class Wire:
         """Queue id and offset of the unanswered pulls."""
         return [(queue.queue_id, queue_offset) for queue, queue_offset, *_ in self.pulls]
 
-    def answer(self, outcome: Outcome) -> None:
+    def answer(self, outcome: PullOutcome) -> None:
         """Answer the oldest pull."""
         self.pulls.pop(0)[-1](outcome)
 

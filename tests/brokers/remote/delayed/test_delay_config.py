@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqtemplate.brokers.remote.delayed.delay_config import DelayConfig
+from mqtemplate.brokers.remote.delayed.backlog import DelayConfig
 from mqtemplate.errors import MQTemplateError
 
 GOOD = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqtemplate.brokers.remote.delayed.timer_records import TimerId, TimerRecords
+from mqtemplate.brokers.remote.delayed.backlog import TimerId, TimerRecords
 from mqtemplate.message import HostAddress, MessageExt, Property
 from mqtemplate.topics import TIMER_TOPIC
 

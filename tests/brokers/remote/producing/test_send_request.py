@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from mqtemplate.broker import Capability
-from mqtemplate.brokers.remote.namespace import Namespace
+from mqtemplate.brokers.remote.cluster.namespace import Namespace
+from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
 from mqtemplate.brokers.remote.producing.send_request import SendRequest, SendRequestFactory
-from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import ConfigurationError, DelayError, DestinationError, MessageError
 from mqtemplate.message import Message, MessageQueue, Property

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mqtemplate.brokers.remote.errors import check_response
-from mqtemplate.brokers.remote.namespace import Namespace
+from mqtemplate.brokers.remote.cluster.errors import check_response
+from mqtemplate.brokers.remote.cluster.namespace import Namespace
 from mqtemplate.brokers.unknown_topics import UnknownTopics
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerError, RemoteConnectError, RemoteTimeoutError
@@ -386,6 +386,10 @@ class RouteTable:
     def brokers(self) -> Mapping[str, Mapping[int, str]]:
         """Return the brokers of the cached routes and of the cluster: name -> id -> address."""
         return self._brokers
+
+    def master_names(self) -> list[str]:
+        """Return the names of the brokers that have a master, sorted."""
+        return sorted(name for name, by_id in self.brokers().items() if MASTER_ID in by_id)
 
     def masters(self) -> list[str]:
         """Return the addresses of all masters, sorted."""

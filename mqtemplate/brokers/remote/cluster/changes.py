@@ -1,4 +1,4 @@
-"""Topics of a cluster: created on its masters, looked up at its name servers."""
+"""Changes of a cluster: topics are created on its masters, our own servers get another table of delay levels."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from mqtemplate.brokers.remote.client_context import ClientContext
-from mqtemplate.brokers.remote.routes import MASTER_ID, RouteTable
-from mqtemplate.errors import BrokerError, MessageError
+from mqtemplate.brokers.remote.cluster.client import ClientContext
+from mqtemplate.brokers.remote.cluster.routes import MASTER_ID, RouteTable
+from mqtemplate.errors import BrokerError, ConfigurationError, MessageError, UnsupportedError
 from mqtemplate.message import MessageQueue
-from mqtemplate.remoting.protocol.codes import Perm, RequestCode
+from mqtemplate.remoting.protocol.codes import Perm, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.admin import CreateTopicRequestHeader
 from mqtemplate.topics import AUTO_CREATE_TOPIC, check_send_topic
+
+# --- topics ---------------------------------------------------------------------------------------
+
 
 _WAIT_S = 5.0
 _REPEAT_S = 0.01
@@ -73,3 +76,28 @@ def _queue_counts(routes: RouteTable, topic: str) -> Counter[str]:
     routes.forget(topic)
     route = routes.existing(topic)
     return Counter(queue.broker_name for queue in (route.write_queues if route is not None else ()))
+
+
+# --- delay levels ---------------------------------------------------------------------------------
+
+
+_LEVEL_RESPONSES = (ResponseCode.SUCCESS, ResponseCode.INVALID_PARAMETER)
+
+
+def change_delay_levels(context: ClientContext, text: str) -> None:
+    """See `RemoteBroker.change_delay_levels`."""
+    masters = context.routes.masters()
+    context.instance.register_at(masters)
+    others = [address for address in masters if not context.instance.announced.get(address)]
+    if others or not masters:
+        raise UnsupportedError(
+            f"the delay levels of {', '.join(others) or 'this cluster'} cannot be changed from here: a RocketMQ broker "
+            "reads them at start; set messageDelayLevel in its settings and restart it"
+        )
+    for address in masters:
+        request = RemotingCommand.request(
+            RequestCode.UPDATE_BROKER_CONFIG, body=f"messageDelayLevel={' '.join(text.split())}\n".encode()
+        )
+        response = context.call(address, request, "change the delay levels", accept=_LEVEL_RESPONSES)
+        if response.code == ResponseCode.INVALID_PARAMETER:
+            raise ConfigurationError(response.remark or f"{text!r} is not a level table")

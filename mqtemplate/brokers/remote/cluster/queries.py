@@ -1,6 +1,6 @@
 """Reads outside of consumer groups: pulls, offsets, messages by id and by key.
 
-Source: RocketMQ ``client: MQAdminImpl``, ``DefaultMQPullConsumerImpl``.
+Source: RocketMQ ``client: MQAdminImpl``, ``DefaultMQPullConsumerImpl``, ``PullAPIWrapper``.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from mqtemplate.brokers.key_query import KeyQuery
-from mqtemplate.brokers.remote.client_context import ClientContext
-from mqtemplate.brokers.remote.errors import response_error
-from mqtemplate.brokers.remote.routes import MASTER_ID
-from mqtemplate.brokers.remote.subscriptions import PULL_RESPONSES, matching_messages, subscription_data
+from mqtemplate.brokers.remote.cluster.client import ClientContext
+from mqtemplate.brokers.remote.cluster.errors import response_error
+from mqtemplate.brokers.remote.cluster.routes import MASTER_ID
 from mqtemplate.errors import BrokerError, MessageError, OffsetOutOfRangeError, RemoteProtocolError, UnsupportedError
 from mqtemplate.message import HostAddress, MessageExt, MessageQueue, parse_offset_msg_id
+from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
 from mqtemplate.remoting.protocol.codes import PullSysFlag, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.group import (
@@ -38,6 +38,54 @@ from mqtemplate.remoting.protocol.headers.message import (
 from mqtemplate.remoting.protocol.messages import decode_messages
 from mqtemplate.results import PullResult, PullStatus
 from mqtemplate.selectors.tags import Selector, TagSelector
+
+# --- subscriptions --------------------------------------------------------------------------------
+
+
+class MemberSubscription(NamedTuple):
+    """A selector, and the same as heartbeats contain it."""
+
+    selector: Selector
+    data: SubscriptionData
+
+
+PULL_RESPONSES = frozenset(
+    {
+        ResponseCode.SUCCESS,
+        ResponseCode.PULL_NOT_FOUND,
+        ResponseCode.PULL_RETRY_IMMEDIATELY,
+        ResponseCode.PULL_OFFSET_MOVED,
+    }
+)
+"""Responses to a pull that have a `PullMessageResponseHeader`."""
+
+
+def subscription_data(wire_topic: str, selector: Selector, version: int) -> SubscriptionData:
+    """Return a subscription as heartbeats contain it.
+
+    Args:
+        version: Time of the subscription in ms; a broker keeps the latest one of a group.
+    """
+    if isinstance(selector, TagSelector):
+        tags = sorted(selector.tags)
+        expression = " || ".join(tags) or "*"
+        return SubscriptionData(
+            topic=wire_topic, sub_string=expression, tags_set=tags, code_set=sorted(selector.codes), sub_version=version
+        )
+    return SubscriptionData(
+        topic=wire_topic, sub_string=selector.expression, sub_version=version, expression_type="SQL92"
+    )
+
+
+def matching_messages(messages: list[MessageExt], selector: Selector) -> list[MessageExt]:
+    """Return the messages that match *selector*: a broker compares only the hashes of tags."""
+    if isinstance(selector, TagSelector) and not selector.selects_all:
+        return [message for message in messages if selector.matches(message.properties)]
+    return messages
+
+
+# --- queries --------------------------------------------------------------------------------------
+
 
 _MAX_SUSPEND_MS = 20_000
 _SETTLE_S = 1.0

@@ -1,9 +1,9 @@
-"""Log of outages: one line when servers stop to answer, one each half minute, and one when all answer again."""
+"""Servers that do not answer: the log of an outage, and the brokers that are looked for until they are back."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,9 @@ from mqtemplate.clock import Clock
 from mqtemplate.errors import RemoteConnectError, RemoteTimeoutError
 from mqtemplate.event_log import EventLogger, get_logger
 from mqtemplate.services import wall_time
+
+# --- log of outages -------------------------------------------------------------------------------
+
 
 _log = get_logger("mqtemplate.remote")
 
@@ -30,7 +33,7 @@ def log_failure(log: EventLogger, event: str, error: object, *, always: bool = F
 
 
 @dataclass(slots=True)
-class _Silent:
+class _SilentServer:
     """One server that does not answer.
 
     Attributes:
@@ -58,7 +61,7 @@ class Outages:
         self.is_open = False
         self._clock = clock
         self._lock = threading.Lock()
-        self._silent: dict[str, _Silent] = {}
+        self._silent: dict[str, _SilentServer] = {}
         self._failures = 0
         self._started_ms = 0
         self._summary_ms = 0
@@ -71,7 +74,7 @@ class Outages:
         """Report a request to *address* that got no response."""
         with self._lock:
             starts = not self._silent
-            silent = self._silent.setdefault(address, _Silent(str(error)))
+            silent = self._silent.setdefault(address, _SilentServer(str(error)))
             silent.recent += 1
             if starts:
                 self.is_open, self._failures = True, 0
@@ -122,3 +125,74 @@ class Outages:
             return wall_time(self._clock, self._summary_ms)
         _log.info("remote.outage_dropped", outage_ms=outage_ms, reason="no request is sent to these servers any more")
         return None
+
+
+# --- lost brokers ---------------------------------------------------------------------------------
+
+
+FOLLOW_MS = 600_000
+"""Time for which a broker that is in no route any more is looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class _LostBroker:
+    broker_name: str
+    broker_id: int
+    since_ms: int
+
+
+class LostBrokers:
+    """The brokers of a client that are away. Thread-safe.
+
+    A broker is back when it is in a route at this address, and has answered a heartbeat. It is forgotten when the
+    routes have another address for it, or after some minutes without a route.
+
+    Attributes:
+        is_empty: True if no broker is away. Hot paths read it.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.is_empty = True
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._lost: dict[str, _LostBroker] = {}
+
+    def add(self, address: str, brokers: Mapping[str, Mapping[int, str]]) -> str | None:
+        """Note that the connection to *address* was lost or refused.
+
+        Args:
+            brokers: Brokers of the routes: name -> id -> address.
+
+        Returns:
+            The name of the broker, or None if it is no broker, or is known to be away.
+        """
+        if address in self._lost:
+            return None
+        for name, by_id in brokers.items():
+            for broker_id, at in by_id.items():
+                if at == address:
+                    with self._lock:
+                        self._lost[address] = _LostBroker(name, broker_id, self._clock.steady_ms())
+                        self.is_empty = False
+                    return name
+        return None
+
+    def update(self, brokers: Mapping[str, Mapping[int, str]], answered: frozenset[str]) -> None:
+        """Remove the brokers that are back, and those that need not be looked for any more.
+
+        Args:
+            answered: Addresses that have answered a heartbeat since they were lost.
+        """
+        with self._lock:
+            self._lost = {
+                address: lost
+                for address, lost in self._lost.items()
+                if self._is_away(address, lost, brokers.get(lost.broker_name, {}), answered)
+            }
+            self.is_empty = not self._lost
+
+    def _is_away(self, address: str, lost: _LostBroker, by_id: Mapping[int, str], answered: frozenset[str]) -> bool:
+        current = by_id.get(lost.broker_id)
+        if current is None:
+            return self._clock.steady_ms() - lost.since_ms < FOLLOW_MS
+        return current == address and address not in answered
