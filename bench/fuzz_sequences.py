@@ -37,7 +37,7 @@ from mqtemplate.remoting.protocol.bodies.group import ConsumerData, HeartbeatDat
 from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
 from mqtemplate.remoting.protocol.headers import admin, group, message
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader
-from mqtemplate.remoting.protocol.properties import encode_properties_text
+from mqtemplate.remoting.protocol.messages import encode_properties_text
 from mqtemplate.server import BrokerServer, BrokerServerSettings
 
 _TIMEOUT_MS = 20_000

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from bench.measure import report, run
-from mqtemplate.remoting.protocol.bodies import fastjson
+from mqtemplate.remoting.protocol.bodies import json_body
 from mqtemplate.remoting.protocol.bodies.group import (
     ConsumerData,
     ConsumerOffsetSerializeWrapper,
@@ -47,7 +47,7 @@ class Model(BaseModel):
 
     def encode(self) -> bytes:
         """Return the body as text: fields are declared, and so written, in alphabetical order as Java does it."""
-        return fastjson.dumps(self.model_dump(by_alias=True, exclude_none=True)).encode()
+        return json_body.dumps(self.model_dump(by_alias=True, exclude_none=True)).encode()
 
 
 class PProducerData(Model):
@@ -155,11 +155,11 @@ def import_ms(statements: str) -> float:
 
 def compare(body: JsonBody, model: type[Model], count: int) -> None:
     name, text = type(body).__name__, body.encode()
-    same = model.model_validate(fastjson.loads(text))
+    same = model.model_validate(json_body.loads(text))
     assert same.encode() == text, "both write the same text"
     times = max(count // (1 + len(text) // 500), 10)
     report(f"{name}: read, our classes", time_us(lambda: type(body).decode(text), times), "us", "none")
-    read_us = time_us(lambda: model.model_validate(fastjson.loads(text)), times)
+    read_us = time_us(lambda: model.model_validate(json_body.loads(text)), times)
     report(f"{name}: read, pydantic", read_us, "us", "none")
     report(f"{name}: write, our classes", time_us(body.encode, times), "us", "none")
     report(f"{name}: write, pydantic", time_us(same.encode, times), "us", "none")

@@ -7,11 +7,18 @@ from mqtemplate.exports import late_import
 if TYPE_CHECKING:
     from mqtemplate.remoting.client import RemotingClient
     from mqtemplate.remoting.connection import Connection
-    from mqtemplate.remoting.limits import ConnectionLimits
     from mqtemplate.remoting.server import RemotingServer
-    from mqtemplate.remoting.settings import Credentials, RemotingClientSettings, RemotingServerSettings
+    from mqtemplate.remoting.settings import (
+        ClientAuth,
+        ClientTls,
+        ConnectionLimits,
+        Credentials,
+        RemotingClientSettings,
+        RemotingServerSettings,
+        ServerTls,
+        TlsMode,
+    )
     from mqtemplate.remoting.sockets import parse_address
-    from mqtemplate.remoting.tls import ClientAuth, ClientTls, ServerTls, TlsMode
 
 __all__ = [
     "ClientAuth",
@@ -33,15 +40,15 @@ __getattr__ = late_import(
     {
         "RemotingClient": "mqtemplate.remoting.client",
         "Connection": "mqtemplate.remoting.connection",
-        "ConnectionLimits": "mqtemplate.remoting.limits",
+        "ConnectionLimits": "mqtemplate.remoting.settings",
         "RemotingServer": "mqtemplate.remoting.server",
         "Credentials": "mqtemplate.remoting.settings",
         "RemotingClientSettings": "mqtemplate.remoting.settings",
         "RemotingServerSettings": "mqtemplate.remoting.settings",
         "parse_address": "mqtemplate.remoting.sockets",
-        "ClientAuth": "mqtemplate.remoting.tls",
-        "ClientTls": "mqtemplate.remoting.tls",
-        "ServerTls": "mqtemplate.remoting.tls",
-        "TlsMode": "mqtemplate.remoting.tls",
+        "ClientAuth": "mqtemplate.remoting.settings",
+        "ClientTls": "mqtemplate.remoting.settings",
+        "ServerTls": "mqtemplate.remoting.settings",
+        "TlsMode": "mqtemplate.remoting.settings",
     },
 )

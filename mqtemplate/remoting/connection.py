@@ -13,14 +13,13 @@ from mqtemplate.durations import format_ms
 from mqtemplate.errors import MessageError, RemoteConnectError, RemoteProtocolError, RemoteTimeoutError
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import HostAddress
-from mqtemplate.remoting.limits import ConnectionLimits, MemoryLimit
-from mqtemplate.remoting.loop.io_loop import READ, WRITE, IoLoop
-from mqtemplate.remoting.loop.timers import Timer
-from mqtemplate.remoting.pending_requests import InvokeCallback, PendingRequests, next_opaque
+from mqtemplate.remoting.io_loop import READ, WRITE, IoLoop, Timer
+from mqtemplate.remoting.pending_requests import InvokeCallback, PendingInvocations, next_opaque
 from mqtemplate.remoting.protocol.codec import Frame, FrameDecoder, encode_head
 from mqtemplate.remoting.protocol.codes import FLAG_ONE_WAY, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.streams import OutboundBuffer, Stream, TlsStream, reason_of
+from mqtemplate.remoting.settings import ConnectionLimits, MemoryLimit
+from mqtemplate.remoting.sockets import OutboundBuffer, Stream, TlsStream, reason_of
 
 _log = get_logger("mqtemplate.remoting")
 
@@ -97,9 +96,9 @@ class Connection:
         self._loop = owner.loop
         self._limits = owner.limits
         self._decoder = FrameDecoder(owner.limits.max_frame_bytes)
-        self._pending = PendingRequests()
+        self._pending = PendingInvocations()
         self._unanswered: set[int] = set()  # opaques of the peer's requests
-        self._answering: list[int] = []  # those whose response is not in the buffer yet
+        self._answering: set[int] = set()  # ids of the response objects that are not in the buffer yet
         self._lock = threading.Lock()  # protects the three attributes that follow
         self._outbound = OutboundBuffer()
         self._is_open = True
@@ -153,7 +152,7 @@ class Connection:
         Args:
             body: Parts of the body, which are written without joining them, instead of ``response.body``.
         """
-        self._answering.append(response.opaque)  # before the removal, or a server that stops would not wait for it
+        self._answering.add(id(response))  # before the removal, or a server that stops would not wait for it
         try:
             try:
                 self._unanswered.remove(response.opaque)
@@ -162,7 +161,7 @@ class Connection:
                 return
             self._send(self._frame_of(response, body))
         finally:
-            self._answering.pop()
+            self._answering.discard(id(response))
 
     def reply_to_run(self, opaques: Collection[int], parts: Sequence[bytes | memoryview]) -> None:
         """Send the responses to requests that a run took: one encoded frame for each opaque, in parts.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from mqtemplate.errors import BrokerError
 from mqtemplate.event_log import get_logger
-from mqtemplate.remoting.loop.timers import Timer
+from mqtemplate.remoting.io_loop import Timer
 from mqtemplate.remoting.protocol.command import RemotingCommand
 
 _log = get_logger("mqtemplate.remoting")
@@ -31,7 +31,7 @@ class _Pending:
         self.timer: Timer | None = None
 
 
-class PendingRequests:
+class PendingInvocations:
     """Callbacks of pending requests by opaque.
 
     Thread-safe: the thread that removes an entry calls its callback, so each callback is called once.

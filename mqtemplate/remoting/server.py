@@ -20,19 +20,14 @@ from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import HostAddress
 from mqtemplate.metrics import Counter
 from mqtemplate.processes import usable_processors
-from mqtemplate.remoting.acceptor import Acceptor, ConnectionLimit
+from mqtemplate.remoting.acceptor import Acceptor, ConnectionLimit, Handshake
 from mqtemplate.remoting.connection import CommandsOnly, Connection, RequestRun
-from mqtemplate.remoting.handshake import Handshake
-from mqtemplate.remoting.heavy_work import HeavyWork
-from mqtemplate.remoting.limits import MemoryLimit
-from mqtemplate.remoting.loop.io_loop import IoLoop
+from mqtemplate.remoting.io_loop import IoLoop
 from mqtemplate.remoting.protocol.codes import ResponseCode, Version
 from mqtemplate.remoting.protocol.command import RemotingCommand, not_supported, system_error
-from mqtemplate.remoting.settings import RemotingServerSettings
-from mqtemplate.remoting.sockets import set_tcp_options
-from mqtemplate.remoting.streams import PlainStream, Stream
-from mqtemplate.remoting.tls import TlsMode, server_context
-from mqtemplate.remoting.worker_pool import WorkerPool
+from mqtemplate.remoting.settings import MemoryLimit, RemotingServerSettings, TlsMode, server_context
+from mqtemplate.remoting.sockets import PlainStream, Stream, set_tcp_options
+from mqtemplate.remoting.worker_pool import HeavyWork, WorkerPool
 
 _log = get_logger("mqtemplate.remoting")
 

@@ -1,13 +1,223 @@
-"""Settings of a remoting server and of a remoting client."""
+"""Settings of both sides: limits of connections, TLS, credentials."""
 
 from __future__ import annotations
 
+import math
+import ssl
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 
-from mqtemplate.remoting.limits import ConnectionLimits
-from mqtemplate.remoting.tls import ClientTls, ServerTls
+from mqtemplate.errors import ConfigurationError
+from mqtemplate.processes import absolute_path
+from mqtemplate.remoting.protocol.codes import MAX_FRAME_BYTES
+from mqtemplate.remoting.sockets import reason_of
+
+# --- limits ---------------------------------------------------------------------------------------
+
 
 _MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionLimits:
+    """Limits of one connection. Sizes are in bytes.
+
+    Attributes:
+        max_frame_bytes: Size of the largest accepted frame, including its first four bytes.
+        frame_timeout_ms: Longest time from the first byte of a frame to its last; also for a TLS handshake.
+        idle_ms: A connection without a byte in either direction for this time is closed. RocketMQ: 120 s.
+        pause_reading_bytes: With more unread output than this, the connection does not read from the peer.
+        max_unread_bytes: With more unread output than this, the connection is closed.
+        max_unanswered: With this many requests unanswered, the next one is refused with SYSTEM_BUSY.
+    """
+
+    max_frame_bytes: int = MAX_FRAME_BYTES
+    frame_timeout_ms: int = 30_000
+    idle_ms: int = 120_000
+    pause_reading_bytes: int = 4 * _MIB
+    max_unread_bytes: int = 64 * _MIB
+    max_unanswered: int = 50_000
+
+
+class MemoryLimit:
+    """Thread-safe counter of bytes that several connections hold together.
+
+    Args:
+        limit: Largest allowed sum.
+        on_exceeded: Called by the adding thread after each addition while the sum is larger.
+
+    Attributes:
+        held: Current sum.
+    """
+
+    __slots__ = ("_limit", "_lock", "_on_exceeded", "held")
+
+    def __init__(self, limit: float = math.inf, on_exceeded: Callable[[], None] = lambda: None) -> None:
+        self._limit = limit
+        self._on_exceeded = on_exceeded
+        self._lock = threading.Lock()
+        self.held = 0
+
+    @property
+    def is_exceeded(self) -> bool:
+        """True while the sum is larger than the limit."""
+        return self.held > self._limit
+
+    def add(self, count: int) -> None:
+        """Add *count* bytes; a negative number releases them."""
+        with self._lock:
+            self.held += count
+        if count > 0 and self.is_exceeded:
+            self._on_exceeded()
+
+
+# --- TLS ------------------------------------------------------------------------------------------
+
+
+FIRST_TLS_BYTE = 0x16
+"""First byte of a TLS connection. A frame that starts with it would have at least 369 million bytes."""
+
+
+class TlsMode(Enum):
+    """A server's use of TLS. RocketMQ: ``tls.server.mode``."""
+
+    DISABLED = "disabled"
+    """No TLS."""
+    PERMISSIVE = "permissive"
+    """The first byte of each connection decides."""
+    ENFORCING = "enforcing"
+    """Connections without TLS are closed."""
+
+
+class ClientAuth(Enum):
+    """A server's demand for client certificates. RocketMQ: ``tls.server.need.client.auth``."""
+
+    NONE = "none"
+    OPTIONAL = "optional"
+    REQUIRE = "require"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerTls:
+    """TLS settings of a server. Paths name PEM files; relative ones are resolved when the settings are created.
+
+    Attributes:
+        cert_path: The server's certificate, followed by its issuers. RocketMQ: ``tls.server.certPath``.
+        key_path: Its private key.
+        key_password: None if the key is not encrypted.
+        trust_cert_path: Certificates of the authorities that may issue client certificates.
+    """
+
+    cert_path: str
+    key_path: str
+    key_password: str | None = field(default=None, repr=False)
+    mode: TlsMode = TlsMode.PERMISSIVE
+    client_auth: ClientAuth = ClientAuth.NONE
+    trust_cert_path: str | None = None
+
+    def __post_init__(self) -> None:
+        _resolve_paths(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientTls:
+    """TLS settings of a client. Paths name PEM files; relative ones are resolved when the settings are created.
+
+    Attributes:
+        trust_cert_path: Certificates of the authorities that may issue server certificates; None: those that this
+            machine trusts.
+        cert_path: The client's own certificate, if servers require one.
+        key_path: Its private key.
+        key_password: None if the key is not encrypted.
+        check_host_name: True: the certificate must be for the host that the client connects to.
+        insecure: Trust every server, for tests only. RocketMQ: ``tls.test.mode.enable``, which is its default.
+    """
+
+    trust_cert_path: str | None = None
+    cert_path: str | None = None
+    key_path: str | None = None
+    key_password: str | None = field(default=None, repr=False)
+    check_host_name: bool = True
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        _resolve_paths(self)
+
+
+def _resolve_paths(settings: ServerTls | ClientTls) -> None:
+    for name in ("cert_path", "key_path", "trust_cert_path"):
+        path = getattr(settings, name)
+        if path:
+            object.__setattr__(settings, name, str(absolute_path(path)))
+
+
+def server_context(tls: ServerTls) -> ssl.SSLContext:
+    """Return the context of a server.
+
+    Raises:
+        ConfigurationError: A file is missing or has the wrong content.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    _load_own(context, tls.cert_path, tls.key_path, tls.key_password)
+    if tls.client_auth is not ClientAuth.NONE:
+        if tls.trust_cert_path is None:
+            raise ConfigurationError(
+                f"TLS: client_auth is {tls.client_auth.value}, but trust_cert_path is not set; set it to a file with "
+                "the certificates of the authorities that issue client certificates"
+            )
+        context.verify_mode = ssl.CERT_REQUIRED if tls.client_auth is ClientAuth.REQUIRE else ssl.CERT_OPTIONAL
+        _load_trusted(context, tls.trust_cert_path)
+    return context
+
+
+def client_context(tls: ClientTls) -> ssl.SSLContext:
+    """Return the context of a client.
+
+    Raises:
+        ConfigurationError: A file is missing or has the wrong content.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if tls.insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    else:
+        context.check_hostname = tls.check_host_name
+        if tls.trust_cert_path is None:
+            context.load_default_certs()
+        else:
+            _load_trusted(context, tls.trust_cert_path)
+    if tls.cert_path is not None:
+        _load_own(context, tls.cert_path, tls.key_path, tls.key_password)
+    return context
+
+
+def _load_own(context: ssl.SSLContext, cert_path: str, key_path: str | None, password: str | None) -> None:
+    try:
+        # Without a password OpenSSL would prompt at the terminal; an empty one only fails.
+        context.load_cert_chain(cert_path, key_path, password or "")
+    except (OSError, ValueError) as exc:
+        raise ConfigurationError(
+            f"TLS: certificate {cert_path} with private key {key_path or 'in the same file'} cannot be used "
+            f"({reason_of(exc)}); both must be PEM files, the key must belong to the certificate, and an encrypted key "
+            "needs its password"
+        ) from exc
+
+
+def _load_trusted(context: ssl.SSLContext, path: str) -> None:
+    try:
+        context.load_verify_locations(path)
+    except (OSError, ValueError) as exc:
+        raise ConfigurationError(
+            f"TLS: trust_cert_path {path} cannot be used ({reason_of(exc)}); it must be a PEM file with certificates"
+        ) from exc
+
+
+# --- server and client ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

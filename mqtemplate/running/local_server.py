@@ -9,8 +9,7 @@ from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.settings.server import AccountSettings, AclSection, ServerSettings, ServerTlsSettings
 from mqtemplate.message import HostAddress
-from mqtemplate.remoting.settings import RemotingServerSettings
-from mqtemplate.remoting.tls import ClientAuth, ServerTls, TlsMode
+from mqtemplate.remoting.settings import ClientAuth, RemotingServerSettings, ServerTls, TlsMode
 from mqtemplate.server.acl.settings import Account, AclSettings, Right
 from mqtemplate.server.broker_server import LocalCluster
 from mqtemplate.server.settings import BrokerServerSettings, ServerOptions

@@ -13,10 +13,9 @@ from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import HostAddress
 from mqtemplate.metrics import MetricKind, Sample
-from mqtemplate.remoting.heavy_work import HeavyWork
 from mqtemplate.remoting.server import RemotingServer
-from mqtemplate.remoting.settings import RemotingServerSettings
-from mqtemplate.remoting.tls import TlsMode
+from mqtemplate.remoting.settings import RemotingServerSettings, TlsMode
+from mqtemplate.remoting.worker_pool import HeavyWork
 from mqtemplate.server.acl.access import AccessControl
 from mqtemplate.server.acl.guard import AclGuard
 from mqtemplate.server.acl.settings import AclSettings

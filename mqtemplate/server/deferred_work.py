@@ -9,10 +9,9 @@ from logging import ERROR
 from mqtemplate.clock import Clock
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.heavy_work import HeavyWork
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.worker_pool import WorkerPool
+from mqtemplate.remoting.worker_pool import HeavyWork, WorkerPool
 from mqtemplate.server.response import RefusedError, problem_response
 
 _log = get_logger("mqtemplate.server")

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from mqtemplate.clock import Clock
 from mqtemplate.errors import DestinationError, RemoteProtocolError
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
-from mqtemplate.remoting.protocol.bodies.route import DataVersion as DataVersionBody
+from mqtemplate.remoting.protocol.bodies.route import DataVersionBody
 from mqtemplate.remoting.protocol.codes import ResponseCode, Version
 from mqtemplate.server.response import RefusedError
 from mqtemplate.store.files.json_files import (

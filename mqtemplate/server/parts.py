@@ -7,9 +7,9 @@ from collections.abc import Callable
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.heavy_work import HeavyWork
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.remoting.worker_pool import HeavyWork
 from mqtemplate.server.acl.access import AccessControl
 from mqtemplate.server.admin.queue_statistics import QueueStatistics
 from mqtemplate.server.admin.traffic import Traffic

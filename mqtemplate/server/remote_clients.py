@@ -23,7 +23,7 @@ from mqtemplate.remoting.protocol.headers.message import (
     ReplyMessageRequestHeader,
     SendMessageRequestHeader,
 )
-from mqtemplate.remoting.protocol.properties import encode_properties_text
+from mqtemplate.remoting.protocol.messages import encode_properties_text
 from mqtemplate.server.acl.access import AccessControl
 from mqtemplate.server.acl.settings import Right
 from mqtemplate.server.clients import ClientChannel, ClientRegistry, ConsumerGroupInfo

@@ -11,7 +11,7 @@ from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.errors import DestinationError
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
-from mqtemplate.remoting.protocol.bodies.route import DataVersion, TopicConfig
+from mqtemplate.remoting.protocol.bodies.route import DataVersionBody, TopicConfig
 from mqtemplate.remoting.protocol.codes import Perm, ResponseCode
 from mqtemplate.server.response import RefusedError
 from mqtemplate.server.settings import ServerOptions
@@ -104,9 +104,9 @@ class TopicConfigs:
         return self._auto_create
 
     @property
-    def version(self) -> DataVersion:
+    def version(self) -> DataVersionBody:
         """Number of changes of the table, for clients that compare tables."""
-        return DataVersion(**vars(self._table.version))
+        return DataVersionBody(**vars(self._table.version))
 
     def names(self) -> list[str]:
         """Return the names of all topics, sorted."""

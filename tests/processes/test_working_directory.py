@@ -21,7 +21,7 @@ from mqtemplate.errors import ConfigurationError
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.pending import PendingQuery
 from mqtemplate.processes import absolute_path
-from mqtemplate.remoting.tls import ClientTls, ServerTls
+from mqtemplate.remoting.settings import ClientTls, ServerTls
 from mqtemplate.spark.broker_access.location import BrokerLocation
 from mqtemplate.spark.options import SourceOptions
 from mqtemplate.spark.store_folder import StoreFolder
@@ -141,7 +141,7 @@ def test_a_deleted_working_directory_is_an_error_for_relative_paths_only(home: P
 
 def test_a_certificate_is_found_after_a_change_of_the_directory(home: Path, other: Path) -> None:
     """The context is created with the first connection, which may be later."""
-    from mqtemplate.remoting.tls import client_context
+    from mqtemplate.remoting.settings import client_context
 
     (home / "ca.pem").write_text("no certificate", "ascii")
     tls = ClientTls(trust_cert_path="ca.pem")

@@ -13,8 +13,8 @@ import pytest
 from mqtemplate import processes
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.processes import usable_processors
-from mqtemplate.remoting.loop import busy_poll
-from mqtemplate.remoting.loop.busy_poll import BusyPoll
+from mqtemplate.remoting import io_loop
+from mqtemplate.remoting.io_loop import BusyPoll
 from mqtemplate.remoting.settings import RemotingServerSettings
 from mqtemplate.running.local_server import local_cluster
 from tests.remoting.wire import EchoServer, RawPeer, echo
@@ -67,8 +67,8 @@ def test_other_threads_of_the_processor_run_while_it_polls(
 ) -> None:
     """The scheduler may put a client's thread on this processor, where it would wait until the poll ends."""
     yields: list[int] = []
-    monkeypatch.setattr(busy_poll, "_yield", lambda: yields.append(1))
-    monkeypatch.setattr(busy_poll, "time", SimpleNamespace(monotonic=iter(range(5)).__next__))
+    monkeypatch.setattr(io_loop, "_yield", lambda: yields.append(1))
+    monkeypatch.setattr(io_loop, "time", SimpleNamespace(monotonic=iter(range(5)).__next__))
 
     assert BusyPoll(ready(False), 3.5, lambda: 0).wait(0.1) == []
 

@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from mqtemplate.clock import SystemClock, VirtualClock
-from mqtemplate.remoting.loop.io_loop import READ, IoLoop
+from mqtemplate.remoting.io_loop import READ, IoLoop
 from tests.remoting.wire import TIMEOUT_S
 
 

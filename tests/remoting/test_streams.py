@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtemplate.remoting.streams import _RECORD_BYTES, OutboundBuffer, PlainStream, _chunks
+from mqtemplate.remoting.sockets import _RECORD_BYTES, OutboundBuffer, PlainStream, _chunks
 
 
 class LimitedStream:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtemplate.remoting.loop.timers import Timers
+from mqtemplate.remoting.io_loop import Timers
 
 
 @given(st.lists(st.integers(0, 50)), st.integers(0, 50))

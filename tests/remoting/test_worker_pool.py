@@ -12,9 +12,8 @@ from structlog.testing import capture_logs
 
 from mqtemplate.message import HostAddress
 from mqtemplate.remoting import RemotingServerSettings
-from mqtemplate.remoting.heavy_work import HeavyWork, ProcessorTime
 from mqtemplate.remoting.protocol import RemotingCommand, encode_command
-from mqtemplate.remoting.worker_pool import WorkerPool
+from mqtemplate.remoting.worker_pool import HeavyWork, ProcessorTime, WorkerPool
 from tests.remoting.conftest import OpenPeer, StartServer
 from tests.remoting.wire import SLOW, TIMEOUT_S
 from tests.waiting import eventually

@@ -18,8 +18,7 @@ from mqtemplate.remoting.protocol.bodies.group import ConsumerData, HeartbeatDat
 from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
 from mqtemplate.remoting.protocol.codes import PullSysFlag
 from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader, SendMessageRequestHeaderV2
-from mqtemplate.remoting.protocol.messages import decode_messages, encode_batch
-from mqtemplate.remoting.protocol.properties import encode_properties_text
+from mqtemplate.remoting.protocol.messages import decode_messages, encode_batch, encode_properties_text
 from mqtemplate.server import AclSettings, BrokerServer, BrokerServerSettings
 from mqtemplate.server.response import problem_response
 from mqtemplate.topics import RETRY_TOPIC_PREFIX

@@ -10,8 +10,8 @@ import pytest
 
 from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.errors import DestinationError
-from mqtemplate.remoting.heavy_work import HeavyWork
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
+from mqtemplate.remoting.worker_pool import HeavyWork
 from mqtemplate.server import deferred_work as deferred_work_module
 from mqtemplate.server.deferred_work import DeferredWork
 from mqtemplate.server.response import RefusedError

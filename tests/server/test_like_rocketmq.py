@@ -41,8 +41,7 @@ from mqtemplate.remoting.protocol.headers.message import (
     PullMessageRequestHeader,
     SendMessageRequestHeaderV2,
 )
-from mqtemplate.remoting.protocol.messages import decode_messages, encode_batch
-from mqtemplate.remoting.protocol.properties import encode_properties_text
+from mqtemplate.remoting.protocol.messages import decode_messages, encode_batch, encode_properties_text
 from mqtemplate.remoting.settings import RemotingClientSettings
 from mqtemplate.server import BrokerServer, BrokerServerSettings
 from tests.server.serving import subscription

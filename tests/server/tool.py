@@ -17,7 +17,7 @@ from mqtemplate.remoting.protocol.bodies.group import ConsumerData, HeartbeatDat
 from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader
 from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeaderV2
-from mqtemplate.remoting.protocol.properties import encode_properties_text
+from mqtemplate.remoting.protocol.messages import encode_properties_text
 from mqtemplate.remoting.settings import Credentials, RemotingClientSettings
 
 TIMEOUT_MS = 10_000

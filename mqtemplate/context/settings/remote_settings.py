@@ -14,8 +14,7 @@ from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.settings.broker_support import check_cluster_support
 from mqtemplate.context.settings.name_server import RemoteCluster
 from mqtemplate.errors import ConfigurationError
-from mqtemplate.remoting.settings import Credentials
-from mqtemplate.remoting.tls import ClientTls
+from mqtemplate.remoting.settings import ClientTls, Credentials
 
 _SECTIONS = ("producer", "consumer", "pull_consumer")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies import group as bodies
-from mqtemplate.remoting.protocol.bodies.group import Connection as ConnectionBody
+from mqtemplate.remoting.protocol.bodies.group import ClientConnection as ConnectionBody
 from mqtemplate.remoting.protocol.bodies.route import TopicList
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.headers import group as headers

@@ -37,7 +37,7 @@ class _Member:
     connection_id: int
     registered_ms: int
     expire_ms: int
-    version: bodies.DataVersion
+    version: bodies.DataVersionBody
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +205,8 @@ class RegisteredBrokers:
 
     @answers(RequestCode.QUERY_DATA_VERSION)
     def _query_version(
-        self, header: headers.BrokerRequestHeader, version: bodies.DataVersion
-    ) -> tuple[headers.QueryDataVersionResponseHeader, bodies.DataVersion | None]:
+        self, header: headers.BrokerRequestHeader, version: bodies.DataVersionBody
+    ) -> tuple[headers.QueryDataVersionResponseHeader, bodies.DataVersionBody | None]:
         """Tell a broker if it must register its topics again. The request also renews the registration."""
         self._check_open()
         with self._lock:

@@ -16,9 +16,9 @@ from mqtemplate.remoting.protocol.bodies.group import (
     HeartbeatData,
     SubscriptionGroupConfig,
 )
+from mqtemplate.remoting.protocol.bodies.own_requests import HeartbeatRequestHeader, HeartbeatResponseHeader
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.protocol.headers.delayed import HeartbeatRequestHeader, HeartbeatResponseHeader
 from mqtemplate.remoting.protocol.headers.group import ConsumerGroupRequestHeader, UnregisterClientRequestHeader
 from mqtemplate.server.clients import ClientChannel
 from mqtemplate.server.group_table import mixed_group_error

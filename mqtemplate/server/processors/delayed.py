@@ -8,21 +8,19 @@ from dataclasses import dataclass
 from mqtemplate.broker import Capability
 from mqtemplate.delay.pending import cursor_after
 from mqtemplate.pending import PendingMessage, PendingQuery, ScheduleChange
-from mqtemplate.remoting.protocol.bodies.delayed import (
-    PendingCountsData,
-    PendingMessageData,
-    PendingMessagesData,
-    ScheduleChangeData,
-)
-from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.headers.delayed import (
+from mqtemplate.remoting.protocol.bodies.own_requests import (
     CancelDelayedMessageRequestHeader,
     CountPendingMessagesRequestHeader,
     GetPendingMessagesRequestHeader,
     GetPendingPositionsRequestHeader,
+    PendingCountsData,
+    PendingMessageData,
+    PendingMessagesData,
     PendingQueryRequestHeader,
     RescheduleDelayedMessageRequestHeader,
+    ScheduleChangeData,
 )
+from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.processors.handles import decode_handles, refusing_invalid
 from mqtemplate.server.registration import answers

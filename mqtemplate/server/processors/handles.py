@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 from mqtemplate.delay.recall_handle import RecallHandle, decode_handle
 from mqtemplate.errors import DelayError, MessageError
+from mqtemplate.remoting.protocol.bodies.own_requests import MAX_HANDLES
 from mqtemplate.remoting.protocol.codes import ResponseCode
-from mqtemplate.remoting.protocol.headers.delayed import MAX_HANDLES
 from mqtemplate.server.response import RefusedError
 
 

@@ -22,7 +22,7 @@ from mqtemplate.remoting.protocol.headers.message import (
     SendMessageRequestHeaderV2,
     SendMessageResponseHeader,
 )
-from mqtemplate.remoting.protocol.properties import decode_properties_text
+from mqtemplate.remoting.protocol.messages import decode_properties_text
 from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.registration import handles
 from mqtemplate.server.response import RefusedError

@@ -38,8 +38,7 @@ from mqtemplate.remoting.protocol.headers.message import (
     SendMessageRequestHeader,
     SendMessageRequestHeaderV2,
 )
-from mqtemplate.remoting.protocol.messages import count_batch, split_batch
-from mqtemplate.remoting.protocol.properties import decode_properties_text
+from mqtemplate.remoting.protocol.messages import count_batch, decode_properties_text, split_batch
 from mqtemplate.server.acl.settings import Right
 from mqtemplate.server.group_table import max_reconsume_times
 from mqtemplate.server.parts import ServerParts

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mqtemplate.errors import ConfigurationError
-from mqtemplate.remoting.settings import Credentials, RemotingClientSettings
-from mqtemplate.remoting.tls import ClientTls
+from mqtemplate.remoting.settings import ClientTls, Credentials, RemotingClientSettings
 from mqtemplate.spark.broker_access.location import (
     ACCESS_KEY,
     CLIENT_FILE,

@@ -16,8 +16,7 @@ from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.brokers.remote.broker import RemoteBroker
 from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
 from mqtemplate.errors import RemoteConnectError, SparkError, StoreLockedError
-from mqtemplate.remoting.settings import Credentials
-from mqtemplate.remoting.tls import ClientTls
+from mqtemplate.remoting.settings import ClientTls, Credentials
 from mqtemplate.server.local_address import LocalServerAddress
 from mqtemplate.spark.broker_access.client_file import client_settings
 from mqtemplate.spark.broker_access.kept_connections import kept_connection

@@ -17,9 +17,9 @@ from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.client import RemotingClient
 from mqtemplate.remoting.pending_requests import InvokeCallback
 from mqtemplate.remoting.protocol.bodies.group import HeartbeatData
+from mqtemplate.remoting.protocol.bodies.own_requests import HeartbeatRequestHeader, HeartbeatResponseHeader
 from mqtemplate.remoting.protocol.codes import Perm, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.protocol.headers.delayed import HeartbeatRequestHeader, HeartbeatResponseHeader
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader
 from mqtemplate.remoting.settings import RemotingClientSettings
 from mqtemplate.spark.broker_access.client_file import client_settings

@@ -9,13 +9,12 @@ from collections.abc import Mapping
 from types import MappingProxyType, ModuleType
 from typing import TypeVar
 
-from mqtemplate.remoting.protocol.bodies import delayed as delayed_bodies
 from mqtemplate.remoting.protocol.bodies import group as group_bodies
+from mqtemplate.remoting.protocol.bodies import own_requests
 from mqtemplate.remoting.protocol.bodies import route as route_bodies
 from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
 from mqtemplate.remoting.protocol.codes import RequestCode
 from mqtemplate.remoting.protocol.headers import admin as admin_headers
-from mqtemplate.remoting.protocol.headers import delayed as delayed_headers
 from mqtemplate.remoting.protocol.headers import group as group_headers
 from mqtemplate.remoting.protocol.headers import message as message_headers
 from mqtemplate.remoting.protocol.headers import record_block
@@ -41,6 +40,17 @@ HEADERS: Mapping[str, type[CommandHeader]] = _declared_in(CommandHeader, admin_h
 """Name -> header, for all headers that RocketMQ has as well."""
 BODIES: Mapping[str, type[JsonBody]] = _declared_in(JsonBody, group_bodies, route_bodies)
 """Name -> body, for all JSON bodies that RocketMQ has as well."""
+_ROCKETMQ_NAMES = {
+    "ClientConnection": "Connection",
+    "ConsumeStatistics": "ConsumeStatus",
+    "DataVersionBody": "DataVersion",
+}
+
+
+def rocketmq_name(kind: type[JsonBody]) -> str:
+    """Return RocketMQ's name of a body's class; here a class name is used once in the whole library."""
+    return _ROCKETMQ_NAMES.get(kind.__name__, kind.__name__)
+
 
 REQUEST_HEADERS: Mapping[int, type[CommandHeader]] = MappingProxyType(
     {
@@ -57,7 +67,7 @@ REQUEST_HEADERS: Mapping[int, type[CommandHeader]] = MappingProxyType(
         RequestCode.GET_MIN_OFFSET: group_headers.TopicQueueRequestHeader,
         RequestCode.GET_EARLIEST_MSG_STORETIME: group_headers.TopicQueueRequestHeader,
         RequestCode.VIEW_MESSAGE_BY_ID: message_headers.ViewMessageRequestHeader,
-        RequestCode.HEART_BEAT: delayed_headers.HeartbeatRequestHeader,
+        RequestCode.HEART_BEAT: own_requests.HeartbeatRequestHeader,
         RequestCode.UNREGISTER_CLIENT: group_headers.UnregisterClientRequestHeader,
         RequestCode.CONSUMER_SEND_MSG_BACK: message_headers.ConsumerSendMsgBackRequestHeader,
         RequestCode.END_TRANSACTION: message_headers.EndTransactionRequestHeader,
@@ -109,13 +119,13 @@ REQUEST_HEADERS: Mapping[int, type[CommandHeader]] = MappingProxyType(
         RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: group_headers.GroupRequestHeader,
         RequestCode.LITE_PULL_MESSAGE: message_headers.PullMessageRequestHeader,
         RequestCode.RECALL_MESSAGE: message_headers.RecallMessageRequestHeader,
-        RequestCode.CANCEL_DELAYED_MESSAGE: delayed_headers.CancelDelayedMessageRequestHeader,
-        RequestCode.RESCHEDULE_DELAYED_MESSAGE: delayed_headers.RescheduleDelayedMessageRequestHeader,
-        RequestCode.GET_PENDING_MESSAGES: delayed_headers.GetPendingMessagesRequestHeader,
-        RequestCode.COUNT_PENDING_MESSAGES: delayed_headers.CountPendingMessagesRequestHeader,
+        RequestCode.CANCEL_DELAYED_MESSAGE: own_requests.CancelDelayedMessageRequestHeader,
+        RequestCode.RESCHEDULE_DELAYED_MESSAGE: own_requests.RescheduleDelayedMessageRequestHeader,
+        RequestCode.GET_PENDING_MESSAGES: own_requests.GetPendingMessagesRequestHeader,
+        RequestCode.COUNT_PENDING_MESSAGES: own_requests.CountPendingMessagesRequestHeader,
         RequestCode.SEND_SEQUENCED_MESSAGES: sequenced_headers.SendSequencedRequestHeader,
         RequestCode.GET_RECORD_BLOCK: record_block.GetRecordBlockRequestHeader,
-        RequestCode.GET_PENDING_POSITIONS: delayed_headers.GetPendingPositionsRequestHeader,
+        RequestCode.GET_PENDING_POSITIONS: own_requests.GetPendingPositionsRequestHeader,
     }
 )
 """Request code -> header of the request."""
@@ -131,7 +141,7 @@ RESPONSE_HEADERS: Mapping[int, type[CommandHeader]] = MappingProxyType(
         RequestCode.GET_MAX_OFFSET: group_headers.OffsetResponseHeader,
         RequestCode.GET_MIN_OFFSET: group_headers.OffsetResponseHeader,
         RequestCode.GET_EARLIEST_MSG_STORETIME: group_headers.GetEarliestMsgStoretimeResponseHeader,
-        RequestCode.HEART_BEAT: delayed_headers.HeartbeatResponseHeader,
+        RequestCode.HEART_BEAT: own_requests.HeartbeatResponseHeader,
         RequestCode.GET_KV_CONFIG: admin_headers.GetKVConfigResponseHeader,
         RequestCode.REGISTER_BROKER: admin_headers.RegisterBrokerResponseHeader,
         RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: group_headers.GetAllSubscriptionGroupResponseHeader,
@@ -158,7 +168,7 @@ REQUEST_BODIES: Mapping[int, type[JsonBody]] = MappingProxyType(
         RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: group_bodies.SubscriptionGroupConfig,
         RequestCode.RESET_CONSUMER_CLIENT_OFFSET: group_bodies.ResetOffsetBody,
         RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: group_bodies.SubscriptionGroupList,
-        RequestCode.QUERY_DATA_VERSION: route_bodies.DataVersion,
+        RequestCode.QUERY_DATA_VERSION: route_bodies.DataVersionBody,
     }
 )
 """Request code -> body of the request."""
@@ -193,16 +203,16 @@ RESPONSE_BODIES: Mapping[int, type[JsonBody]] = MappingProxyType(
         RequestCode.VIEW_BROKER_STATS_DATA: route_bodies.BrokerStatsData,
         RequestCode.GET_BROKER_CONSUME_STATS: group_bodies.ConsumeStatsList,
         RequestCode.QUERY_CONSUME_QUEUE: route_bodies.QueryConsumeQueueResponseBody,
-        RequestCode.QUERY_DATA_VERSION: route_bodies.DataVersion,
+        RequestCode.QUERY_DATA_VERSION: route_bodies.DataVersionBody,
         RequestCode.GET_ALL_PRODUCER_INFO: group_bodies.ProducerTableInfo,
         RequestCode.QUERY_TOPICS_BY_CONSUMER: route_bodies.TopicList,
         RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: group_bodies.QuerySubscriptionResponseBody,
         RequestCode.GET_TOPIC_CONFIG: route_bodies.TopicConfig,
         RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: group_bodies.SubscriptionGroupConfig,
-        RequestCode.CANCEL_DELAYED_MESSAGE: delayed_bodies.ScheduleChangeData,
-        RequestCode.RESCHEDULE_DELAYED_MESSAGE: delayed_bodies.ScheduleChangeData,
-        RequestCode.GET_PENDING_MESSAGES: delayed_bodies.PendingMessagesData,
-        RequestCode.COUNT_PENDING_MESSAGES: delayed_bodies.PendingCountsData,
+        RequestCode.CANCEL_DELAYED_MESSAGE: own_requests.ScheduleChangeData,
+        RequestCode.RESCHEDULE_DELAYED_MESSAGE: own_requests.ScheduleChangeData,
+        RequestCode.GET_PENDING_MESSAGES: own_requests.PendingMessagesData,
+        RequestCode.COUNT_PENDING_MESSAGES: own_requests.PendingCountsData,
     }
 )
 """Request code -> body of its response."""

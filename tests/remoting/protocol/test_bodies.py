@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from mqtemplate.errors import MessageError, RemoteProtocolError
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol import RequestCode
-from mqtemplate.remoting.protocol.bodies import fastjson
-from mqtemplate.remoting.protocol.bodies.fastjson import dumps, loads
+from mqtemplate.remoting.protocol.bodies import json_body
 from mqtemplate.remoting.protocol.bodies.group import (
     ConsumeStats,
     HeartbeatData,
@@ -22,7 +21,7 @@ from mqtemplate.remoting.protocol.bodies.group import (
     QueryCorrectionOffsetBody,
     ResetOffsetBody,
 )
-from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
+from mqtemplate.remoting.protocol.bodies.json_body import JsonBody, dumps, loads
 from mqtemplate.remoting.protocol.bodies.route import (
     BrokerData,
     KVTable,
@@ -31,13 +30,13 @@ from mqtemplate.remoting.protocol.bodies.route import (
     TopicRouteData,
     TopicStatsTable,
 )
-from tests.remoting.protocol.code_tables import BODIES, REQUEST_BODIES, RESPONSE_BODIES
+from tests.remoting.protocol.code_tables import BODIES, REQUEST_BODIES, RESPONSE_BODIES, rocketmq_name
 from tests.remoting.protocol.golden_file import golden
 from tests.remoting.protocol.other_side import ConsumeMessageDirectlyResult
 from tests.remoting.protocol.strategies import instances, json_values
 
 KINDS = [*BODIES.values(), ConsumeMessageDirectlyResult]
-BY_NAME = {kind.__name__: kind for kind in KINDS} | {"UnlockBatchRequestBody": LockBatchRequestBody}
+BY_NAME = {rocketmq_name(kind): kind for kind in KINDS} | {"UnlockBatchRequestBody": LockBatchRequestBody}
 
 IGNORED = {
     # static topics, times as text beside the numbers, and data of the proxy: our classes ignore and do not write them
@@ -206,7 +205,7 @@ def test_the_reader_of_the_dialect_reads_standard_json_as_the_standard_library_d
     except ValueError:
         return
 
-    assert fastjson._Reader(f"\n {text} ").read() == expected
+    assert json_body._DialectReader(f"\n {text} ").read() == expected
 
 
 @pytest.mark.parametrize(

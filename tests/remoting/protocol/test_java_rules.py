@@ -43,8 +43,13 @@ from mqtemplate.remoting.protocol.headers.message import (
     SendMessageRequestHeaderV2,
     SendMessageResponseHeader,
 )
-from mqtemplate.remoting.protocol.messages import decode_batch, decode_messages, encode_batch
-from mqtemplate.remoting.protocol.properties import decode_properties_text, encode_properties_text
+from mqtemplate.remoting.protocol.messages import (
+    decode_batch,
+    decode_messages,
+    decode_properties_text,
+    encode_batch,
+    encode_properties_text,
+)
 from tests.remoting.protocol.code_tables import REQUEST_HEADERS
 from tests.remoting.protocol.golden_file import golden
 

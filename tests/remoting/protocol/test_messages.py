@@ -15,8 +15,13 @@ from mqtemplate.message import HostAddress, Message, MessageExt, offset_msg_id, 
 from mqtemplate.record import compression
 from mqtemplate.record.compression import CompressionType, compress_body, compression_type, decompress_body
 from mqtemplate.record.layout import SysFlag
-from mqtemplate.remoting.protocol.messages import decode_batch, decode_messages, encode_batch
-from mqtemplate.remoting.protocol.properties import decode_properties_text, encode_properties_text
+from mqtemplate.remoting.protocol.messages import (
+    decode_batch,
+    decode_messages,
+    decode_properties_text,
+    encode_batch,
+    encode_properties_text,
+)
 from tests.remoting.protocol.golden_file import golden
 from tests.remoting.protocol.other_side import encode_message
 

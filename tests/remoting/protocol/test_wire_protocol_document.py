@@ -9,7 +9,13 @@ import pytest
 
 from mqtemplate.remoting.protocol import RequestCode
 from mqtemplate.remoting.protocol.headers.fields import declared_fields
-from tests.remoting.protocol.code_tables import REQUEST_BODIES, REQUEST_HEADERS, RESPONSE_BODIES, RESPONSE_HEADERS
+from tests.remoting.protocol.code_tables import (
+    REQUEST_BODIES,
+    REQUEST_HEADERS,
+    RESPONSE_BODIES,
+    RESPONSE_HEADERS,
+    rocketmq_name,
+)
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "wire-protocol.md").read_text(encoding="utf-8")
 ROWS = [line for line in DOCUMENT.splitlines() if line.startswith("|")]
@@ -32,7 +38,7 @@ def rows_of(code: int) -> str:
 
 @pytest.mark.parametrize("code", CODES)
 def test_the_document_has_the_name_and_the_bodies_of_each_request(code: int) -> None:
-    kinds = [table[code].__name__ for table in (REQUEST_BODIES, RESPONSE_BODIES) if code in table]
+    kinds = [rocketmq_name(table[code]) for table in (REQUEST_BODIES, RESPONSE_BODIES) if code in table]
     kinds = [name for name in kinds if name != "ConsumeMessageDirectlyResult"]  # only consumers in Java send it
 
     rows = rows_of(code)

@@ -11,12 +11,12 @@ from mqtemplate.delay.recall_handle import decode_handle, encode_handle
 from mqtemplate.message import Message, Property
 from mqtemplate.pending import PendingQuery
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies.delayed import ScheduleChangeData
-from mqtemplate.remoting.protocol.headers.delayed import (
+from mqtemplate.remoting.protocol.bodies.own_requests import (
     CancelDelayedMessageRequestHeader,
     CountPendingMessagesRequestHeader,
     GetPendingMessagesRequestHeader,
     RescheduleDelayedMessageRequestHeader,
+    ScheduleChangeData,
 )
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader
 from mqtemplate.remoting.settings import Credentials

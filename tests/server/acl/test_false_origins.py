@@ -16,8 +16,7 @@ from mqtemplate.message import Message, MessageExt
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.headers.message import ConsumerSendMsgBackRequestHeader
 from mqtemplate.remoting.protocol.headers.sequenced import SendSequencedRequestHeader
-from mqtemplate.remoting.protocol.messages import encode_batch
-from mqtemplate.remoting.protocol.properties import encode_properties_text
+from mqtemplate.remoting.protocol.messages import encode_batch, encode_properties_text
 from mqtemplate.remoting.protocol.sequenced import encode_runs
 from mqtemplate.results import TransactionState
 from mqtemplate.server import Account, AclSettings, Right

@@ -23,8 +23,7 @@ from mqtemplate.record.properties import decode_properties
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeader
 from mqtemplate.remoting.protocol.headers.sequenced import SendSequencedRequestHeader, SendSequencedResponseHeader
-from mqtemplate.remoting.protocol.messages import encode_batch
-from mqtemplate.remoting.protocol.properties import encode_properties_text
+from mqtemplate.remoting.protocol.messages import encode_batch, encode_properties_text
 from mqtemplate.remoting.protocol.sequenced import encode_runs
 from mqtemplate.server import Account, AclSettings, BrokerServerSettings, Right
 from tests.server.serving import SECRET, RecordingConnection, Serving

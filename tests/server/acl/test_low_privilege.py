@@ -32,8 +32,7 @@ from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseC
 from mqtemplate.remoting.protocol.acl import sign_command
 from mqtemplate.remoting.protocol.headers.fields import BoundaryType, declared_fields
 from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
-from mqtemplate.remoting.protocol.messages import encode_batch
-from mqtemplate.remoting.protocol.properties import encode_properties_text
+from mqtemplate.remoting.protocol.messages import encode_batch, encode_properties_text
 from mqtemplate.remoting.protocol.sequenced import encode_runs
 from mqtemplate.results import TransactionState
 from mqtemplate.server import Account, AclSettings, Right

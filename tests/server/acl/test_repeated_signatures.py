@@ -15,8 +15,7 @@ from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseC
 from mqtemplate.remoting.protocol.acl import sign_command
 from mqtemplate.remoting.protocol.headers.admin import GetRouteInfoRequestHeader
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader
-from mqtemplate.remoting.settings import RemotingServerSettings
-from mqtemplate.remoting.tls import ServerTls, TlsMode
+from mqtemplate.remoting.settings import RemotingServerSettings, ServerTls, TlsMode
 from mqtemplate.server import Account, AclSettings, BrokerServer, BrokerServerSettings
 from mqtemplate.server.acl.repeated_signatures import RepeatedSignatures
 from tests.remoting.certificates import Certificates, has_openssl

@@ -11,7 +11,7 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.bodies.route import (
     ClusterInfo,
-    DataVersion,
+    DataVersionBody,
     RegisterBrokerBody,
     TopicConfig,
     TopicConfigSerializeWrapper,
@@ -32,7 +32,7 @@ from mqtemplate.remoting.protocol.headers.admin import (
 from mqtemplate.server import BrokerServerSettings, LocalCluster
 from tests.server.tool import ANY_PORT, Tool, make_engine
 
-VERSION = DataVersion(counter=3, timestamp=7)
+VERSION = DataVersionBody(counter=3, timestamp=7)
 MASTER, REPLICA = "192.0.2.1:10911", "192.0.2.2:10911"
 
 
@@ -149,13 +149,13 @@ def test_a_registration_expires_unless_the_broker_queries_its_version(
     same = broker.request_ok(RequestCode.QUERY_DATA_VERSION, header, VERSION.encode())
     move(50_000)
     after_the_query = brokers_of(tool, "single")
-    newer = broker.request_ok(RequestCode.QUERY_DATA_VERSION, header, DataVersion(counter=4).encode())
+    newer = broker.request_ok(RequestCode.QUERY_DATA_VERSION, header, DataVersionBody(counter=4).encode())
     move(60_000)
 
     assert (after_the_query, brokers_of(tool, "single")) == (["broker-b"], [])
     assert same.header(QueryDataVersionResponseHeader).changed is False
     assert newer.header(QueryDataVersionResponseHeader).changed is True
-    assert DataVersion.decode(newer.body) == VERSION
+    assert DataVersionBody.decode(newer.body) == VERSION
 
 
 def test_an_unknown_broker_must_register_all_its_topics(broker: Tool) -> None:

@@ -14,7 +14,7 @@ from mqtemplate.record.codec import StoredRecord
 from mqtemplate.remoting import connection as connection_module
 from mqtemplate.remoting.connection import CommandsOnly
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, encode_command
-from mqtemplate.remoting.protocol.properties import encode_properties_text
+from mqtemplate.remoting.protocol.messages import encode_properties_text
 from mqtemplate.remoting.settings import RemotingServerSettings
 from mqtemplate.server import BrokerServer, BrokerServerSettings
 from mqtemplate.store import FlushDiskType

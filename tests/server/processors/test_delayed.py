@@ -10,16 +10,18 @@ from mqtemplate.delay.recall_handle import RecallHandle, encode_handle
 from mqtemplate.message import Message, Property
 from mqtemplate.pending import PendingQuery
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies.delayed import PendingCountsData, PendingMessagesData, ScheduleChangeData
 from mqtemplate.remoting.protocol.bodies.group import HeartbeatData, ProducerData
-from mqtemplate.remoting.protocol.headers.delayed import (
+from mqtemplate.remoting.protocol.bodies.own_requests import (
     MAX_HANDLES,
     CancelDelayedMessageRequestHeader,
     CountPendingMessagesRequestHeader,
     GetPendingMessagesRequestHeader,
     HeartbeatRequestHeader,
     HeartbeatResponseHeader,
+    PendingCountsData,
+    PendingMessagesData,
     RescheduleDelayedMessageRequestHeader,
+    ScheduleChangeData,
 )
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader
 from mqtemplate.server import BrokerServerSettings

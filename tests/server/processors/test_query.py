@@ -19,8 +19,7 @@ from mqtemplate.remoting.protocol.headers.message import (
     SendMessageRequestHeaderV2,
     ViewMessageRequestHeader,
 )
-from mqtemplate.remoting.protocol.messages import decode_messages
-from mqtemplate.remoting.protocol.properties import encode_properties_text
+from mqtemplate.remoting.protocol.messages import decode_messages, encode_properties_text
 from mqtemplate.results import SendResult
 from mqtemplate.server import BrokerServer
 from tests.server.tool import Tool

@@ -15,7 +15,7 @@ from mqtemplate.remoting.protocol.headers.message import (
     SendMessageRequestHeader,
     SendMessageResponseHeader,
 )
-from mqtemplate.remoting.protocol.properties import decode_properties_text, encode_properties_text
+from mqtemplate.remoting.protocol.messages import decode_properties_text, encode_properties_text
 from mqtemplate.testing import messages_in
 from tests.server.serving import RecordingConnection, Serving
 

@@ -11,7 +11,7 @@ from mqtemplate.message import MessageExt
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.headers.message import ConsumerSendMsgBackRequestHeader
-from mqtemplate.remoting.protocol.properties import encode_properties_text
+from mqtemplate.remoting.protocol.messages import encode_properties_text
 from mqtemplate.server import BrokerServerSettings
 from tests.server.serving import Serving
 

@@ -11,8 +11,7 @@ from annotated_types import Gt
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.processes import absolute_path, home_folder
 from mqtemplate.record.compression import CompressionType, max_body_bytes
-from mqtemplate.remoting.settings import Credentials
-from mqtemplate.remoting.tls import ClientTls
+from mqtemplate.remoting.settings import ClientTls, Credentials
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from mqtemplate.message import DELAY_PROPERTIES, Message, Property, copy_propert
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import ConsumerSendMsgBackRequestHeader
-from mqtemplate.remoting.protocol.properties import encode_properties_text
+from mqtemplate.remoting.protocol.messages import encode_properties_text
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
 _log = get_logger("mqtemplate.remote")

@@ -24,22 +24,20 @@ from mqtemplate.pending import (
     ScheduleChange,
     ScheduleChangeStatus,
 )
-from mqtemplate.remoting.protocol.bodies.delayed import (
-    PendingCountsData,
-    PendingMessageData,
-    PendingMessagesData,
-    ScheduleChangeData,
-)
-from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.protocol.headers.delayed import (
+from mqtemplate.remoting.protocol.bodies.own_requests import (
     MAX_HANDLES,
     CancelDelayedMessageRequestHeader,
     CountPendingMessagesRequestHeader,
     GetPendingMessagesRequestHeader,
     GetPendingPositionsRequestHeader,
+    PendingCountsData,
+    PendingMessageData,
+    PendingMessagesData,
     RescheduleDelayedMessageRequestHeader,
+    ScheduleChangeData,
 )
+from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader
 from mqtemplate.user_code import shown
 

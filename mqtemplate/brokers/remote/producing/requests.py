@@ -22,7 +22,7 @@ from mqtemplate.record.layout import SysFlag
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import ReplyMessageRequestHeader
-from mqtemplate.remoting.protocol.properties import decode_properties_text
+from mqtemplate.remoting.protocol.messages import decode_properties_text
 from mqtemplate.results import SendResult
 
 _DEFAULT_TTL_MS = "3000"

@@ -22,8 +22,7 @@ from mqtemplate.record.properties import encode_properties
 from mqtemplate.remoting.protocol.codes import RequestCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeaderV2
-from mqtemplate.remoting.protocol.messages import encode_batch, join_in_batch
-from mqtemplate.remoting.protocol.properties import encode_properties_text
+from mqtemplate.remoting.protocol.messages import encode_batch, encode_properties_text, join_in_batch
 from mqtemplate.topics import AUTO_CREATE_TOPIC, check_send_topic
 
 _TIMER_PROPERTIES = frozenset(DELAY_PROPERTIES) - {Property.DELAY}

@@ -12,7 +12,7 @@ from dataclasses import field
 
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
-from mqtemplate.remoting.protocol.bodies.route import DataVersion, SubscriptionData
+from mqtemplate.remoting.protocol.bodies.route import DataVersionBody, SubscriptionData
 from mqtemplate.remoting.protocol.headers.fields import wire
 
 # --- clients ----------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ class GetConsumerListByGroupResponseBody(JsonBody):
     consumer_id_list: list[str]
 
 
-class Connection(JsonBody):
+class ClientConnection(JsonBody):
     """One connected client.
 
     Attributes:
@@ -89,7 +89,7 @@ class Connection(JsonBody):
 class ConsumerConnection(JsonBody):
     """Connected consumers of a group, and their subscriptions. See `ConsumerData`."""
 
-    connection_set: list[Connection] = field(default_factory=list)
+    connection_set: list[ClientConnection] = field(default_factory=list)
     subscription_table: dict[str, SubscriptionData] = field(default_factory=dict)
     consume_type: str | None = None
     message_model: str | None = None
@@ -99,7 +99,7 @@ class ConsumerConnection(JsonBody):
 class ProducerConnection(JsonBody):
     """Connected producers of a group."""
 
-    connection_set: list[Connection] = field(default_factory=list)
+    connection_set: list[ClientConnection] = field(default_factory=list)
 
 
 class ProducerInfo(JsonBody):
@@ -174,7 +174,7 @@ class ConsumerOffsetSerializeWrapper(JsonBody):
     """All offsets of a broker: ``topic@group`` -> queue id -> offset of the next message to read."""
 
     offset_table: dict[str, dict[int, int]] = field(default_factory=dict)
-    data_version: DataVersion | None = None
+    data_version: DataVersionBody | None = None
 
 
 class QueryCorrectionOffsetBody(JsonBody):
@@ -261,7 +261,7 @@ class PopProcessQueueInfo(JsonBody):
     last_pop_timestamp: int = 0
 
 
-class ConsumeStatus(JsonBody):
+class ConsumeStatistics(JsonBody):
     """Statistics of one topic: times in milliseconds, rates per second."""
 
     pull_rt: float = wire("pullRT", default=0.0)
@@ -286,7 +286,7 @@ class ConsumerRunningInfo(JsonBody):
     subscription_set: list[SubscriptionData] = field(default_factory=list)
     mq_table: dict[MessageQueue, ProcessQueueInfo] = field(default_factory=dict)
     mq_pop_table: dict[MessageQueue, PopProcessQueueInfo] = field(default_factory=dict)
-    status_table: dict[str, ConsumeStatus] = field(default_factory=dict)
+    status_table: dict[str, ConsumeStatistics] = field(default_factory=dict)
     user_consumer_info: dict[str, str] = field(default_factory=dict)
     jstack: str | None = None
 
@@ -344,7 +344,7 @@ class SubscriptionGroupWrapper(JsonBody):
 
     subscription_group_table: dict[str, SubscriptionGroupConfig] = field(default_factory=dict)
     forbidden_table: dict[str, dict[str, int]] = field(default_factory=dict)
-    data_version: DataVersion = field(default_factory=DataVersion)
+    data_version: DataVersionBody = field(default_factory=DataVersionBody)
 
 
 class SubscriptionGroupList(JsonBody):

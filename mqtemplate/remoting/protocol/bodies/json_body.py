@@ -14,21 +14,164 @@ of the text, and names are in alphabetical order.
 
 pydantic is somewhat faster (``bench/json_body.py``), but no body is on a hot path. Its rules for numbers, booleans and
 null differ from fastjson's, so each of these types would need a validator there as well.
+
+The text is in fastjson's dialect of JSON, in which the key of a map may be a number or an object.
+
+::
+
+    {0:"127.0.0.1:10911"}                                              a map by broker id
+    {{"brokerName":"a","queueId":0,"topic":"T"}:{"maxOffset":5}}       a map by message queue
+
+Reading: a number as a key becomes its text, the same as a number in quotes, and an object as a key becomes a tuple of
+its pairs, sorted by name. Writing: an ``int`` as a key has no quotes, and a tuple of pairs becomes an object.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+import re
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from typing import Any, NamedTuple, Self, dataclass_transform, get_args, get_origin
+from operator import itemgetter
+from typing import Any, NamedTuple, Self, TypeVar, dataclass_transform, get_args, get_origin
 
 from mqtemplate.errors import MessageError, RemoteProtocolError
 from mqtemplate.message import MessageQueue
-from mqtemplate.remoting.protocol.bodies import fastjson
 from mqtemplate.remoting.protocol.headers.fields import declared_fields, wire
+
+# --- fastjson's dialect ---------------------------------------------------------------------------
+
+
+_T = TypeVar("_T")
+
+_MAX_DEPTH = 200
+_BLANKS = re.compile(r"[ \t\r\n]*")
+
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False, allow_nan=False).encode
+_read_standard = json.JSONDecoder(strict=False).raw_decode
+_encode_standard = json.JSONEncoder(separators=(",", ":"), sort_keys=True, allow_nan=False).encode
+
+
+def loads(data: bytes) -> Any:
+    """Return the value of a text in standard JSON, or else in fastjson's dialect.
+
+    Raises:
+        ValueError: The text is neither, or is nested too deep.
+    """
+    text = data.decode()
+    try:
+        value = _load(text)
+        # A lone surrogate could never be encoded again. It becomes a question mark, which Java writes for it as well.
+        if "\\ud" in text or "\\uD" in text:
+            value = _load(dumps(value).encode("utf-8", "replace").decode())
+    except RecursionError as exc:
+        raise ValueError("nested too deep") from exc
+    return value
+
+
+def _load(text: str) -> Any:
+    try:
+        return json.loads(text)  # much faster than `_DialectReader`, and sufficient for most texts
+    except ValueError:
+        return _DialectReader(text).read()
+
+
+def dumps(value: Any) -> str:
+    """Return a value in fastjson's dialect. A key is a ``str``, an ``int``, or a tuple of pairs."""
+    if isinstance(value, dict):
+        return "{" + ",".join([f"{_dump_key(key)}:{dumps(item)}" for key, item in value.items()]) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join([dumps(item) for item in value]) + "]"
+    return _encode(value)
+
+
+def dumps_standard(value: Any) -> str:
+    """Return a value without tuples in standard JSON: numbers as keys in quotes, keys sorted, in ASCII."""
+    return _encode_standard(value)
+
+
+def _dump_key(key: Any) -> str:
+    return dumps(dict(key)) if isinstance(key, tuple) else _encode(key)
+
+
+class _DialectReader:
+    """Reader of the dialect, in one pass; `json` reads the scalars."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self._depth = 0
+
+    def read(self) -> Any:
+        value = self._value()
+        if self._next() != "":
+            raise self._error("nothing more")
+        return value
+
+    def _next(self) -> str:
+        """Skip blanks and return the next character, without consuming it; return "" at the end."""
+        found = _BLANKS.match(self._text, self._at)
+        assert found is not None
+        self._at = found.end()
+        return self._text[self._at : self._at + 1]
+
+    def _value(self) -> Any:
+        match self._next():
+            case "{":
+                return dict(self._items("}", self._pair))
+            case "[":
+                return list(self._items("]", self._value))
+        value, self._at = _read_standard(self._text, self._at)
+        return value
+
+    def _items(self, bracket: str, read: Callable[[], _T]) -> Iterator[_T]:
+        """Yield what *read* returns for each item up to the closing *bracket*."""
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise self._error(f"at most {_MAX_DEPTH} nested brackets")
+        self._at += 1
+        if self._next() != bracket:
+            yield read()
+            while self._next() != bracket:
+                self._expect(",")
+                yield read()
+        self._at += 1
+        self._depth -= 1
+
+    def _pair(self) -> tuple[Any, Any]:
+        key = self._key()
+        self._expect(":")
+        return key, self._value()
+
+    def _key(self) -> Any:
+        self._next()
+        start = self._at
+        key = self._value()
+        if isinstance(key, str):
+            return key
+        if isinstance(key, dict):
+            return tuple(sorted(((str(name), _hashable(item)) for name, item in key.items()), key=itemgetter(0)))
+        if isinstance(key, list):
+            raise self._error("a key")
+        return self._text[start : self._at]
+
+    def _expect(self, character: str) -> None:
+        if self._next() != character:
+            raise self._error(repr(character))
+        self._at += 1
+
+    def _error(self, expected: str) -> ValueError:
+        return json.JSONDecodeError(f"expected {expected}", self._text, self._at)
+
+
+def _hashable(item: Any) -> Any:
+    return dumps(item) if isinstance(item, dict | list) else item
+
+
+# --- bodies ---------------------------------------------------------------------------------------
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(wire, dataclasses.field))
@@ -50,7 +193,7 @@ class JsonBody:
         """
         value = self.to_json()
         try:
-            return (fastjson.dumps_standard(value) if standard else fastjson.dumps(value)).encode()
+            return (dumps_standard(value) if standard else dumps(value)).encode()
         except ValueError as exc:
             raise MessageError(
                 f"this {type(self).__name__} cannot be encoded: {exc}; use text that UTF-8 can encode"
@@ -64,18 +207,18 @@ class JsonBody:
             RemoteProtocolError: *data* is not JSON, or a value has another type; the error names its position.
         """
         try:
-            value = fastjson.loads(data)
+            value = loads(data)
         except ValueError as exc:
             raise RemoteProtocolError(f"the body is not JSON, a {cls.__name__} was expected: {exc}") from exc
         return cls.from_json(value)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the body as values of JSON, in the forms that `fastjson.dumps` takes."""
+        """Return the body as values of JSON, in the forms that `dumps` takes."""
         return _write_object(type(self), self)
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Return the body that *value* contains: values of JSON, as `fastjson.loads` returns them.
+        """Return the body that *value* contains: values of JSON, as `loads` returns them.
 
         Raises:
             RemoteProtocolError: A value has another type; the error names its position.
@@ -116,7 +259,7 @@ class _Type(NamedTuple):
     write: Callable[[Any], Any] = _same
 
 
-class _Entry(NamedTuple):
+class _BodyField(NamedTuple):
     attribute: str
     name: str
     type: _Type
@@ -124,11 +267,11 @@ class _Entry(NamedTuple):
 
 
 @cache
-def _plan_of(cls: Any) -> list[_Entry]:
+def _plan_of(cls: Any) -> list[_BodyField]:
     """Return the fields in alphabetical order. The hints are resolved at first use: they may name later classes."""
     missing = dataclasses.MISSING
     plan = [
-        _Entry(field.name, name, _type_of(hint), field.default is missing and field.default_factory is missing)
+        _BodyField(field.name, name, _type_of(hint), field.default is missing and field.default_factory is missing)
         for field, name, hint in declared_fields(cls)
     ]
     return sorted(plan, key=lambda entry: entry.name)
@@ -212,7 +355,7 @@ def _read_text(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
-        return fastjson.dumps(value)
+        return dumps(value)
     raise _TypeError(f"must be a text, got {_shorten(value)}")
 
 
@@ -263,7 +406,7 @@ def _read_queue_key(key: Any) -> MessageQueue:
     """Return the queue of an object as a key, or of an object in quotes, as writers of standard JSON need it."""
     if isinstance(key, str):
         try:
-            return _read_queue(fastjson.loads(key.encode("utf-8", "replace")))
+            return _read_queue(loads(key.encode("utf-8", "replace")))
         except ValueError:
             raise _TypeError(f"must be a message queue, got {_shorten(key)}") from None
     return _read_queue(dict(key))

@@ -77,7 +77,7 @@ class TopicList(JsonBody):
     broker_addr: str | None = None
 
 
-class DataVersion(JsonBody):
+class DataVersionBody(JsonBody):
     """Version of a table; it shows which of two tables is newer."""
 
     counter: int = 0
@@ -106,7 +106,7 @@ class TopicConfigSerializeWrapper(JsonBody):
     """All topics of a broker."""
 
     topic_config_table: dict[str, TopicConfig] = field(default_factory=dict)
-    data_version: DataVersion = field(default_factory=DataVersion)
+    data_version: DataVersionBody = field(default_factory=DataVersionBody)
 
 
 class CreateTopicListRequestBody(JsonBody):

@@ -73,7 +73,7 @@ class GetAllTopicConfigResponseHeader(CommandHeader):
 
 
 class GetBrokerConfigResponseHeader(CommandHeader):
-    """Version of a broker's settings, as the JSON of a `DataVersion`. The settings themselves are the body."""
+    """Version of a broker's settings, as the JSON of a `DataVersionBody`. The settings themselves are the body."""
 
     version: str
 

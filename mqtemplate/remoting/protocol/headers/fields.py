@@ -139,7 +139,7 @@ _BOUNDARY = _Kind("LOWER or UPPER", "{}.value", "BoundaryType.from_text({})")
 _KINDS: dict[Any, _Kind] = {str: _TEXT, int: _INT, Long: _LONG, bool: _BOOL, BoundaryType: _BOUNDARY}
 
 
-class _Entry(NamedTuple):
+class _HeaderField(NamedTuple):
     """One field: its attribute, its name on the wire, its type, its default."""
 
     attribute: str
@@ -169,9 +169,9 @@ def declared_fields(cls: Any) -> Iterator[tuple[dataclasses.Field[Any], str, Any
         yield field, field.metadata.get("name") or camel_case(field.name), hint
 
 
-def _plan_of(cls: type[CommandHeader]) -> list[_Entry]:
+def _plan_of(cls: type[CommandHeader]) -> list[_HeaderField]:
     return [
-        _Entry(
+        _HeaderField(
             field.name,
             cls.wire_names.get(field.name, name),
             _EXACT_BOOL if field.metadata.get("exact") else _KINDS[hint],
@@ -184,20 +184,20 @@ def _plan_of(cls: type[CommandHeader]) -> list[_Entry]:
 # --- from a plan to source code ---------------------------------------------------------------------
 
 
-def _initializer(plan: list[_Entry]) -> list[str]:
+def _initializer(plan: list[_HeaderField]) -> list[str]:
     parameters = [
         entry.attribute if entry.required else f"{entry.attribute}=default_{entry.attribute}" for entry in plan
     ]
     return [f"def __init__(self, *, {', '.join(parameters)}):", *_assignments(plan)]
 
 
-def _assignments(plan: list[_Entry]) -> list[str]:
+def _assignments(plan: list[_HeaderField]) -> list[str]:
     # Straight into the dictionary: the frozen class refuses `self.name = ...`, and `object.__setattr__`, which
     # `dataclasses` would use, takes longer.
     return ["    _values = self.__dict__", *[f"    _values[{entry.attribute!r}] = {entry.attribute}" for entry in plan]]
 
 
-def _writer(plan: list[_Entry]) -> list[str]:
+def _writer(plan: list[_HeaderField]) -> list[str]:
     pairs = [
         f"{entry.name!r}: {entry.kind.write.format(f'_values[{entry.attribute!r}]')}"
         for entry in plan
@@ -214,7 +214,7 @@ def _writer(plan: list[_Entry]) -> list[str]:
     return [*lines, "    return fields"]
 
 
-def _reader(plan: list[_Entry]) -> list[str]:
+def _reader(plan: list[_HeaderField]) -> list[str]:
     ranges = [_range_test(entry) for entry in plan if entry.kind.bits]
     return [
         "def from_ext_fields(cls, fields):",
@@ -230,7 +230,7 @@ def _reader(plan: list[_Entry]) -> list[str]:
     ]
 
 
-def _read_expression(entry: _Entry) -> str:
+def _read_expression(entry: _HeaderField) -> str:
     if entry.required:
         return entry.kind.read.format(f"fields[{entry.name!r}]")
     if entry.kind is _TEXT:
@@ -239,13 +239,13 @@ def _read_expression(entry: _Entry) -> str:
     return f"default_{entry.attribute} if (text := get({entry.name!r})) is None else {read}"
 
 
-def _range_test(entry: _Entry) -> str:
+def _range_test(entry: _HeaderField) -> str:
     limit = 1 << entry.kind.bits - 1
     test = f"-{limit} <= {entry.attribute} < {limit}"
     return test if entry.default is not None else f"({entry.attribute} is None or {test})"
 
 
-def _decode_error(plan: list[_Entry], cls: type, fields: Mapping[str, str]) -> RemoteProtocolError:
+def _decode_error(plan: list[_HeaderField], cls: type, fields: Mapping[str, str]) -> RemoteProtocolError:
     """Return the error for fields that could not be read; it names each wrong or missing field."""
     missing = [entry.name for entry in plan if entry.required and entry.name not in fields]
     if missing:

@@ -22,7 +22,7 @@ from mqtemplate.remoting.protocol.header_forms import (
     value_names,
 )
 from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeaderV2
-from mqtemplate.remoting.protocol.properties import decode_properties_text
+from mqtemplate.remoting.protocol.messages import decode_properties_text
 from mqtemplate.server.processors.sends.sent_properties import CompleteProperties, SentProperties
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
 

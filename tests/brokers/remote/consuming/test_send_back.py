@@ -11,9 +11,9 @@ from mqtemplate.broker import Capability, Consumer
 from mqtemplate.brokers import RemoteBroker
 from mqtemplate.message import HostAddress, MessageExt
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode
-from mqtemplate.remoting.protocol.headers.delayed import HeartbeatResponseHeader
+from mqtemplate.remoting.protocol.bodies.own_requests import HeartbeatResponseHeader
 from mqtemplate.remoting.protocol.headers.message import ConsumerSendMsgBackRequestHeader, SendMessageRequestHeaderV2
-from mqtemplate.remoting.protocol.properties import decode_properties_text
+from mqtemplate.remoting.protocol.messages import decode_properties_text
 from tests.brokers.remote.clients import client, join
 from tests.brokers.remote.scripted_cluster import ScriptedBroker
 from tests.brokers.remote.scripted_group import ScriptedGroups

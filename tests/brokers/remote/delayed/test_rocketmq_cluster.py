@@ -20,7 +20,7 @@ from mqtemplate.remoting.protocol.headers.message import (
     SendMessageRequestHeaderV2,
     SendMessageResponseHeader,
 )
-from mqtemplate.remoting.protocol.properties import decode_properties_text
+from mqtemplate.remoting.protocol.messages import decode_properties_text
 from mqtemplate.topics import TIMER_TOPIC
 from tests.brokers.remote.scripted_cluster import ScriptedBroker
 from tests.remoting.protocol.other_side import encode_message

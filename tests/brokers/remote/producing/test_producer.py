@@ -15,8 +15,8 @@ from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.errors import BrokerClosedError, DestinationError, SendError, SendTimeoutError, UnsupportedError
 from mqtemplate.message import Message, MessageQueue, Property
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, Version
+from mqtemplate.remoting.protocol.bodies.own_requests import HeartbeatResponseHeader
 from mqtemplate.remoting.protocol.codes import Perm
-from mqtemplate.remoting.protocol.headers.delayed import HeartbeatResponseHeader
 from mqtemplate.results import SendResult, SendStatus
 from mqtemplate.template import RocketMQTemplate
 from mqtemplate.topics import AUTO_CREATE_TOPIC

@@ -17,8 +17,7 @@ from mqtemplate.record.compression import decompress_body
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.remoting.protocol import RequestCode
 from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeaderV2
-from mqtemplate.remoting.protocol.messages import decode_batch
-from mqtemplate.remoting.protocol.properties import decode_properties_text
+from mqtemplate.remoting.protocol.messages import decode_batch, decode_properties_text
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
 

@@ -12,14 +12,13 @@ from structlog.testing import capture_logs
 
 from mqtemplate.message import MessageExt
 from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.limits import ConnectionLimits
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, encode_command
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData, HeartbeatData, SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.codec import Frame
 from mqtemplate.remoting.protocol.codes import PullSysFlag
 from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader, PullMessageResponseHeader
 from mqtemplate.remoting.protocol.messages import decode_messages
-from mqtemplate.remoting.settings import RemotingServerSettings
+from mqtemplate.remoting.settings import ConnectionLimits, RemotingServerSettings
 from mqtemplate.server import BrokerServer
 from mqtemplate.server.processors.pulls import pull_run
 from mqtemplate.server.processors.pulls.pull_run import PullRun

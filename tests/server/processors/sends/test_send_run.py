@@ -14,11 +14,10 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreError, StoreFullError
 from mqtemplate.message import Message
 from mqtemplate.record.codec import parse_record
-from mqtemplate.remoting.limits import ConnectionLimits
 from mqtemplate.remoting.protocol import RemotingCommand, ResponseCode, encode_command
 from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
 from mqtemplate.remoting.protocol.messages import encode_batch
-from mqtemplate.remoting.settings import RemotingServerSettings
+from mqtemplate.remoting.settings import ConnectionLimits, RemotingServerSettings
 from mqtemplate.server import AclSettings, BrokerServer, BrokerServerSettings
 from mqtemplate.server.processors.sends import send_run
 from mqtemplate.server.processors.sends.send_run import SendRun

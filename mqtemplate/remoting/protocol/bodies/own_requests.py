@@ -1,4 +1,4 @@
-"""Headers of our own requests: pending messages, and the capabilities of a server.
+"""Our own requests, which RocketMQ has not: pending messages and their changes, and the capabilities of a server.
 
 RocketMQ has neither these requests nor these fields. A client sends them only to a server that announced the
 capability, and the server announces its capabilities only to a client that requests them in a heartbeat.
@@ -6,8 +6,14 @@ capability, and the server announces its capabilities only to a client that requ
 
 from __future__ import annotations
 
+from dataclasses import field
+
+from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader, Long, wire
 from mqtemplate.remoting.protocol.headers.message import RpcRequestHeader
+
+# --- headers --------------------------------------------------------------------------------------
+
 
 MAX_HANDLES = 256
 """Most handles in one request. A client sends several requests for more."""
@@ -103,3 +109,57 @@ class GetPendingPositionsRequestHeader(PendingQueryRequestHeader):
     after_due: Long = -1
     after_offset: Long = -1
     max_count: int = 100_000
+
+
+# --- bodies ---------------------------------------------------------------------------------------
+
+
+class ScheduleChangeData(JsonBody):
+    """Result of a cancel or a reschedule; see `mqtemplate.pending.ScheduleChange`.
+
+    Attributes:
+        status: Name of a `mqtemplate.pending.ScheduleChangeStatus`.
+    """
+
+    status: str
+    count: int = 0
+    handles: list[str] = field(default_factory=list)
+
+
+class PendingMessageData(JsonBody):
+    """One pending message; see `mqtemplate.pending.PendingMessage`.
+
+    Attributes:
+        cursor: Cursor after this message.
+    """
+
+    topic: str
+    msg_id: str
+    tags: str | None = None
+    keys: str | None = None
+    deliver_time: int
+    delay_level: int
+    roll_count: int
+    born_timestamp: int
+    store_timestamp: int
+    body_size: int
+    handle: str
+    cursor: str
+
+
+class PendingMessagesData(JsonBody):
+    """One page of pending messages.
+
+    Attributes:
+        has_more: True if there are matching messages after the last one.
+    """
+
+    messages: list[PendingMessageData]
+    has_more: bool = False
+
+
+class PendingCountsData(JsonBody):
+    """Numbers of pending messages; see `mqtemplate.pending.PendingCounts`."""
+
+    total: int
+    buckets: dict[int, int]

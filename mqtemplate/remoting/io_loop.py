@@ -1,8 +1,14 @@
-"""I/O loop: one thread that waits for sockets, timers and callbacks from other threads."""
+"""The I/O thread of a server or a client: sockets, callbacks of other threads, and timers.
+
+The loop may wait without sleeping, while events follow each other closely. Linux: ``net.core.busy_poll``.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import heapq
+import itertools
+import os
 import selectors
 import socket
 import threading
@@ -11,13 +17,166 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from logging import ERROR
+from selectors import BaseSelector, SelectorKey
 from typing import Protocol
 
 from mqtemplate.clock import Clock
 from mqtemplate.event_log import LimitedLog, get_logger
-from mqtemplate.remoting.loop.busy_poll import BusyPoll
-from mqtemplate.remoting.loop.timers import Timer, Timers
 from mqtemplate.user_code import error_text
+
+# --- timers ---------------------------------------------------------------------------------------
+
+
+class Timer:
+    """A callback at a time. Any thread may cancel it, also several times."""
+
+    __slots__ = ("_callback", "_timers", "due_ms")
+
+    def __init__(self, due_ms: float, callback: Callable[[], None], timers: Timers) -> None:
+        self.due_ms = due_ms
+        self._callback: Callable[[], None] | None = callback
+        self._timers = timers
+
+    @property
+    def is_cancelled(self) -> bool:
+        """True if the timer was cancelled or has run."""
+        return self._callback is None
+
+    def cancel(self) -> None:
+        """Drop the callback, so that the objects it refers to are freed at once."""
+        if self._callback is not None:
+            self._callback = None
+            self._timers.count_cancelled()
+
+    def run(self) -> None:
+        """Call the callback, unless the timer was cancelled or has run."""
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            callback()
+
+
+class Timers:
+    """Timers in the order of their times. Thread-safe.
+
+    Most timers are cancelled, since most responses arrive in time. When more than half of the entries are cancelled,
+    the heap is rebuilt without them. So its size follows the pending requests, not the requests within the longest
+    timeout.
+    """
+
+    _MIN_CANCELLED = 256
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._heap: list[tuple[float, int, Timer]] = []
+        self._order = itertools.count()
+        self._cancelled = 0
+
+    def __len__(self) -> int:
+        """Return the number of entries, including cancelled ones."""
+        return len(self._heap)
+
+    def add(self, due_ms: float, callback: Callable[[], None]) -> Timer:
+        """Return a new timer."""
+        timer = Timer(due_ms, callback, self)
+        with self._lock:
+            heapq.heappush(self._heap, (due_ms, next(self._order), timer))
+        return timer
+
+    def next_due_ms(self) -> float | None:
+        """Return the time of the first timer, or None if there is none."""
+        with self._lock:
+            while self._heap and self._heap[0][2].is_cancelled:
+                heapq.heappop(self._heap)
+                self._cancelled -= 1
+            return self._heap[0][0] if self._heap else None
+
+    def take_due(self, now_ms: float) -> list[Timer]:
+        """Remove and return the timers that are due, the earliest first."""
+        due = []
+        with self._lock:
+            while self._heap and self._heap[0][0] <= now_ms:
+                timer = heapq.heappop(self._heap)[2]
+                if timer.is_cancelled:
+                    self._cancelled -= 1
+                else:
+                    due.append(timer)
+        return due
+
+    def count_cancelled(self) -> None:
+        """Count one more cancelled timer, and rebuild the heap if it has too many of them."""
+        with self._lock:
+            self._cancelled += 1
+            if self._cancelled > self._MIN_CANCELLED and self._cancelled * 2 > len(self._heap):
+                self._heap = [entry for entry in self._heap if not entry[2].is_cancelled]
+                heapq.heapify(self._heap)
+                self._cancelled = 0
+
+
+# --- waiting for sockets --------------------------------------------------------------------------
+
+
+_Ready = list[tuple[SelectorKey, int]]
+
+_TRIAL = 32
+"""Waits that poll before their number of events is judged. A client that was asleep takes a few to become faster."""
+_PAUSE = 512
+"""Waits without polling after a trial that showed that it does not pay: polls in vain are rare then."""
+_MOST_REQUESTS = 2
+"""With more requests for each wait, polling ends waits early: fewer requests are read together, so each costs more."""
+_yield: Callable[[], object] = getattr(os, "sched_yield", lambda: None)  # Windows has none
+
+
+class BusyPoll:
+    """Wait of a selector that polls for some time before it sleeps.
+
+    To put a thread to sleep and to wake it takes longer than to process a small request, so a client that sends one
+    request after the other gets its responses sooner, for more processor time. Polling pauses where it finds few
+    events, and where many clients send at the same time: their requests arrive together if the thread sleeps.
+
+    Args:
+        longest_s: Time to poll; 0 to sleep always.
+        requests: Returns the number of requests so far.
+    """
+
+    def __init__(self, selector: BaseSelector, longest_s: float, requests: Callable[[], int]) -> None:
+        self._select = selector.select
+        self._longest_s = longest_s
+        self._requests = requests
+        self._requests_before = 0  # at the start of the trial
+        self._polls = self._found = 0
+        self._pause: float = 0 if longest_s else float("inf")  # waits
+
+    def wait(self, timeout_s: float | None) -> _Ready:
+        """Wait for events and return them; none after *timeout_s*, or up to ``longest_s`` later."""
+        if timeout_s == 0:
+            return self._select(0)
+        if self._pause:
+            self._pause -= 1
+            return self._select(timeout_s)
+        if not self._polls:
+            self._requests_before = self._requests()
+        ready = self._poll()
+        self._polls += 1
+        self._found += bool(ready)
+        if self._polls == _TRIAL:
+            self._end_trial()
+        return ready or self._select(timeout_s)
+
+    def _end_trial(self) -> None:
+        requests = self._requests() - self._requests_before
+        pays = 2 * self._found >= _TRIAL and requests <= _MOST_REQUESTS * _TRIAL
+        self._pause = 0 if pays else _PAUSE
+        self._polls = self._found = 0
+
+    def _poll(self) -> _Ready:
+        end_s = time.monotonic() + self._longest_s
+        while not (ready := self._select(0)) and time.monotonic() < end_s:
+            _yield()  # the scheduler may have chosen this processor for the thread of a client that the response woke
+        return ready
+
+
+# --- loop -----------------------------------------------------------------------------------------
+
 
 _log = get_logger("mqtemplate.remoting")
 

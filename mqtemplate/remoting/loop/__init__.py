@@ -1,1 +1,0 @@
-"""The thread that waits for the sockets of a server or of a client."""
