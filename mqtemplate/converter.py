@@ -21,10 +21,10 @@ from mqtemplate.converters.payload_types import (
     check_parts,
     check_values,
     first_errors,
+    kind_name,
     parts_of,
     read_parts,
     read_untyped,
-    type_name,
 )
 from mqtemplate.errors import ConfigurationError, ConversionError
 from mqtemplate.message import Message, MessageExt, PackedBody
@@ -226,11 +226,11 @@ def _to_json(payload: object) -> bytes:
         body = _dump(payload)
     except (TypeError, ValueError, RecursionError) as exc:  # pydantic's PydanticSerializationError is a ValueError
         raise ConversionError(
-            f"a payload of type {type_name(type(payload))} cannot be written as JSON: {exc}; {_ALLOWED}"
+            f"a payload of type {kind_name(type(payload))} cannot be written as JSON: {exc}; {_ALLOWED}"
         ) from exc
     if _is_too_deep(body):
         raise ConversionError(
-            f"a payload of type {type_name(type(payload))} cannot be written as JSON: it is nested deeper than "
+            f"a payload of type {kind_name(type(payload))} cannot be written as JSON: it is nested deeper than "
             f"{_MAX_DEPTH} values, and no reader would parse it; send a flat form, such as a list with references"
         )
     return body
@@ -323,7 +323,7 @@ def _read_json(body: bytes, target_type: Any) -> object:
         return adapter_of(target_type).validate_json(body.removeprefix(UTF8_BOM))
     except ValidationError as exc:
         reason = _other_encoding(body) or first_errors(exc)
-        raise ConversionError(f"the body is no {type_name(target_type)}: {reason}") from exc
+        raise ConversionError(f"the body is no {kind_name(target_type)}: {reason}") from exc
 
 
 def _other_encoding(body: bytes) -> str:

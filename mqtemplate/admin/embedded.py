@@ -10,7 +10,7 @@ from mqtemplate.broker import ConsumerSpec
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.errors import CorruptRecordError, UnsupportedError
 from mqtemplate.message import MessageQueue
-from mqtemplate.selectors.sql92.selector import Sql92Selector
+from mqtemplate.selectors.sql92 import Sql92Selector
 from mqtemplate.selectors.tags import Selector
 from mqtemplate.store.files.json_files import read_table
 from mqtemplate.store.files.store_files import StoreFiles

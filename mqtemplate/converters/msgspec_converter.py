@@ -9,9 +9,8 @@ from typing import Any, Final, Literal
 import msgspec
 
 from mqtemplate.converter import CONTENT_TYPE, JSON
-from mqtemplate.converters.content_types import media_type
+from mqtemplate.converters.content_types import PLAIN_TYPES, media_type, plain_body, read_body
 from mqtemplate.converters.payload_types import UTF8_BOM, check_parts, check_values, read_untyped
-from mqtemplate.converters.plain import PLAIN_TYPES, plain_body, read_body
 from mqtemplate.errors import ConversionError
 
 MSGPACK: Final = "application/msgpack"

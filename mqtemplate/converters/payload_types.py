@@ -38,11 +38,11 @@ __all__ = [
     "check_parts",
     "check_values",
     "first_errors",
+    "kind_name",
     "members_of",
     "parts_of",
     "read_parts",
     "read_untyped",
-    "type_name",
 ]
 
 BINARY: Final = "application/octet-stream"
@@ -249,7 +249,7 @@ def _validated(value: object, part: Any) -> object:
     try:
         return adapter_of(part).validate_python(value)
     except ValidationError as exc:
-        raise ConversionError(f"the body is no {type_name(part)}: {first_errors(exc)}") from exc
+        raise ConversionError(f"the body is no {kind_name(part)}: {first_errors(exc)}") from exc
 
 
 def read_untyped(body: bytes, properties: Mapping[str, str], charset: str) -> object:
@@ -283,15 +283,15 @@ def _create_adapter(target_type: Any) -> TypeAdapter[Any]:
     except (PydanticSchemaGenerationError, PydanticUserError, NameError) as exc:
         reason = str(exc).partition("\n")[0] if "typing_extensions" in str(exc) else ""
         raise ConversionError(
-            f"a body cannot become a {type_name(target_type)}{f' ({reason})' if reason else ''}; {_TYPES}"
+            f"a body cannot become a {kind_name(target_type)}{f' ({reason})' if reason else ''}; {_TYPES}"
         ) from exc
 
 
 _cached_adapter = lru_cache(maxsize=1_024)(_create_adapter)
 
 
-def type_name(target_type: Any) -> str:
-    """Return the name of a type, for errors."""
+def kind_name(target_type: Any) -> str:
+    """Return the name of a type that an annotation has, for errors."""
     is_generic = not isinstance(target_type, type) or hasattr(target_type, "__args__")
     return str(target_type) if is_generic else str(target_type.__name__)
 
@@ -375,7 +375,7 @@ def check_values(annotation: Any, converter: Any) -> None:
                 found = ...
             if found != value:
                 raise ConversionError(
-                    f"{value!r} of {type_name(kind)} cannot be read back from its body; use an enum of texts or numbers"
+                    f"{value!r} of {kind_name(kind)} cannot be read back from its body; use an enum of texts or numbers"
                 )
 
 
@@ -390,14 +390,14 @@ def _check(annotation: Any) -> None:
         for one, other in itertools.combinations(members, 2):
             if _is_confusable(one, other):
                 raise ConversionError(
-                    f"a body cannot tell {type_name(one)} and {type_name(other)} apart in {type_name(annotation)}: "
+                    f"a body cannot tell {kind_name(one)} and {kind_name(other)} apart in {kind_name(annotation)}: "
                     "both have the same form in JSON, so a value could arrive as the other type; declare one of them, "
                     "give both a field such as kind: Literal['order'], or take MessageExt"
                 )
     for member in members:
         kind = _bare(member)[0]
         if hasattr(kind, "get_secret_value"):
-            raise ConversionError(f"a {type_name(kind)} is written as asterisks, so its value cannot arrive; use str")
+            raise ConversionError(f"a {kind_name(kind)} is written as asterisks, so its value cannot arrive; use str")
         if get_origin(kind) is Literal:
             continue
         arguments = [each for each in get_args(kind) if each is not ... and not isinstance(each, list)]
@@ -412,7 +412,7 @@ def _check_keys(annotation: Any, mapping: Any) -> None:
     kinds = {_plain_kind(_bare(each)[0]) for each in _members(_bare(annotation)[0])}
     if len(kinds) > 1:
         raise ConversionError(
-            f"a body cannot tell the keys of {type_name(mapping)} apart: names in JSON are text; "
+            f"a body cannot tell the keys of {kind_name(mapping)} apart: names in JSON are text; "
             "declare one type of keys"
         )
 

@@ -12,8 +12,8 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from mqtemplate.converter import CONTENT_TYPE
-from mqtemplate.converters.payload_types import members_of, parts_of, read_untyped, type_name
-from mqtemplate.converters.plain import PLAIN_TYPES, plain_body, read_body
+from mqtemplate.converters.content_types import PLAIN_TYPES, plain_body, read_body
+from mqtemplate.converters.payload_types import kind_name, members_of, parts_of, read_untyped
 from mqtemplate.errors import ConversionError
 
 PROTOBUF: Final = "application/x-protobuf"
@@ -79,7 +79,7 @@ def _classes_of(annotation: Any) -> list[type[Message]]:
     for kind in kinds:
         if not (isinstance(kind, type) and issubclass(kind, Message)):
             raise ConversionError(
-                f"{type_name(kind)} is no protobuf message; annotate the parameter with a generated class, bytes or str"
+                f"{kind_name(kind)} is no protobuf message; annotate the parameter with a generated class, bytes or str"
             )
     return kinds
 
@@ -87,7 +87,7 @@ def _classes_of(annotation: Any) -> list[type[Message]]:
 def _as_one_of(body: bytes, annotation: Any, named: str | None) -> Message:
     """Return a body as the class that its content type names; without one, as the only class there is."""
     kinds = {kind.DESCRIPTOR.full_name: kind for kind in _classes_of(annotation)}
-    wanted = " or ".join(kinds) or type_name(annotation)
+    wanted = " or ".join(kinds) or kind_name(annotation)
     if named is None and len(kinds) != 1:
         raise ConversionError(
             f"the body may be {wanted}, and its content type names no message; let the producer do so"

@@ -18,7 +18,7 @@ from mqtemplate.listener.registration.preparation import Prepare, PreparedConsum
 from mqtemplate.listener.registration.topic_patterns import is_pattern
 from mqtemplate.listener.settings import ConsumeMode, ListenerSettings
 from mqtemplate.listener.unsupported import check_supported, own_name_server
-from mqtemplate.selectors.creation import make_selector
+from mqtemplate.selectors.sql92 import make_selector
 from mqtemplate.selectors.tags import Selector, SelectorType, TagSelector
 from mqtemplate.topics import check_topic
 from mqtemplate.user_code import shown

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from mqtemplate.errors import ConfigurationError, ListenerError, did_you_mean
 from mqtemplate.processes import absolute_path
 from mqtemplate.record.compression import MAX_BODY_BYTES
-from mqtemplate.selectors.creation import make_selector
+from mqtemplate.selectors.sql92 import make_selector
 from mqtemplate.selectors.tags import Selector, SelectorType
 from mqtemplate.spark.broker_access.location import SECRET_OPTIONS
 from mqtemplate.spark.offsets import GivenOffsets, parse_offsets, parse_queue_table

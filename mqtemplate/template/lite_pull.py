@@ -16,7 +16,7 @@ from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.processes import call_after_fork
 from mqtemplate.record.dead_letter import dead_letter_properties
-from mqtemplate.selectors.creation import make_selector
+from mqtemplate.selectors.sql92 import make_selector
 from mqtemplate.selectors.tags import SelectorType
 from mqtemplate.topics import check_given_topic
 

@@ -20,7 +20,7 @@ from mqtemplate.broker import ConsumerSpec
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.errors import MessageError, StoreLockedError, UnknownNameError, UnsupportedError
 from mqtemplate.message import Message, MessageQueue
-from mqtemplate.selectors.sql92.selector import Sql92Selector
+from mqtemplate.selectors.sql92 import Sql92Selector
 from mqtemplate.selectors.tags import TagSelector
 from tests.admin.brokers import admin_of, fill
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqtemplate.errors import SelectorError
+from mqtemplate.selectors.expressions import NotComparableError
+from mqtemplate.selectors.grammar import compile_expression
 from mqtemplate.selectors.sql92 import Sql92Selector
-from mqtemplate.selectors.sql92.grammar import compile_expression
-from mqtemplate.selectors.sql92.values import NotComparableError
 from tests.selectors.golden import VALUES, Golden, golden, messages
 
 VALID = [case for case in golden() if case.answers is not None and not case.ignores_the_rest]

@@ -7,10 +7,10 @@ import re
 import pytest
 
 from mqtemplate.errors import ListenerError, SelectorError
-from mqtemplate.selectors.sql92 import Sql92Selector, grammar
-from mqtemplate.selectors.sql92.expressions import MAX_DEPTH
-from mqtemplate.selectors.sql92.grammar import MAX_LENGTH
-from mqtemplate.selectors.sql92.syntax_errors import EXAMPLE
+from mqtemplate.selectors import grammar
+from mqtemplate.selectors.expressions import MAX_DEPTH
+from mqtemplate.selectors.grammar import EXAMPLE, MAX_LENGTH
+from mqtemplate.selectors.sql92 import Sql92Selector
 
 
 def refusal(expression: str) -> SelectorError:

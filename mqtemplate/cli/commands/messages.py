@@ -275,7 +275,7 @@ def messages(
 
 
 def _selector(tags: str | None, sql: str | None) -> Selector | None:
-    from mqtemplate.selectors.creation import make_selector
+    from mqtemplate.selectors.sql92 import make_selector
     from mqtemplate.selectors.tags import SelectorType
 
     if tags is not None and sql is not None:

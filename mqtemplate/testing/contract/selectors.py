@@ -8,8 +8,7 @@ from mqtemplate.broker import Capability
 from mqtemplate.errors import ListenerError, SelectorError
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property
 from mqtemplate.results import PullStatus
-from mqtemplate.selectors.creation import make_selector
-from mqtemplate.selectors.sql92 import Sql92Selector
+from mqtemplate.selectors.sql92 import Sql92Selector, make_selector
 from mqtemplate.selectors.tags import Selector, SelectorType, TagSelector
 from mqtemplate.testing.contract.under_test import BrokerUnderTest
 

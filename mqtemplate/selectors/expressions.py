@@ -1,7 +1,8 @@
-"""Expressions of a selector: each function combines operands into a larger expression.
+"""Expressions of an SQL92 selector: each function combines operands into a larger expression.
 
 The functions raise `OperandError` for everything that RocketMQ refuses. Otherwise they return an
-`Expression`, whose ``evaluate`` is a closure chosen by the types of the operands.
+`Expression`, whose ``evaluate`` is a closure chosen by the types of the operands. Values are as Java has them:
+strings are parsed as numbers by its rules, and numbers are compared by them.
 
 Source: RocketMQ ``filter: expression/``: the checks of its ``create…`` methods and the results of its ``evaluate``
 methods.
@@ -9,15 +10,99 @@ methods.
 
 from __future__ import annotations
 
+import math
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
-from mqtemplate.selectors.sql92 import values
-from mqtemplate.selectors.sql92.values import Evaluate, NotComparableError, Value, ValueType
 from mqtemplate.user_code import Picklable
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+Value: TypeAlias = str | int | float | bool | None
+Evaluate: TypeAlias = Callable[[Mapping[str, str]], Value]
+"""Function of the properties of a message; None is NULL."""
+
+_INT_LIMIT = 1 << 31
+_LONG_LIMIT = 1 << 63
+_TRIMMED = "".join(map(chr, range(33)))  # the characters that Java's String.trim removes
+
+# Java accepts the digits of all scripts, but only those in the basic plane (16 bits).
+_WHOLE = re.compile(r"[+-]?(?:(?![\U00010000-\U0010ffff])\d)+")
+_DECIMAL = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)[fFdD]?")
+_HEXADECIMAL = re.compile(r"([+-]?0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)[pP][+-]?[0-9]+)[fFdD]?")
+_NAMED = re.compile(r"([+-]?)(NaN|Infinity)")
+
+
+class ValueType(Enum):
+    """Java type of a value. It is known before the evaluation, since all properties are strings."""
+
+    STRING = "a string"
+    INTEGER = "an integer"
+    LONG = "a long integer"
+    DOUBLE = "a decimal number"
+    BOOLEAN = "a boolean"
+    NULL = "NULL"
+
+
+class NotComparableError(Exception):
+    """Two values cannot be compared. It ends the evaluation of the whole expression, as in RocketMQ."""
+
+
+def parse_integer(text: str) -> int:
+    """Parse as Java's ``Integer.valueOf``: a sign and digits, 32 bits, no spaces."""
+    return _parse_whole(text, _INT_LIMIT)
+
+
+def parse_long(text: str) -> int:
+    """Parse as Java's ``Long.valueOf``: a sign and digits, 64 bits, no spaces."""
+    return _parse_whole(text, _LONG_LIMIT)
+
+
+def _parse_whole(text: str, limit: int) -> int:
+    if not (text.isascii() and text.isdecimal()) and not _WHOLE.fullmatch(text):
+        raise NotComparableError(text)
+    try:
+        value = int(text)
+    except ValueError as exc:  # more digits than Python converts
+        raise NotComparableError(text) from exc
+    if -limit <= value < limit:
+        return value
+    raise NotComparableError(text)
+
+
+def parse_double(text: str) -> float:
+    """Parse as Java's ``Double.valueOf``: decimal, hexadecimal, ``NaN``, ``Infinity``; a type suffix; spaces around."""
+    text = text.strip(_TRIMMED)
+    if found := _DECIMAL.fullmatch(text):
+        return float(found[1])
+    if found := _HEXADECIMAL.fullmatch(text):
+        try:
+            return float.fromhex(found[1])
+        except OverflowError:
+            return -math.inf if text.startswith("-") else math.inf
+    if found := _NAMED.fullmatch(text):
+        return float(found[1] + found[2])
+    raise NotComparableError(text)
+
+
+def compare_doubles(left: float, right: float) -> int:
+    """Return -1, 0 or 1 as Java's ``Double.compareTo``: -0.0 < 0.0, and NaN equals itself and is above all others."""
+    if left < right:
+        return -1
+    if left > right:
+        return 1
+    if left == right:
+        return int(math.copysign(1, left) - math.copysign(1, right)) // 2 if left == 0 else 0
+    return math.isnan(left) - math.isnan(right)
+
+
+# --- expressions ----------------------------------------------------------------------------------
+
 
 MAX_DEPTH = 100
 """Deepest nesting of conditions. Each level is a nested call, and Python's default limit is a thousand."""
@@ -27,9 +112,9 @@ _Predicate: TypeAlias = Callable[[Any, Any], bool]
 _ORDERS: dict[str, _Predicate] = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 _TESTS: dict[str, _Predicate] = {"CONTAINS": operator.contains, "STARTSWITH": str.startswith, "ENDSWITH": str.endswith}
 _PARSERS: dict[ValueType, Callable[[str], int | float]] = {
-    ValueType.INTEGER: values.parse_integer,
-    ValueType.LONG: values.parse_long,
-    ValueType.DOUBLE: values.parse_double,
+    ValueType.INTEGER: parse_integer,
+    ValueType.LONG: parse_long,
+    ValueType.DOUBLE: parse_double,
 }
 
 
@@ -207,13 +292,13 @@ def _difference(left: ValueType, right: ValueType) -> Callable[[Any, Any], int]:
     has_double = ValueType.DOUBLE in (left, right) or left is right is ValueType.STRING
     convert_left, convert_right = _converter(left, right, has_double), _converter(right, left, has_double)
     if has_double:
-        return lambda value, other: values.compare_doubles(convert_left(value), convert_right(other))
+        return lambda value, other: compare_doubles(convert_left(value), convert_right(other))
     return lambda value, other: convert_left(value) - convert_right(other)
 
 
 def _converter(type_: ValueType, other: ValueType, has_double: bool) -> Callable[[Any], Any]:
     if type_ is ValueType.STRING:
-        return _PARSERS.get(other, values.parse_double)
+        return _PARSERS.get(other, parse_double)
     return float if has_double else int
 
 
