@@ -30,11 +30,13 @@ class RefusedError(BrokerError):
 
     Attributes:
         code: Decides what the client does next: retry at once, retry with another broker, or fail.
+        header: Header of the response, for a client that needs more than the code.
     """
 
-    def __init__(self, code: ResponseCode, remark: str) -> None:
+    def __init__(self, code: ResponseCode, remark: str, header: CommandHeader | None = None) -> None:
         super().__init__(remark)
         self.code = code
+        self.header = header
 
 
 _CODES: tuple[tuple[type[Exception], ResponseCode], ...] = (
@@ -55,7 +57,7 @@ def problem_response(request: RemotingCommand, error: Exception) -> RemotingComm
     None for an unexpected error: the caller logs it and responds with ``SYSTEM_ERROR``.
     """
     if isinstance(error, RefusedError):
-        return request.response(error.code, remark=str(error))
+        return request.response(error.code, error.header, remark=str(error))
     code = next((code for kind, code in _CODES if isinstance(error, kind)), None)
     return None if code is None else request.response(code, remark=str(error))
 

@@ -16,7 +16,12 @@ from mqtemplate.remoting.protocol.bodies.group import (
     HeartbeatData,
     SubscriptionGroupConfig,
 )
-from mqtemplate.remoting.protocol.bodies.own_requests import HeartbeatRequestHeader, HeartbeatResponseHeader
+from mqtemplate.remoting.protocol.bodies.own_requests import (
+    HeartbeatRequestHeader,
+    HeartbeatResponseHeader,
+    Refusal,
+    RefusalHeader,
+)
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.group import ConsumerGroupRequestHeader, UnregisterClientRequestHeader
@@ -123,7 +128,9 @@ class ClientProcessor:
         difference = None if without_sub else self.server.clients.difference(consumer, channel.client_id)
         if difference is not None and self.server.settings.strict_subscriptions:
             raise RefusedError(
-                ResponseCode.ILLEGAL_OPERATION, f"{difference}, or set strict-subscriptions to false on the server"
+                ResponseCode.ILLEGAL_OPERATION,
+                f"{difference}, or set strict-subscriptions to false on the server",
+                RefusalHeader(refusal=Refusal.DIFFERENT_SUBSCRIPTIONS, group=group),
             )
         self.server.clients.register_consumer(consumer, channel, without_sub=without_sub)
         return difference

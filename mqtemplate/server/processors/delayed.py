@@ -17,6 +17,8 @@ from mqtemplate.remoting.protocol.bodies.own_requests import (
     PendingMessageData,
     PendingMessagesData,
     PendingQueryRequestHeader,
+    Refusal,
+    RefusalHeader,
     RescheduleDelayedMessageRequestHeader,
     ScheduleChangeData,
 )
@@ -78,7 +80,11 @@ class DelayedMessageProcessor:
     def _check_change(self, header: CancelDelayedMessageRequestHeader) -> None:
         """Raise `RefusedError` if changes are disabled, or a handle is not one of this broker."""
         if not self.server.settings.recall_message_enable:
-            raise RefusedError(ResponseCode.NO_PERMISSION, "recall is disabled; set recall-message-enable to true")
+            raise RefusedError(
+                ResponseCode.NO_PERMISSION,
+                "recall is disabled; set recall-message-enable to true",
+                RefusalHeader(refusal=Refusal.RECALL_DISABLED),
+            )
         name = self.server.engine.name
         for handle in decode_handles(header.handle):
             if handle.broker_name != name:

@@ -28,7 +28,12 @@ from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.client import RemotingClient
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData, HeartbeatData, ProducerData
-from mqtemplate.remoting.protocol.bodies.own_requests import HeartbeatRequestHeader, HeartbeatResponseHeader
+from mqtemplate.remoting.protocol.bodies.own_requests import (
+    HeartbeatRequestHeader,
+    HeartbeatResponseHeader,
+    Refusal,
+    RefusalHeader,
+)
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.group import UnregisterClientRequestHeader
@@ -89,7 +94,7 @@ class ClientInstance:
         outages: Log of servers that do not answer; all instances of a client share it.
         versions: Address -> version of the broker there, from its last response to a heartbeat.
         announced: Address -> capabilities that the server there announced; one of RocketMQ announces none.
-        refusal: Why a strict server refused a member of a group, at the last heartbeat that it refused.
+        refusals: Group, as named on the wire -> why a strict server refused its member, at the last heartbeat.
     """
 
     def __init__(
@@ -106,7 +111,7 @@ class ClientInstance:
         self.producer_groups: set[str] = set()
         self.versions: dict[str, int] = {}
         self.announced: dict[str, frozenset[Capability]] = {}
-        self.refusal: str | None = None
+        self.refusals: dict[str, str] = {}
         self._logged: set[str] = set()
         self._handlers = handlers
         self.outages = outages
@@ -246,7 +251,7 @@ class ClientInstance:
             requests = [
                 (address, RemotingCommand.request(RequestCode.HEART_BEAT, header, body)) for address in addresses
             ]
-            self.refusal = None
+            self.refusals = {}
             responses = self.invoke_all(requests, self._request_timeout_ms)
         failed = [address for address, response in responses if not self._note_registration(address, response)]
         return not failed
@@ -277,8 +282,9 @@ class ClientInstance:
             return True
         if isinstance(response, RemotingCommand):
             self._refused.add(address)
-            if response.code == ResponseCode.ILLEGAL_OPERATION:
-                self.refusal = response.remark
+            refusal = response.header(RefusalHeader)
+            if refusal.refusal == Refusal.DIFFERENT_SUBSCRIPTIONS and refusal.group is not None:
+                self.refusals[refusal.group] = response.remark or ""
         log_failure(_log, "remote.heartbeat_failed", response, address=address, client_id=self.id)
         return False
 

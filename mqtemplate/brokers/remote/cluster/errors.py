@@ -82,6 +82,7 @@ def send_error(response: RemotingCommand, operation: str, address: str, *, has_t
         has_timer: The message has a delay that is not a level.
     """
     text = _describe(response, operation, address)
+    # RocketMQ has no code of its own for this. Source: SendMessageProcessor, WHEEL_TIMER_NOT_ENABLE.
     if has_timer and response.code == ResponseCode.SYSTEM_ERROR and "timerWheelEnable" in (response.remark or ""):
         return UnsupportedError(f"{text}; set timerWheelEnable=true on the broker, or use a delay level")
     if has_timer and response.code == ResponseCode.MESSAGE_ILLEGAL:

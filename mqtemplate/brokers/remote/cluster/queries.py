@@ -309,7 +309,7 @@ def _check_pull(read: _Read, response: RemotingCommand, address: str) -> None:
     if response.code in PULL_RESPONSES:
         return
     problem = response_error(response, f"read {read.queue}", address)
-    if "SQL92" in (response.remark or ""):
+    if "SQL92" in (response.remark or ""):  # RocketMQ: PullMessageProcessor answers SYSTEM_ERROR, as to other problems
         raise UnsupportedError(f"{problem}; set enablePropertyFilter=true on the broker, or select by tags")
     raise problem
 

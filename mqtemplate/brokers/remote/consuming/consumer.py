@@ -105,8 +105,8 @@ class RemoteConsumer(Consumer):
         for topic, subscription in self.subscriptions.items():
             self.requests.check_subscription(topic, subscription.data)
         instance, group = self.context.instance, self.requests.wire_group
-        if not instance.heartbeat(routes.addresses()) and f"group {group!r} has members" in (instance.refusal or ""):
-            raise ListenerError(instance.refusal)
+        if not instance.heartbeat(routes.addresses()) and group in instance.refusals:
+            raise ListenerError(instance.refusals[group])
         self._has_joined = True
         self.rebalance()
 

@@ -33,6 +33,8 @@ from mqtemplate.remoting.protocol.bodies.own_requests import (
     PendingCountsData,
     PendingMessageData,
     PendingMessagesData,
+    Refusal,
+    RefusalHeader,
     RescheduleDelayedMessageRequestHeader,
     ScheduleChangeData,
 )
@@ -237,7 +239,7 @@ def _error(response: RemotingCommand, operation: str, address: str) -> MQTemplat
         return DelayError(str(problem))
     if response.code == ResponseCode.INVALID_PARAMETER:
         return MessageError(str(problem))
-    if response.code == ResponseCode.NO_PERMISSION and "recall-message-enable" in (response.remark or ""):
+    if response.header(RefusalHeader).refusal == Refusal.RECALL_DISABLED:
         return UnsupportedError(f"{operation}: {address} answered: {response.remark}")
     return problem
 

@@ -128,6 +128,7 @@ class Recalls:
 
 def _error(response: RemotingCommand, operation: str, address: str) -> BrokerError:
     problem = response_error(response, operation, address)
+    # RocketMQ: RecallMessageProcessor. Access control answers with the same code.
     if response.code == ResponseCode.NO_PERMISSION and "recall" in (response.remark or "").lower():
         return UnsupportedError(f"{problem}; set recallMessageEnable=true on the broker")
     if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
