@@ -9,8 +9,8 @@ import time
 from collections.abc import Collection
 
 from mqtemplate.brokers.remote.cluster.errors import check_response
-from mqtemplate.brokers.remote.cluster.namespace import Namespace
 from mqtemplate.brokers.remote.cluster.routes import MASTER_ID, NameServers
+from mqtemplate.brokers.remote.cluster.settings import Namespace
 from mqtemplate.clock import SystemClock
 from mqtemplate.errors import BrokerError, RemoteConnectError, RemoteTimeoutError, SparkError
 from mqtemplate.message import MessageQueue

@@ -9,7 +9,7 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from mqtemplate.brokers.remote.cluster.namespace import QueueFields
+from mqtemplate.brokers.remote.cluster.settings import QueueFields
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.headers.group import (

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import from_regex, sampled_from
 
-from mqtemplate.brokers.remote.cluster.namespace import Namespace
+from mqtemplate.brokers.remote.cluster.settings import Namespace
 from mqtemplate.message import MessageQueue
 from mqtemplate.topics import SYSTEM_TOPICS
 

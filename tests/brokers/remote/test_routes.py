@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from structlog.testing import capture_logs
 
-from mqtemplate.brokers.remote.cluster.namespace import Namespace
 from mqtemplate.brokers.remote.cluster.routes import NameServers, RouteTable
+from mqtemplate.brokers.remote.cluster.settings import Namespace
 from mqtemplate.brokers.unknown_topics import UnknownTopics
 from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.errors import BrokerError, RemoteConnectError

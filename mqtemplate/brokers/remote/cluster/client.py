@@ -17,10 +17,9 @@ from typing import Protocol
 
 from mqtemplate.broker import Capability
 from mqtemplate.brokers.remote.cluster.errors import check_response
-from mqtemplate.brokers.remote.cluster.namespace import Namespace
 from mqtemplate.brokers.remote.cluster.outages import UNANSWERED, Outages, log_failure
 from mqtemplate.brokers.remote.cluster.routes import RouteTable
-from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
+from mqtemplate.brokers.remote.cluster.settings import Namespace, RemoteSettings
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerError, RemoteConnectError, RemoteTimeoutError
 from mqtemplate.event_log import get_logger

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mqtemplate.brokers.remote.cluster.errors import check_response
-from mqtemplate.brokers.remote.cluster.namespace import Namespace
+from mqtemplate.brokers.remote.cluster.settings import Namespace
 from mqtemplate.brokers.unknown_topics import UnknownTopics
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerError, RemoteConnectError, RemoteTimeoutError

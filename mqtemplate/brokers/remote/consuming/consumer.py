@@ -15,10 +15,9 @@ from mqtemplate.brokers.rebalance import allocate_averagely, sort_client_ids
 from mqtemplate.brokers.remote.cluster.client import ClientContext
 from mqtemplate.brokers.remote.cluster.outages import log_failure
 from mqtemplate.brokers.remote.cluster.queries import MemberSubscription
-from mqtemplate.brokers.remote.consuming.group_requests import GroupRequests, HeldQueueLocks
+from mqtemplate.brokers.remote.consuming.group_requests import GroupRequests, HeldQueueLocks, RetrySender
 from mqtemplate.brokers.remote.consuming.offsets import OffsetStore, StartOffsets
 from mqtemplate.brokers.remote.consuming.pulls import PullLoop
-from mqtemplate.brokers.remote.consuming.send_back import RetrySender
 from mqtemplate.brokers.retry import send_back_of
 from mqtemplate.errors import BrokerClosedError, BrokerError, ListenerError
 from mqtemplate.event_log import get_logger

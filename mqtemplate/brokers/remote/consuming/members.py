@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 from mqtemplate.broker import ConsumerSpec, MessageModel
 from mqtemplate.brokers.remote.cluster.client import ClientContext, ClientInstance, GroupMember, Handler
-from mqtemplate.brokers.remote.cluster.namespace import Namespace
 from mqtemplate.brokers.remote.cluster.outages import log_failure
 from mqtemplate.brokers.remote.cluster.queries import MemberSubscription, Queries, subscription_data
+from mqtemplate.brokers.remote.cluster.settings import Namespace
 from mqtemplate.brokers.remote.consuming.consumer import RemoteConsumer
-from mqtemplate.brokers.remote.consuming.group_requests import GroupRequests, HeldQueueLocks
+from mqtemplate.brokers.remote.consuming.group_requests import GroupRequests, HeldQueueLocks, RetrySender
 from mqtemplate.brokers.remote.consuming.offsets import (
     BrokerOffsets,
     LocalFileOffsetStore,
@@ -27,7 +27,6 @@ from mqtemplate.brokers.remote.consuming.offsets import (
     local_offset_file,
 )
 from mqtemplate.brokers.remote.consuming.pulls import PullClient, PullLoop
-from mqtemplate.brokers.remote.consuming.send_back import RetrySender
 from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.brokers.retry import SentBack
 from mqtemplate.brokers.same_group import check_same_group

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mqtemplate.broker import Capability
-from mqtemplate.brokers.remote.cluster.namespace import Namespace
-from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
+from mqtemplate.brokers.remote.cluster.settings import Namespace, RemoteSettings
 from mqtemplate.clock import Clock
 from mqtemplate.errors import DelayError, MessageError
 from mqtemplate.message import BROKER_PROPERTIES, DELAY_PROPERTIES, Message, MessageQueue, Property, create_unique_id

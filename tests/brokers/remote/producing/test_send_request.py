@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from mqtemplate.broker import Capability
-from mqtemplate.brokers.remote.cluster.namespace import Namespace
-from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
+from mqtemplate.brokers.remote.cluster.settings import Namespace, RemoteSettings
 from mqtemplate.brokers.remote.producing.send_request import SendRequest, SendRequestFactory
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import ConfigurationError, DelayError, DestinationError, MessageError

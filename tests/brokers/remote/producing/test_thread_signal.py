@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 import pytest
 
-from mqtemplate.brokers.remote.producing.thread_signal import LockSignal, ThreadSignal, keep_signal, take_signal
+from mqtemplate.brokers.remote.producing.auto_batch import LockSignal, ThreadSignal, keep_signal, take_signal
 from tests.forking import in_child
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="eventfd is a system call of Linux")
 
 if sys.platform == "linux":
-    from mqtemplate.brokers.remote.producing.thread_signal import EventSignal
+    from mqtemplate.brokers.remote.producing.auto_batch import EventSignal
 
 
 def in_thread(work: Callable[[], object]) -> None:
