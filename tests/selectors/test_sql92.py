@@ -20,8 +20,6 @@ VALID = [case for case in golden() if case.answers is not None and not case.igno
 REFUSED = [case for case in golden() if case.refused]
 TRUNCATED = [case for case in golden() if case.ignores_the_rest]
 
-ORDER = {"TAGS": "paid", "KEYS": "4711", "region": "north", "price": "15", "weight": "2.5", "urgent": "true"}
-
 
 def answers(expression: str) -> str:
     """Return a letter for each of the golden messages, as in `Golden.answers`."""
@@ -90,84 +88,6 @@ def test_an_error_has_the_column_that_rocketmq_reports() -> None:
 
 
 # --- examples ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "expression",
-    [
-        "region = 'north'",
-        "region <> 'south'",
-        "price > 10 AND price <= 15",
-        "price BETWEEN 10 AND 20",
-        "price NOT BETWEEN 16 AND 20",
-        "region IN ('north', 'west') AND region NOT IN ('south')",
-        "discount IS NULL AND region IS NOT NULL",
-        "urgent = TRUE AND NOT (urgent = FALSE)",
-        "TAGS = 'paid' OR TAGS = 'refunded'",
-        "KEYS contains '71' and KEYS StartsWith '47' AND KEYS ENDSWITH '11' AND KEYS NOT CONTAINS 'x'",
-        "weight > 2.4 AND weight < 2.6E0 AND weight > -2.5",
-        "price = 15 /* a note */ AND -- another\n region = 'north'",
-        "price < weight = FALSE",
-        "TRUE OR weight > 2",
-    ],
-)
-def test_an_expression_matches_an_order(expression: str) -> None:
-    assert Sql92Selector(expression).matches(ORDER)
-
-
-@pytest.mark.parametrize(
-    ("expression", "why"),
-    [
-        ("REGION = 'north'", "names of properties are case-sensitive"),
-        ("region = 'North'", "strings are case-sensitive"),
-        ("discount = 5", "NULL is not equal to any value"),
-        ("NOT (discount = 5)", "NULL is not unequal to any value"),
-        ("discount <> 5", "NULL is not unequal to any value"),
-        ("discount NOT IN ('5')", "NULL is not outside a list"),
-        ("discount NOT CONTAINS '5'", "a missing property neither contains a string nor lacks it"),
-        ("region NOT CONTAINS ''", "no string contains the empty string or lacks it"),
-        ("urgent", "a property alone is false, whatever its value is"),
-        ("weight > 2", "2.5 is not an integer, so the comparison cannot be evaluated"),
-        ("NOT (weight > 99)", "NOT does not change that a comparison cannot be evaluated"),
-        ("weight > 2 OR TRUE", "nothing is evaluated after it"),
-        ("NOT price = 16", "NOT applies to price only: a boolean compared with a number"),
-        ("price = '15.0'", "two strings are compared as strings"),
-        ("TRUE = urgent", "a string is converted to a boolean only on the left side"),
-        ("price = -price", "a property is a string, and a string has no negative"),
-        (
-            "price < 99999999999999999999.0 AND price > 99999999999.5",
-            "an integer is converted for a decimal number",
-        ),
-    ],
-)
-def test_an_expression_does_not_match_an_order(expression: str, why: str) -> None:
-    assert not Sql92Selector(expression).matches(ORDER), why
-
-
-@pytest.mark.parametrize(
-    ("expression", "value", "expected"),
-    [
-        ("a = 2147483647", "2147483648", False),  # more than 32 bits: cannot be evaluated
-        ("a < 2147483648", "2147483647", True),
-        ("a > 2147483648", "9223372036854775807", True),
-        ("a > 2147483648", "9223372036854775808", False),  # more than 64 bits
-        ("a > 1.5", "9223372036854775808", True),
-        ("a > 1.5", "NaN", True),  # Java: NaN is above all numbers
-        ("a < 1.5", "-Infinity", True),
-        ("a > 1.5", "inf", False),
-        ("a = 5", " 5", False),
-        ("a = 5.0", " 5\t", True),
-        ("a = 5.0", "5d", True),
-        ("a = 8.0", "0x1p3", True),
-        ("a > 8.0", "0x1p9999", True),
-        ("a < 8.0", "-0x1p9999", True),
-        ("a = 5", "5_", False),
-        ("a = 5", "+5", True),
-        ("a = 5", "0" * 5_000, False),
-    ],
-)
-def test_a_property_is_parsed_as_the_type_of_the_number(expression: str, value: str, expected: bool) -> None:
-    assert Sql92Selector(expression).matches({"a": value}) is expected
 
 
 def test_selectors_with_the_same_expression_are_equal() -> None:
@@ -243,3 +163,7 @@ def test_not_and_or_keep_the_laws_of_three_values(one: str, other: str, properti
     assert value(f"NOT ({one} OR {other})") is value(f"(NOT ({one})) AND (NOT ({other}))")
     assert value(f"{one} AND {other}") is value(f"(({other})) AND {one}")
     assert value(f"{one} OR {other} OR {one}") is value(f"{other} OR ({one} OR {one})")
+
+
+def test_a_property_with_more_digits_than_python_converts_matches_no_number() -> None:
+    assert not Sql92Selector("a = 5").matches({"a": "0" * 5_000})
