@@ -137,11 +137,15 @@ def test_a_message_queue_as_a_key_is_written_without_quotes() -> None:
     )
 
 
+@pytest.mark.feature("trap 3")
 @pytest.mark.parametrize("text", ['{0:"a:1",-1:"b:2"}', '{"0":"a:1","-1":"b:2"}', '{ 0 :"a:1"\n,\t-1: "b:2"}'])
 def test_a_number_as_a_key_is_read_with_and_without_quotes(text: str) -> None:
     body = f'{{"brokerAddrs":{text},"brokerName":"broker-a"}}'
 
-    assert BrokerData.decode(body.encode()).broker_addrs == {0: "a:1", -1: "b:2"}
+    read = BrokerData.decode(body.encode())
+
+    assert read.broker_addrs == {0: "a:1", -1: "b:2"}
+    assert b'{0:"a:1",-1:"b:2"}' in read.encode()
 
 
 def test_only_standard_json_has_quotes_around_a_number_as_a_key() -> None:

@@ -9,10 +9,10 @@ import json
 
 import pytest
 
-from mqtemplate.errors import MessageError, RemoteProtocolError
+from mqtemplate.errors import RemoteProtocolError
 from mqtemplate.hashes.checksum import crc32
 from mqtemplate.hashes.java_hash import java_string_hash, tags_code
-from mqtemplate.message import HostAddress, Message, MessageQueue, offset_msg_id, parse_offset_msg_id
+from mqtemplate.message import HostAddress, MessageQueue, offset_msg_id, parse_offset_msg_id
 from mqtemplate.record.codec import pack_host, parse_record
 from mqtemplate.record.compression import CompressionType, compress_body, decompress_body
 from mqtemplate.remoting.protocol import (
@@ -27,12 +27,12 @@ from mqtemplate.remoting.protocol import (
 from mqtemplate.remoting.protocol.acl import is_signed_with, sign_command, signed_content
 from mqtemplate.remoting.protocol.bodies.route import (
     BrokerData,
-    ClusterInfo,
     SubscriptionData,
     TopicOffset,
     TopicStatsTable,
 )
 from mqtemplate.remoting.protocol.codes import Perm, PullSysFlag
+from mqtemplate.remoting.protocol.headers.fields import CommandHeader
 from mqtemplate.remoting.protocol.headers.group import GetMaxOffsetRequestHeader
 from mqtemplate.remoting.protocol.headers.message import (
     ConsumerSendMsgBackRequestHeader,
@@ -44,10 +44,7 @@ from mqtemplate.remoting.protocol.headers.message import (
     SendMessageResponseHeader,
 )
 from mqtemplate.remoting.protocol.messages import (
-    decode_batch,
-    decode_messages,
     decode_properties_text,
-    encode_batch,
     encode_properties_text,
 )
 from tests.remoting.protocol.code_tables import REQUEST_HEADERS
@@ -93,37 +90,11 @@ def test_a_map_by_message_queue_has_objects_as_keys() -> None:
         json.loads(text)
 
 
-@pytest.mark.feature("trap 3")
-def test_a_map_by_number_is_read_with_and_without_quotes() -> None:
-    """``mqadmin`` and old name servers always write the keys without quotes."""
-    bare = b'{"brokerAddrTable":{"a":{"brokerAddrs":{0:"127.0.0.1:10911"},"brokerName":"a"}},"clusterAddrTable":{}}'
-
-    info = ClusterInfo.decode(bare)
-
-    assert info == ClusterInfo.decode(bare.replace(b"0:", b'"0":'))
-    assert info.broker_addr_table["a"].broker_addrs == {0: "127.0.0.1:10911"}
-    assert b'{0:"127.0.0.1:10911"}' in info.encode()
-
-
 @pytest.mark.feature("trap 4")
 def test_all_ext_values_are_texts_and_booleans_are_lower_case() -> None:
     ext_fields = GetMaxOffsetRequestHeader(topic="T", queue_id=3, committed=False).to_ext_fields()
 
     assert ext_fields == {"topic": "T", "queueId": "3", "committed": "false"}
-
-
-@pytest.mark.parametrize(("text", "value"), [("true", True), ("TRUE", True), ("1", False), ("yes", False), ("", False)])
-@pytest.mark.feature("trap 4")
-def test_only_the_word_true_is_true(text: str, value: bool) -> None:
-    assert SendMessageRequestHeaderV2.from_ext_fields({**SEND, "m": text}).batch is value
-
-
-@pytest.mark.parametrize(("text", "value"), [("true", True), ("TRUE", False), ("false", False)])
-@pytest.mark.feature("trap 4")
-def test_the_flag_of_a_unique_key_query_is_compared_exactly(text: str, value: bool) -> None:
-    fields = {"topic": "T", "key": "k", "maxNum": "1", "beginTimestamp": "0", "endTimestamp": "1"}
-
-    assert QueryMessageRequestHeader.from_ext_fields({**fields, "_UNIQUE_KEY_QUERY": text}).unique is value
 
 
 @pytest.mark.feature("trap 5")
@@ -173,24 +144,6 @@ def test_ports_take_four_bytes() -> None:
     assert offset_msg_id(HostAddress("127.0.0.1", 10_911), 0) == "7F00000100002A9F" + "0" * 16
 
 
-@pytest.mark.feature("trap 11")
-def test_ipv6_hosts_take_16_bytes_and_a_bit_each() -> None:
-    (message,) = decode_messages(bytes.fromhex(golden("stored")["v6"]), "a")
-
-    assert message.sys_flag & 0x30 == 0x30
-    assert (message.born_host.ip, message.store_host.ip) == ("fe80::1", "::1")
-
-
-@pytest.mark.feature("trap 12", "trap 13")
-def test_the_id_of_a_broker_contains_an_address_and_an_offset() -> None:
-    """A commit finds its half message by this id."""
-    host, physical_offset = parse_offset_msg_id("7F00000100002A9F0000000000001234")
-
-    assert (str(host), physical_offset) == ("127.0.0.1:10911", 0x1234)
-    with pytest.raises(MessageError, match="'0' is not an offset message id"):
-        parse_offset_msg_id("0")
-
-
 @pytest.mark.feature("trap 14", "trap 15")
 def test_the_end_of_a_transaction_has_both_offsets_of_the_half_message() -> None:
     ended = EndTransactionRequestHeader(
@@ -205,21 +158,6 @@ def test_the_end_of_a_transaction_has_both_offsets_of_the_half_message() -> None
         "fromTransactionCheck": "false",
         "msgId": "id",
     }
-
-
-@pytest.mark.feature("trap 17")
-def test_ids_of_hosts_with_ipv6_have_56_characters() -> None:
-    text = golden("msgid")["v6"]
-
-    assert len(text) == 56
-    assert parse_offset_msg_id(text) == (("::1", 10_911), 0x1234)
-
-
-@pytest.mark.feature("trap 18")
-def test_wait_is_an_ordinary_property() -> None:
-    (message,) = decode_batch(encode_batch([Message("T", b"", {"WAIT": "true"})]), "T")
-
-    assert message.properties == {"WAIT": "true"}
 
 
 @pytest.mark.parametrize(
@@ -251,45 +189,12 @@ def test_the_version_of_a_subscription_is_kept() -> None:
     assert PullMessageRequestHeader.from_ext_fields(PULL).sub_version == 1_700_000_000_000
 
 
-@pytest.mark.feature("trap 23")
-def test_a_message_that_is_sent_back_is_identified_by_its_physical_offset() -> None:
-    back = ConsumerSendMsgBackRequestHeader.from_ext_fields({"offset": str(1 << 40), "group": "g", "delayLevel": "-1"})
-
-    assert (back.offset, back.delay_level, back.max_reconsume_times) == (1 << 40, -1, None)
-
-
-@pytest.mark.feature("trap 29")
-def test_a_commit_offset_is_valid_only_with_its_bit() -> None:
-    pull = PullMessageRequestHeader.from_ext_fields({**PULL, "sysFlag": "2"})
-
-    assert not pull.sys_flag & PullSysFlag.COMMIT_OFFSET
-    assert pull.sys_flag & PullSysFlag.SUSPEND
-
-
 @pytest.mark.feature("trap 30")
 def test_a_lite_pull_has_its_own_code_or_its_own_bit() -> None:
     lite = PullMessageRequestHeader.from_ext_fields({**PULL, "sysFlag": "22", "ReqT": "0"})
 
     assert REQUEST_HEADERS[RequestCode.LITE_PULL_MESSAGE] is REQUEST_HEADERS[RequestCode.PULL_MESSAGE]
     assert lite.sys_flag == PullSysFlag.LITE_PULL | PullSysFlag.SUBSCRIPTION | PullSysFlag.SUSPEND
-
-
-@pytest.mark.feature("trap 31")
-def test_the_largest_number_is_a_normal_limit_of_bytes() -> None:
-    assert (
-        PullMessageRequestHeader.from_ext_fields({**PULL, "maxMsgBytes": "2147483647"}).max_msg_bytes == 2_147_483_647
-    )
-
-
-@pytest.mark.feature("trap 32")
-def test_the_brokers_name_is_kept() -> None:
-    assert PullMessageRequestHeader.from_ext_fields({**PULL, "bname": "broker-a"}).broker_name == "broker-a"
-    assert SendMessageRequestHeaderV2.from_ext_fields({**SEND, "n": "broker-a"}).broker_name == "broker-a"
-
-
-@pytest.mark.feature("trap 33")
-def test_unit_mode_is_read() -> None:
-    assert SendMessageRequestHeaderV2.from_ext_fields({**SEND, "k": "true"}).unit_mode is True
 
 
 @pytest.mark.feature("trap 34")
@@ -310,11 +215,6 @@ def test_compression_types_3_and_0_are_both_zlib(flag: int) -> None:
 
     assert decompress_body(body, flag) == b"body"
     assert own_flag == CompressionType.ZLIB.sys_flag == 0x301
-
-
-@pytest.mark.feature("trap 35")
-def test_the_bits_of_the_compression_type_are_sent() -> None:
-    assert SendMessageRequestHeaderV2.from_ext_fields({**SEND, "f": str(0x201)}).to_ext_fields()["f"] == "513"
 
 
 @pytest.mark.feature("trap 36")
@@ -385,3 +285,50 @@ def test_a_single_node_suggests_itself() -> None:
 
     assert response.to_ext_fields()["suggestWhichBrokerId"] == "0"
     assert BrokerData(broker_name="a", broker_addrs={0: "127.0.0.1:10911"}).broker_addrs[0]
+
+
+QUERY = {"topic": "T", "key": "k", "maxNum": "1", "beginTimestamp": "0", "endTimestamp": "1"}
+BACK = {"offset": str(1 << 40), "group": "g", "delayLevel": "-1"}
+V2, PULLED = SendMessageRequestHeaderV2, PullMessageRequestHeader
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "attributes"),
+    [
+        pytest.param(kind, fields, attributes, marks=pytest.mark.feature(feature))
+        for feature, kind, fields, attributes in [
+            # only the word true is true, and one flag is compared exactly
+            ("trap 4", V2, {**SEND, "m": "true"}, {"batch": True}),
+            ("trap 4", V2, {**SEND, "m": "TRUE"}, {"batch": True}),
+            ("trap 4", V2, {**SEND, "m": "1"}, {"batch": False}),
+            ("trap 4", V2, {**SEND, "m": "yes"}, {"batch": False}),
+            ("trap 4", V2, {**SEND, "m": ""}, {"batch": False}),
+            ("trap 4", QueryMessageRequestHeader, {**QUERY, "_UNIQUE_KEY_QUERY": "true"}, {"unique": True}),
+            ("trap 4", QueryMessageRequestHeader, {**QUERY, "_UNIQUE_KEY_QUERY": "TRUE"}, {"unique": False}),
+            ("trap 4", QueryMessageRequestHeader, {**QUERY, "_UNIQUE_KEY_QUERY": "false"}, {"unique": False}),
+            # a message that is sent back is identified by its physical offset
+            (
+                "trap 23",
+                ConsumerSendMsgBackRequestHeader,
+                BACK,
+                {"offset": 1 << 40, "delay_level": -1, "max_reconsume_times": None},
+            ),
+            # a commit offset is valid only with its bit
+            ("trap 29", PULLED, {**PULL, "sysFlag": "2"}, {"sys_flag": PullSysFlag.SUSPEND}),
+            # the largest number is a normal limit of bytes
+            ("trap 31", PULLED, {**PULL, "maxMsgBytes": "2147483647"}, {"max_msg_bytes": 2_147_483_647}),
+            # the broker's name is kept
+            ("trap 32", PULLED, {**PULL, "bname": "broker-a"}, {"broker_name": "broker-a"}),
+            ("trap 32", V2, {**SEND, "n": "broker-a"}, {"broker_name": "broker-a"}),
+            ("trap 33", V2, {**SEND, "k": "true"}, {"unit_mode": True}),
+            # the bits of the compression type are sent
+            ("trap 35", V2, {**SEND, "f": str(0x201)}, {"sys_flag": 0x201}),
+        ]
+    ],
+)
+def test_a_field_is_read_as_java_reads_it(
+    kind: type[CommandHeader], fields: dict[str, str], attributes: dict[str, object]
+) -> None:
+    header = kind.from_ext_fields(fields)
+
+    assert {name: getattr(header, name) for name in attributes} == attributes

@@ -95,11 +95,15 @@ def test_a_stored_message_is_read() -> None:
     assert message.offset_msg_id == "7F00000100002A9F0000000000001234"
 
 
-@pytest.mark.parametrize(("name", "ip"), [("v4", "127.0.0.1"), ("v6", "::1")])
-def test_a_message_that_java_encoded_is_read(name: str, ip: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "ip", "born_ip", "bits"), [("v4", "127.0.0.1", "10.0.0.1", 0), ("v6", "::1", "fe80::1", 0x30)]
+)
+@pytest.mark.feature("trap 11")
+def test_a_message_that_java_encoded_is_read(name: str, ip: str, born_ip: str, bits: int) -> None:
     (message,) = decode_messages(bytes.fromhex(golden("stored")[name]), "broker-a")
 
     assert (message.store_host, message.reconsume_times) == ((ip, 10_911), 2)
+    assert (message.born_host.ip, message.sys_flag & 0x30) == (born_ip, bits)
     assert message.properties == {"color": "é", "TAGS": "TagA"}
 
 
@@ -149,6 +153,7 @@ def test_a_batch_is_written_as_java_writes_it() -> None:
     assert encode_batch([first, second]).hex() == golden("batch")["two"]
 
 
+@pytest.mark.feature("trap 18")
 def test_a_batch_is_read_and_written() -> None:
     """4.9.8 leaves out the last separator of the properties."""
     newer = bytes.fromhex("00000021 00000000 00000000 00000000 00000001 41 000a 57414954 01 74727565 02")
@@ -195,9 +200,11 @@ def test_properties_that_are_too_long_are_refused_before_they_are_sent() -> None
 
 
 @pytest.mark.parametrize(("name", "ip"), [("v4", "127.0.0.1"), ("v6", "::1")])
+@pytest.mark.feature("trap 12", "trap 13", "trap 17")
 def test_the_id_of_a_broker_contains_the_position_of_the_message(name: str, ip: str) -> None:
     text = golden("msgid")[name]
 
+    assert len(text) == (32 if name == "v4" else 56)
     assert parse_offset_msg_id(text) == ((ip, 10_911), 0x1234)
     assert offset_msg_id(HostAddress(ip, 10_911), 0x1234) == text
 
@@ -213,7 +220,7 @@ def test_the_ids_of_several_messages_are_those_of_each_joined(host: HostAddress,
     assert offset_msg_ids(host, offsets) == ",".join([offset_msg_id(host, offset) for offset in offsets])
 
 
-@pytest.mark.parametrize("text", ["", "7F" * 15, "XY" * 16, " 7" * 16, "7F00000100002A9F0000000000001234," * 2])
+@pytest.mark.parametrize("text", ["", "0", "7F" * 15, "XY" * 16, " 7" * 16, "7F00000100002A9F0000000000001234," * 2])
 def test_another_text_is_refused_as_an_id(text: str) -> None:
     with pytest.raises(MessageError, match="is not an offset message id: those have 32 hex digits, or 56"):
         parse_offset_msg_id(text)

@@ -50,12 +50,7 @@ class Loop:
         )
 
     def _pull(
-        self,
-        queue: MessageQueue,
-        queue_offset: int,
-        broker_id: int,
-        may_wait: bool,
-        done: Callable[[PullOutcome], None],
+        self, queue: MessageQueue, at: int, broker_id: int, may_wait: bool, done: Callable[[PullOutcome], None], /
     ) -> None:
         if self._is_refused:
             raise RemoteConnectError("refused")
