@@ -59,3 +59,14 @@ def take(member: Consumer, count: int) -> list[MessageExt]:
 
 def bodies(messages: list[MessageExt]) -> list[bytes]:
     return [message.body for message in messages]
+
+
+def message_ext(topic: str = "orders", body: bytes = b"x", **fields: Any) -> MessageExt:
+    """Return a stored message; *fields* are those that the test is about."""
+    host = HostAddress("127.0.0.1", 10911)
+    defaults: dict[str, Any] = {
+        "broker_name": "broker-a", "queue_id": 0, "queue_offset": 0, "physical_offset": 0, "store_size": 1,
+        "sys_flag": 0, "body_crc": 0, "born_timestamp": 0, "born_host": host, "store_timestamp": 0,
+        "store_host": host, "reconsume_times": 0, "prepared_transaction_offset": 0,
+    }  # fmt: skip
+    return MessageExt(topic, body, **defaults | fields)

@@ -96,7 +96,7 @@ def test_a_stored_message_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "ip", "born_ip", "bits"), [("v4", "127.0.0.1", "10.0.0.1", 0), ("v6", "::1", "fe80::1", 0x30)]
+    ("name", "ip", "born_ip", "bits"), [("v4", "127.0.0.1", "127.0.0.1", 0), ("v6", "::1", "fe80::1", 0x30)]
 )
 @pytest.mark.feature("trap 11")
 def test_a_message_that_java_encoded_is_read(name: str, ip: str, born_ip: str, bits: int) -> None:

@@ -10,15 +10,13 @@ import pytest
 
 from mqtemplate.brokers import RemoteBroker
 from mqtemplate.brokers.remote.consuming.pulls import PullLoop
-from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue
+from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader, PullMessageResponseHeader
-from tests.brokers.remote.clients import client, join
+from tests.brokers.remote.clients import client, join, message_ext
 from tests.brokers.remote.scripted_cluster import ScriptedBroker
 from tests.brokers.remote.scripted_group import ScriptedGroups
 from tests.remoting.protocol.other_side import encode_message
-
-HOST = HostAddress("127.0.0.1", 10911)
 
 
 @pytest.fixture
@@ -45,11 +43,7 @@ def pulled(request: RemotingCommand, *messages: MessageExt) -> RemotingCommand:
 
 def test_the_first_poll_returns_what_this_client_has_sent(cluster: ScriptedBroker, broker: RemoteBroker) -> None:
     """A broker acknowledges a message before it is in its queue: the first pull may arrive before it."""
-    message = MessageExt(
-        topic="orders", body=b"x", broker_name="broker-a", queue_id=0, queue_offset=0, physical_offset=0, store_size=1,
-        sys_flag=0, body_crc=0, born_timestamp=0, born_host=HOST, store_timestamp=0, store_host=HOST,
-        reconsume_times=0, prepared_transaction_offset=0,
-    )  # fmt: skip
+    message = message_ext()
 
     def pull(request: RemotingCommand) -> RemotingCommand | Future[RemotingCommand]:
         header = request.header(PullMessageRequestHeader)

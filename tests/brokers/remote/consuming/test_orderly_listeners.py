@@ -13,16 +13,14 @@ from mqtemplate.broker import Consumer
 from mqtemplate.brokers import RemoteBroker
 from mqtemplate.converter import JsonMessageConverter
 from mqtemplate.listener import ConsumeMode, ListenerContainer, ListenerRegistry, message_listener
-from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue
+from mqtemplate.message import Message, MessageQueue
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode
 from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader
-from tests.brokers.remote.clients import bodies, client, join, server
+from tests.brokers.remote.clients import bodies, client, join, message_ext, server
 from tests.brokers.remote.consuming.test_consumer import pulled
 from tests.brokers.remote.scripted_cluster import ScriptedBroker
 from tests.brokers.remote.scripted_group import ScriptedGroups
 from tests.waiting import eventually
-
-HOST = HostAddress("127.0.0.1", 10911)
 
 
 @contextmanager
@@ -132,16 +130,8 @@ def one_message(request: RemotingCommand) -> RemotingCommand | None:
     """Respond to a pull of a queue with one message."""
     header = request.header(PullMessageRequestHeader)
     if header.topic == "orders" and header.queue_offset == 0:
-        return pulled(request, message_at(0, b"a"))
+        return pulled(request, message_ext(body=b"a"))
     return None if header.suspend_timeout_millis else pulled(request)
-
-
-def message_at(queue_offset: int, body: bytes) -> MessageExt:
-    return MessageExt(
-        topic="orders", body=body, broker_name="broker-a", queue_id=0, queue_offset=queue_offset, physical_offset=0,
-        store_size=1, sys_flag=0, body_crc=0, born_timestamp=0, born_host=HOST, store_timestamp=0, store_host=HOST,
-        reconsume_times=0, prepared_transaction_offset=0,
-    )  # fmt: skip
 
 
 def test_a_queue_that_returns_while_its_messages_are_handled_repeats_none(tmp_path: Path) -> None:

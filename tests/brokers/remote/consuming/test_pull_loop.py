@@ -11,20 +11,12 @@ from structlog.testing import capture_logs
 from mqtemplate.brokers.remote.consuming.pulls import Pulled, PullFailed, PullLoop, PullOutcome
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import BrokerError, RemoteConnectError
-from mqtemplate.message import HostAddress, MessageExt, MessageQueue
+from mqtemplate.message import MessageQueue
+from tests.brokers.remote.clients import message_ext
 from tests.golden import check_script, scripts_in
 
 QUEUES = {"A": MessageQueue("orders", "broker-a", 0), "B": MessageQueue("orders", "broker-a", 1)}
 NAMES = {queue: name for name, queue in QUEUES.items()}
-HOST = HostAddress("127.0.0.1", 10911)
-
-
-def message(queue: MessageQueue, queue_offset: int, body: bytes) -> MessageExt:
-    return MessageExt(
-        topic=queue.topic, body=body, broker_name=queue.broker_name, queue_id=queue.queue_id, queue_offset=queue_offset,
-        physical_offset=0, store_size=len(body), sys_flag=0, body_crc=0, born_timestamp=0, born_host=HOST,
-        store_timestamp=0, store_host=HOST, reconsume_times=0, prepared_transaction_offset=0,
-    )  # fmt: skip
 
 
 class Loop:
@@ -78,7 +70,8 @@ class Loop:
     def deliver(self, count: str, body: str = "x") -> None:
         """Answer the oldest pull with messages."""
         queue, at, *_ = self._pulls[0]
-        found = [message(queue, at + number, body.encode()) for number in range(int(count))]
+        queue_id, text = queue.queue_id, body.encode()
+        found = [message_ext(body=text, queue_id=queue_id, queue_offset=at + number) for number in range(int(count))]
         self._answer(Pulled(found, at + len(found)))
 
     def answer(self, next: str, broker: str = "0", lags: str = "") -> None:  # noqa: A002 (a word of the script)

@@ -9,16 +9,14 @@ import pytest
 
 from mqtemplate.broker import Capability, Consumer
 from mqtemplate.brokers import RemoteBroker
-from mqtemplate.message import HostAddress, MessageExt
+from mqtemplate.message import MessageExt
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode
 from mqtemplate.remoting.protocol.bodies.own_requests import HeartbeatResponseHeader
 from mqtemplate.remoting.protocol.headers.message import ConsumerSendMsgBackRequestHeader, SendMessageRequestHeaderV2
 from mqtemplate.remoting.protocol.messages import decode_properties_text
-from tests.brokers.remote.clients import client, join
+from tests.brokers.remote.clients import client, join, message_ext
 from tests.brokers.remote.scripted_cluster import ScriptedBroker
 from tests.brokers.remote.scripted_group import ScriptedGroups
-
-HOST = HostAddress("127.0.0.1", 10911)
 
 
 @pytest.fixture
@@ -54,11 +52,7 @@ def copies(cluster: ScriptedBroker) -> list[SendMessageRequestHeaderV2]:
 
 
 def message(broker_name: str = "broker-a") -> MessageExt:
-    return MessageExt(
-        topic="orders", body=b"x" * 100_000, broker_name=broker_name, queue_id=0, queue_offset=0, physical_offset=4711,
-        store_size=1, sys_flag=0, body_crc=0, born_timestamp=0, born_host=HOST, store_timestamp=0, store_host=HOST,
-        reconsume_times=0, prepared_transaction_offset=0,
-    )  # fmt: skip
+    return message_ext(body=b"x" * 100_000, broker_name=broker_name, physical_offset=4711)
 
 
 @pytest.fixture

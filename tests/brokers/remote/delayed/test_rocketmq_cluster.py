@@ -9,7 +9,7 @@ import pytest
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.delay.recall_handle import RecallHandle, decode_handle, encode_handle
 from mqtemplate.errors import BrokerError
-from mqtemplate.message import HostAddress, MessageExt, Property
+from mqtemplate.message import MessageExt, Property
 from mqtemplate.pending import ScheduleChange, ScheduleChangeStatus
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.headers.message import (
@@ -22,11 +22,11 @@ from mqtemplate.remoting.protocol.headers.message import (
 )
 from mqtemplate.remoting.protocol.messages import decode_properties_text
 from mqtemplate.topics import TIMER_TOPIC
+from tests.brokers.remote.clients import message_ext
 from tests.brokers.remote.scripted_cluster import ScriptedBroker
 from tests.remoting.protocol.other_side import encode_message
 
 CONFIG = "messageDelayLevel=1s 5s\ntimerPrecisionMs=1000\ntimerRollWindowSlot=172800\ntimerMaxDelaySec=259200\n"
-HOST = HostAddress("127.0.0.1", 10911)
 MSG_ID = "7F000001"
 DELAY_S = 86_400  # longer than any run of the tests: the timer is pending until the end
 SLOT_MS = (time.time_ns() // 1_000_000_000 + DELAY_S) * 1_000
@@ -92,11 +92,8 @@ def _timer() -> MessageExt:
         Property.REAL_QID: "2",
         "color": "red",
     }
-    return MessageExt(
-        topic=TIMER_TOPIC, body=b"x", properties=properties, flag=0, broker_name="broker-a", queue_id=0, queue_offset=0,
-        physical_offset=0, store_size=0, sys_flag=0, body_crc=0, born_timestamp=0, born_host=HOST,
-        store_timestamp=SLOT_MS - DELAY_S * 1_000, store_host=HOST, reconsume_times=0, prepared_transaction_offset=0,
-    )  # fmt: skip
+    stored_ms = SLOT_MS - DELAY_S * 1_000
+    return message_ext(TIMER_TOPIC, properties=properties, store_timestamp=stored_ms, store_size=0)
 
 
 def remote(cluster: ScriptedBroker) -> RemoteBroker:

@@ -5,36 +5,20 @@ from __future__ import annotations
 import pytest
 
 from mqtemplate.brokers.remote.delayed.backlog import TimerId, TimerRecords
-from mqtemplate.message import HostAddress, MessageExt, Property
+from mqtemplate.message import MessageExt, Property
 from mqtemplate.topics import TIMER_TOPIC
-
-HOST = HostAddress("127.0.0.1", 10911)
+from tests.brokers.remote.clients import message_ext
 
 
 def record(msg_id: str, slot_ms: int, at: int = 0, broker_name: str = "broker-a", **properties: str) -> MessageExt:
-    return MessageExt(
-        topic=TIMER_TOPIC,
-        body=b"%d" % at,
-        properties={
-            Property.UNIQ_KEY: msg_id,
-            Property.TIMER_OUT_MS: str(slot_ms),
-            Property.REAL_TOPIC: "orders",
-            **properties,
-        },
-        flag=0,
-        broker_name=broker_name,
-        queue_id=0,
-        queue_offset=at,
-        physical_offset=at,
-        store_size=100,
-        sys_flag=0,
-        body_crc=0,
-        born_timestamp=0,
-        born_host=HOST,
-        store_timestamp=0,
-        store_host=HOST,
-        reconsume_times=0,
-        prepared_transaction_offset=0,
+    given = {
+        Property.UNIQ_KEY: msg_id,
+        Property.TIMER_OUT_MS: str(slot_ms),
+        Property.REAL_TOPIC: "orders",
+        **properties,
+    }
+    return message_ext(
+        TIMER_TOPIC, b"%d" % at, properties=given, broker_name=broker_name, queue_offset=at, physical_offset=at
     )
 
 

@@ -15,7 +15,7 @@ from mqtemplate.record.layout import SysFlag
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode
 from mqtemplate.remoting.protocol.headers.message import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
 from mqtemplate.results import TransactionState
-from tests.brokers.remote.clients import client, join, server, take
+from tests.brokers.remote.clients import client, join, message_ext, server, take
 from tests.brokers.remote.scripted_cluster import ScriptedBroker
 from tests.remoting.protocol.other_side import encode_message
 
@@ -48,12 +48,8 @@ class RecordingChannel:
 
 def check_request(group: str, number: int = 0) -> RemotingCommand:
     """Return a broker's check of a half message."""
-    half = MessageExt(
-        topic="orders", body=b"x", properties={Property.PRODUCER_GROUP: group, Property.UNIQ_KEY: f"ID{number}"},
-        broker_name="broker-a", queue_id=0, queue_offset=0, physical_offset=500, store_size=0, sys_flag=0, body_crc=0,
-        born_timestamp=0, born_host=HOST, store_timestamp=0, store_host=HOST, reconsume_times=0,
-        prepared_transaction_offset=0,
-    )  # fmt: skip
+    properties = {Property.PRODUCER_GROUP: group, Property.UNIQ_KEY: f"ID{number}"}
+    half = message_ext(properties=properties, physical_offset=500, store_size=0)
     header = CheckTransactionStateRequestHeader(
         topic="RMQ_SYS_TRANS_HALF_TOPIC",
         tran_state_table_offset=7,
