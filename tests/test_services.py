@@ -7,8 +7,8 @@ from queue import SimpleQueue
 
 import pytest
 
-from mqtemplate.clock import SystemClock
-from mqtemplate.services import Service, ServiceThread
+from mqtemplate.clock import SystemClock, VirtualClock
+from mqtemplate.services import PeriodicService, Service, ServiceThread
 from tests.listener.hostile import KINDS
 
 PATIENCE_S = 30
@@ -50,3 +50,77 @@ def test_a_step_may_raise_whatever_it_wants(kind: str) -> None:
 
     assert steps.get(timeout=PATIENCE_S) == "step"
     thread.stop()
+
+
+# --- a periodic action --------------------------------------------------------------------------------
+
+
+class PausingAction:
+    def __init__(self, *pauses: int | Exception | None) -> None:
+        self.runs = 0
+        self._pauses = list(pauses)
+
+    def __call__(self) -> int | None:
+        self.runs += 1
+        pause = self._pauses.pop(0) if self._pauses else None
+        if isinstance(pause, Exception):
+            raise pause
+        return pause
+
+
+def test_the_action_runs_each_interval() -> None:
+    clock, action = VirtualClock(), PausingAction()
+    service = PeriodicService("remote.test", action, clock, 1_000)
+
+    assert (service.step(), action.runs) == (clock.now_ms() + 1_000, 0)
+    clock.move_ms(1_000)
+
+    assert (service.step(), action.runs) == (clock.now_ms() + 1_000, 1)
+
+
+def test_the_action_runs_at_once_when_triggered() -> None:
+    clock, action, woken = VirtualClock(), PausingAction(), []
+    service = PeriodicService("remote.test", action, clock, 1_000)
+    service.on_wake(lambda: woken.append("wake"))
+
+    service.trigger()
+    service.step()
+
+    assert (action.runs, woken) == (1, ["wake"])
+
+
+def test_a_trigger_during_a_run_causes_another_run() -> None:
+    clock = VirtualClock()
+    runs: list[str] = []
+
+    def action() -> None:
+        runs.append("run")
+        if len(runs) == 1:
+            service.trigger()
+
+    service = PeriodicService("remote.test", action, clock, 1_000)
+    service.trigger()
+
+    assert service.step() == clock.now_ms()
+    service.step()
+    assert runs == ["run", "run"]
+
+
+def test_the_action_can_choose_the_pause() -> None:
+    clock = VirtualClock()
+    service = PeriodicService("remote.test", PausingAction(50), clock, 1_000)
+
+    service.trigger()
+
+    assert service.step() == clock.now_ms() + 50
+
+
+def test_a_failed_action_runs_again_after_a_second() -> None:
+    clock, action = VirtualClock(), PausingAction(ValueError("no"))
+    service = PeriodicService("remote.test", action, clock, 30_000)
+    service.trigger()
+
+    with pytest.raises(ValueError, match="no"):
+        service.step()
+
+    assert service.step() == clock.now_ms() + 1_000

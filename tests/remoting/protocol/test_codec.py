@@ -39,16 +39,6 @@ ROUTE_BINARY = bytes.fromhex(
 )
 
 
-@pytest.fixture(params=["with orjson", "standard library only"])
-def json_library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Select each of the two JSON libraries; headers are the same with both."""
-    if request.param == "standard library only":
-        monkeypatch.setattr(json_header, "_dump", json_header._dump_plainly)
-        monkeypatch.setattr(json_header, "_load", json_header._load_plainly)
-    else:
-        pytest.importorskip("orjson")
-
-
 def route_request(serialize_type: SerializeType) -> RemotingCommand:
     command = RemotingCommand.request(105, GetRouteInfoRequestHeader(topic="T1"), opaque=7)
     command.language, command.version, command.serialize_type = LanguageCode.JAVA, Version.V5_5_0, serialize_type
@@ -207,30 +197,6 @@ def test_a_decoder_waits_for_the_last_byte() -> None:
     assert decoder.buffered == 0
 
 
-@pytest.mark.parametrize(
-    ("data", "text"),
-    [
-        (struct.pack(">i", 3), "a frame of 3 bytes announced, allowed are 4 to 16777212"),
-        (struct.pack(">i", -1), "a frame of -1 bytes announced"),
-        (struct.pack(">i", MAX_FRAME_BYTES - 3), "a frame of 16777213 bytes announced, allowed are 4 to 16777212"),
-        (head(100, 0, 97), "a header of 97 bytes announced in a frame of 100"),
-        (head(100, 2, 10), "serialize type 2 is unknown; 0 is JSON, 1 is ROCKETMQ"),
-        (b"\x16\x03\x01\x02\x00", "it is a TLS handshake"),
-        (b"GET / HTTP/1.1\r\n", "an HTTP request"),
-        (b"PRI * HTTP/2.0", "for RocketMQ's proxy take its remoting port"),
-        (b"PROXY TCP4 ", "switch it off in the load balancer"),
-    ],
-)
-def test_an_invalid_start_of_a_frame_is_refused_before_the_rest_arrives(data: bytes, text: str) -> None:
-    """A peer cannot make the decoder wait for bytes, or buffer bytes, that it would refuse in the end."""
-    decoder = FrameDecoder()
-    decoder.feed(data)
-
-    with pytest.raises(RemoteProtocolError, match=text):
-        decoder.next_command()
-    assert decoder.buffered == 0
-
-
 def test_the_largest_frame_is_accepted_and_one_byte_more_is_not() -> None:
     decoder = FrameDecoder(max_frame_bytes=len(ROUTE_JSON))
     decoder.feed(ROUTE_JSON)
@@ -314,24 +280,9 @@ def test_a_json_header_that_java_tolerates_is_read() -> None:
 
 
 @pytest.mark.usefixtures("json_library")
-@pytest.mark.parametrize(
-    ("header", "text"),
-    [
-        ({"opaque": 1}, "code must be a number of 32 bits, got None"),
-        ({"code": 1}, "opaque must be a number of 32 bits, got None"),
-        ({"code": 1, "opaque": 1 << 31}, "opaque must be a number of 32 bits, got 2147483648"),
-        ({"code": True, "opaque": 1}, "code must be a number of 32 bits, got True"),
-        ({"code": 1.5, "opaque": 1}, "code must be a number of 32 bits, got 1.5"),
-        ({"code": "x", "opaque": 1}, "code must be a number of 32 bits, got 'x'"),
-        ({"code": "--1", "opaque": 1}, "code must be a number of 32 bits, got '--1'"),
-        ({"code": 1, "opaque": 1, "flag": [0]}, "flag must be a number of 32 bits, got \\[0\\]"),
-        ({"code": 1, "opaque": 1, "extFields": "a=b"}, "extFields must be an object, got 'a=b'"),
-        (b"\xff{}", "the header is not JSON"),
-        (b"[" * 100_000, "the header is not JSON"),
-    ],
-)
-def test_a_json_header_with_missing_or_wrong_fields_is_refused(header: object, text: str) -> None:
-    with pytest.raises(RemoteProtocolError, match=text):
+@pytest.mark.parametrize("header", [b"\xff{}", b"[" * 100_000])
+def test_a_header_that_is_not_json_is_refused(header: bytes) -> None:
+    with pytest.raises(RemoteProtocolError, match="the header is not JSON"):
         decode_command(json_frame(header))
 
 
@@ -343,25 +294,6 @@ def test_a_lone_surrogate_in_a_header_becomes_a_question_mark() -> None:
     )
 
     assert (command.remark, command.ext_fields) == ("?", {"topic": "a?b\N{GRINNING FACE}"})
-
-
-@pytest.mark.parametrize(
-    ("header", "text"),
-    [
-        ("0069 00 0201 00000007 00000000 00000000", "at least 21 bytes, this one has 17"),
-        ("0069 00 0201 00000007 00000000 00000009 00000000", "a text of 9 bytes announced, 4 bytes follow"),
-        ("0069 00 0201 00000007 00000000 ffffffff 00000000", "a text of -1 bytes announced"),
-        ("0069 00 0201 00000007 00000000 00000000 00000005", "ext fields of 5 bytes announced, 0 bytes follow"),
-        ("0069 00 0201 00000007 00000000 00000000 00000000 00", "ext fields of 0 bytes announced, 1 bytes follow"),
-        ("0069 00 0201 00000007 00000000 00000000 00000003 000161", "the binary header cannot be read"),
-        ("0069 00 0201 00000007 00000000 00000001 ff 00000000", "the binary header cannot be read"),
-    ],
-)
-def test_a_binary_header_with_wrong_lengths_is_refused(header: str, text: str) -> None:
-    data = bytes.fromhex(header)
-
-    with pytest.raises(RemoteProtocolError, match=text):
-        decode_command(head(4 + len(data), 1, len(data)) + data)
 
 
 def test_the_error_for_a_header_without_a_binary_form_names_the_alternative() -> None:
