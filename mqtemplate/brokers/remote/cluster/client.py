@@ -71,7 +71,7 @@ def _local_ip(address: str) -> str:
         return "127.0.0.1"
 
 
-def _capabilities(names: str | None) -> frozenset[Capability]:
+def capabilities_of(names: str | None) -> frozenset[Capability]:
     """Return the capabilities with these names; a newer server may announce more than this client knows."""
     known = Capability.__members__
     return frozenset(known[name] for name in (names or "").split(",") if name in known)
@@ -276,7 +276,7 @@ class ClientInstance:
             self._refused.discard(address)
             self.versions[address] = response.version
             header = response.header(HeartbeatResponseHeader)
-            self.announced[address] = _capabilities(header.capabilities)
+            self.announced[address] = capabilities_of(header.capabilities)
             self._log_warnings(address, header.warnings)
             return True
         if isinstance(response, RemotingCommand):

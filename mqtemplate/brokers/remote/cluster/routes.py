@@ -266,7 +266,7 @@ class RouteTable:
         if data is None:
             self._remove_missing(topic)
             return None
-        route = _route_of(topic, data)
+        route = route_of(topic, data)
         self._note_brokers(route.addresses)
         with self._lock:
             self._missing_since_ms.pop(topic, None)
@@ -311,7 +311,7 @@ class RouteTable:
             for each in data.queue_datas
             if each.perm & Perm.INHERIT
         ]
-        route = _route_of(topic, TopicRouteData(queue_datas=limited, broker_datas=data.broker_datas), is_default=True)
+        route = route_of(topic, TopicRouteData(queue_datas=limited, broker_datas=data.broker_datas), is_default=True)
         self._note_brokers(route.addresses)
         with self._lock:
             return self._routes.setdefault(topic, route)
@@ -404,7 +404,8 @@ def _with_queues(data: QueueData, count: int) -> QueueData:
     return QueueData(broker_name=data.broker_name, read_queue_nums=count, write_queue_nums=count, perm=data.perm)
 
 
-def _route_of(topic: str, data: TopicRouteData, *, is_default: bool = False) -> TopicRoute:
+def route_of(topic: str, data: TopicRouteData, *, is_default: bool = False) -> TopicRoute:
+    """Return the route that a name server's answer describes."""
     brokers = sorted(data.broker_datas, key=lambda broker: broker.broker_name)
     addresses = {broker.broker_name: dict(broker.broker_addrs) for broker in brokers}
     write_queues: list[MessageQueue] = []
