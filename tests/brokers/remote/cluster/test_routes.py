@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
-from mqtemplate.brokers.remote.cluster.routes import NameServers, RouteTable
+from mqtemplate.brokers.remote.cluster.routes import NameServers, RouteTable, TopicRoute
 from mqtemplate.brokers.remote.cluster.settings import Namespace
 from mqtemplate.brokers.unknown_topics import UnknownTopics
 from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.errors import BrokerError, RemoteConnectError
 from mqtemplate.event_log import get_logger
-from mqtemplate.message import MessageQueue
 from mqtemplate.remoting import RemotingClient, RemotingClientSettings
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.codes import Perm
-from mqtemplate.topics import AUTO_CREATE_TOPIC
 from tests.brokers.remote.scripted_cluster import ScriptedBroker
+from tests.golden import check_script, scripts_in
 
 DEAD = "127.0.0.1:1"
-
-
-@pytest.fixture
-def cluster() -> Iterator[ScriptedBroker]:
-    with ScriptedBroker() as broker:
-        yield broker
 
 
 @pytest.fixture
@@ -56,77 +50,6 @@ def table(
     )
 
 
-def test_the_queues_of_a_topic_are_sorted_by_broker(client: RemotingClient) -> None:
-    with ScriptedBroker("broker-a") as first, ScriptedBroker("broker-b") as second:
-        second.others = [first]
-        second.topic("orders", queues=2)
-
-        route = table(client, second.address).existing("orders")
-
-        assert route is not None
-        expected = [MessageQueue("orders", f"broker-{name}", queue_id) for name in "ab" for queue_id in (0, 1)]
-        assert route.write_queues == route.read_queues == tuple(expected)
-        assert route.masters() == [first.address, second.address]
-
-
-@pytest.mark.parametrize(("perm", "writable", "readable"), [(Perm.READ, 0, 4), (Perm.WRITE, 4, 0), (0, 0, 0)])
-def test_the_permission_decides_which_queues_are_readable_and_writable(
-    client: RemotingClient, cluster: ScriptedBroker, perm: int, writable: int, readable: int
-) -> None:
-    cluster.topic("orders", perm=perm)
-
-    route = table(client, cluster.address).existing("orders")
-
-    assert route is not None
-    assert (len(route.write_queues), len(route.read_queues)) == (writable, readable)
-
-
-def test_a_missing_topic_has_the_queues_that_its_first_message_would_create(
-    client: RemotingClient, cluster: ScriptedBroker
-) -> None:
-    cluster.topic(AUTO_CREATE_TOPIC, queues=8, perm=Perm.READ | Perm.WRITE | Perm.INHERIT)
-
-    routes = table(client, cluster.address)
-
-    assert routes.existing("new") is None
-    assert (len(routes.publish_route("new").write_queues), routes.publish_route("new").is_default) == (4, True)
-
-
-def test_the_error_for_a_missing_topic_names_the_setting_that_creates_topics(
-    client: RemotingClient, cluster: ScriptedBroker
-) -> None:
-    with pytest.raises(BrokerError, match=r"topic 'new' is not in the cluster.*autoCreateTopicEnable=true"):
-        table(client, cluster.address).publish_route("new")
-
-
-def test_a_missing_topic_is_looked_up_once_a_second(client: RemotingClient, cluster: ScriptedBroker) -> None:
-    clock = VirtualClock()
-    routes = table(client, cluster.address, clock=clock)
-    for _ in range(3):
-        assert routes.existing("new") is None
-    assert cluster.count(RequestCode.GET_ROUTEINFO_BY_TOPIC) == 1
-
-    cluster.topic("new")
-    clock.move_ms(1_000)
-
-    assert routes.existing("new") is not None
-
-
-def test_a_route_is_cached_until_it_is_refreshed(client: RemotingClient, cluster: ScriptedBroker) -> None:
-    cluster.topic("orders", queues=2)
-    changed: list[str] = []
-    routes = table(client, cluster.address, on_change=changed.append)
-    routes.existing("orders")
-    cluster.topic("orders", queues=6)
-
-    before = len(routes.publish_route("orders").write_queues)
-    routes.refresh()
-    routes.refresh()
-
-    assert (before, len(routes.publish_route("orders").write_queues)) == (2, 6)
-    assert changed == ["orders", "orders"], "new, then changed; an equal route is no change"
-
-
 def test_a_broker_that_has_moved_is_found_at_its_new_address_by_all_routes(client: RemotingClient) -> None:
     """Kubernetes moves brokers. The route of a topic that was deleted keeps the address that it had."""
     with ScriptedBroker("broker-a") as before, ScriptedBroker("broker-a") as after:
@@ -143,30 +66,6 @@ def test_a_broker_that_has_moved_is_found_at_its_new_address_by_all_routes(clien
 
         assert (routes.address("broker-a"), routes.masters()) == (after.address, [after.address])
         assert moved == [before.address]
-
-
-def test_a_topic_that_no_name_server_has_any_more_is_removed_after_half_a_minute(
-    client: RemotingClient, cluster: ScriptedBroker
-) -> None:
-    """A name server that has restarted has no topic, until its brokers have registered again."""
-    clock, changed = VirtualClock(), list[str]()
-    routes = table(client, cluster.address, clock=clock, on_change=changed.append)
-    cluster.topic("orders")
-    routes.existing("orders")
-    del cluster.routes["orders"]
-    routes.refresh()
-    clock.move_ms(29_999)
-    routes.refresh()
-    kept = routes.existing("orders")
-    clock.move_ms(1)
-
-    routes.refresh()
-
-    assert kept is not None
-    assert routes.existing("orders") is None
-    assert changed == ["orders", "orders"]
-    with pytest.raises(BrokerError, match="in no known route"):
-        routes.address("broker-a")
 
 
 def test_a_topic_that_one_name_server_lost_is_looked_up_at_the_others(client: RemotingClient) -> None:
@@ -186,59 +85,6 @@ def test_a_topic_that_one_name_server_lost_is_looked_up_at_the_others(client: Re
         assert len(route.write_queues) == 8
 
 
-def test_a_change_of_the_cluster_is_found_by_one_request(client: RemotingClient, cluster: ScriptedBroker) -> None:
-    with ScriptedBroker("broker-b") as joining:
-        for number in range(3):
-            cluster.topic(f"topic-{number}")
-        routes = table(client, cluster.address)
-        routes.load_cluster()
-        for number in range(3):
-            routes.existing(f"topic-{number}")
-
-        routes.follow()
-        without_change = cluster.count(RequestCode.GET_ROUTEINFO_BY_TOPIC)
-        cluster.others = [joining]
-        cluster.topic("topic-0")
-        routes.follow()
-
-        assert (without_change, cluster.count(RequestCode.GET_ROUTEINFO_BY_TOPIC)) == (3, 6)
-        assert routes.address("broker-b") == joining.address
-
-
-def test_a_topic_whose_look_up_is_refused_stops_no_refresh(client: RemotingClient, cluster: ScriptedBroker) -> None:
-    routes = table(client, cluster.address)
-    for topic in ("secret", "orders"):
-        cluster.topic(topic, queues=2)
-        routes.existing(topic)
-    cluster.topic("orders", queues=6)
-    cluster.refuse_route_of("secret")
-
-    with capture_logs() as logs:
-        routes.refresh()
-
-    route = routes.cached("orders")
-    assert route is not None
-    assert len(route.write_queues) == 6
-    assert [(log["event"], log["topic"]) for log in logs if log["log_level"] == "warning"] == [
-        ("remote.route_refresh_failed", "secret")
-    ]
-
-
-def test_the_next_name_server_is_used_when_one_fails(client: RemotingClient, cluster: ScriptedBroker) -> None:
-    cluster.topic("orders")
-    routes = table(client, DEAD, cluster.address, DEAD)
-
-    assert routes.existing("orders") is not None
-    assert routes.load_cluster().cluster_addr_table == {"c": ["broker-a"]}
-
-
-def test_the_error_names_all_name_servers_if_none_answers(client: RemotingClient) -> None:
-    with pytest.raises(
-        RemoteConnectError, match=r"no name server answers.*127\.0\.0\.1:1, 127\.0\.0\.1:2.*name-server"
-    ):
-        table(client, DEAD, "127.0.0.1:2").existing("orders")
-
-
 def test_the_name_server_that_answered_is_used_again() -> None:
     used: list[str] = []
 
@@ -256,49 +102,103 @@ def test_the_name_server_that_answered_is_used_again() -> None:
     assert used.count(DEAD) <= 1
 
 
-def test_the_error_for_an_unknown_broker_names_the_known_ones(client: RemotingClient, cluster: ScriptedBroker) -> None:
-    cluster.topic("orders")
-    routes = table(client, cluster.address)
-    routes.existing("orders")
+class Routes:
+    """The commands of the script: a table of routes, and the brokers of its cluster. The first one is a name server."""
 
-    assert routes.address("broker-a") == cluster.address
-    with pytest.raises(BrokerError, match=r"'broker-z' is in no known route \(known brokers: broker-a\)"):
-        routes.address("broker-z")
+    def __init__(self, client: RemotingClient, stack: ExitStack) -> None:
+        self._client = client
+        self._stack = stack
+
+    def cluster(self, *names: str) -> None:
+        """Start brokers, and a table of their routes."""
+        self._brokers = {name: self._stack.enter_context(ScriptedBroker(f"broker-{name}")) for name in names}
+        self._names = self._brokers[names[0]]
+        self._names.others = [self._brokers[name] for name in names[1:]]
+        self.table(names[0])
+
+    def table(self, *servers: str, namespace: str = "") -> None:
+        """Create another table, for these name servers."""
+        self._clock, self._changes = VirtualClock(), list[str]()
+        addresses = [DEAD if name == "dead" else self._brokers[name].address for name in servers]
+        self._table = table(
+            self._client, *addresses, clock=self._clock, namespace=namespace, on_change=self._changes.append
+        )
+
+    def join(self, name: str) -> None:
+        self._brokers[name] = self._stack.enter_context(ScriptedBroker(f"broker-{name}"))
+        self._names.others.append(self._brokers[name])
+
+    def topic(self, name: str, queues: str = "4", perm: str = "6") -> None:
+        self._names.topic(name, int(queues), int(perm))
+
+    def drop(self, topic: str) -> None:
+        del self._names.routes[topic]
+
+    def refuse(self) -> None:
+        self._names.refuse(RequestCode.GET_ROUTEINFO_BY_TOPIC, ResponseCode.SYSTEM_ERROR)
+
+    def refuse_route_of(self, topic: str) -> None:
+        self._names.refuse_route_of(topic)
+
+    def move(self, ms: str) -> None:
+        self._clock.move_ms(int(ms))
+
+    def look_up_missing(self) -> None:
+        self._table.look_up_missing()
+
+    def cluster_topic(self, topic: str) -> None:
+        self._table.add_cluster_topic(topic)
+
+    def existing(self, topic: str) -> Iterator[str]:
+        yield from self._printed(lambda: self._table.existing(topic))
+
+    def publish(self, topic: str) -> Iterator[str]:
+        yield from self._printed(lambda: self._table.publish_route(topic))
+
+    def address(self, broker_name: str) -> Iterator[str]:
+        yield from self._printed(lambda: self._table.address(broker_name))
+
+    def load(self) -> Iterator[str]:
+        yield from self._printed(lambda: self._table.load_cluster().cluster_addr_table)
+
+    def refresh(self) -> Iterator[str]:
+        with capture_logs() as logs:
+            self._table.refresh()
+        yield from (f"warning {log['event']} {log['topic']}" for log in logs if log["log_level"] == "warning")
+
+    def follow(self) -> Iterator[str]:
+        yield "looked up" if self._table.follow() else "no change"
+
+    def requests(self) -> Iterator[str]:
+        """Print the number of requests for routes."""
+        yield f"{self._names.count(RequestCode.GET_ROUTEINFO_BY_TOPIC)} requests"
+
+    def changes(self) -> Iterator[str]:
+        yield f"changed: {' '.join(self._changes)}"
+
+    def _printed(self, call: Callable[[], object]) -> Iterator[str]:
+        """Yield a result, or the error, with names instead of addresses."""
+        try:
+            text = _shown(call())
+        except BrokerError as exc:
+            text = str(exc)
+        for name, broker in self._brokers.items():
+            text = text.replace(broker.address, f"<{name}>")
+        yield text
 
 
-def test_topics_are_looked_up_in_the_namespace_and_cluster_topics_without_it(
-    client: RemotingClient, cluster: ScriptedBroker
-) -> None:
-    cluster.topic("prod%orders")
-    cluster.topic("c_REPLY_TOPIC")
-    routes = table(client, cluster.address, namespace="prod")
-    routes.add_cluster_topic("c_REPLY_TOPIC")
-
-    orders, cluster_topic = routes.existing("orders"), routes.existing("c_REPLY_TOPIC")
-
-    assert orders is not None
-    assert orders.write_queues[0].topic == "orders"
-    assert cluster_topic is not None
+def _shown(found: object) -> str:
+    if not isinstance(found, TopicRoute):
+        return str(found)
+    kinds = [("write", found.write_queues), ("read", found.read_queues)]
+    parts = [f"{kind} {' '.join(f'{q.broker_name[-1]}{q.queue_id}' for q in queues) or '-'}" for kind, queues in kinds]
+    topics = {queue.topic for queue in (*found.write_queues, *found.read_queues)} or {found.topic}
+    return (
+        f"{'/'.join(topics)}{' (default)' if found.is_default else ''}: {', '.join(parts)}; masters {found.masters()}"
+    )
 
 
-def test_a_missing_topic_is_looked_up_at_once_after_a_broker_has_reported_a_change(
-    client: RemotingClient, cluster: ScriptedBroker
-) -> None:
-    """Otherwise at most once a second. Our server reports that a topic was created."""
-    routes = table(client, cluster.address)
-    assert routes.existing("orders") is None
-    cluster.topic("orders")
-    assert routes.existing("orders") is None, "it was looked up just now"
-
-    routes.look_up_missing()
-
-    assert routes.existing("orders") is not None
-
-
-def test_a_look_up_that_failed_is_repeated_at_its_next_use(client: RemotingClient, cluster: ScriptedBroker) -> None:
-    routes = table(client, cluster.address)
-    cluster.refuse(RequestCode.GET_ROUTEINFO_BY_TOPIC, ResponseCode.SYSTEM_ERROR)
-
-    for _ in range(2):
-        with pytest.raises(BrokerError, match="SYSTEM_ERROR"):
-            routes.existing("orders")
+def test_routes_are_those_of_the_script(client: RemotingClient) -> None:
+    (script,) = scripts_in(Path(__file__).with_name("route_scripts"))
+    with ExitStack() as stack:
+        check_script(script, Routes(client, stack))
