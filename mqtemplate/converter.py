@@ -39,7 +39,7 @@ __all__ = [
     "payload_of",
 ]
 
-# Others, such as those of a schema registry that cannot be reached, may go away.
+# Others, such as the errors of a schema registry that cannot be reached, may go away.
 INVALID_BODY_ERRORS = (ValueError, TypeError, LookupError, EOFError, OverflowError, RecursionError)
 """Errors of a converter that depend on the body alone, so that a retry cannot help; `ConversionError` is one."""
 
@@ -313,7 +313,7 @@ def _as_own_text(body: bytes, target_type: Any, charset: str) -> str | None:
     """Return the value of a type whose values are texts though it is no ``str``, such as ``EmailStr``."""
     try:
         value = adapter_of(target_type).validate_python(body.decode(charset))
-    except ValueError:  # pydantic's and that of the encoding; the caller reports the error of JSON
+    except ValueError:  # pydantic's, or the encoding's; the caller reports the error of JSON
         return None
     return value if isinstance(value, str) else None
 

@@ -70,7 +70,7 @@ class AvroLimits:
 
         Raises:
             ConversionError: It does.
-            EOFError, IndexError: The body is no value of the schema.
+            EOFError, IndexError: The body is not a value of the schema.
         """
         if self.is_recursive or self._has_empty_items or (self._has_decimals and len(body) > _LARGE_BYTES):
             _Scan(body, start, self._named, self._limits).run(self._schema)

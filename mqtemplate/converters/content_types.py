@@ -37,7 +37,7 @@ def read_body(
         structured: Reads a body in the format of the converter as a type.
 
     Raises:
-        ConversionError: The body is no value of the type.
+        ConversionError: The body is not a value of the type.
     """
     if target_type in PLAIN_TYPES:
         return _TEXT.from_body(body, target_type, {})

@@ -142,7 +142,7 @@ def members_of(annotation: Any) -> list[Any]:
 
 
 def _members(bare: Any) -> Iterator[Any]:
-    """Yield the members of a union, also those of a union inside of it; anything else as it is."""
+    """Yield the members of a union and of the unions inside of it; anything else as it is."""
     if get_origin(bare) not in (Union, UnionType):
         yield bare
         return
@@ -193,7 +193,7 @@ def read_parts(
         structured: Reads a body in the format of the converter as a type.
 
     Raises:
-        ConversionError: The body is none of the parts.
+        ConversionError: The body fits none of the parts.
     """
     attempts = {
         "text": lambda: _as_text(body, parts.text, charset),

@@ -67,7 +67,7 @@ class ProtobufConverter:
         return read_body(body, target_type, properties, lambda body, part: _as_one_of(body, part, named and named[1]))
 
     def check_type(self, target_type: Any) -> None:
-        """Raise `ConversionError` if a part of the type is no class of protobuf messages, no text, and no bytes."""
+        """Raise `ConversionError` if a part of the type is neither a class of protobuf messages nor text or bytes."""
         structured = parts_of(target_type).structured
         if target_type not in (*PLAIN_TYPES, *_UNTYPED) and structured is not None:
             _classes_of(structured)

@@ -285,7 +285,7 @@ class IoLoop:
     # --- for the loop's own thread ------------------------------------------------------------------
 
     def watch(self, sock: socket.socket, events: int, handler: Handler) -> None:
-        """Call *handler* when *sock* is ready for *events*, which replace those of an earlier call."""
+        """Call *handler* when *sock* is ready for *events*, which replace the events of an earlier call."""
         if sock.fileno() in self._selector.get_map():
             self._selector.modify(sock, events, handler)
         else:

@@ -89,7 +89,7 @@ class HeavyWork:
         return self._processor_time.is_heavy(address)
 
     def run(self, work: Callable[[], None], address: str, *, is_heavy: bool) -> None:
-        """Run a piece of work, and count its processor time. Heavy work waits for that of the other pools."""
+        """Run a piece of work, and count its processor time. Heavy work waits for the heavy work of the other pools."""
         if not is_heavy:
             self._run(work, address)
             return

@@ -104,8 +104,8 @@ def tag_selector(expression: str) -> TagSelector:
     """Create a tag selector from what a user wrote; see `tag_problem` for the tags that are allowed.
 
     Raises:
-        ListenerError: The expression has an empty tag, or something that is no tag: another separator, a condition of
-            SQL92, a wildcard. The text says what to write.
+        ListenerError: The expression has an empty tag, or something that cannot be a tag: another separator, a
+            condition of SQL92, a wildcard. The text says what to write.
     """
     selector = TagSelector(expression)
     if all(tag_problem(tag) is None for tag in selector.tags):

@@ -118,7 +118,7 @@ class RemoteBroker(Broker):
         return self._client.context
 
     def outage(self) -> str | None:
-        return "the client is not running" if self._started is None else self._started.outage()
+        return "the client is not running" if self._started is None else self._started.outages.describe()
 
     @property
     def delay_levels_ms(self) -> Sequence[int]:

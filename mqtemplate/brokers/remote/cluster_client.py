@@ -52,7 +52,7 @@ class ClusterClient:
             "remote.heartbeat", self._heartbeat, clock, settings.heartbeat_broker_interval_ms
         )
 
-        self._outages = Outages(clock)
+        self.outages = Outages(clock)
         first = self._first = self._new_instance()
         names = NameServers(settings.name_servers, first.invoke, settings.request_timeout_ms, self._namespace)
         unknown = UnknownTopics(_log, auto_create=settings.auto_create_topic_enable, known=settings.topics)
@@ -81,11 +81,12 @@ class ClusterClient:
         members: dict[str, GroupMember] = {}
         handlers: dict[int, Handler] = {
             RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._on_group_changed,
-            RequestCode.CHECK_TRANSACTION_STATE: self._on_transaction_check,
+            # Transactions and requests are created after the first instance, which their handlers are for.
+            RequestCode.CHECK_TRANSACTION_STATE: lambda *check: self.transactions.on_check(*check),  # noqa: PLW0108
             RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: lambda channel, request: self.requests.on_reply(request),
             **AdminRequests(members, self._namespace, self._settings.name_servers).handlers(),
         }
-        return ClientInstance(self._settings, self._clock, members, handlers, self._on_lost, self._outages)
+        return ClientInstance(self._settings, self._clock, members, handlers, self._on_lost, self.outages)
 
     # --- start and close -----------------------------------------------------------------------
 
@@ -116,12 +117,12 @@ class ClusterClient:
         each = [announced for address in first.versions if (announced := first.announced[address])]
         if rocketmq or not each:
             oldest = min(rocketmq, default=int(Version.V5_0_0))
-            each.append(_rocketmq_capabilities(oldest, can_recall=self._rocketmq_cluster.can_recall()))
+            each.append(_rocketmq_capabilities(oldest, can_recall=self._rocketmq_cluster.recalls.are_enabled()))
         return frozenset.intersection(*each)
 
     @property
     def delayed(self) -> DelayedMessages:
-        """Pending messages: by our own requests if all brokers have announced them, else by those of RocketMQ."""
+        """Pending messages: by our own requests if all brokers have announced them, else by RocketMQ's."""
         masters = self._routes.masters()
         self._first.register_at(masters)
         is_ours = all(Capability.PENDING in self._first.announced.get(address, ()) for address in masters)
@@ -144,18 +145,14 @@ class ClusterClient:
             instance.close()
 
     def service_groups(self) -> dict[str, list[Service]]:
-        """Return the services by thread: one that waits for a broker delays only those of its thread."""
+        """Return the services by thread: one that waits for a broker delays only the others of its thread."""
         return {
             "remote": [self._refreshes, self._heartbeats, self._recovery],
             "remote-groups": [self.members.rebalances],
             "remote-locks": [self.members.lock_renewals, self.members.lock_changes],
             "remote-offsets": [self.members.commits],
-            "remote-timers": [self.members.pull_retries, self.requests.pending, self._outages],
+            "remote-timers": [self.members.pull_retries, self.requests.pending, self.outages],
         }
-
-    def outage(self) -> str | None:
-        """Return which servers do not answer, and why; None if all do."""
-        return self._outages.describe()
 
     # --- actions of the services ---------------------------------------------------------------
 
@@ -208,9 +205,6 @@ class ClusterClient:
         self._routes.look_up_missing()  # our server also sends this request when a topic was created
         self.members.rebalance_group(request.header(ConsumerGroupRequestHeader).consumer_group)
         return None if request.is_one_way else request.response()
-
-    def _on_transaction_check(self, channel: Connection, request: RemotingCommand) -> None:
-        self.transactions.on_check(channel, request)
 
     def _on_route_changed(self, topic: str) -> None:
         self._recovery.trigger()  # the route may have a broker at which this client is not registered

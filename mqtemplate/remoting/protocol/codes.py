@@ -93,7 +93,7 @@ CURRENT_VERSION = Version.V5_3_3
 
 
 class RequestCode(_Code):
-    """Operation of a request. Source: ``remoting: RequestCode``; 50-53 are those of 4.9.x.
+    """Operation of a request. Source: ``remoting: RequestCode``; 50-53 are from 4.9.x.
 
     Codes from 500,001 to 500,099 are our own: RocketMQ's highest code is 200,151. A client sends them only to a server
     that announced the capability; see `headers.delayed.HeartbeatResponseHeader`.

@@ -7,7 +7,7 @@ each message (big-endian; topic and queue are in the header of the request)::
      4  i4     magic, body_crc    0 and 0: the broker computes them
     12  i4     flag               the application's number
     16  i4, B  body               never compressed
-        i2, P  properties         those of this message
+        i2, P  properties         of this message
 
 Source: RocketMQ ``common: MessageDecoder``.
 

@@ -348,8 +348,8 @@ class SentOffsets:
         """Remember a send.
 
         Args:
-            count: Number of messages: one, or those of a batch.
-            queue: The queue that has the messages: of a delayed message, that of its system topic. None if unknown.
+            count: Number of messages, more than one for a batch.
+            queue: The queue that has the messages; for a delayed message, a queue of a system topic. None if unknown.
         """
         if queue is not None:
             self._queue_ends[queue] = (result.queue_offset + count, self._clock.steady_ms())
@@ -385,7 +385,7 @@ class ClientContext:
     """One client of a cluster.
 
     Attributes:
-        instance: The instance that sends requests: the client's first one, or that of a group member.
+        instance: The instance that sends requests: the client's first one, or a group member's.
         sent: Offsets of the messages that this client has sent.
     """
 

@@ -97,7 +97,7 @@ def _describe(response: RemotingCommand, operation: str, address: str) -> str:
 
 
 def refusal_text(response: RemotingCommand, address: str) -> str:
-    """Return who answered, the response, and advice."""
+    """Return the address that answered, the response, and advice."""
     code = ResponseCode.of(response.code)
     name = f"{response.code} {code.name}" if isinstance(code, ResponseCode) else str(response.code)
     remark = f": {response.remark}" if response.remark else ""

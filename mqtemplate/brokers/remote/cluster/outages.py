@@ -164,7 +164,7 @@ class LostBrokers:
             brokers: Brokers of the routes: name -> id -> address.
 
         Returns:
-            The name of the broker, or None if it is no broker, or is known to be away.
+            The name of the broker, or None if no broker has this address, or it is known to be away.
         """
         if address in self._lost:
             return None

@@ -261,7 +261,7 @@ class Queries:
         """See `Broker.messages_by_key`.
 
         Raises:
-            MessageError: *key* is no key, or *max_count* no number of messages.
+            MessageError: *key* is not a key, or *max_count* is not a number of messages.
         """
         query = KeyQuery(topic, key, max_count, begin_ms, end_ms, unique)
         route = self._context.routes.existing(topic)

@@ -148,7 +148,7 @@ class RouteTable:
 
     - A cached route is returned without a request; `refresh` updates all of them. A missing topic is looked up again
       at its next use, at most once a second.
-    - The address of a broker is that of the newest response which contains the broker.
+    - The address of a broker comes from the newest response that contains the broker.
     - A topic that no name server has for half a minute is removed. Until then a name server may just have restarted.
 
     Args:
@@ -295,7 +295,7 @@ class RouteTable:
         self.on_change(topic)
 
     def _default(self, topic: str) -> TopicRoute:
-        """Return the route that a missing topic gets: that of RocketMQ's default topic, with a limited queue count."""
+        """Return the route that a missing topic gets: RocketMQ's default topic's, with a limited queue count."""
         data = self.name_servers.topic_route(AUTO_CREATE_TOPIC, in_namespace=False)
         if data is None:
             nearest = self.unknown.nearest(topic, self._names)
@@ -380,7 +380,7 @@ class RouteTable:
         return address
 
     def is_replica(self, broker_name: str, address: str) -> bool:
-        """Return True if *address* is not that of the broker's master."""
+        """Return True if *address* is not the address of the broker's master."""
         return self._brokers.get(broker_name, {}).get(MASTER_ID) != address
 
     def brokers(self) -> Mapping[str, Mapping[int, str]]:

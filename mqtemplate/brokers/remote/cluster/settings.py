@@ -45,7 +45,7 @@ class ClientIntervals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteSettings(ClientIntervals):
-    """Address of a RocketMQ cluster and how to use it. Defaults are those of RocketMQ's Java client."""
+    """Address of a RocketMQ cluster and how to use it. The defaults are the same as in RocketMQ's Java client."""
 
     name_servers: tuple[str, ...]
     """Name servers as ``host:port``. The client uses one until it fails."""

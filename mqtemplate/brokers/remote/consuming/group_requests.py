@@ -366,7 +366,7 @@ class HeldQueueLocks:
         return regained, held <= locked
 
     def unlock(self, queues: Iterable[MessageQueue]) -> None:
-        """Unlock those of *queues* that are locked. At a broker that cannot be reached the locks expire."""
+        """Unlock the queues in *queues* that are locked. At a broker that cannot be reached the locks expire."""
         with self._lock:
             held = [queue for queue in queues if self._renewed_ms.pop(queue, None) is not None]
             self._ready.difference_update(held)

@@ -1,6 +1,6 @@
 """Offsets of group members: the committed ones, and those at which a member starts to read.
 
-Brokers store the offsets of clustering groups, files those of broadcasting groups.
+Brokers store the offsets of clustering groups; files store the offsets of broadcasting groups.
 Source: RocketMQ ``client: OffsetStore``, ``RemoteBrokerOffsetStore``, ``LocalFileOffsetStore``,
 ``RebalancePushImpl.computePullFromWhereWithException``.
 """

@@ -314,7 +314,7 @@ def timer_handle(record: MessageExt) -> str:
 
 
 def level_handle(record: MessageExt, due_ms: int) -> str:
-    """Return the handle of a message with a delay level. Unlike that of a timer it has a physical offset."""
+    """Return the handle of a message with a delay level. Unlike a timer's handle it has a physical offset."""
     return encode_handle(_handle(record, due_ms)._replace(physical_offset=record.physical_offset))
 
 

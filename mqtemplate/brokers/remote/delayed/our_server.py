@@ -245,7 +245,7 @@ def _error(response: RemotingCommand, operation: str, address: str) -> MQTemplat
 
 
 def _merged(changes: Sequence[ScheduleChange]) -> ScheduleChange:
-    """Return the result of all requests. The status is that of a request that changed a message, if there is one."""
+    """Return the result of all requests. If a request changed a message, its status counts."""
     done = [change for change in changes if change.count]
     statuses = {change.status for change in done or changes}
     status = next(status for status in _MOST_INFORMATIVE if status in statuses)
@@ -261,7 +261,7 @@ def _decode_cursor(text: str) -> dict[str, str]:
     """Return the cursor on each server.
 
     Raises:
-        MessageError: *text* is no cursor.
+        MessageError: *text* is not a cursor.
     """
     try:
         cursors = json.loads(base64.urlsafe_b64decode(text.encode()))

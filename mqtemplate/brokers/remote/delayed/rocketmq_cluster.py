@@ -51,7 +51,7 @@ _TOO_OLD = "brokers can cancel from RocketMQ 5.3 on"
 
 
 class Recalls:
-    """Sends recalls, and remembers those of the last seconds."""
+    """Sends recalls, and remembers them for some seconds."""
 
     def __init__(self, context: ClientContext) -> None:
         self._context = context
@@ -265,12 +265,8 @@ class RocketMQCluster(DelayedMessages):
         self._producer = producer
         self._configs = DelayConfigs(context)
         self._backlog = Backlog(context, queries, self._configs)
-        self._recalls = Recalls(context)
-        self._states = MessageStates(context, queries, self._backlog, self._recalls)
-
-    def can_recall(self) -> bool:
-        """Return True if all brokers recall timers."""
-        return self._recalls.are_enabled()
+        self.recalls = Recalls(context)
+        self._states = MessageStates(context, queries, self._backlog, self.recalls)
 
     # --- queries -------------------------------------------------------------------------------
 
@@ -291,7 +287,7 @@ class RocketMQCluster(DelayedMessages):
         return PendingCounts(counts.total(), dict(sorted(counts.items())))
 
     def _rows(self, query: PendingQuery) -> Iterator[tuple[TimerId, PendingMessage]]:
-        return (row for row in self._backlog.pending(query) if not self._recalls.is_recent(row[0]))
+        return (row for row in self._backlog.pending(query) if not self.recalls.is_recent(row[0]))
 
     # --- changes -------------------------------------------------------------------------------
 
@@ -312,7 +308,7 @@ class RocketMQCluster(DelayedMessages):
     def _cancel(self, state: MessageState) -> ScheduleChange:
         if not state.handles:
             return ScheduleChange(state.status)
-        statuses = [self._recalls.recall(handle) for handle in state.handles]
+        statuses = [self.recalls.recall(handle) for handle in state.handles]
         status = _CANCELLED if _CANCELLED in statuses else _DELIVERED
         return ScheduleChange(status, int(status is _CANCELLED))
 
@@ -324,7 +320,7 @@ class RocketMQCluster(DelayedMessages):
         slot_ms = self._free_slot(current, deliver_ms, state.deleted)
         if slot_ms == current.slot_ms:  # the recall of this slot would delete the message that is sent again, too
             return self._replace(state, timer_handle(record), kept=current)
-        self._recalls.check_enabled(record.broker_name)
+        self.recalls.check_enabled(record.broker_name)
         return self._replace(state, self._send_again(record, slot_ms))
 
     def _replace(self, state: MessageState, new: str | None, kept: TimerId | None = None) -> ScheduleChange:
@@ -336,7 +332,7 @@ class RocketMQCluster(DelayedMessages):
         """
         old = [handle for timer, handle in zip(state.pending, state.handles, strict=True) if timer != kept]
         try:
-            statuses = [self._recalls.recall(handle) for handle in old]
+            statuses = [self.recalls.recall(handle) for handle in old]
         except BrokerError as exc:
             raise BrokerError(
                 f"the message was sent again with its new time, but the old one could not be recalled ({exc}), so both "
@@ -345,7 +341,7 @@ class RocketMQCluster(DelayedMessages):
         if _DELIVERED not in statuses:
             return ScheduleChange(_RESCHEDULED, 1, () if new is None else (new,))
         if new is not None:
-            self._recalls.recall(decode_handle(new))
+            self.recalls.recall(decode_handle(new))
         return ScheduleChange(_DELIVERED)
 
     def _free_slot(self, timer: TimerId, deliver_ms: int, deleted: frozenset[TimerId]) -> int:
@@ -358,7 +354,7 @@ class RocketMQCluster(DelayedMessages):
             return 0
         length_ms = self._configs.of(timer.broker_name).slot_ms or 1_000
         slot_ms = (deliver_ms - 1) // length_ms * length_ms  # RocketMQ: a time on the border is in the slot before it
-        while (other := timer._replace(slot_ms=slot_ms)) in deleted or self._recalls.is_recent(other):
+        while (other := timer._replace(slot_ms=slot_ms)) in deleted or self.recalls.is_recent(other):
             slot_ms += length_ms
         return slot_ms
 

@@ -164,7 +164,7 @@ class ResetOffsetBodyForC(JsonBody):
 
 
 class GetConsumerStatusBody(JsonBody):
-    """Offsets that one client holds, or, from a broker, those of all clients by client id."""
+    """Offsets that one client holds, or, from a broker, the offsets of all clients by client id."""
 
     message_queue_table: dict[MessageQueue, int] = field(default_factory=dict)
     consumer_table: dict[str, dict[MessageQueue, int]] = field(default_factory=dict)

@@ -60,7 +60,7 @@ class RefusalHeader(CommandHeader):
 
 
 class CancelDelayedMessageRequestHeader(RpcRequestHeader):
-    """Request to cancel pending messages: those of *handle*, or those with *key*.
+    """Request to cancel the pending messages that *handle* names, or that have *key*.
 
     Attributes:
         handle: At most `MAX_HANDLES` handles of messages of this broker, joined by commas.

@@ -71,7 +71,7 @@ class QueryConsumerOffsetRequestHeader(TopicQueueRequestHeader):
 
 
 class UpdateConsumerOffsetRequestHeader(TopicQueueRequestHeader):
-    """Commit of a group's offset: that of the next message to read, not that of the last one read."""
+    """Commit of a group's offset: the offset of the next message to read, not of the last one read."""
 
     consumer_group: str
     commit_offset: Long
@@ -159,7 +159,7 @@ class QuerySubscriptionByConsumerRequestHeader(RpcRequestHeader):
 
 
 class QueryCorrectionOffsetHeader(RpcRequestHeader):
-    """Query for the offsets of one group, corrected by those of others.
+    """Query for the offsets of one group, corrected by the offsets of others.
 
     Attributes:
         filter_groups: Groups, separated by commas.

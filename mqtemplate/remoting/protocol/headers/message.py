@@ -81,8 +81,8 @@ class SendMessageResponseHeader(CommandHeader):
     """Header of the response to a send. Java's producers fail without the first three fields.
 
     Attributes:
-        msg_id: Id created by the broker, `mqtemplate.message.offset_msg_id`; those of a batch are joined by commas.
-        queue_offset: For a batch, that of its first message; for a half message, that in the half topic's queue.
+        msg_id: Id created by the broker, `mqtemplate.message.offset_msg_id`; the ids of a batch are joined by commas.
+        queue_offset: Of a batch's first message; of a half message in the half topic's queue.
         transaction_id: Id that the producer gave the message; of a batch the one in the header of the request.
         msg_region, trace_on: ``DefaultRegion``; ``false`` switches off the producer's trace of this message.
     """
