@@ -177,7 +177,7 @@ def first_count(spark: SparkSession, store: str) -> None:
 
 def read_from_our_server(spark: SparkSession, folder: Path, body_size: int, count: int) -> None:
     """Print the rates of blocks and of pulls from our server, in a process of its own."""
-    from mqtemplate.spark.reader.remote_cluster import RemoteCluster
+    from mqtemplate.spark.location.cluster import RemoteCluster
     from tests.conformance.servers import BrokerProcess
 
     with BrokerProcess(folder, flush_disk_type=FlushDiskType.ASYNC_FLUSH) as server:
@@ -192,7 +192,7 @@ def read_from_rocketmq(spark: SparkSession, folder: Path, body_size: int, count:
     """Print the rate from RocketMQ beside that of pulls whose messages are not parsed."""
     from bench.peer.jvm import unavailable_reason
     from bench.peer.rocketmq import NameServer, RocketMQ
-    from mqtemplate.spark.reader.remote_cluster import RemoteCluster
+    from mqtemplate.spark.location.cluster import RemoteCluster
 
     if (reason := unavailable_reason()) is not None:
         print(f"RocketMQ: not measured: {reason}")
@@ -209,7 +209,7 @@ def read_from_rocketmq(spark: SparkSession, folder: Path, body_size: int, count:
 
 def raw_rate(place: Any) -> float:
     """Return the messages per second of pulls without Spark and without columns: the median of three passes."""
-    from mqtemplate.spark.offsets import QueueRange
+    from mqtemplate.spark.records.offsets import QueueRange
 
     rates = []
     for _ in range(4):

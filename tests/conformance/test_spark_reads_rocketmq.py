@@ -15,10 +15,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from bench.peer.rocketmq import NameServer, RocketMQ
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.message import Message, MessageQueue
-from mqtemplate.spark.broker_access.kept_connections import close_connections
-from mqtemplate.spark.reader.remote_cluster import RemoteCluster
-from mqtemplate.spark.schema import source_schema
-from mqtemplate.spark.source import BatchReader, MqTemplateSource, StreamReader
+from mqtemplate.spark.location.cluster import RemoteCluster
+from mqtemplate.spark.location.cluster_connection import close_connections
+from mqtemplate.spark.reader.source import BatchReader, MqTemplateSource, StreamReader
+from mqtemplate.spark.records.schema import source_schema
 from tests.waiting import eventually
 
 pytestmark = [

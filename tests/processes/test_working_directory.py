@@ -22,9 +22,9 @@ from mqtemplate.message import Message, MessageQueue
 from mqtemplate.pending import PendingQuery
 from mqtemplate.processes import absolute_path
 from mqtemplate.remoting.tls import ClientTls, ServerTls
-from mqtemplate.spark.broker_access.location import BrokerLocation
-from mqtemplate.spark.options import SourceOptions
-from mqtemplate.spark.store_folder import StoreFolder
+from mqtemplate.spark.location.folder import StoreFolder
+from mqtemplate.spark.location.location import BrokerLocation
+from mqtemplate.spark.reader.options import SourceOptions
 from mqtemplate.store.files.snapshot_files import SnapshotStoreFiles
 from mqtemplate.template import RocketMQTemplate
 

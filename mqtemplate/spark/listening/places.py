@@ -18,10 +18,10 @@ from mqtemplate.brokers.retry import SentBack
 from mqtemplate.errors import SparkError
 from mqtemplate.message import Message, MessageQueue, SendSequence
 from mqtemplate.metrics import Metrics
-from mqtemplate.spark.broker_access.local_server import LocalServer
-from mqtemplate.spark.broker_access.location import ACCESS_KEY, CLIENT_FILE, BrokerLocation
 from mqtemplate.spark.listening.place import Place
 from mqtemplate.spark.listening.redelivery import SendBacks
+from mqtemplate.spark.location.local_server import LocalServer
+from mqtemplate.spark.location.location import ACCESS_KEY, CLIENT_FILE, BrokerLocation
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from mqtemplate.broker import Broker
 from mqtemplate.durations import Duration, duration_ms
 from mqtemplate.errors import ConfigurationError, MQTemplateError
 from mqtemplate.pending import ScheduleChange
-from mqtemplate.spark.broker_access.location import BrokerLocation
+from mqtemplate.spark.location.location import BrokerLocation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -117,7 +117,7 @@ def _opened(
     given = {"store": store, "nameserver": name_server, "clientfile": client_file}
     location = BrokerLocation.of_options({name: value for name, value in given.items() if value is not None})
     # By name: clients and brokers load only where one is used.
-    connection = import_module("mqtemplate.spark.broker_access.connection")
+    connection = import_module("mqtemplate.spark.location.connection")
     with connection.open_broker(location) as opened:
         yield opened
 

@@ -11,11 +11,12 @@ import pyarrow as pa
 
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.pending import PendingQuery
-from mqtemplate.spark.broker_access.location import BrokerLocation
-from mqtemplate.spark.reader.option_values import refuse_unknown
+from mqtemplate.spark.location.location import BrokerLocation
+from mqtemplate.spark.location.option_values import refuse_unknown
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
+
 
 _TIME = pa.timestamp("us", "UTC")
 PENDING_SCHEMA = pa.schema(

@@ -20,8 +20,7 @@ from mqtemplate.remoting.tls import ClientTls
 from mqtemplate.server import BrokerServerSettings, LocalCluster
 from mqtemplate.server.local_address import LocalServerAddress
 from mqtemplate.spark import SparkListenerContainer, spark_listener
-from mqtemplate.spark.listening.monitor import ListenerMonitor
-from mqtemplate.spark.listening.place import commit_offsets
+from mqtemplate.spark.listening.place import ListenerMonitor, commit_offsets
 from mqtemplate.spark.listening.places import ClusterPlace, FolderPlace, place_of
 from mqtemplate.spark.listening.redelivery import FailedRow, Redelivery
 from mqtemplate.testing import messages_in
@@ -116,7 +115,7 @@ def test_access_key_and_tls_of_the_client_reach_sparks_processes_in_a_file(monke
 
 
 def test_the_file_of_a_client_is_read_as_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mqtemplate.spark.broker_access.client_file import client_settings
+    from mqtemplate.spark.location.cluster_connection import client_settings
 
     credentials, tls = Credentials(access_key="k", secret_key="s", security_token="t"), ClientTls(check_host_name=False)
     place = ClusterPlace(RemoteBroker(RemoteSettings(name_servers=("a:1",), credentials=credentials, tls=tls)))
