@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable
 from functools import lru_cache
 
-from mqtemplate.errors import DestinationError
+from mqtemplate.errors import DestinationError, nearest
 from mqtemplate.user_code import shown
 
 __all__ = [
@@ -34,6 +33,7 @@ __all__ = [
     "is_broker_topic",
     "is_file_name",
     "is_in_namespace",
+    "is_reply_topic",
     "is_system_group",
     "nearest_topic",
     "needs_own_right",
@@ -112,6 +112,7 @@ _LEGAL_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 _FILE_NAME = re.compile(r"[^/\\\x00-\x1f]{1,255}")
 _MAX_LENGTH = 127
 _MAX_COMPARED = 200
+_REPLY_TOPIC_SUFFIX = "_REPLY_TOPIC"
 _MAX_LENGTH_WITH_PREFIX = 255
 
 
@@ -208,7 +209,7 @@ def nearest_topic(topic: str, known: Iterable[str]) -> str | None:
         names = [name for name in names if abs(len(name) - len(topic)) <= 2 and _have_same_end(name, topic)]
     if len(names) > _MAX_COMPARED:
         return None
-    return next(iter(difflib.get_close_matches(topic, names, n=1)), None)
+    return nearest(topic, names)
 
 
 def _have_same_end(name: str, other: str) -> bool:
@@ -218,4 +219,9 @@ def _have_same_end(name: str, other: str) -> bool:
 
 def reply_topic(cluster_name: str) -> str:
     """Return the topic that replies name. Source: ``MixAll.getReplyTopic``."""
-    return f"{cluster_name}_REPLY_TOPIC"
+    return f"{cluster_name}{_REPLY_TOPIC_SUFFIX}"
+
+
+def is_reply_topic(topic: str) -> bool:
+    """Return True for the topic that the replies of some cluster name."""
+    return topic.endswith(_REPLY_TOPIC_SUFFIX)

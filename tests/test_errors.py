@@ -25,6 +25,7 @@ from mqtemplate.errors import (
     SelectorError,
     SendError,
     SendTimeoutError,
+    did_you_mean,
 )
 from mqtemplate.listener.failures.outcomes import DeadLetter, RetryLater
 from mqtemplate.listener.handler_result import BatchFailure
@@ -236,3 +237,17 @@ def test_errors_with_facts_say_the_same_after_a_pickle() -> None:
     assert isinstance(pickle.loads(pickle.dumps(SendTimeoutError("late"))), TimeoutError)
     for request in (RetryLater("10s"), DeadLetter("bad"), PauseListener("1m"), BatchFailure([3])):
         assert _facts(copy.copy(request)) == _facts(request)
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "hint"),
+    [
+        ("ordrs", None, "did you mean 'orders'?"),
+        ("ordrs", {"orders": "Orders", "payments": "Payments"}, "did you mean 'Orders'?"),
+        ("xyz", None, "there is: orders, payments"),
+    ],
+)
+def test_a_hint_names_the_nearest_known_name_or_says_something_else(
+    name: str, written: dict[str, str] | None, hint: str
+) -> None:
+    assert did_you_mean(name, ["orders", "payments"], "there is: orders, payments", written=written) == hint

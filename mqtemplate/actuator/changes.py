@@ -5,14 +5,13 @@ Listeners: pause, resume, seek, concurrency. Schedules: pause, resume, trigger.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
-from mqtemplate.errors import ListenerError, MQTemplateError
+from mqtemplate.errors import ListenerError, MQTemplateError, did_you_mean
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.message import MessageQueue
@@ -67,9 +66,10 @@ def _action_of(change: Mapping[str, Any], actions: Mapping[str, Sequence[str]]) 
     known = ("action", *actions[action])
     for name in change:
         if name not in known:
-            nearest = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-            raise InvalidChangeError(f"{action} has no field {name[:40]!r}; {hint}there is: {', '.join(known)}")
+            hint = did_you_mean(name, known)
+            raise InvalidChangeError(
+                f"{action} has no field {name[:40]!r}; {f'{hint} ' if hint else ''}there is: {', '.join(known)}"
+            )
     return action
 
 

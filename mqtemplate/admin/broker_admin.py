@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
@@ -10,7 +9,7 @@ from typing import Self
 
 from mqtemplate.admin.values import GroupInfo, QueueProgress, QueueSpan, TopicInfo, TopicKind
 from mqtemplate.broker import Broker
-from mqtemplate.errors import UnknownNameError
+from mqtemplate.errors import UnknownNameError, did_you_mean
 from mqtemplate.message import MessageQueue
 
 
@@ -126,7 +125,6 @@ class BrokerAdmin(ABC):
 def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
     """Return the error for a name that does not exist, with the nearest known name."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1)
     some = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
-    hint = f"did you mean {close[0]!r}?" if close else f"there is: {some or 'none'}"
+    hint = did_you_mean(name, names, f"there is: {some or 'none'}")
     return UnknownNameError(f"{kind} {name!r} does not exist; {hint}")

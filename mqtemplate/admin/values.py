@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from enum import Enum
 
 from mqtemplate.message import MessageQueue
-from mqtemplate.topics import DLQ_TOPIC_PREFIX, MARKS_TOPIC, RETRY_TOPIC_PREFIX, SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
+from mqtemplate.topics import (
+    DLQ_TOPIC_PREFIX,
+    MARKS_TOPIC,
+    RETRY_TOPIC_PREFIX,
+    SYSTEM_TOPIC_PREFIX,
+    SYSTEM_TOPICS,
+    is_reply_topic,
+)
 
 _INHERIT = 1
 
@@ -33,7 +40,7 @@ class TopicKind(Enum):
             return cls.RETRY
         if topic.startswith(DLQ_TOPIC_PREFIX):
             return cls.DEAD_LETTER
-        is_own = topic == MARKS_TOPIC or topic.endswith("_REPLY_TOPIC")
+        is_own = topic == MARKS_TOPIC or is_reply_topic(topic)
         is_system = is_own or topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
         return cls.SYSTEM if is_system else cls.NORMAL
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import graphlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +13,7 @@ from mqtemplate.context.injection.application_context import ApplicationContext,
 from mqtemplate.context.injection.definitions import snake_case
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.templates.clusters import BrokerFactory
-from mqtemplate.errors import ConfigurationError
+from mqtemplate.errors import ConfigurationError, did_you_mean
 
 GROUP = "mqtemplate.autoconfigure"
 """Entry-point group in which a distribution names its starters."""
@@ -122,8 +121,7 @@ def _in_order(starters: Mapping[str, AutoConfiguration]) -> list[str]:
 def _check_excluded(excluded: Sequence[str], names: Sequence[str], settings: AppSettings) -> None:
     for name in excluded:
         if name not in names:
-            close = difflib.get_close_matches(name, names, 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"there is: {', '.join(names) or 'none'}"
+            hint = did_you_mean(name, names, f"there is: {', '.join(names) or 'none'}")
             key = "mqtemplate.autoconfigure.exclude"
             raise ConfigurationError(f"{settings.origins.of(key)}: {key}: there is no starter {name!r}; {hint}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from mqtemplate.callables import lazy_kind, name_of_callable, own_mark
 from mqtemplate.durations import duration_ms, format_ms
-from mqtemplate.errors import ListenerError
+from mqtemplate.errors import ListenerError, did_you_mean
 from mqtemplate.numbers import parse_number
 from mqtemplate.user_code import shown
 
@@ -221,8 +220,7 @@ class ListenerDecorator:
         table = _table(self.declaration)
         for name in given:
             if name not in table:
-                close = difflib.get_close_matches(name, table, n=1)
-                hint = f"did you mean {close[0]!r}?" if close else f"known attributes are {', '.join(table)}"
+                hint = did_you_mean(name, table, f"known attributes are {', '.join(table)}")
                 raise TypeError(f"{self.name} has no attribute {name!r}; {hint}")
 
     def topics_of(self, topic: Any) -> tuple[str, ...]:

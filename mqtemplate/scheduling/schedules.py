@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from mqtemplate.broker import Broker
-from mqtemplate.errors import ScheduleError
+from mqtemplate.errors import ScheduleError, did_you_mean
 from mqtemplate.pending import PendingMessage
 from mqtemplate.scheduling.run_message import RunMessage, find_run_key
 from mqtemplate.scheduling.schedule import Schedule, check_name
@@ -140,8 +139,7 @@ class Schedules:
             check_name(name)
             return
         names = sorted({*known, *self._own})
-        close = difflib.get_close_matches(name, names, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there is: {', '.join(names) or 'none'}"
+        hint = did_you_mean(name, names, f"there is: {', '.join(names) or 'none'}")
         raise ScheduleError(f"there is no schedule {name!r}; {hint}")
 
 

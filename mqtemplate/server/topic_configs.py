@@ -29,6 +29,7 @@ from mqtemplate.topics import (
     TRACE_TOPIC,
     check_topic,
     nearest_topic,
+    reply_topic,
 )
 
 _log = get_logger("mqtemplate.server")
@@ -70,7 +71,7 @@ class TopicConfigs:
         self._auto_create = settings.auto_create_topic_enable and engine.settings.auto_create_topic_enable
         self._on_created: Callable[[str], None] = lambda topic: None
         # A name only: the broker forwards replies to the producer of the request and stores none.
-        self._reply_topic = f"{self.cluster_name}_REPLY_TOPIC"
+        self._reply_topic = reply_topic(self.cluster_name)
         self._system_topics = SYSTEM_TOPICS | {self.cluster_name, self.broker_name, self._reply_topic}
 
     def create_system_topics(self) -> None:

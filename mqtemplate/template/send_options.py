@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple, TypedDict
 
 from mqtemplate.durations import Duration
+from mqtemplate.errors import did_you_mean
 from mqtemplate.message import Message, MessageQueue
 
 
@@ -65,6 +65,5 @@ def unknown_option(verb: Callable[..., object], given: Iterable[str], known: Ite
     names = [each.name for each in parameters if each.name != "self" and each.kind is not each.VAR_KEYWORD]
     names += sorted(known)
     name = min(set(given) - set(names))
-    close = difflib.get_close_matches(name, names, 1)
-    hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(names)}"
+    hint = did_you_mean(name, names, f"it has {', '.join(names)}")
     return TypeError(f"{verb.__name__}() has no option {name!r}; {hint}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -12,7 +11,7 @@ from typing import Any
 from django.apps import apps
 from django.conf import settings
 
-from mqtemplate.errors import ConfigurationError
+from mqtemplate.errors import ConfigurationError, did_you_mean
 
 _NAME = "MQTEMPLATE"
 _OWN = ("COMPONENTS", "CONFIG_FOLDER", "PROFILES")
@@ -49,10 +48,7 @@ def read_project() -> Project:
         )
     for name in given:
         if name.isupper() and name not in _OWN:
-            near = difflib.get_close_matches(name, _OWN, 1)
-            hint = (
-                f"did you mean {near[0]!r}?" if near else f"allowed are {', '.join(_OWN)} and keys of application.yml"
-            )
+            hint = did_you_mean(name, _OWN, f"allowed are {', '.join(_OWN)} and keys of application.yml")
             raise ConfigurationError(f"settings.{_NAME} has an unknown name {name!r}; {hint}")
     return Project(
         {key: value for key, value in given.items() if key not in _OWN},

@@ -13,7 +13,7 @@ from mqtemplate.context.failure_report import failure_report, split_advice
 from mqtemplate.errors import ListenerError, SparkError
 
 ROOT = Path(__file__).parents[2]
-NAMES = {*errors.__all__, "ContradictionError", "SparkError"}
+NAMES = {*(name for name in errors.__all__ if name.endswith("Error")), "ContradictionError", "SparkError"}
 FACTS = ("there is ", "there are ", "it is ", "it was ", "got ", "they are ")
 """Beginnings of a sentence that tells a fact. What to do tells an action, or asks a question."""
 

@@ -26,7 +26,7 @@ from mqtemplate.remoting.protocol.messages import EncodedBatch
 from mqtemplate.results import HalfMessage, PullResult, SendResult, SequencedResult, TransactionState
 from mqtemplate.selectors.tags import Selector
 from mqtemplate.services import Service, ServiceThread
-from mqtemplate.topics import SCHEDULE_TOPIC, is_application_topic
+from mqtemplate.topics import SCHEDULE_TOPIC, is_application_topic, is_reply_topic
 
 _log = get_logger("mqtemplate.remote")
 
@@ -135,7 +135,7 @@ class RemoteBroker(Broker):
 
     def topic_names(self) -> Sequence[str]:
         names = self._client.context.routes.name_servers.topics()
-        return [topic for topic in names if is_application_topic(topic) and not topic.endswith("_REPLY_TOPIC")]
+        return [topic for topic in names if is_application_topic(topic) and not is_reply_topic(topic)]
 
     def expect_topics(self, topics: Iterable[str]) -> None:
         self._client.context.routes.unknown.expect(topics)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -19,7 +18,7 @@ from mqtemplate.context.config.placeholders import Placeholders
 from mqtemplate.context.config.relaxed_keys import dotted, kebab, variable_name
 from mqtemplate.context.config.tree import UNSET, ConfigNode, insert_mapping, is_empty_text
 from mqtemplate.durations import ALLOWED, duration_ms, is_duration_text
-from mqtemplate.errors import ConfigurationError
+from mqtemplate.errors import ConfigurationError, nearest
 from mqtemplate.user_code import shown
 
 _UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")  # pydantic's name for models, and for dataclasses
@@ -95,12 +94,12 @@ class Binding:
         holder = schema.section_at(self.section, location[:-1])
         names = () if holder is None else map(kebab, schema.fields_of(holder))
         siblings = {name: (*section, name) for name in names}
-        if close := difflib.get_close_matches(str(location[-1]), siblings, 1):
-            return f"; did you mean '{dotted((*self.prefix, *siblings[close[0]]))}'?"
+        if (close := nearest(str(location[-1]), siblings)) is not None:
+            return f"; did you mean '{dotted((*self.prefix, *siblings[close]))}'?"
         wanted = dotted(schema.as_written(self.section, location))
         anywhere = {key: path for path in known if not wanted.startswith(key := dotted(path))}
-        if close := difflib.get_close_matches(wanted, anywhere, 1, cutoff=0.75):
-            return f"; did you mean '{dotted((*self.prefix, *anywhere[close[0]]))}'?"
+        if (close := nearest(wanted, anywhere, cutoff=0.75)) is not None:
+            return f"; did you mean '{dotted((*self.prefix, *anywhere[close]))}'?"
         return f"; here may stand: {', '.join(siblings)}" if siblings else ""
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from mqtemplate.context.config.relaxed_keys import canonical_key, dotted, same_key, variable_name
 from mqtemplate.context.config.schema import FieldShape, all_fields
 from mqtemplate.context.config.tree import ConfigNode, is_empty_text
-from mqtemplate.errors import ConfigurationError
+from mqtemplate.errors import ConfigurationError, nearest
 
 _NO_KEYS = {
     "ROCKETMQ_HOME",  # the folder of a RocketMQ installation; set on many machines
@@ -59,7 +58,7 @@ def bind_environment(section: type, environment: Mapping[str, str], prefix: tupl
             continue
         path = by_canonical.get(canonical_key(name.replace(".", ""))) or next(_map_entries(name, maps), None)
         if path is None:
-            bound.unused[name] = _nearest(name, shapes)
+            bound.unused[name] = nearest(name.upper(), map(variable_name, shapes), cutoff=0.75)
             continue
         if (twin := by_path.setdefault(path, name)) != name and environment[twin] != value:
             raise ConfigurationError(
@@ -75,8 +74,3 @@ def _map_entries(name: str, maps: Mapping[tuple[str, ...], FieldShape]) -> Itera
         at = len(path)
         if len(parts) >= at + shape.map_depth and all(map(same_key, parts, path)):
             yield (*path, *parts[at:])
-
-
-def _nearest(name: str, shapes: Mapping[tuple[str, ...], FieldShape]) -> str | None:
-    close = difflib.get_close_matches(name.upper(), [variable_name(path) for path in shapes], 1, cutoff=0.75)
-    return close[0] if close else None

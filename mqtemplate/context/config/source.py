@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from mqtemplate.context.config.toml_reader import read_toml
 from mqtemplate.context.config.tree import UNSET, ConfigNode, ConfigOrigins, insert_mapping
 from mqtemplate.context.config.yaml_reader import YamlDocument, read_yaml, split_names
 from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.errors import ConfigurationError
+from mqtemplate.errors import ConfigurationError, nearest
 from mqtemplate.processes import absolute_path
 
 _NEAR = 0.87  # "rocketmqq", "rokcetmq", "mqtemplates"; not "rocket"
@@ -102,11 +101,11 @@ def _refuse_near_sections(root: ConfigNode) -> None:
                 f"{spring.origin}: {key}.rocketmq is no section, its keys would have no effect; "
                 "write rocketmq: without spring: above it, as rocketmq-spring does"
             )
-        near = difflib.get_close_matches(canonical_key(key), ours, 1, cutoff=_NEAR)
-        if near and canonical_key(key) not in ours:
+        near = nearest(canonical_key(key), ours, cutoff=_NEAR)
+        if near is not None and canonical_key(key) not in ours:
             raise ConfigurationError(
                 f"{_first_origin(node)}: {key} is no section, its keys would have no effect; "
-                f"did you mean '{ours[near[0]]}'? A section of your own needs a name that differs more"
+                f"did you mean '{ours[near]}'? A section of your own needs a name that differs more"
             )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 import os
 from collections.abc import Mapping
@@ -10,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
 from mqtemplate.context.config.tree import ConfigNode
-from mqtemplate.errors import ConfigurationError
+from mqtemplate.errors import ConfigurationError, did_you_mean
 from mqtemplate.processes import home_folder
 from mqtemplate.running.broker_conf.names import KNOWN_NAMES
 from mqtemplate.running.broker_conf.property_file import Entry, read_property_file
@@ -121,8 +120,7 @@ def _problem(entry: Entry, entries: Mapping[str, Entry]) -> str | None:
     """Return why an entry cannot be honoured; None if it can, or means nothing here."""
     name, value = entry.key, entry.value
     if name not in KNOWN_NAMES:
-        near = difflib.get_close_matches(name, KNOWN_NAMES, 1, cutoff=0.6)
-        return f"{name} is no key of RocketMQ's broker" + (f"; did you mean {near[0]!r}?" if near else "; remove it")
+        return f"{name} is no key of RocketMQ's broker; {did_you_mean(name, KNOWN_NAMES, 'remove it')}"
     if name in _ALLOWED and value not in _ALLOWED[name][0]:
         allowed, advice = _ALLOWED[name]
         return f"{name} must be {' or '.join(allowed)}, got {value!r}: {advice}"

@@ -14,6 +14,8 @@ CLIENT_FILE = "MQTEMPLATE_CLIENT_FILE"
 """Environment variables of the driver and the executors; `cluster_connection` reads them."""
 
 _ADVICE = f"it would show in plans and logs; set {ACCESS_KEY} and {SECRET_KEY}, or a clientFile"
+PATH = {"path": "path"}
+"""Spark's name for the folder, in lower case; `BrokerLocation.of_options` refuses it beside ``store``."""
 SECRET_OPTIONS = dict.fromkeys(("accesskey", "secretkey", "securitytoken"), _ADVICE)
 """Option in lower case that would contain a secret -> what to do instead."""
 
@@ -32,20 +34,20 @@ class BrokerLocation:
 
     @classmethod
     def of_options(cls, options: Mapping[str, str]) -> BrokerLocation:
-        """Return the location in options with lower-case names: ``store`` (or ``path``), or ``nameserver``.
+        """Return the location in options: ``store`` (or ``path``), or ``nameServer``.
 
         Raises:
             ConfigurationError: None of them is given, or both are, or a file for a cluster without a cluster.
         """
         if "store" in options and "path" in options:
             raise ConfigurationError("options 'store' and 'path' contradict each other; give one of them")
-        store, name_server = options.get("store", options.get("path")), options.get("nameserver")
+        store, name_server = options.get("store", options.get("path")), options.get("nameServer")
         if (store is None) == (name_server is None):
             raise ConfigurationError(
                 "give either option 'store', the folder of an embedded broker on this machine, or option 'nameServer', "
                 "such as 'localhost:9876'"
             )
-        if "clientfile" in options and name_server is None:
+        if "clientFile" in options and name_server is None:
             raise ConfigurationError("option 'clientFile' needs the option 'nameServer'")
         folder = None if store is None else str(absolute_path(store))
-        return cls(store=folder, name_server=name_server, client_file=options.get("clientfile"))
+        return cls(store=folder, name_server=name_server, client_file=options.get("clientFile"))

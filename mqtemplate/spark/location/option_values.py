@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 
 from mqtemplate.durations import duration_ms
-from mqtemplate.errors import ConfigurationError, DestinationError
+from mqtemplate.errors import ConfigurationError, DestinationError, did_you_mean
 from mqtemplate.spark.location.location import SECRET_OPTIONS
 from mqtemplate.topics import TIMER_TOPIC, check_topic
 
@@ -28,23 +28,43 @@ def is_pending_view(options: Mapping[str, str]) -> bool:
     return view == "pending"
 
 
-def refuse_unknown(given: Iterable[str], names: Sequence[str], ignored: Collection[str], where: str) -> None:
-    """Refuse options that a write or the pending view does not have.
+def known_options(
+    options: Mapping[str, str],
+    names: Sequence[str],
+    *,
+    aliases: Mapping[str, str] = MappingProxyType({}),
+    ignored: Collection[str] = (),
+    hints: Mapping[str, str] = SECRET_OPTIONS,
+    where: str = "",
+) -> dict[str, str]:
+    """Return options under their exact names.
 
     Args:
-        given: Names in lower case.
+        options: The options as Spark passes them: case does not matter.
+        names: Exact names.
+        aliases: Other name in lower case -> exact name.
         ignored: Names in lower case that Spark adds.
+        hints: Name in lower case of an option that does not exist -> what to do instead.
+        where: What has the options, for errors, such as `` for a write``.
 
     Raises:
-        ConfigurationError: One is unknown; the text names the nearest.
+        ConfigurationError: One is unknown, and the text names the nearest; or one is given twice.
     """
-    known = {name.lower(): name for name in names}
-    for name in given:
-        if name in known or name in ignored:
+    spellings = {name.lower(): name for name in names} | dict(aliases)
+    given: dict[str, str] = {}
+    for written, value in options.items():
+        name = written.lower().removeprefix("option.")  # Spark's prefix for a table of the catalog
+        if name in ignored:
             continue
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {known[close[0]]!r}?" if close else f"known are {', '.join(names)}"
-        raise ConfigurationError(f"option {name!r} is unknown for {where}; {SECRET_OPTIONS.get(name, hint)}")
+        if name not in spellings:
+            known = f"known are {', '.join(names)}"
+            hint = hints.get(name) or did_you_mean(name, spellings, known, written=spellings)
+            raise ConfigurationError(f"option {name!r} is unknown{where}; {hint}")
+        if given.setdefault(spellings[name], value) != value:
+            raise ConfigurationError(
+                f"option {spellings[name]!r} is given twice, with different values, also as {name!r}"
+            )
+    return given
 
 
 def whole_number(given: Mapping[str, str], option: str) -> int | None:

@@ -114,7 +114,7 @@ def _opened(
             raise ConfigurationError("give one of 'broker', 'store' and 'name_server'")
         yield broker
         return
-    given = {"store": store, "nameserver": name_server, "clientfile": client_file}
+    given = {"store": store, "nameServer": name_server, "clientFile": client_file}
     location = BrokerLocation.of_options({name: value for name, value in given.items() if value is not None})
     # By name: clients and brokers load only where one is used.
     connection = import_module("mqtemplate.spark.location.connection")

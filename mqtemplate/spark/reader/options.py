@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -179,27 +178,7 @@ class SourceOptions:
 
 
 def _known(options: Mapping[str, str]) -> dict[str, str]:
-    """Return the options under their exact names."""
-    spellings = {name.lower(): name for name in OPTION_NAMES} | _ALIASES
-    given: dict[str, str] = {}
-    for written, value in options.items():
-        name = written.lower().removeprefix("option.")  # the prefix is that of a table of the catalog
-        if name in _SPARKS_OWN:
-            continue
-        if name not in spellings:
-            raise ConfigurationError(f"option {name!r} is unknown; {_hint(name, spellings)}")
-        if given.setdefault(spellings[name], value) != value:
-            raise ConfigurationError(
-                f"option {spellings[name]!r} is given twice, with different values, also as {name!r}"
-            )
-    return given
-
-
-def _hint(name: str, spellings: Mapping[str, str]) -> str:
-    if name in _HINTS:
-        return _HINTS[name]
-    close = difflib.get_close_matches(name, spellings, n=1)
-    return f"did you mean {spellings[close[0]]!r}?" if close else f"known are {', '.join(OPTION_NAMES)}"
+    return values.known_options(options, OPTION_NAMES, aliases=_ALIASES, ignored=_SPARKS_OWN, hints=_HINTS)
 
 
 def _refuse_contradictions(given: Mapping[str, str], *, streaming: bool) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from mqtemplate.errors import BrokerError, ConfigurationError, SparkError
+from mqtemplate.errors import BrokerError, ConfigurationError, SparkError, did_you_mean
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
 from mqtemplate.spark.reader.options import OffsetsByTime, Position, SourceOptions
@@ -296,8 +295,7 @@ class StoreReader:
 def _hint(topic: str, known: set[str] | None) -> str:
     if known is None:
         return "check its name: this account may not list the topics"
-    close = difflib.get_close_matches(topic, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"its topics are: {', '.join(sorted(known)) or 'none'}"
+    return did_you_mean(topic, known, f"its topics are: {', '.join(sorted(known)) or 'none'}")
 
 
 def _given(table: GivenOffsets, queue: MessageQueue) -> int | None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from mqtemplate.durations import duration_ms
-from mqtemplate.errors import ConfigurationError, DestinationError
+from mqtemplate.errors import ConfigurationError, DestinationError, did_you_mean
 from mqtemplate.listener.attributes import NOT_READABLE, Attribute, flag, number
-from mqtemplate.spark.location.location import BrokerLocation
-from mqtemplate.spark.location.option_values import refuse_unknown
+from mqtemplate.spark.location.location import PATH, BrokerLocation
+from mqtemplate.spark.location.option_values import known_options
 from mqtemplate.topics import check_send_topic
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ SINK_OPTIONS = (
 )
 """Names for ``.option(...)``; case does not matter."""
 
-_OF_SPARK = frozenset({"path", "checkpointlocation", "queryname", "provider", "mode"})
+_OF_SPARK = frozenset({"checkpointlocation", "queryname", "provider", "mode"})
 _DEFAULTS = ("tags", "keys", "queueId", "delayLevel", "delay", "deliverTime")
 _VERSION, _TIMEOUT = number(None, 0, 2**63 - 1), number(30_000, 1)
 _IDEMPOTENT = replace(flag(True), default=None)
@@ -73,11 +72,10 @@ class SinkOptions:
         Raises:
             ConfigurationError: An option is unknown, malformed, missing, or contradicts another one.
         """
-        given = {name.lower(): value for name, value in options.items()}
-        refuse_unknown(given, SINK_OPTIONS, _OF_SPARK, "a write")
-        if ("txnappid" in given) != ("txnversion" in given):
+        given = known_options(options, SINK_OPTIONS, aliases=PATH, ignored=_OF_SPARK, where=" for a write")
+        if ("txnAppId" in given) != ("txnVersion" in given):
             raise ConfigurationError("give both options 'txnAppId' and 'txnVersion', or none of them")
-        delays = [name for name in _DELAYS if name.lower() in given]
+        delays = [name for name in _DELAYS if name in given]
         if len(delays) > 1:
             raise ConfigurationError(
                 f"options {' and '.join(map(repr, delays))} contradict each other; give one of them"
@@ -85,8 +83,8 @@ class SinkOptions:
         return cls(
             location=BrokerLocation.of_options(given),
             topic=None if "topic" not in given else _topic(given["topic"]),
-            defaults={name: _default(name, given[name.lower()]) for name in _DEFAULTS if name.lower() in given},
-            txn_app_id=given.get("txnappid"),
+            defaults={name: _default(name, given[name]) for name in _DEFAULTS if name in given},
+            txn_app_id=given.get("txnAppId"),
             txn_version=_value(given, "txnVersion", _VERSION),
             idempotent=_value(given, "idempotent", _IDEMPOTENT),
             send_timeout_ms=_value(given, "sendTimeoutMs", _TIMEOUT),
@@ -100,8 +98,7 @@ class SinkOptions:
         """
         for column in schema:
             if column.name not in COLUMNS:
-                close = difflib.get_close_matches(column.name, COLUMNS, n=1)
-                hint = f"did you mean {close[0]!r}?" if close else f"a message has {', '.join(COLUMNS)}"
+                hint = did_you_mean(column.name, COLUMNS, f"a message has {', '.join(COLUMNS)}")
                 raise ConfigurationError(
                     f"column {column.name!r} is unknown; {hint}. Put data into the body, such as "
                     "select(struct('*').alias('body'))"
@@ -120,7 +117,7 @@ class SinkOptions:
 
 
 def _value(given: Mapping[str, str], name: str, attribute: Attribute) -> Any:
-    text = given.get(name.lower())
+    text = given.get(name)
     if text is None:
         return attribute.default
     try:
