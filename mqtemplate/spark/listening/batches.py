@@ -14,8 +14,8 @@ from mqtemplate.event_log import get_logger
 from mqtemplate.spark.listening.checkpoint import QueryCheckpoint
 from mqtemplate.spark.listening.listener import SparkBatch, SparkListenerSettings
 from mqtemplate.spark.listening.payloads import refuse_bad_records, rows_of, split_bad_records, without_rows
-from mqtemplate.spark.listening.place import BatchMetrics
 from mqtemplate.spark.listening.redelivery import FailedRow, Redelivery
+from mqtemplate.spark.listening.shared_broker import BatchMetrics
 from mqtemplate.spark.reader.options import SourceOptions
 from mqtemplate.spark.records.offsets import OffsetTable, QueueRange
 from mqtemplate.user_code import error_text, safe_text, type_name

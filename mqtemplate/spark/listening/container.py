@@ -30,8 +30,8 @@ from mqtemplate.spark.listening.listener import (
     spark_listener_specs,
 )
 from mqtemplate.spark.listening.payloads import with_payload
-from mqtemplate.spark.listening.place import ListenerMonitor, Place, commit_offsets, messages_of
 from mqtemplate.spark.listening.redelivery import Redelivery
+from mqtemplate.spark.listening.shared_broker import ListenerMonitor, SharedBroker, commit_offsets, messages_of
 from mqtemplate.spark.reader.options import SourceOptions
 from mqtemplate.spark.records.offsets import OffsetTable, to_spark
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
@@ -101,7 +101,7 @@ class SparkListenerContainer:
         self.name = _name_of(endpoint)
         self.settings = resolve_spark_spec(spec or _only_spec(endpoint), self.name, resolve)
         require_pyspark()
-        self._place: Place = _load("places").place_of(broker, f"Spark listener {self.name}")
+        self._shared: SharedBroker = _load("shared_brokers").share_broker(broker, f"Spark listener {self.name}")
         self._endpoint = endpoint
         self._function: Callable[[DataFrame, SparkBatch], object] = getattr(endpoint, "on_batch", endpoint)  # type: ignore[arg-type]
         self._spark = spark
@@ -109,7 +109,7 @@ class SparkListenerContainer:
         self._topic = ",".join(self.settings.topics)
         self._retry_topic = RETRY_TOPIC_PREFIX + self.settings.consumer_group
         self._topics = (*self.settings.topics, self._retry_topic)
-        self.monitor = ListenerMonitor(self._place, self.settings.consumer_group, self._topics)
+        self.monitor = ListenerMonitor(self._shared, self.settings.consumer_group, self._topics)
         self._on_change = on_change
         self._log = _log.bind(listener=self.name, topic=self._topic, group=self.settings.consumer_group)
         self._query: StreamingQuery | None = None
@@ -131,12 +131,12 @@ class SparkListenerContainer:
             return
         self._stopping.clear()
         self._restarts = 0
-        self._place.start(self._retry_topic)
+        self._shared.start(self._retry_topic)
         try:
             with self._lifecycle:
                 self._begin()
         except BaseException:
-            self._place.stop()
+            self._shared.stop()
             raise
 
     def _begin(self) -> None:
@@ -173,7 +173,7 @@ class SparkListenerContainer:
             query.stop()
             self._ended.wait(timeout_s)
         self.monitor.is_running = False
-        self._place.stop()
+        self._shared.stop()
         self._log.debug("spark.stopped")
 
     @property
@@ -215,7 +215,7 @@ class SparkListenerContainer:
     def _options(self, first: OffsetTable | None) -> dict[str, str]:
         settings = self.settings
         options = {
-            **self._place.options(),
+            **self._shared.options(),
             "topic": ",".join(self._topics),
             "tags": settings.selector_expression,
             "group": settings.consumer_group,
@@ -266,16 +266,16 @@ class SparkListenerContainer:
             name=self.name,
             settings=self.settings,
             options=self._options(None),
-            location=self._place.location(),
+            location=self._shared.location(),
             checkpoint=str(self._checkpoint.folder),
-            broker_name=self._place.broker.name,
+            broker_name=self._shared.broker.name,
             first=first,
             replayed=self._replayed,
         )
         return batches
 
     def _work(self, first: OffsetTable) -> BatchWork:
-        settings, place = self.settings, self._place
+        settings, shared = self.settings, self._shared
         return BatchWork(
             listener=ListenerFunction(
                 name=self.name, function=self._function, settings=settings, options=self._options(None)
@@ -284,9 +284,9 @@ class SparkListenerContainer:
             first=first,
             replayed=self._replayed,
             redelivery=Redelivery(
-                place.broker,
-                place.send_backs,
-                place.metrics,
+                shared.broker,
+                shared.send_backs,
+                shared.metrics,
                 group=settings.consumer_group,
                 listener=self.name,
                 checkpoint=self._checkpoint.folder,
@@ -383,11 +383,11 @@ class SparkListenerContainer:
             self._no_batch_runs.set()
 
     def _committed(self, queue: MessageQueue) -> int | None:
-        return self._place.broker.committed_offset(self.settings.consumer_group, queue)
+        return self._shared.broker.committed_offset(self.settings.consumer_group, queue)
 
     def _commit(self, end: OffsetTable) -> None:
         """Commit the end of a batch for the group, but no lower offset than before, as a repeated batch would."""
-        commit_offsets(self._place.broker, self._place.queue, self.settings.consumer_group, end)
+        commit_offsets(self._shared.broker, self._shared.queue, self.settings.consumer_group, end)
 
 
 def _load(module: str) -> ModuleType:

@@ -30,7 +30,7 @@ _RECORD_BLOCK = "RECORD_BLOCK"
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteCluster:
+class ClusterBlocks:
     """Messages of a cluster, pulled queue by queue. A planner and each task have a connection of their own.
 
     Args:

@@ -46,12 +46,10 @@ def open_broker(location: BrokerLocation) -> Iterator[Broker]:
         RemoteConnectError: No name server answers.
         ConfigurationError: The access key or TLS settings of this machine are wrong.
     """
-    if location.name_server is not None:
-        addresses = tuple(part.strip() for part in location.name_server.split(";") if part.strip())
+    if location.store is None:
         settings = client_settings(location.client_file)
-        yield _remote(addresses, settings.credentials, settings.tls)
+        yield _remote(location.name_servers, settings.credentials, settings.tls)
         return
-    assert location.store is not None
     with open_local_server(location.store) as local:
         if local is not None:
             yield local

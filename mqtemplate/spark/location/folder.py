@@ -31,7 +31,7 @@ from mqtemplate.store.layout import (
 _STORE_ENTRIES = ("commitlog", "lock")  # a broker that was started but has no message has only the second one
 
 
-class Segment(NamedTuple):
+class FileSpan(NamedTuple):
     """One file of a mapped file queue: position of its first byte, counted over all files, and path."""
 
     start: int
@@ -104,7 +104,7 @@ class StoreFolder:
         segments = self._queue_segments(topic, queue_id)
         if not segments:
             return 0
-        log_start = next(iter(self.log_segments()), Segment(0, self._log_folder)).start
+        log_start = next(iter(self.log_segments()), FileSpan(0, self._log_folder)).start
         first, end = segments[0].start // CQ_UNIT_SIZE, self.max_offset(topic, queue_id)
 
         def has_record(number: int) -> bool:
@@ -168,12 +168,12 @@ class StoreFolder:
         at = int.from_bytes(unit, "big")
         return unit + _read_span(self.log_segments(), at, at + BODY_AT)
 
-    def _queue_segments(self, topic: str, queue_id: int) -> list[Segment]:
+    def _queue_segments(self, topic: str, queue_id: int) -> list[FileSpan]:
         return _segments(self._queue_folder / topic / str(queue_id))
 
     # --- commit log ----------------------------------------------------------------------------
 
-    def log_segments(self) -> list[Segment]:
+    def log_segments(self) -> list[FileSpan]:
         """Return the files of the commit log, oldest first."""
         return _segments(self._log_folder)
 
@@ -248,13 +248,13 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         return []
 
 
-def _segments(folder: Path) -> list[Segment]:
+def _segments(folder: Path) -> list[FileSpan]:
     """Return the files of a mapped file queue in order. Files whose names are not 20 digits do not belong to it."""
     names = sorted(each.name for each in _entries(folder) if len(each.name) == 20 and each.name.isdecimal())
-    return [Segment(int(name), folder / name) for name in names]
+    return [FileSpan(int(name), folder / name) for name in names]
 
 
-def _read_span(segments: list[Segment], start: int, end: int) -> bytes:
+def _read_span(segments: list[FileSpan], start: int, end: int) -> bytes:
     """Return the bytes from *start* to *end* of all files; fewer if a file was deleted or the last one is shorter."""
     pieces = []
     first = bisect_right([segment.start for segment in segments], start) - 1
@@ -274,7 +274,7 @@ def _first_true(count: int, predicate: Callable[[int], bool]) -> int:
     return bisect_left(range(count), True, key=predicate)
 
 
-def _map(segment: Segment) -> LogWindow:
+def _map(segment: FileSpan) -> LogWindow:
     try:
         with _open(segment.path) as fd:
             mapping = mmap.mmap(fd, 0, prot=mmap.PROT_READ)

@@ -84,7 +84,7 @@ _UNITS_A_SAMPLE = 256
 
 
 @dataclass(slots=True)
-class LocalStore:
+class FolderBlocks:
     """Messages of a store folder. The broker may use the folder: it is read without a lock, and nothing is written.
 
     Args:

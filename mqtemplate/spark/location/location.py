@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,10 +15,11 @@ CLIENT_FILE = "MQTEMPLATE_CLIENT_FILE"
 """Environment variables of the driver and the executors; `cluster_connection` reads them."""
 
 _ADVICE = f"it would show in plans and logs; set {ACCESS_KEY} and {SECRET_KEY}, or a clientFile"
-PATH = {"path": "path"}
-"""Spark's name for the folder, in lower case; `BrokerLocation.of_options` refuses it beside ``store``."""
 SECRET_OPTIONS = dict.fromkeys(("accesskey", "secretkey", "securitytoken"), _ADVICE)
 """Option in lower case that would contain a secret -> what to do instead."""
+
+PATH = {"path": "store"}
+"""Name in lower case that Spark's file sources have for the folder -> our name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,29 +27,48 @@ class BrokerLocation:
     """Location of a broker: the folder of an embedded one, from the root, or the name servers of a cluster.
 
     Attributes:
+        store: Folder, from the root: a task runs in another process. None for a cluster.
+        name_servers: Addresses of a cluster, ``host:port``; empty for a folder.
         client_file: File on each machine with access key and TLS settings for the cluster; None for the environment.
     """
 
     store: str | None = None
-    name_server: str | None = None
+    name_servers: tuple[str, ...] = ()
     client_file: str | None = None
 
     @classmethod
-    def of_options(cls, options: Mapping[str, str]) -> BrokerLocation:
-        """Return the location in options: ``store`` (or ``path``), or ``nameServer``.
+    def of_options(cls, given: Mapping[str, str]) -> BrokerLocation:
+        """Return the location in options: ``store``, or ``nameServer`` and perhaps ``clientFile``.
 
         Raises:
             ConfigurationError: None of them is given, or both are, or a file for a cluster without a cluster.
         """
-        if "store" in options and "path" in options:
-            raise ConfigurationError("options 'store' and 'path' contradict each other; give one of them")
-        store, name_server = options.get("store", options.get("path")), options.get("nameServer")
-        if (store is None) == (name_server is None):
+        if "store" in given and "nameServer" in given:
+            raise ConfigurationError("options 'store' and 'nameServer' contradict each other; give one of them")
+        if "store" not in given and "nameServer" not in given:
             raise ConfigurationError(
-                "give either option 'store', the folder of an embedded broker on this machine, or option 'nameServer', "
-                "such as 'localhost:9876'"
+                "option 'store' is missing: give the folder of an embedded broker on this machine, or the name servers "
+                "of a cluster as 'nameServer', such as 'localhost:9876'"
             )
-        if "clientFile" in options and name_server is None:
+        if "clientFile" in given and "nameServer" not in given:
             raise ConfigurationError("option 'clientFile' needs the option 'nameServer'")
-        folder = None if store is None else str(absolute_path(store))
-        return cls(store=folder, name_server=name_server, client_file=options.get("clientFile"))
+        if "store" in given:
+            return cls(store=str(absolute_path(given["store"])))
+        return cls(name_servers=_addresses(given["nameServer"]), client_file=given.get("clientFile"))
+
+    def options(self) -> dict[str, str]:
+        """Return the options of a read or a write that name this location."""
+        if self.store is not None:
+            return {"store": self.store}
+        names = {"nameServer": ";".join(self.name_servers)}
+        return names if self.client_file is None else {**names, "clientFile": self.client_file}
+
+    def __str__(self) -> str:
+        return f"cluster at {';'.join(self.name_servers)}" if self.store is None else f"store {self.store!r}"
+
+
+def _addresses(text: str) -> tuple[str, ...]:
+    addresses = tuple(part.strip() for part in re.split("[;,]", text) if part.strip())
+    if not addresses or not all(re.fullmatch(r".+:\d+", address) for address in addresses):
+        raise ConfigurationError(f"option nameServer={text!r}: give host:port, several joined by ';'")
+    return addresses

@@ -59,9 +59,7 @@ class PendingOptions:
         Raises:
             ConfigurationError: An option is unknown, malformed or missing.
         """
-        given = known_options(
-            options, PENDING_OPTIONS, aliases=PATH, ignored={"provider"}, where=" for view='pending'"
-        )
+        given = known_options(options, PENDING_OPTIONS, aliases=PATH, ignored={"provider"}, where=" for view='pending'")
         return cls(
             location=BrokerLocation.of_options(given),
             query=PendingQuery(

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mqtemplate.errors import ConfigurationError, ListenerError
-from mqtemplate.processes import absolute_path
 from mqtemplate.record.compression import MAX_BODY_BYTES
 from mqtemplate.selectors.creation import make_selector
 from mqtemplate.selectors.tags import Selector, SelectorType
 from mqtemplate.spark.location import option_values as values
-from mqtemplate.spark.location.location import SECRET_OPTIONS
+from mqtemplate.spark.location.location import PATH, SECRET_OPTIONS, BrokerLocation
 from mqtemplate.spark.records.offsets import GivenOffsets, parse_offsets, parse_queue_table
 
 OPTION_NAMES = (
@@ -26,7 +25,7 @@ OPTION_NAMES = (
 """Names for ``.option(...)``; case does not matter."""
 
 _ALIASES = {
-    "path": "store",
+    **PATH,
     "subscribe": "topic",
     "subscribepattern": "topicPattern",
     "kafka.group.id": "group",
@@ -46,7 +45,6 @@ _STREAM_ONLY = (
     "a batch has no triggers; leave it out, or set endingOffsets",
 )
 _EXCLUSIVE = (
-    ("store", "nameServer"),
     ("topic", "topicPattern", "assign"),
     ("tags", "subExpression", "sql"),
     ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp"),
@@ -92,9 +90,7 @@ class SourceOptions:
     """Checked options of one read.
 
     Attributes:
-        store: Folder to read, from the root: a task runs in another process; empty to read from *name_servers*.
-        name_servers: Addresses of a cluster, ``host:port``.
-        client_file: File on each machine with access key and TLS settings for the cluster.
+        location: Where the messages are.
         topics: Names; empty if *topic_pattern* selects the topics.
         assigned: Queues to read, of *topics*; empty for all. A name of a broker may be None.
         selector: Messages to keep.
@@ -110,9 +106,7 @@ class SourceOptions:
         max_body_bytes: Largest body that is decompressed; a larger one stays compressed in the column ``body``.
     """
 
-    store: str
-    name_servers: tuple[str, ...]
-    client_file: str | None
+    location: BrokerLocation
     topics: tuple[str, ...]
     topic_pattern: re.Pattern[str] | None
     assigned: frozenset[tuple[str, str | None, int]]
@@ -138,17 +132,10 @@ class SourceOptions:
         """
         given = _known(options)
         _refuse_contradictions(given, streaming=streaming)
-        if "store" not in given and "nameServer" not in given:
-            raise ConfigurationError(
-                "option 'store' is missing: give the folder of the embedded broker, or the name servers of a cluster "
-                "as 'nameServer'"
-            )
         group = given.get("group")
         assigned = values.assigned_queues(given["assign"]) if "assign" in given else frozenset()
         return cls(
-            store=str(absolute_path(given["store"])) if "store" in given else "",
-            name_servers=_name_servers(given),
-            client_file=given.get("clientFile"),
+            location=BrokerLocation.of_options(given),
             topics=_topics(given, assigned),
             topic_pattern=_pattern(given),
             assigned=assigned,
@@ -171,11 +158,6 @@ class SourceOptions:
         """Return ``includeProperties`` only: Spark requests the schema before it says if the read is a stream."""
         return values.true_or_false(_known(options), "includeProperties", True)
 
-    @property
-    def place(self) -> str:
-        """Name of the folder or the cluster, for errors."""
-        return f"store {self.store!r}" if self.store else f"cluster at {';'.join(self.name_servers)}"
-
 
 def _known(options: Mapping[str, str]) -> dict[str, str]:
     return values.known_options(options, OPTION_NAMES, aliases=_ALIASES, ignored=_SPARKS_OWN, hints=_HINTS)
@@ -191,18 +173,8 @@ def _refuse_contradictions(given: Mapping[str, str], *, streaming: bool) -> None
     for name in wrong:
         if name in given:
             raise ConfigurationError(f"option {name!r} does not apply: {reason}")
-    for name, needed in (("maxTriggerDelay", "minOffsetsPerTrigger"), ("clientFile", "nameServer")):
-        if name in given and needed not in given:
-            raise ConfigurationError(f"option {name!r} needs the option {needed!r}")
-
-
-def _name_servers(given: Mapping[str, str]) -> tuple[str, ...]:
-    if "nameServer" not in given:
-        return ()
-    addresses = tuple(part.strip() for part in re.split("[;,]", given["nameServer"]) if part.strip())
-    if not addresses or not all(re.fullmatch(r".+:\d+", address) for address in addresses):
-        raise ConfigurationError(f"option nameServer={given['nameServer']!r}: give host:port, several joined by ';'")
-    return addresses
+    if "maxTriggerDelay" in given and "minOffsetsPerTrigger" not in given:
+        raise ConfigurationError("option 'maxTriggerDelay' needs the option 'minOffsetsPerTrigger'")
 
 
 def _topics(given: Mapping[str, str], assigned: frozenset[tuple[str, str | None, int]]) -> tuple[str, ...]:

@@ -75,14 +75,14 @@ class StoreReader:
             if not self._topics():
                 topics = ", ".join(sorted(self._blocks.topics())) or "none"
                 pattern = options.topic_pattern.pattern
-                yield f"no topic matches {pattern!r} in the {options.place}; its topics are: {topics}"
+                yield f"no topic matches {pattern!r} in the {options.location}; its topics are: {topics}"
             return
         missing = [topic for topic in options.topics if not self._blocks.queues(topic)]
         missing = [topic for topic in missing if not (expected and topic.startswith(expected))]
         known = self._known_topics() if missing else set()
         for topic in missing:
             if known is None or topic not in known:  # a known one has no messages yet
-                yield f"topic {topic!r} is not in the {options.place}; {_hint(topic, known)}"
+                yield f"topic {topic!r} is not in the {options.location}; {_hint(topic, known)}"
 
     def _known_topics(self) -> set[str] | None:
         """Return all topics; None if a cluster does not list them, as to an account without administrator's rights."""
@@ -121,7 +121,7 @@ class StoreReader:
                 f"the offsets in the checkpoint are damaged, or of another source ({exc}): {table!r}. Restore the "
                 "checkpoint folder from a backup, or delete it, and name the start by option startingOffsets"
             ) from exc
-        if not self._options.store:
+        if self._options.location.store is None:
             return offsets
         return {MessageQueue(queue.topic, name, queue.queue_id): offset for queue, offset in offsets.items()}
 

@@ -95,7 +95,7 @@ def _with_table_options(options: Mapping[str, str], schema: StructType) -> dict[
     return {**json.loads(stored), **options}
 
 
-class _Reader:
+class _ReaderBase:
     """Common part of both readers.
 
     It has two halves: `StoreReader` plans in the process of the query, and `TaskReader` reads on the executors. Only
@@ -127,7 +127,7 @@ class _Reader:
         return [InputPartition(share) for share in self._plan.shares(start, end)]
 
 
-class BatchReader(_Reader, DataSourceReader):
+class BatchReader(_ReaderBase, DataSourceReader):
     """Reader of a batch. Its start and end are fixed when Spark calls ``partitions``."""
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -142,7 +142,7 @@ class BatchReader(_Reader, DataSourceReader):
         return self._partitions(start, end)
 
 
-class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamReader(_ReaderBase, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reader of a stream, which plans micro-batches. It lives as long as the query, in a Python process of Spark.
 
     - Offsets never decrease, and a range contains the same messages each time it is read.

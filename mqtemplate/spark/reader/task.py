@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from mqtemplate.errors import OffsetOutOfRangeError, SparkError
 from mqtemplate.selectors.tags import TagSelector
-from mqtemplate.spark.location.folder_blocks import LocalStore
+from mqtemplate.spark.location.folder_blocks import FolderBlocks
 from mqtemplate.spark.reader.options import SourceOptions
 from mqtemplate.spark.records.blocks import Blocks
 from mqtemplate.spark.records.offsets import QueueRange
@@ -118,19 +118,20 @@ def _limited(share: list[QueueRange], most: int | None) -> list[list[QueueRange]
 
 
 def open_blocks(options: SourceOptions) -> Blocks:
-    """Return the place that the options name.
+    """Return the records of the location that the options name.
 
     Raises:
         SparkError: The folder is not a store.
     """
-    if options.store:
+    location = options.location
+    if location.store is not None:
         from mqtemplate.spark.location.folder import StoreFolder
 
-        StoreFolder(options.store)
-        return LocalStore(options.store, options.broker_name)
-    from mqtemplate.spark.location.cluster import RemoteCluster
+        StoreFolder(location.store)
+        return FolderBlocks(location.store, options.broker_name)
+    from mqtemplate.spark.location.cluster import ClusterBlocks
 
-    return RemoteCluster(options.name_servers, options.client_file, options.group)
+    return ClusterBlocks(location.name_servers, location.client_file, options.group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,8 @@ class TaskReader:
             return
         options = self.options
         codes = None if options.selector.codes is None or options.selector.selects_all else _codes(options)
-        blocks: Blocks = LocalStore(options.store, options.broker_name) if options.store else open_blocks(options)
+        store = options.location.store
+        blocks: Blocks = open_blocks(options) if store is None else FolderBlocks(store, options.broker_name)
         if share.identity:
             blocks.check_identity(share.ranges[0], share.identity)
         for found in share.ranges:

@@ -1,4 +1,4 @@
-"""Blocks of records of one queue, and the interface of a place that has them: a store folder or a cluster."""
+"""Blocks of records of one queue, and the interface of a location that has them."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def block_at(data: bytes | memoryview, at: npt.NDArray[np.int64], found: QueueRa
 
 
 class Blocks(Protocol):
-    """Queues of a place, and their records in blocks.
+    """Queues of a location, and their records in blocks.
 
     It is picklable: planner and tasks run in different processes, tasks perhaps on other machines.
     """
@@ -143,7 +143,7 @@ class Blocks(Protocol):
         """Return the offset of a group; None if it has none."""
 
     def commit(self, group: str, offsets: OffsetTable) -> None:
-        """Set the offsets of a group, if this place can do so from outside of the broker."""
+        """Set the offsets of a group, if this location can do so from outside of the broker."""
 
     def make_durable(self, latest: OffsetTable) -> None:
         """Have all messages before *latest* survive a crash of the machine."""

@@ -73,4 +73,4 @@ def test_the_command_line_writes_it(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["spark", "package", str(path)]) == 0
 
     assert f"--py-files {path}" in capsys.readouterr().out
-    assert "mqtemplate/spark/source.py" in zipfile.ZipFile(path).namelist()
+    assert "mqtemplate/spark/reader/source.py" in zipfile.ZipFile(path).namelist()

@@ -22,7 +22,7 @@ from mqtemplate.errors import BrokerError, ConfigurationError, CorruptRecordErro
 from mqtemplate.message import HostAddress, Message, MessageQueue
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.server import Account, AclSettings, BrokerServerSettings, LocalCluster, Right
-from mqtemplate.spark.location.cluster import RemoteCluster
+from mqtemplate.spark.location.cluster import ClusterBlocks
 from mqtemplate.spark.location.cluster_connection import close_connections, connect
 from mqtemplate.spark.reader.source import BatchReader, MqTemplateSource, StreamReader
 from mqtemplate.spark.records.offsets import QueueRange, to_spark
@@ -84,7 +84,7 @@ def folder_rows(cluster: LocalCluster, **options: str) -> list[dict[str, Any]]:
 
 
 def read(cluster: LocalCluster, start: int, end: int, *, pulls: bool) -> list[dict[str, Any]]:
-    place = RemoteCluster((str(cluster.name_server_address),), pulls=pulls)
+    place = ClusterBlocks((str(cluster.name_server_address),), pulls=pulls)
     found = QueueRange("orders", 0, start, end, cluster.engine.name)
     return [row for batch in record_batches(place.blocks(found, None), ARROW_SCHEMA) for row in batch.to_pylist()]
 
@@ -186,7 +186,7 @@ def test_a_damaged_record_is_an_error_and_not_skipped(serve: Serve, pulls: bool)
 def test_messages_that_are_not_stored_are_an_error(serve: Serve, pulls: bool) -> None:
     cluster = serve()
     fill(cluster.engine, 3)
-    place = RemoteCluster((str(cluster.name_server_address),), pulls=pulls)
+    place = ClusterBlocks((str(cluster.name_server_address),), pulls=pulls)
 
     with pytest.raises(Exception, match="offset 7 is not stored"):
         list(place.blocks(QueueRange("orders", 0, 7, 9, "broker-a"), None))
@@ -196,7 +196,7 @@ def test_a_task_that_reaches_another_cluster_says_so(serve: Serve) -> None:
     """The address may mean another machine there."""
     cluster = serve()
     fill(cluster.engine, 3)
-    place = RemoteCluster((str(cluster.name_server_address),))
+    place = ClusterBlocks((str(cluster.name_server_address),))
 
     with pytest.raises(SparkError, match=r"the cluster at .* has no broker 'broker-z' with 'orders'"):
         list(place.blocks(QueueRange("orders", 0, 0, 3, "broker-z"), None))

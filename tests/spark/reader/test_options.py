@@ -135,7 +135,7 @@ def test_names_of_sparks_file_and_kafka_sources_are_aliases() -> None:
         {"path": "/data", "subscribe": "orders", "kafka.group.id": "g", "includeHeaders": "false"}, streaming=False
     )
 
-    assert (options.store, options.topics, options.group) == ("/data", ("orders",), "g")
+    assert (options.location.store, options.topics, options.group) == ("/data", ("orders",), "g")
     assert not options.include_properties
 
 
@@ -145,12 +145,12 @@ def test_options_that_spark_adds_to_a_table_are_ignored() -> None:
 
     options = SourceOptions.parse(table, streaming=False)
 
-    assert (options.store, options.topics) == ("/data", ("orders",))
+    assert (options.location.store, options.topics) == ("/data", ("orders",))
 
 
 def test_a_cluster_has_one_or_more_name_servers() -> None:
     options = SourceOptions.parse({"nameServer": "a:9876;b:9876", "topic": "orders"}, streaming=False)
 
-    assert options.name_servers == ("a:9876", "b:9876")
+    assert options.location.name_servers == ("a:9876", "b:9876")
     with pytest.raises(ConfigurationError, match="give host:port, several joined by ';'"):
         SourceOptions.parse({"nameServer": "somewhere", "topic": "orders"}, streaming=False)

@@ -20,9 +20,9 @@ from mqtemplate.remoting.tls import ClientTls
 from mqtemplate.server import BrokerServerSettings, LocalCluster
 from mqtemplate.server.local_address import LocalServerAddress
 from mqtemplate.spark import SparkListenerContainer, spark_listener
-from mqtemplate.spark.listening.place import ListenerMonitor, commit_offsets
-from mqtemplate.spark.listening.places import ClusterPlace, FolderPlace, place_of
 from mqtemplate.spark.listening.redelivery import FailedRow, Redelivery
+from mqtemplate.spark.listening.shared_broker import ListenerMonitor, commit_offsets
+from mqtemplate.spark.listening.shared_brokers import SharedCluster, SharedFolder, share_broker
 from mqtemplate.testing import messages_in
 from tests.server.tool import ANY_PORT, make_engine
 from tests.waiting import eventually
@@ -53,11 +53,11 @@ def test_rows_of_a_cluster_come_back_through_its_broker(
     queue = MessageQueue("orders", cluster.engine.name, 1)
     for number in range(10):
         cluster.engine.send(Message("orders", b"%d" % number), queue)
-    place = place_of(client, "by_region")
+    shared = share_broker(client, "by_region")
     redelivery = Redelivery(
-        place.broker,
-        place.send_backs,
-        place.metrics,
+        shared.broker,
+        shared.send_backs,
+        shared.metrics,
         group="billing",
         listener="by_region",
         checkpoint=tmp_path,
@@ -74,7 +74,7 @@ def test_rows_of_a_cluster_come_back_through_its_broker(
     assert (retry.body, retry.reconsume_times, retry.properties["RETRY_TOPIC"]) == (b"7", 1, "orders")
     [dead] = eventually(lambda: messages_in(cluster.engine, DLQ), "the row is dead")
     assert (dead.body, dead.properties["dead_letter_message"]) == (b"3", "not JSON")
-    assert place.metrics.snapshot() == {"spark.billing.dead_letters": 1, "spark.billing.redelivered": 1}
+    assert shared.metrics.snapshot() == {"spark.billing.dead_letters": 1, "spark.billing.redelivered": 1}
 
 
 def test_the_lag_of_a_cluster_counts_the_queues_that_it_has(cluster: LocalCluster, client: RemoteBroker) -> None:
@@ -82,12 +82,12 @@ def test_the_lag_of_a_cluster_counts_the_queues_that_it_has(cluster: LocalCluste
     for queue_id in range(2):
         for _ in range(5):
             cluster.engine.send(Message("orders", b""), MessageQueue("orders", cluster.engine.name, queue_id))
-    place = place_of(client, "by_region")
-    monitor = ListenerMonitor(place, "billing", ("orders", RETRY))
+    shared = share_broker(client, "by_region")
+    monitor = ListenerMonitor(shared, "billing", ("orders", RETRY))
     first, second = (MessageQueue("orders", cluster.engine.name, queue_id) for queue_id in range(2))
 
     for end in (4, 2):
-        commit_offsets(client, place.queue, "billing", {first: end})
+        commit_offsets(client, shared.queue, "billing", {first: end})
 
     assert monitor.lag() == {first: 1, second: 5}
     assert cluster.engine.committed_offset("billing", first) == 4
@@ -98,31 +98,31 @@ def test_access_key_and_tls_of_the_client_reach_sparks_processes_in_a_file(monke
     settings = RemoteSettings(
         name_servers=("a:1", "b:2"), credentials=Credentials(access_key="k", secret_key="s"), tls=ClientTls()
     )
-    place = ClusterPlace(RemoteBroker(settings))
-    assert place.options() == {"nameServer": "a:1;b:2"}
+    shared = SharedCluster(RemoteBroker(settings))
+    assert shared.options() == {"nameServer": "a:1;b:2"}
 
-    place.start(RETRY)
-    path = Path(place.options()["clientFile"])
+    shared.start(RETRY)
+    path = Path(shared.options()["clientFile"])
     assert path.parent.stat().st_mode & 0o777 == 0o700
     assert json.loads(path.read_text())["access-key"] == "k"
-    assert place.location().client_file == str(path)
-    place.stop()
+    assert shared.location().client_file == str(path)
+    shared.stop()
     assert not path.exists()
 
     monkeypatch.setenv("MQTEMPLATE_CLIENT_FILE", "/etc/client.json")
-    place.start(RETRY)
-    assert "clientFile" not in place.options()
+    shared.start(RETRY)
+    assert "clientFile" not in shared.options()
 
 
 def test_the_file_of_a_client_is_read_as_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     from mqtemplate.spark.location.cluster_connection import client_settings
 
     credentials, tls = Credentials(access_key="k", secret_key="s", security_token="t"), ClientTls(check_host_name=False)
-    place = ClusterPlace(RemoteBroker(RemoteSettings(name_servers=("a:1",), credentials=credentials, tls=tls)))
-    place.start(RETRY)
+    shared = SharedCluster(RemoteBroker(RemoteSettings(name_servers=("a:1",), credentials=credentials, tls=tls)))
+    shared.start(RETRY)
 
-    read = client_settings(place.options()["clientFile"])
-    place.stop()
+    read = client_settings(shared.options()["clientFile"])
+    shared.stop()
 
     assert (read.credentials, read.tls) == (credentials, tls)
 
@@ -144,7 +144,7 @@ def test_a_listener_that_cannot_start_leaves_no_server_of_its_folder(broker: Emb
 
 def test_a_broker_that_spark_cannot_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SparkError, match=r"^work: a broker in memory has no files .* embedded:./data"):
-        place_of(EmbeddedBroker(None), "work")
+        share_broker(EmbeddedBroker(None), "work")
     with pytest.raises(SparkError, match="^work: the data source has no namespaces; use a client without one"):
-        place_of(RemoteBroker(RemoteSettings(name_servers=("a:1",), namespace="shop")), "work")
-    assert isinstance(place_of(EmbeddedBroker(tmp_path, clock=VirtualClock()), "work"), FolderPlace)
+        share_broker(RemoteBroker(RemoteSettings(name_servers=("a:1",), namespace="shop")), "work")
+    assert isinstance(share_broker(EmbeddedBroker(tmp_path, clock=VirtualClock()), "work"), SharedFolder)

@@ -18,8 +18,8 @@ from mqtemplate.brokers.retry import SentBack
 from mqtemplate.errors import SparkError
 from mqtemplate.message import Message, MessageQueue, SendSequence
 from mqtemplate.metrics import Metrics
-from mqtemplate.spark.listening.place import Place
 from mqtemplate.spark.listening.redelivery import SendBacks
+from mqtemplate.spark.listening.shared_broker import SharedBroker
 from mqtemplate.spark.location.local_server import LocalServer
 from mqtemplate.spark.location.location import ACCESS_KEY, CLIENT_FILE, BrokerLocation
 
@@ -54,7 +54,7 @@ class RemoteSendBacks:
             self.broker.send_back(each)
 
 
-class FolderPlace:
+class SharedFolder:
     """Folder of an embedded broker in this process. Spark's processes write to it through a `LocalServer`."""
 
     def __init__(self, broker: EmbeddedBroker) -> None:
@@ -77,10 +77,10 @@ class FolderPlace:
 
     def options(self) -> dict[str, str]:
         """Return the folder and the name of its broker, which the folder does not contain."""
-        return {"store": str(self.broker.path), "brokerName": self.broker.name}
+        return {**self.location().options(), "brokerName": self.broker.name}
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
-        """See `Place.queues`."""
+        """See `SharedBroker.queues`."""
         return self.broker.queues(topic)
 
     def queue(self, read: MessageQueue) -> MessageQueue:
@@ -88,7 +88,7 @@ class FolderPlace:
         return MessageQueue(read.topic, self.broker.name, read.queue_id)
 
 
-class ClusterPlace:
+class SharedCluster:
     """Cluster of a client in this process.
 
     Access key and TLS settings of the client are in a file that only this user can read, for Spark's processes on this
@@ -117,16 +117,14 @@ class ClusterPlace:
 
     def location(self) -> BrokerLocation:
         """Return the name servers."""
-        names = ";".join(self.broker.settings.name_servers)
-        return BrokerLocation(name_server=names, client_file=self._client_file)
+        return BrokerLocation(name_servers=self.broker.settings.name_servers, client_file=self._client_file)
 
     def options(self) -> dict[str, str]:
-        """Return the name servers, and the path of the file."""
-        names = {"nameServer": ";".join(self.broker.settings.name_servers)}
-        return names if self._client_file is None else {**names, "clientFile": self._client_file}
+        """Return the options of the location."""
+        return self.location().options()
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
-        """See `Place.queues`."""
+        """See `SharedBroker.queues`."""
         route = self.broker.client_context.routes.existing(topic)
         return () if route is None else route.read_queues
 
@@ -139,8 +137,8 @@ class ClusterPlace:
         return None if self._folder is None else str(self._folder / "client.json")
 
 
-def place_of(broker: Broker, listener: str) -> Place:
-    """Return the place for a broker.
+def share_broker(broker: Broker, listener: str) -> SharedBroker:
+    """Return a broker as Spark's processes can reach it.
 
     Raises:
         SparkError: Spark cannot read from the broker.
@@ -151,7 +149,7 @@ def place_of(broker: Broker, listener: str) -> Place:
                 f"{listener}: the data source has no namespaces; use a client without one, and write the prefix of the "
                 "topics and groups in the listener"
             )
-        return ClusterPlace(broker)
+        return SharedCluster(broker)
     if not isinstance(broker, EmbeddedBroker):
         raise SparkError(
             f"{listener}: Spark reads from an EmbeddedBroker or a RemoteBroker, not {type(broker).__name__}"
@@ -161,7 +159,7 @@ def place_of(broker: Broker, listener: str) -> Place:
             f"{listener}: a broker in memory has no files that Spark could read; "
             "keep the broker in a folder, such as rocketmq.name-server: embedded:./data"
         )
-    return FolderPlace(broker)
+    return SharedFolder(broker)
 
 
 def send_backs_of(broker: Broker) -> SendBacks:

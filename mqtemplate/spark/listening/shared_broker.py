@@ -1,4 +1,4 @@
-"""Interface of the place that a Spark listener reads from, the commit of its offsets there, and its metrics."""
+"""Broker of a Spark listener as Spark's processes reach it: the interface, the commit of offsets, and metrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mqtemplate.spark.location.location import BrokerLocation
 from mqtemplate.spark.records.offsets import OffsetTable, from_spark
 
 
-class Place(Protocol):
+class SharedBroker(Protocol):
     """Broker of a listener, as Spark's processes reach it.
 
     Attributes:
@@ -85,10 +85,10 @@ class ListenerMonitor(BatchMetrics):
         metrics: All metrics of the broker; if the broker is a cluster, those of this listener.
     """
 
-    def __init__(self, place: Place, group: str, topics: tuple[str, ...]) -> None:
-        super().__init__(place.metrics, group)
-        self._place, self._group, self._topics = place, group, topics
-        self.metrics = place.metrics
+    def __init__(self, shared: SharedBroker, group: str, topics: tuple[str, ...]) -> None:
+        super().__init__(shared.metrics, group)
+        self._shared, self._group, self._topics = shared, group, topics
+        self.metrics = shared.metrics
         prefix = f"spark.{group}"
         self.failures = self.metrics.counter(f"{prefix}.failures")
         self.restarts = self.metrics.counter(f"{prefix}.restarts")
@@ -98,9 +98,9 @@ class ListenerMonitor(BatchMetrics):
 
     def lag(self) -> dict[MessageQueue, int]:
         """Return for each queue the number of messages after the committed offset of the group."""
-        lags, broker = {}, self._place.broker
+        lags, broker = {}, self._shared.broker
         for topic in self._topics:
-            for queue in self._place.queues(topic):
+            for queue in self._shared.queues(topic):
                 start = broker.min_offset(queue)
                 committed = max(broker.committed_offset(self._group, queue) or 0, start)
                 lags[queue] = max(0, broker.max_offset(queue) - committed)
