@@ -16,8 +16,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from mqtemplate.spark.record_batches import ARROW_SCHEMA
-from mqtemplate.spark.schema import source_schema
+from mqtemplate.spark.records.record_batches import ARROW_SCHEMA
+from mqtemplate.spark.records.schema import source_schema
 
 _ROWS = 8_192
 _NAME = "reference"

@@ -60,8 +60,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _why_not_spark() -> str | None:
     from mqtemplate.errors import SparkError
-    from mqtemplate.spark.jvm.java import find_java
-    from mqtemplate.spark.requirements import require_pyspark
+    from mqtemplate.spark.driver.jvm import find_java
+    from mqtemplate.spark.driver.sessions import require_pyspark
 
     try:
         require_pyspark()

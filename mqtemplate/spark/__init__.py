@@ -8,10 +8,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mqtemplate.spark.broker_access.local_server import LocalServer
-    from mqtemplate.spark.container import SparkListenerContainer
-    from mqtemplate.spark.jvm.java import find_java
-    from mqtemplate.spark.listener import (
+    from mqtemplate.spark.driver.jvm import find_java
+    from mqtemplate.spark.driver.sessions import register, session
+    from mqtemplate.spark.listening.container import SparkListenerContainer
+    from mqtemplate.spark.listening.listener import (
         AVAILABLE_NOW,
         SparkBatch,
         SparkListenerAttributes,
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
         spark_listener,
         spark_listener_specs,
     )
-    from mqtemplate.spark.offsets import QueueRange
+    from mqtemplate.spark.location.local_server import LocalServer
     from mqtemplate.spark.pending.changes import cancel_pending, reschedule_pending
-    from mqtemplate.spark.schema import payload_schema, source_schema
-    from mqtemplate.spark.sessions import register, session
+    from mqtemplate.spark.records.offsets import QueueRange
+    from mqtemplate.spark.records.schema import payload_schema, source_schema
 else:
     _MODULES = {
-        "LocalServer": "broker_access.local_server",
-        "SparkListenerContainer": "container",
-        "find_java": "jvm.java",
-        "QueueRange": "offsets",
+        "LocalServer": "location.local_server",
+        "SparkListenerContainer": "listening.container",
+        "find_java": "driver.jvm",
+        "QueueRange": "records.offsets",
         **dict.fromkeys(("cancel_pending", "reschedule_pending"), "pending.changes"),
-        **dict.fromkeys(("payload_schema", "source_schema"), "schema"),
-        **dict.fromkeys(("register", "session"), "sessions"),
+        **dict.fromkeys(("payload_schema", "source_schema"), "records.schema"),
+        **dict.fromkeys(("register", "session"), "driver.sessions"),
     }
 
     def __getattr__(name):
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'listener')}"), name)
+        return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'listening.listener')}"), name)
 
 
 __all__ = [

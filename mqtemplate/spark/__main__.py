@@ -13,11 +13,10 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import SparkError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import Message
-from mqtemplate.spark.container import SparkListenerContainer
-from mqtemplate.spark.jvm.gateway import QUIET, archive_path
-from mqtemplate.spark.jvm.java import find_java
-from mqtemplate.spark.listener import AVAILABLE_NOW, SparkBatch, spark_listener
-from mqtemplate.spark.sessions import session
+from mqtemplate.spark.driver.jvm import QUIET, archive_path, find_java
+from mqtemplate.spark.driver.sessions import session
+from mqtemplate.spark.listening.container import SparkListenerContainer
+from mqtemplate.spark.listening.listener import AVAILABLE_NOW, SparkBatch, spark_listener
 
 _log = get_logger("mqtemplate.spark")
 

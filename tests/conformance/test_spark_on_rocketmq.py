@@ -13,7 +13,7 @@ pytest.importorskip("pyspark")
 from mqtemplate.brokers import RemoteBroker, RemoteSettings  # noqa: E402
 from mqtemplate.errors import UnsupportedError  # noqa: E402
 from mqtemplate.message import SendSequence  # noqa: E402
-from mqtemplate.spark.broker_access.kept_connections import close_connections  # noqa: E402
+from mqtemplate.spark.location.cluster_connection import close_connections  # noqa: E402
 from mqtemplate.spark.pending.options import PendingOptions  # noqa: E402
 from mqtemplate.spark.pending.reader import PendingReader  # noqa: E402
 from mqtemplate.spark.sink.options import SinkOptions  # noqa: E402

@@ -15,10 +15,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from bench.peer.rocketmq import NameServer, RocketMQ
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.message import Message, MessageQueue
-from mqtemplate.spark.broker_access.kept_connections import close_connections
-from mqtemplate.spark.reader.remote_cluster import RemoteCluster
-from mqtemplate.spark.schema import source_schema
-from mqtemplate.spark.source import BatchReader, MqTemplateSource, StreamReader
+from mqtemplate.spark.location.cluster import ClusterBlocks
+from mqtemplate.spark.location.cluster_connection import close_connections
+from mqtemplate.spark.reader.source import BatchReader, MqTemplateSource, StreamReader
+from mqtemplate.spark.records.schema import source_schema
 from tests.waiting import eventually
 
 pytestmark = [
@@ -39,17 +39,17 @@ def broker(name_server: NameServer, tmp_path_factory: pytest.TempPathFactory) ->
         RocketMQ(folder, name_server, {"brokerName": name}) for folder, name in zip(folders, _BROKERS, strict=True)
     )
     with first, second:
-        cluster = RemoteCluster((name_server.address,))
+        cluster = ClusterBlocks((name_server.address,))
         eventually(lambda: len(brokers_of(cluster, "TBW102")) == 2, "both brokers have registered")
         yield from _filled(name_server, cluster)
     close_connections()
 
 
-def brokers_of(cluster: RemoteCluster, topic: str) -> set[str]:
+def brokers_of(cluster: ClusterBlocks, topic: str) -> set[str]:
     return {queue.broker_name for queue in cluster.queues(topic)}
 
 
-def _filled(name_server: NameServer, cluster: RemoteCluster) -> Iterator[RemoteBroker]:
+def _filled(name_server: NameServer, cluster: ClusterBlocks) -> Iterator[RemoteBroker]:
     with RemoteBroker(RemoteSettings(name_servers=(name_server.address,))) as client:
         client.create_topic("spark-orders", 2)
         eventually(lambda: len(brokers_of(cluster, "spark-orders")) == 2, "both brokers have the topic")

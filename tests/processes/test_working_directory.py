@@ -8,24 +8,24 @@ from pathlib import Path
 
 import pytest
 
-from mqtemplate.admin.folder import FolderAdmin
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
-from mqtemplate.brokers.embedded.settings import EmbeddedSettings
 from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
 from mqtemplate.clock import SystemClock
+from mqtemplate.console.changes import AuditLog
 from mqtemplate.context.application import MQApplication
-from mqtemplate.context.config.source import load_settings
-from mqtemplate.context.settings.remote_settings import remote_settings
-from mqtemplate.dashboard.audit import AuditLog
+from mqtemplate.context.settings.clients import remote_settings
+from mqtemplate.context.settings.source import load_settings
+from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.message import Message, MessageQueue
+from mqtemplate.operations.embedded import FolderAdmin
 from mqtemplate.pending import PendingQuery
 from mqtemplate.processes import absolute_path
 from mqtemplate.remoting.settings import ClientTls, ServerTls
-from mqtemplate.spark.broker_access.location import BrokerLocation
-from mqtemplate.spark.options import SourceOptions
-from mqtemplate.spark.store_folder import StoreFolder
-from mqtemplate.store.files.snapshot_files import SnapshotStoreFiles
+from mqtemplate.spark.location.folder import StoreFolder
+from mqtemplate.spark.location.location import BrokerLocation
+from mqtemplate.spark.reader.options import SourceOptions
+from mqtemplate.store.files.folder_store_files import SnapshotStoreFiles
 from mqtemplate.template import RocketMQTemplate
 
 QUEUE = MessageQueue("orders", "broker-a", 0)

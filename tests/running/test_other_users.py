@@ -249,7 +249,7 @@ def test_a_private_file_is_not_written_through_a_link(shop: Path) -> None:
 def test_the_jvm_of_spark_needs_a_secret_at_its_ports() -> None:
     """The driver listens on ports of 127.0.0.1, for executors that a local session does not have."""
     pytest.importorskip("pyspark", reason="the session needs PySpark")
-    from mqtemplate.spark.sessions import _of_master
+    from mqtemplate.spark.driver.sessions import _of_master
 
     assert _of_master("local[*]")["spark.authenticate"] == "true"
     assert _of_master("local[2]")["spark.driver.bindAddress"] == "127.0.0.1"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.services import AfterChangeService
-from mqtemplate.spark.store_folder import StoreFolder
+from mqtemplate.spark.location.folder import StoreFolder
 from mqtemplate.store import MessageStore
 from mqtemplate.store.clock_steps import ClockStep, ClockSteps
 from mqtemplate.store.layout import MAX_CLOCK_STEPS

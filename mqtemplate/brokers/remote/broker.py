@@ -14,9 +14,9 @@ from mqtemplate.brokers.remote.cluster.outages import log_failure
 from mqtemplate.brokers.remote.cluster.routes import MASTER_ID, RouteTable
 from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
 from mqtemplate.brokers.remote.cluster_client import ClusterClient
-from mqtemplate.brokers.retry import FIRST_RETRY_LEVEL, SentBack
 from mqtemplate.clock import Clock, SystemClock
-from mqtemplate.delay.levels.table import DelayLevels
+from mqtemplate.delay.levels import DelayLevels
+from mqtemplate.engine.retries import FIRST_RETRY_LEVEL, SentBack
 from mqtemplate.errors import BrokerClosedError, BrokerError, ConfigurationError, MessageError, UnsupportedError
 from mqtemplate.event_log import get_logger
 from mqtemplate.futures import AwaitableFuture

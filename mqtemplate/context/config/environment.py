@@ -12,7 +12,7 @@ from mqtemplate.errors import ConfigurationError, nearest
 
 _NO_KEYS = {
     "ROCKETMQ_HOME",  # the folder of a RocketMQ installation; set on many machines
-    # Access keys and TLS of Spark's processes, which have no configuration file: mqtemplate.spark.broker_access.
+    # Access keys and TLS of Spark's processes, which have no configuration file: mqtemplate.spark.location.
     *("MQTEMPLATE_ACCESS_KEY", "MQTEMPLATE_SECRET_KEY", "MQTEMPLATE_SECURITY_TOKEN"),
     *("MQTEMPLATE_TLS_TRUST_CERT_PATH", "MQTEMPLATE_CLIENT_FILE"),
 }

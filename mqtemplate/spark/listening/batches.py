@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mqtemplate.errors import SparkError
 from mqtemplate.event_log import get_logger
-from mqtemplate.spark.checkpoint import QueryCheckpoint
-from mqtemplate.spark.listener import SparkBatch, SparkListenerSettings
-from mqtemplate.spark.listening.monitor import BatchMetrics
+from mqtemplate.spark.listening.checkpoint import QueryCheckpoint
+from mqtemplate.spark.listening.listener import SparkBatch, SparkListenerSettings
 from mqtemplate.spark.listening.payloads import refuse_bad_records, rows_of, split_bad_records, without_rows
 from mqtemplate.spark.listening.redelivery import FailedRow, Redelivery
-from mqtemplate.spark.offsets import OffsetTable, QueueRange
-from mqtemplate.spark.options import SourceOptions
+from mqtemplate.spark.listening.shared_broker import BatchMetrics
+from mqtemplate.spark.reader.options import SourceOptions
+from mqtemplate.spark.records.offsets import OffsetTable, QueueRange
 from mqtemplate.user_code import error_text, safe_text, type_name
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class BatchWork:
 
     def _stored(self, ranges: tuple[QueueRange, ...]) -> tuple[QueueRange, ...]:
         """Return what is left of some ranges after a data loss: the offsets of the rows of the DataFrame."""
-        from mqtemplate.spark.store_reader import StoreReader
+        from mqtemplate.spark.reader.planner import StoreReader
 
         return StoreReader(SourceOptions.parse(self.listener.options, streaming=True)).stored_ranges(ranges)
 

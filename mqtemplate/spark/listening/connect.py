@@ -16,16 +16,15 @@ from mqtemplate.broker import Broker
 from mqtemplate.errors import ListenerError
 from mqtemplate.message import MessageQueue
 from mqtemplate.metrics import Metrics
-from mqtemplate.spark.broker_access.connection import open_broker
-from mqtemplate.spark.broker_access.location import BrokerLocation
-from mqtemplate.spark.checkpoint import QueryCheckpoint
-from mqtemplate.spark.listener import SparkListenerSettings
 from mqtemplate.spark.listening.batches import BatchWork, ListenerFunction
-from mqtemplate.spark.listening.monitor import BatchMetrics
-from mqtemplate.spark.listening.place import commit_offsets
-from mqtemplate.spark.listening.places import send_backs_of
+from mqtemplate.spark.listening.checkpoint import QueryCheckpoint
+from mqtemplate.spark.listening.listener import SparkListenerSettings
 from mqtemplate.spark.listening.redelivery import Redelivery
-from mqtemplate.spark.offsets import OffsetTable
+from mqtemplate.spark.listening.shared_broker import BatchMetrics, commit_offsets
+from mqtemplate.spark.listening.shared_brokers import send_backs_of
+from mqtemplate.spark.location.connection import open_broker
+from mqtemplate.spark.location.location import BrokerLocation
+from mqtemplate.spark.records.offsets import OffsetTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -82,7 +81,7 @@ class ConnectBatches:
 
     Attributes:
         checkpoint: Checkpoint folder of the query, on the machine of the server.
-        broker_name: Broker of the queues, if the place is a folder.
+        broker_name: Broker of the queues, if its location is a folder.
         first, replayed: See `BatchWork`.
     """
 

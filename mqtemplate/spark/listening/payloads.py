@@ -29,7 +29,7 @@ def with_payload(messages: DataFrame, payload: Any, bad_records: str) -> DataFra
     from pyspark.sql import functions as f
     from pyspark.sql.types import StringType
 
-    from mqtemplate.spark.schema import payload_schema
+    from mqtemplate.spark.records.schema import payload_schema
 
     if payload is None:
         return messages

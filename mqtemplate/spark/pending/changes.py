@@ -12,7 +12,7 @@ from mqtemplate.broker import Broker
 from mqtemplate.durations import Duration, duration_ms
 from mqtemplate.errors import ConfigurationError, MQTemplateError
 from mqtemplate.pending import ScheduleChange
-from mqtemplate.spark.broker_access.location import BrokerLocation
+from mqtemplate.spark.location.location import BrokerLocation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -114,10 +114,10 @@ def _opened(
             raise ConfigurationError("give one of 'broker', 'store' and 'name_server'")
         yield broker
         return
-    given = {"store": store, "nameserver": name_server, "clientfile": client_file}
+    given = {"store": store, "nameServer": name_server, "clientFile": client_file}
     location = BrokerLocation.of_options({name: value for name, value in given.items() if value is not None})
     # By name: clients and brokers load only where one is used.
-    connection = import_module("mqtemplate.spark.broker_access.connection")
+    connection = import_module("mqtemplate.spark.location.connection")
     with connection.open_broker(location) as opened:
         yield opened
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from mqtemplate.errors import ConfigurationError
 from mqtemplate.pending import PendingQuery
-from mqtemplate.spark.broker_access.location import BrokerLocation
-from mqtemplate.spark.reader.option_values import refuse_unknown
+from mqtemplate.spark.location.location import PATH, BrokerLocation
+from mqtemplate.spark.location.option_values import known_options, milliseconds
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
+
 
 _TIME = pa.timestamp("us", "UTC")
 PENDING_SCHEMA = pa.schema(
@@ -37,8 +36,6 @@ PENDING_SCHEMA = pa.schema(
 
 PENDING_OPTIONS = ("view", "store", "nameServer", "clientFile", "topic", "dueAfter", "dueBefore")
 """Names for ``.option(...)``; case does not matter."""
-
-_OF_SPARK = frozenset({"path", "provider"})
 
 
 def pending_schema() -> StructType:
@@ -62,27 +59,16 @@ class PendingOptions:
         Raises:
             ConfigurationError: An option is unknown, malformed or missing.
         """
-        given = {name.lower(): value for name, value in options.items()}
-        refuse_unknown(given, PENDING_OPTIONS, _OF_SPARK, "view='pending'")
+        given = known_options(options, PENDING_OPTIONS, aliases=PATH, ignored={"provider"}, where=" for view='pending'")
         return cls(
             location=BrokerLocation.of_options(given),
             query=PendingQuery(
                 topic=given.get("topic"),
-                after_ms=_milliseconds("dueAfter", given.get("dueafter")),
-                before_ms=_milliseconds("dueBefore", given.get("duebefore")),
+                after_ms=_time(given, "dueAfter"),
+                before_ms=_time(given, "dueBefore"),
             ),
         )
 
 
-def _milliseconds(option: str, text: str | None) -> int | None:
-    if text is None or text.strip().isdecimal():
-        return None if text is None else int(text)
-    try:
-        moment = datetime.fromisoformat(text.strip())
-    except ValueError as exc:
-        raise ConfigurationError(
-            f"option {option}={text!r}: give epoch milliseconds, or ISO 8601 such as 2026-01-31T12:00:00+00:00"
-        ) from exc
-    if moment.tzinfo is None:
-        raise ConfigurationError(f"option {option}={text!r} has no time zone; add one, such as +00:00")
-    return int(moment.timestamp() * 1_000)
+def _time(given: Mapping[str, str], option: str) -> int | None:
+    return milliseconds(option, given[option]) if option in given else None

@@ -19,7 +19,7 @@ from pyspark import daemon
 
 _MODULES = (
     *("numpy", "pyarrow", "pyarrow.compute", "pyspark.worker", "pyspark.sql.worker.plan_data_source_read"),
-    "mqtemplate.spark.source",
+    "mqtemplate.spark.reader.source",
 )
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from mqtemplate.durations import duration_ms
 from mqtemplate.errors import ConfigurationError, DestinationError, did_you_mean
 from mqtemplate.listener.attributes import NOT_READABLE, Attribute, flag, number
-from mqtemplate.spark.broker_access.location import BrokerLocation
-from mqtemplate.spark.reader.option_values import refuse_unknown
+from mqtemplate.spark.location.location import PATH, BrokerLocation
+from mqtemplate.spark.location.option_values import known_options
 from mqtemplate.topics import check_send_topic
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ SINK_OPTIONS = (
 )
 """Names for ``.option(...)``; case does not matter."""
 
-_OF_SPARK = frozenset({"path", "checkpointlocation", "queryname", "provider", "mode"})
+_OF_SPARK = frozenset({"checkpointlocation", "queryname", "provider", "mode"})
 _DEFAULTS = ("tags", "keys", "queueId", "delayLevel", "delay", "deliverTime")
 _VERSION, _TIMEOUT = number(None, 0, 2**63 - 1), number(30_000, 1)
 _IDEMPOTENT = replace(flag(True), default=None)
@@ -72,11 +72,10 @@ class SinkOptions:
         Raises:
             ConfigurationError: An option is unknown, malformed, missing, or contradicts another one.
         """
-        given = {name.lower(): value for name, value in options.items()}
-        refuse_unknown(given, SINK_OPTIONS, _OF_SPARK, "a write")
-        if ("txnappid" in given) != ("txnversion" in given):
+        given = known_options(options, SINK_OPTIONS, aliases=PATH, ignored=_OF_SPARK, where=" for a write")
+        if ("txnAppId" in given) != ("txnVersion" in given):
             raise ConfigurationError("give both options 'txnAppId' and 'txnVersion', or none of them")
-        delays = [name for name in _DELAYS if name.lower() in given]
+        delays = [name for name in _DELAYS if name in given]
         if len(delays) > 1:
             raise ConfigurationError(
                 f"options {' and '.join(map(repr, delays))} contradict each other; give one of them"
@@ -84,8 +83,8 @@ class SinkOptions:
         return cls(
             location=BrokerLocation.of_options(given),
             topic=None if "topic" not in given else _topic(given["topic"]),
-            defaults={name: _default(name, given[name.lower()]) for name in _DEFAULTS if name.lower() in given},
-            txn_app_id=given.get("txnappid"),
+            defaults={name: _default(name, given[name]) for name in _DEFAULTS if name in given},
+            txn_app_id=given.get("txnAppId"),
             txn_version=_value(given, "txnVersion", _VERSION),
             idempotent=_value(given, "idempotent", _IDEMPOTENT),
             send_timeout_ms=_value(given, "sendTimeoutMs", _TIMEOUT),
@@ -118,7 +117,7 @@ class SinkOptions:
 
 
 def _value(given: Mapping[str, str], name: str, attribute: Attribute) -> Any:
-    text = given.get(name.lower())
+    text = given.get(name)
     if text is None:
         return attribute.default
     try:

@@ -26,7 +26,7 @@ _MAX_BATCH = 1_000
 _Numbered = tuple[Message, MessageQueue]
 
 
-class Publisher(Protocol):
+class RowPublisher(Protocol):
     """Sends messages with their queues, in order."""
 
     def publish(self, messages: Sequence[_Numbered]) -> None:
@@ -126,7 +126,7 @@ class PlainPublisher:
         wait(self._futures)
 
 
-def create_publisher(broker: Broker, options: SinkOptions, sequence: SendSequence) -> Publisher:
+def create_publisher(broker: Broker, options: SinkOptions, sequence: SendSequence) -> RowPublisher:
     """Return the publisher for a broker.
 
     Raises:

@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 from mqtemplate.errors import ConfigurationError, SparkError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import SendSequence
-from mqtemplate.spark.broker_access.connection import open_broker
+from mqtemplate.spark.location.connection import open_broker
 from mqtemplate.spark.sink.columns import ColumnEncoder
 from mqtemplate.spark.sink.options import SinkOptions
 from mqtemplate.spark.sink.publisher import EncodedPublisher, QueueChooser, create_publisher

@@ -18,8 +18,8 @@ from mqtemplate.message import MessageQueue
 from mqtemplate.spark import SparkBatch
 from mqtemplate.spark.listening.batches import summary_of
 from mqtemplate.spark.listening.connect import ImportedFunction
-from mqtemplate.spark.listening.monitor import messages_of
-from mqtemplate.spark.offsets import to_spark
+from mqtemplate.spark.listening.shared_broker import messages_of
+from mqtemplate.spark.records.offsets import to_spark
 from tests.spark.listening.connect_listeners import Collect, NeedsService, fail
 
 ROOT = Path(__file__).parents[3]

@@ -9,8 +9,8 @@ import pytest
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.errors import SparkError
 from mqtemplate.message import Message, MessageExt, MessageQueue
-from mqtemplate.spark.listening.places import EmbeddedSendBacks
 from mqtemplate.spark.listening.redelivery import FailedRow, Redelivery, RedeliveryPlan
+from mqtemplate.spark.listening.shared_brokers import EmbeddedSendBacks
 from mqtemplate.testing import Harness, messages_in
 
 QUERY = "a-query"

@@ -82,7 +82,7 @@ def test_the_view_equals_the_pending_messages_of_the_broker(spark: SparkSession,
     [
         ({"view": "waiting"}, "option view='waiting': allowed are 'messages', which is the default, and 'pending'"),
         ({"view": "pending", "store": "x", "tags": "a"}, "option 'tags' is unknown for view='pending'; known are view"),
-        ({"view": "pending"}, "give either option 'store'"),
+        ({"view": "pending"}, "option 'store' is missing: give the folder"),
         ({"view": "pending", "store": "x", "clientFile": "y"}, "option 'clientFile' needs the option 'nameServer'"),
         ({"view": "pending", "store": "x", "dueAfter": "soon"}, "option dueAfter='soon': give epoch milliseconds"),
         ({"view": "pending", "store": "x", "dueBefore": "2026-01-31T12:00:00"}, "has no time zone; add one"),
@@ -90,8 +90,8 @@ def test_the_view_equals_the_pending_messages_of_the_broker(spark: SparkSession,
 )
 def test_a_wrong_option_is_refused(options: dict[str, str], reason: str) -> None:
     pytest.importorskip("pyspark")
+    from mqtemplate.spark.location.option_values import is_pending_view
     from mqtemplate.spark.pending.options import PendingOptions
-    from mqtemplate.spark.pending.view import is_pending_view
 
     def read() -> None:
         assert is_pending_view(options)

@@ -27,9 +27,9 @@ from mqtemplate.remoting.protocol.headers.admin import (
     TopicNameRequestHeader,
 )
 from mqtemplate.server import BrokerServerSettings, LocalCluster
-from mqtemplate.spark.broker_access.kept_connections import close_connections
-from mqtemplate.spark.schema import source_schema
-from mqtemplate.spark.source import MqTemplateSource, StreamReader
+from mqtemplate.spark.location.cluster_connection import close_connections
+from mqtemplate.spark.reader.source import MqTemplateSource, StreamReader
+from mqtemplate.spark.records.schema import source_schema
 from tests.server.tool import ANY_PORT, Tool
 
 ALL = ReadAllAvailable()

@@ -13,7 +13,7 @@ PRELOAD = """
 import sys, threading
 from mqtemplate.spark.reader.daemon import preload
 preload("pyspark.sql.worker.plan_data_source_read")
-loaded = [name in sys.modules for name in ("mqtemplate.spark.source", "mqtemplate.remoting.client")]
+loaded = [name in sys.modules for name in ("mqtemplate.spark.reader.source", "mqtemplate.remoting.client")]
 print(threading.active_count(), *loaded)
 """
 

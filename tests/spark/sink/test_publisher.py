@@ -23,9 +23,10 @@ from mqtemplate.message import HostAddress, Message, MessageQueue, SendSequence 
 from mqtemplate.results import SequencedResult  # noqa: E402
 from mqtemplate.server import Account, AclSettings, BrokerServerSettings, LocalCluster, Right  # noqa: E402
 from mqtemplate.server.local_address import LocalServerAddress  # noqa: E402
-from mqtemplate.spark.broker_access.connection import open_broker  # noqa: E402
-from mqtemplate.spark.broker_access.kept_connections import close_connections  # noqa: E402
-from mqtemplate.spark.schema import source_schema  # noqa: E402
+from mqtemplate.spark.location.cluster_connection import close_connections  # noqa: E402
+from mqtemplate.spark.location.connection import open_broker  # noqa: E402
+from mqtemplate.spark.reader.source import BatchReader, MqTemplateSource  # noqa: E402
+from mqtemplate.spark.records.schema import source_schema  # noqa: E402
 from mqtemplate.spark.sink.options import SinkOptions  # noqa: E402
 from mqtemplate.spark.sink.publisher import (  # noqa: E402
     PlainPublisher,
@@ -35,7 +36,6 @@ from mqtemplate.spark.sink.publisher import (  # noqa: E402
 )
 from mqtemplate.spark.sink.rows import OutgoingRow  # noqa: E402
 from mqtemplate.spark.sink.writer import Published, publish  # noqa: E402
-from mqtemplate.spark.source import BatchReader, MqTemplateSource  # noqa: E402
 from mqtemplate.testing import Harness, messages_in  # noqa: E402
 from tests.server.tool import ANY_PORT, make_engine  # noqa: E402
 from tests.waiting import eventually  # noqa: E402

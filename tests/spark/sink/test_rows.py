@@ -136,9 +136,9 @@ def test_a_row_that_is_no_message_is_named_with_its_reason(columns: dict[str, An
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({}, "give either option 'store', the folder of an embedded broker on this machine, or option 'nameServer'"),
-        ({"store": "a", "nameServer": "b:1"}, "give either option 'store'"),
-        ({"store": "a", "path": "b"}, "options 'store' and 'path' contradict each other"),
+        ({}, "option 'store' is missing: give the folder of an embedded broker on this machine, or the name servers"),
+        ({"store": "a", "nameServer": "b:1"}, "options 'store' and 'nameServer' contradict each other"),
+        ({"store": "a", "path": "b"}, "option 'store' is given twice, with different values, also as 'path'"),
         ({"store": "a", "topc": "x"}, "option 'topc' is unknown for a write; did you mean 'topic'?"),
         ({"store": "a", "startingOffsets": "x"}, "option 'startingoffsets' is unknown for a write; known are store,"),
         ({"nameServer": "b:1", "secretKey": "x"}, "option 'secretkey' is unknown for a write; it would show in plans"),

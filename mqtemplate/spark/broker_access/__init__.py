@@ -1,1 +1,0 @@
-"""Access of Spark's processes to a broker: over TCP, or by opening its folder."""

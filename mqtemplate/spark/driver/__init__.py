@@ -1,0 +1,1 @@
+"""Sessions of Spark: the search for Java, the start of its JVM, and the package for executors."""

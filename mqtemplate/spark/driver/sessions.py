@@ -1,0 +1,200 @@
+"""Spark sessions on this machine, with the data source and with settings for batches of messages."""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mqtemplate.errors import ConfigurationError, SparkError
+from mqtemplate.spark.driver.jvm import Gateway, archive_flags, find_java, jvm_flags, launch
+from mqtemplate.spark.driver.package import write_package
+from mqtemplate.spark.reader.task import CORES_VARIABLE
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+OLDEST_PYSPARK = (4, 2)
+"""First version with rate limits and ``Trigger.AvailableNow`` for data sources in Python."""
+
+
+def require_pyspark() -> None:
+    """Check that the packages of the extra ``spark`` are installed.
+
+    Raises:
+        SparkError: One is missing or too old.
+    """
+    install = "pip install 'mqtemplate[spark]'"
+    missing = [name for name in ("pyspark", "pyarrow", "pandas") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise SparkError(f"Spark support needs {', '.join(missing)}, not installed here: {install}")
+    version = importlib.import_module("pyspark").__version__
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_PYSPARK:
+        raise SparkError(
+            f"Spark support needs pyspark {'.'.join(map(str, OLDEST_PYSPARK))} or newer, got {version}: {install}"
+        )
+
+
+_TUNED = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "2",  # a micro-batch is small; 200 tasks cost more than they save
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+}
+_LOOPBACK = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+_THREADS_OF_THIS_MACHINE = {
+    # The driver listens on ports of 127.0.0.1, which other users of the machine reach. Spark creates the secret itself.
+    "spark.authenticate": "true",
+    # Workers on other machines have the package for executors, and perhaps not this module.
+    "spark.python.daemon.module": "mqtemplate.spark.reader.daemon",
+}
+_MASTERS = ("local", "local[", "local-cluster[", "spark://", "yarn", "k8s://")
+_MEMORY, _JAVA_OPTIONS = "spark.driver.memory", "spark.driver.extraJavaOptions"
+
+
+def session(
+    *,
+    app_name: str = "mqtemplate",
+    master: str = "local[*]",
+    java_home: str | None = None,
+    short_lived: bool = False,
+    **conf: str,
+) -> SparkSession:
+    """Return a session with the data source ``mqtemplate``; the running session, if this process has one.
+
+    It finds a Java (see `find_java`) and starts the driver's JVM, which ends with this process.
+
+    Args:
+        master: ``local[*]``, ``local-cluster[2,1,1024]``, ``spark://host:port``, ``yarn`` or ``k8s://…``. A cluster
+            reads over the network (option ``nameServer``), or a folder that all its machines share. The executors get
+            the package that `mqtemplate.spark.driver.package` writes.
+        java_home: Java to use; by default it is searched.
+        short_lived: True to start faster and compute slower: for tests, and for jobs of a minute.
+        conf: Keys of Spark, ``session(**{"spark.sql.shuffle.partitions": "8"})``; they override the settings here.
+
+    Raises:
+        SparkError: PySpark or Java is missing or too old; the text says what to install.
+        ConfigurationError: A key is not one of Spark, or the master is unknown.
+    """
+    require_pyspark()
+    _check(master, conf)
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    settings = {**_TUNED, **_of_master(master), "spark.app.name": app_name, "spark.master": master, **conf}
+    builder = SparkSession.builder
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    if SparkContext._gateway is not None:
+        spark = builder.getOrCreate()
+    else:
+        java = find_java(java_home)
+        flags = jvm_flags(java, settings.get(_MEMORY, "1g"), short_lived=short_lived)
+        flags += shlex.split(settings[_JAVA_OPTIONS]) if _JAVA_OPTIONS in settings else archive_flags(java)
+        gateway = launch(java, flags, settings, _environment(master))
+        atexit.register(_end, gateway)
+        with _gateway_environment(gateway.port, gateway.secret):
+            spark = builder.getOrCreate()
+    if not _is_one_process(master):
+        _ship_package(spark)
+    register(spark)  # after the package: the source gets the packages of this moment, for its tasks
+    return spark
+
+
+def register(spark: SparkSession) -> None:
+    """Register ``format("mqtemplate")`` with a session of your own.
+
+    Raises:
+        SparkError: PySpark is missing or too old, or pyarrow is missing.
+    """
+    require_pyspark()
+    from mqtemplate.spark.reader.source import MqTemplateSource
+
+    spark.dataSource.register(MqTemplateSource)
+
+
+def _check(master: str, conf: dict[str, str]) -> None:
+    if not master.startswith(_MASTERS) or (master.startswith("local") and not _is_one_process(master, cluster=True)):
+        raise ConfigurationError(
+            f"master {master!r} is unknown; give 'local[*]', 'local[2]' for two threads, 'spark://host:port', 'yarn' "
+            "or 'k8s://https://host:port'"
+        )
+    for key in conf:
+        if not key.startswith("spark."):
+            raise ConfigurationError(
+                f"{key!r} is not a key of Spark; these start with 'spark.', such as 'spark.sql.ansi.enabled'"
+            )
+
+
+def _is_one_process(master: str, *, cluster: bool = False) -> bool:
+    """Return True if the tasks run in threads of the driver; with *cluster* also if Spark starts executors here."""
+    return bool(re.fullmatch(r"local|local\[(\d+|\*)(,\d+)?\]", master)) or (
+        cluster and re.fullmatch(r"local-cluster\[\d+,\d+,\d+\]", master) is not None
+    )
+
+
+def _of_master(master: str) -> dict[str, str]:
+    """Return the settings that depend on where the executors are."""
+    is_here = master.startswith(("local", "spark://127.0.0.1", "spark://localhost"))
+    return {**(_LOOPBACK if is_here else {}), **(_THREADS_OF_THIS_MACHINE if _is_one_process(master) else {})}
+
+
+def _environment(master: str) -> dict[str, str]:
+    """Return the variable with the number of tasks that run at once, which the planner of a read uses."""
+    counts = [int(number) for number in re.findall(r"\d+", master)] if master.startswith("local") else []
+    if master.startswith("local-cluster"):
+        return {CORES_VARIABLE: str(counts[0] * counts[1])}
+    if master == "local" or counts:
+        return {CORES_VARIABLE: str(counts[0] if counts else 1)}
+    return {}
+
+
+def _ship_package(spark: SparkSession) -> None:
+    """Send the package for executors, once for a session."""
+    folder = Path(tempfile.mkdtemp(prefix="mqtemplate-package-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    spark.sparkContext.addPyFile(str(write_package(folder / "mqtemplate-spark.zip")))
+
+
+def _end(gateway: Gateway) -> None:
+    """Stop the context, so that it deletes its files, and then its JVM. It runs when this process ends."""
+    from pyspark import SparkContext
+
+    if gateway.process.poll() is None:
+        if SparkContext._active_spark_context is not None:
+            SparkContext._active_spark_context.stop()
+        if SparkContext._gateway is not None:
+            SparkContext._gateway.shutdown()  # so that objects that are deleted later do not call a JVM that has ended
+    gateway.close()
+
+
+@contextmanager
+def _gateway_environment(port: int, secret: str) -> Iterator[None]:
+    """Set PySpark's variables for the running JVM. They are removed again: child processes start their own JVM."""
+    variables = {
+        "PYSPARK_GATEWAY_PORT": str(port),
+        "PYSPARK_GATEWAY_SECRET": secret,
+        "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
+        "SPARK_LOCAL_IP": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"),
+    }
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            del os.environ[name]
+            if value is not None:
+                os.environ[name] = value

@@ -1,0 +1,256 @@
+"""Connection of a planner or a task to a cluster: access key and TLS, routes, requests with retries."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Hashable
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from mqtemplate.brokers.remote.cluster.errors import check_response
+from mqtemplate.brokers.remote.cluster.routes import MASTER_ID, NameServers
+from mqtemplate.brokers.remote.cluster.settings import Namespace
+from mqtemplate.clock import SystemClock
+from mqtemplate.errors import BrokerError, ConfigurationError, RemoteConnectError, RemoteTimeoutError, SparkError
+from mqtemplate.message import MessageQueue
+from mqtemplate.remoting.client import RemotingClient
+from mqtemplate.remoting.pending_requests import InvokeCallback
+from mqtemplate.remoting.protocol.bodies.group import HeartbeatData
+from mqtemplate.remoting.protocol.bodies.own_requests import HeartbeatRequestHeader, HeartbeatResponseHeader
+from mqtemplate.remoting.protocol.codes import Perm, RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.remoting.protocol.headers.fields import CommandHeader
+from mqtemplate.remoting.settings import Credentials, RemotingClientSettings
+from mqtemplate.remoting.tls import ClientTls
+from mqtemplate.spark.location.location import ACCESS_KEY, CLIENT_FILE, SECRET_KEY, SECURITY_TOKEN, TRUST_CERT_PATH
+
+_KEYS = ("access-key", "secret-key", "security-token", "tls")
+
+
+def client_settings(path: str | None) -> RemotingClientSettings:
+    """Return the settings of this machine's connections.
+
+    Args:
+        path: The file of the option ``clientFile``; None for the environment.
+
+    Raises:
+        ConfigurationError: The file is missing or damaged, or a key is unknown or missing.
+    """
+    path = path or os.environ.get(CLIENT_FILE)
+    if path is not None:
+        return _settings(_read(Path(path)), f"{path} on {socket.gethostname()}")
+    names = (("access-key", ACCESS_KEY), ("secret-key", SECRET_KEY), ("security-token", SECURITY_TOKEN))
+    given: dict[str, Any] = {key: os.environ[name] for key, name in names if os.environ.get(name)}
+    if os.environ.get(TRUST_CERT_PATH):
+        given["tls"] = {"trust-cert-path": os.environ[TRUST_CERT_PATH]}
+    return _settings(given, f"the environment of {socket.gethostname()} ({ACCESS_KEY}, {SECRET_KEY})")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    where = f"client file {str(path)!r} on {socket.gethostname()}"
+    try:
+        given = json.loads(path.read_text("utf-8-sig"))
+    except OSError as exc:
+        raise ConfigurationError(
+            f"{where} cannot be read ({exc.strerror}); each machine that runs tasks needs it"
+        ) from exc
+    except ValueError as exc:
+        raise ConfigurationError(f"{where} is not JSON ({exc})") from exc
+    if not isinstance(given, dict):
+        raise ConfigurationError(f"{where} is not a JSON object; its keys are {', '.join(_KEYS)}")
+    return given
+
+
+def _settings(given: dict[str, Any], where: str) -> RemotingClientSettings:
+    unknown = sorted(set(given) - set(_KEYS))
+    if unknown:
+        raise ConfigurationError(f"{where}: key {unknown[0]!r} is unknown; known are {', '.join(_KEYS)}")
+    if ("access-key" in given) != ("secret-key" in given):
+        raise ConfigurationError(f"{where} has only one of access-key and secret-key; give both, or none")
+    credentials = None
+    if "access-key" in given:
+        credentials = Credentials(
+            access_key=given["access-key"], secret_key=given["secret-key"], security_token=given.get("security-token")
+        )
+    return RemotingClientSettings(tls=_tls(given["tls"], where) if "tls" in given else None, credentials=credentials)
+
+
+def _tls(given: Any, where: str) -> ClientTls:
+    known = {field.name.replace("_", "-") for field in dataclasses.fields(ClientTls)}
+    unknown = sorted(set(given) - known) if isinstance(given, dict) else [given]
+    if unknown:
+        raise ConfigurationError(f"{where}: tls: {unknown[0]!r} is unknown; known are {', '.join(sorted(known))}")
+    return ClientTls(**{name.replace("-", "_"): value for name, value in given.items()})
+
+
+BUSY = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL, ResponseCode.SERVICE_NOT_AVAILABLE})
+"""Responses of a broker that cannot answer now: a cold one sends them while its page cache fills."""
+TRANSIENT = (RemoteConnectError, RemoteTimeoutError)
+"""Errors after which a request is repeated."""
+ATTEMPTS = 6
+TIMEOUT_MS = 10_000
+_FIRST_PAUSE_S = 0.1
+_CONNECT_TIMEOUT_MS = 3_000
+
+
+# --- connections of this process: Spark uses its Python processes for many tasks ------------------
+
+
+class _Closable(Protocol):
+    def close(self) -> None:
+        """Close the connection."""
+
+
+_KeptT = TypeVar("_KeptT", bound=_Closable)
+_MOST = 8
+_kept: dict[Hashable, Any] = {}
+_connecting = threading.Lock()
+
+
+def kept_connection(key: Hashable, connect: Callable[[], _KeptT]) -> _KeptT:
+    """Return the connection of this process with this key, or a new one. The oldest of many is closed.
+
+    Args:
+        key: All that the connection depends on, also access key and TLS settings, and its kind.
+    """
+    key = os.getpid(), key  # a forked process has none
+    with _connecting:
+        found: _KeptT | None = _kept.get(key)
+        if found is None:
+            found = connect()
+            while len(_kept) >= _MOST:
+                _kept.pop(next(iter(_kept))).close()
+            _kept[key] = found
+        return found
+
+
+def close_connections() -> None:
+    """Close the connections of this process. New ones are opened when they are needed."""
+    with _connecting:
+        while _kept:
+            _kept.popitem()[1].close()
+
+
+# --- requests ------------------------------------------------------------
+
+
+def connect(name_servers: tuple[str, ...], client_file: str | None) -> ClusterConnection:
+    """Return this process's connection to a cluster.
+
+    Raises:
+        ConfigurationError: The access key or TLS settings of this machine are wrong.
+    """
+    settings = client_settings(client_file)
+    key = ClusterConnection, name_servers, settings.credentials, settings.tls
+    return kept_connection(key, lambda: ClusterConnection(name_servers, settings))
+
+
+def named(queue: MessageQueue) -> str:
+    """Return the name of a queue for errors."""
+    return f"queue {queue.queue_id} of {queue.topic} on {queue.broker_name}"
+
+
+def pause(attempt: int) -> None:
+    """Wait before the next attempt: 0.1 s, 0.2 s, 0.4 s, …"""
+    threading.Event().wait(_FIRST_PAUSE_S * 2**attempt)
+
+
+class ClusterConnection:
+    """Requests to the name servers and brokers of a cluster. Thread-safe."""
+
+    def __init__(self, name_servers: tuple[str, ...], settings: RemotingClientSettings) -> None:
+        self.client = RemotingClient(settings, SystemClock())
+        self._place = f"the cluster at {';'.join(name_servers)}"
+        self._client_id = f"{socket.gethostname()}@{os.getpid()}#{time.time_ns()}"
+        self._names = NameServers(name_servers, self.client.invoke, _CONNECT_TIMEOUT_MS, Namespace(""))
+        self._addresses: dict[str, str] = {}
+        self._capabilities: dict[str, frozenset[str]] = {}
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.client.close()
+
+    def topics(self) -> set[str]:
+        """Return the topics of the cluster."""
+        return set(self._names.topics())
+
+    def queues(self, topic: str) -> list[MessageQueue]:
+        """Return the readable queues of a topic on all brokers, sorted; none if the topic is missing."""
+        data = self._names.topic_route(topic)
+        if data is None:
+            return []
+        for broker in data.broker_datas:
+            addresses = broker.broker_addrs
+            if addresses:
+                self._addresses[broker.broker_name] = addresses.get(MASTER_ID) or next(iter(addresses.values()))
+        return sorted(
+            MessageQueue(topic, each.broker_name, queue_id)
+            for each in data.queue_datas
+            if each.perm & Perm.READ and each.broker_name in self._addresses
+            for queue_id in range(each.read_queue_nums)
+        )
+
+    def address(self, queue: MessageQueue) -> str:
+        """Return the address of the broker of a queue.
+
+        Raises:
+            SparkError: The cluster that this machine reaches does not have the broker.
+        """
+        if queue.broker_name not in self._addresses:
+            self.queues(queue.topic)
+        if queue.broker_name not in self._addresses:
+            raise SparkError(
+                f"{self._place} has no broker {queue.broker_name!r} with {queue.topic!r}: it was removed, or this "
+                "machine reaches another cluster under this address"
+            )
+        return self._addresses[queue.broker_name]
+
+    def call(
+        self, queue: MessageQueue, code: int, header: CommandHeader, what: str, accept: Collection[int] = ()
+    ) -> RemotingCommand:
+        """Send a request to the broker of a queue; repeat it if the broker is busy or does not answer.
+
+        Raises:
+            BrokerError: The broker refused, or did not answer several times.
+        """
+        codes = (ResponseCode.SUCCESS, *accept)
+        for attempt in range(ATTEMPTS):
+            is_last = attempt == ATTEMPTS - 1
+            address = self.address(queue)
+            try:
+                response = self.client.invoke(address, RemotingCommand.request(code, header), TIMEOUT_MS)
+            except TRANSIENT:
+                if is_last:
+                    raise
+                self._addresses.pop(queue.broker_name, None)  # the broker may have moved
+            else:
+                if response.code not in BUSY or is_last:
+                    return check_response(response, what, address, codes)
+            pause(attempt)
+        raise AssertionError("the last attempt returns or raises")
+
+    def send(self, queue: MessageQueue, request: RemotingCommand, done: InvokeCallback) -> None:
+        """Send a request to the broker of a queue; *done* gets the response or an error."""
+        self.client.invoke_async(self.address(queue), request, TIMEOUT_MS, done)
+
+    def has_capability(self, queue: MessageQueue, name: str) -> bool:
+        """Return True if the broker of a queue is a server of this library that announced the capability."""
+        address = self.address(queue)
+        if address not in self._capabilities:
+            header = HeartbeatRequestHeader(requests_capabilities=True)
+            body = HeartbeatData(client_id=self._client_id, producer_data_set=[], consumer_data_set=[]).encode()
+            request = RemotingCommand.request(RequestCode.HEART_BEAT, header, body)
+            try:
+                response = self.client.invoke(address, request, TIMEOUT_MS)
+            except BrokerError:
+                return False  # the request that follows fails too, and is repeated
+            if response.code != ResponseCode.SUCCESS:
+                return False
+            names = response.header(HeartbeatResponseHeader).capabilities or ""
+            self._capabilities[address] = frozenset(names.split(","))
+        return name in self._capabilities[address]

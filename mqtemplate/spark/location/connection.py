@@ -1,0 +1,170 @@
+"""Connection of a Spark process to the broker that its options name."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from mqtemplate.broker import Broker
+from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+from mqtemplate.brokers.remote.broker import RemoteBroker
+from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
+from mqtemplate.errors import MQTemplateError, RemoteConnectError, SparkError, StoreLockedError
+from mqtemplate.event_log import get_logger
+from mqtemplate.message import MessageQueue
+from mqtemplate.remoting.settings import ClientTls, Credentials
+from mqtemplate.server.local_address import LocalServerAddress
+from mqtemplate.spark.location.cluster_connection import client_settings, kept_connection
+from mqtemplate.spark.location.location import BrokerLocation
+from mqtemplate.spark.records.offsets import OffsetTable
+
+_LOCK_FILE = "sparkWriter.lock"
+_LOCK_TIMEOUT_S = 600.0
+_POLL_S = 0.02
+_REQUEST_TIMEOUT_MS = 15_000
+"""Limit of one request. A page of pending positions and a request of the sink have megabytes: 3 s, the default of
+clients, is too short for them on a busy machine. A broker that was killed is noticed at once, by its connection."""
+
+
+@contextmanager
+def open_broker(location: BrokerLocation) -> Iterator[Broker]:
+    """Yield a started broker.
+
+    - By ``nameServer``: a client, which this process keeps for its next tasks.
+    - By ``store``: the `LocalServer` of the process that owns the folder, if it runs one. If no process owns the
+      folder, this process opens it; tasks that write at the same time wait for each other.
+
+    Raises:
+        SparkError: Another process owns the folder and runs no `LocalServer`.
+        RemoteConnectError: No name server answers.
+        ConfigurationError: The access key or TLS settings of this machine are wrong.
+    """
+    if location.store is None:
+        settings = client_settings(location.client_file)
+        yield _remote(location.name_servers, settings.credentials, settings.tls)
+        return
+    with open_local_server(location.store) as local:
+        if local is not None:
+            yield local
+            return
+    with _opened(Path(location.store)) as broker:
+        yield broker
+
+
+@contextmanager
+def open_local_server(store: str) -> Iterator[RemoteBroker | None]:
+    """Yield a client of the `LocalServer` of a folder; None if none runs."""
+    local = LocalServerAddress.read(store)
+    client = None if local is None else _local_client(local)
+    try:
+        yield client
+    finally:
+        if client is not None:
+            client.close()
+
+
+def _local_client(local: LocalServerAddress) -> RemoteBroker | None:
+    """Return a client of a server of this machine; None if the process that wrote the address was killed."""
+    credentials = Credentials(access_key=local.access_key, secret_key=local.secret_key)
+    client = _client((local.address,), credentials, None)
+    try:
+        client.start()
+    except RemoteConnectError:
+        return None
+    return client
+
+
+def _remote(addresses: tuple[str, ...], credentials: Credentials | None, tls: ClientTls | None) -> RemoteBroker:
+    def connect() -> RemoteBroker:
+        client = _client(addresses, credentials, tls)
+        client.start()
+        return client
+
+    return kept_connection((RemoteBroker, addresses, credentials, tls), connect)
+
+
+def _client(addresses: tuple[str, ...], credentials: Credentials | None, tls: ClientTls | None) -> RemoteBroker:
+    return RemoteBroker(
+        RemoteSettings(
+            name_servers=addresses,
+            credentials=credentials,
+            tls=tls,
+            producer_group="spark-sink",
+            request_timeout_ms=_REQUEST_TIMEOUT_MS,
+        )
+    )
+
+
+@contextmanager
+def _opened(store: Path) -> Iterator[EmbeddedBroker]:
+    if not store.is_dir():
+        raise SparkError(
+            f"store folder {str(store)!r} does not exist; give the folder of an embedded broker that was started once"
+        )
+    with _exclusive(store), EmbeddedBroker(store) as broker:
+        yield broker
+
+
+def _lock_file(store: Path) -> BinaryIO:
+    """Open the lock file of Spark's writers; create it if missing. A link could name any file of this user."""
+    path = store / _LOCK_FILE
+    try:
+        return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "r+b")
+    except OSError as exc:
+        raise SparkError(f"{path} cannot be opened: {exc.strerror}; it must be a file, or missing") from exc
+
+
+@contextmanager
+def _exclusive(store: Path) -> Iterator[None]:
+    """Let one Spark process at a time open the folder. An application that owns it is not waited for."""
+    with _lock_file(store) as file:
+        deadline = time.monotonic() + _LOCK_TIMEOUT_S
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise SparkError(
+                        f"store folder {str(store)!r} was used by another Spark task for {_LOCK_TIMEOUT_S:g} s; "
+                        "write with fewer tasks, or run the broker as a server and give option 'nameServer'"
+                    ) from None
+                threading.Event().wait(_POLL_S)
+        try:
+            yield
+        except StoreLockedError as exc:
+            raise SparkError(
+                f"{exc}. For writes from Spark, that process runs mqtemplate.spark.LocalServer(broker), as a Spark "
+                "listener container does; or run the broker as a server, and give option 'nameServer'"
+            ) from exc
+
+
+_log = get_logger("mqtemplate.spark")
+
+
+def commit_group_offsets(store: str, group: str, end: OffsetTable) -> bool:
+    """Commit the end of a batch for a group, but no lower offset than before, as a repeated batch would.
+
+    The checkpoint has the progress, so a failure is only logged.
+
+    Returns:
+        False if no `LocalServer` runs for the folder, or it did not answer.
+    """
+    try:
+        with open_local_server(store) as broker:
+            if broker is None:
+                return False
+            for read, offset in sorted(end.items()):
+                queue = MessageQueue(read.topic, broker.name, read.queue_id)
+                if offset > (broker.committed_offset(group, queue) or 0):
+                    broker.commit_offset(group, queue, offset)
+    except MQTemplateError as exc:
+        _log.warning("spark.group_not_committed", group=group, reason=str(exc))
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Records as Spark reads them: blocks of bytes, Arrow columns, ranges of offsets. They need no broker."""

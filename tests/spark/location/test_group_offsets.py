@@ -1,0 +1,61 @@
+"""A plain stream with a group shows its progress on the broker. Without Spark's JVM."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.errors import StoreError
+from mqtemplate.message import Message, MessageQueue
+from mqtemplate.server.local_address import LocalServerAddress
+from mqtemplate.spark import LocalServer, source_schema
+from mqtemplate.spark.reader.options import SourceOptions
+from mqtemplate.spark.reader.source import StreamReader
+
+
+def reader(broker: EmbeddedBroker) -> StreamReader:
+    options = {"store": str(broker.path), "topic": "orders", "group": "billing"}
+    return StreamReader(SourceOptions.parse(options, streaming=True), source_schema())
+
+
+def test_the_end_of_a_batch_is_committed_for_the_group_and_never_goes_back(broker: EmbeddedBroker) -> None:
+    queue = MessageQueue("orders", broker.name, 0)
+    for _ in range(5):
+        broker.send(Message("orders", b"x"), queue)
+
+    with LocalServer(broker):
+        reader(broker).commit({"orders": {"0": 4}})
+        reader(broker).commit({"orders": {"0": 2}})
+
+    assert broker.committed_offset("billing", queue) == 4
+
+
+def test_without_a_server_in_the_owner_the_checkpoint_alone_has_the_progress(broker: EmbeddedBroker) -> None:
+    broker.send(Message("orders", b"x"))
+    reader(broker).commit({"orders": {"0": 1}})
+
+    assert broker.committed_offset("billing", MessageQueue("orders", broker.name, 0)) is None
+
+
+def test_servers_of_one_folder_share_one_address_until_the_last_stops(broker: EmbeddedBroker) -> None:
+    """Two listeners of an application: the first that stops must not end the writes of the other."""
+    first, second = LocalServer(broker), LocalServer(broker)
+    first.start()
+    second.start()
+    address = LocalServerAddress.read(str(broker.path))
+    first.stop()
+    first.stop()
+
+    assert LocalServerAddress.read(str(broker.path)) == address is not None
+    second.stop()
+    assert LocalServerAddress.read(str(broker.path)) is None
+
+
+def test_a_damaged_address_says_what_to_do(broker: EmbeddedBroker) -> None:
+    assert broker.path is not None
+    (broker.path / "config" / "localServer.json").write_text("{")
+
+    with pytest.raises(StoreError, match="localServer.json cannot be read .* delete it, and start its server again"):
+        LocalServerAddress.read(broker.path)
