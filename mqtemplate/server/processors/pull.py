@@ -19,8 +19,8 @@ from mqtemplate.server.processors.pulls.pull_forms import PullForms
 from mqtemplate.server.processors.pulls.pull_run import PullRun
 from mqtemplate.server.pulls.pull_hold import HeldPull
 from mqtemplate.server.pulls.raw_reader import RawStatus
-from mqtemplate.server.registration import handles
-from mqtemplate.server.subscriptions import LONG_EXPRESSION
+from mqtemplate.server.requests.registration import handles
+from mqtemplate.server.state.subscriptions import LONG_EXPRESSION
 
 
 @dataclass(slots=True)

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
-from mqtemplate.brokers.embedded.message_writer import StoredBatch
-from mqtemplate.brokers.retry import dead_letter, is_exhausted, retry
+from mqtemplate.engine.message_writer import StoredBatch
+from mqtemplate.engine.retries import dead_letter, is_exhausted, retry
 from mqtemplate.errors import MessageError
 from mqtemplate.event_log import LimitedLog
 from mqtemplate.message import (
@@ -41,7 +41,6 @@ from mqtemplate.remoting.protocol.headers.message import (
 from mqtemplate.remoting.protocol.messages import count_batch, split_batch
 from mqtemplate.remoting.protocol.properties import decode_properties_text
 from mqtemplate.server.acl.settings import Right
-from mqtemplate.server.group_table import max_reconsume_times
 from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.processors.sends.alike_messages import read_alike
 from mqtemplate.server.processors.sends.batch_sends import INLINE_MESSAGES, BatchSends
@@ -49,8 +48,9 @@ from mqtemplate.server.processors.sends.send_forms import SendForms
 from mqtemplate.server.processors.sends.send_response import SendResponses
 from mqtemplate.server.processors.sends.send_run import SendRun
 from mqtemplate.server.processors.sends.sent_properties import SentProperties
-from mqtemplate.server.registration import handles
-from mqtemplate.server.response import RefusedError, reply_when_durable
+from mqtemplate.server.requests.registration import handles
+from mqtemplate.server.requests.response import RefusedError, reply_when_durable
+from mqtemplate.server.state.groups import max_reconsume_times
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 
 _pack_host = lru_cache(maxsize=65_536)(pack_host)

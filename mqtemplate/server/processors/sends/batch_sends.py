@@ -22,7 +22,7 @@ from mqtemplate.server.processors.sends.alike_messages import MOST_BYTES, read_a
 from mqtemplate.server.processors.sends.send_forms import SendForm
 from mqtemplate.server.processors.sends.send_response import SendResponses
 from mqtemplate.server.processors.sends.sent_properties import SentProperties
-from mqtemplate.server.response import call_when_durable
+from mqtemplate.server.requests.response import call_when_durable
 from mqtemplate.store.record_writer import PutBatch
 
 INLINE_MESSAGES = 64

@@ -16,7 +16,7 @@ from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.processors.sends.batch_sends import BatchRequest, BatchSends
 from mqtemplate.server.processors.sends.send_forms import SendForms
 from mqtemplate.server.processors.sends.send_response import SendResponses
-from mqtemplate.server.response import RefusedError, call_when_durable
+from mqtemplate.server.requests.response import RefusedError, call_when_durable
 from mqtemplate.store.record_writer import PutBatch
 
 _MAX_REQUESTS = 64
