@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.engine.clients import ClientRegistry
+from mqtemplate.engine.engine import Engine
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.codes import ResponseCode
@@ -22,7 +22,7 @@ from mqtemplate.server.state.topics import TopicConfigs
 class PullChecks:
     """Checks of pulls, and the messages that a pull which passed them requests."""
 
-    engine: EmbeddedBroker
+    engine: Engine
     topics: TopicConfigs
     clients: ClientRegistry
     settings: BrokerServerSettings
@@ -44,7 +44,7 @@ class PullChecks:
                     ResponseCode.NO_PERMISSION,
                     f"group {name!r} may not use the model BROADCASTING (consumeBroadcastEnable)",
                 )
-        if self.engine.has_members(name):
+        if self.engine.groups.local.has_members(name):
             raise mixed_group_error(name)
 
     def query(self, pull: PullMessageRequestHeader, selector: Selector | None) -> RawQuery:

@@ -6,19 +6,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
+from mqtemplate.engine.clients import Subscription
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
-from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
 from mqtemplate.remoting.protocol.codec import Frame, json_frame_head
 from mqtemplate.remoting.protocol.codes import PullSysFlag, RequestCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.header_forms import ConnectionForms
 from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader
 from mqtemplate.remoting.protocol.json_header import json_header_template
-from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.processors.pulls.pull_checks import PullChecks
 from mqtemplate.server.processors.pulls.pull_forms import PullForm, PullForms
-from mqtemplate.server.pulls.raw_reader import RawPull, RawQuery, RawStatus
+from mqtemplate.server.pulls.raw_reader import RawPull, RawQuery, RawReader, RawStatus
+from mqtemplate.server.state.groups import SubscriptionGroupTable
+from mqtemplate.server.state.subscriptions import Subscriptions
 
 _MAX_BYTES = 256 << 10
 """Responses are sent when they have so many bytes, though more pulls were read."""
@@ -38,7 +39,7 @@ class _Checked(NamedTuple):
     query: RawQuery
     topics: object
     group: SubscriptionGroupConfig | None
-    subscription: SubscriptionData | None
+    subscription: Subscription | None
 
 
 class PullRun:
@@ -54,13 +55,17 @@ class PullRun:
     def __init__(
         self,
         connection: Connection,
-        server: ServerParts,
+        raw: RawReader,
+        groups: SubscriptionGroupTable,
+        subscriptions: Subscriptions,
         checks: PullChecks,
         forms: PullForms,
         on_processed: Callable[[int], None],
     ) -> None:
         self._connection = connection
-        self._server = server
+        self._raw = raw
+        self._groups = groups
+        self._subscriptions = subscriptions
         self._checks = checks
         self._forms = ConnectionForms(forms)
         self._on_processed = on_processed
@@ -85,12 +90,12 @@ class PullRun:
             checked = self._check(form, queue_text)
         if checked is None:
             return False
-        found = self._server.raw.pull(checked.query, int(offset_text))
+        found = self._raw.pull(checked.query, int(offset_text))
         if found.status is RawStatus.NO_NEW_MSG:
             return False
         if pull.sys_flag & PullSysFlag.COMMIT_OFFSET:
             queue_id = checked.query.queue.queue_id
-            self._server.engine.offsets.commit(pull.consumer_group, pull.topic, queue_id, int(commit_text))
+            self._checks.engine.offsets.commit(pull.consumer_group, pull.topic, queue_id, int(commit_text))
         opaque = int(opaque_text)
         if not self._connection.begin(opaque):
             return False
@@ -107,18 +112,17 @@ class PullRun:
             self.process()
 
     def _is_valid(self, pull: PullMessageRequestHeader, checked: _Checked) -> bool:
-        server = self._server
         return (
-            checked.topics is server.topics.state
-            and checked.group is server.groups.find(pull.consumer_group)
+            checked.topics is self._checks.topics.state
+            and checked.group is self._groups.find(pull.consumer_group)
             and checked.subscription is self._subscription(pull)
-            and not server.engine.has_members(pull.consumer_group)
+            and not self._checks.engine.groups.local.has_members(pull.consumer_group)
         )
 
-    def _subscription(self, pull: PullMessageRequestHeader) -> SubscriptionData | None:
+    def _subscription(self, pull: PullMessageRequestHeader) -> Subscription | None:
         if pull.sys_flag & PullSysFlag.SUBSCRIPTION:
             return None
-        return self._server.clients.subscription(pull.consumer_group, pull.topic)
+        return self._checks.clients.subscription(pull.consumer_group, pull.topic)
 
     def _check(self, form: PullForm, queue_text: bytes) -> _Checked | None:
         """Return what a pull reads, and keep it; None if each pull has to be processed as a command.
@@ -128,13 +132,13 @@ class PullRun:
         Raises:
             RefusedError: The pull will be refused.
         """
-        pull, server = replace(form.header, queue_id=int(queue_text)), self._server
-        topics, group = server.topics.state, server.groups.find(pull.consumer_group)
+        pull = replace(form.header, queue_id=int(queue_text))
+        topics, group = self._checks.topics.state, self._groups.find(pull.consumer_group)
         subscription = self._subscription(pull)
         if group is None or not group.consume_broadcast_enable:
             return None
         self._checks.check(pull, group)
-        compiled = server.subscriptions.cache.find(server.subscriptions.expression_of_pull(pull))
+        compiled = self._subscriptions.cache.find(self._subscriptions.expression_of_pull(pull))
         if compiled is None:
             return None
         if len(self._checked) >= _MAX_CHECKED:

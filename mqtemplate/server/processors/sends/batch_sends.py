@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+from mqtemplate.engine.engine import Engine
 from mqtemplate.errors import StoreError
 from mqtemplate.message import offset_msg_ids
 from mqtemplate.record.codec import RecordDraft, pack_host
@@ -61,7 +61,7 @@ class BatchSends:
     def __init__(
         self,
         connection: Connection,
-        engine: EmbeddedBroker,
+        engine: Engine,
         max_messages: int,
         properties: SentProperties,
         responses: SendResponses,

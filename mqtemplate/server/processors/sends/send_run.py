@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from mqtemplate.engine.engine import Engine
 from mqtemplate.errors import StoreError
 from mqtemplate.message import offset_msg_ids
 from mqtemplate.record.codec import RecordDraft, pack_host
@@ -12,11 +13,11 @@ from mqtemplate.record.sent_batch import BatchOrigin
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codec import Frame
 from mqtemplate.remoting.protocol.header_forms import ConnectionForms
-from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.processors.sends.batch_sends import BatchRequest, BatchSends
 from mqtemplate.server.processors.sends.send_forms import SendForms
 from mqtemplate.server.processors.sends.send_response import SendResponses
 from mqtemplate.server.requests.response import RefusedError, call_when_durable
+from mqtemplate.server.state.topics import TopicConfigs
 from mqtemplate.store.record_writer import PutBatch
 
 _MAX_REQUESTS = 64
@@ -41,19 +42,19 @@ class SendRun:
     def __init__(
         self,
         connection: Connection,
-        server: ServerParts,
+        engine: Engine,
+        topics: TopicConfigs,
         forms: SendForms,
         batches: BatchSends,
         responses: SendResponses,
         on_processed: Callable[[int], None],
     ) -> None:
         self._connection = connection
-        self._server = server
-        self._topics = server.topics
-        self._store = server.engine.store
-        self._index = server.engine.store.index
-        self._host = server.engine.settings.listen_host
-        self._max_body_bytes = server.engine.settings.max_message_size
+        self._topics = topics
+        self._store = engine.store
+        self._index = engine.store.index
+        self._host = engine.settings.listen_host
+        self._max_body_bytes = engine.settings.max_message_size
         self._forms = ConnectionForms(forms)
         self._batches = batches
         self._responses = responses
@@ -113,7 +114,7 @@ class SendRun:
     def _check_queue(self, topic: str, text: bytes) -> int:
         """Return the queue ID; -1 if something has to be created, or the message will be refused."""
         queue_id = int(text)
-        if not self._server.has_queue(topic, queue_id):
+        if not self._topics.has_queue(topic, queue_id):
             return -1
         try:
             self._queues[topic, text] = self._topics.queue(topic, queue_id)
