@@ -86,7 +86,7 @@ def test_a_pull_returns_the_same_with_and_without_rows(seed: int, monkeypatch: p
         damaged = store.consume_queue("orders", 0).unit(chance.randrange(150)).physical_offset
         file, start = store._commit_log.find(damaged) or pytest.fail("no file")
         file.write_mapped(damaged - start + 95, b"\0")
-        raw, found = RawReader(store, serving.engine.reader), []
+        raw, found = RawReader(store, serving.engine.engine.queues), []
         for fewest in (2, 1_000_000):
             monkeypatch.setattr(read_ahead, "_FEWEST", fewest)
             pulls = []

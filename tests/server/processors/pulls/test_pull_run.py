@@ -149,7 +149,7 @@ def result_of(server: BrokerServer, frames: Sequence[bytes]) -> object:
                 peer.invoke_frame(pull(opaque, consumer_group=group, sys_flag=OWN | COMMIT))
         peer.send(b"".join(frames))
         responses = answers(peer, len(frames))
-    offset = server.engine.offsets.offset
+    offset = server.engine.engine.offsets.offset
     committed = [offset(group, "orders", queue_id) for group in ("billing", "auditing") for queue_id in (0, 1)]
     messages = {opaque: messages_of(response) for opaque, response in responses.items()}
     return committed, {opaque: replace(each, body=b"") for opaque, each in responses.items()}, messages
