@@ -12,20 +12,15 @@ from typing import Protocol
 
 from mqtemplate.broker import Broker, Capability, CheckTransaction, Consumer, ConsumerSpec, Registration
 from mqtemplate.brokers.embedded.consumer_group import ConsumerGroups, EmbeddedConsumer
-from mqtemplate.brokers.embedded.draft import DraftMaker
 from mqtemplate.brokers.embedded.message_finder import MessageFinder
-from mqtemplate.brokers.embedded.message_writer import MessageWriter
 from mqtemplate.brokers.embedded.offsets import CommittedOffsets
 from mqtemplate.brokers.embedded.queue_reader import QueueReader
 from mqtemplate.brokers.embedded.routing import TopicRoutes
-from mqtemplate.brokers.embedded.sender import Sender
-from mqtemplate.brokers.embedded.sequences import LocalSequencedSends, SequencedSender
 from mqtemplate.brokers.embedded.settings import EmbeddedSettings
 from mqtemplate.brokers.embedded.transactions.checkers import LocalCheckers, TransactionChecker
 from mqtemplate.brokers.embedded.transactions.service import TransactionService
 from mqtemplate.brokers.key_query import KeyQuery
 from mqtemplate.brokers.requests import PendingRequests, create_reply, create_request, received_reply
-from mqtemplate.brokers.retry import SentBack
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.delay.causes import ReleaseCauses
 from mqtemplate.delay.control import DelayController
@@ -35,6 +30,10 @@ from mqtemplate.delay.levels.table import DelayLevels, tags_code_of
 from mqtemplate.delay.pending import PendingView
 from mqtemplate.delay.timers.settings import TimerSettings
 from mqtemplate.delay.timers.timer_message_store import TimerMessageStore
+from mqtemplate.engine.drafts import DraftMaker
+from mqtemplate.engine.retries import SentBack
+from mqtemplate.engine.sends import LocalSends, MessageWriter
+from mqtemplate.engine.sequences import SequencedSender
 from mqtemplate.errors import BrokerClosedError, ListenerError, MessageError, SendError, SendTimeoutError, StoreError
 from mqtemplate.event_log import get_logger
 from mqtemplate.futures import AwaitableFuture
@@ -177,7 +176,6 @@ class EmbeddedBroker(Broker):
     def _create_send_path(self) -> None:
         settings = self.settings
         self.drafts = DraftMaker(self.levels, settings.timer_limits(), settings.max_message_size, settings.listen_host)
-        self.writer = MessageWriter(self.store, self.name, settings.listen_host)
         self.transactions = TransactionService(self.store, self.topics, self.offsets, self.drafts, settings)
         self._checkers = LocalCheckers(
             *(self.name, self._end_transaction, self.transactions.producer_connected),
@@ -185,11 +183,11 @@ class EmbeddedBroker(Broker):
             max_body_bytes=self.max_body_bytes,
         )
         self.transactions.add_checker(self._checkers)
-        self._sender = Sender(
-            self.store, self.routes, self.drafts, self.writer, self.transactions.prepare, settings.listen_host
-        )
+        self.writer = MessageWriter(self.store, self.drafts, self.transactions.prepare, self.name, settings.listen_host)
         self.sequences = SequencedSender(self.store, self.drafts, settings.max_send_sequences)
-        self._sequenced = LocalSequencedSends(self.sequences, self.store, self.routes.select)
+        self._sends = LocalSends(
+            self.store, self.routes, self.drafts, self.writer, self.sequences, settings.listen_host
+        )
 
     def _capabilities(self) -> frozenset[Capability]:
         timers = {Capability.TIMER, Capability.TIMER_CHANGE, Capability.RETRY_DELAY}
@@ -338,34 +336,34 @@ class EmbeddedBroker(Broker):
 
     def send(self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000) -> SendResult:
         self._check_open()
-        return self._sender.send(message, queue, timeout_ms)
+        return self._sends.send(message, queue, timeout_ms)
 
     def send_batch(
         self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
     ) -> SendResult:
         self._check_open()
-        return self._sender.send_batch(messages, queue, timeout_ms)
+        return self._sends.send_batch(messages, queue, timeout_ms)
 
     def send_async(
         self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
     ) -> AwaitableFuture[SendResult]:
         self._check_open()
-        return self._sender.send_async(messages, queue)
+        return self._sends.send_async(messages, queue)
 
     def send_one_way(self, message: Message, queue: MessageQueue | None = None) -> None:
         self._check_open()
-        self._sender.send_one_way(message, queue)
+        self._sends.send_one_way(message, queue)
 
     def send_back(self, sent_back: SentBack) -> None:
         """Store a message that a member of a group sends back; see `Consumer.send_back`."""
         self._check_open()
-        self._sender.send_back(sent_back)
+        self._sends.send_back(sent_back)
 
     def send_sequenced(
         self, messages: Sequence[tuple[Message, MessageQueue]], sequence: SendSequence, timeout_ms: int = 10_000
     ) -> SequencedResult:
         self._check_open()
-        return self._sequenced.send(messages, sequence, timeout_ms)
+        return self._sends.send_sequenced(messages, sequence, timeout_ms)
 
     # --- transactions and requests -------------------------------------------------------------
 
@@ -373,7 +371,7 @@ class EmbeddedBroker(Broker):
         self, message: Message, group: str, queue: MessageQueue | None = None, timeout_ms: int = 3_000
     ) -> HalfMessage:
         self._check_open()
-        result = self._sender.send_half(message, check_topic(group), queue, timeout_ms)
+        result = self._sends.send_half(message, check_topic(group), queue, timeout_ms)
         return HalfMessage(message, group, result)
 
     def end_transaction(self, half: HalfMessage, state: TransactionState, remark: str | None = None) -> None:
@@ -410,7 +408,7 @@ class EmbeddedBroker(Broker):
             if (error := sending.exception()) is not None:
                 self.requests.fail(request.properties[Property.CORRELATION_ID], error)
 
-        self._sender.send_async([request], queue).add_done_callback(sent)
+        self._sends.send_async([request], queue).add_done_callback(sent)
         if future.done() and isinstance(error := future.exception(), MessageError):
             raise error
         return future

@@ -10,9 +10,9 @@ from typing import Protocol
 from mqtemplate.broker import ConsumeFromWhere, Consumer, ConsumerSpec, MessageModel
 from mqtemplate.brokers.embedded.queue_reader import QueueReader
 from mqtemplate.brokers.rebalance import allocate_averagely
-from mqtemplate.brokers.retry import SentBack, send_back_of
 from mqtemplate.brokers.same_group import check_same_group
 from mqtemplate.clock import Clock
+from mqtemplate.engine.retries import SentBack, send_back_of
 from mqtemplate.errors import BrokerClosedError, CorruptRecordError, DeletedRecordError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageExt, MessageQueue, Property

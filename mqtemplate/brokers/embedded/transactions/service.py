@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from logging import ERROR, INFO, WARNING
 from typing import NamedTuple
 
-from mqtemplate.brokers.embedded.draft import DraftMaker
 from mqtemplate.brokers.embedded.settings import EmbeddedSettings
 from mqtemplate.brokers.embedded.transactions.checkers import TransactionCheck, TransactionChecker
 from mqtemplate.brokers.embedded.transactions.open_transactions import OpenTransaction, OpenTransactions
 from mqtemplate.brokers.embedded.transactions.progress import OpProgress, read_op_messages, was_committed
-from mqtemplate.brokers.embedded.transactions.records import (
+from mqtemplate.engine.drafts import DraftMaker
+from mqtemplate.engine.half_messages import (
     TRANSACTION_GROUP,
     check_properties,
     discarded_draft,
@@ -27,12 +27,12 @@ from mqtemplate.brokers.embedded.transactions.records import (
 from mqtemplate.errors import CorruptRecordError, DeletedRecordError, MessageError, StoreError
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.numbers import parse_number
-from mqtemplate.record.codec import RecordDraft, StoredRecord
+from mqtemplate.record.appends import PutResult
+from mqtemplate.record.codec import Drafts, RecordDraft, StoredRecord
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import PRODUCER_GROUP, REAL_QID, REAL_TOPIC, UNIQ_KEY, find_property
 from mqtemplate.results import TransactionState
 from mqtemplate.services import wall_time
-from mqtemplate.store.commit_log import PutResult
 from mqtemplate.store.consumer_offsets import ConsumerOffsets
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.topics import TopicTable
@@ -286,7 +286,7 @@ class TransactionService:
     def _append_end(self, half_offset: int, successor: RecordDraft | None) -> Sequence[PutResult]:
         now_ms = self._store.clock.now_ms()
         op = op_draft(half_offset, successor, now_ms)
-        puts = self._store.put_all([op] if successor is None else [op, successor])
+        puts = self._store.put(Drafts([op] if successor is None else [op, successor]))
         self._ops.add(puts[0].queue_offset, half_offset)
         if self._progress_due_ms is None:
             self._progress_due_ms = self._store.clock.steady_ms() + _PROGRESS_MS

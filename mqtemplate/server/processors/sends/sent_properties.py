@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from mqtemplate.brokers.embedded.draft import SPECIAL_PROPERTIES
+from mqtemplate.engine.drafts import SPECIAL_PROPERTIES
 from mqtemplate.hashes.java_hash import tags_code
 from mqtemplate.message import Property
 from mqtemplate.record.properties import (

@@ -1,0 +1,1 @@
+"""The broker itself, without sockets: everything that a protocol or the embedded broker needs."""
