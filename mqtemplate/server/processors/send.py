@@ -9,10 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
+from mqtemplate.engine.drafts import SendOrigin
 from mqtemplate.engine.engine import Engine
-from mqtemplate.engine.message_writer import StoredBatch
 from mqtemplate.engine.queue_locks import QueueLockTable
 from mqtemplate.engine.retries import dead_letter, is_exhausted, retry
+from mqtemplate.engine.sends import StoredSend
 from mqtemplate.errors import MessageError
 from mqtemplate.event_log import LimitedLog
 from mqtemplate.message import (
@@ -23,10 +24,9 @@ from mqtemplate.message import (
     MessageExt,
     Property,
     copy_properties,
-    offset_msg_id,
     valid_time,
 )
-from mqtemplate.record.codec import RecordDraft, pack_host
+from mqtemplate.record.codec import EncodedMessage, RecordDraft, pack_host
 from mqtemplate.record.dead_letter import CAUSES
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.message_ext import to_message_ext
@@ -60,8 +60,6 @@ from mqtemplate.server.state.topics import TopicConfigs
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 
 _pack_host = lru_cache(maxsize=65_536)(pack_host)
-_Origin = tuple[int, int, bytes, int]
-"""Sys flag, born timestamp, born host and reconsume times: they follow from the request header and the connection."""
 
 
 @dataclass(slots=True)
@@ -155,14 +153,10 @@ class SendProcessor:
             stored = self._store_decoded(connection, request, sent, topic, queue_id, is_dead=is_dead)
         else:
             engine = self.engine
-            draft = engine.drafts.make_complete(
-                topic, queue_id, request.body, complete.encoded, complete.tags_code, engine.clock.now_ms()
-            )
-            draft.flag = sent.flag
-            _set_origin(draft, _origin(sent, connection.remote))
-            put = engine.writer.put(draft, topic, queue_id)
-            msg_id = offset_msg_id(engine.settings.listen_host, put.physical_offset)
-            stored = StoredBatch(put.end, (topic,), complete.unique_id, msg_id, put.queue_offset, None)
+            message = EncodedMessage(topic, request.body, complete.encoded, sent.flag)
+            origin = _origin(sent, connection.remote)
+            draft = engine.drafts.make_complete(message, queue_id, complete.tags_code, origin)
+            stored = engine.writer.store(draft, complete.unique_id, topic, queue_id)
         self._reply(connection, request, queue_id, stored, stored.msg_id)
 
     def _store_decoded(
@@ -174,29 +168,19 @@ class SendProcessor:
         queue_id: int,
         *,
         is_dead: bool,
-    ) -> StoredBatch:
+    ) -> StoredSend:
         """Store a message that may be delayed or in a transaction."""
         engine = self.engine
         properties = self._properties.complete(decode_properties_text(sent.properties))
         if is_dead:
             properties = copy_properties(properties, *DELAY_PROPERTIES)
-        message, now_ms, handle = Message(topic, request.body, properties, sent.flag), engine.clock.now_ms(), None
-        message = self._checked(request, message)
-        topics: tuple[str, ...] = ()
+        message = self._checked(request, Message(topic, request.body, properties, sent.flag))
+        origin = _origin(sent, connection.remote)
         if _is_half(message, sent):
             group = properties.get(Property.PRODUCER_GROUP) or sent.producer_group
-            draft, unique_id = engine.drafts.make_half(message, group, queue_id, now_ms)
-            _set_origin(draft, _origin(sent, connection.remote))
-            # The response has the offset in the half topic. A half message has no readers to notify.
-            put = engine.transactions.prepare(draft)
-        else:
-            draft, unique_id = engine.drafts.make(message, queue_id, now_ms)
-            _set_origin(draft, _origin(sent, connection.remote))
-            put, topics = engine.writer.put(draft, topic, queue_id), (draft.topic,)
-            if draft.topic != topic and not topic.startswith(RETRY_TOPIC_PREFIX):
-                handle = engine.writer.handle(draft, put, topic)
-        msg_id = offset_msg_id(engine.settings.listen_host, put.physical_offset)
-        return StoredBatch(put.end, topics, unique_id, msg_id, put.queue_offset, handle)
+            return engine.writer.send_half(message, group, queue_id, origin)
+        stored = engine.writer.send(message, queue_id, origin)
+        return stored._replace(handle=None) if topic.startswith(RETRY_TOPIC_PREFIX) else stored
 
     def _check_and_store_batch(
         self, connection: Connection, request: RemotingCommand, sent: SendMessageRequestHeader, topic: str
@@ -233,7 +217,7 @@ class SendProcessor:
         if alike is None:
             stored = self._put_messages(request, topic, queue_id, origin)
         else:
-            stored = self.engine.writer.put_alike(alike.sent_batch(topic, queue_id, *origin))
+            stored = self.engine.writer.store_uniform(alike.sent_batch(topic, queue_id, *origin))
         unique_id = decode_properties_text(sent.properties).get(Property.UNIQ_KEY)
         self._reply(connection, request, queue_id, stored, unique_id)
 
@@ -241,7 +225,7 @@ class SendProcessor:
         has_origin = message.topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX))
         return self.access.checked_origin(request, message) if has_origin else message
 
-    def _put_messages(self, request: RemotingCommand, topic: str, queue_id: int, origin: _Origin) -> StoredBatch:
+    def _put_messages(self, request: RemotingCommand, topic: str, queue_id: int, origin: SendOrigin) -> StoredSend:
         """Store messages of any kind, one after the other."""
         messages = split_batch(request.body)
         if not messages:
@@ -253,21 +237,20 @@ class SendProcessor:
             if complete is None:
                 decoded = self._batch_properties.complete(decode_properties(encoded))
                 message = self._checked(request, Message(topic, body, decoded, flag))
-                draft, unique_id = self.engine.drafts.make(message, queue_id, now_ms)
-                _set_origin(draft, origin)
+                draft, unique_id = self.engine.drafts.make(message, queue_id, now_ms, origin)
             else:
                 properties, code, unique_id = complete
                 draft = RecordDraft(topic, queue_id, body, properties, code, -1, flag, *origin)
             drafts.append(draft)
             ids.append(unique_id)
-        return self.engine.writer.put_batch(drafts, ids, topic, queue_id)
+        return self.engine.writer.store_all(drafts, ids, topic, queue_id)
 
     def _reply(
         self,
         connection: Connection,
         request: RemotingCommand,
         queue_id: int,
-        stored: StoredBatch,
+        stored: StoredSend,
         unique_id: str | None,
     ) -> None:
         """Reply with the positions of the messages when they are durable."""
@@ -281,13 +264,10 @@ class SendProcessor:
         )
 
 
-def _origin(sent: SendMessageRequestHeader, remote: HostAddress) -> _Origin:
+def _origin(sent: SendMessageRequestHeader, remote: HostAddress) -> SendOrigin:
     times = max(sent.reconsume_times or 0, 0)
-    return sent.sys_flag & SysFlag.OF_CLIENTS, valid_time(sent.born_timestamp), _pack_host(remote), times
-
-
-def _set_origin(draft: RecordDraft, origin: _Origin) -> None:
-    draft.sys_flag, draft.born_timestamp, draft.born_host, draft.reconsume_times = origin
+    flag = sent.sys_flag & SysFlag.OF_CLIENTS
+    return SendOrigin(flag, valid_time(sent.born_timestamp), _pack_host(remote), times)
 
 
 def _is_half(message: Message, sent: SendMessageRequestHeader) -> bool:
@@ -344,10 +324,8 @@ class SendBackProcessor:
             is_dead = message.topic.startswith(DLQ_TOPIC_PREFIX)
             self.topics.create_group_topic(message.topic, 1 if is_dead else group.retry_queue_nums)
             queue_id = self.topics.queue(message.topic, -1)
-            draft = engine.drafts.make_send_back(message, original, queue_id, engine.clock.now_ms())
-            draft.sys_flag = record.sys_flag & SysFlag.OF_CLIENTS
-            put = engine.writer.put(draft, message.topic, queue_id)
-            reply_when_durable(engine.store, connection, request, put.end, (draft.topic,))
+            stored = engine.writer.send_back(message, original, queue_id, record.sys_flag & SysFlag.OF_CLIENTS)
+            reply_when_durable(engine.store, connection, request, stored.end, stored.topics)
 
         if not self.topics.has(message.topic):
             return self.deferred_work.run(connection, request, store)

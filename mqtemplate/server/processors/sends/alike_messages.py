@@ -9,7 +9,7 @@ import numpy as np
 
 from mqtemplate.record.arrays import Rows
 from mqtemplate.record.codec import RecordDraft
-from mqtemplate.record.sent_batch import BatchOrigin, SentBatch
+from mqtemplate.record.uniform_batch import BatchOrigin, UniformBatch
 from mqtemplate.remoting.protocol.messages import BATCH_FRONT
 from mqtemplate.server.processors.sends.sent_properties import CompleteProperties, SentProperties
 
@@ -43,7 +43,7 @@ class AlikeMessages(NamedTuple):
         born_host: bytes,
         reconsume_times: int,
         origins: Sequence[BatchOrigin] = (),
-    ) -> SentBatch:
+    ) -> UniformBatch:
         """Return the messages for the store. The first arguments are those of `RecordDraft` for the first batch.
 
         Args:
@@ -54,7 +54,7 @@ class AlikeMessages(NamedTuple):
         first = RecordDraft(
             topic, queue_id, body, encoded, code, -1, self.flag, sys_flag, born_timestamp, born_host, reconsume_times
         )
-        return SentBatch(first, self.bodies, self.ids, self.id_at, origins)
+        return UniformBatch(first, self.bodies, self.ids, self.id_at, origins)
 
 
 def read_alike(data: bytes, sent: SentProperties) -> AlikeMessages | None:

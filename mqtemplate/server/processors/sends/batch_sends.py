@@ -13,8 +13,9 @@ from typing import NamedTuple
 from mqtemplate.engine.engine import Engine
 from mqtemplate.errors import StoreError
 from mqtemplate.message import offset_msg_ids
-from mqtemplate.record.codec import RecordDraft, pack_host
-from mqtemplate.record.sent_batch import BatchOrigin, SentBatch
+from mqtemplate.record.appends import PutBatch
+from mqtemplate.record.codec import Drafts, RecordDraft, pack_host
+from mqtemplate.record.uniform_batch import BatchOrigin, UniformBatch
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codec import Frame
 from mqtemplate.remoting.protocol.messages import count_batch, split_batch
@@ -23,7 +24,6 @@ from mqtemplate.server.processors.sends.send_forms import SendForm
 from mqtemplate.server.processors.sends.send_response import SendResponses
 from mqtemplate.server.processors.sends.sent_properties import SentProperties
 from mqtemplate.server.requests.response import call_when_durable
-from mqtemplate.store.record_writer import PutBatch
 
 INLINE_MESSAGES = 64
 """Longest batch that is stored in the I/O thread: about a millisecond."""
@@ -117,11 +117,11 @@ class BatchSends:
     def _put(self, requests: Sequence[BatchRequest]) -> PutBatch | None:
         batch = self._read_alike(requests)
         if batch is not None:
-            return self._store.put_batch(batch)
+            return self._store.put(batch)
         drafts = self._read_messages(requests[0]) if len(requests) == 1 else None
-        return self._store.put_all(drafts) if drafts else None
+        return self._store.put(Drafts(drafts)) if drafts else None
 
-    def _read_alike(self, requests: Sequence[BatchRequest]) -> SentBatch | None:
+    def _read_alike(self, requests: Sequence[BatchRequest]) -> UniformBatch | None:
         """Return the messages of all batches; None if they are few, or not alike."""
         form, (queue_id, born), count = requests[0].form, requests[0].origin, len(requests)
         alike = read_alike(b"".join(request.body for request in requests), self._properties)

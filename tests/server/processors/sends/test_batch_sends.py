@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from mqtemplate.errors import StoreError, StoreFullError
 from mqtemplate.message import Message
+from mqtemplate.record.codec import RecordDraft
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
 from mqtemplate.remoting.protocol.messages import encode_batch
@@ -239,10 +241,8 @@ def test_other_batches_are_processed_as_commands(
 # --- faults -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("count", "method"), [(10, "put_batch"), (3, "put_all")])
-def test_a_batch_that_the_store_refuses_gets_the_reason(
-    count: int, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("count", [10, 3])
+def test_a_batch_that_the_store_refuses_gets_the_reason(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(messages: object) -> object:
         raise StoreFullError("no room for a record")
 
@@ -250,7 +250,7 @@ def test_a_batch_that_the_store_refuses_gets_the_reason(
         know_batches(peer)
         end = server.engine.store.end_offset
         with monkeypatch.context() as patch:
-            patch.setattr(server.engine.store, method, refuse)
+            patch.setattr(server.engine.store, "put", refuse)
             refused = peer.invoke_frame(batch(10, count))
 
         assert (refused.code, refused.remark) == (ResponseCode.SERVICE_NOT_AVAILABLE, "no room for a record")
@@ -279,14 +279,18 @@ def test_batches_that_fit_into_no_file_together_are_stored_one_by_one(monkeypatc
 
 
 def test_batches_that_the_store_refuses_together_get_the_reason_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(store: MessageStore, messages: object) -> object:
+    put = MessageStore.put
+
+    def refuse(store: MessageStore, records: Any) -> object:
+        if isinstance(records, RecordDraft):
+            return put(store, records)
         raise StoreFullError("no room for a record")
 
     with serving() as server, known_producer(server) as peer:
         know_batches(peer)
         end = server.engine.store.end_offset
         with monkeypatch.context() as patch:
-            patch.setattr(MessageStore, "put_batch", refuse)
+            patch.setattr(MessageStore, "put", refuse)
             peer.send(batch(10) + batch(11) + send(12))
             responses = answers(peer, 3)
 
