@@ -12,12 +12,12 @@ from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.delay.levels.table import DelayLevels, tags_code_of
 from mqtemplate.engine.checkers import TransactionChecker
 from mqtemplate.engine.consumers import LocalGroups
-from mqtemplate.engine.delayed import DelayedMessages
+from mqtemplate.engine.delayed import LocalDelayedMessages
 from mqtemplate.engine.drafts import DraftMaker
 from mqtemplate.engine.groups import CommittedOffsets, Groups
-from mqtemplate.engine.lifecycle import Lifecycle
+from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.engine.reader import MessageFinder, QueueReader, Reader
-from mqtemplate.engine.requests import LocalRequests, PendingRequests
+from mqtemplate.engine.requests import LocalRequests, UnansweredRequests
 from mqtemplate.engine.sends import LocalSends, MessageWriter
 from mqtemplate.engine.sequences import SequencedSender
 from mqtemplate.engine.settings import EmbeddedSettings
@@ -98,7 +98,7 @@ class Engine:
             MemoryStoreFiles() if self.path is None else FolderStoreFiles(self.path)
         )
         place = "in memory" if self.path is None else f"store directory {self.path}"
-        self.lifecycle = lifecycle = Lifecycle(name, place)
+        self.lifecycle = lifecycle = EngineLifecycle(name, place)
         self._threads: dict[str, ServiceThread] = {}
         self._remote: ConnectedClients | None = None
         self.levels = DelayLevels.parse(settings.message_delay_level)
@@ -123,7 +123,7 @@ class Engine:
         self.reader = Reader(store, self.queues, self.finder, lifecycle)
         committed = CommittedOffsets(store, settings.flush_consumer_offset_interval_ms)
         self.offsets = committed.clustering
-        self.delayed = DelayedMessages(store, settings, self.topics.names, lifecycle)
+        self.delayed = LocalDelayedMessages(store, settings, self.topics.names, lifecycle)
         self.drafts = DraftMaker(self.levels, settings.timer_limits(), settings.max_message_size, host)
         self.transactions = TransactionService(store, self.topics, self.offsets, self.drafts, settings, lifecycle)
         self.writer = MessageWriter(store, self.drafts, self.transactions.prepare, name, host)
@@ -131,7 +131,7 @@ class Engine:
         self.sends = LocalSends(store, self.routes, self.drafts, self.writer, self.sequences, host, lifecycle)
         self.groups = Groups(store, self.queues, self.routes, local_groups, self.sends.send_back, committed, lifecycle)
         self.requests = LocalRequests(
-            PendingRequests("broker.requests", clock, store.metrics),
+            UnansweredRequests("broker.requests", clock, store.metrics),
             name,
             host,
             clock,

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from mqtemplate.broker import Consumer, ConsumerSpec, MessageModel
 from mqtemplate.engine.consumers import EmbeddedConsumer, LocalGroups
-from mqtemplate.engine.lifecycle import Lifecycle
+from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.engine.reader import QueueReader
 from mqtemplate.engine.retries import SentBack
 from mqtemplate.engine.topics import TopicRoutes
@@ -72,7 +72,7 @@ class Groups:
         local: LocalGroups,
         send_back: Callable[[SentBack], None],
         committed: CommittedOffsets,
-        lifecycle: Lifecycle,
+        lifecycle: EngineLifecycle,
     ) -> None:
         self._store = store
         self._queues = queues

@@ -8,7 +8,7 @@ from mqtemplate.errors import BrokerClosedError
 from mqtemplate.processes import OwnerProcess
 
 
-class Lifecycle:
+class EngineLifecycle:
     """Whether an engine is open. Its parts check it before they do what a user asks for.
 
     Args:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from mqtemplate.engine.key_query import KeyQuery
-from mqtemplate.engine.lifecycle import Lifecycle
+from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.errors import CorruptRecordError, DeletedRecordError, MessageError, OffsetOutOfRangeError
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import HostAddress, MessageExt, MessageQueue, parse_offset_msg_id
@@ -235,7 +235,9 @@ class Reader:
         ForkedError: The parent process has started it.
     """
 
-    def __init__(self, store: MessageStore, queues: QueueReader, finder: MessageFinder, lifecycle: Lifecycle) -> None:
+    def __init__(
+        self, store: MessageStore, queues: QueueReader, finder: MessageFinder, lifecycle: EngineLifecycle
+    ) -> None:
         self._store = store
         self._queues = queues
         self._finder = finder

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from mqtemplate.engine.clients import ClientRegistry, Subscription
+from mqtemplate.engine.clients import ClientRegistry, GroupSubscription
 from mqtemplate.engine.engine import Engine
 from mqtemplate.engine.key_query import KeyQuery
 from mqtemplate.hashes.java_hash import java_string_hash
@@ -235,7 +235,7 @@ class QueryProcessor:
         )
 
 
-def _matches(subscription: Subscription | None, tags_code: int) -> bool:
+def _matches(subscription: GroupSubscription | None, tags_code: int) -> bool:
     """Return True if a unit matches the tags of a subscription."""
     if subscription is None or subscription.expression_type != "TAG":
         return False

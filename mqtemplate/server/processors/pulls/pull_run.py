@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from mqtemplate.engine.clients import Subscription
+from mqtemplate.engine.clients import GroupSubscription
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.codec import Frame, json_frame_head
@@ -39,7 +39,7 @@ class _Checked(NamedTuple):
     query: RawQuery
     topics: object
     group: SubscriptionGroupConfig | None
-    subscription: Subscription | None
+    subscription: GroupSubscription | None
 
 
 class PullRun:
@@ -119,7 +119,7 @@ class PullRun:
             and not self._checks.engine.groups.local.has_members(pull.consumer_group)
         )
 
-    def _subscription(self, pull: PullMessageRequestHeader) -> Subscription | None:
+    def _subscription(self, pull: PullMessageRequestHeader) -> GroupSubscription | None:
         if pull.sys_flag & PullSysFlag.SUBSCRIPTION:
             return None
         return self._checks.clients.subscription(pull.consumer_group, pull.topic)
