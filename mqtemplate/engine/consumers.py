@@ -23,7 +23,6 @@ from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
 _log = get_logger("mqtemplate.broker")
 
-_YOUNG_QUEUE_BYTES = 1 << 30
 _DEFAULT_CONSUME_TIMESTAMP_MS = 1_800_000  # before now. Source: DefaultMQPushConsumer.consumeTimestamp
 
 
@@ -293,9 +292,7 @@ class EmbeddedConsumer(Consumer):
             timestamp = self.spec.consume_timestamp
             default = self._store.clock.now_ms() - _DEFAULT_CONSUME_TIMESTAMP_MS
             return reader.search_offset(queue, default if timestamp is None else timestamp)
-        # RocketMQ (ConsumerManageProcessor.queryConsumerOffset): if a queue still has its first message, and that is
-        # near the end of the log, a new group reads the whole queue. Otherwise it starts at the end.
-        return low if low == 0 and reader.bytes_after(queue, low) <= _YOUNG_QUEUE_BYTES else high
+        return low if reader.is_young(queue) else high  # as RocketMQ
 
     def position(self, queue: MessageQueue) -> int:
         self._owner.check()
