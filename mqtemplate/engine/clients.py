@@ -51,7 +51,7 @@ class HeldQuota(Protocol):
 
 
 class GroupSubscription(Protocol):
-    """What a group selects from one topic. A version is a time: the newer one is valid."""
+    """A subscription of a group to one topic. Its version is a time: the newer one is valid."""
 
     @property
     def topic(self) -> str: ...

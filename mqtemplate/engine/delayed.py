@@ -116,7 +116,7 @@ class LocalDelayedMessages:
         return self.control.reschedule(handle, deliver_ms, key, topic, namespace)
 
     def recall(self, topic: str, handle_text: str) -> str:
-        """Cancel a message for *topic*, as its producer asks for. Unlike RocketMQ, refuse it for a delivered message.
+        """Cancel a message for *topic*, as its producer requests. Unlike RocketMQ, refuse it for a delivered message.
 
         Returns:
             The message id.

@@ -11,10 +11,9 @@ from mqtemplate.broker import Capability
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.delay.levels.table import DelayLevels, tags_code_of
 from mqtemplate.engine.checkers import TransactionChecker
-from mqtemplate.engine.consumers import LocalGroups
 from mqtemplate.engine.delayed import LocalDelayedMessages
 from mqtemplate.engine.drafts import DraftMaker
-from mqtemplate.engine.groups import CommittedOffsets, Groups
+from mqtemplate.engine.groups import CommittedOffsets, Groups, LocalGroups
 from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.engine.reader import MessageFinder, QueueReader, Reader
 from mqtemplate.engine.requests import LocalRequests, UnansweredRequests
@@ -55,7 +54,7 @@ class Engine:
 
     - On a virtual clock it starts no thread: a harness steps ``services()``.
     - It is started once, and works in the process that starts it.
-    - Five parts do what users of a broker ask for, and check that it is open: *sends*, *reader*, *groups*,
+    - Five parts have the methods that users of a broker call, and check that it is open: *sends*, *reader*, *groups*,
       *transactions* and *delayed*. The other attributes are for servers.
 
     Args:

@@ -9,7 +9,7 @@ from mqtemplate.processes import OwnerProcess
 
 
 class EngineLifecycle:
-    """Whether an engine is open. Its parts check it before they do what a user asks for.
+    """State of an engine: open or not, and its process. The parts check it at each call of a user.
 
     Args:
         name: Name of the broker.
