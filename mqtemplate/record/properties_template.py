@@ -1,13 +1,19 @@
-"""Properties of sent messages, with those that the broker adds."""
+"""Encoded properties with a gap for the message id, and properties that a broker adds without decoding the others.
+
+Most producers send the same properties again and again, but for the message id and the keys. ``|`` are the ends of the
+gaps, ``01`` and ``02`` the separators of a record::
+
+    UNIQ_KEY 01 |7F000001A1| 02 WAIT 01 true 02 TAGS 01 paid 02 KEYS 01 |order-1| 02
+    ^ parts[0]               ^ parts[1]                                           ^ parts[2]
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from mqtemplate.brokers.embedded.draft import SPECIAL_PROPERTIES
 from mqtemplate.hashes.java_hash import tags_code
-from mqtemplate.message import Property
+from mqtemplate.message import SPECIAL_PROPERTIES, Property
 from mqtemplate.record.properties import (
     KEYS,
     NAME_VALUE_SEPARATOR,
@@ -18,10 +24,63 @@ from mqtemplate.record.properties import (
 )
 
 _NEED_DECODING = SPECIAL_PROPERTIES | {Property.TRANSACTION_PREPARED}
-_MAX_FORMS = 1_000
 _UNKNOWN: Any = object()
 _ID_FRONT = PROPERTY_SEPARATOR + UNIQ_KEY + NAME_VALUE_SEPARATOR
 _KEYS_FRONT = PROPERTY_SEPARATOR + KEYS + NAME_VALUE_SEPARATOR
+
+
+class PropertiesTemplate(NamedTuple):
+    """Encoded properties of many messages: all of their bytes but the message id, and perhaps the keys.
+
+    Attributes:
+        parts: The bytes before, between and after the gaps: two parts, or three with a gap for the keys.
+        has_keys_first: The keys are before the message id.
+    """
+
+    parts: tuple[bytes, ...]
+    has_keys_first: bool = False
+
+    @classmethod
+    def around(cls, encoded: bytes, *values: bytes, has_keys_first: bool = False) -> PropertiesTemplate | None:
+        """Return the template that has gaps where *values* are; None if one does not occur once, in this order.
+
+        An id that occurs twice, for instance in the keys as well, has no single gap: the next message would get the
+        id of this one there.
+        """
+        parts: list[bytes] = []
+        for value in values:
+            if encoded.count(value) != 1:
+                return None
+            part, _, encoded = encoded.partition(value)
+            parts.append(part)
+        return cls((*parts, encoded), has_keys_first)
+
+    @classmethod
+    def appending(cls, encoded: bytes) -> PropertiesTemplate:
+        """Return the template that adds the message id after *encoded*, which end with a separator or are empty."""
+        return cls((encoded + UNIQ_KEY + NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR))
+
+    @property
+    def id_at(self) -> int:
+        """Start of the message id in the encoded properties, if there is no gap for keys."""
+        return len(self.parts[0])
+
+    def fill(self, unique_id: bytes, keys: bytes = b"") -> bytes:
+        """Return the encoded properties of a message. A template has a gap for keys if and only if *keys* are given."""
+        parts = self.parts
+        if not keys:
+            return b"".join((parts[0], unique_id, parts[1]))
+        first, second = (keys, unique_id) if self.has_keys_first else (unique_id, keys)
+        return b"".join((parts[0], first, parts[1], second, parts[2]))
+
+    def id_in(self, encoded: bytes) -> bytes:
+        """Return the id in properties that differ from this template in nothing else; empty if there is none."""
+        front, back = self.parts
+        if encoded.startswith(front) and encoded.endswith(back):
+            unique_id = encoded[len(front) : len(encoded) - len(back)]
+            if unique_id.isalnum():  # ASCII, and no separator: so the gap has one value, and no property more
+                return unique_id
+        return b""
 
 
 class CompleteProperties(NamedTuple):
@@ -37,22 +96,28 @@ class CompleteProperties(NamedTuple):
     unique_id: str
 
 
-class SentProperties:
-    """Adds the properties that a broker adds. Messages with properties that only a broker may set need decoding.
+class AddedProperties:
+    """The properties that a broker adds to those of a message. What only a broker may set needs decoding.
 
-    Most producers send the same properties again and again, but for the message id and the keys. Such a *form* is
-    decoded once; the next text of this form needs no decoding. Thread-safe.
+    Properties without message id and keys are decoded once; the next ones that are equal but for these two need no
+    decoding. Thread-safe.
 
     Args:
         added: The properties that the broker adds.
+        decodes_all: Decode all properties: the fast path is off.
+        max_known: Above this number of known texts all are forgotten.
     """
 
-    def __init__(self, added: Mapping[str, str]) -> None:
+    def __init__(self, added: Mapping[str, str], *, decodes_all: bool = False, max_known: int = 1_000) -> None:
         self._added = added
         self._suffix = encode_properties(added)
-        self._forms: dict[bytes, int | None] = {}  # text without id and keys -> tags code; None: decode such a text
-        # The last text that had no keys: what is before its id, what is after it and its length, its tags code.
-        self._last: tuple[bytes, bytes, int, int] = (b"\0", b"\0", 1, 0)
+        self._decodes_all = decodes_all
+        self._max_known = max_known
+        self._tags_codes: dict[
+            bytes, int | None
+        ] = {}  # text without id and keys -> tags code; None: decode such a text
+        # The last text without keys, and its tags code: one tuple, since another thread may replace it meanwhile.
+        self._last = (PropertiesTemplate.appending(b""), tags_code(None))
 
     def complete(self, properties: dict[str, str]) -> dict[str, str]:
         """Complete decoded properties, and return them."""
@@ -65,53 +130,53 @@ class SentProperties:
 
     def complete_encoded(self, data: bytes) -> CompleteProperties | None:
         """Return what encoding `complete` of the decoded properties would return; None if they must be decoded."""
-        front, back, back_length, code = self._last
-        if data.startswith(front) and data.endswith(back):
-            unique_id = data[len(front) : len(data) - back_length]
-            if unique_id.isalnum():  # ASCII, and no separator
-                return CompleteProperties(data + self._suffix, code, unique_id.decode())
+        if self._decodes_all:
+            return None
+        template, code = self._last
+        unique_id = template.id_in(data)
+        if unique_id:
+            return CompleteProperties(data + self._suffix, code, unique_id.decode())
         return self._complete_new(data)
 
     def _complete_new(self, data: bytes) -> CompleteProperties | None:
         """Do the same for properties that differ from the last ones in more than the message id."""
         if not data.isascii():  # only of ASCII it is known that decoding and encoding changes nothing
             return None
-        if not data.endswith(PROPERTY_SEPARATOR):
+        if not data.endswith(PROPERTY_SEPARATOR):  # Java writes one at the end, clients of other languages do not
             data += PROPERTY_SEPARATOR
-        text = PROPERTY_SEPARATOR + data
+        text = PROPERTY_SEPARATOR + data  # so that a name is found as a whole: XKEYS is not KEYS
         id_at = text.find(_ID_FRONT) + len(_ID_FRONT)
         if id_at < len(_ID_FRONT):
             return None
         id_end = text.find(PROPERTY_SEPARATOR, id_at)
-        unique_id, form = text[id_at:id_end], text[:id_at] + text[id_end:]
+        unique_id, rest = text[id_at:id_end], text[:id_at] + text[id_end:]
         values = unique_id
-        keys_at = form.find(_KEYS_FRONT) + len(_KEYS_FRONT)
+        keys_at = rest.find(_KEYS_FRONT) + len(_KEYS_FRONT)
         if keys_at >= len(_KEYS_FRONT):
-            keys_end = form.find(PROPERTY_SEPARATOR, keys_at)
-            values += form[keys_at:keys_end]
-            form = form[:keys_at] + form[keys_end:]
+            keys_end = rest.find(PROPERTY_SEPARATOR, keys_at)
+            values += rest[keys_at:keys_end]
+            rest = rest[:keys_at] + rest[keys_end:]
             if keys_at == keys_end:
                 return None
         if not unique_id or NAME_VALUE_SEPARATOR in values:
             return None
-        code = self._forms.get(form, _UNKNOWN)
+        code = self._tags_codes.get(rest, _UNKNOWN)
         if code is _UNKNOWN:
-            code = self._learn(form, data)
+            code = self._learn(rest, data)
         if code is None:
             return None
-        if values is unique_id:
-            back = data[id_end - 1 :]  # *data* is *text* without its first byte
-            self._last = (data[: id_at - 1], back, len(back), code)
+        if values is unique_id:  # without keys: *data* is *text* without its first byte
+            self._last = (PropertiesTemplate((data[: id_at - 1], data[id_end - 1 :])), code)
         return CompleteProperties(data + self._suffix, code, unique_id.decode())
 
-    def _learn(self, form: bytes, data: bytes) -> int | None:
-        """Decode properties of a new form, and keep what holds for all of this form."""
+    def _learn(self, rest: bytes, data: bytes) -> int | None:
+        """Decode new properties, and keep what holds for all that are equal but for message id and keys."""
         properties = self.complete(decode_properties(data))
         is_ordinary = _NEED_DECODING.isdisjoint(properties)
         # They differ if a name occurs twice, has no value, or is one that the broker sets.
         is_regular = encode_properties(properties) == data + self._suffix
         code = tags_code(properties.get(Property.TAGS)) if is_ordinary and is_regular else None
-        if len(self._forms) >= _MAX_FORMS:
-            self._forms.clear()
-        self._forms[form] = code
+        if len(self._tags_codes) >= self._max_known:
+            self._tags_codes.clear()
+        self._tags_codes[rest] = code
         return code

@@ -18,8 +18,10 @@ from mqtemplate.server.deferred_work import DeferredWork
 from mqtemplate.server.group_table import SubscriptionGroupTable
 from mqtemplate.server.limits.client_limits import ClientLimits
 from mqtemplate.server.processors.queue_locks import QueueLocks
+from mqtemplate.server.pulls.pull_checks import PullChecks
 from mqtemplate.server.pulls.pull_hold import PullHold
 from mqtemplate.server.pulls.raw_reader import RawReader
+from mqtemplate.server.pulls.read_ahead import ReadAhead
 from mqtemplate.server.remote_clients import RemoteClients
 from mqtemplate.server.settings import BrokerServerSettings
 from mqtemplate.server.subscriptions import Subscriptions
@@ -33,6 +35,7 @@ class ServerParts:
         address: Returns the address that clients connect to. The port may be chosen when the server starts.
         access: The accounts and their rights.
         heavy: That of the server's sockets.
+        fast_path: See `BrokerServer`.
 
     Attributes:
         topics: Topics in the types of the protocol, and for messages.
@@ -53,11 +56,14 @@ class ServerParts:
         address: Callable[[], str],
         access: AccessControl,
         heavy: HeavyWork,
+        *,
+        fast_path: bool = True,
     ) -> None:
         clock, store = engine.clock, engine.store
         self.engine = engine
         self.settings = settings
         self.address = address
+        self.fast_path = fast_path
         self.access = access
         self.boot_ms = clock.now_ms()
         self.topics = TopicConfigs(engine, settings)
@@ -79,7 +85,8 @@ class ServerParts:
         self.topics.on_created(self.remote_clients.notify_topic_created)
         self.subscriptions = Subscriptions(self.clients, settings)
         self.locks = QueueLocks(clock, settings.rebalance_lock_max_live_ms, self.limits)
-        self.raw = RawReader(store, engine.reader)
+        self.raw = RawReader(store, engine.reader, ReadAhead(store) if fast_path else None)
+        self.pull_checks = PullChecks(engine, self.topics, self.groups, self.clients, self.subscriptions, settings)
         self.hold = PullHold(self.raw, clock, self.limits.pulls)
         self.deferred_work = DeferredWork(clock, heavy)
         self.traffic = Traffic(store, engine.offsets, clock)

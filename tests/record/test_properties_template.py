@@ -7,26 +7,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqtemplate.message import Property
+from mqtemplate.record import properties_template
 from mqtemplate.record.properties import decode_properties, encode_properties
-from mqtemplate.server.processors.sends import sent_properties
-from mqtemplate.server.processors.sends.sent_properties import SentProperties
+from mqtemplate.record.properties_template import AddedProperties
 
 ADDED = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true", "CLUSTER": "DefaultCluster"}
 JAVA = "UNIQ_KEY\x01{}\x02WAIT\x01true\x02TAGS\x01paid\x02"
 
 
 @pytest.fixture
-def properties() -> SentProperties:
-    return SentProperties(ADDED)
+def properties() -> AddedProperties:
+    return AddedProperties(ADDED)
 
 
-def decoded_and_encoded(properties: SentProperties, data: bytes) -> bytes:
+def decoded_and_encoded(properties: AddedProperties, data: bytes) -> bytes:
     return encode_properties(properties.complete(decode_properties(data)))
 
 
-def test_the_second_text_of_a_form_is_not_decoded(properties: SentProperties, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_text_of_a_form_is_not_decoded(properties: AddedProperties, monkeypatch: pytest.MonkeyPatch) -> None:
     first = properties.complete_text(JAVA.format("7F000001A1") + "KEYS\x01order-1")
-    monkeypatch.setattr(sent_properties, "decode_properties", lambda data: pytest.fail("it was decoded"))
+    monkeypatch.setattr(properties_template, "decode_properties", lambda data: pytest.fail("it was decoded"))
 
     second = properties.complete_text(JAVA.format("7F000001B2") + "KEYS\x01order 2\x02")
 
@@ -64,7 +64,7 @@ def test_the_second_text_of_a_form_is_not_decoded(properties: SentProperties, mo
         "UNIQ_KEY\x01a\x02CLUSTER\x01other\x02",
     ],
 )
-def test_what_decoding_changes_or_interprets_is_decoded(properties: SentProperties, text: str) -> None:
+def test_what_decoding_changes_or_interprets_is_decoded(properties: AddedProperties, text: str) -> None:
     assert properties.complete_encoded(text.encode()) is None
     assert properties.complete_text(text) is None
 
@@ -82,7 +82,7 @@ TEXTS = st.lists(st.tuples(NAMES, VALUES, st.sampled_from(["\x02", "\x02\x02", "
 @given(st.lists(TEXTS, min_size=1, max_size=4))
 def test_the_result_equals_decoding_and_encoding(texts: list[str]) -> None:
     """The texts share one object, so that a form which one of them leaves is used for the next."""
-    properties = SentProperties(ADDED)
+    properties = AddedProperties(ADDED)
     for text in texts * 2:
         data = text.encode()
 
@@ -93,18 +93,18 @@ def test_the_result_equals_decoding_and_encoding(texts: list[str]) -> None:
             assert decode_properties(data)["UNIQ_KEY"] == complete.unique_id
 
 
-def test_the_number_of_known_forms_is_bounded(properties: SentProperties, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sent_properties, "_MAX_FORMS", 10)
+def test_the_number_of_known_texts_is_bounded() -> None:
+    properties = AddedProperties(ADDED, max_known=10)
 
     for number in range(100):
         assert properties.complete_text(f"UNIQ_KEY\x01a\x02order\x01{number}\x02") is not None
 
-    assert len(properties._forms) <= 10
+    assert len(properties._tags_codes) <= 10
 
 
 @given(st.lists(st.text(alphabet="aB9\x01\x02 ü", max_size=4), min_size=2, max_size=6))
 def test_another_id_in_the_form_of_the_last_text_gives_the_same_as_decoding(ids: list[str]) -> None:
-    properties = SentProperties(ADDED)
+    properties = AddedProperties(ADDED)
     for unique_id in ["first", *ids]:
         data = JAVA.format(unique_id).encode()
 

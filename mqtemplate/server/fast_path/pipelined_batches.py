@@ -1,7 +1,7 @@
-"""Sends of batches that are stored without decoding their headers, because the form is known.
+"""Pipelined batches, and uniform batches: messages that differ in bodies and ids only, read as rows of one array.
 
-Batches of one form and of one size that were read together, and whose messages are alike, are stored by one append and
-answered by one write to the socket.
+Batches of one header template and of one size that were read together, and whose messages are uniform together, are
+stored by one append and answered by one write to the socket. `mqtemplate.server.fast_path` draws the rows.
 """
 
 from __future__ import annotations
@@ -10,33 +10,111 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
+
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.errors import StoreError
 from mqtemplate.message import offset_msg_ids
+from mqtemplate.record.arrays import Rows
 from mqtemplate.record.codec import RecordDraft, pack_host
+from mqtemplate.record.properties_template import AddedProperties, CompleteProperties, PropertiesTemplate
 from mqtemplate.record.sent_batch import BatchOrigin, SentBatch
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codec import Frame
-from mqtemplate.remoting.protocol.messages import count_batch, split_batch
-from mqtemplate.server.processors.sends.alike_messages import MOST_BYTES, read_alike
-from mqtemplate.server.processors.sends.send_forms import SendForm
-from mqtemplate.server.processors.sends.send_response import SendResponses
-from mqtemplate.server.processors.sends.sent_properties import SentProperties
+from mqtemplate.remoting.protocol.messages import BATCH_FRONT, count_batch, split_batch
+from mqtemplate.server.fast_path.header_templates import SendTemplate
+from mqtemplate.server.fast_path.send_responses import SendResponses
 from mqtemplate.server.response import call_when_durable
 from mqtemplate.store.record_writer import PutBatch
 
 INLINE_MESSAGES = 64
 """Longest batch that is stored in the I/O thread: about a millisecond."""
+_FEWEST_UNIFORM = 8
+"""Fewer messages are faster one by one."""
+_MAX_UNIFORM_BYTES = 256 << 10
+"""Larger bodies are read message by message: one call of numpy would hold the interpreter lock for milliseconds."""
+
+
+class UniformMessages(NamedTuple):
+    """Messages of a batch, or of several.
+
+    Attributes:
+        bodies, ids: A row for each message.
+        id_at: Start of the id in the encoded properties.
+        properties: Properties of the first message.
+    """
+
+    bodies: Rows
+    ids: Rows
+    id_at: int
+    flag: int
+    properties: CompleteProperties
+
+    def sent_batch(
+        self,
+        topic: str,
+        queue_id: int,
+        sys_flag: int,
+        born_timestamp: int,
+        born_host: bytes,
+        reconsume_times: int,
+        origins: Sequence[BatchOrigin] = (),
+    ) -> SentBatch:
+        """Return the messages for the store. The first arguments are those of `RecordDraft` for the first batch.
+
+        Args:
+            origins: Of each batch; empty for one batch.
+        """
+        encoded, code, _ = self.properties
+        body = self.bodies[0].tobytes()
+        first = RecordDraft(
+            topic, queue_id, body, encoded, code, -1, self.flag, sys_flag, born_timestamp, born_host, reconsume_times
+        )
+        return SentBatch(first, self.bodies, self.ids, self.id_at, origins)
+
+
+def read_uniform(data: bytes, added: AddedProperties) -> UniformMessages | None:
+    """Return the messages in the body of a batch, or in the bodies of several, joined.
+
+    None if they are few or large, not uniform, or not ordinary.
+    """
+    if not BATCH_FRONT.size <= len(data) <= _MAX_UNIFORM_BYTES:
+        return None
+    # If all messages are as the first one, they have its size. The lengths are those that the producer wrote, perhaps
+    # wrong or negative: nothing is sliced before they add up.
+    size, flag, body_length = BATCH_FRONT.unpack_from(data)
+    body_end = BATCH_FRONT.size + body_length
+    properties_at = body_end + 2  # after their length, an i2
+    if body_length < 0 or not properties_at < size or len(data) % size or len(data) < _FEWEST_UNIFORM * size:
+        return None
+    text = data[properties_at:size]
+    properties = added.complete_encoded(text)
+    if properties is None or int.from_bytes(data[body_end:properties_at], "big") != len(text):
+        return None
+    unique_id = properties.unique_id.encode()
+    template = PropertiesTemplate.around(text, unique_id)
+    if template is None:
+        return None
+    id_at = template.id_at
+    ids_at, ids_end = properties_at + id_at, properties_at + id_at + len(unique_id)
+    rows = np.frombuffer(data, np.uint8).reshape(-1, size)
+    ids, equal = rows[:, ids_at:ids_end], (rows[:, : BATCH_FRONT.size], rows[:, body_end:ids_at], rows[:, ids_end:])
+    around = np.concatenate(equal, axis=1)
+    # Bytes are compared at once, which is faster than an array of booleans. An id of letters and digits has no
+    # separator, so no message has a property that the first one does not have.
+    if around.tobytes() != around[0].tobytes() * len(rows) or not ids.tobytes().isalnum():
+        return None
+    return UniformMessages(rows[:, BATCH_FRONT.size : body_end], ids, id_at, flag, properties)
 
 
 class BatchRequest(NamedTuple):
-    """One batch that was taken.
+    """One batch that was accepted.
 
     Attributes:
         unique_id: Id of the whole batch, in the header; empty if there is none.
     """
 
-    form: SendForm
+    template: SendTemplate
     opaque: int
     unique_id: bytes
     origin: BatchOrigin
@@ -47,7 +125,7 @@ class BatchRequest(NamedTuple):
         return self.frame[2]
 
 
-class BatchSends:
+class PipelinedBatches:
     """Batches of one connection, to queues that exist.
 
     Args:
@@ -55,7 +133,7 @@ class BatchSends:
         on_processed: Called with the number of requests that were processed here.
 
     Attributes:
-        requests: The batches that were taken and are not processed yet.
+        requests: The batches that were accepted and are not processed yet.
     """
 
     def __init__(
@@ -63,7 +141,7 @@ class BatchSends:
         connection: Connection,
         engine: EmbeddedBroker,
         max_messages: int,
-        properties: SentProperties,
+        added: AddedProperties,
         responses: SendResponses,
         on_processed: Callable[[int], None],
     ) -> None:
@@ -71,39 +149,40 @@ class BatchSends:
         self._connection = connection
         self._store = engine.store
         self._host = engine.settings.listen_host
-        self._max_bytes = min(engine.settings.max_message_size, MOST_BYTES)
+        self._max_bytes = min(engine.settings.max_message_size, _MAX_UNIFORM_BYTES)
         self._max_messages = min(max_messages, INLINE_MESSAGES)
-        self._properties = properties
+        self._added = added
         self._responses = responses
         self._on_processed = on_processed
         self._born_host = pack_host(connection.remote)
 
-    def take(self, request: BatchRequest) -> bool:
-        """Take a batch; return False if it has to be processed as a command."""
+    def accept(self, request: BatchRequest) -> bool:
+        """Accept a batch; return False if it has to be processed as a command."""
         size = len(request.body)
         if size > self._max_bytes or not self._connection.begin(request.opaque):
             return False
-        if self.requests and not self._joins(request.form, size):
+        if self.requests and not self._joins(request.template, size):
             self.process()
         self.requests.append(request)
         return True
 
-    def _joins(self, form: SendForm, size: int) -> bool:
+    def _joins(self, template: SendTemplate, size: int) -> bool:
         """Return True if a batch can be stored together with those before it."""
         first = self.requests[0]
-        return form is first.form and size == len(first.body) and (len(self.requests) + 1) * size <= MOST_BYTES
+        fits = (len(self.requests) + 1) * size <= _MAX_UNIFORM_BYTES
+        return template is first.template and size == len(first.body) and fits
 
     def process(self) -> None:
-        """Store the batches that were taken, and reply to each when it is durable."""
+        """Store the batches that were accepted, and reply to each when it is durable."""
         requests, self.requests = self.requests, []
-        if not requests or self._process(requests):
+        if not requests or self._store_together(requests):
             return
-        for request in requests:  # as a command it gets its own response, and what is unexpected is logged
-            if len(requests) == 1 or not self._process([request]):
+        for request in requests:  # as a command it gets its own response, and an unexpected error is logged
+            if len(requests) == 1 or not self._store_together([request]):
                 self._connection.process_as_command(request.opaque, request.frame)
 
-    def _process(self, requests: Sequence[BatchRequest]) -> bool:
-        """Store batches together; return False if nothing was stored: they are not alike, or the store refuses."""
+    def _store_together(self, requests: Sequence[BatchRequest]) -> bool:
+        """Return False if nothing was stored: the batches are not uniform together, or the store refuses."""
         try:
             puts = self._put(requests)
         except Exception:  # `process` says what happens then
@@ -111,25 +190,26 @@ class BatchSends:
         if puts is None:
             return False
         self._on_processed(len(requests))
-        call_when_durable(self._store, puts.end, (requests[0].form.topic,), partial(self._reply, requests, puts))
+        call_when_durable(self._store, puts.end, (requests[0].template.topic,), partial(self._reply, requests, puts))
         return True
 
     def _put(self, requests: Sequence[BatchRequest]) -> PutBatch | None:
-        batch = self._read_alike(requests)
+        batch = self._read_uniform(requests)
         if batch is not None:
             return self._store.put_batch(batch)
         drafts = self._read_messages(requests[0]) if len(requests) == 1 else None
         return self._store.put_all(drafts) if drafts else None
 
-    def _read_alike(self, requests: Sequence[BatchRequest]) -> SentBatch | None:
-        """Return the messages of all batches; None if they are few, or not alike."""
-        form, (queue_id, born), count = requests[0].form, requests[0].origin, len(requests)
-        alike = read_alike(b"".join(request.body for request in requests), self._properties)
-        if alike is None or len(alike.bodies) % count or len(alike.bodies) > count * self._max_messages:
+    def _read_uniform(self, requests: Sequence[BatchRequest]) -> SentBatch | None:
+        """Return the messages of all batches; None if they are few, or not uniform."""
+        template, (queue_id, born), count = requests[0].template, requests[0].origin, len(requests)
+        found = read_uniform(b"".join(request.body for request in requests), self._added)
+        # Bodies of one size may have different numbers of messages only if their messages differ in size.
+        if found is None or len(found.bodies) % count or len(found.bodies) > count * self._max_messages:
             return None
         origins = [request.origin for request in requests] if count > 1 else ()
-        return alike.sent_batch(
-            form.topic, queue_id, form.sys_flag, born, self._born_host, form.reconsume_times, origins
+        return found.sent_batch(
+            template.topic, queue_id, template.sys_flag, born, self._born_host, template.reconsume_times, origins
         )
 
     def _read_messages(self, request: BatchRequest) -> list[RecordDraft] | None:
@@ -140,14 +220,14 @@ class BatchSends:
         """
         if count_batch(request.body, self._max_messages) > self._max_messages:
             return None
-        form, (queue_id, born), drafts = request.form, request.origin, list[RecordDraft]()
+        template, (queue_id, born), drafts = request.template, request.origin, list[RecordDraft]()
         for body, encoded, flag in split_batch(request.body):
-            complete = self._properties.complete_encoded(encoded)
+            complete = self._added.complete_encoded(encoded)
             if complete is None:
                 return None
-            origin = (form.sys_flag, born, self._born_host, form.reconsume_times)
+            origin = (template.sys_flag, born, self._born_host, template.reconsume_times)
             drafts.append(
-                RecordDraft(form.topic, queue_id, body, complete.encoded, complete.tags_code, -1, flag, *origin)
+                RecordDraft(template.topic, queue_id, body, complete.encoded, complete.tags_code, -1, flag, *origin)
             )
         return drafts
 
@@ -156,4 +236,4 @@ class BatchSends:
         for at, (_, opaque, unique_id, origin, _) in zip(range(0, len(puts), count), requests, strict=True):
             ids = offset_msg_ids(self._host, puts.physical_offsets[at : at + count]).encode()
             frames.append(frame(ids, origin.queue_id, puts.queue_offsets[at], unique_id, opaque))
-        self._connection.reply_to_run([request.opaque for request in requests], [b"".join(frames)])
+        self._connection.reply_together([request.opaque for request in requests], [b"".join(frames)])

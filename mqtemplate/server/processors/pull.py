@@ -5,8 +5,7 @@ Source: RocketMQ ``broker: PullMessageProcessor``, ``DefaultPullMessageResultHan
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from mqtemplate.remoting.connection import Connection
@@ -14,30 +13,17 @@ from mqtemplate.remoting.protocol.codes import PullSysFlag, RequestCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader
 from mqtemplate.server.parts import ServerParts
-from mqtemplate.server.processors.pulls.pull_checks import PullChecks
-from mqtemplate.server.processors.pulls.pull_forms import PullForms
-from mqtemplate.server.processors.pulls.pull_run import PullRun
 from mqtemplate.server.pulls.pull_hold import HeldPull
 from mqtemplate.server.pulls.raw_reader import RawStatus
 from mqtemplate.server.registration import handles
 from mqtemplate.server.subscriptions import LONG_EXPRESSION
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class PullProcessor:
     """Answers a pull at once if it found a message or may not wait. `PullHold` holds the others."""
 
     server: ServerParts
-    _checks: PullChecks = field(init=False)
-    _forms: PullForms = field(init=False, default_factory=PullForms)
-
-    def __post_init__(self) -> None:
-        server = self.server
-        self._checks = PullChecks(server.engine, server.topics, server.clients, server.settings)
-
-    def new_run(self, connection: Connection, on_processed: Callable[[int], None]) -> PullRun:
-        """Return the run of a new connection."""
-        return PullRun(connection, self.server, self._checks, self._forms, on_processed)
 
     @handles(RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
     def _process(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
@@ -55,7 +41,7 @@ class PullProcessor:
         may_compile: bool = True,
     ) -> RemotingCommand | None:
         group = self.server.group_for(connection, request, header.consumer_group)
-        self._checks.check(header, group)
+        self.server.pull_checks.check(header, group)
         subscriptions = self.server.subscriptions
         expression = subscriptions.expression_of_pull(header)
         compiled = subscriptions.cache.find(expression)
@@ -67,7 +53,7 @@ class PullProcessor:
         if header.sys_flag & PullSysFlag.COMMIT_OFFSET:
             offset = max(0, header.commit_offset)
             self.server.engine.offsets.commit(header.consumer_group, header.topic, header.queue_id, offset)
-        query, at = self._checks.query(header, compiled.selector), header.queue_offset
+        query, at = self.server.pull_checks.query(header, compiled.selector), header.queue_offset
         found = self.server.raw.pull(query, at)
         may_wait = header.sys_flag & PullSysFlag.SUSPEND and header.suspend_timeout_millis > 0
         if found.status is RawStatus.NO_NEW_MSG and may_wait:

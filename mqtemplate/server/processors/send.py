@@ -5,7 +5,6 @@ Source: RocketMQ ``broker: SendMessageProcessor``, ``AbstractSendMessageProcesso
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
@@ -29,6 +28,7 @@ from mqtemplate.record.dead_letter import CAUSES
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.message_ext import to_message_ext
 from mqtemplate.record.properties import decode_properties
+from mqtemplate.record.properties_template import AddedProperties
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
@@ -41,14 +41,10 @@ from mqtemplate.remoting.protocol.headers.message import (
 from mqtemplate.remoting.protocol.messages import count_batch, split_batch
 from mqtemplate.remoting.protocol.properties import decode_properties_text
 from mqtemplate.server.acl.settings import Right
+from mqtemplate.server.fast_path.pipelined_batches import INLINE_MESSAGES, read_uniform
+from mqtemplate.server.fast_path.send_responses import SendResponses, added_properties
 from mqtemplate.server.group_table import max_reconsume_times
 from mqtemplate.server.parts import ServerParts
-from mqtemplate.server.processors.sends.alike_messages import read_alike
-from mqtemplate.server.processors.sends.batch_sends import INLINE_MESSAGES, BatchSends
-from mqtemplate.server.processors.sends.send_forms import SendForms
-from mqtemplate.server.processors.sends.send_response import SendResponses
-from mqtemplate.server.processors.sends.send_run import SendRun
-from mqtemplate.server.processors.sends.sent_properties import SentProperties
 from mqtemplate.server.registration import handles
 from mqtemplate.server.response import RefusedError, reply_when_durable
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
@@ -67,28 +63,15 @@ class SendProcessor:
     """
 
     server: ServerParts
-    _properties: SentProperties = field(init=False)
-    _batch_properties: SentProperties = field(init=False)
+    _properties: AddedProperties = field(init=False)
+    _batch_properties: AddedProperties = field(init=False)
     _responses: SendResponses = field(init=False)
-    _forms: SendForms = field(init=False)
 
     def __post_init__(self) -> None:
-        settings = self.server.settings
-        added = {
-            "MSG_REGION": settings.region_id,
-            "TRACE_ON": "true" if settings.trace_on else "false",
-            "CLUSTER": settings.cluster_name,
-        }
-        self._properties = SentProperties(added)
-        self._batch_properties = SentProperties({})
+        added = added_properties(self.server.settings)
+        self._properties = AddedProperties(added, decodes_all=not self.server.fast_path)
+        self._batch_properties = AddedProperties({}, decodes_all=not self.server.fast_path)
         self._responses = SendResponses(added)
-        self._forms = SendForms(self._properties)
-
-    def new_run(self, connection: Connection, on_processed: Callable[[int], None]) -> SendRun:
-        """Return the run of a new connection."""
-        engine, max_messages = self.server.engine, self.server.settings.max_batch_messages
-        batches = BatchSends(connection, engine, max_messages, self._batch_properties, self._responses, on_processed)
-        return SendRun(connection, self.server, self._forms, batches, self._responses, on_processed)
 
     @handles(RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, max_body_bytes=None)
     def _send(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
@@ -219,11 +202,11 @@ class SendProcessor:
             )
         queue_id = self.server.topics.queue(topic, sent.queue_id)
         origin = _origin(sent, connection.remote)
-        alike = read_alike(request.body, self._batch_properties)
-        if alike is None:
+        uniform = read_uniform(request.body, self._batch_properties)
+        if uniform is None:
             stored = self._put_messages(request, topic, queue_id, origin)
         else:
-            stored = self.server.engine.writer.put_alike(alike.sent_batch(topic, queue_id, *origin))
+            stored = self.server.engine.writer.put_alike(uniform.sent_batch(topic, queue_id, *origin))
         unique_id = decode_properties_text(sent.properties).get(Property.UNIQ_KEY)
         self._reply(connection, request, queue_id, stored, unique_id)
 

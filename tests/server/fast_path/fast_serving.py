@@ -1,9 +1,10 @@
-"""A server on a virtual clock, and a client whose requests runs take."""
+"""A server on a virtual clock, and a client whose requests its fast path accepts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -12,11 +13,12 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.message import HostAddress
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.remoting import connection as connection_module
-from mqtemplate.remoting.connection import CommandsOnly
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, encode_command
+from mqtemplate.remoting.protocol.codes import PullSysFlag
+from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader
 from mqtemplate.remoting.protocol.properties import encode_properties_text
 from mqtemplate.remoting.settings import RemotingServerSettings
-from mqtemplate.server import BrokerServer, BrokerServerSettings
+from mqtemplate.server import AclSettings, BrokerServer, BrokerServerSettings
 from mqtemplate.store import FlushDiskType
 from tests.remoting.wire import RawPeer
 from tests.server.tool import ANY_PORT, send_header
@@ -47,26 +49,45 @@ def serving(
     flush: FlushDiskType = FlushDiskType.SYNC_FLUSH,
     remoting: RemotingServerSettings | None = None,
     *,
-    runs: bool = True,
+    fast_path: bool = True,
+    acl: AclSettings | None = None,
     **settings: object,
 ) -> Iterator[BrokerServer]:
-    """Run a server on a virtual clock; without *runs* each request is processed as a command."""
+    """Run a server on a virtual clock; without *fast_path* each request is decoded."""
     engine_settings = EmbeddedSettings(listen_host=LISTEN, flush_disk_type=flush, **settings)  # type: ignore[arg-type]
     engine = EmbeddedBroker(None, engine_settings, VirtualClock())
-    server = BrokerServer(engine, BrokerServerSettings(listen=ANY_PORT), remoting=remoting)
-    if not runs:
-        server.remoting.process_runs(lambda connection, count: CommandsOnly())
+    settings_of_server = BrokerServerSettings(listen=ANY_PORT)
+    server = BrokerServer(engine, settings_of_server, remoting=remoting, acl=acl, fast_path=fast_path)
     with server:
         yield server
     engine.close()
 
 
+def pull(
+    opaque: int, at: int = 0, *, queue_id: int = 0, sys_flag: int = PullSysFlag.SUBSCRIPTION, **more: Any
+) -> bytes:
+    """Return the frame of a pull as a Java client writes it."""
+    fields = {
+        "consumer_group": "billing",
+        "topic": "orders",
+        "max_msg_nums": 32,
+        "suspend_timeout_millis": 15_000,
+        "sub_version": 1,
+        "commit_offset": more.pop("commit", 0),
+        **more,
+    }
+    header = PullMessageRequestHeader(queue_id=queue_id, queue_offset=at, sys_flag=sys_flag, **fields)
+    return encode_command(RemotingCommand.request(RequestCode.PULL_MESSAGE, header, opaque=opaque))
+
+
 @contextmanager
-def known_producer(server: BrokerServer) -> Iterator[RawPeer]:
-    """Connect, and send until the queues exist and the next sends are taken by a run."""
+def known_producer(
+    server: BrokerServer, signed: Callable[[Sequence[bytes]], Sequence[bytes]] = list
+) -> Iterator[RawPeer]:
+    """Connect, and send until the queues exist and the next sends are accepted by the fast path."""
     with RawPeer(server.remoting.address) as peer:
         for opaque in range(4):
-            peer.send(send(opaque, queue_id=opaque))
+            peer.send(*signed([send(opaque, queue_id=opaque)]))
             assert peer.next_command().code == ResponseCode.SUCCESS
         yield peer
 

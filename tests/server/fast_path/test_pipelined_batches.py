@@ -1,4 +1,4 @@
-"""Batches with a header of a known form: stored and answered as if the request had been decoded."""
+"""Batches with a header of a known template: stored and answered as if the request had been decoded."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from structlog.testing import capture_logs
 
 from mqtemplate.errors import StoreError, StoreFullError
 from mqtemplate.message import Message
+from mqtemplate.record.properties_template import AddedProperties
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
-from mqtemplate.remoting.protocol.messages import encode_batch
+from mqtemplate.remoting.protocol.messages import encode_batch, join_in_batch
 from mqtemplate.server import BrokerServer
-from mqtemplate.server.processors.sends import batch_sends
-from mqtemplate.server.processors.sends.batch_sends import BatchRequest, BatchSends
+from mqtemplate.server.fast_path import pipelined_batches
+from mqtemplate.server.fast_path.pipelined_batches import BatchRequest, PipelinedBatches, read_uniform
 from mqtemplate.store.message_store import MessageStore
 from tests.remoting.wire import RawPeer
-from tests.server.processors.run_serving import (
+from tests.server.fast_path.fast_serving import (
     MAX_OFFSET,
     answers,
     in_one_turn,
@@ -54,21 +55,21 @@ def stored_together(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """Return a list of the opaques of batches that were stored together, without decoding their headers."""
     in_one_turn(monkeypatch)
     opaques: list[list[int]] = []
-    process = BatchSends._process
+    process = PipelinedBatches._store_together
 
-    def noted(self: BatchSends, requests: Sequence[BatchRequest]) -> bool:
+    def noted(self: PipelinedBatches, requests: Sequence[BatchRequest]) -> bool:
         opaques.append([request.opaque for request in requests])  # first, since the response may arrive in between
         is_stored = process(self, requests)
         if not is_stored:
             opaques.pop()
         return is_stored
 
-    monkeypatch.setattr(BatchSends, "_process", noted)
+    monkeypatch.setattr(PipelinedBatches, "_store_together", noted)
     return opaques
 
 
 def know_batches(peer: RawPeer, *codes: RequestCode) -> None:
-    """Send batches until their header has a known form."""
+    """Send batches until the template of their header is known."""
     for code in codes or (RequestCode.SEND_BATCH_MESSAGE,):
         for opaque in (5, 6):
             assert peer.invoke_frame(batch(opaque, code=code)).code == ResponseCode.SUCCESS
@@ -92,102 +93,71 @@ def test_a_batch_is_stored_in_order_with_the_sends_around_it(monkeypatch: pytest
         assert [int(each[-16:], 16) for each in headers[3].msg_id.split(",")] == offsets
 
 
-def test_batches_that_are_read_together_are_stored_and_answered_as_commands(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They may be for several queues, and one of them may be for the same queue twice."""
-    opaques = stored_together(monkeypatch)
-    frames = b"".join(batch(10 + number, 4, queue_id=queue_id) for number, queue_id in enumerate((1, 0, 1, 3)))
-    results = []
-    for runs in (True, False):
-        with serving(runs=runs) as server, known_producer(server) as peer:
-            know_batches(peer)
-            opaques.clear()
-            peer.send(frames)
-            results.append((answers(peer, 4), records(server)))
-            assert opaques == ([[10, 11, 12, 13]] if runs else [])
-
-    assert results[0] == results[1]
-    assert [record.born_timestamp % 100 for record in results[0][1][-16:]] == [
-        *[10] * 4,
-        *[11] * 4,
-        *[12] * 4,
-        *[13] * 4,
-    ]
-
-
-def test_batches_of_another_size_or_form_are_stored_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    opaques = stored_together(monkeypatch)
-    with serving() as server, known_producer(server) as peer:
-        know_batches(peer, BATCH, RequestCode.SEND_MESSAGE_V2)
-        opaques.clear()
-        peer.send(
-            batch(10) + batch(11) + batch(12, 11) + batch(13, 11) + batch(14, 11, code=RequestCode.SEND_MESSAGE_V2)
-        )
-        answers(peer, 5)
-
-    assert opaques == [[10, 11], [12, 13], [14]]
-
-
-def test_batches_with_other_properties_are_stored_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bytes of their bodies tell that, not their headers."""
-    opaques = stored_together(monkeypatch)
-    with serving() as server, known_producer(server) as peer:
-        know_batches(peer)
-        opaques.clear()
-        peer.send(batch(10, tag="a") + batch(11, tag="b"))
-        answers(peer, 2)
-
-        assert opaques == [[10], [11]]
-        tagged = [b"TAGS\x01a" in record.properties_bytes for record in records(server)]
-        assert tagged[-20:] == [True] * 10 + [False] * 10
+V2, NO_ID = RequestCode.SEND_MESSAGE_V2, {"UNIQ_KEY": None}
+DELAYED = encode_batch([Message("orders", b"1", {"UNIQ_KEY": "B1", "DELAY": "3"})] * 3)
+SAME = encode_batch([Message("orders", b"1", {"UNIQ_KEY": "B1"})] * 8)
 
 
 @pytest.mark.parametrize(
-    "frames",
+    ("frames", "together"),
     [
-        [batch(10, 1), batch(11, 7), batch(12, 2, tag="paid")],
-        [batch(10, 20, grows=True), batch(11, 3, grows=True, queue_id=1)],
-        [batch(10, 10, code=RequestCode.SEND_MESSAGE_V2), batch(11, 3, code=RequestCode.SEND_MESSAGE_V2)],
+        pytest.param(
+            [batch(10 + n, 4, queue_id=queue_id) for n, queue_id in enumerate((1, 0, 1, 3))],
+            [[10, 11, 12, 13]],
+            id="several queues, one of them twice",
+        ),
+        pytest.param(
+            [batch(10), batch(11), batch(12, 11), batch(13, 11), batch(14, 11, code=V2)],
+            [[10, 11], [12, 13], [14]],
+            id="another size or template",
+        ),
+        pytest.param([batch(10, tag="a"), batch(11, tag="b")], [[10], [11]], id="other properties in the bodies"),
+        pytest.param([batch(10, 1), batch(11, 7), batch(12, 2, tag="paid")], [[10], [11], [12]], id="few messages"),
+        pytest.param([batch(10, 20, grows=True), batch(11, 3, grows=True, queue_id=1)], [[10], [11]], id="growing"),
+        pytest.param([batch(10, 10, code=V2), batch(11, 3, code=V2)], [[10], [11]], id="code 310"),
+        pytest.param([batch(10, 3, properties=NO_ID)], [[10]], id="few without an id of the batch, as from our client"),
+        pytest.param([batch(10, 10, properties=NO_ID)], [[10]], id="without an id of the batch"),
+        pytest.param([batch(10, 65)], [], id="long"),
+        pytest.param([batch(10, 65, grows=True)], [], id="long and growing"),
+        pytest.param([batch(10, 0)], [], id="empty"),
+        pytest.param([send(10, DELAYED, batch=True)], [], id="delayed"),
+        pytest.param([send(10, batch=True, code=BATCH)], [], id="invalid"),
+        pytest.param([send(10, SAME, queue_id=9, batch=True)], [], id="queue that does not exist"),
+        pytest.param([batch(10, 12, 1_000)], [], id="too large"),
     ],
-    ids=["few messages", "bodies of several lengths", "code 310"],
 )
-def test_messages_that_are_no_rows_are_stored_and_answered_as_commands(
-    frames: list[bytes], monkeypatch: pytest.MonkeyPatch
+def test_batches_are_stored_together_or_as_commands(
+    frames: list[bytes], together: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Those that are not stored here become commands. All get the answers of commands, and leave the same records."""
     opaques = stored_together(monkeypatch)
     results = []
-    for runs in (True, False):
-        with serving(runs=runs) as server, known_producer(server) as peer:
-            know_batches(peer, BATCH, RequestCode.SEND_MESSAGE_V2)
+    for fast_path in (True, False):
+        with serving(fast_path=fast_path, max_message_size=10_000) as server, known_producer(server) as peer:
+            know_batches(peer, BATCH, V2)
+            for opaque in (7, 8):
+                assert peer.invoke_frame(batch(opaque, properties=NO_ID)).code == ResponseCode.SUCCESS
             opaques.clear()
             peer.send(b"".join(frames))
             results.append((answers(peer, len(frames)), records(server)))
-            assert opaques == ([[10 + number] for number in range(len(frames))] if runs else [])
+            assert opaques == (together if fast_path else [])
 
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("count", [3, 10])
-def test_batches_without_an_id_of_their_own_are_stored_and_answered_as_commands(
-    count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those of our client."""
-    opaques = stored_together(monkeypatch)
-    results = []
-    for runs in (True, False):
-        with serving(runs=runs) as server, known_producer(server) as peer:
-            for opaque in (5, 6):
-                assert peer.invoke_frame(batch(opaque, properties={"UNIQ_KEY": None})).code == ResponseCode.SUCCESS
-            opaques.clear()
-            response = peer.invoke_frame(batch(10, count, properties={"UNIQ_KEY": None}))
-            results.append((response, records(server)))
-            assert opaques == ([[10]] if runs else [])
+def test_each_of_several_batches_has_its_own_time_of_birth_and_id() -> None:
+    with serving() as server, known_producer(server) as peer:
+        know_batches(peer)
+        peer.send(b"".join(batch(10 + number, 4, queue_id=number % 2, properties=NO_ID) for number in range(4)))
+        responses = answers(peer, 4)
 
-    assert results[0] == results[1]
-    assert "transactionId" not in results[0][0].ext_fields
+        born = [record.born_timestamp % 100 for record in records(server)[-16:]]
+    assert born == [10] * 4 + [11] * 4 + [12] * 4 + [13] * 4
+    assert all("transactionId" not in response.ext_fields for response in responses.values())
 
 
 def test_batches_of_many_bytes_are_stored_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_sends, "MOST_BYTES", 1_500)
+    monkeypatch.setattr(pipelined_batches, "_MAX_UNIFORM_BYTES", 1_500)
     opaques = stored_together(monkeypatch)
     with serving() as server, known_producer(server) as peer:
         know_batches(peer)
@@ -208,32 +178,60 @@ def test_a_batch_counts_as_one_request() -> None:
         assert server.remoting.request_count == before + 2
 
 
+# --- uniform batches --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def properties() -> AddedProperties:
+    return AddedProperties({"CLUSTER": "DefaultCluster"})
+
+
+def messages(count: int = 8, **properties: str) -> list[Message]:
+    return [Message("orders", b"%08d" % number, {"UNIQ_KEY": f"A{number:03}", **properties}) for number in range(count)]
+
+
+def test_messages_that_differ_in_body_and_id_are_uniform(properties: AddedProperties) -> None:
+    uniform = read_uniform(encode_batch(messages(TAGS="paid")), properties)
+
+    assert uniform is not None
+    assert uniform.sent_batch("orders", 0, 0, 0, bytes(8), 0).msg_ids() == b"A000,A001,A002,A003,A004,A005,A006,A007"
+    assert [bytes(row) for row in uniform.bodies] == [b"%08d" % number for number in range(8)]
+    assert uniform.properties.encoded[uniform.id_at :].startswith(b"A000\x02")
+
+
+UNIFORM = encode_batch(messages())
+
+
 @pytest.mark.parametrize(
-    ("frame", "settings"),
+    "data",
     [
-        (batch(10, 65), {}),
-        (batch(10, 65, grows=True), {}),
-        (batch(10, 0), {}),
-        (send(10, encode_batch([Message("orders", b"1", {"UNIQ_KEY": "B1", "DELAY": "3"})] * 3), batch=True), {}),
-        (send(10, batch=True, code=RequestCode.SEND_BATCH_MESSAGE), {}),
-        (send(10, encode_batch([Message("orders", b"1", {"UNIQ_KEY": "B1"})] * 8), queue_id=9, batch=True), {}),
-        (batch(10, 12, 100), {"max_message_size": 1_000}),
+        b"",
+        bytes(10),
+        UNIFORM[:-1],
+        UNIFORM + b"x",
+        encode_batch(messages(7)),
+        encode_batch([*messages(), Message("orders", b"longer than the others", {"UNIQ_KEY": "A009"})]),
+        encode_batch([*messages(), Message("orders", b"12345678", {"UNIQ_KEY": "A-09"})]),
+        encode_batch([*messages(), Message("orders", b"12345678", {"UNIQ_KEZ": "A009"})]),
+        encode_batch([*messages(), Message("orders", b"12345678", {"UNIQ_KEY": "A009"}, flag=1)]),
+        encode_batch(messages(DELAY="3")),
+        encode_batch(messages(KEYS="A000")),
+        encode_batch([Message("orders", b"12345678", {"TAGS": "a"})] * 8),
+        join_in_batch(b"12345678", b"UNIQ_KEY\x01A000\x02", 0).replace(b"\0\x0e", b"\0\x0d") * 8,
+        (b"\xff\xff\xff\xff" + bytes(40)) * 8,
+        (b"\0\0\0\x16" + bytes(12) + b"\xff\xff\xff\xff" + bytes(2)) * 8,
     ],
 )
-def test_other_batches_are_processed_as_commands(
-    frame: bytes, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those that are long, empty, delayed, invalid, for a queue that does not exist, or too large."""
-    responses = []
-    for runs in (True, False):
-        with serving(runs=runs, **settings) as server, known_producer(server) as peer:
-            know_batches(peer, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2)
-            with monkeypatch.context() as patch:
-                opaques = stored_together(patch)
-                responses.append((peer.invoke_frame(frame), server.engine.store.end_offset))
-            assert opaques == []
+def test_other_batches_are_read_message_by_message(properties: AddedProperties, data: bytes) -> None:
+    assert read_uniform(data, properties) is None
 
-    assert responses[0] == responses[1]
+
+def test_a_large_batch_is_read_message_by_message(properties: AddedProperties) -> None:
+    """The interpreter lock is free between its messages, so other clients do not wait for all of it."""
+    of_64 = encode_batch([Message("orders", bytes(4_000), {"UNIQ_KEY": f"A{number:03}"}) for number in range(64)])
+
+    assert read_uniform(of_64, properties) is not None
+    assert read_uniform(of_64 + of_64[: len(of_64) // 64 * 2], properties) is None
 
 
 # --- faults -----------------------------------------------------------------------------------------
@@ -328,7 +326,7 @@ def test_an_error_of_the_response_is_logged_and_nothing_is_stored_twice(monkeypa
         know_batches(peer)
         end = stored_batches(server)
         with monkeypatch.context() as patch, capture_logs() as logs:
-            patch.setattr(BatchSends, "_reply", fail)
+            patch.setattr(PipelinedBatches, "_reply", fail)
             peer.send(batch(10) + send(11))
             assert set(answers(peer, 1)) == {11}
 

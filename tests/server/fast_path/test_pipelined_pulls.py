@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -17,53 +16,32 @@ from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseC
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData, HeartbeatData, SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.codec import Frame
 from mqtemplate.remoting.protocol.codes import PullSysFlag
-from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader, PullMessageResponseHeader
+from mqtemplate.remoting.protocol.headers.message import PullMessageResponseHeader
 from mqtemplate.remoting.protocol.messages import decode_messages
 from mqtemplate.remoting.settings import RemotingServerSettings
 from mqtemplate.server import BrokerServer
-from mqtemplate.server.processors.pulls import pull_run
-from mqtemplate.server.processors.pulls.pull_run import PullRun
+from mqtemplate.server.fast_path import pipelined_pulls
+from mqtemplate.server.fast_path.pipelined_pulls import PipelinedPulls
 from mqtemplate.store import FlushDiskType
 from tests.remoting.wire import RawPeer
-from tests.server.processors.run_serving import answers, in_one_turn, known_producer, send, serving
+from tests.server.fast_path.fast_serving import answers, in_one_turn, known_producer, pull, send, serving
 from tests.server.serving import subscription
 from tests.waiting import eventually
 
 OWN = PullSysFlag.SUBSCRIPTION
-COMMIT = PullSysFlag.COMMIT_OFFSET
-
-
-def pull(opaque: int, at: int = 0, *, queue_id: int = 0, sys_flag: int = OWN, commit: int = 0, **more: object) -> bytes:
-    """Return the frame of a pull as a Java client writes it."""
-    fields: dict[str, object] = {
-        "consumer_group": "billing",
-        "topic": "orders",
-        "max_msg_nums": 32,
-        "suspend_timeout_millis": 15_000,
-        "sub_version": 1,
-        **more,
-    }
-    header = PullMessageRequestHeader(
-        queue_id=queue_id,
-        queue_offset=at,
-        sys_flag=sys_flag,
-        commit_offset=commit,
-        **fields,  # type: ignore[arg-type]
-    )
-    return encode_command(RemotingCommand.request(RequestCode.PULL_MESSAGE, header, opaque=opaque))
 
 
 @pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """One value for each pull: it was taken by its run."""
+def fast(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """One value for each pull: it was accepted by the pipeline."""
     results: list[bool] = []
-    take = PullRun.take
+    accept = PipelinedPulls.accept
 
-    def noted(self: PullRun, frame: Frame) -> bool:
-        results.append(take(self, frame))
+    def noted(self: PipelinedPulls, frame: Frame) -> bool:
+        results.append(accept(self, frame))
         return results[-1]
 
-    monkeypatch.setattr(PullRun, "take", noted)
+    monkeypatch.setattr(PipelinedPulls, "accept", noted)
     return results
 
 
@@ -80,7 +58,7 @@ def server() -> Iterator[BrokerServer]:
 
 @pytest.fixture
 def peer(server: BrokerServer) -> Iterator[RawPeer]:
-    """A consumer whose next pulls are taken by its run."""
+    """A consumer whose next pulls are accepted by the pipeline."""
     with RawPeer(server.remoting.address) as peer:
         for opaque in range(3):
             assert code_of(peer.invoke_frame(pull(opaque))) == ResponseCode.SUCCESS
@@ -111,86 +89,29 @@ def join(peer: RawPeer, expression: str, sub_version: int) -> None:
     assert code_of(response) == ResponseCode.SUCCESS
 
 
-# --- as commands ------------------------------------------------------------------------------------
-
-
-def mixed_frames(seed: int) -> list[bytes]:
-    """Return sends and pulls of many kinds."""
-    chance, frames = random.Random(seed), []
-    for opaque in range(10, 310):
-        kind = chance.choices(range(8), weights=[40, 20, 4, 4, 4, 4, 4, 4])[0]
-        queue_id, at = chance.randrange(2), chance.randrange(40)
-        match kind:
-            case 0:
-                frames.append(pull(opaque, at, queue_id=queue_id, sys_flag=OWN | COMMIT, commit=at))
-            case 1:
-                tags = {"TAGS": chance.choice(["paid", "open"])}
-                frames.append(send(opaque, chance.randbytes(chance.randrange(200)), queue_id=queue_id, properties=tags))
-            case 2:
-                frames.append(pull(opaque, at, subscription="paid", expression_type="TAG"))
-            case 3:
-                frames.append(pull(opaque, chance.choice([-1, 1 << 40]), queue_id=queue_id))
-            case 4:
-                frames.append(pull(opaque, at, queue_id=chance.choice([-1, 9])))
-            case 5:
-                frames.append(pull(opaque, at, topic=chance.choice(["missing", "orders"]), sys_flag=0))
-            case 6:
-                frames.append(pull(opaque, at, max_msg_nums=chance.choice([0, 3, 1_000]), max_msg_bytes=500))
-            case _:
-                frames.append(pull(opaque, at, consumer_group="auditing", sys_flag=OWN | COMMIT, commit=opaque))
-    return frames
-
-
-def result_of(server: BrokerServer, frames: Sequence[bytes]) -> object:
-    """Return the responses, each with its messages, and the committed offsets."""
-    with known_producer(server) as peer:
-        for opaque in range(2):
-            for group in ("billing", "auditing"):
-                peer.invoke_frame(pull(opaque, consumer_group=group, sys_flag=OWN | COMMIT))
-        peer.send(b"".join(frames))
-        responses = answers(peer, len(frames))
-    offset = server.engine.offsets.offset
-    committed = [offset(group, "orders", queue_id) for group in ("billing", "auditing") for queue_id in (0, 1)]
-    messages = {opaque: messages_of(response) for opaque, response in responses.items()}
-    return committed, {opaque: replace(each, body=b"") for opaque, each in responses.items()}, messages
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_run_answers_as_commands_do(seed: int, taken: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pull also returns what was sent over its connection before it, in the same segment."""
-    in_one_turn(monkeypatch)
-    frames, results = mixed_frames(seed), []
-    for runs in (True, False):
-        with serving(FlushDiskType.ASYNC_FLUSH, runs=runs) as server:
-            results.append(result_of(server, frames))
-
-    assert results[0] == results[1]
-    assert sum(taken) > 100
-
-
-def test_a_run_counts_as_its_requests(server: BrokerServer, peer: RawPeer, taken: list[bool]) -> None:
+def test_pipelined_pulls_count_as_requests(server: BrokerServer, peer: RawPeer, fast: list[bool]) -> None:
     before = server.remoting.request_count
     peer.send(b"".join(pull(opaque) for opaque in range(10, 30)))
     answers(peer, 20)
 
-    assert taken == [True] * 20
+    assert fast == [True] * 20
     assert server.remoting.request_count == before + 20
 
 
-def test_many_bytes_are_sent_before_the_end_of_the_run(
-    peer: RawPeer, taken: list[bool], monkeypatch: pytest.MonkeyPatch
+def test_many_bytes_are_sent_before_all_pulls_are_read(
+    peer: RawPeer, fast: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run of many large pulls would otherwise take memory, and its client would wait."""
+    """Many large responses would otherwise take memory, and their client would wait."""
     in_one_turn(monkeypatch)
-    monkeypatch.setattr(pull_run, "_MAX_BYTES", 3_000)
+    monkeypatch.setattr(pipelined_pulls, "_MAX_BYTES", 3_000)
     counts: list[int] = []
-    reply = Connection.reply_to_run
+    reply = Connection.reply_together
 
     def noted(self: Connection, opaques: list[int], parts: list[bytes]) -> None:
         counts.append(len(opaques))
         reply(self, opaques, parts)
 
-    monkeypatch.setattr(Connection, "reply_to_run", noted)
+    monkeypatch.setattr(Connection, "reply_together", noted)
 
     peer.send(b"".join(pull(opaque) for opaque in range(10, 20)))
     responses = answers(peer, 10)
@@ -204,7 +125,7 @@ def test_many_bytes_are_sent_before_the_end_of_the_run(
 # --- pulls that wait or end somewhere else --------------------------------------------------------------
 
 
-def test_a_pull_at_the_end_waits_for_the_next_message(server: BrokerServer, peer: RawPeer, taken: list[bool]) -> None:
+def test_a_pull_at_the_end_waits_for_the_next_message(server: BrokerServer, peer: RawPeer, fast: list[bool]) -> None:
     peer.send(pull(10, 10, sys_flag=OWN | PullSysFlag.SUSPEND))
     eventually(lambda: len(server.hold) == 1, "the pull is held")
     with known_producer(server) as producer:
@@ -213,7 +134,7 @@ def test_a_pull_at_the_end_waits_for_the_next_message(server: BrokerServer, peer
 
     response = peer.next_command()
 
-    assert taken == [False]
+    assert fast == [False]
     assert response is not None
     assert (response.opaque, messages_of(response)[-1].body) == (10, b"new")
 
@@ -223,12 +144,12 @@ def test_a_pull_at_the_end_waits_for_the_next_message(server: BrokerServer, peer
     [(11, "*", ResponseCode.PULL_OFFSET_MOVED, 10), (0, "none", ResponseCode.PULL_RETRY_IMMEDIATELY, 10)],
 )
 def test_a_pull_without_messages_has_the_next_offset(
-    peer: RawPeer, taken: list[bool], at: int, tag: str, code: int, next_offset: int
+    peer: RawPeer, fast: list[bool], at: int, tag: str, code: int, next_offset: int
 ) -> None:
     for opaque in range(10, 13):
         response = peer.invoke_frame(pull(opaque, at, subscription=tag))
 
-    assert taken[-1]
+    assert fast[-1]
     assert response is not None
     assert (response.opaque, response.code, response.body) == (12, code, b"")
     assert response.header(PullMessageResponseHeader) == PullMessageResponseHeader(
@@ -239,7 +160,7 @@ def test_a_pull_without_messages_has_the_next_offset(
 # --- changes between two pulls --------------------------------------------------------------------------
 
 
-def test_a_change_of_the_topic_holds_for_the_next_pull(server: BrokerServer, peer: RawPeer, taken: list[bool]) -> None:
+def test_a_change_of_the_topic_holds_for_the_next_pull(server: BrokerServer, peer: RawPeer, fast: list[bool]) -> None:
     config = {"readQueueNums": 4, "writeQueueNums": 4}
     server.engine.topics.update("orders", {"perm": 2, **config})
     refused = peer.invoke_frame(pull(10))
@@ -249,10 +170,10 @@ def test_a_change_of_the_topic_holds_for_the_next_pull(server: BrokerServer, pee
     assert refused.code == ResponseCode.NO_PERMISSION
     assert "not readable" in refused.remark
     assert code_of(peer.invoke_frame(pull(11))) == ResponseCode.SUCCESS
-    assert taken == [False, True]
+    assert fast == [False, True]
 
 
-def test_a_change_of_the_group_holds_for_the_next_pull(server: BrokerServer, peer: RawPeer, taken: list[bool]) -> None:
+def test_a_change_of_the_group_holds_for_the_next_pull(server: BrokerServer, peer: RawPeer, fast: list[bool]) -> None:
     server.groups.put([SubscriptionGroupConfig(group_name="billing", consume_enable=False)])
     refused = peer.invoke_frame(pull(10))
     server.groups.put([SubscriptionGroupConfig(group_name="billing")])
@@ -263,21 +184,21 @@ def test_a_change_of_the_group_holds_for_the_next_pull(server: BrokerServer, pee
         "group 'billing' may not consume (consumeEnable)",
     )
     assert code_of(peer.invoke_frame(pull(11))) == ResponseCode.SUCCESS
-    assert taken == [False, True]
+    assert fast == [False, True]
 
 
 def test_a_group_that_may_not_broadcast_is_checked_for_each_pull(
-    server: BrokerServer, peer: RawPeer, taken: list[bool]
+    server: BrokerServer, peer: RawPeer, fast: list[bool]
 ) -> None:
     """Its members decide, and they come and go."""
     server.groups.put([SubscriptionGroupConfig(group_name="billing", consume_broadcast_enable=False)])
 
     assert code_of(peer.invoke_frame(pull(10))) == ResponseCode.SUCCESS
-    assert taken == [False]
+    assert fast == [False]
 
 
 def test_a_group_with_a_listener_in_the_server_is_refused(
-    server: BrokerServer, peer: RawPeer, taken: list[bool], monkeypatch: pytest.MonkeyPatch
+    server: BrokerServer, peer: RawPeer, fast: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(server.engine, "has_members", lambda group: group == "billing")
@@ -286,10 +207,10 @@ def test_a_group_with_a_listener_in_the_server_is_refused(
     assert refused is not None
     assert "has listeners in the broker's own process" in refused.remark
     assert code_of(peer.invoke_frame(pull(11))) == ResponseCode.SUCCESS
-    assert taken == [False, True]
+    assert fast == [False, True]
 
 
-def test_a_new_subscription_holds_for_the_next_pull(server: BrokerServer, peer: RawPeer, taken: list[bool]) -> None:
+def test_a_new_subscription_holds_for_the_next_pull(server: BrokerServer, peer: RawPeer, fast: list[bool]) -> None:
     counts = []
     with RawPeer(server.remoting.address) as member:
         for sub_version, expression in enumerate(("*", "paid", "*"), start=1):
@@ -300,10 +221,10 @@ def test_a_new_subscription_holds_for_the_next_pull(server: BrokerServer, peer: 
                 counts.append(len(messages_of(response)))
 
     assert counts == [10] * 3 + [1] * 3 + [10] * 3
-    assert taken[-1]
+    assert fast[-1]
 
 
-def test_a_pull_after_its_group_has_left_is_refused(server: BrokerServer, peer: RawPeer, taken: list[bool]) -> None:
+def test_a_pull_after_its_group_has_left_is_refused(server: BrokerServer, peer: RawPeer, fast: list[bool]) -> None:
     with RawPeer(server.remoting.address) as member:
         join(member, "*", 1)
         codes = [code_of(peer.invoke_frame(pull(opaque, sys_flag=0))) for opaque in range(10, 13)]
@@ -311,27 +232,27 @@ def test_a_pull_after_its_group_has_left_is_refused(server: BrokerServer, peer: 
 
     assert codes == [ResponseCode.SUCCESS] * 3
     assert code_of(peer.invoke_frame(pull(13, sys_flag=0))) == ResponseCode.SUBSCRIPTION_NOT_EXIST
-    assert taken[-2:] == [True, False]
+    assert fast[-2:] == [True, False]
 
 
 def test_the_checks_of_many_queues_are_forgotten(
-    server: BrokerServer, peer: RawPeer, taken: list[bool], monkeypatch: pytest.MonkeyPatch
+    server: BrokerServer, peer: RawPeer, fast: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pull_run, "_MAX_CHECKED", 2)
+    monkeypatch.setattr(pipelined_pulls, "_MAX_CHECKED", 2)
 
     for opaque in range(10, 22):
         assert code_of(peer.invoke_frame(pull(opaque, queue_id=opaque % 4))) == ResponseCode.SUCCESS
 
     (connection,) = [each for each in server.remoting.connections() if each.is_open][-1:]
-    assert taken == [True] * 12
-    assert len(connection._run._pulls._checked) <= 2  # type: ignore[attr-defined]
+    assert fast == [True] * 12
+    assert len(connection._pipeline._pulls._checked) <= 2  # type: ignore[attr-defined]
 
 
 # --- faults -----------------------------------------------------------------------------------------------
 
 
 def test_a_pull_whose_read_fails_is_answered_once_and_logged(
-    server: BrokerServer, peer: RawPeer, taken: list[bool], monkeypatch: pytest.MonkeyPatch
+    server: BrokerServer, peer: RawPeer, fast: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*of: object) -> None:
         raise ZeroDivisionError("the reader failed")
@@ -344,10 +265,10 @@ def test_a_pull_whose_read_fails_is_answered_once_and_logged(
     assert (failed.opaque, failed.code) == (10, ResponseCode.SYSTEM_ERROR)
     assert len([line for line in logs if line["log_level"] == "error"]) == 1
     assert code_of(peer.invoke_frame(pull(11))) == ResponseCode.SUCCESS
-    assert taken == [False, True]
+    assert fast == [False, True]
 
 
-def test_an_opaque_in_use_is_a_command(server: BrokerServer, peer: RawPeer, taken: list[bool]) -> None:
+def test_an_opaque_in_use_is_a_command(server: BrokerServer, peer: RawPeer, fast: list[bool]) -> None:
     peer.send(pull(10, 10, sys_flag=OWN | PullSysFlag.SUSPEND))
     eventually(lambda: len(server.hold) == 1, "the pull is held")
 
@@ -355,27 +276,27 @@ def test_an_opaque_in_use_is_a_command(server: BrokerServer, peer: RawPeer, take
 
     assert response is not None
     assert (response.opaque, response.code) == (10, ResponseCode.SUCCESS)
-    assert taken == [False, False]
+    assert fast == [False, False]
 
 
-def test_pulls_above_the_limit_of_unanswered_requests_wait(taken: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pulls_above_the_limit_of_unanswered_requests_wait(fast: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     in_one_turn(monkeypatch)
     remoting = RemotingServerSettings(limits=ConnectionLimits(max_unanswered=3))
     with serving(FlushDiskType.ASYNC_FLUSH, remoting) as server, known_producer(server) as peer:
         for opaque in range(2):
             peer.invoke_frame(pull(opaque))
-        taken.clear()
+        fast.clear()
         peer.send(b"".join(pull(opaque) for opaque in (10, 11, 12, 13)))
         responses = answers(peer, 4)
 
     assert {opaque: response.code for opaque, response in responses.items()} == {10: 0, 11: 0, 12: 0, 13: 0}
-    assert taken == [True, True, True, False]
+    assert fast == [True, True, True, False]
 
 
 def test_a_stopping_server_tells_a_client_to_leave(
-    server: BrokerServer, peer: RawPeer, taken: list[bool], monkeypatch: pytest.MonkeyPatch
+    server: BrokerServer, peer: RawPeer, fast: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also a client whose pulls were taken by runs until then."""
+    """Also a client whose pulls were pipelined until then."""
     held: list[object] = []
     with known_producer(server) as producer, monkeypatch.context() as patch:
         patch.setattr(server.engine.store, "confirm_async", lambda end, topics, done: held.append(done))
@@ -390,4 +311,4 @@ def test_a_stopping_server_tells_a_client_to_leave(
 
     assert left is not None
     assert (left.opaque, left.code) == (11, ResponseCode.GO_AWAY)
-    assert taken == []
+    assert fast == []

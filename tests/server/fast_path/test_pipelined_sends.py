@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 import threading
-from dataclasses import replace
 
 import pytest
 from structlog.testing import capture_logs
@@ -12,26 +10,22 @@ from structlog.testing import capture_logs
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreError, StoreFullError
-from mqtemplate.message import Message
 from mqtemplate.record.codec import parse_record
 from mqtemplate.remoting.limits import ConnectionLimits
-from mqtemplate.remoting.protocol import RemotingCommand, ResponseCode, encode_command
+from mqtemplate.remoting.protocol import ResponseCode, encode_command
 from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
-from mqtemplate.remoting.protocol.messages import encode_batch
 from mqtemplate.remoting.settings import RemotingServerSettings
 from mqtemplate.server import AclSettings, BrokerServer, BrokerServerSettings
-from mqtemplate.server.processors.sends import send_run
-from mqtemplate.server.processors.sends.send_run import SendRun
-from mqtemplate.store import FlushDiskType
+from mqtemplate.server.fast_path import pipelined_sends
+from mqtemplate.server.fast_path.pipelined_sends import PipelinedSends
 from mqtemplate.store.index import recent_keys
 from tests.remoting.wire import RawPeer
-from tests.server.processors.run_serving import (
+from tests.server.fast_path.fast_serving import (
     LISTEN,
     MAX_OFFSET,
     answers,
     in_one_turn,
     known_producer,
-    records,
     send,
     serving,
 )
@@ -39,94 +33,24 @@ from tests.server.tool import ANY_PORT
 from tests.waiting import eventually
 
 
-def lengths_of_runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list to which each run adds the number of its sends."""
+def lengths_of_appends(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list to which each append of sends adds their number."""
     in_one_turn(monkeypatch)
     lengths: list[int] = []
-    process = SendRun.process
+    process = PipelinedSends.process
 
-    def noted(self: SendRun) -> None:
+    def noted(self: PipelinedSends) -> None:
         if self._sent:
             lengths.append(len(self._sent))
         process(self)
 
-    monkeypatch.setattr(SendRun, "process", noted)
+    monkeypatch.setattr(PipelinedSends, "process", noted)
     return lengths
 
 
-# --- as commands ------------------------------------------------------------------------------------
-
-
-def mixed_frames(seed: int) -> tuple[list[bytes], int]:
-    """Return frames of many kinds, and the number of responses to them."""
-    chance, frames, one_ways = random.Random(seed), [], 0
-    for opaque in range(10, 260):
-        kind = chance.choices(range(10), weights=[30, 8, 6, 2, 2, 2, 2, 2, 2, 2])[0]
-        queue_id, body = chance.randrange(4), chance.randbytes(chance.randrange(200))
-        match kind:
-            case 0:
-                frames.append(send(opaque, body, queue_id=queue_id))
-            case 1:
-                frames.append(send(opaque, body, queue_id=queue_id, properties={"KEYS": f"order-{opaque} o"}))
-            case 2:
-                frames.append(send(opaque, body, queue_id=queue_id, properties={"TAGS": chance.choice("ab")}))
-            case 3:
-                frames.append(send(opaque, body, queue_id=queue_id, properties={"DELAY": "2"}))
-            case 4:
-                count = chance.choice([3, 12, 70])
-                batch = encode_batch([Message("orders", body, {"UNIQ_KEY": f"B{opaque}{n:02}"}) for n in range(count)])
-                frames.append(send(opaque, batch, queue_id=queue_id, batch=True))
-            case 5:
-                frames.append(send(opaque, body, queue_id=queue_id, one_way=True))
-                one_ways += 1
-            case 6:
-                frames.append(send(opaque, body, queue_id=chance.choice([9, -2])))
-            case 7:
-                frames.append(send(opaque, body, topic=chance.choice(["other", "SCHEDULE_TOPIC_XXXX", "bad topic"])))
-            case 8:
-                frames.append(
-                    encode_command(chance.choice([replace(MAX_OFFSET, opaque=opaque), RemotingCommand(999, opaque)]))
-                )
-            case _:
-                frames.append(send(opaque, body, queue_id=queue_id, properties={"city": str(opaque)}))
-    return frames, len(frames) - one_ways
-
-
-def result_of(server: BrokerServer, frames: list[bytes], count: int) -> tuple[object, ...]:
-    with known_producer(server) as peer:
-        peer.send(b"".join(frames))
-        responses = answers(peer, count)
-        assert peer.invoke(MAX_OFFSET).opaque == 5  # so the one-way sends were processed
-    ends = {name: server.engine.store.consume_queue("orders", name).max_offset for name in range(4)}
-    for response in responses.values():
-        if "queueId" in response.ext_fields and response.code:
-            response.remark = None
-    return responses, ends, records(server)
-
-
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("flush", FlushDiskType)
-def test_a_run_stores_and_answers_as_commands_do(
-    seed: int, flush: FlushDiskType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A queue that is negative is chosen at random, so both servers draw the same numbers."""
-    frames, count = mixed_frames(seed)
-    lengths = lengths_of_runs(monkeypatch)
-    results = []
-    for runs in (True, False):
-        random.seed(seed)
-        with serving(flush=flush, runs=runs) as server:
-            results.append(result_of(server, frames, count))
-
-    for with_runs, as_commands in zip(*results, strict=True):
-        assert with_runs == as_commands
-    assert sum(lengths) > 100
-    assert max(lengths) > 3
-
-
-def test_a_run_ends_after_64_sends_or_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths = lengths_of_runs(monkeypatch)
-    monkeypatch.setattr(send_run, "_MAX_BYTES", 5_000)
+def test_64_sends_or_many_bytes_are_stored_together_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = lengths_of_appends(monkeypatch)
+    monkeypatch.setattr(pipelined_sends, "_MAX_BYTES", 5_000)
     with serving() as server, known_producer(server) as peer:
         lengths.clear()
         peer.send(b"".join(send(opaque) for opaque in range(10, 138)))
@@ -138,7 +62,7 @@ def test_a_run_ends_after_64_sends_or_many_bytes(monkeypatch: pytest.MonkeyPatch
         assert max(lengths) <= 3
 
 
-def test_a_run_counts_as_its_requests() -> None:
+def test_pipelined_sends_count_as_requests() -> None:
     with serving() as server, known_producer(server) as peer:
         before = server.remoting.request_count
         peer.send(b"".join(send(opaque) for opaque in range(10, 30)))
@@ -211,12 +135,12 @@ def test_a_failed_flush_is_reported_for_each_send(monkeypatch: pytest.MonkeyPatc
 def test_a_reply_that_fails_does_not_affect_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that flushes replies to other producers next."""
 
-    def fail(run: SendRun, *more: object) -> None:
+    def fail(sends: PipelinedSends, *more: object) -> None:
         raise ZeroDivisionError
 
     with serving() as server, known_producer(server) as peer, RawPeer(server.remoting.address) as other:
         with monkeypatch.context() as patch, capture_logs() as logs:
-            patch.setattr(SendRun, "_reply", fail)
+            patch.setattr(PipelinedSends, "_reply", fail)
             peer.send(send(10) + send(11))
             eventually(lambda: bool(logs), "the error is logged")
 
@@ -287,7 +211,7 @@ def test_responses_after_the_end_of_the_connection_are_dropped(monkeypatch: pyte
             monkeypatch.setattr(server.engine.store, "confirm_async", lambda end, topics, done: held.append(done))
             (connection,) = server.remoting.connections()
             peer.send(send(10) + send(11))
-            eventually(lambda: bool(held), "the run is stored")
+            eventually(lambda: bool(held), "the sends are stored")
             assert connection.unanswered == 2
         eventually(lambda: not connection.is_open, "the connection has ended")
         held[0](None)  # type: ignore[operator]
@@ -298,12 +222,12 @@ def test_responses_after_the_end_of_the_connection_are_dropped(monkeypatch: pyte
 
 
 def test_a_stopping_server_tells_a_client_to_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also a client whose sends were taken by runs until then."""
+    """Also a client whose sends were pipelined until then."""
     with serving() as server, known_producer(server) as peer:
         held: list[object] = []
         monkeypatch.setattr(server.engine.store, "confirm_async", lambda end, topics, done: held.append(done))
         peer.send(send(10))
-        eventually(lambda: bool(held), "the run is stored")
+        eventually(lambda: bool(held), "the sends are stored")
         stopping = threading.Thread(target=server.remoting.stop)
         stopping.start()
         eventually(lambda: server.remoting._is_draining, "the server is stopping")
@@ -315,7 +239,7 @@ def test_a_stopping_server_tells_a_client_to_leave(monkeypatch: pytest.MonkeyPat
         assert peer.next_command().opaque == 10
 
 
-def test_a_record_of_a_run_is_verified() -> None:
+def test_a_record_of_a_pipelined_send_is_verified() -> None:
     """The bytes in the log are a valid record with its check."""
     with serving() as server, known_producer(server) as peer:
         peer.send(b"".join(send(opaque, b"body %d" % opaque) for opaque in range(10, 13)))
