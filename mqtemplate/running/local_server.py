@@ -13,7 +13,7 @@ from mqtemplate.remoting.settings import RemotingServerSettings
 from mqtemplate.remoting.tls import ClientAuth, ServerTls, TlsMode
 from mqtemplate.server.acl.settings import Account, AclSettings, Right
 from mqtemplate.server.broker_server import LocalCluster
-from mqtemplate.server.settings import BrokerServerSettings, ServerOptions
+from mqtemplate.server.state.settings import BrokerServerSettings, ServerOptions
 from mqtemplate.store.settings import FlushDiskType
 
 

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+from mqtemplate.engine.clients import ClientExpiry
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import HostAddress
 from mqtemplate.metrics import MetricKind, Sample
@@ -20,17 +21,15 @@ from mqtemplate.remoting.tls import TlsMode
 from mqtemplate.server.acl.access import AccessControl
 from mqtemplate.server.acl.guard import AclGuard
 from mqtemplate.server.acl.settings import AclSettings
-from mqtemplate.server.admin.broker import BrokerAdmin
-from mqtemplate.server.admin.groups import GroupAdmin
-from mqtemplate.server.admin.offsets import OffsetAdmin
-from mqtemplate.server.admin.relay import RelayProcessor
-from mqtemplate.server.admin.topics import TopicAdmin
-from mqtemplate.server.clients import ClientExpiry
 from mqtemplate.server.fast_path.pipeline import FastPath
 from mqtemplate.server.name_server.kv_config import KVConfig
 from mqtemplate.server.name_server.processor import NameServer
 from mqtemplate.server.name_server.registered_brokers import RegisteredBrokers
 from mqtemplate.server.parts import ServerParts
+from mqtemplate.server.processors.admin_broker import BrokerAdmin
+from mqtemplate.server.processors.admin_groups import GroupAdmin
+from mqtemplate.server.processors.admin_offsets import OffsetAdmin
+from mqtemplate.server.processors.admin_topics import TopicAdmin
 from mqtemplate.server.processors.client import ClientProcessor
 from mqtemplate.server.processors.delayed import DelayedMessageProcessor
 from mqtemplate.server.processors.offset import OffsetProcessor
@@ -38,13 +37,14 @@ from mqtemplate.server.processors.pull import PullProcessor
 from mqtemplate.server.processors.query import QueryProcessor
 from mqtemplate.server.processors.recall import RecallProcessor
 from mqtemplate.server.processors.record_block import RecordBlockProcessor
+from mqtemplate.server.processors.relay import RelayProcessor
 from mqtemplate.server.processors.reply import ReplyProcessor
 from mqtemplate.server.processors.send import SendBackProcessor, SendProcessor
 from mqtemplate.server.processors.sequenced import SequencedSendProcessor
 from mqtemplate.server.processors.transaction import TransactionProcessor
-from mqtemplate.server.registration import register
-from mqtemplate.server.response import problem_response
-from mqtemplate.server.settings import BrokerServerSettings
+from mqtemplate.server.requests.registration import register
+from mqtemplate.server.requests.response import problem_response
+from mqtemplate.server.state.settings import BrokerServerSettings
 from mqtemplate.services import Service, ServiceThread
 from mqtemplate.topics import AUTO_CREATE_TOPIC
 

@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+from mqtemplate.engine.clients import ClientRegistry
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.heavy_work import HeavyWork
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.server.acl.access import AccessControl
-from mqtemplate.server.admin.queue_statistics import QueueStatistics
-from mqtemplate.server.admin.traffic import Traffic
-from mqtemplate.server.clients import ClientRegistry
-from mqtemplate.server.deferred_work import DeferredWork
-from mqtemplate.server.group_table import SubscriptionGroupTable
-from mqtemplate.server.limits.client_limits import ClientLimits
 from mqtemplate.server.processors.queue_locks import QueueLocks
+from mqtemplate.server.processors.queue_statistics import QueueStatistics
+from mqtemplate.server.processors.traffic import Traffic
 from mqtemplate.server.pulls.pull_checks import PullChecks
 from mqtemplate.server.pulls.pull_hold import PullHold
 from mqtemplate.server.pulls.raw_reader import RawReader
 from mqtemplate.server.pulls.read_ahead import ReadAhead
-from mqtemplate.server.remote_clients import RemoteClients
-from mqtemplate.server.settings import BrokerServerSettings
-from mqtemplate.server.subscriptions import Subscriptions
-from mqtemplate.server.topic_configs import TopicConfigs
+from mqtemplate.server.requests.deferred_work import DeferredWork
+from mqtemplate.server.state.client_limits import ClientLimits
+from mqtemplate.server.state.groups import SubscriptionGroupTable
+from mqtemplate.server.state.remote_clients import RemoteClients
+from mqtemplate.server.state.settings import BrokerServerSettings
+from mqtemplate.server.state.subscriptions import Subscriptions
+from mqtemplate.server.state.topics import TopicConfigs
 
 
 class ServerParts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqtemplate.brokers.key_query import KeyQuery
+from mqtemplate.engine.key_query import KeyQuery
 from mqtemplate.errors import MessageError
 from mqtemplate.message import HostAddress, MessageExt
 

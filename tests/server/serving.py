@@ -21,7 +21,7 @@ from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeade
 from mqtemplate.remoting.protocol.messages import decode_messages, encode_batch
 from mqtemplate.remoting.protocol.properties import encode_properties_text
 from mqtemplate.server import AclSettings, BrokerServer, BrokerServerSettings
-from mqtemplate.server.response import problem_response
+from mqtemplate.server.requests.response import problem_response
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
 LISTEN = HostAddress("127.0.0.1", 10911)

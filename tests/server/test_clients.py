@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mqtemplate.clock import VirtualClock
+from mqtemplate.engine.clients import ClientChannel, ClientRegistry, ConsumerGroupInfo
 from mqtemplate.remoting.protocol import LanguageCode
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData
-from mqtemplate.server.clients import ClientChannel, ClientRegistry, ConsumerGroupInfo
 from tests.server.serving import RecordingConnection, subscription
 
 GROUPS = st.sampled_from(["g1", "g2"])

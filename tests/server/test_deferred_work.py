@@ -12,9 +12,9 @@ from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.errors import DestinationError
 from mqtemplate.remoting.heavy_work import HeavyWork
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.server import deferred_work as deferred_work_module
-from mqtemplate.server.deferred_work import DeferredWork
-from mqtemplate.server.response import RefusedError
+from mqtemplate.server.requests import deferred_work as deferred_work_module
+from mqtemplate.server.requests.deferred_work import DeferredWork
+from mqtemplate.server.requests.response import RefusedError
 from tests.server.serving import RecordingConnection
 
 REQUEST = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, opaque=3)

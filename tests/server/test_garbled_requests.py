@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mqtemplate.message import Message
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.sequenced import encode_runs
-from mqtemplate.server.response import problem_response
+from mqtemplate.server.requests.response import problem_response
 from tests.remoting.protocol.code_tables import wire_names
 from tests.server.serving import RecordingConnection, Serving
 

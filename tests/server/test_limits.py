@@ -21,10 +21,10 @@ from mqtemplate.remoting.protocol.bodies.group import (
 )
 from mqtemplate.remoting.protocol.codes import PullSysFlag
 from mqtemplate.server import BrokerServerSettings
-from mqtemplate.server.limits.client_limits import ClientLimits
-from mqtemplate.server.limits.creation import CreationLimit, CreationRate
-from mqtemplate.server.limits.quota import Owner, Quota, QuotaLimits
-from mqtemplate.server.response import RefusedError
+from mqtemplate.server.requests.response import RefusedError
+from mqtemplate.server.state.client_limits import ClientLimits
+from mqtemplate.server.state.creation import CreationLimit, CreationRate
+from mqtemplate.server.state.quota import Owner, Quota, QuotaLimits
 from tests.server.serving import RecordingConnection, Serving, subscription
 
 HOLD = PullSysFlag.SUBSCRIPTION | PullSysFlag.SUSPEND

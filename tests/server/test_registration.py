@@ -12,7 +12,7 @@ from mqtemplate.remoting.protocol.bodies.route import KVTable
 from mqtemplate.remoting.protocol.headers.admin import KVConfigKeyRequestHeader, KVNamespaceRequestHeader
 from mqtemplate.remoting.server import RemotingServer
 from mqtemplate.remoting.settings import RemotingServerSettings
-from mqtemplate.server.registration import answers, register
+from mqtemplate.server.requests.registration import answers, register
 from tests.server.serving import RecordingConnection
 
 HEADER = KVConfigKeyRequestHeader(namespace="n", key="k")

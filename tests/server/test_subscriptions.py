@@ -6,9 +6,9 @@ import pytest
 
 from mqtemplate.remoting.protocol import ResponseCode
 from mqtemplate.remoting.protocol.codes import PullSysFlag
-from mqtemplate.server.deferred_work import DeferredWork
-from mqtemplate.server.response import RefusedError
-from mqtemplate.server.subscriptions import SelectorCache
+from mqtemplate.server.requests.deferred_work import DeferredWork
+from mqtemplate.server.requests.response import RefusedError
+from mqtemplate.server.state.subscriptions import SelectorCache
 from tests.server.serving import Serving
 
 

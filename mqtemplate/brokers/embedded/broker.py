@@ -11,21 +11,6 @@ from pathlib import Path
 from typing import Protocol
 
 from mqtemplate.broker import Broker, Capability, CheckTransaction, Consumer, ConsumerSpec, Registration
-from mqtemplate.brokers.embedded.consumer_group import ConsumerGroups, EmbeddedConsumer
-from mqtemplate.brokers.embedded.draft import DraftMaker
-from mqtemplate.brokers.embedded.message_finder import MessageFinder
-from mqtemplate.brokers.embedded.message_writer import MessageWriter
-from mqtemplate.brokers.embedded.offsets import CommittedOffsets
-from mqtemplate.brokers.embedded.queue_reader import QueueReader
-from mqtemplate.brokers.embedded.routing import TopicRoutes
-from mqtemplate.brokers.embedded.sender import Sender
-from mqtemplate.brokers.embedded.sequences import LocalSequencedSends, SequencedSender
-from mqtemplate.brokers.embedded.settings import EmbeddedSettings
-from mqtemplate.brokers.embedded.transactions.checkers import LocalCheckers, TransactionChecker
-from mqtemplate.brokers.embedded.transactions.service import TransactionService
-from mqtemplate.brokers.key_query import KeyQuery
-from mqtemplate.brokers.requests import PendingRequests, create_reply, create_request, received_reply
-from mqtemplate.brokers.retry import SentBack
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.delay.causes import ReleaseCauses
 from mqtemplate.delay.control import DelayController
@@ -35,6 +20,21 @@ from mqtemplate.delay.levels.table import DelayLevels, tags_code_of
 from mqtemplate.delay.pending import PendingView
 from mqtemplate.delay.timers.settings import TimerSettings
 from mqtemplate.delay.timers.timer_message_store import TimerMessageStore
+from mqtemplate.engine.checkers import LocalCheckers, TransactionChecker
+from mqtemplate.engine.consumers import ConsumerGroups, EmbeddedConsumer
+from mqtemplate.engine.drafts import DraftMaker
+from mqtemplate.engine.key_query import KeyQuery
+from mqtemplate.engine.message_finder import MessageFinder
+from mqtemplate.engine.message_writer import MessageWriter
+from mqtemplate.engine.offsets import CommittedOffsets
+from mqtemplate.engine.reader import QueueReader
+from mqtemplate.engine.requests import PendingRequests, create_reply, create_request, received_reply
+from mqtemplate.engine.retries import SentBack
+from mqtemplate.engine.sends import Sender
+from mqtemplate.engine.sequences import LocalSequencedSends, SequencedSender
+from mqtemplate.engine.settings import EmbeddedSettings
+from mqtemplate.engine.topics import TopicRoutes
+from mqtemplate.engine.transactions import TransactionService
 from mqtemplate.errors import BrokerClosedError, ListenerError, MessageError, SendError, SendTimeoutError, StoreError
 from mqtemplate.event_log import get_logger
 from mqtemplate.futures import AwaitableFuture

@@ -20,8 +20,8 @@ from mqtemplate.brokers.remote.producing.transactions import Transactions
 from mqtemplate.brokers.remote.queries import Queries
 from mqtemplate.brokers.remote.routes import NameServers, RouteTable
 from mqtemplate.brokers.remote.settings import RemoteSettings
-from mqtemplate.brokers.unknown_topics import UnknownTopics
 from mqtemplate.clock import Clock
+from mqtemplate.engine.unknown_topics import UnknownTopics
 from mqtemplate.errors import BrokerError, RemoteConnectError
 from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.connection import Connection

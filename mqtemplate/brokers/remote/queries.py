@@ -13,11 +13,11 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import lru_cache
 from typing import NamedTuple
 
-from mqtemplate.brokers.key_query import KeyQuery
 from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.errors import response_error
 from mqtemplate.brokers.remote.routes import MASTER_ID
 from mqtemplate.brokers.remote.subscriptions import PULL_RESPONSES, matching_messages, subscription_data
+from mqtemplate.engine.key_query import KeyQuery
 from mqtemplate.errors import BrokerError, MessageError, OffsetOutOfRangeError, RemoteProtocolError, UnsupportedError
 from mqtemplate.message import HostAddress, MessageExt, MessageQueue, parse_offset_msg_id
 from mqtemplate.remoting.protocol.codes import PullSysFlag, RequestCode, ResponseCode

@@ -12,7 +12,7 @@ from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.server.acl.client_ids import ClientIds
 from mqtemplate.server.acl.rights import topic_need
 from mqtemplate.server.acl.settings import Account, AclSettings, Right
-from mqtemplate.server.response import RefusedError
+from mqtemplate.server.requests.response import RefusedError
 
 
 def refusal_code(request: RemotingCommand) -> ResponseCode:

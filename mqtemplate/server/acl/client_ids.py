@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import ResponseCode
-from mqtemplate.server.response import RefusedError
+from mqtemplate.server.requests.response import RefusedError
 
 _MAX_IDS_OF_CONNECTION = 256
 

@@ -15,8 +15,8 @@ from mqtemplate.server.fast_path.pipelined_sends import PipelinedSends
 from mqtemplate.server.fast_path.send_responses import SendResponses, added_properties
 from mqtemplate.server.pulls.pull_checks import PullChecks
 from mqtemplate.server.pulls.raw_reader import RawReader
-from mqtemplate.server.settings import BrokerServerSettings
-from mqtemplate.server.topic_configs import TopicConfigs
+from mqtemplate.server.state.settings import BrokerServerSettings
+from mqtemplate.server.state.topics import TopicConfigs
 
 _STARTS_OF_PULLS = (b'{"code":11,', b'{"code":361,')
 """Clients write the code first. Pulls of a client that does not are processed as commands."""

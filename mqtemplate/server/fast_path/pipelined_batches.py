@@ -24,7 +24,7 @@ from mqtemplate.remoting.protocol.codec import Frame
 from mqtemplate.remoting.protocol.messages import BATCH_FRONT, count_batch, split_batch
 from mqtemplate.server.fast_path.header_templates import SendTemplate
 from mqtemplate.server.fast_path.send_responses import SendResponses
-from mqtemplate.server.response import call_when_durable
+from mqtemplate.server.requests.response import call_when_durable
 from mqtemplate.store.record_writer import PutBatch
 
 INLINE_MESSAGES = 64

@@ -15,8 +15,8 @@ from mqtemplate.remoting.protocol.codec import Frame
 from mqtemplate.server.fast_path.header_templates import ConnectionTemplates, SendTemplates
 from mqtemplate.server.fast_path.pipelined_batches import BatchRequest, PipelinedBatches
 from mqtemplate.server.fast_path.send_responses import SendResponses
-from mqtemplate.server.response import RefusedError, call_when_durable
-from mqtemplate.server.topic_configs import TopicConfigs
+from mqtemplate.server.requests.response import RefusedError, call_when_durable
+from mqtemplate.server.state.topics import TopicConfigs
 from mqtemplate.store.record_writer import PutBatch
 
 _MAX_REQUESTS = 64

@@ -11,7 +11,7 @@ from mqtemplate.remoting.protocol.codes import FLAG_RESPONSE, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
 from mqtemplate.remoting.protocol.json_header import json_header_template
-from mqtemplate.server.settings import BrokerServerSettings
+from mqtemplate.server.state.settings import BrokerServerSettings
 
 _MSG_ID, _QUEUE_ID, _QUEUE_OFFSET, _UNIQUE_ID, _OPAQUE = "0PROBE0", 1_234_567, 2_345_678, "1PROBE1", 3_456_789
 """Values in whose places a template has those of a response."""

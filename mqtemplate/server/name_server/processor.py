@@ -17,9 +17,9 @@ from mqtemplate.remoting.protocol.headers import admin as headers
 from mqtemplate.remoting.server import Processor, RemotingServer
 from mqtemplate.server.name_server.kv_config import ORDER_TOPIC_CONFIG, KVConfig
 from mqtemplate.server.name_server.registered_brokers import MASTER_ID, RegisteredBrokers, queue_data
-from mqtemplate.server.registration import answers, register
-from mqtemplate.server.response import RefusedError
-from mqtemplate.server.topic_configs import TopicConfigs
+from mqtemplate.server.requests.registration import answers, register
+from mqtemplate.server.requests.response import RefusedError
+from mqtemplate.server.state.topics import TopicConfigs
 
 _log = get_logger("mqtemplate.name_server")
 

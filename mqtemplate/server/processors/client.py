@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+from mqtemplate.engine.clients import ClientChannel
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.group import (
     CheckClientRequestBody,
@@ -20,13 +21,12 @@ from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.delayed import HeartbeatRequestHeader, HeartbeatResponseHeader
 from mqtemplate.remoting.protocol.headers.group import ConsumerGroupRequestHeader, UnregisterClientRequestHeader
-from mqtemplate.server.clients import ClientChannel
-from mqtemplate.server.group_table import mixed_group_error
-from mqtemplate.server.limits.quota import Owner
 from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.processors.delayed import announced_capabilities
-from mqtemplate.server.registration import answers, handles
-from mqtemplate.server.response import RefusedError
+from mqtemplate.server.requests.registration import answers, handles
+from mqtemplate.server.requests.response import RefusedError
+from mqtemplate.server.state.groups import mixed_group_error
+from mqtemplate.server.state.quota import Owner
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
 

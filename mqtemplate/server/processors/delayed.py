@@ -25,8 +25,8 @@ from mqtemplate.remoting.protocol.headers.delayed import (
 )
 from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.processors.handles import decode_handles, refusing_invalid
-from mqtemplate.server.registration import answers
-from mqtemplate.server.response import RefusedError
+from mqtemplate.server.requests.registration import answers
+from mqtemplate.server.requests.response import RefusedError
 
 _MAX_PAGE = 1_000
 _MAX_PAGE_BYTES = 1 << 20

@@ -9,7 +9,7 @@ from mqtemplate.delay.recall_handle import RecallHandle, decode_handle
 from mqtemplate.errors import DelayError, MessageError
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.headers.delayed import MAX_HANDLES
-from mqtemplate.server.response import RefusedError
+from mqtemplate.server.requests.response import RefusedError
 
 
 def decode_handles(text: str | None) -> list[RecallHandle]:

@@ -16,9 +16,9 @@ from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers import group as headers
 from mqtemplate.remoting.protocol.headers.fields import BoundaryType
 from mqtemplate.server.parts import ServerParts
-from mqtemplate.server.registration import answers, handles
-from mqtemplate.server.response import RefusedError
-from mqtemplate.server.topic_configs import queue_id_error
+from mqtemplate.server.requests.registration import answers, handles
+from mqtemplate.server.requests.response import RefusedError
+from mqtemplate.server.state.topics import queue_id_error
 
 _YOUNG_QUEUE_BYTES = 1 << 30
 """A queue is young while its first message is within this distance of the log's end: a new group starts at offset 0.

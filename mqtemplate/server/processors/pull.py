@@ -15,8 +15,8 @@ from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeade
 from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.pulls.pull_hold import HeldPull
 from mqtemplate.server.pulls.raw_reader import RawStatus
-from mqtemplate.server.registration import handles
-from mqtemplate.server.subscriptions import LONG_EXPRESSION
+from mqtemplate.server.requests.registration import handles
+from mqtemplate.server.state.subscriptions import LONG_EXPRESSION
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mqtemplate.brokers.key_query import KeyQuery
+from mqtemplate.engine.key_query import KeyQuery
 from mqtemplate.hashes.java_hash import java_string_hash
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.remoting.connection import Connection
@@ -22,8 +22,8 @@ from mqtemplate.remoting.protocol.headers.message import (
     ViewMessageRequestHeader,
 )
 from mqtemplate.server.parts import ServerParts
-from mqtemplate.server.registration import answers, handles
-from mqtemplate.server.response import RefusedError
+from mqtemplate.server.requests.registration import answers, handles
+from mqtemplate.server.requests.response import RefusedError
 
 _MAX_UNIQUE = 32
 """Maximum number of messages for a unique key, whatever the request has. RocketMQ: ``defaultQueryMaxNum``."""

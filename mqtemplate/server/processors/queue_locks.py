@@ -15,9 +15,9 @@ from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.group import LockBatchRequestBody, LockBatchResponseBody
 from mqtemplate.remoting.protocol.codes import RequestCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.server.limits.client_limits import ClientLimits
-from mqtemplate.server.limits.quota import Owner
-from mqtemplate.server.registration import answers
+from mqtemplate.server.requests.registration import answers
+from mqtemplate.server.state.client_limits import ClientLimits
+from mqtemplate.server.state.quota import Owner
 
 
 @dataclass(slots=True)

@@ -13,8 +13,8 @@ from mqtemplate.pending import ScheduleChangeStatus
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.headers.message import RecallMessageRequestHeader, RecallMessageResponseHeader
 from mqtemplate.server.parts import ServerParts
-from mqtemplate.server.registration import answers
-from mqtemplate.server.response import RefusedError
+from mqtemplate.server.requests.registration import answers
+from mqtemplate.server.requests.response import RefusedError
 
 
 @dataclass(frozen=True, slots=True)

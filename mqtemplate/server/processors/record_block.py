@@ -21,8 +21,8 @@ from mqtemplate.remoting.protocol.headers.record_block import (
     GetRecordBlockResponseHeader,
 )
 from mqtemplate.server.parts import ServerParts
-from mqtemplate.server.registration import answers
-from mqtemplate.server.response import RefusedError
+from mqtemplate.server.requests.registration import answers
+from mqtemplate.server.requests.response import RefusedError
 from mqtemplate.store.layout import PRE_BLANK_SIZE_MARK
 
 _MAX_UNITS = 65_536

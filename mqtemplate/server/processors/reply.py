@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mqtemplate.brokers.requests import received_reply
+from mqtemplate.engine.requests import received_reply
 from mqtemplate.errors import BrokerError, ConversionError
 from mqtemplate.message import Message, Property
 from mqtemplate.record.compression import decompress_body
@@ -24,8 +24,8 @@ from mqtemplate.remoting.protocol.headers.message import (
 )
 from mqtemplate.remoting.protocol.properties import decode_properties_text
 from mqtemplate.server.parts import ServerParts
-from mqtemplate.server.registration import handles
-from mqtemplate.server.response import RefusedError
+from mqtemplate.server.requests.registration import handles
+from mqtemplate.server.requests.response import RefusedError
 
 _PUSH_REPLY_TIME = "PUSH_REPLY_TIME"
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
-from mqtemplate.brokers.embedded.message_writer import StoredBatch
-from mqtemplate.brokers.retry import dead_letter, is_exhausted, retry
+from mqtemplate.engine.message_writer import StoredBatch
+from mqtemplate.engine.retries import dead_letter, is_exhausted, retry
 from mqtemplate.errors import MessageError
 from mqtemplate.event_log import LimitedLog
 from mqtemplate.message import (
@@ -43,10 +43,10 @@ from mqtemplate.remoting.protocol.properties import decode_properties_text
 from mqtemplate.server.acl.settings import Right
 from mqtemplate.server.fast_path.pipelined_batches import INLINE_MESSAGES, read_uniform
 from mqtemplate.server.fast_path.send_responses import SendResponses, added_properties
-from mqtemplate.server.group_table import max_reconsume_times
 from mqtemplate.server.parts import ServerParts
-from mqtemplate.server.registration import handles
-from mqtemplate.server.response import RefusedError, reply_when_durable
+from mqtemplate.server.requests.registration import handles
+from mqtemplate.server.requests.response import RefusedError, reply_when_durable
+from mqtemplate.server.state.groups import max_reconsume_times
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 
 _pack_host = lru_cache(maxsize=65_536)(pack_host)

@@ -14,8 +14,8 @@ from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.sequenced import SendSequencedRequestHeader, SendSequencedResponseHeader
 from mqtemplate.remoting.protocol.sequenced import decode_runs, read_runs
 from mqtemplate.server.parts import ServerParts
-from mqtemplate.server.registration import handles
-from mqtemplate.server.response import RefusedError
+from mqtemplate.server.requests.registration import handles
+from mqtemplate.server.requests.response import RefusedError
 from mqtemplate.topics import AUTO_CREATE_TOPIC, DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 
 _MAX_BODY_BYTES = 16 << 20

@@ -17,8 +17,8 @@ from mqtemplate.remoting.protocol.headers.message import EndTransactionRequestHe
 from mqtemplate.results import TransactionState
 from mqtemplate.server.acl.settings import Right
 from mqtemplate.server.parts import ServerParts
-from mqtemplate.server.registration import handles
-from mqtemplate.server.response import RefusedError, reply_when_durable
+from mqtemplate.server.requests.registration import handles
+from mqtemplate.server.requests.response import RefusedError, reply_when_durable
 
 _STATES = {
     0: TransactionState.UNKNOWN,

@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+from mqtemplate.engine.clients import ClientRegistry
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
 from mqtemplate.remoting.protocol.codes import PullSysFlag, ResponseCode
 from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader
 from mqtemplate.selectors.tags import Selector
-from mqtemplate.server.clients import ClientRegistry
-from mqtemplate.server.group_table import SubscriptionGroupTable, mixed_group_error
 from mqtemplate.server.pulls.raw_reader import RawQuery
-from mqtemplate.server.response import RefusedError
-from mqtemplate.server.settings import BrokerServerSettings
-from mqtemplate.server.subscriptions import Subscriptions
-from mqtemplate.server.topic_configs import TopicConfigs
+from mqtemplate.server.requests.response import RefusedError
+from mqtemplate.server.state.groups import SubscriptionGroupTable, mixed_group_error
+from mqtemplate.server.state.settings import BrokerServerSettings
+from mqtemplate.server.state.subscriptions import Subscriptions
+from mqtemplate.server.state.topics import TopicConfigs
 
 
 class CheckedPull(NamedTuple):

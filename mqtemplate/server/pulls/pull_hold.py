@@ -20,9 +20,9 @@ from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.server.limits.quota import Owner, Quota
 from mqtemplate.server.pulls.raw_reader import RawPull, RawQuery, RawReader, RawStatus
-from mqtemplate.server.response import RefusedError
+from mqtemplate.server.requests.response import RefusedError
+from mqtemplate.server.state.quota import Owner, Quota
 from mqtemplate.services import wall_time
 
 _log = get_logger("mqtemplate.server")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from mqtemplate.brokers.embedded.queue_reader import QueueReader
+from mqtemplate.engine.reader import QueueReader
 from mqtemplate.errors import CorruptRecordError, DeletedRecordError
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import MessageQueue

@@ -27,9 +27,9 @@ from mqtemplate.server.processors.offset import OffsetProcessor
 from mqtemplate.server.processors.pull import PullProcessor
 from mqtemplate.server.processors.send import SendBackProcessor
 from mqtemplate.server.processors.sequenced import SequencedSendProcessor
-from mqtemplate.server.registration import register
-from mqtemplate.server.response import problem_response
-from mqtemplate.server.settings import BrokerServerSettings
+from mqtemplate.server.requests.registration import register
+from mqtemplate.server.requests.response import problem_response
+from mqtemplate.server.state.settings import BrokerServerSettings
 from mqtemplate.topics import AUTO_CREATE_TOPIC
 
 _log = get_logger("mqtemplate.spark")

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from mqtemplate.broker import Broker
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
-from mqtemplate.brokers.embedded.settings import EmbeddedSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.context.application import MQApplication
+from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.errors import RequestTimeoutError
 from mqtemplate.listener.decorator import message_listener
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from mqtemplate.brokers import EmbeddedBroker
-from mqtemplate.brokers.embedded import draft
 from mqtemplate.clock import VirtualClock
+from mqtemplate.engine import drafts
 from mqtemplate.errors import MessageError
 from mqtemplate.message import Message, Property
 from mqtemplate.record.codec import StoredRecord
@@ -45,7 +45,7 @@ def test_a_list_of_alike_messages_is_stored_as_one_by_one(
 ) -> None:
     found = []
     for fewest in (2, NEVER):
-        monkeypatch.setattr(draft, "_FEWEST_ALIKE", fewest)
+        monkeypatch.setattr(drafts, "_FEWEST_ALIKE", fewest)
         records, ids, result_ids = stored(messages(40, size, **properties))
         assert ids == result_ids
         assert len(set(ids)) == 40

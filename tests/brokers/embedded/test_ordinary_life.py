@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
-from mqtemplate.brokers.embedded.settings import EmbeddedSettings
 from mqtemplate.clock import VirtualClock
+from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.message import Message, MessageQueue, SendSequence
 from mqtemplate.pending import PendingQuery
 from mqtemplate.results import TransactionState

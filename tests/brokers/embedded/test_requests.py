@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from mqtemplate.brokers import EmbeddedBroker
-from mqtemplate.brokers.embedded.transactions.checkers import TransactionCheck
 from mqtemplate.clock import VirtualClock
+from mqtemplate.engine.checkers import TransactionCheck
 from mqtemplate.errors import BrokerClosedError, MessageError, RequestTimeoutError, SendError
 from mqtemplate.message import Message, MessageExt, Property
 from mqtemplate.testing import Harness, messages_in

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
-from mqtemplate.brokers.embedded.sequences import SequenceTable
 from mqtemplate.clock import VirtualClock
+from mqtemplate.engine.sequences import SequenceTable
 from mqtemplate.errors import MessageError, SendError
 from mqtemplate.message import Message, MessageQueue, Property, SendSequence
 from mqtemplate.store import FolderStoreFiles

@@ -19,9 +19,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from structlog.testing import capture_logs
 
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
-from mqtemplate.brokers.embedded.transactions.progress import OpProgress
-from mqtemplate.brokers.embedded.transactions.records import TRANSACTION_GROUP
 from mqtemplate.clock import SystemClock, VirtualClock
+from mqtemplate.engine.half_messages import TRANSACTION_GROUP
+from mqtemplate.engine.op_messages import OpProgress
 from mqtemplate.errors import DelayError, DestinationError, MessageError, MQTemplateError
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property
 from mqtemplate.record.layout import SysFlag

@@ -31,8 +31,8 @@ from mqtemplate.remoting.protocol.headers.group import (
     QuerySubscriptionByConsumerRequestHeader,
 )
 from mqtemplate.server import BrokerServer
-from mqtemplate.server.group_table import SubscriptionGroupTable
-from mqtemplate.server.response import RefusedError
+from mqtemplate.server.requests.response import RefusedError
+from mqtemplate.server.state.groups import SubscriptionGroupTable
 from mqtemplate.store import FolderStoreFiles, MemoryStoreFiles
 from tests.server.tool import Tool
 

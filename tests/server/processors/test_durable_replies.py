@@ -11,7 +11,7 @@ from mqtemplate.errors import StoreError
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
-from mqtemplate.server.response import reply_when_durable
+from mqtemplate.server.requests.response import reply_when_durable
 from tests.server.serving import RecordingConnection, Serving
 
 REQUEST = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, opaque=3)

@@ -14,8 +14,8 @@ from mqtemplate.remoting.protocol import RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeader, SendMessageResponseHeader
 from mqtemplate.remoting.protocol.messages import count_batch, encode_batch
 from mqtemplate.server import BrokerServerSettings
-from mqtemplate.server.deferred_work import DeferredWork
 from mqtemplate.server.processors import send
+from mqtemplate.server.requests.deferred_work import DeferredWork
 from tests.server.serving import RecordingConnection, Serving
 
 # --- the response and the stored message -----------------------------------------------------------

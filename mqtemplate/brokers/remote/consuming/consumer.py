@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from mqtemplate.broker import Consumer, ConsumerSpec, MessageModel
-from mqtemplate.brokers.rebalance import allocate_averagely, sort_client_ids
 from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.consuming.group_requests import GroupRequests
 from mqtemplate.brokers.remote.consuming.offset_store import OffsetStore
@@ -21,7 +20,8 @@ from mqtemplate.brokers.remote.consuming.send_back import RetrySender
 from mqtemplate.brokers.remote.consuming.start_offsets import StartOffsets
 from mqtemplate.brokers.remote.outages import log_failure
 from mqtemplate.brokers.remote.subscriptions import Subscription
-from mqtemplate.brokers.retry import send_back_of
+from mqtemplate.engine.rebalance import allocate_averagely, sort_client_ids
+from mqtemplate.engine.retries import send_back_of
 from mqtemplate.errors import BrokerClosedError, BrokerError, ListenerError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageExt, MessageQueue

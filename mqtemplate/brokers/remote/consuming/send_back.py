@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from mqtemplate.broker import Capability
 from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.producing.producer import Producer
-from mqtemplate.brokers.retry import SentBack, retry_level
+from mqtemplate.engine.retries import SentBack, retry_level
 from mqtemplate.errors import BrokerClosedError, BrokerError, ForkedError, UnsupportedError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import DELAY_PROPERTIES, Message, Property, copy_properties

@@ -13,8 +13,8 @@ from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.bodies.route import DataVersion, TopicConfig
 from mqtemplate.remoting.protocol.codes import Perm, ResponseCode
-from mqtemplate.server.response import RefusedError
-from mqtemplate.server.settings import ServerOptions
+from mqtemplate.server.requests.response import RefusedError
+from mqtemplate.server.state.settings import ServerOptions
 from mqtemplate.topics import (
     AUTO_CREATE_TOPIC,
     DLQ_TOPIC_PREFIX,

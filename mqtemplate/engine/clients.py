@@ -13,8 +13,8 @@ from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData
 from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
 from mqtemplate.remoting.protocol.codes import LanguageCode
-from mqtemplate.server.limits.client_limits import ClientLimits
-from mqtemplate.server.limits.quota import Owner
+from mqtemplate.server.state.client_limits import ClientLimits
+from mqtemplate.server.state.quota import Owner
 from mqtemplate.services import wall_time
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
 

@@ -6,14 +6,14 @@ import threading
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from mqtemplate.engine.clients import ClientRegistry
 from mqtemplate.errors import ListenerError
 from mqtemplate.remoting.protocol.codes import PullSysFlag, ResponseCode
 from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader
 from mqtemplate.selectors.sql92 import Sql92Selector
 from mqtemplate.selectors.tags import Selector, SelectorType, TagSelector
-from mqtemplate.server.clients import ClientRegistry
-from mqtemplate.server.response import RefusedError
-from mqtemplate.server.settings import BrokerServerSettings
+from mqtemplate.server.requests.response import RefusedError
+from mqtemplate.server.state.settings import BrokerServerSettings
 
 _MAX_LENGTH = 8_192
 """Longest expression in characters, of tags as of SQL92."""

@@ -9,9 +9,9 @@ from mqtemplate.metrics import Metrics
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.acl import ACCESS_KEY
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.server.limits.creation import CreationLimit, CreationRate
-from mqtemplate.server.limits.quota import Owner, Quota, QuotaLimits
-from mqtemplate.server.settings import BrokerServerSettings
+from mqtemplate.server.state.creation import CreationLimit, CreationRate
+from mqtemplate.server.state.quota import Owner, Quota, QuotaLimits
+from mqtemplate.server.state.settings import BrokerServerSettings
 
 
 class ClientLimits:

@@ -16,10 +16,10 @@ from mqtemplate.remoting.protocol.bodies.route import BrokerStatsData, KVTable
 from mqtemplate.remoting.protocol.codes import CURRENT_VERSION, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.admin import GetBrokerConfigResponseHeader, ViewBrokerStatsDataRequestHeader
-from mqtemplate.server.admin.traffic import IN, OUT, DayTotals
 from mqtemplate.server.parts import ServerParts
-from mqtemplate.server.registration import answers
-from mqtemplate.server.response import RefusedError
+from mqtemplate.server.processors.traffic import IN, OUT, DayTotals
+from mqtemplate.server.requests.registration import answers
+from mqtemplate.server.requests.response import RefusedError
 
 _log = get_logger("mqtemplate.admin")
 

@@ -16,8 +16,8 @@ from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.group import GetConsumerRunningInfoRequestHeader
 from mqtemplate.remoting.protocol.headers.message import ConsumeMessageDirectlyResultRequestHeader
 from mqtemplate.server.parts import ServerParts
-from mqtemplate.server.registration import handles
-from mqtemplate.server.response import RefusedError
+from mqtemplate.server.requests.registration import handles
+from mqtemplate.server.requests.response import RefusedError
 
 _Header = GetConsumerRunningInfoRequestHeader | ConsumeMessageDirectlyResultRequestHeader
 

@@ -12,18 +12,18 @@ from collections.abc import Callable, Sequence
 from logging import ERROR, INFO, WARNING
 from typing import NamedTuple
 
-from mqtemplate.brokers.embedded.draft import DraftMaker
-from mqtemplate.brokers.embedded.settings import EmbeddedSettings
-from mqtemplate.brokers.embedded.transactions.checkers import TransactionCheck, TransactionChecker
-from mqtemplate.brokers.embedded.transactions.open_transactions import OpenTransaction, OpenTransactions
-from mqtemplate.brokers.embedded.transactions.progress import OpProgress, read_op_messages, was_committed
-from mqtemplate.brokers.embedded.transactions.records import (
+from mqtemplate.engine.checkers import TransactionCheck, TransactionChecker
+from mqtemplate.engine.drafts import DraftMaker
+from mqtemplate.engine.half_messages import (
     TRANSACTION_GROUP,
     check_properties,
     discarded_draft,
     op_draft,
     renewed_draft,
 )
+from mqtemplate.engine.op_messages import OpProgress, read_op_messages, was_committed
+from mqtemplate.engine.open_transactions import OpenTransaction, OpenTransactions
+from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.errors import CorruptRecordError, DeletedRecordError, MessageError, StoreError
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.numbers import parse_number

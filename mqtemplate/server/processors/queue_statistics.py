@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol.bodies.group import ConsumeStats, OffsetWrapper, QueueTimeSpan
 from mqtemplate.remoting.protocol.bodies.route import TopicConfig, TopicOffset, TopicStatsTable
-from mqtemplate.server.admin.traffic import Traffic
+from mqtemplate.server.processors.traffic import Traffic
 from mqtemplate.server.pulls.raw_reader import RawReader
 from mqtemplate.store.consumer_offsets import ConsumerOffsets
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from mqtemplate.brokers.embedded.transactions.records import follows, half_offsets, has_successor
+from mqtemplate.engine.half_messages import follows, half_offsets, has_successor
 from mqtemplate.errors import CorruptRecordError
 from mqtemplate.event_log import get_logger
 from mqtemplate.record.codec import StoredRecord

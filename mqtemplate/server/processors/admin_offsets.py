@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
+from mqtemplate.engine.clients import ClientChannel
 from mqtemplate.errors import BrokerError, RemoteProtocolError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
@@ -18,11 +19,10 @@ from mqtemplate.remoting.protocol.bodies.route import TopicConfig
 from mqtemplate.remoting.protocol.codes import LanguageCode, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers import group as headers
-from mqtemplate.server.clients import ClientChannel
 from mqtemplate.server.parts import ServerParts
-from mqtemplate.server.registration import answers, handles
-from mqtemplate.server.response import RefusedError
-from mqtemplate.server.topic_configs import queue_id_error
+from mqtemplate.server.requests.registration import answers, handles
+from mqtemplate.server.requests.response import RefusedError
+from mqtemplate.server.state.topics import queue_id_error
 from mqtemplate.store.consumer_offsets import ConsumerOffsets
 
 _log = get_logger("mqtemplate.admin")

@@ -8,7 +8,7 @@ from functools import partial
 from typing import NamedTuple, Protocol, TypeAlias
 
 from mqtemplate.broker import CheckTransaction, Registration
-from mqtemplate.brokers.group_checker import GroupChecker
+from mqtemplate.engine.group_checker import GroupChecker
 from mqtemplate.errors import ListenerError, MQTemplateError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import Property, copy_properties

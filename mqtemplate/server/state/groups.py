@@ -11,7 +11,7 @@ from mqtemplate.errors import DestinationError, RemoteProtocolError
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.bodies.route import DataVersion as DataVersionBody
 from mqtemplate.remoting.protocol.codes import ResponseCode, Version
-from mqtemplate.server.response import RefusedError
+from mqtemplate.server.requests.response import RefusedError
 from mqtemplate.store.files.json_files import (
     DataVersion,
     EntryTexts,

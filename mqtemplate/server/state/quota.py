@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from mqtemplate.metrics import Counter
 from mqtemplate.remoting.protocol.codes import ResponseCode
-from mqtemplate.server.response import RefusedError
+from mqtemplate.server.requests.response import RefusedError
 
 
 class Owner(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mqtemplate.brokers.key_query import KeyQuery
+from mqtemplate.engine.key_query import KeyQuery
 from mqtemplate.errors import CorruptRecordError, DeletedRecordError, MessageError
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import HostAddress, MessageExt, parse_offset_msg_id

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from mqtemplate.brokers.embedded.draft import DraftMaker
+from mqtemplate.engine.drafts import DraftMaker
 from mqtemplate.errors import SendError, SendTimeoutError, StoreError
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property, SendSequence, copy_properties

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from mqtemplate.broker import ConsumeFromWhere, Consumer, ConsumerSpec, MessageModel
-from mqtemplate.brokers.embedded.queue_reader import QueueReader
-from mqtemplate.brokers.rebalance import allocate_averagely
-from mqtemplate.brokers.retry import SentBack, send_back_of
-from mqtemplate.brokers.same_group import check_same_group
 from mqtemplate.clock import Clock
+from mqtemplate.engine.reader import QueueReader
+from mqtemplate.engine.rebalance import allocate_averagely
+from mqtemplate.engine.retries import SentBack, send_back_of
+from mqtemplate.engine.same_group import check_same_group
 from mqtemplate.errors import BrokerClosedError, CorruptRecordError, DeletedRecordError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageExt, MessageQueue, Property

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from mqtemplate.brokers.embedded.transactions.records import committed_properties, copy_half, half_properties
-from mqtemplate.brokers.retry import FIRST_RETRY_LEVEL, SentBack
 from mqtemplate.delay.divert import TimerLimits, divert, strip_broker_properties
 from mqtemplate.delay.levels.table import DelayLevels
+from mqtemplate.engine.half_messages import committed_properties, copy_half, half_properties
+from mqtemplate.engine.retries import FIRST_RETRY_LEVEL, SentBack
 from mqtemplate.errors import MessageError, UnsupportedError
 from mqtemplate.hashes.java_hash import tags_code
 from mqtemplate.message import (

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from mqtemplate.brokers.embedded.draft import DraftMaker, batch_topic
-from mqtemplate.brokers.embedded.message_writer import MessageWriter, StoredBatch
-from mqtemplate.brokers.embedded.routing import TopicRoutes
-from mqtemplate.brokers.retry import SentBack
+from mqtemplate.engine.drafts import DraftMaker, batch_topic
+from mqtemplate.engine.message_writer import MessageWriter, StoredBatch
+from mqtemplate.engine.retries import SentBack
+from mqtemplate.engine.topics import TopicRoutes
 from mqtemplate.errors import MessageError, SendError, StoreError
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import HostAddress, Message, MessageQueue, offset_msg_id

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from mqtemplate.engine.clients import ClientChannel
 from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies import group as bodies
@@ -16,11 +17,10 @@ from mqtemplate.remoting.protocol.bodies.group import Connection as ConnectionBo
 from mqtemplate.remoting.protocol.bodies.route import TopicList
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.headers import group as headers
-from mqtemplate.server.admin.paging import page
-from mqtemplate.server.clients import ClientChannel
 from mqtemplate.server.parts import ServerParts
-from mqtemplate.server.registration import answers
-from mqtemplate.server.response import RefusedError
+from mqtemplate.server.processors.paging import page
+from mqtemplate.server.requests.registration import answers
+from mqtemplate.server.requests.response import RefusedError
 from mqtemplate.services import wall_time
 
 _log = get_logger("mqtemplate.admin")

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from mqtemplate.brokers.unknown_topics import UnknownTopics
+from mqtemplate.engine.unknown_topics import UnknownTopics
 from mqtemplate.errors import DestinationError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
-from mqtemplate.brokers.embedded.transactions.checkers import TransactionCheck
+from mqtemplate.engine.checkers import TransactionCheck
+from mqtemplate.engine.clients import ClientChannel, ClientRegistry, ConsumerGroupInfo
 from mqtemplate.errors import BrokerError
 from mqtemplate.event_log import LimitedLog
 from mqtemplate.message import MessageExt, Property, offset_msg_id
@@ -26,9 +27,8 @@ from mqtemplate.remoting.protocol.headers.message import (
 from mqtemplate.remoting.protocol.properties import encode_properties_text
 from mqtemplate.server.acl.access import AccessControl
 from mqtemplate.server.acl.settings import Right
-from mqtemplate.server.clients import ClientChannel, ClientRegistry, ConsumerGroupInfo
-from mqtemplate.server.group_table import SubscriptionGroupTable
-from mqtemplate.server.response import RefusedError
+from mqtemplate.server.requests.response import RefusedError
+from mqtemplate.server.state.groups import SubscriptionGroupTable
 from mqtemplate.topics import HALF_TOPIC
 
 _PUSH_TIMEOUT_MS = 10_000

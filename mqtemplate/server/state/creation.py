@@ -10,8 +10,8 @@ from typing import NamedTuple
 from mqtemplate.clock import Clock
 from mqtemplate.metrics import Counter
 from mqtemplate.remoting.protocol.codes import ResponseCode
-from mqtemplate.server.limits.quota import Owner
-from mqtemplate.server.response import RefusedError
+from mqtemplate.server.requests.response import RefusedError
+from mqtemplate.server.state.quota import Owner
 
 
 class CreationRate(NamedTuple):

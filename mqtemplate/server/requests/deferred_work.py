@@ -13,7 +13,7 @@ from mqtemplate.remoting.heavy_work import HeavyWork
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.worker_pool import WorkerPool
-from mqtemplate.server.response import RefusedError, problem_response
+from mqtemplate.server.requests.response import RefusedError, problem_response
 
 _log = get_logger("mqtemplate.server")
 

@@ -13,11 +13,11 @@ from mqtemplate.remoting.protocol.bodies import route as bodies
 from mqtemplate.remoting.protocol.bodies.group import GroupList
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.headers import admin as headers
-from mqtemplate.server.admin.paging import page
 from mqtemplate.server.parts import ServerParts
-from mqtemplate.server.registration import answers
-from mqtemplate.server.response import RefusedError
-from mqtemplate.server.topic_configs import apply_attributes
+from mqtemplate.server.processors.paging import page
+from mqtemplate.server.requests.registration import answers
+from mqtemplate.server.requests.response import RefusedError
+from mqtemplate.server.state.topics import apply_attributes
 from mqtemplate.topics import SYSTEM_TOPICS
 
 _log = get_logger("mqtemplate.admin")

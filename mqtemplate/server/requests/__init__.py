@@ -1,0 +1,1 @@
+"""How requests reach their processors, and how they are answered."""
