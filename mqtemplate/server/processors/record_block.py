@@ -15,7 +15,7 @@ import numpy.typing as npt
 from mqtemplate.message import MessageQueue
 from mqtemplate.record.layout import SMALLEST_RECORD
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.headers.record_block import (
+from mqtemplate.remoting.protocol.headers.delayed import (
     MAX_BLOCK_BYTES,
     GetRecordBlockRequestHeader,
     GetRecordBlockResponseHeader,

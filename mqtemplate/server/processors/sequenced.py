@@ -11,8 +11,8 @@ from mqtemplate.record.codec import EncodedMessage, RecordDraft, pack_host
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.protocol.headers.sequenced import SendSequencedRequestHeader, SendSequencedResponseHeader
-from mqtemplate.remoting.protocol.sequenced import decode_runs, read_runs
+from mqtemplate.remoting.protocol.headers.delayed import SendSequencedRequestHeader, SendSequencedResponseHeader
+from mqtemplate.remoting.protocol.sequenced import decode_queue_batches, read_queue_batches
 from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.requests.registration import handles
 from mqtemplate.server.requests.response import RefusedError
@@ -31,7 +31,7 @@ class SequencedSendProcessor:
     @handles(RequestCode.SEND_SEQUENCED_MESSAGES, slow=True, max_body_bytes=_MAX_BODY_BYTES)
     def _send(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         header = request.header(SendSequencedRequestHeader)
-        runs = list(read_runs(request.body))
+        runs = list(read_queue_batches(request.body))
         self._create_topics(connection, request, {run.topic for run in runs})
         for topic, queue_id in {(run.topic, run.queue_id) for run in runs}:
             if queue_id < 0:
@@ -44,7 +44,7 @@ class SequencedSendProcessor:
 
         sequence = SendSequence(header.app_id, header.version, header.partition, header.first)
         account = self.server.access.key_of(request)
-        messages = [(self._checked(request, message), queue_id) for message, queue_id in decode_runs(runs)]
+        messages = [(self._checked(request, message), queue_id) for message, queue_id in decode_queue_batches(runs)]
         try:
             result, end, topics = self.server.engine.sequences.put(messages, sequence, complete, account or "")
         except SendError as exc:
