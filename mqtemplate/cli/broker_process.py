@@ -80,13 +80,15 @@ def _management(cluster: LocalCluster, settings: AppSettings) -> Iterator[None]:
         return
     from mqtemplate.actuator.actuator import Actuator, ActuatorSources
     from mqtemplate.actuator.http_server import ManagementServer
+    from mqtemplate.brokers.embedded.broker import EmbeddedBroker
     from mqtemplate.context.config.explain import explain_settings
     from mqtemplate.observability.health import HealthChecks, broker_checks
     from mqtemplate.observability.observability import Observability
 
-    observed = Observability(cluster.engine, management.observability)
-    health = HealthChecks(broker_checks(cluster.engine, management.health), management.health.timeout_ms)
-    name = management.name or cluster.engine.name
+    broker = EmbeddedBroker(engine=cluster.engine)
+    observed = Observability(broker, management.observability)
+    health = HealthChecks(broker_checks(broker, management.health), management.health.timeout_ms)
+    name = management.name or broker.name
     sources = ActuatorSources(
         health=health, metrics=observed.metrics, settings=lambda: explain_settings(settings), name=name
     )
@@ -109,7 +111,7 @@ def _management(cluster: LocalCluster, settings: AppSettings) -> Iterator[None]:
                 check_installed()
                 from mqtemplate.dashboard.managed import managed_dashboard
 
-                dashboard = managed_dashboard(cluster.engine, actuator, management, name)
+                dashboard = managed_dashboard(broker, actuator, management, name)
                 closing.callback(dashboard.close)
                 mounted[MOUNT] = dashboard.handle
             server = ManagementServer(actuator, management.port, management.address, mounted=mounted)

@@ -1,20 +1,20 @@
-"""Registry of the connected clients: producers and consumers by group, and the subscriptions of each consumer group."""
+"""Registry of the connected clients: producers and consumers by group, and the subscriptions of each consumer group.
+
+A client may speak any protocol: its channel has what the registry needs.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol, TypeAlias
 
 from mqtemplate.clock import Clock
 from mqtemplate.durations import format_ms
+from mqtemplate.engine.checkers import TransactionCheck
 from mqtemplate.event_log import LimitedLog, get_logger
-from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.protocol.bodies.group import ConsumerData
-from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
-from mqtemplate.remoting.protocol.codes import LanguageCode
-from mqtemplate.server.state.client_limits import ClientLimits
-from mqtemplate.server.state.quota import Owner
+from mqtemplate.message import HostAddress
 from mqtemplate.services import wall_time
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
@@ -26,27 +26,106 @@ _MAX_DIFFERENCES = 1_000
 _CHARACTERS_OF_A_SUBSCRIPTION = 512
 
 
-@dataclass(slots=True, eq=False)
-class ClientChannel:
-    """One client on one connection. A process may have several clients with different IDs.
+class Owner(NamedTuple):
+    """The client that holds an object, for limits.
+
+    Attributes:
+        connection: ID of its connection.
+        address: IP address of the connection.
+        account: Its access key. None without access control.
+    """
+
+    connection: int
+    address: str
+    account: str | None = None
+
+
+class HeldQuota(Protocol):
+    """Limits how many objects of one kind clients hold. *take* raises an error if a limit would be exceeded."""
+
+    def take(self, owner: Owner, count: int = 1) -> None:
+        """Count *count* more objects of a client: all of them or none."""
+
+    def give(self, owner: Owner, count: int = 1) -> None:
+        """Count *count* objects of a client less."""
+
+
+class Subscription(Protocol):
+    """What a group selects from one topic. A version is a time: the newer one is valid."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def sub_string(self) -> str: ...
+    @property
+    def expression_type(self) -> str: ...
+    @property
+    def sub_version(self) -> int: ...
+
+
+class Membership(Protocol):
+    """One member of a consumer group, as it describes itself. The values are RocketMQ's names."""
+
+    @property
+    def group_name(self) -> str: ...
+    @property
+    def consume_type(self) -> str: ...
+    @property
+    def message_model(self) -> str: ...
+    @property
+    def consume_from_where(self) -> str: ...
+    @property
+    def subscription_data_set(self) -> Sequence[Subscription]: ...
+
+
+class GroupChanged(NamedTuple):
+    """Tells a member that its group has other members or topics: it assigns the queues again."""
+
+    group: str
+
+
+ClientNotice: TypeAlias = GroupChanged | TransactionCheck
+"""What the broker tells a client without waiting for an answer."""
+
+
+class ClientChannel(Protocol):
+    """One client on one connection, in any protocol. A process may have several clients with different IDs.
 
     Attributes:
         client_id: Any text that the client chose.
-        version: The client's `Version`, as a number.
+        language: Name of the client's language, such as ``JAVA``.
+        version: The client's version, as a number of its protocol.
         last_update_ms: Time of the last heartbeat, of `Clock.steady_ms`.
         access_key: The account of the client. None without access control.
     """
 
-    connection: Connection
     client_id: str
-    language: LanguageCode
+    language: str
     version: int
     last_update_ms: int
-    access_key: str | None = None
+    access_key: str | None
+
+    @property
+    def id(self) -> int:
+        """ID of the connection."""
+
+    @property
+    def remote_address(self) -> HostAddress:
+        """Address of the client."""
+
+    @property
+    def is_open(self) -> bool:
+        """True while the connection is open."""
+
+    def tell(self, notice: ClientNotice) -> None:
+        """Send a notice, without waiting."""
+
+    def close(self, reason: str) -> None:
+        """Close the connection."""
 
 
 @dataclass(slots=True, eq=False)
-class _Memberships:
+class _ConnectionGroups:
     """The groups of one connection.
 
     Attributes:
@@ -74,7 +153,7 @@ class ConsumerGroupInfo:
     message_model: str
     consume_from_where: str
     channels: dict[int, ClientChannel] = field(default_factory=dict)
-    subscriptions: dict[str, SubscriptionData] = field(default_factory=dict)
+    subscriptions: dict[str, Subscription] = field(default_factory=dict)
     expressions: dict[int, dict[str, str]] = field(default_factory=dict)
 
     @property
@@ -89,7 +168,7 @@ class ConsumerGroupInfo:
     def other_subscriptions(self, client_id: str, expressions: dict[str, str]) -> tuple[str, dict[str, str]] | None:
         """Return another member that subscribes to something else, and what that is; None if there is none."""
         for channel in self.channels.values():
-            theirs = self.expressions.get(channel.connection.id, expressions)
+            theirs = self.expressions.get(channel.id, expressions)
             if channel.client_id != client_id and theirs != expressions:
                 return channel.client_id, theirs
         return None
@@ -104,21 +183,29 @@ class ClientRegistry:
     - Thread-safe.
 
     Args:
-        limits: Count the groups and subscriptions of each client. None: no limit.
+        groups: Limits the groups of each client. None: no limit.
+        subscriptions: Limits the subscriptions of each client.
 
     Attributes:
         peer_log: Log of warnings about clients.
     """
 
-    def __init__(self, clock: Clock, limits: ClientLimits | None = None, peer_log: LimitedLog | None = None) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        groups: HeldQuota | None = None,
+        subscriptions: HeldQuota | None = None,
+        peer_log: LimitedLog | None = None,
+    ) -> None:
         self._clock = clock
         self.peer_log = peer_log or LimitedLog(_log, clock.steady_ms)
-        self._limits = limits
+        self._group_quota = groups
+        self._subscription_quota = subscriptions
         self._on_members_changed: Callable[[ConsumerGroupInfo], None] = lambda info: None
         self._lock = threading.Lock()
         self._consumers: dict[str, ConsumerGroupInfo] = {}
         self._producers: dict[str, dict[int, ClientChannel]] = {}
-        self._memberships: dict[int, _Memberships] = {}  # by connection ID
+        self._memberships: dict[int, _ConnectionGroups] = {}  # by connection ID
         self._next_producer = 0
         self._differences: set[str] = set()
 
@@ -132,7 +219,7 @@ class ClientRegistry:
         """Return the members of a consumer group, or None if it has none."""
         return self._consumers.get(group)
 
-    def subscription(self, group: str, topic: str) -> SubscriptionData | None:
+    def subscription(self, group: str, topic: str) -> Subscription | None:
         """Return the subscription of *group* to *topic*, or None if there is none."""
         info = self._consumers.get(group)
         return None if info is None else info.subscriptions.get(topic)
@@ -159,7 +246,7 @@ class ClientRegistry:
         self, group: str, is_permitted: Callable[[ClientChannel], bool] = lambda channel: True
     ) -> ClientChannel | None:
         """Return one producer of *group* that is permitted, in rotation. None if none is connected."""
-        channels = [each for each in self.producers(group) if each.connection.is_open and is_permitted(each)]
+        channels = [each for each in self.producers(group) if each.is_open and is_permitted(each)]
         if not channels:
             return None
         self._next_producer += 1
@@ -171,10 +258,10 @@ class ClientRegistry:
             channel
             for channels in list(self._producers.values())
             for channel in list(channels.values())
-            if channel.client_id == client_id and channel.connection.is_open
+            if channel.client_id == client_id and channel.is_open
         )
 
-    def difference(self, data: ConsumerData, client_id: str) -> str | None:
+    def difference(self, data: Membership, client_id: str) -> str | None:
         """Return a text if a member of the group subscribes to something else than *data*; log it once.
 
         Each member gets messages of a part of the queues only. So a message that another member would take is lost.
@@ -205,7 +292,7 @@ class ClientRegistry:
         """Add or refresh a producer of *group*. Return True if the group had no other producer.
 
         Raises:
-            RefusedError: The client has too many groups.
+            Exception: A quota refuses it: the client has too many groups.
         """
         with self._lock:
             others = self._producers.get(group, {})
@@ -213,17 +300,17 @@ class ClientRegistry:
             if group not in joined.producers:
                 self._take_group(joined)
                 joined.producers.add(group)
-            self._producers[group] = others | {channel.connection.id: channel}
+            self._producers[group] = others | {channel.id: channel}
             return not others
 
-    def register_consumer(self, data: ConsumerData, channel: ClientChannel, *, without_sub: bool = False) -> bool:
+    def register_consumer(self, data: Membership, channel: ClientChannel, *, without_sub: bool = False) -> bool:
         """Add or refresh a consumer. Return True if the members or the topics of its group changed.
 
         Args:
             without_sub: *data* has no subscriptions because they have not changed.
 
         Raises:
-            RefusedError: The client has too many groups or subscriptions.
+            Exception: A quota refuses it: the client has too many groups or subscriptions.
         """
         with self._lock:
             self._count_consumer(data, channel, without_sub=without_sub)
@@ -231,12 +318,12 @@ class ClientRegistry:
             subscriptions = dict(before.subscriptions) if before is not None else {}
             topics_changed = False if without_sub else _update(subscriptions, data.subscription_data_set)
             channels = dict(before.channels) if before is not None else {}
-            known = channels.get(channel.connection.id)
+            known = channels.get(channel.id)
             is_change = topics_changed or known is None or known.client_id != channel.client_id
-            channels[channel.connection.id] = channel
+            channels[channel.id] = channel
             expressions = dict(before.expressions) if before is not None else {}
             if not without_sub:
-                expressions[channel.connection.id] = _expressions(data)
+                expressions[channel.id] = _expressions(data)
             info = ConsumerGroupInfo(
                 data.group_name,
                 data.consume_type,
@@ -251,28 +338,28 @@ class ClientRegistry:
             self._on_members_changed(info)
         return is_change
 
-    def unregister_producer(self, group: str, connection: Connection) -> None:
+    def unregister_producer(self, group: str, connection: int) -> None:
         """Remove a producer from *group*."""
         with self._lock:
             self._remove_producer(group, connection)
 
-    def unregister_consumer(self, group: str, connection: Connection) -> None:
+    def unregister_consumer(self, group: str, connection: int) -> None:
         """Remove a consumer from *group*."""
         with self._lock:
             changed = self._remove_consumer(group, connection)
         self._report(changed)
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: int) -> None:
         """Remove all clients of a closed connection."""
         changed: list[ConsumerGroupInfo] = []
         with self._lock:
-            joined = self._memberships.get(connection.id)
+            joined = self._memberships.get(connection)
             if joined is not None:
                 for group in list(joined.producers):
                     self._remove_producer(group, connection)
                 for group in list(joined.consumers):
                     changed += self._remove_consumer(group, connection)
-                self._memberships.pop(connection.id, None)
+                self._memberships.pop(connection, None)
         self._report(changed)
 
     def expire(self, silent_ms: int) -> list[ClientChannel]:
@@ -283,31 +370,30 @@ class ClientRegistry:
         with self._lock:
             for group, channels in list(self._producers.items()):
                 for channel in _silent(channels, limit):
-                    self._remove_producer(group, channel.connection)
-                    expired[channel.connection.id] = channel
+                    self._remove_producer(group, channel.id)
+                    expired[channel.id] = channel
             for group, info in list(self._consumers.items()):
                 for channel in _silent(info.channels, limit):
-                    changed += self._remove_consumer(group, channel.connection)
-                    expired[channel.connection.id] = channel
-            left = [channel for connection_id, channel in expired.items() if connection_id not in self._memberships]
+                    changed += self._remove_consumer(group, channel.id)
+                    expired[channel.id] = channel
+            left = [channel for connection, channel in expired.items() if connection not in self._memberships]
         self._report(changed)
         return left
 
     # --- with the lock held --------------------------------------------------------------------
 
-    def _memberships_of(self, channel: ClientChannel) -> _Memberships:
-        connection = channel.connection
-        joined = self._memberships.get(connection.id)
+    def _memberships_of(self, channel: ClientChannel) -> _ConnectionGroups:
+        joined = self._memberships.get(channel.id)
         if joined is None:
-            owner = Owner(connection.id, connection.remote.ip, channel.access_key)
-            joined = self._memberships[connection.id] = _Memberships(owner)
+            owner = Owner(channel.id, channel.remote_address.ip, channel.access_key)
+            joined = self._memberships[channel.id] = _ConnectionGroups(owner)
         return joined
 
-    def _take_group(self, joined: _Memberships) -> None:
-        if self._limits is not None:
-            self._limits.groups.take(joined.owner)
+    def _take_group(self, joined: _ConnectionGroups) -> None:
+        if self._group_quota is not None:
+            self._group_quota.take(joined.owner)
 
-    def _count_consumer(self, data: ConsumerData, channel: ClientChannel, *, without_sub: bool) -> None:
+    def _count_consumer(self, data: Membership, channel: ClientChannel, *, without_sub: bool) -> None:
         """Count a consumer and its subscriptions."""
         joined, group = self._memberships_of(channel), data.group_name
         before = joined.consumers.get(group)
@@ -316,24 +402,24 @@ class ClientRegistry:
             joined.consumers[group] = before = 0
         if not without_sub:
             count = sum(map(_weight, data.subscription_data_set))
-            if self._limits is not None and count > before:
-                self._limits.subscriptions.take(joined.owner, count - before)
-            elif self._limits is not None and count < before:
-                self._limits.subscriptions.give(joined.owner, before - count)
+            if self._subscription_quota is not None and count > before:
+                self._subscription_quota.take(joined.owner, count - before)
+            elif self._subscription_quota is not None and count < before:
+                self._subscription_quota.give(joined.owner, before - count)
             joined.consumers[group] = count
 
-    def _leave(self, connection: Connection, subscriptions: int) -> None:
+    def _leave(self, connection: int, subscriptions: int) -> None:
         """Count one group less."""
-        joined = self._memberships[connection.id]
-        if self._limits is not None:
-            self._limits.groups.give(joined.owner)
-            if subscriptions:
-                self._limits.subscriptions.give(joined.owner, subscriptions)
+        joined = self._memberships[connection]
+        if self._group_quota is not None:
+            self._group_quota.give(joined.owner)
+        if self._subscription_quota is not None and subscriptions:
+            self._subscription_quota.give(joined.owner, subscriptions)
         if not joined.producers and not joined.consumers:
-            del self._memberships[connection.id]
+            del self._memberships[connection]
 
-    def _remove_producer(self, group: str, connection: Connection) -> None:
-        joined = self._memberships.get(connection.id)
+    def _remove_producer(self, group: str, connection: int) -> None:
+        joined = self._memberships.get(connection)
         if joined is None or group not in joined.producers:
             return
         joined.producers.remove(group)
@@ -344,16 +430,16 @@ class ClientRegistry:
         else:
             self._producers.pop(group, None)
 
-    def _remove_consumer(self, group: str, connection: Connection) -> list[ConsumerGroupInfo]:
+    def _remove_consumer(self, group: str, connection: int) -> list[ConsumerGroupInfo]:
         """Return the changed group in a list, which is empty if the connection has no member of the group."""
-        joined = self._memberships.get(connection.id)
+        joined = self._memberships.get(connection)
         if joined is None or group not in joined.consumers:
             return []
         self._leave(connection, joined.consumers.pop(group))
         info = self._consumers.get(group)
-        if info is None or connection.id not in info.channels:  # a heartbeat that was refused
+        if info is None or connection not in info.channels:  # a heartbeat that was refused
             return []
-        expressions = {key: value for key, value in info.expressions.items() if key != connection.id}
+        expressions = {key: value for key, value in info.expressions.items() if key != connection}
         changed = replace(info, channels=_without(info.channels, connection), expressions=expressions)
         if changed.channels:
             self._consumers[group] = changed
@@ -403,9 +489,9 @@ class ClientExpiry:
         if self._due_ms <= now_ms:
             self._due_ms = now_ms + self._interval_ms
             for channel in self._clients.expire(self._expire_ms):
-                address = str(channel.connection.remote)
+                address = str(channel.remote_address)
                 self._clients.peer_log.warning("server.client_expired", client=channel.client_id, address=address)
-                channel.connection.close(f"no heartbeat for {format_ms(self._expire_ms)}")
+                channel.close(f"no heartbeat for {format_ms(self._expire_ms)}")
             for sweep in self._sweeps:
                 sweep()
         return wall_time(self._clock, self._due_ms)
@@ -415,25 +501,25 @@ def _latest(channels: Iterable[ClientChannel]) -> ClientChannel | None:
     return max(channels, key=lambda channel: channel.last_update_ms, default=None)
 
 
-def _without(channels: dict[int, ClientChannel], connection: Connection) -> dict[int, ClientChannel]:
-    return {key: channel for key, channel in channels.items() if key != connection.id}
+def _without(channels: dict[int, ClientChannel], connection: int) -> dict[int, ClientChannel]:
+    return {key: channel for key, channel in channels.items() if key != connection}
 
 
 def _silent(channels: dict[int, ClientChannel], limit_ms: int) -> list[ClientChannel]:
     return [channel for channel in channels.values() if channel.last_update_ms < limit_ms]
 
 
-def _weight(subscription: SubscriptionData) -> int:
+def _weight(subscription: Subscription) -> int:
     """Return how often a subscription counts: its text takes the memory."""
     return 1 + (len(subscription.topic) + 2 * len(subscription.sub_string)) // _CHARACTERS_OF_A_SUBSCRIPTION
 
 
-def _expressions(data: ConsumerData) -> dict[str, str]:
+def _expressions(data: Membership) -> dict[str, str]:
     """Return what a member subscribes to: topic -> expression; tags are sorted, since their order has no meaning."""
     return {each.topic: _expression(each) for each in data.subscription_data_set}
 
 
-def _expression(subscription: SubscriptionData) -> str:
+def _expression(subscription: Subscription) -> str:
     if subscription.expression_type == "SQL92":
         return f"SQL92 {subscription.sub_string}"
     tags = sorted({tag.strip() for tag in subscription.sub_string.split("||")})
@@ -445,7 +531,7 @@ def _describe(expressions: dict[str, str]) -> str:
     return ", ".join(f"{topic}:{expression}" for topic, expression in shown) or "no topic"
 
 
-def _update(subscriptions: dict[str, SubscriptionData], received: Iterable[SubscriptionData]) -> bool:
+def _update(subscriptions: dict[str, Subscription], received: Iterable[Subscription]) -> bool:
     """Take over newer subscriptions and remove missing ones. Return True if the set of topics changed.
 
     Another expression for the same topic is no such change. Source: ``ConsumerGroupInfo.updateSubscription``.

@@ -1,18 +1,16 @@
-"""Consumer groups of an embedded broker: their members and the assignment of queues."""
+"""Members of consumer groups in the process of the broker, and the assignment of queues to them."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
 
 from mqtemplate.broker import ConsumeFromWhere, Consumer, ConsumerSpec, MessageModel
-from mqtemplate.clock import Clock
+from mqtemplate.engine.group_rules import allocate_averagely, check_same_group
 from mqtemplate.engine.reader import QueueReader
-from mqtemplate.engine.rebalance import allocate_averagely
 from mqtemplate.engine.retries import SentBack, send_back_of
-from mqtemplate.engine.same_group import check_same_group
+from mqtemplate.engine.topics import TopicRoutes
 from mqtemplate.errors import BrokerClosedError, CorruptRecordError, DeletedRecordError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageExt, MessageQueue, Property
@@ -29,25 +27,8 @@ _YOUNG_QUEUE_BYTES = 1 << 30
 _DEFAULT_CONSUME_TIMESTAMP_MS = 1_800_000  # before now. Source: DefaultMQPushConsumer.consumeTimestamp
 
 
-class ConsumerBackend(Protocol):
-    """The parts of a broker that its consumers use."""
-
-    clock: Clock
-    store: MessageStore
-    reader: QueueReader
-
-    def queues(self, topic: str) -> Sequence[MessageQueue]:
-        """See `Broker.queues`."""
-
-    def create_topic(self, topic: str, queue_count: int = 4) -> None:
-        """See `Broker.create_topic`."""
-
-    def send_back(self, sent_back: SentBack) -> None:
-        """Store a message that a member of a group sends back; see `Consumer.send_back`."""
-
-
-class ConsumerGroups:
-    """The consumer groups of this process, by name."""
+class LocalGroups:
+    """The consumer groups that have members in this process, by name."""
 
     def __init__(self) -> None:
         self._groups: dict[str, ConsumerGroup] = {}
@@ -155,13 +136,23 @@ class EmbeddedConsumer(Consumer):
     """
 
     def __init__(
-        self, broker: ConsumerBackend, group: ConsumerGroup, spec: ConsumerSpec, offsets: ConsumerOffsets
+        self,
+        store: MessageStore,
+        queues: QueueReader,
+        routes: TopicRoutes,
+        group: ConsumerGroup,
+        spec: ConsumerSpec,
+        offsets: ConsumerOffsets,
+        send_back: Callable[[SentBack], None],
     ) -> None:
         self.spec = spec
         self._owner = OwnerProcess(f"this member of group {spec.group!r}")
-        self._broker = broker
+        self._store = store
+        self._queues = queues
+        self._routes = routes
         self._group = group
         self._offsets = offsets
+        self._send_back = send_back
         self._wake_event = WakeEvent()
         self._lock = threading.Lock()
         self._assignment: frozenset[MessageQueue] = frozenset()
@@ -176,16 +167,16 @@ class EmbeddedConsumer(Consumer):
         self._retry_topic = RETRY_TOPIC_PREFIX + spec.group
         if spec.message_model is MessageModel.CLUSTERING:
             self._selectors[self._retry_topic] = None
-            broker.create_topic(self._retry_topic, 1)
+            routes.create(self._retry_topic, 1)
         for topic in self._selectors:
-            broker.store.watch(topic, self._wake_event.set)
+            store.watch(topic, self._wake_event.set)
         group.join(self)
 
     # --- membership ----------------------------------------------------------------------------
 
     def subscribed_queues(self) -> Iterable[list[MessageQueue]]:
         """Return the queues of each topic, including the retry topic."""
-        return [sorted(self._broker.queues(topic)) for topic in self._selectors]
+        return [sorted(self._routes.queues(topic)) for topic in self._selectors]
 
     def assign(self, queues: set[MessageQueue]) -> None:
         """Read these queues from now on. A queue that was not assigned before is read from the committed offset."""
@@ -211,7 +202,7 @@ class EmbeddedConsumer(Consumer):
             return
         self._is_closed = True
         for topic in self._selectors:
-            self._broker.store.unwatch(topic, self._wake_event.set)
+            self._store.unwatch(topic, self._wake_event.set)
         self._group.leave(self)
         self._wake_event.set()
 
@@ -225,7 +216,7 @@ class EmbeddedConsumer(Consumer):
         self, max_count: int, wait_ms: int = 0, *, without: frozenset[MessageQueue] = frozenset()
     ) -> list[MessageExt]:
         deadline = time.monotonic() + wait_ms / 1_000
-        is_virtual = self._broker.clock.is_virtual
+        is_virtual = self._store.clock.is_virtual
         while True:
             messages = self._read(max_count, without)
             left = deadline - time.monotonic()
@@ -255,7 +246,7 @@ class EmbeddedConsumer(Consumer):
         at = self._positions.get(queue)
         if at is None:
             at = self._positions[queue] = self._first_position(queue)
-        reader = self._broker.reader
+        reader = self._queues
         if at < (low := reader.min_offset(queue)):
             at = self._positions[queue] = self._skip_deleted(queue, at, low)
         selector = self._selectors[queue.topic]
@@ -291,7 +282,7 @@ class EmbeddedConsumer(Consumer):
 
     def _first_position(self, queue: MessageQueue) -> int:
         committed = self.committed(queue)
-        reader = self._broker.reader
+        reader = self._queues
         low, high = reader.min_offset(queue), reader.max_offset(queue)
         if committed is not None:
             return min(committed, high)  # if it is below `low`, the read skips and logs the deleted messages
@@ -300,7 +291,7 @@ class EmbeddedConsumer(Consumer):
             return low
         if start is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP:
             timestamp = self.spec.consume_timestamp
-            default = self._broker.clock.now_ms() - _DEFAULT_CONSUME_TIMESTAMP_MS
+            default = self._store.clock.now_ms() - _DEFAULT_CONSUME_TIMESTAMP_MS
             return reader.search_offset(queue, default if timestamp is None else timestamp)
         # RocketMQ (ConsumerManageProcessor.queryConsumerOffset): if a queue still has its first message, and that is
         # near the end of the log, a new group reads the whole queue. Otherwise it starts at the end.
@@ -335,4 +326,4 @@ class EmbeddedConsumer(Consumer):
         delay_ms: int | None = None,
         properties: Mapping[str, str] | None = None,
     ) -> None:
-        self._broker.send_back(send_back_of(self.spec, message, delay_level, delay_ms, properties))
+        self._send_back(send_back_of(self.spec, message, delay_level, delay_ms, properties))

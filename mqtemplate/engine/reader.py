@@ -1,19 +1,26 @@
-"""Reading of messages by queue and queue offset in an embedded broker."""
+"""Reads of messages: by queue and queue offset, by id, and by key."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from functools import partial
 
-from mqtemplate.errors import CorruptRecordError, DeletedRecordError, OffsetOutOfRangeError
-from mqtemplate.message import MessageExt, MessageQueue
-from mqtemplate.record.codec import StoredRecord
+from mqtemplate.engine.key_query import KeyQuery
+from mqtemplate.engine.lifecycle import Lifecycle
+from mqtemplate.errors import CorruptRecordError, DeletedRecordError, MessageError, OffsetOutOfRangeError
+from mqtemplate.event_log import LimitedLog, get_logger
+from mqtemplate.message import HostAddress, MessageExt, MessageQueue, parse_offset_msg_id
+from mqtemplate.record.codec import StoredRecord, pack_host
 from mqtemplate.record.compression import MAX_BODY_BYTES
 from mqtemplate.record.message_ext import to_message_ext
 from mqtemplate.results import PullResult, PullStatus
 from mqtemplate.selectors.tags import Selector
+from mqtemplate.services import WakeEvent
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.queues.consume_queue import ConsumeQueue
+
+_log = get_logger("mqtemplate.broker")
 
 _NO_LIMIT = 1 << 62
 _UNITS_PER_PAGE = 1_024
@@ -154,6 +161,139 @@ class QueueReader:
 
     def _queue(self, queue: MessageQueue) -> ConsumeQueue:
         return self._store.consume_queue(queue.topic, queue.queue_id)
+
+
+class MessageFinder:
+    """Finds messages by id or key. It finds only messages that are as durable as the flush mode guarantees.
+
+    A delayed message is found under the system topic that it is stored in. It is found under its real topic once it is
+    delivered.
+
+    Args:
+        host: The address in the message ids of this broker.
+        max_body_bytes: Largest body that is decompressed.
+    """
+
+    def __init__(self, store: MessageStore, broker_name: str, host: HostAddress, max_body_bytes: int) -> None:
+        self._store = store
+        self._broker_name = broker_name
+        self._host = host
+        self._max_body_bytes = max_body_bytes
+        self._limited_log = LimitedLog(_log, store.clock.now_ms)  # a client may repeat a query
+
+    def by_id(self, offset_msg_id: str) -> MessageExt | None:
+        """See `Broker.message_by_id`. Ids from before a change of the broker's address are found too."""
+        host, physical_offset = parse_offset_msg_id(offset_msg_id)
+        record = self._store.read_at(physical_offset)
+        if pack_host(host) != (pack_host(self._host) if record is None else record.store_host):
+            raise MessageError(
+                f"message id {offset_msg_id} was created by the broker at {host}; this broker is at {self._host}, so "
+                "ask the other one"
+            )
+        record = self._durable(record)
+        return None if record is None else to_message_ext(record, self._broker_name, self._max_body_bytes)
+
+    def by_key(self, query: KeyQuery) -> list[MessageExt]:
+        """See `Broker.messages_by_key`. A corrupt message is logged with file and offset, and skipped."""
+        return [to_message_ext(record, self._broker_name, self._max_body_bytes) for record in self.records(query)]
+
+    def records(self, query: KeyQuery) -> Iterator[StoredRecord]:
+        """Return the records of the same messages, each read when it is requested. No body is decompressed."""
+        found: set[int] = set()
+        for physical_offset in self._store.index.candidates(query.topic, query.key, query.begin_ms, query.last_ms):
+            record = None if physical_offset in found else self._read(physical_offset)
+            if record is not None and query.matches_record(record):
+                found.add(physical_offset)
+                yield record
+                if len(found) == query.max_count:
+                    return
+
+    def _read(self, physical_offset: int) -> StoredRecord | None:
+        try:
+            record = self._store.read_at(physical_offset)
+        except DeletedRecordError:
+            return None
+        except CorruptRecordError as exc:
+            self._limited_log.warning(
+                "broker.record_skipped", file=exc.path.name, physical_offset=physical_offset, reason=exc.reason
+            )
+            return None
+        return self._durable(record)
+
+    def _durable(self, record: StoredRecord | None) -> StoredRecord | None:
+        """Return *record*; None if a crash could still lose it."""
+        if record is None or record.physical_offset + record.total_size > self._store.confirm_offset:
+            return None
+        return record
+
+
+class Reader:
+    """Reads for the users of this broker.
+
+    Raises:
+        BrokerClosedError: The broker is not running.
+        ForkedError: The parent process has started it.
+    """
+
+    def __init__(self, store: MessageStore, queues: QueueReader, finder: MessageFinder, lifecycle: Lifecycle) -> None:
+        self._store = store
+        self._queues = queues
+        self._finder = finder
+        self._lifecycle = lifecycle
+
+    def pull(
+        self, queue: MessageQueue, queue_offset: int, max_count: int, wait_ms: int, selector: Selector | None
+    ) -> PullResult:
+        """See `Broker.pull`."""
+        self._lifecycle.check()
+        if selector is not None and selector.selects_all:
+            selector = None
+        result = self._queues.pull(queue, queue_offset, max_count, selector)
+        if result.messages or wait_ms <= 0 or self._store.clock.is_virtual:
+            return result
+        return self._wait_and_pull(queue, result, max_count, wait_ms, selector)
+
+    def _wait_and_pull(
+        self, queue: MessageQueue, result: PullResult, max_count: int, wait_ms: int, selector: Selector | None
+    ) -> PullResult:
+        wake_event = WakeEvent()
+        deadline = time.monotonic() + wait_ms / 1_000
+        self._store.watch(queue.topic, wake_event.set)
+        try:
+            while True:
+                result = self._queues.pull(queue, result.next_begin_offset, max_count, selector)
+                left = deadline - time.monotonic()
+                if result.messages or left <= 0 or not self._lifecycle.is_open:
+                    return result
+                if result.pull_status is PullStatus.NO_NEW_MSG:  # otherwise more messages may follow the skipped ones
+                    wake_event.wait(left)
+        finally:
+            self._store.unwatch(queue.topic, wake_event.set)
+
+    def min_offset(self, queue: MessageQueue) -> int:
+        """See `Broker.min_offset`."""
+        self._lifecycle.check()
+        return self._queues.min_offset(queue)
+
+    def max_offset(self, queue: MessageQueue) -> int:
+        """See `Broker.max_offset`."""
+        self._lifecycle.check()
+        return self._queues.max_offset(queue)
+
+    def search_offset(self, queue: MessageQueue, timestamp: int) -> int:
+        """See `Broker.search_offset`."""
+        self._lifecycle.check()
+        return self._queues.search_offset(queue, timestamp)
+
+    def message_by_id(self, offset_msg_id: str) -> MessageExt | None:
+        """See `Broker.message_by_id`."""
+        self._lifecycle.check()
+        return self._finder.by_id(offset_msg_id)
+
+    def messages_by_key(self, query: KeyQuery) -> list[MessageExt]:
+        """See `Broker.messages_by_key`."""
+        self._lifecycle.check()
+        return self._finder.by_key(query)
 
 
 def _out_of_range(queue: MessageQueue, queue_offset: int, low: int, high: int) -> OffsetOutOfRangeError:

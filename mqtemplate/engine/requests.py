@@ -17,15 +17,26 @@ from typing import NamedTuple
 
 from mqtemplate.clock import Clock
 from mqtemplate.durations import format_ms
-from mqtemplate.errors import BrokerClosedError, MessageError, RequestTimeoutError
+from mqtemplate.errors import BrokerClosedError, MessageError, RequestTimeoutError, SendError
 from mqtemplate.event_log import get_logger
 from mqtemplate.hashes.checksum import crc32
-from mqtemplate.message import DELAY_PROPERTIES, HostAddress, Message, MessageExt, Property, create_unique_id
+from mqtemplate.message import (
+    DELAY_PROPERTIES,
+    HostAddress,
+    Message,
+    MessageExt,
+    MessageQueue,
+    Property,
+    create_unique_id,
+)
 from mqtemplate.metrics import Metrics
+from mqtemplate.results import SendResult
 from mqtemplate.services import wall_time
 from mqtemplate.topics import reply_topic
 
 _log = get_logger("mqtemplate.broker")
+
+_DEFAULT_CLUSTER = "DefaultCluster"
 
 
 def create_request(message: Message, client_id: str, timeout_ms: int) -> Message:
@@ -172,6 +183,65 @@ class PendingRequests:
         for request in timed_out:
             request.future.set_exception(_timeout_error(request))
         return wall_time(self._clock, next_ms)
+
+
+class LocalRequests:
+    """The requests of this process, and the replies of this process to requests of any client.
+
+    Attributes:
+        pending: The requests of this process that have no reply yet.
+        client_id: The client id in these requests.
+    """
+
+    def __init__(
+        self,
+        pending: PendingRequests,
+        broker_name: str,
+        host: HostAddress,
+        clock: Clock,
+        send: Callable[[Message, MessageQueue | None], Future[SendResult]],
+    ) -> None:
+        self.pending = pending
+        self.client_id = f"{broker_name}@{create_unique_id()}"
+        self._broker_name = broker_name
+        self._host = host
+        self._clock = clock
+        self._send = send
+        self._deliver_reply: Callable[[MessageExt], bool] = lambda reply: False
+
+    def connect_remote(self, deliver_reply: Callable[[MessageExt], bool]) -> None:
+        """Note how to send a reply to a remote client; the function returns False if the client is not connected."""
+        self._deliver_reply = deliver_reply
+
+    def request(self, message: Message, queue: MessageQueue | None, timeout_ms: int) -> Future[MessageExt]:
+        """See `Broker.request`."""
+        request = create_request(message, self.client_id, timeout_ms)
+        future = self.pending.add(request, timeout_ms)
+
+        def sent(sending: Future[SendResult]) -> None:
+            if (error := sending.exception()) is not None:
+                self.pending.fail(request.properties[Property.CORRELATION_ID], error)
+
+        self._send(request, queue).add_done_callback(sent)
+        if future.done() and isinstance(error := future.exception(), MessageError):
+            raise error
+        return future
+
+    def reply(self, request: MessageExt, body: bytes, properties: Mapping[str, str] | None) -> None:
+        """See `Broker.reply`."""
+        reply = create_reply(request, body, properties, _DEFAULT_CLUSTER)
+        client_id = reply.properties[Property.REPLY_TO_CLIENT]
+        received = received_reply(reply, self._broker_name, self._clock.now_ms(), self._host)
+        is_own = client_id == self.client_id
+        if not (self.pending.complete(received) if is_own else self._deliver_reply(received)):
+            raise SendError(
+                f"the reply to message {request.msg_id} of {request.topic!r} could not be delivered: client "
+                f"{client_id!r}, which sent the request, is not connected or no longer waits"
+            )
+
+    def receive(self, reply: Message) -> None:
+        """Pass a reply of a remote client to its request in this process. If that timed out, the reply is dropped."""
+        self.pending.complete(received_reply(reply, self._broker_name, self._clock.now_ms(), self._host))
 
 
 def _timeout_error(request: _PendingRequest) -> RequestTimeoutError:

@@ -11,6 +11,7 @@ from annotated_types import Ge, Gt, Le, MinLen
 from mqtemplate.delay.divert import TimerLimits
 from mqtemplate.delay.levels.table import DEFAULT_DELAY_LEVELS
 from mqtemplate.delay.shaping.shape import TopicShape
+from mqtemplate.record.compression import max_body_bytes
 from mqtemplate.store.settings import StoreSettings
 
 
@@ -76,6 +77,10 @@ class EmbeddedSettings(StoreSettings):
     max_send_sequences: Annotated[int, Ge(1)] = 100_000
     """Partitions of sequenced sends that the broker remembers. With more, it forgets the writer that is unused for the
     longest time, one of the account that has the most: repeats of its messages would be stored again."""
+
+    def max_body_bytes(self) -> int:
+        """Return the largest body that is decompressed for consumers in the process of the broker."""
+        return max_body_bytes(self.max_decompressed_size, self.max_message_size)
 
     def timer_limits(self) -> TimerLimits:
         """Return the limits of timers."""

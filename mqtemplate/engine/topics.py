@@ -1,4 +1,4 @@
-"""Routes of an embedded broker: the queues of each topic."""
+"""Routes of a broker: the queues of each topic, and the creation of topics that a message uses first."""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from logging import ERROR, INFO, WARNING
 from typing import NamedTuple
 
-from mqtemplate.engine.checkers import TransactionCheck, TransactionChecker
+from mqtemplate.broker import CheckTransaction, Registration
+from mqtemplate.engine.checkers import LocalCheckers, TransactionCheck, TransactionChecker
 from mqtemplate.engine.drafts import DraftMaker
 from mqtemplate.engine.half_messages import (
     TRANSACTION_GROUP,
@@ -21,16 +22,30 @@ from mqtemplate.engine.half_messages import (
     op_draft,
     renewed_draft,
 )
-from mqtemplate.engine.op_messages import OpProgress, read_op_messages, was_committed
-from mqtemplate.engine.open_transactions import OpenTransaction, OpenTransactions
+from mqtemplate.engine.lifecycle import Lifecycle
+from mqtemplate.engine.open_transactions import (
+    OpenTransaction,
+    OpenTransactions,
+    OpProgress,
+    read_op_messages,
+    was_committed,
+)
 from mqtemplate.engine.settings import EmbeddedSettings
-from mqtemplate.errors import CorruptRecordError, DeletedRecordError, MessageError, StoreError
+from mqtemplate.errors import (
+    CorruptRecordError,
+    DeletedRecordError,
+    MessageError,
+    SendError,
+    SendTimeoutError,
+    StoreError,
+)
 from mqtemplate.event_log import LimitedLog, get_logger
+from mqtemplate.message import parse_offset_msg_id
 from mqtemplate.numbers import parse_number
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import PRODUCER_GROUP, REAL_QID, REAL_TOPIC, UNIQ_KEY, find_property
-from mqtemplate.results import TransactionState
+from mqtemplate.results import HalfMessage, TransactionState
 from mqtemplate.services import wall_time
 from mqtemplate.store.commit_log import PutResult
 from mqtemplate.store.consumer_offsets import ConsumerOffsets
@@ -67,6 +82,9 @@ class TransactionService:
 
     Args:
         drafts: Creates the committed message; its delay counts from the commit.
+
+    Attributes:
+        local_checkers: The checkers of this process.
     """
 
     name = "broker.transactions"
@@ -78,6 +96,7 @@ class TransactionService:
         offsets: ConsumerOffsets,
         drafts: DraftMaker,
         settings: EmbeddedSettings,
+        lifecycle: Lifecycle,
     ) -> None:
         self._store = store
         self._topics = topics
@@ -85,7 +104,13 @@ class TransactionService:
         self._drafts = drafts
         self._settings = settings
         self._max_age_ms = settings.file_reserved_time * 3_600_000  # retention may delete an older half message
-        self._checkers: list[TransactionChecker] = []
+        self._lifecycle = lifecycle
+        self.local_checkers = LocalCheckers(
+            *(settings.broker_name, self._end_and_wait, self.producer_connected),
+            has_threads=not store.clock.is_virtual,
+            max_body_bytes=settings.max_body_bytes(),
+        )
+        self._checkers: list[TransactionChecker] = [self.local_checkers]
         self._peer_log = LimitedLog(_log, store.clock.steady_ms)
         self._lock = threading.Lock()
         self._open = OpenTransactions()
@@ -291,6 +316,31 @@ class TransactionService:
         if self._progress_due_ms is None:
             self._progress_due_ms = self._store.clock.steady_ms() + _PROGRESS_MS
         return puts
+
+    # --- requests of this process --------------------------------------------------------------
+
+    def end_transaction(self, half: HalfMessage, state: TransactionState, remark: str | None) -> None:
+        """See `Broker.end_transaction`."""
+        sent = half.send_result
+        _, physical_offset = parse_offset_msg_id(sent.offset_msg_id)
+        self._end_and_wait(sent.queue_offset, physical_offset, half.group, state, remark)
+
+    def _end_and_wait(
+        self, half_offset: int, physical_offset: int, group: str, state: TransactionState, remark: str | None
+    ) -> None:
+        self._lifecycle.check()
+        try:
+            end = self.end(half_offset, physical_offset, group, state, remark=remark)
+            is_safe = end is None or self._store.confirm(end.physical_end, end.topics)
+        except StoreError as exc:
+            raise SendError(f"the end of the transaction was not stored, or is not durable yet: {exc}") from exc
+        if not is_safe:
+            raise SendTimeoutError("the end of the transaction is stored, but was not flushed in time")
+
+    def check_transactions(self, group: str, check: CheckTransaction, threads: int, max_waiting: int) -> Registration:
+        """See `Broker.check_transactions`."""
+        self._lifecycle.check()
+        return self.local_checkers.register(check_topic(group), check, threads, max_waiting)
 
     # --- checks --------------------------------------------------------------------------------
 

@@ -237,7 +237,7 @@ class RemotingServer:
         elif is_slow:
             self._submit(partial(self._process, processor, connection, request), connection, request)
         else:
-            self._heavy.inline_requests += 1
+            self._heavy.count_inline()
             self._process(processor, connection, request)
 
     def _on_large_request(
@@ -281,7 +281,7 @@ class RemotingServer:
 
     def _count(self, requests: int) -> None:
         self.request_count += requests
-        self._heavy.inline_requests += requests
+        self._heavy.count_inline(requests)
 
     # --- requests -----------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""TCP server for the embedded broker: RocketMQ's remoting protocol."""
+"""TCP server for a broker: RocketMQ's remoting protocol."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.engine.clients import ClientExpiry
+from mqtemplate.engine.engine import Engine, EngineOwner
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import HostAddress
 from mqtemplate.metrics import MetricKind, Sample
@@ -21,44 +21,14 @@ from mqtemplate.remoting.tls import TlsMode
 from mqtemplate.server.acl.access import AccessControl
 from mqtemplate.server.acl.guard import AclGuard
 from mqtemplate.server.acl.settings import AclSettings
-from mqtemplate.server.fast_path.pipeline import FastPath
-from mqtemplate.server.name_server.kv_config import KVConfig
-from mqtemplate.server.name_server.processor import NameServer
+from mqtemplate.server.assembly import ServerAssembly
+from mqtemplate.server.name_server.name_server import KVConfig, NameServer
 from mqtemplate.server.name_server.registered_brokers import RegisteredBrokers
-from mqtemplate.server.parts import ServerParts
-from mqtemplate.server.processors.admin_broker import BrokerAdmin
-from mqtemplate.server.processors.admin_groups import GroupAdmin
-from mqtemplate.server.processors.admin_offsets import OffsetAdmin
-from mqtemplate.server.processors.admin_topics import TopicAdmin
-from mqtemplate.server.processors.client import ClientProcessor
-from mqtemplate.server.processors.delayed import DelayedMessageProcessor
-from mqtemplate.server.processors.offset import OffsetProcessor
-from mqtemplate.server.processors.pull import PullProcessor
-from mqtemplate.server.processors.query import QueryProcessor
-from mqtemplate.server.processors.recall import RecallProcessor
-from mqtemplate.server.processors.record_block import RecordBlockProcessor
-from mqtemplate.server.processors.relay import RelayProcessor
-from mqtemplate.server.processors.reply import ReplyProcessor
-from mqtemplate.server.processors.send import SendBackProcessor, SendProcessor
-from mqtemplate.server.processors.sequenced import SequencedSendProcessor
-from mqtemplate.server.processors.transaction import TransactionProcessor
 from mqtemplate.server.requests.registration import register
 from mqtemplate.server.requests.response import problem_response
 from mqtemplate.server.state.settings import BrokerServerSettings
 from mqtemplate.services import Service, ServiceThread
 from mqtemplate.topics import AUTO_CREATE_TOPIC
-
-_CLIENT_PROCESSORS = (
-    SendBackProcessor,
-    OffsetProcessor,
-    ClientProcessor,
-    TransactionProcessor,
-    ReplyProcessor,
-    DelayedMessageProcessor,
-    RecordBlockProcessor,
-    SequencedSendProcessor,
-)
-_ADMIN_PROCESSORS = (TopicAdmin, GroupAdmin, OffsetAdmin, BrokerAdmin, QueryProcessor, RelayProcessor, RecallProcessor)
 
 _log = get_logger("mqtemplate.server")
 
@@ -76,7 +46,7 @@ class TimeLeft:
 
 
 class BrokerServer:
-    """Server through which RocketMQ's clients use an embedded broker: clients of any language, 4.9 and 5.x.
+    """Server through which RocketMQ's clients use a broker: clients of any language, 4.9 and 5.x.
 
     - The caller owns the engine and closes it after the server. `start` starts the engine if necessary.
     - Remote clients and the consumers of this process use the same topics and offsets. All members of a group are of
@@ -85,6 +55,7 @@ class BrokerServer:
     - On a virtual clock, the owner of the clock steps ``services()``. The sockets have a thread nevertheless.
 
     Args:
+        engine: An engine, or an `EmbeddedBroker`, whose engine is served.
         remoting: TLS, and limits of the connections.
         acl: Access control. None: every client may send every request.
         fast_path: Read frequent requests without decoding each. The switch is for tests: the results are the same.
@@ -105,44 +76,39 @@ class BrokerServer:
 
     def __init__(
         self,
-        engine: EmbeddedBroker,
+        engine: Engine | EngineOwner,
         settings: BrokerServerSettings | None = None,
         *,
         remoting: RemotingServerSettings | None = None,
         acl: AclSettings | None = None,
         fast_path: bool = True,
     ) -> None:
-        self.engine = engine
+        self.engine = engine = engine if isinstance(engine, Engine) else engine.engine
         self.settings = settings = settings or BrokerServerSettings()
         clock = engine.clock
         access, self._is_private = AccessControl(acl), acl is not None and acl.is_private
         self.guard = None if acl is None else AclGuard(access, acl, clock)
         self._heavy = HeavyWork()
-        self._parts = parts = ServerParts(
-            engine, settings, lambda: str(self.address), access, self._heavy, fast_path=fast_path
-        )
+        self._parts = parts = ServerAssembly(engine, settings, access, self._heavy, fast_path=fast_path)
         self.topics, self.groups, self.clients = parts.topics, parts.groups, parts.clients
         self.locks, self.hold, self.limits = parts.locks, parts.hold, parts.limits
         self.name_server = NameServer(
             parts.topics,
             KVConfig(engine.store.store_files),
             RegisteredBrokers(engine.name, clock, is_open=settings.broker_registration_enable),
-            parts.address,
+            lambda: str(self.address),
         )
         self._remoting_settings = remoting or RemotingServerSettings()
         self._drain_s = self._remoting_settings.drain_ms / 1_000
         self.remoting = self.listener(settings.listen)
-        self.remoting.on_close(self.locks.forget)
-        self.remoting.on_close(self.clients.forget)
+        self.remoting.on_close(lambda connection: self.locks.forget(connection.id))
+        self.remoting.on_close(lambda connection: self.clients.forget(connection.id))
         self.remoting.on_close(self.hold.forget)
         self.remoting.on_close(access.forget)
-        send, pull = SendProcessor(parts), PullProcessor(parts)
         if fast_path:
-            fast = FastPath(engine, settings, parts.topics, parts.raw, parts.pull_checks)
-            self.remoting.use_pipelines(fast.pipeline)
-        others = (kind(parts) for kind in _CLIENT_PROCESSORS)
-        self.processors = register(self.remoting, parts.locks, send, pull, *others)
-        admin = register(self.remoting, *(kind(parts) for kind in _ADMIN_PROCESSORS))
+            self.remoting.use_pipelines(parts.fast_path().pipeline)
+        self.processors = register(self.remoting, parts.send(), parts.pull(), *parts.clients_processors())
+        admin = register(self.remoting, *parts.admin_processors(lambda: str(self.address)))
         self.all_processors = self.processors | admin | self.name_server.register(self.remoting)
         logs = (parts.peer_log, parts.topics.peer_log, self.remoting.peer_log)
         sweeps = (parts.locks.sweep, parts.limits.sweep, *(log.summarize for log in logs))
@@ -203,7 +169,7 @@ class BrokerServer:
 
         Raises:
             BrokerError: The server cannot listen on its address.
-            StoreError: The engine cannot be started; see `EmbeddedBroker.start`.
+            StoreError: The engine cannot be started; see `Engine.start`.
         """
         self.load()
         self.remoting.start()
@@ -272,7 +238,7 @@ class LocalCluster:
     - Access control and TLS apply to both listener sockets.
 
     Args:
-        engine: Engine that is started and closed with the cluster.
+        engine: Engine, or `EmbeddedBroker`, that is started and closed with the cluster.
         name_server: Address of the name server. None: the broker server answers its requests on its own address.
         remoting: TLS, and limits of the connections.
         acl: Access control. None: every client may send every request.
@@ -286,15 +252,15 @@ class LocalCluster:
 
     def __init__(
         self,
-        engine: EmbeddedBroker,
+        engine: Engine | EngineOwner,
         settings: BrokerServerSettings | None = None,
         name_server: HostAddress | None = None,
         *,
         remoting: RemotingServerSettings | None = None,
         acl: AclSettings | None = None,
     ) -> None:
-        self.engine = engine
         self.broker = BrokerServer(engine, settings, remoting=remoting, acl=acl)
+        self.engine = self.broker.engine
         self._drain_s = (remoting or RemotingServerSettings()).drain_ms / 1_000
         self._stopping: TimeLeft | None = None
         self._name_server: RemotingServer | None = None

@@ -7,7 +7,7 @@ from queue import SimpleQueue
 
 from structlog.testing import capture_logs
 
-from mqtemplate.engine.group_checker import GroupChecker
+from mqtemplate.engine.checkers import GroupChecker
 from mqtemplate.message import HostAddress, MessageExt
 from mqtemplate.results import TransactionState
 

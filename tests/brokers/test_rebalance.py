@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtemplate.engine.rebalance import allocate_averagely, sort_client_ids
+from mqtemplate.engine.group_rules import allocate_averagely, sort_client_ids
 from mqtemplate.message import MessageQueue
 
 QUEUES = [MessageQueue("t", "b", queue_id) for queue_id in range(8)]

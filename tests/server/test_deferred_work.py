@@ -61,7 +61,7 @@ def test_deferred_work_is_not_a_request_of_the_io_thread(connection: QueueingCon
     """Else producers of long batches would have the thread of their batches rest, each for the other."""
     heavy = HeavyWork()
     deferred = DeferredWork(SystemClock(), heavy)
-    heavy.inline_requests += 1  # as the server counts a request before it passes it to its processor
+    heavy.count_inline()  # as the server counts a request before it passes it to its processor
 
     deferred.run(connection, REQUEST, REQUEST.response)  # type: ignore[arg-type]
     connection.arrived.get(timeout=SECONDS)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mqtemplate.clock import VirtualClock
+from mqtemplate.engine.clients import Owner
 from mqtemplate.message import HostAddress, MessageQueue
 from mqtemplate.metrics import Counter
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
@@ -22,9 +23,7 @@ from mqtemplate.remoting.protocol.bodies.group import (
 from mqtemplate.remoting.protocol.codes import PullSysFlag
 from mqtemplate.server import BrokerServerSettings
 from mqtemplate.server.requests.response import RefusedError
-from mqtemplate.server.state.client_limits import ClientLimits
-from mqtemplate.server.state.creation import CreationLimit, CreationRate
-from mqtemplate.server.state.quota import Owner, Quota, QuotaLimits
+from mqtemplate.server.state.limits import ClientLimits, CreationLimit, CreationRate, Quota, QuotaLimits
 from tests.server.serving import RecordingConnection, Serving, subscription
 
 HOLD = PullSysFlag.SUBSCRIPTION | PullSysFlag.SUSPEND

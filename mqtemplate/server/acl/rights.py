@@ -19,7 +19,7 @@ from mqtemplate.remoting.protocol.codes import RequestCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.sequenced import read_queue_batches
 from mqtemplate.server.acl.settings import Right
-from mqtemplate.server.processors.handles import decode_handles
+from mqtemplate.server.requests.response import decode_handles
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_broker_topic
 
 

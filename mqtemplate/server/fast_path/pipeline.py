@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+from mqtemplate.engine.engine import Engine
 from mqtemplate.record.properties_template import AddedProperties
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codec import Frame
@@ -50,7 +50,7 @@ class FastPath:
 
     def __init__(
         self,
-        engine: EmbeddedBroker,
+        engine: Engine,
         settings: BrokerServerSettings,
         topics: TopicConfigs,
         raw: RawReader,

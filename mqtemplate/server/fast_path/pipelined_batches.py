@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+from mqtemplate.engine.engine import Engine
 from mqtemplate.errors import StoreError
 from mqtemplate.message import offset_msg_ids
 from mqtemplate.record.arrays import Rows
@@ -139,7 +139,7 @@ class PipelinedBatches:
     def __init__(
         self,
         connection: Connection,
-        engine: EmbeddedBroker,
+        engine: Engine,
         max_messages: int,
         added: AddedProperties,
         responses: SendResponses,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+from mqtemplate.engine.engine import Engine
 from mqtemplate.errors import StoreError
 from mqtemplate.message import offset_msg_ids
 from mqtemplate.record.codec import RecordDraft, pack_host
@@ -42,7 +42,7 @@ class PipelinedSends:
     def __init__(
         self,
         connection: Connection,
-        engine: EmbeddedBroker,
+        engine: Engine,
         topics: TopicConfigs,
         templates: SendTemplates,
         batches: PipelinedBatches,
@@ -117,7 +117,7 @@ class PipelinedSends:
         """Return the queue ID; -1 if something has to be created, or the message will be refused."""
         queue_id = int(text)
         # A command creates the file of the queue in another thread: that may take a disk 100 ms.
-        if not (self._topics.has(topic) and self._store.has_queue(topic, queue_id)):
+        if not self._topics.has_queue(topic, queue_id):
             return -1
         try:
             self._queues[topic, text] = self._topics.queue(topic, queue_id)

@@ -20,9 +20,10 @@ from mqtemplate.remoting.protocol.headers.delayed import (
     GetRecordBlockRequestHeader,
     GetRecordBlockResponseHeader,
 )
-from mqtemplate.server.parts import ServerParts
+from mqtemplate.server.pulls.raw_reader import RawReader
 from mqtemplate.server.requests.registration import answers
 from mqtemplate.server.requests.response import RefusedError
+from mqtemplate.server.state.topics import TopicConfigs
 from mqtemplate.store.layout import PRE_BLANK_SIZE_MARK
 
 _MAX_UNITS = 65_536
@@ -32,13 +33,14 @@ _MAX_UNITS = 65_536
 class RecordBlockProcessor:
     """Reader of records for one queue, without a look at their contents."""
 
-    server: ServerParts
+    topics: TopicConfigs
+    raw: RawReader
 
     @answers(RequestCode.GET_RECORD_BLOCK, slow=True)
     def _block(self, header: GetRecordBlockRequestHeader) -> tuple[GetRecordBlockResponseHeader, bytes]:
-        self.server.topics.check_readable(header.topic, header.queue_id)
-        queue = MessageQueue(header.topic, self.server.engine.name, header.queue_id)
-        low, high = self.server.raw.reader.min_offset(queue), self.server.raw.reader.max_offset(queue)
+        self.topics.check_readable(header.topic, header.queue_id)
+        queue = MessageQueue(header.topic, self.topics.broker_name, header.queue_id)
+        low, high = self.raw.reader.min_offset(queue), self.raw.reader.max_offset(queue)
         if not low <= header.queue_offset <= high:
             raise RefusedError(
                 ResponseCode.PULL_OFFSET_MOVED,
@@ -51,7 +53,7 @@ class RecordBlockProcessor:
 
     def _read(self, header: GetRecordBlockRequestHeader, end: int) -> tuple[list[bytes], int]:
         """Return the records, and the queue offset after them."""
-        store, at = self.server.raw.store, header.queue_offset
+        store, at = self.raw.store, header.queue_offset
         units = store.consume_queue(header.topic, header.queue_id).units(at, max(0, min(end - at, _MAX_UNITS)))
         sizes = units["size"].astype(np.int64)
         is_record = (sizes >= SMALLEST_RECORD) & (sizes != PRE_BLANK_SIZE_MARK)  # others are marks without a message

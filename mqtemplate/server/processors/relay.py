@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mqtemplate.engine.clients import ClientRegistry
 from mqtemplate.errors import BrokerError, MessageError, RemoteTimeoutError
 from mqtemplate.message import parse_offset_msg_id
 from mqtemplate.remoting.connection import Connection
@@ -15,9 +16,11 @@ from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode, Versio
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.group import GetConsumerRunningInfoRequestHeader
 from mqtemplate.remoting.protocol.headers.message import ConsumeMessageDirectlyResultRequestHeader
-from mqtemplate.server.parts import ServerParts
+from mqtemplate.server.pulls.raw_reader import RawReader
 from mqtemplate.server.requests.registration import handles
 from mqtemplate.server.requests.response import RefusedError
+from mqtemplate.server.state.remote_clients import connection_of
+from mqtemplate.server.state.topics import TopicConfigs
 
 _Header = GetConsumerRunningInfoRequestHeader | ConsumeMessageDirectlyResultRequestHeader
 
@@ -32,7 +35,9 @@ class RelayProcessor:
     The signature of the tool is not relayed: it is valid for the broker only.
     """
 
-    server: ServerParts
+    raw: RawReader
+    topics: TopicConfigs
+    clients: ClientRegistry
 
     @handles(RequestCode.GET_CONSUMER_RUNNING_INFO)
     def _running_info(self, connection: Connection, request: RemotingCommand) -> None:
@@ -42,11 +47,11 @@ class RelayProcessor:
     @handles(RequestCode.CONSUME_MESSAGE_DIRECTLY, slow=True)
     def _consume_directly(self, connection: Connection, request: RemotingCommand) -> None:
         header = request.header(ConsumeMessageDirectlyResultRequestHeader)
-        record = self.server.raw.record_at(_physical_offset(header.msg_id or ""))
+        record = self.raw.record_at(_physical_offset(header.msg_id or ""))
         if record is None:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"message {header.msg_id} does not exist")
-        added_fields = {"brokerName": self.server.engine.name}
-        config = self.server.topics.find(header.topic) if header.topic else None
+        added_fields = {"brokerName": self.topics.broker_name}
+        config = self.topics.find(header.topic) if header.topic else None
         if config is not None:
             added_fields["topicSysFlag"] = str(config.topic_sys_flag)
         self._relay(connection, request, header, record, **added_fields)
@@ -55,7 +60,7 @@ class RelayProcessor:
         self, connection: Connection, request: RemotingCommand, header: _Header, body: bytes, **added_fields: str
     ) -> None:
         group, client_id = header.consumer_group, header.client_id or ""
-        consumer = self.server.clients.consumer(group, client_id)
+        consumer = self.clients.consumer(group, client_id)
         if consumer is None:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"group {group!r} has no connected consumer {client_id!r}")
         if consumer.version < Version.V3_1_8_SNAPSHOT:
@@ -67,7 +72,7 @@ class RelayProcessor:
         def on_response(response: RemotingCommand | BrokerError) -> None:
             connection.reply(_relayed_response(request, client_id, response))
 
-        consumer.connection.request(relayed, _TIMEOUT_MS, on_response)
+        connection_of(consumer).request(relayed, _TIMEOUT_MS, on_response)
 
 
 def _relayed_response(

@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
+from mqtemplate.engine.engine import Engine
 from mqtemplate.engine.message_writer import StoredBatch
+from mqtemplate.engine.queue_locks import QueueLockTable
 from mqtemplate.engine.retries import dead_letter, is_exhausted, retry
 from mqtemplate.errors import MessageError
 from mqtemplate.event_log import LimitedLog
@@ -40,13 +42,17 @@ from mqtemplate.remoting.protocol.headers.message import (
 )
 from mqtemplate.remoting.protocol.messages import count_batch, split_batch
 from mqtemplate.remoting.protocol.properties import decode_properties_text
+from mqtemplate.server.acl.access import AccessControl
 from mqtemplate.server.acl.settings import Right
 from mqtemplate.server.fast_path.pipelined_batches import INLINE_MESSAGES, read_uniform
 from mqtemplate.server.fast_path.send_responses import SendResponses, added_properties
-from mqtemplate.server.parts import ServerParts
+from mqtemplate.server.requests.deferred_work import DeferredWork
 from mqtemplate.server.requests.registration import handles
 from mqtemplate.server.requests.response import RefusedError, reply_when_durable
+from mqtemplate.server.state.creations import ClientCreations
 from mqtemplate.server.state.groups import max_reconsume_times
+from mqtemplate.server.state.settings import BrokerServerSettings
+from mqtemplate.server.state.topics import TopicConfigs
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 
 _pack_host = lru_cache(maxsize=65_536)(pack_host)
@@ -62,15 +68,22 @@ class SendProcessor:
     name and the fields of the request header. Messages of a batch have no further properties, as with RocketMQ 5.5.0.
     """
 
-    server: ServerParts
+    engine: Engine
+    settings: BrokerServerSettings
+    topics: TopicConfigs
+    creations: ClientCreations
+    locks: QueueLockTable
+    access: AccessControl
+    deferred_work: DeferredWork
+    fast_path: bool = True
     _properties: AddedProperties = field(init=False)
     _batch_properties: AddedProperties = field(init=False)
     _responses: SendResponses = field(init=False)
 
     def __post_init__(self) -> None:
-        added = added_properties(self.server.settings)
-        self._properties = AddedProperties(added, decodes_all=not self.server.fast_path)
-        self._batch_properties = AddedProperties({}, decodes_all=not self.server.fast_path)
+        added = added_properties(self.settings)
+        self._properties = AddedProperties(added, decodes_all=not self.fast_path)
+        self._batch_properties = AddedProperties({}, decodes_all=not self.fast_path)
         self._responses = SendResponses(added)
 
     @handles(RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, max_body_bytes=None)
@@ -79,11 +92,11 @@ class SendProcessor:
         sent = request.header(SendMessageRequestHeader if is_v1 else SendMessageRequestHeaderV2)
         topic: str | None = sent.topic
         if sent.topic.startswith(RETRY_TOPIC_PREFIX):
-            group = self.server.groups.find(sent.topic.removeprefix(RETRY_TOPIC_PREFIX))
+            group = self.creations.groups.find(sent.topic.removeprefix(RETRY_TOPIC_PREFIX))
             topic = None if group is None else self._retry_target(sent, group, request.version)
-        if topic is None or not self.server.has_queue(topic, sent.queue_id if topic is sent.topic else -1):
+        if topic is None or not self.topics.has_queue(topic, sent.queue_id if topic is sent.topic else -1):
             create = partial(self._create_and_store, connection, request, sent)
-            return self.server.deferred_work.run(connection, request, create)
+            return self.deferred_work.run(connection, request, create)
         self._store(connection, request, sent, topic)
         return None
 
@@ -92,15 +105,13 @@ class SendProcessor:
     ) -> None:
         topic = sent.topic
         if topic.startswith(RETRY_TOPIC_PREFIX):
-            group = self.server.group_for(connection, request, topic.removeprefix(RETRY_TOPIC_PREFIX))
+            group = self.creations.group(connection, request, topic.removeprefix(RETRY_TOPIC_PREFIX))
             topic = self._retry_target(sent, group, request.version)
-            self.server.topics.create_group_topic(topic, 1)
-        elif not self.server.topics.has(topic):
-            self.server.topics.check_first_message(topic, sent.default_topic)
-            self.server.limits.topics.take(self.server.limits.owner(connection, request))
-            self.server.topics.create_by_first_message(topic, sent.default_topic, sent.default_topic_queue_nums)
+            self.topics.create_group_topic(topic, 1)
+        else:
+            self.creations.topic(connection, request, topic, sent.default_topic, sent.default_topic_queue_nums)
         if topic is sent.topic and sent.queue_id >= 0:
-            self.server.engine.store.prepare(topic, self.server.topics.queue(topic, sent.queue_id))
+            self.engine.store.prepare(topic, self.topics.queue(topic, sent.queue_id))
         self._store(connection, request, sent, topic)
 
     def _retry_target(self, sent: SendMessageRequestHeader, group: SubscriptionGroupConfig, version: int) -> str:
@@ -110,7 +121,7 @@ class SendProcessor:
         message is a dead letter: from the retry topic it would be consumed again, out of order.
         """
         max_times = max_reconsume_times(group, sent.max_reconsume_times, version)
-        is_dead = (sent.reconsume_times or 0) > max_times or self.server.locks.is_ordered(group.group_name)
+        is_dead = (sent.reconsume_times or 0) > max_times or self.locks.is_ordered(group.group_name)
         return DLQ_TOPIC_PREFIX + group.group_name if is_dead else sent.topic
 
     # --- storing -------------------------------------------------------------------------------
@@ -122,12 +133,12 @@ class SendProcessor:
             self._check_and_store_batch(connection, request, sent, topic)
             return
         is_dead = topic is not sent.topic
-        queue_id = self.server.topics.queue(topic, -1 if is_dead else sent.queue_id)
+        queue_id = self.topics.queue(topic, -1 if is_dead else sent.queue_id)
         complete = None if is_dead else self._properties.complete_text(sent.properties)
         if complete is None:
             stored = self._store_decoded(connection, request, sent, topic, queue_id, is_dead=is_dead)
         else:
-            engine = self.server.engine
+            engine = self.engine
             draft = engine.drafts.make_complete(
                 topic, queue_id, request.body, complete.encoded, complete.tags_code, engine.clock.now_ms()
             )
@@ -149,7 +160,7 @@ class SendProcessor:
         is_dead: bool,
     ) -> StoredBatch:
         """Store a message that may be delayed or in a transaction."""
-        engine = self.server.engine
+        engine = self.engine
         properties = self._properties.complete(decode_properties_text(sent.properties))
         if is_dead:
             properties = copy_properties(properties, *DELAY_PROPERTIES)
@@ -175,7 +186,7 @@ class SendProcessor:
         self, connection: Connection, request: RemotingCommand, sent: SendMessageRequestHeader, topic: str
     ) -> None:
         """Check the size and the number of messages before they are read; read a long batch in another thread."""
-        limit, max_count = self.server.engine.settings.max_message_size, self.server.settings.max_batch_messages
+        limit, max_count = self.engine.settings.max_message_size, self.settings.max_batch_messages
         if len(request.body) > limit:
             raise MessageError(
                 f"the batch for {topic!r} has {len(request.body)} bytes, allowed are {limit}; send fewer messages at "
@@ -189,7 +200,7 @@ class SendProcessor:
             )
         store = partial(self._store_batch, connection, request, sent, topic)
         if count > INLINE_MESSAGES:
-            self.server.deferred_work.run(connection, request, store)
+            self.deferred_work.run(connection, request, store)
         else:
             store()
 
@@ -200,40 +211,40 @@ class SendProcessor:
             raise MessageError(
                 f"a batch cannot be sent to the retry topic {sent.topic!r}; send its messages one by one"
             )
-        queue_id = self.server.topics.queue(topic, sent.queue_id)
+        queue_id = self.topics.queue(topic, sent.queue_id)
         origin = _origin(sent, connection.remote)
         uniform = read_uniform(request.body, self._batch_properties)
         if uniform is None:
             stored = self._put_messages(request, topic, queue_id, origin)
         else:
-            stored = self.server.engine.writer.put_alike(uniform.sent_batch(topic, queue_id, *origin))
+            stored = self.engine.writer.put_alike(uniform.sent_batch(topic, queue_id, *origin))
         unique_id = decode_properties_text(sent.properties).get(Property.UNIQ_KEY)
         self._reply(connection, request, queue_id, stored, unique_id)
 
     def _checked(self, request: RemotingCommand, message: Message) -> Message:
         has_origin = message.topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX))
-        return self.server.access.checked_origin(request, message) if has_origin else message
+        return self.access.checked_origin(request, message) if has_origin else message
 
     def _put_messages(self, request: RemotingCommand, topic: str, queue_id: int, origin: _Origin) -> StoredBatch:
         """Store messages of any kind, one after the other."""
         messages = split_batch(request.body)
         if not messages:
             raise MessageError("the batch is empty; give at least one message")
-        now_ms = self.server.engine.clock.now_ms()
+        now_ms = self.engine.clock.now_ms()
         drafts, ids = [], []
         for body, encoded, flag in messages:
             complete = self._batch_properties.complete_encoded(encoded)
             if complete is None:
                 decoded = self._batch_properties.complete(decode_properties(encoded))
                 message = self._checked(request, Message(topic, body, decoded, flag))
-                draft, unique_id = self.server.engine.drafts.make(message, queue_id, now_ms)
+                draft, unique_id = self.engine.drafts.make(message, queue_id, now_ms)
                 _set_origin(draft, origin)
             else:
                 properties, code, unique_id = complete
                 draft = RecordDraft(topic, queue_id, body, properties, code, -1, flag, *origin)
             drafts.append(draft)
             ids.append(unique_id)
-        return self.server.engine.writer.put_batch(drafts, ids, topic, queue_id)
+        return self.engine.writer.put_batch(drafts, ids, topic, queue_id)
 
     def _reply(
         self,
@@ -244,7 +255,7 @@ class SendProcessor:
         unique_id: str | None,
     ) -> None:
         """Reply with the positions of the messages when they are durable."""
-        store = self.server.engine.store
+        store = self.engine.store
         if request.is_one_way:
             store.confirm_async(stored.end, stored.topics)
             return
@@ -276,20 +287,25 @@ class SendBackProcessor:
     The physical offset identifies the message. Its body is stored as it was, compressed or not.
     """
 
-    server: ServerParts
+    engine: Engine
+    topics: TopicConfigs
+    creations: ClientCreations
+    access: AccessControl
+    deferred_work: DeferredWork
+    peer_log: LimitedLog
 
     @handles(RequestCode.CONSUMER_SEND_MSG_BACK)
     def _send_back(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
         header = request.header(ConsumerSendMsgBackRequestHeader)
         work = partial(self._store_again, connection, request, header)
-        if self.server.groups.find(header.group) is not None:
+        if self.creations.groups.find(header.group) is not None:
             return work()
-        return self.server.deferred_work.run(connection, request, work)
+        return self.deferred_work.run(connection, request, work)
 
     def _store_again(
         self, connection: Connection, request: RemotingCommand, header: ConsumerSendMsgBackRequestHeader
     ) -> RemotingCommand | None:
-        engine, group = self.server.engine, self.server.group_for(connection, request, header.group)
+        engine, group = self.engine, self.creations.group(connection, request, header.group)
         if group.retry_queue_nums <= 0:
             return request.response()  # The group has no retries.
         record = engine.store.read_at(header.offset) if header.offset >= 0 else None
@@ -299,28 +315,26 @@ class SendBackProcessor:
                 f"no message starts at physical offset {header.offset}; retention may have deleted it",
             )
         # The copy is readable with a right to the group only, so the request would read any message.
-        self.server.access.check_topic(
-            request, record.topic, Right.SUB, f"the message at physical offset {header.offset}"
-        )
+        self.access.check_topic(request, record.topic, Right.SUB, f"the message at physical offset {header.offset}")
         # Without the flag the body is not decompressed: it is stored again as it is.
         original = to_message_ext(record._replace(sys_flag=record.sys_flag & ~SysFlag.COMPRESSED), engine.name)
         max_times = max_reconsume_times(group, header.max_reconsume_times, request.version)
-        message = _new_message(original, header, max_times, self.server.peer_log)
+        message = _new_message(original, header, max_times, self.peer_log)
         origin_topic = message.properties[Property.RETRY_TOPIC]
-        may_send = self.server.access.may(self.server.access.key_of(request), origin_topic, Right.PUB)
+        may_send = self.access.may(self.access.key_of(request), origin_topic, Right.PUB)
         message.properties |= _added_properties(header.properties, may_send=may_send)
 
         def store() -> None:
             is_dead = message.topic.startswith(DLQ_TOPIC_PREFIX)
-            self.server.topics.create_group_topic(message.topic, 1 if is_dead else group.retry_queue_nums)
-            queue_id = self.server.topics.queue(message.topic, -1)
+            self.topics.create_group_topic(message.topic, 1 if is_dead else group.retry_queue_nums)
+            queue_id = self.topics.queue(message.topic, -1)
             draft = engine.drafts.make_send_back(message, original, queue_id, engine.clock.now_ms())
             draft.sys_flag = record.sys_flag & SysFlag.OF_CLIENTS
             put = engine.writer.put(draft, message.topic, queue_id)
             reply_when_durable(engine.store, connection, request, put.end, (draft.topic,))
 
-        if not self.server.topics.has(message.topic):
-            return self.server.deferred_work.run(connection, request, store)
+        if not self.topics.has(message.topic):
+            return self.deferred_work.run(connection, request, store)
         store()
         return None
 

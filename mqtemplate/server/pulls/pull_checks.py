@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mqtemplate.brokers.embedded.broker import EmbeddedBroker
-from mqtemplate.engine.clients import ClientRegistry
+from mqtemplate.engine.clients import Subscription
+from mqtemplate.engine.engine import Engine
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
-from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
 from mqtemplate.remoting.protocol.codes import PullSysFlag, ResponseCode
 from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader
 from mqtemplate.selectors.tags import Selector
@@ -32,17 +31,16 @@ class CheckedPull(NamedTuple):
     query: RawQuery
     topics: object
     group: SubscriptionGroupConfig | None
-    subscription: SubscriptionData | None
+    subscription: Subscription | None
 
 
 @dataclass(frozen=True, slots=True)
 class PullChecks:
     """Checks of pulls, and the messages that a pull which passed them requests."""
 
-    engine: EmbeddedBroker
+    engine: Engine
     topics: TopicConfigs
     groups: SubscriptionGroupTable
-    clients: ClientRegistry
     subscriptions: Subscriptions
     settings: BrokerServerSettings
 
@@ -57,13 +55,13 @@ class PullChecks:
         if not group.consume_enable:
             raise RefusedError(ResponseCode.NO_PERMISSION, f"group {name!r} may not consume (consumeEnable)")
         if not group.consume_broadcast_enable:
-            info = self.clients.consumer_group(name)
+            info = self.subscriptions.clients.consumer_group(name)
             if info is not None and info.is_broadcasting:
                 raise RefusedError(
                     ResponseCode.NO_PERMISSION,
                     f"group {name!r} may not use the model BROADCASTING (consumeBroadcastEnable)",
                 )
-        if self.engine.has_members(name):
+        if self.engine.groups.local.has_members(name):
             raise mixed_group_error(name)
 
     def query(self, pull: PullMessageRequestHeader, selector: Selector | None) -> RawQuery:
@@ -100,10 +98,10 @@ class PullChecks:
             checked.topics is self.topics.state
             and checked.group is self.groups.find(pull.consumer_group)
             and checked.subscription is self._subscription(pull)
-            and not self.engine.has_members(pull.consumer_group)
+            and not self.engine.groups.local.has_members(pull.consumer_group)
         )
 
-    def _subscription(self, pull: PullMessageRequestHeader) -> SubscriptionData | None:
+    def _subscription(self, pull: PullMessageRequestHeader) -> Subscription | None:
         if pull.sys_flag & PullSysFlag.SUBSCRIPTION:
             return None
-        return self.clients.subscription(pull.consumer_group, pull.topic)
+        return self.subscriptions.clients.subscription(pull.consumer_group, pull.topic)

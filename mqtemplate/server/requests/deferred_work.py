@@ -73,7 +73,7 @@ class DeferredWork:
                 f"too many requests that create a topic or a group are pending already: {_MAX_PENDING}, or "
                 f"{_MAX_PENDING_PER_CONNECTION} of this connection; try again later",
             )
-        self._heavy.inline_requests -= 1  # it was counted when the I/O thread passed it to its processor
+        self._heavy.move_to_thread()  # the request was counted when the I/O thread passed it to its processor
         return None
 
     def _run(self, connection: Connection, request: RemotingCommand, work: _Work) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 
+from mqtemplate.delay.recall_handle import RecallHandle, decode_handle
+from mqtemplate.engine.delayed import NotRecallableError
 from mqtemplate.errors import (
     BrokerClosedError,
     BrokerError,
+    DelayError,
     DestinationError,
     MessageError,
     RemoteProtocolError,
@@ -18,6 +22,7 @@ from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.remoting.protocol.headers.delayed import MAX_HANDLES
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader
 from mqtemplate.store.flush import WhenFlushed
 from mqtemplate.store.message_store import MessageStore
@@ -30,16 +35,19 @@ class RefusedError(BrokerError):
 
     Attributes:
         code: Decides what the client does next: retry at once, retry with another broker, or fail.
+        header: Header of the response, for a client that needs more than the code.
     """
 
-    def __init__(self, code: ResponseCode, remark: str) -> None:
+    def __init__(self, code: ResponseCode, remark: str, header: CommandHeader | None = None) -> None:
         super().__init__(remark)
         self.code = code
+        self.header = header
 
 
 _CODES: tuple[tuple[type[Exception], ResponseCode], ...] = (
     # The first match counts, so a subclass stands before its base class.
     (DestinationError, ResponseCode.INVALID_PARAMETER),
+    (NotRecallableError, ResponseCode.ILLEGAL_OPERATION),
     (MessageError, ResponseCode.MESSAGE_ILLEGAL),
     (RemoteProtocolError, ResponseCode.INVALID_PARAMETER),
     (SelectorError, ResponseCode.SUBSCRIPTION_PARSE_FAILED),
@@ -55,7 +63,7 @@ def problem_response(request: RemotingCommand, error: Exception) -> RemotingComm
     None for an unexpected error: the caller logs it and responds with ``SYSTEM_ERROR``.
     """
     if isinstance(error, RefusedError):
-        return request.response(error.code, remark=str(error))
+        return request.response(error.code, error.header, remark=str(error))
     code = next((code for kind, code in _CODES if isinstance(error, kind)), None)
     return None if code is None else request.response(code, remark=str(error))
 
@@ -95,3 +103,29 @@ def call_when_durable(store: MessageStore, end: int, topics: Collection[str], re
             _log.error("server.response_failed", exc_info=exc)
 
     store.confirm_async(end, topics, call)
+
+
+def decode_handles(text: str | None) -> list[RecallHandle]:
+    """Return the handles of a request.
+
+    Raises:
+        RefusedError: One of them is invalid, or there are more than `MAX_HANDLES`.
+    """
+    parts = [] if text is None else text.split(",", MAX_HANDLES)
+    if len(parts) > MAX_HANDLES:
+        raise RefusedError(
+            ResponseCode.INVALID_PARAMETER, f"one request has at most {MAX_HANDLES} handles; send several requests"
+        )
+    with refusing_invalid():
+        return [decode_handle(part) for part in parts]
+
+
+@contextmanager
+def refusing_invalid() -> Iterator[None]:
+    """Refuse an invalid request. Only a deliver time that is too far away has a code of its own."""
+    try:
+        yield
+    except DelayError as exc:
+        raise RefusedError(ResponseCode.MESSAGE_ILLEGAL, str(exc)) from exc
+    except MessageError as exc:
+        raise RefusedError(ResponseCode.INVALID_PARAMETER, str(exc)) from exc

@@ -8,14 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.engine.checkers import TransactionCheck
-from mqtemplate.engine.clients import ClientChannel, ClientRegistry, ConsumerGroupInfo
+from mqtemplate.engine.clients import (
+    ClientChannel,
+    ClientNotice,
+    ClientRegistry,
+    ConsumerGroupInfo,
+    GroupChanged,
+    Subscription,
+)
+from mqtemplate.engine.engine import Engine
 from mqtemplate.errors import BrokerError
 from mqtemplate.event_log import LimitedLog
-from mqtemplate.message import MessageExt, Property, offset_msg_id
+from mqtemplate.message import HostAddress, MessageExt, Property, offset_msg_id
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.properties import UNIQ_KEY, find_property
+from mqtemplate.remoting.connection import Connection
+from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.group import ConsumerGroupRequestHeader
@@ -35,11 +44,69 @@ _PUSH_TIMEOUT_MS = 10_000
 _OWN_GROUP = "CLIENT_INNER_PRODUCER"
 
 
+@dataclass(slots=True, eq=False)
+class ConnectionChannel:
+    """One client on one connection of RocketMQ's protocol. A `ClientChannel`.
+
+    Attributes:
+        broker: Name and address of the broker, for transaction checks.
+    """
+
+    connection: Connection
+    client_id: str
+    language: str
+    version: int
+    last_update_ms: int
+    access_key: str | None
+    broker: tuple[str, HostAddress]
+
+    @property
+    def id(self) -> int:
+        return self.connection.id
+
+    @property
+    def remote_address(self) -> HostAddress:
+        return self.connection.remote
+
+    @property
+    def is_open(self) -> bool:
+        return self.connection.is_open
+
+    def tell(self, notice: ClientNotice) -> None:
+        self.connection.send_one_way(_notice_request(notice, *self.broker))
+
+    def close(self, reason: str) -> None:
+        self.connection.close(reason)
+
+
+def connection_of(channel: ClientChannel) -> Connection:
+    """Return the connection of a client, for requests that only RocketMQ's protocol has.
+
+    Raises:
+        RefusedError: The client speaks another protocol.
+    """
+    if isinstance(channel, ConnectionChannel):
+        return channel.connection
+    raise RefusedError(ResponseCode.SYSTEM_ERROR, f"client {channel.client_id!r} does not answer such requests")
+
+
+def subscription_data(found: Subscription) -> SubscriptionData:
+    """Return a subscription for a response: as the client sent it, if it speaks RocketMQ's protocol."""
+    if isinstance(found, SubscriptionData):
+        return found
+    return SubscriptionData(
+        topic=found.topic,
+        sub_string=found.sub_string,
+        expression_type=found.expression_type,
+        sub_version=found.sub_version,
+    )
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class RemoteClients:
-    """The clients of this server, as its processors and the embedded broker see them; see `EmbeddedBroker.attach`."""
+    """The clients of this server, as its processors and the engine see them; see `Engine.attach`."""
 
-    engine: EmbeddedBroker
+    engine: Engine
     clients: ClientRegistry
     groups: SubscriptionGroupTable
     access: AccessControl
@@ -69,11 +136,8 @@ class RemoteClients:
         config = self.groups.find(info.group)
         if config is not None and not config.notify_consumer_ids_changed_enable:
             return
-        header = ConsumerGroupRequestHeader(consumer_group=info.group)
         for channel in info.channels.values():
-            channel.connection.send_one_way(
-                RemotingCommand.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header, one_way=True)
-            )
+            channel.tell(GroupChanged(info.group))
 
     # --- transaction checks --------------------------------------------------------------------
 
@@ -89,21 +153,8 @@ class RemoteClients:
 
     def send_check(self, check: TransactionCheck) -> None:
         channel = self._checker(check.group, check.topic)
-        if channel is None:
-            return  # The last producer has just disconnected. The check is repeated later.
-        half = check.half
-        unique_id = find_property(half.properties_bytes, UNIQ_KEY)
-        header = CheckTransactionStateRequestHeader(
-            topic=HALF_TOPIC,
-            tran_state_table_offset=half.queue_offset,
-            commit_log_offset=half.physical_offset,
-            msg_id=unique_id,
-            transaction_id=unique_id,
-            offset_msg_id=offset_msg_id(self.engine.settings.listen_host, half.physical_offset),
-            broker_name=self.engine.name,
-        )
-        request = RemotingCommand.request(RequestCode.CHECK_TRANSACTION_STATE, header, _record_of(check), one_way=True)
-        channel.connection.send_one_way(request)
+        if channel is not None:  # None: the last producer has just disconnected. The check is repeated later.
+            channel.tell(check)
 
     # --- replies -------------------------------------------------------------------------------
 
@@ -167,7 +218,25 @@ class RemoteClients:
             done(failure)
 
         push = RemotingCommand.request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, header, body)
-        channel.connection.request(push, _PUSH_TIMEOUT_MS, on_response)
+        connection_of(channel).request(push, _PUSH_TIMEOUT_MS, on_response)
+
+
+def _notice_request(notice: ClientNotice, broker_name: str, host: HostAddress) -> RemotingCommand:
+    if isinstance(notice, GroupChanged):
+        group_header = ConsumerGroupRequestHeader(consumer_group=notice.group)
+        return RemotingCommand.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, group_header, one_way=True)
+    half = notice.half
+    unique_id = find_property(half.properties_bytes, UNIQ_KEY)
+    header = CheckTransactionStateRequestHeader(
+        topic=HALF_TOPIC,
+        tran_state_table_offset=half.queue_offset,
+        commit_log_offset=half.physical_offset,
+        msg_id=unique_id,
+        transaction_id=unique_id,
+        offset_msg_id=offset_msg_id(host, half.physical_offset),
+        broker_name=broker_name,
+    )
+    return RemotingCommand.request(RequestCode.CHECK_TRANSACTION_STATE, header, _record_of(notice), one_way=True)
 
 
 def _record_of(check: TransactionCheck) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from logging import INFO
 from typing import Any
 
-from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+from mqtemplate.engine.engine import Engine
 from mqtemplate.errors import DestinationError
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
@@ -61,10 +61,11 @@ class TopicConfigs:
         peer_log: Log of the topics that clients create.
     """
 
-    def __init__(self, engine: EmbeddedBroker, settings: ServerOptions) -> None:
+    def __init__(self, engine: Engine, settings: ServerOptions) -> None:
         self.peer_log = LimitedLog(_log, engine.clock.steady_ms)
         self._table = engine.topics
         self._routes = engine.routes
+        self._store = engine.store
         self.cluster_name = settings.cluster_name
         self.broker_name = engine.name
         self._auto_create = settings.auto_create_topic_enable and engine.settings.auto_create_topic_enable
@@ -176,6 +177,18 @@ class TopicConfigs:
     def has(self, topic: str) -> bool:
         """Return True if *topic* exists."""
         return self._table.has(topic)
+
+    def has_queue(self, topic: str, queue_id: int) -> bool:
+        """Return True if neither the topic nor the file of the queue has to be created. A disk may take 100 ms.
+
+        Args:
+            queue_id: If negative, any queue.
+        """
+        return self._table.has(topic) and (queue_id < 0 or self._store.has_queue(topic, queue_id))
+
+    def count(self) -> int:
+        """Return the number of topics."""
+        return self._table.count()
 
     @property
     def state(self) -> object:

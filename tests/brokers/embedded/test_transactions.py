@@ -21,7 +21,7 @@ from structlog.testing import capture_logs
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.engine.half_messages import TRANSACTION_GROUP
-from mqtemplate.engine.op_messages import OpProgress
+from mqtemplate.engine.open_transactions import OpProgress
 from mqtemplate.errors import DelayError, DestinationError, MessageError, MQTemplateError
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property
 from mqtemplate.record.layout import SysFlag

@@ -21,7 +21,7 @@ from mqtemplate.remoting.protocol.headers.group import (
     UpdateConsumerOffsetRequestHeader,
 )
 from mqtemplate.server import BrokerServerSettings
-from mqtemplate.server.processors import offset as offset_processor
+from mqtemplate.server.processors import queues as offset_processor
 from tests.server.serving import Serving
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from mqtemplate.clock import VirtualClock
+from mqtemplate.engine.queue_locks import QueueLocks
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.bodies.group import LockBatchRequestBody, LockBatchResponseBody
-from mqtemplate.server.processors.queue_locks import QueueLocks
 from tests.server.serving import RecordingConnection, Serving
 
 QUEUES = [MessageQueue("orders", "broker-a", queue_id) for queue_id in range(3)]

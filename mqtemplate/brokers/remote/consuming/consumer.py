@@ -20,7 +20,7 @@ from mqtemplate.brokers.remote.consuming.send_back import RetrySender
 from mqtemplate.brokers.remote.consuming.start_offsets import StartOffsets
 from mqtemplate.brokers.remote.outages import log_failure
 from mqtemplate.brokers.remote.subscriptions import Subscription
-from mqtemplate.engine.rebalance import allocate_averagely, sort_client_ids
+from mqtemplate.engine.group_rules import allocate_averagely, sort_client_ids
 from mqtemplate.engine.retries import send_back_of
 from mqtemplate.errors import BrokerClosedError, BrokerError, ListenerError
 from mqtemplate.event_log import get_logger

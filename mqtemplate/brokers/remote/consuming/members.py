@@ -28,8 +28,8 @@ from mqtemplate.brokers.remote.periodic_service import PeriodicService
 from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.brokers.remote.queries import Queries
 from mqtemplate.brokers.remote.subscriptions import Subscription, subscription_data
+from mqtemplate.engine.group_rules import check_same_group
 from mqtemplate.engine.retries import SentBack
-from mqtemplate.engine.same_group import check_same_group
 from mqtemplate.errors import MQTemplateError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue

@@ -306,8 +306,10 @@ class _BatchOutcome:
             self.accumulator.refused(self.entries, for_good=is_unsupported)
             return
         for entry in self.entries:
-            is_ours = isinstance(exception, MQTemplateError)
-            entry.outcome.set_exception(exception.of_part(_name(entry)) if is_ours else copy.copy(exception))
+            if isinstance(exception, MQTemplateError):
+                entry.outcome.set_exception(exception.of_part(_name(entry)))
+            else:
+                entry.outcome.set_exception(copy.copy(exception))  # several threads may raise it
 
 
 def _name(entry: AccumulatedMessage) -> str:

@@ -10,7 +10,7 @@ import threading
 from mqtemplate.broker import CheckTransaction
 from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.producing.producer import Producer
-from mqtemplate.engine.group_checker import GroupChecker
+from mqtemplate.engine.checkers import GroupChecker
 from mqtemplate.errors import BrokerClosedError, BrokerError, ForkedError, ListenerError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property, parse_offset_msg_id

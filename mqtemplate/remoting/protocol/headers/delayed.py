@@ -6,6 +6,8 @@ capability, and the server announces its capabilities only to a client that requ
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader, Long, wire
 from mqtemplate.remoting.protocol.headers.message import RpcRequestHeader
 
@@ -34,6 +36,25 @@ class HeartbeatResponseHeader(CommandHeader):
 
     capabilities: str | None = wire(_CAPABILITIES, default=None)
     warnings: str | None = wire("mqtemplateWarnings", default=None)
+
+
+class Refusal(StrEnum):
+    """Why a server refuses a request, for clients that act on it. The text of the response is for people."""
+
+    DIFFERENT_SUBSCRIPTIONS = "DIFFERENT_SUBSCRIPTIONS"
+    RECALL_DISABLED = "RECALL_DISABLED"
+
+
+class RefusalHeader(CommandHeader):
+    """Header of a refusal. RocketMQ's clients ignore it.
+
+    Attributes:
+        refusal: Name of a `Refusal`; None from a broker of RocketMQ.
+        group: The group whose subscriptions differ.
+    """
+
+    refusal: str | None = wire("mqtemplateRefusal", default=None)
+    group: str | None = wire("mqtemplateGroup", default=None)
 
 
 class CancelDelayedMessageRequestHeader(RpcRequestHeader):

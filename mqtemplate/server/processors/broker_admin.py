@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from mqtemplate.engine.engine import Engine
 from mqtemplate.errors import ConfigurationError, CorruptRecordError
 from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.connection import Connection
@@ -16,10 +18,11 @@ from mqtemplate.remoting.protocol.bodies.route import BrokerStatsData, KVTable
 from mqtemplate.remoting.protocol.codes import CURRENT_VERSION, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.admin import GetBrokerConfigResponseHeader, ViewBrokerStatsDataRequestHeader
-from mqtemplate.server.parts import ServerParts
-from mqtemplate.server.processors.traffic import IN, OUT, DayTotals
+from mqtemplate.server.processors.statistics import IN, OUT, DayTotals, Traffic
 from mqtemplate.server.requests.registration import answers
 from mqtemplate.server.requests.response import RefusedError
+from mqtemplate.server.state.settings import BrokerServerSettings
+from mqtemplate.server.state.topics import TopicConfigs
 
 _log = get_logger("mqtemplate.admin")
 
@@ -39,17 +42,27 @@ _CONSTANTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerAdmin:
-    """Processors of requests about the broker."""
+class BrokerAdminProcessor:
+    """Processors of requests about the broker.
 
-    server: ServerParts
+    Attributes:
+        address: Returns the address that clients connect to.
+        boot_ms: When the server was created.
+    """
+
+    engine: Engine
+    settings: BrokerServerSettings
+    topics: TopicConfigs
+    traffic: Traffic
+    address: Callable[[], str]
+    boot_ms: int
 
     # --- runtime information -------------------------------------------------------------------
 
     @answers(RequestCode.GET_BROKER_RUNTIME_INFO, slow=True)
     def _runtime_info(self) -> KVTable:
         """Return the values that tools show."""
-        boot_ms, version, traffic = str(self.server.boot_ms), CURRENT_VERSION, self.server.traffic
+        boot_ms, version, traffic = str(self.boot_ms), CURRENT_VERSION, self.traffic
         rates_out = _rates_text(traffic.rates(OUT))
         info = {
             "brokerActive": "true",
@@ -57,7 +70,7 @@ class BrokerAdmin:
             "brokerVersionDesc": version.name,
             "bootTimestamp": boot_ms,
             "startAcceptSendRequestTimeStamp": boot_ms,
-            "runtime": _duration_text(self.server.engine.clock.now_ms() - self.server.boot_ms),
+            "runtime": _duration_text(self.engine.clock.now_ms() - self.boot_ms),
             "putTps": _rates_text(traffic.rates(IN)),
             "getTransferredTps": rates_out,
             "getTotalTps": rates_out,
@@ -71,7 +84,7 @@ class BrokerAdmin:
         return KVTable(table=dict(sorted(info.items())))
 
     def _store_info(self) -> dict[str, str]:
-        store = self.server.engine.store
+        store = self.engine.store
         return {
             "commitLogMinOffset": str(store.start_offset),
             "commitLogMaxOffset": str(store.end_offset),
@@ -81,16 +94,16 @@ class BrokerAdmin:
         }
 
     def _disk_info(self) -> dict[str, str]:
-        ratio = f"{self.server.engine.store.store_files.disk_used_ratio():.4f}"
+        ratio = f"{self.engine.store.store_files.disk_used_ratio():.4f}"
         info = {"commitLogDiskRatio": ratio, "consumeQueueDiskRatio": ratio}
-        if (path := self.server.engine.path) is not None:
+        if (path := self.engine.path) is not None:
             usage = shutil.disk_usage(path)
             info["commitLogDirCapacity"] = f"Total : {_bytes_text(usage.total)}, Free : {_bytes_text(usage.free)}."
         return info
 
     def _earliest_ms(self) -> int:
         """Return when the first message in the log was stored, or -1 for an empty log."""
-        store = self.server.engine.store
+        store = self.engine.store
         try:
             record = store.read_at(store.start_offset) if store.start_offset < store.confirm_offset else None
         except CorruptRecordError:
@@ -102,11 +115,11 @@ class BrokerAdmin:
         found: BrokerStatsData | None = None
         name, key = query.stats_name, query.stats_key
         if name == "TOPIC_PUT_NUMS":
-            if self.server.topics.find(key) is not None:
-                found = self.server.traffic.topic_stats(key)
+            if self.topics.find(key) is not None:
+                found = self.traffic.topic_stats(key)
         elif name == "GROUP_GET_NUMS":
             topic, _, group = key.rpartition("@")
-            found = self.server.traffic.group_stats(group, topic)
+            found = self.traffic.group_stats(group, topic)
         if found is None:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"no statistics {name!r} of {key!r}")
         return found
@@ -116,14 +129,14 @@ class BrokerAdmin:
     @answers(RequestCode.GET_BROKER_CONFIG)
     def _config(self) -> tuple[GetBrokerConfigResponseHeader, bytes]:
         text = "".join(f"{name}={value}\n" for name, value in sorted(self.config().items()))
-        version = json.dumps({"counter": 0, "stateVersion": 0, "timestamp": self.server.boot_ms})
+        version = json.dumps({"counter": 0, "stateVersion": 0, "timestamp": self.boot_ms})
         return GetBrokerConfigResponseHeader(version=version), text.encode()
 
     def config(self) -> dict[str, str]:
         """Return the settings by RocketMQ's names. None of them is secret."""
-        broker, server = self.server.engine, self.server.settings
+        broker, server = self.engine, self.settings
         engine, store = broker.settings, broker.store
-        ip, _, port = self.server.address().rpartition(":")
+        ip, _, port = self.address().rpartition(":")
         values: dict[str, object] = {
             "brokerClusterName": server.cluster_name,
             "brokerName": broker.name,
@@ -132,7 +145,7 @@ class BrokerAdmin:
             "listenPort": port,
             "brokerPermission": 6,
             "brokerRole": "ASYNC_MASTER",
-            "autoCreateTopicEnable": self.server.topics.auto_create,
+            "autoCreateTopicEnable": self.topics.auto_create,
             "autoCreateSubscriptionGroup": server.auto_create_subscription_group,
             "defaultTopicQueueNums": server.default_topic_queue_nums,
             "enablePropertyFilter": server.enable_property_filter,
@@ -143,7 +156,7 @@ class BrokerAdmin:
             "flushConsumerOffsetInterval": engine.flush_consumer_offset_interval_ms,
             "mappedFileSizeCommitLog": store.sizes.commit_log,
             "mappedFileSizeConsumeQueue": store.sizes.consume_queue,
-            "mappedFileSizeTimerLog": broker.timer_log_file_size,
+            "mappedFileSizeTimerLog": broker.delayed.timer_log_file_size,
             "maxHashSlotNum": store.index.geometry.slots,
             "maxIndexNum": store.index.geometry.units,
             "maxMessageSize": engine.max_message_size,
@@ -172,7 +185,7 @@ class BrokerAdmin:
             )
         if _DELAY_LEVELS in requested:
             try:
-                self.server.engine.change_delay_levels(requested[_DELAY_LEVELS])
+                self.engine.change_delay_levels(requested[_DELAY_LEVELS])
             except ConfigurationError as exc:
                 raise RefusedError(ResponseCode.INVALID_PARAMETER, str(exc)) from exc
         _log.info("admin.config_updated", names=sorted(requested), by=str(connection.remote))

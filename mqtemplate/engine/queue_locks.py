@@ -1,6 +1,6 @@
-"""Codes 41 and 42: an ordered consumer locks and unlocks queues.
+"""Locks of queues, for consumers that are remote clients and consume in order.
 
-Source: RocketMQ ``broker: RebalanceLockManager``, ``AdminBrokerProcessor``.
+Source: RocketMQ ``broker: RebalanceLockManager``.
 """
 
 from __future__ import annotations
@@ -10,18 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mqtemplate.clock import Clock
+from mqtemplate.engine.clients import HeldQuota, Owner
 from mqtemplate.message import MessageQueue
-from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.protocol.bodies.group import LockBatchRequestBody, LockBatchResponseBody
-from mqtemplate.remoting.protocol.codes import RequestCode
-from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.server.requests.registration import answers
-from mqtemplate.server.state.client_limits import ClientLimits
-from mqtemplate.server.state.quota import Owner
 
 
 @dataclass(slots=True)
-class _Lock:
+class _QueueLock:
     """The lock of one queue.
 
     Attributes:
@@ -34,11 +28,11 @@ class _Lock:
     holder: Owner | None
 
 
-_Locks = dict[MessageQueue, _Lock]
+_Locks = dict[MessageQueue, _QueueLock]
 
 
-class QueueLocks:
-    """Locks by group and queue, and the processors of lock requests.
+class QueueLockTable:
+    """Locks by group and queue.
 
     - A client renews its locks regularly. A lock that is not renewed expires.
     - The end of a client's connection releases its locks. A client that reconnects has to lock its queues again.
@@ -46,13 +40,13 @@ class QueueLocks:
 
     Args:
         max_live_ms: Time to live of a lock. RocketMQ: ``rocketmq.broker.rebalance.lockMaxLiveTime``.
-        limits: Count the locks of each client. None: no limit.
+        quota: Limits the locks of each client. None: no limit.
     """
 
-    def __init__(self, clock: Clock, max_live_ms: int = 60_000, limits: ClientLimits | None = None) -> None:
+    def __init__(self, clock: Clock, max_live_ms: int = 60_000, quota: HeldQuota | None = None) -> None:
         self._clock = clock
         self._max_live_ms = max_live_ms
-        self._limits = limits
+        self._quota = quota
         self._mutex = threading.Lock()
         self._groups: dict[str, _Locks] = {}
         self._of_connection: dict[int, set[tuple[str, MessageQueue]]] = {}
@@ -63,18 +57,18 @@ class QueueLocks:
         """Lock *queues* for a client, and return those that it holds now, in the given order.
 
         Raises:
-            RefusedError: The client would have too many locks.
+            Exception: The quota refuses it: the client would have too many locks.
         """
         with self._mutex:
             now_ms = self._clock.steady_ms()
             locks = self._live_locks(group, now_ms)
             owned = [queue for queue in queues if queue not in locks or locks[queue].client_id == client_id]
             new = set(owned) - locks.keys()
-            if self._limits is not None and holder is not None and new:
-                self._limits.locks.take(holder, len(new))
+            if self._quota is not None and holder is not None and new:
+                self._quota.take(holder, len(new))
             for queue in owned:
                 if queue in new:
-                    self._set(group, queue, _Lock(client_id, now_ms, holder))
+                    self._set(group, queue, _QueueLock(client_id, now_ms, holder))
                 else:
                     self._renew(group, queue, now_ms, holder)
         return owned
@@ -92,10 +86,10 @@ class QueueLocks:
         with self._mutex:
             return bool(self._live_locks(group, self._clock.steady_ms()))
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: int) -> None:
         """Release the locks of a closed connection."""
         with self._mutex:
-            for group, queue in list(self._of_connection.get(connection.id, ())):
+            for group, queue in list(self._of_connection.get(connection, ())):
                 self._drop(group, queue)
 
     def sweep(self) -> None:
@@ -115,7 +109,7 @@ class QueueLocks:
             self._drop(group, queue)
         return locks
 
-    def _set(self, group: str, queue: MessageQueue, lock: _Lock) -> None:
+    def _set(self, group: str, queue: MessageQueue, lock: _QueueLock) -> None:
         self._groups.setdefault(group, {})[queue] = lock
         if lock.holder is not None:
             self._of_connection.setdefault(lock.holder.connection, set()).add((group, queue))
@@ -126,11 +120,11 @@ class QueueLocks:
         if lock.holder == holder:
             lock.locked_ms = now_ms
             return
-        if self._limits is not None and holder is not None:
-            self._limits.locks.take(holder)
+        if self._quota is not None and holder is not None:
+            self._quota.take(holder)
         client_id = lock.client_id
         self._drop(group, queue)
-        self._set(group, queue, _Lock(client_id, now_ms, holder))
+        self._set(group, queue, _QueueLock(client_id, now_ms, holder))
 
     def _drop(self, group: str, queue: MessageQueue) -> None:
         locks = self._groups[group]
@@ -143,21 +137,5 @@ class QueueLocks:
         held.discard((group, queue))
         if not held:
             del self._of_connection[holder.connection]
-        if self._limits is not None:
-            self._limits.locks.give(holder)
-
-    # --- requests ------------------------------------------------------------------------------
-
-    @answers(RequestCode.LOCK_BATCH_MQ)
-    def _process_lock(
-        self, body: LockBatchRequestBody, connection: Connection, request: RemotingCommand
-    ) -> LockBatchResponseBody:
-        holder = None if self._limits is None else self._limits.owner(connection, request)
-        locked = self.lock(body.consumer_group, body.client_id, body.mq_set, holder)
-        if not connection.is_open:  # it was closed before the queues were locked: `forget` came too early
-            self.forget(connection)
-        return LockBatchResponseBody(lock_ok_mq_set=locked)
-
-    @answers(RequestCode.UNLOCK_BATCH_MQ)
-    def _process_unlock(self, body: LockBatchRequestBody) -> None:
-        self.unlock(body.consumer_group, body.client_id, body.mq_set)
+        if self._quota is not None:
+            self._quota.give(holder)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from mqtemplate.engine.clients import ClientChannel
+from mqtemplate.engine.clients import ClientChannel, ClientRegistry
 from mqtemplate.errors import BrokerError, RemoteProtocolError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
@@ -19,10 +19,12 @@ from mqtemplate.remoting.protocol.bodies.route import TopicConfig
 from mqtemplate.remoting.protocol.codes import LanguageCode, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers import group as headers
-from mqtemplate.server.parts import ServerParts
+from mqtemplate.server.processors.statistics import QueueStatistics
 from mqtemplate.server.requests.registration import answers, handles
 from mqtemplate.server.requests.response import RefusedError
-from mqtemplate.server.state.topics import queue_id_error
+from mqtemplate.server.state.groups import SubscriptionGroupTable
+from mqtemplate.server.state.remote_clients import connection_of
+from mqtemplate.server.state.topics import TopicConfigs, queue_id_error
 from mqtemplate.store.consumer_offsets import ConsumerOffsets
 
 _log = get_logger("mqtemplate.admin")
@@ -39,12 +41,11 @@ class OffsetAdmin:
     and would commit its old offset over the new one.
     """
 
-    server: ServerParts
-
-    @property
-    def offsets(self) -> ConsumerOffsets:
-        """The offsets of all groups."""
-        return self.server.engine.offsets
+    offsets: ConsumerOffsets
+    topics: TopicConfigs
+    groups: SubscriptionGroupTable
+    clients: ClientRegistry
+    statistics: QueueStatistics
 
     # --- statistics ----------------------------------------------------------------------------
 
@@ -55,34 +56,32 @@ class OffsetAdmin:
             topics = sorted(filter(None, query.topic_list.split(";")))
         else:
             topics = self._subscribed(group, {query.topic} if query.topic else self.offsets.topics_of(group))
-        return self.server.statistics.consume_stats(group, self._existing(topics))
+        return self.statistics.consume_stats(group, self._existing(topics))
 
     def _subscribed(self, group: str, topics: Iterable[str]) -> list[str]:
         """Return those of *topics* that the group subscribes to, sorted; all of them if it has no connected member."""
-        info = self.server.clients.consumer_group(group)
+        info = self.clients.consumer_group(group)
         return sorted(topic for topic in topics if info is None or topic in info.subscriptions)
 
     def _existing(self, topics: Iterable[str]) -> list[TopicConfig]:
-        return [config for topic in topics if (config := self.server.topics.find(topic)) is not None]
+        return [config for topic in topics if (config := self.topics.find(topic)) is not None]
 
     @answers(RequestCode.GET_BROKER_CONSUME_STATS, slow=True)
     def _all_consume_stats(self, query: headers.GetConsumeStatsInBrokerHeader) -> bodies.ConsumeStatsList:
         stats: list[dict[str, list[bodies.ConsumeStats]]] = []
         lag = 0
-        for group in sorted(self.server.groups.all()):
+        for group in sorted(self.groups.all()):
             configs = self._existing(self._subscribed(group, self.offsets.topics_of(group)))
             wanted = [config for config in configs if config.order or not query.is_order]
-            by_topic = [self.server.statistics.consume_stats(group, [config]) for config in wanted]
+            by_topic = [self.statistics.consume_stats(group, [config]) for config in wanted]
             stats.append({group: by_topic})
             lag += sum(map(_lag, by_topic))
         return bodies.ConsumeStatsList(consume_stats_list=stats, total_diff=lag)
 
     @answers(RequestCode.QUERY_CONSUME_TIME_SPAN, slow=True)
     def _time_span(self, query: headers.QueryConsumeTimeSpanRequestHeader) -> bodies.QueryConsumeTimeSpanBody:
-        config, now_ms = self.server.topics.get(query.topic), self.server.engine.clock.now_ms()
-        return bodies.QueryConsumeTimeSpanBody(
-            consume_time_span_set=self.server.statistics.time_spans(query.group, config, now_ms)
-        )
+        config = self.topics.get(query.topic)
+        return bodies.QueryConsumeTimeSpanBody(consume_time_span_set=self.statistics.time_spans(query.group, config))
 
     @answers(RequestCode.GET_ALL_CONSUMER_OFFSET)
     def _all_offsets(self) -> bodies.ConsumerOffsetSerializeWrapper:
@@ -120,8 +119,8 @@ class OffsetAdmin:
 
     @answers(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, slow=True)
     def _reset(self, header: headers.ResetOffsetRequestHeader, connection: Connection) -> bodies.ResetOffsetBody:
-        config = self.server.topics.get(header.topic)
-        if self.server.groups.find(header.group) is None and header.group not in self.offsets.groups():
+        config = self.topics.get(header.topic)
+        if self.groups.find(header.group) is None and header.group not in self.offsets.groups():
             raise RefusedError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"group {header.group!r} does not exist")
         count = max(config.read_queue_nums, config.write_queue_nums)
         if header.queue_id >= count:  # A negative ID stands for all queues.
@@ -130,12 +129,12 @@ class OffsetAdmin:
         for queue, offset in table.items():
             self.offsets.commit(header.group, queue.topic, queue.queue_id, offset)
         for channel in self._members(header.group):
-            channel.connection.send_one_way(_reset_request(header, table, channel))
+            connection_of(channel).send_one_way(_reset_request(header, table, channel))
         _log.info("admin.offsets_reset", group=header.group, topic=header.topic, by=str(connection.remote))
         return bodies.ResetOffsetBody(offset_table=table)
 
     def _members(self, group: str) -> list[ClientChannel]:
-        info = self.server.clients.consumer_group(group)
+        info = self.clients.consumer_group(group)
         return [] if info is None else list(info.channels.values())
 
     def _new_offsets(self, header: headers.ResetOffsetRequestHeader, config: TopicConfig) -> dict[MessageQueue, int]:
@@ -143,17 +142,17 @@ class OffsetAdmin:
         table = {}
         queue_ids = [header.queue_id] if header.queue_id >= 0 else range(config.read_queue_nums)
         for queue_id in queue_ids:
-            queue = self.server.statistics.queue(header.topic, queue_id)
+            queue = self.statistics.queue(header.topic, queue_id)
             if header.queue_id >= 0 and header.offset is not None and header.offset >= 0:
                 target = self._checked_offset(queue, header.offset)
             else:
-                target = self.server.statistics.offset_at(queue, header.timestamp)
+                target = self.statistics.offset_at(queue, header.timestamp)
             committed = self.offsets.offset(header.group, header.topic, queue_id)
             table[queue] = target if header.is_force or committed is None else min(committed, target)
         return table
 
     def _checked_offset(self, queue: MessageQueue, queue_offset: int) -> int:
-        low, high = self.server.statistics.span(queue)
+        low, high = self.statistics.span(queue)
         if not low <= queue_offset <= high:
             raise RefusedError(
                 ResponseCode.INVALID_PARAMETER,
@@ -188,7 +187,7 @@ class OffsetAdmin:
         member_header = headers.GetConsumerStatusRequestHeader(topic=header.topic, group=header.group)
         for member in members:
             member_request = RemotingCommand.request(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, member_header)
-            member.connection.request(member_request, _CLIENT_TIMEOUT_MS, partial(on_response, member.client_id))
+            connection_of(member).request(member_request, _CLIENT_TIMEOUT_MS, partial(on_response, member.client_id))
 
 
 def _reset_request(
@@ -197,7 +196,7 @@ def _reset_request(
     notified = headers.ResetOffsetRequestHeader(
         topic=header.topic, group=header.group, timestamp=header.timestamp, is_force=header.is_force
     )
-    if channel.language is LanguageCode.CPP:
+    if channel.language == LanguageCode.CPP.name:
         offsets = [
             bodies.ResetOffsetForC(
                 topic=queue.topic, broker_name=queue.broker_name, queue_id=queue.queue_id, offset=offset
