@@ -21,12 +21,10 @@ from mqtemplate.server.processors.delayed import (
 )
 from mqtemplate.server.processors.offset_admin import OffsetAdmin
 from mqtemplate.server.processors.producer import ReplyProcessor, TransactionProcessor
-from mqtemplate.server.processors.pull import PullProcessor
+from mqtemplate.server.processors.pull import PullProcessor, RecordBlockProcessor
 from mqtemplate.server.processors.queues import OffsetProcessor, QueryProcessor
-from mqtemplate.server.processors.record_block import RecordBlockProcessor
 from mqtemplate.server.processors.relay import RelayProcessor
-from mqtemplate.server.processors.send import SendBackProcessor, SendProcessor
-from mqtemplate.server.processors.sequenced import SequencedSendProcessor
+from mqtemplate.server.processors.send import SendBackProcessor, SendProcessor, SequencedSendProcessor
 from mqtemplate.server.processors.statistics import QueueStatistics, Traffic
 from mqtemplate.server.processors.topic_admin import GroupAdmin, TopicAdmin
 from mqtemplate.server.pulls.pull_checks import PullChecks
