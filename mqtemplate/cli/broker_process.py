@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.cli.output import print_line
 from mqtemplate.cli.port_owner import port_owner
 from mqtemplate.context.config.source import load_settings
@@ -72,7 +73,7 @@ def _keys_of(file: Path) -> ConfigNode:
 
 
 @contextmanager
-def _management(cluster: LocalCluster, settings: AppSettings) -> Iterator[None]:
+def _management(cluster: LocalCluster[EmbeddedBroker], settings: AppSettings) -> Iterator[None]:
     """Serve health, metrics and configuration on the management port, if ``mqtemplate.management`` is on."""
     management = settings.mqtemplate.management
     if not management.enabled:
@@ -80,15 +81,13 @@ def _management(cluster: LocalCluster, settings: AppSettings) -> Iterator[None]:
         return
     from mqtemplate.actuator.actuator import Actuator, ActuatorSources
     from mqtemplate.actuator.http_server import ManagementServer
-    from mqtemplate.brokers.embedded.broker import EmbeddedBroker
     from mqtemplate.context.config.explain import explain_settings
     from mqtemplate.observability.health import HealthChecks, broker_checks
     from mqtemplate.observability.observability import Observability
 
-    broker = EmbeddedBroker(engine=cluster.engine)
-    observed = Observability(broker, management.observability)
-    health = HealthChecks(broker_checks(broker, management.health), management.health.timeout_ms)
-    name = management.name or broker.name
+    observed = Observability(cluster.engine, management.observability)
+    health = HealthChecks(broker_checks(cluster.engine, management.health), management.health.timeout_ms)
+    name = management.name or cluster.engine.name
     sources = ActuatorSources(
         health=health, metrics=observed.metrics, settings=lambda: explain_settings(settings), name=name
     )
@@ -111,7 +110,7 @@ def _management(cluster: LocalCluster, settings: AppSettings) -> Iterator[None]:
                 check_installed()
                 from mqtemplate.dashboard.managed import managed_dashboard
 
-                dashboard = managed_dashboard(broker, actuator, management, name)
+                dashboard = managed_dashboard(cluster.engine, actuator, management, name)
                 closing.callback(dashboard.close)
                 mounted[MOUNT] = dashboard.handle
             server = ManagementServer(actuator, management.port, management.address, mounted=mounted)
@@ -120,7 +119,7 @@ def _management(cluster: LocalCluster, settings: AppSettings) -> Iterator[None]:
         yield
 
 
-def _start(cluster: LocalCluster, server: ServerSettings) -> None:
+def _start(cluster: LocalCluster[EmbeddedBroker], server: ServerSettings) -> None:
     """Start the cluster. An error names the processes that use the server's ports."""
     try:
         cluster.start()
@@ -135,7 +134,7 @@ def _start(cluster: LocalCluster, server: ServerSettings) -> None:
         raise BrokerError("; ".join([str(exc), *owners])) from exc
 
 
-def _print_addresses(cluster: LocalCluster, settings: AppSettings) -> None:
+def _print_addresses(cluster: LocalCluster[EmbeddedBroker], settings: AppSettings) -> None:
     server = settings.mqtemplate.server
     addresses = [address for address in (server.listen, server.name_server) if address is not None]
     exposed = [str(address) for address in addresses if not ipaddress.ip_address(address.ip).is_loopback]

@@ -277,3 +277,8 @@ class EngineOwner(Protocol):
     @property
     def engine(self) -> Engine:
         """The engine."""
+
+
+def engine_of(owner: Engine | EngineOwner) -> Engine:
+    """Return an engine, or the engine of its owner."""
+    return owner if isinstance(owner, Engine) else owner.engine

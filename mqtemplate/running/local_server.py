@@ -19,7 +19,7 @@ from mqtemplate.store.settings import FlushDiskType
 
 def local_cluster(
     settings: AppSettings, server: ServerSettings | None = None, own: Account | None = None
-) -> LocalCluster:
+) -> LocalCluster[EmbeddedBroker]:
     """Return the broker and the name server that the settings describe. They are not started.
 
     Args:

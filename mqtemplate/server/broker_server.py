@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Generic, Self, TypeVar
 
 from mqtemplate.engine.clients import ClientExpiry
-from mqtemplate.engine.engine import Engine, EngineOwner
+from mqtemplate.engine.engine import Engine, EngineOwner, engine_of
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import HostAddress
 from mqtemplate.metrics import MetricKind, Sample
@@ -32,6 +32,8 @@ from mqtemplate.topics import AUTO_CREATE_TOPIC
 
 _log = get_logger("mqtemplate.server")
 
+EngineT = TypeVar("EngineT", bound=Engine | EngineOwner)
+
 
 class TimeLeft:
     """A time limit that several steps share."""
@@ -45,7 +47,7 @@ class TimeLeft:
         return max(self._deadline - time.monotonic(), 0)
 
 
-class BrokerServer:
+class BrokerServer(Generic[EngineT]):
     """Server through which RocketMQ's clients use a broker: clients of any language, 4.9 and 5.x.
 
     - The caller owns the engine and closes it after the server. `start` starts the engine if necessary.
@@ -61,6 +63,7 @@ class BrokerServer:
         fast_path: Read frequent requests without decoding each. The switch is for tests: the results are the same.
 
     Attributes:
+        engine: The *engine* of the arguments.
         topics: Topics in the types of the protocol.
         groups: Settings of the consumer groups.
         clients: Connected clients.
@@ -76,26 +79,27 @@ class BrokerServer:
 
     def __init__(
         self,
-        engine: Engine | EngineOwner,
+        engine: EngineT,
         settings: BrokerServerSettings | None = None,
         *,
         remoting: RemotingServerSettings | None = None,
         acl: AclSettings | None = None,
         fast_path: bool = True,
     ) -> None:
-        self.engine = engine = engine if isinstance(engine, Engine) else engine.engine
+        self.engine = engine
+        self._engine = core = engine_of(engine)
         self.settings = settings = settings or BrokerServerSettings()
-        clock = engine.clock
+        clock = core.clock
         access, self._is_private = AccessControl(acl), acl is not None and acl.is_private
         self.guard = None if acl is None else AclGuard(access, acl, clock)
         self._heavy = HeavyWork()
-        self._parts = parts = ServerAssembly(engine, settings, access, self._heavy, fast_path=fast_path)
+        self._parts = parts = ServerAssembly(core, settings, access, self._heavy, fast_path=fast_path)
         self.topics, self.groups, self.clients = parts.topics, parts.groups, parts.clients
         self.locks, self.hold, self.limits = parts.locks, parts.hold, parts.limits
         self.name_server = NameServer(
             parts.topics,
-            KVConfig(engine.store.store_files),
-            RegisteredBrokers(engine.name, clock, is_open=settings.broker_registration_enable),
+            KVConfig(core.store.store_files),
+            RegisteredBrokers(core.name, clock, is_open=settings.broker_registration_enable),
             lambda: str(self.address),
         )
         self._remoting_settings = remoting or RemotingServerSettings()
@@ -115,7 +119,7 @@ class BrokerServer:
         expiry = ClientExpiry(self.clients, clock, settings.client_expire_ms, settings.client_scan_interval_ms, sweeps)
         self._services: list[Service] = [self.hold, expiry, parts.traffic]
         self._thread: ServiceThread | None = None
-        engine.metrics.add_collector(self._samples)
+        core.metrics.add_collector(self._samples)
 
     def _samples(self) -> list[Sample]:
         return [
@@ -128,17 +132,17 @@ class BrokerServer:
         return RemotingServer(
             listen,
             self._remoting_settings,
-            self.engine.clock,
+            self._engine.clock,
             guard=self.guard,
             error_response=problem_response,
-            refused_connections=self.engine.metrics.counter("server.refused.connections"),
+            refused_connections=self._engine.metrics.counter("server.refused.connections"),
             heavy=self._heavy,
         )
 
     @property
     def address(self) -> HostAddress:
         """Address in routes: the engine's host, with the port that the server really listens on."""
-        host = self.engine.settings.listen_host
+        host = self._engine.settings.listen_host
         if host.port in (0, self.settings.listen.port):
             return HostAddress(host.ip, self.remoting.address.port)
         return host
@@ -151,8 +155,8 @@ class BrokerServer:
         Raises:
             StoreError: The engine cannot be started, or a table cannot be read.
         """
-        self.engine.start()
-        self.engine.attach(self._parts.remote_clients)
+        self._engine.start()
+        self._engine.attach(self._parts.remote_clients)
         self._create_system_topics()
         self.groups.load()
         self.name_server.entries.load()
@@ -160,9 +164,9 @@ class BrokerServer:
     def _create_system_topics(self) -> None:
         """Create the system topics. Clients read the number of queues of a new topic from `AUTO_CREATE_TOPIC`."""
         self.topics.create_system_topics()
-        if self.engine.topics.config(AUTO_CREATE_TOPIC) is not None:
+        if self._engine.topics.config(AUTO_CREATE_TOPIC) is not None:
             count = self.settings.default_topic_queue_nums
-            self.engine.topics.update(AUTO_CREATE_TOPIC, {"readQueueNums": count, "writeQueueNums": count})
+            self._engine.topics.update(AUTO_CREATE_TOPIC, {"readQueueNums": count, "writeQueueNums": count})
 
     def start(self) -> None:
         """Load, then accept connections.
@@ -173,12 +177,12 @@ class BrokerServer:
         """
         self.load()
         self.remoting.start()
-        if not self.engine.clock.is_virtual:
-            report = self.engine.store.report
-            self._thread = ServiceThread("mqtemplate-server", self._services, self.engine.clock, report)
+        if not self._engine.clock.is_virtual:
+            report = self._engine.store.report
+            self._thread = ServiceThread("mqtemplate-server", self._services, self._engine.clock, report)
             self._thread.start()
         self._warn()
-        _log.debug("server.started", broker=self.engine.name, address=str(self.address))
+        _log.debug("server.started", broker=self._engine.name, address=str(self.address))
 
     def _warn(self) -> None:
         """Log a warning for settings with which clients cannot connect, or which protect less than they seem to."""
@@ -217,8 +221,8 @@ class BrokerServer:
         self._parts.deferred_work.close(left.seconds)
         if self._thread is not None:
             self._thread.stop(left.seconds)
-        self.engine.detach()
-        _log.debug("server.stopped", broker=self.engine.name)
+        self._engine.detach()
+        _log.debug("server.stopped", broker=self._engine.name)
 
     def __enter__(self) -> Self:
         self.start()
@@ -228,7 +232,7 @@ class BrokerServer:
         self.stop()
 
 
-class LocalCluster:
+class LocalCluster(Generic[EngineT]):
     """A cluster in one process: an engine, its broker server and a name server.
 
     - ``python -m mqtemplate broker`` runs it.
@@ -252,7 +256,7 @@ class LocalCluster:
 
     def __init__(
         self,
-        engine: Engine | EngineOwner,
+        engine: EngineT,
         settings: BrokerServerSettings | None = None,
         name_server: HostAddress | None = None,
         *,
@@ -260,7 +264,8 @@ class LocalCluster:
         acl: AclSettings | None = None,
     ) -> None:
         self.broker = BrokerServer(engine, settings, remoting=remoting, acl=acl)
-        self.engine = self.broker.engine
+        self.engine = engine
+        self._engine = engine_of(engine)
         self._drain_s = (remoting or RemotingServerSettings()).drain_ms / 1_000
         self._stopping: TimeLeft | None = None
         self._name_server: RemotingServer | None = None
@@ -287,7 +292,7 @@ class LocalCluster:
             StoreError: The store files cannot be opened.
         """
         with ExitStack() as started:
-            started.callback(self.engine.close)
+            started.callback(self._engine.close)
             started.callback(lambda: self.broker.stop(self._left_s()))
             self.broker.start()
             if self._name_server is not None:

@@ -8,14 +8,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.engine.clients import ClientChannel, ClientRegistry, ConsumerGroupInfo
-from mqtemplate.remoting.protocol import LanguageCode
+from mqtemplate.message import HostAddress
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData
+from mqtemplate.server.state.remote_clients import ConnectionChannel
 from tests.server.serving import RecordingConnection, subscription
 
 GROUPS = st.sampled_from(["g1", "g2"])
 CONNECTIONS = st.integers(0, 3)
 TOPICS = st.frozensets(st.sampled_from(["t1", "t2", "t3"]))
 EXPIRE_MS = 120_000
+BROKER = ("broker-a", HostAddress("127.0.0.1", 10911))
 
 
 class Clients(RuleBasedStateMachine):
@@ -34,7 +36,7 @@ class Clients(RuleBasedStateMachine):
 
     def channel(self, number: int) -> ClientChannel:
         now_ms = self.clock.now_ms()
-        return ClientChannel(self.connections[number], f"client-{number}", LanguageCode.JAVA, 1, now_ms)  # type: ignore[arg-type]
+        return ConnectionChannel(self.connections[number], f"client-{number}", "JAVA", 1, now_ms, None, BROKER)  # type: ignore[arg-type]
 
     @rule(group=GROUPS, number=CONNECTIONS, topics=TOPICS)
     def register_consumer(self, group: str, number: int, topics: frozenset[str]) -> None:
@@ -60,19 +62,19 @@ class Clients(RuleBasedStateMachine):
         self.reported.clear()
         was_member = self.consumers.pop((group, number), None) is not None
 
-        self.registry.unregister_consumer(group, self.connections[number])  # type: ignore[arg-type]
+        self.registry.unregister_consumer(group, self.connections[number].id)
 
         assert [info.group for info in self.reported] == ([group] if was_member else [])
         self.forget_empty_groups()
 
     @rule(group=GROUPS, number=CONNECTIONS)
     def unregister_producer(self, group: str, number: int) -> None:
-        self.registry.unregister_producer(group, self.connections[number])  # type: ignore[arg-type]
+        self.registry.unregister_producer(group, self.connections[number].id)
         self.producers.pop((group, number), None)
 
     @rule(number=CONNECTIONS)
     def close_connection(self, number: int) -> None:
-        self.registry.forget(self.connections[number])  # type: ignore[arg-type]
+        self.registry.forget(self.connections[number].id)
         for table in (self.consumers, self.producers):
             for key in [key for key in table if key[1] == number]:
                 del table[key]

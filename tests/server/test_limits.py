@@ -147,7 +147,7 @@ def test_the_locks_of_a_closed_connection_are_released_and_expired_ones_are_forg
         lock(serving, "one", range(3), first)
         lock(serving, "two", range(3), second)
 
-        serving.server.locks.forget(first)  # type: ignore[arg-type]
+        serving.server.locks.forget(first.id)
         taken = LockBatchResponseBody.decode(lock(serving, "one", range(3), second).body)
 
         assert len(taken.lock_ok_mq_set) == 3
@@ -190,8 +190,8 @@ def test_a_connection_has_a_limited_number_of_groups() -> None:
         assert "this connection may have 3 groups" in (more.remark or "")
         assert len(serving.server.clients.producer_groups()) == 3
         assert heartbeat(serving, neighbour, **consumers(3, "orders")).code == ResponseCode.SUCCESS
-        serving.server.clients.forget(hostile)  # type: ignore[arg-type]
-        serving.server.clients.forget(neighbour)  # type: ignore[arg-type]
+        serving.server.clients.forget(hostile.id)
+        serving.server.clients.forget(neighbour.id)
         assert (len(serving.server.limits.groups), len(serving.server.limits.subscriptions)) == (0, 0)
 
 
@@ -222,7 +222,7 @@ def test_the_end_of_a_connection_looks_at_its_own_groups_only(serving: Serving) 
     looked_at = LookedAt(clients._producers)
     clients._producers = looked_at
 
-    clients.forget(leaving)  # type: ignore[arg-type]
+    clients.forget(leaving.id)
 
     assert looked_at.names == {"leaving-0", "leaving-1"}
     assert len(looked_at) == 500

@@ -35,7 +35,6 @@ class EmbeddedBroker(Broker):
     Args:
         path: The store directory, created if missing; None for memory. A relative path is resolved here, once.
         store_files: Store files to use instead of a directory, for tests with a simulated disk.
-        engine: An engine that exists already, such as the one of a server. The other arguments are not used then.
 
     Attributes:
         engine: Does the work. A server uses it too.
@@ -50,9 +49,8 @@ class EmbeddedBroker(Broker):
         clock: Clock | None = None,
         *,
         store_files: StoreFiles | None = None,
-        engine: Engine | None = None,
     ) -> None:
-        self.engine = engine = engine or Engine(path, settings, clock, store_files=store_files)
+        self.engine = engine = Engine(path, settings, clock, store_files=store_files)
         self.settings, self.clock, self.name, self.path = engine.settings, engine.clock, engine.name, engine.path
         self.capabilities = engine.capabilities
         self.store, self.topics = engine.store, engine.topics

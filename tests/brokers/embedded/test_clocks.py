@@ -58,7 +58,7 @@ class OneBroker:
             self.broker.close()
         elif how == "kill":
             self.broker.store.release()
-            self.broker._timer.close()
+            self.broker.engine.delayed.close()
         if how != "none":
             self.open()
 
@@ -170,7 +170,7 @@ def test_a_prepared_message_of_the_future_is_checked_in_time(one: OneBroker) -> 
 
 def test_requests_time_out_after_their_time_whatever_the_clock_does(one: OneBroker) -> None:
     one.clock.move_ms(YEARS)
-    future = one.broker.requests.add(Message("orders", b"?", {Property.CORRELATION_ID: "1"}), 3_000)
+    future = one.broker.engine.requests.pending.add(Message("orders", b"?", {Property.CORRELATION_ID: "1"}), 3_000)
     one.clock.move_ms(-YEARS)
 
     one.harness.advance(2_999)
@@ -313,7 +313,7 @@ class Scenario:
         if kind == "kill":
             self.kills += 1
             self.broker.store.release()
-            self.broker._timer.close()
+            self.broker.engine.delayed.close()
             for container in self.app.containers:
                 container._service.abandon()
         else:

@@ -34,7 +34,7 @@ def test_a_request_and_its_reply_have_the_properties_of_rocketmq(broker: Embedde
     reply = future.result(0)
 
     correlation_id = request.properties[Property.CORRELATION_ID]
-    assert request.properties[Property.REPLY_TO_CLIENT] == broker.client_id
+    assert request.properties[Property.REPLY_TO_CLIENT] == broker.engine.requests.client_id
     assert request.properties[Property.TTL] == "5000"
     assert reply.topic == "DefaultCluster_REPLY_TOPIC"
     assert reply.properties[Property.CORRELATION_ID] == correlation_id
@@ -54,7 +54,7 @@ def test_a_request_that_cannot_be_sent_raises_at_once(broker: EmbeddedBroker) ->
     with pytest.raises(MessageError, match="allowed are"):
         broker.request(Message("prices", bytes(5 << 20)))
 
-    assert len(broker.requests) == 0
+    assert len(broker.engine.requests.pending) == 0
 
 
 def test_the_error_of_a_timeout_names_topic_time_and_solution(broker: EmbeddedBroker) -> None:
@@ -101,7 +101,7 @@ class RemoteClients:
 def test_a_reply_to_a_remote_client_is_passed_to_the_server(broker: EmbeddedBroker) -> None:
     """The server sends it to the client that sent the request."""
     clients = RemoteClients()
-    broker.attach(clients)
+    broker.engine.attach(clients)
     properties = {Property.CORRELATION_ID: "c-1", Property.REPLY_TO_CLIENT: "10.0.0.7@4711", Property.CLUSTER: "north"}
     broker.send(Message("prices", b"tea?", properties))
 

@@ -301,7 +301,7 @@ def test_messages_that_are_due_on_a_full_disk_do_not_keep_their_file(tmp_path: P
         harness.advance("5s")
         waited = broker.max_offset(LATER)
 
-        broker.store.cleaning.load(broker._delay_control)
+        broker.store.cleaning.load(broker.engine.delayed.control)
         harness.advance("30s")
 
         assert waited == 0

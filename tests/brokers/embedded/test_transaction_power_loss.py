@@ -129,7 +129,7 @@ class Run:
                 broker.check_transactions(GROUP, check)
                 Harness(broker).advance("40s")
                 delivered = Counter(first_word(message) for message in messages_in(broker, "orders"))
-                if broker.transactions.open_count:
+                if broker.engine.transactions.open_count:
                     yield "a transaction is still open"
             committed = {body for body in self.stored if STATES[body] is COMMIT}
             if lost := committed - delivered.keys():

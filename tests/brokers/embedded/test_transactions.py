@@ -218,14 +218,14 @@ def test_an_end_of_an_unknown_half_message_is_refused(
     send_half(broker)
 
     with pytest.raises(MessageError, match=sentence):
-        broker.transactions.end(half_offset, physical_offset, GROUP, COMMIT)
+        broker.engine.transactions.end(half_offset, physical_offset, GROUP, COMMIT)
 
 
 def test_a_delay_that_is_not_supported_is_refused_by_the_send(broker: EmbeddedBroker) -> None:
     with pytest.raises(DelayError, match="allowed are"):
         send_half(broker, TIMER_DELAY_MS=str(41 * 86_400_000))
 
-    assert broker.transactions.open_count == 0
+    assert broker.engine.transactions.open_count == 0
 
 
 # --- checks ----------------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ def test_after_15_checks_the_message_is_discarded(broker: EmbeddedBroker, harnes
     assert discarded.properties["REAL_TOPIC"] == "orders"
     assert (event["topic"], event["reason"]) == ("orders", "no answer to 15 transaction checks")
     assert bodies(broker) == []
-    assert broker.transactions.open_count == 0
+    assert broker.engine.transactions.open_count == 0
 
 
 def test_a_check_without_a_connected_producer_does_not_count(broker: EmbeddedBroker, harness: Harness) -> None:
@@ -311,7 +311,7 @@ def test_a_closed_checker_gets_no_check(broker: EmbeddedBroker, harness: Harness
     harness.advance("1h")
 
     assert len(checker) == 1
-    assert broker.transactions.open_count == 1
+    assert broker.engine.transactions.open_count == 1
 
 
 def test_a_checker_that_returns_no_state_is_logged(broker: EmbeddedBroker, harness: Harness) -> None:
@@ -322,7 +322,7 @@ def test_a_checker_that_returns_no_state_is_logged(broker: EmbeddedBroker, harne
         harness.advance("6s")
 
     assert [entry["result"] for entry in logs if entry["event"] == "transaction.checker_failed"] == ["'yes'"]
-    assert broker.transactions.open_count == 1
+    assert broker.engine.transactions.open_count == 1
 
 
 def test_on_a_system_clock_a_checker_runs_in_its_own_thread() -> None:
@@ -376,11 +376,11 @@ def test_the_progress_is_stored_as_by_rocketmq(broker: EmbeddedBroker, harness: 
 
     broker.end_transaction(second, COMMIT)
     harness.advance("1s")
-    with_one_open = [broker.offsets.offset(TRANSACTION_GROUP, topic, 0) for topic in (HALF_TOPIC, OP_TOPIC)]
+    with_one_open = [broker.engine.offsets.offset(TRANSACTION_GROUP, topic, 0) for topic in (HALF_TOPIC, OP_TOPIC)]
     broker.end_transaction(first, ROLLBACK)
     broker.end_transaction(third, COMMIT)
     harness.advance("1s")
-    with_none_open = [broker.offsets.offset(TRANSACTION_GROUP, topic, 0) for topic in (HALF_TOPIC, OP_TOPIC)]
+    with_none_open = [broker.engine.offsets.offset(TRANSACTION_GROUP, topic, 0) for topic in (HALF_TOPIC, OP_TOPIC)]
 
     assert with_one_open == [0, 0]
     assert with_none_open == [3, 3]
@@ -450,7 +450,7 @@ def test_a_commit_whose_op_message_is_missing_is_not_repeated(tmp_path: Path, de
     [stored] = read_all(broker, HALF_TOPIC)
     record = broker.store.read_at(stored.physical_offset)
     assert record is not None
-    broker.store.put(broker.drafts.make_committed(record, clock.now_ms()))
+    broker.store.put(broker.engine.drafts.make_committed(record, clock.now_ms()))
     kill(broker.store)
 
     checker = Checker(COMMIT)
@@ -590,7 +590,7 @@ class Transactions(RuleBasedStateMachine):
             self.decisions |= dict.fromkeys(self.open, COMMIT)
             self.harness.advance("10m")
             self.check_delivered_messages()
-            assert self.broker.transactions.open_count == 0
+            assert self.broker.engine.transactions.open_count == 0
             assert not self.open
         finally:
             self.broker.close()
@@ -662,7 +662,7 @@ class Transactions(RuleBasedStateMachine):
 
     def confirm(self, message: Message, state: TransactionState) -> None:
         """Record the end in the model if the append was complete."""
-        if message.body not in {self.body_of(offset) for offset in list(self.broker.transactions._open)}:
+        if message.body not in {self.body_of(offset) for offset in list(self.broker.engine.transactions._open)}:
             self.record_end(message.body, state, message.properties)
 
     def body_of(self, half_offset: int) -> bytes:
@@ -673,7 +673,7 @@ class Transactions(RuleBasedStateMachine):
     def check_delivered_messages(self) -> None:
         now_ms = self.clock.now_ms()
         self.harness.run_until_idle()
-        open_offsets = list(self.broker.transactions._open)
+        open_offsets = list(self.broker.engine.transactions._open)
         assert open_offsets == sorted(open_offsets)  # the progress is the first one
         expected = sorted(body for body, due_ms in self.due_ms.items() if due_ms <= now_ms)
         found = []

@@ -108,7 +108,7 @@ def write(serving: Serving, over: RecordingConnection, way: str, properties: dic
         send_back(serving, over, stored(serving, RETRY)[0])
     elif way == "transaction":
         serving.send("mine", b"forged", properties | {"TRAN_MSG": "true", "PGROUP": "g"}, over=over)
-        serving.engine.transactions.end(0, 0, "g", COMMIT)
+        serving.engine.engine.transactions.end(0, 0, "g", COMMIT)
         serving.engine.store.flush()
         send_back(serving, over, stored(serving, "mine")[0])
     else:
@@ -193,9 +193,9 @@ def test_a_message_that_a_reader_sends_back_is_sent_again_as_it_was(
 def test_a_dead_letter_of_an_earlier_version_with_a_false_origin_keeps_its_real_topic(serving: Serving) -> None:
     """A record of an ordinary topic that is sent back comes from that topic, whatever its properties say."""
     serving.engine.create_topic("mine", 1)
-    draft, _ = serving.engine.drafts.make(Message("mine", b"forged"), 0, serving.clock.now_ms())
+    draft, _ = serving.engine.engine.drafts.make(Message("mine", b"forged"), 0, serving.clock.now_ms())
     draft.properties += b"RETRY_TOPIC\x01theirs\x02ORIGIN_MESSAGE_ID\x010A\x02"
-    serving.engine.writer.put(draft, "mine", 0)
+    serving.engine.engine.writer.put(draft, "mine", 0)
     serving.engine.store.flush()
     attacker = RecordingConnection(access_key="attacker")
 

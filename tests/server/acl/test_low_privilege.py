@@ -77,7 +77,7 @@ class Others:
         assert response is not None
         self.half = response.header(SendMessageResponseHeader)
         engine.send_sequenced([(Message("theirs", b"row"), QUEUE)], SendSequence("query", 1, 0))
-        engine.offsets.commit("their-group", "theirs", 0, 1)
+        engine.engine.offsets.commit("their-group", "theirs", 0, 1)
         serving.server.locks.lock("their-group", "their@1", [QUEUE])
         serving.server.name_server.entries.put("shops", "berlin", "open")
         self.ids = [sent.offset_msg_id, delayed.offset_msg_id, self.half.msg_id]
@@ -101,7 +101,7 @@ class Others:
                 topic: engine.topics.config(topic) for topic in engine.topics.names() if topic not in OWN_TOPICS
             },
             "groups": {name: config for name, config in server.groups.all().items() if name != "my-group"},
-            "offsets": {key: each for key, each in engine.offsets.all().items() if not _is_own(*key)},
+            "offsets": {key: each for key, each in engine.engine.offsets.all().items() if not _is_own(*key)},
             "messages": {name: end for name, end in ends if name not in OWN_TOPICS and not is_broker_topic(name)},
             "pending": engine.count_pending(PendingQuery(topic="theirs")).total,
             "members": info and info.client_ids(),
@@ -138,7 +138,7 @@ class Others:
 
     def can_commit(self) -> bool:
         """Return True if the transaction of others is still open: its producer commits it."""
-        end = self.serving.engine.transactions.end(
+        end = self.serving.engine.engine.transactions.end(
             self.half.queue_offset, self.offsets[2], "their-producers", TransactionState.COMMIT
         )
         return end is not None

@@ -166,7 +166,7 @@ def test_settings_have_rocketmqs_names(served: Served, tool: Tool) -> None:
 def test_the_delay_levels_can_be_changed_while_the_broker_runs(served: Served, tool: Tool) -> None:
     tool.request_ok(RequestCode.UPDATE_BROKER_CONFIG, body=b"#comment\nmessageDelayLevel=1s 2m\n")
 
-    assert served.engine.levels.text == "1s 2m"
+    assert served.engine.engine.levels.text == "1s 2m"
 
 
 @pytest.mark.parametrize(
@@ -193,14 +193,14 @@ def test_the_delay_levels_can_be_changed_while_the_broker_runs(served: Served, t
 def test_a_request_with_a_fixed_or_invalid_setting_changes_nothing(
     served: Served, tool: Tool, body: bytes, code: ResponseCode, text: str
 ) -> None:
-    before = served.engine.levels.text
+    before = served.engine.engine.levels.text
 
     response = tool.request(RequestCode.UPDATE_BROKER_CONFIG, body=body)
 
     assert response.code == code
     assert response.remark is not None
     assert response.remark.startswith(text)
-    assert served.engine.levels.text == before
+    assert served.engine.engine.levels.text == before
 
 
 def test_a_fixed_setting_with_its_current_value_is_accepted(tool: Tool) -> None:

@@ -208,7 +208,7 @@ def test_the_offsets_of_a_group_are_cloned(server: BrokerServer, tool: Tool) -> 
 
     tool.request_ok(RequestCode.CLONE_GROUP_OFFSET, header)
 
-    assert server.engine.offsets.offsets("audit", "orders") == {0: 4}
+    assert server.engine.engine.offsets.offsets("audit", "orders") == {0: 4}
 
 
 def test_the_correction_offset_is_the_minimum_of_several_groups(server: BrokerServer, tool: Tool) -> None:

@@ -138,7 +138,7 @@ def test_a_topic_is_deleted_with_its_offsets(server: BrokerServer, tool: Tool) -
     response = tool.request(RequestCode.GET_TOPIC_CONFIG, TopicNameRequestHeader(topic="orders"))
     assert response.code == ResponseCode.TOPIC_NOT_EXIST
     assert response.remark == "topic 'orders' does not exist; create it with mqadmin updateTopic"
-    assert server.engine.offsets.topics_of("billing") == set()
+    assert server.engine.engine.offsets.topics_of("billing") == set()
 
 
 def test_deleting_a_missing_topic_succeeds(tool: Tool) -> None:

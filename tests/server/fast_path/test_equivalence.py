@@ -141,7 +141,7 @@ def results_of(
             peer.send(b"".join(signed([*frames, encode_command(replace(MAX_OFFSET, opaque=9_999))])))
             one_ways = sum(request.kind == "one-way" for request in requests)
             found = answers(peer, len(frames) - one_ways + 1)
-        store, offset = server.engine.store, server.engine.offsets.offset
+        store, offset = server.engine.store, server.engine.engine.offsets.offset
         queues = [store.consume_queue("orders", queue_id) for queue_id in range(4)]
         return Results(
             {opaque: replace(response, body=b"") for opaque, response in found.items()},

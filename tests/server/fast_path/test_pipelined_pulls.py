@@ -201,7 +201,7 @@ def test_a_group_with_a_listener_in_the_server_is_refused(
     server: BrokerServer, peer: RawPeer, fast: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(server.engine, "has_members", lambda group: group == "billing")
+        patch.setattr(server.engine.engine.groups.local, "has_members", lambda group: group == "billing")
         refused = peer.invoke_frame(pull(10))
 
     assert refused is not None

@@ -6,7 +6,7 @@ import pytest
 
 from mqtemplate.broker import ConsumerSpec
 from mqtemplate.errors import ListenerError
-from mqtemplate.remoting.protocol import LanguageCode, RequestCode, ResponseCode, Version
+from mqtemplate.remoting.protocol import RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.bodies.group import (
     CheckClientRequestBody,
     ConsumerData,
@@ -121,7 +121,7 @@ def test_the_registry_has_the_properties_of_a_client(serving: Serving) -> None:
 
     channel = serving.server.clients.consumer("billing", "c1")
     assert channel is not None
-    assert (channel.language, channel.version) == (LanguageCode.JAVA, Version.V5_5_0)
+    assert (channel.language, channel.version) == ("JAVA", Version.V5_5_0)
     assert channel.connection is serving.connection
     assert serving.server.clients.producer_by_client_id("c1") is not None
     assert serving.server.clients.next_producer("shop") is not None
@@ -261,7 +261,7 @@ def test_a_closed_connection_removes_its_members(serving: Serving) -> None:
     serving.heartbeat("billing", "orders", client_id="2", over=closed, producers=["shop"])
     serving.connection.pushed.clear()
 
-    serving.server.clients.forget(closed)  # type: ignore[arg-type]
+    serving.server.clients.forget(closed.id)
 
     assert members(serving) == ["1"]
     assert notices(serving.connection) == ["billing"]

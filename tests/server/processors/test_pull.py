@@ -248,7 +248,7 @@ def test_a_message_is_not_readable_before_it_is_durable() -> None:
     """With SYNC_FLUSH a message becomes readable when it is on disk."""
     with Serving(engine_settings=EmbeddedSettings(flush_disk_type=FlushDiskType.SYNC_FLUSH)) as serving:
         serving.send("orders")
-        draft, _ = serving.engine.drafts.make(Message("orders", b"unsafe"), 0, serving.clock.now_ms())
+        draft, _ = serving.engine.engine.drafts.make(Message("orders", b"unsafe"), 0, serving.clock.now_ms())
         serving.engine.store.put(draft)
 
         response = serving.pull_all("orders")
@@ -406,4 +406,4 @@ def test_the_offset_is_committed_only_if_the_flag_is_set(serving: Serving) -> No
     serving.pull("billing", "orders", 1, sys_flag=PullSysFlag.COMMIT_OFFSET, commit_offset=1)
     serving.pull("billing", "orders", 1, commit_offset=0)
 
-    assert serving.engine.offsets.offset("billing", "orders", 0) == 1
+    assert serving.engine.engine.offsets.offset("billing", "orders", 0) == 1

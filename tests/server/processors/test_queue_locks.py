@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mqtemplate.clock import VirtualClock
-from mqtemplate.engine.queue_locks import QueueLocks
+from mqtemplate.engine.queue_locks import QueueLockTable
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.bodies.group import LockBatchRequestBody, LockBatchResponseBody
@@ -20,18 +20,18 @@ def clock() -> VirtualClock:
 
 
 @pytest.fixture
-def locks(clock: VirtualClock) -> QueueLocks:
-    return QueueLocks(clock, 60_000)
+def locks(clock: VirtualClock) -> QueueLockTable:
+    return QueueLockTable(clock, 60_000)
 
 
-def test_a_queue_has_one_owner_in_a_group(locks: QueueLocks) -> None:
+def test_a_queue_has_one_owner_in_a_group(locks: QueueLockTable) -> None:
     assert locks.lock("billing", "a", QUEUES[:2]) == QUEUES[:2]
 
     assert locks.lock("billing", "b", QUEUES) == QUEUES[2:]
     assert locks.lock("other", "b", QUEUES) == QUEUES
 
 
-def test_a_lock_expires_a_minute_after_it_was_last_renewed(locks: QueueLocks, clock: VirtualClock) -> None:
+def test_a_lock_expires_a_minute_after_it_was_last_renewed(locks: QueueLockTable, clock: VirtualClock) -> None:
     locks.lock("billing", "a", QUEUES[:1])
     clock.move_ms(40_000)
     locks.lock("billing", "a", QUEUES[:1])
@@ -43,7 +43,9 @@ def test_a_lock_expires_a_minute_after_it_was_last_renewed(locks: QueueLocks, cl
 
 
 @pytest.mark.parametrize("step_ms", [3_600_000, 10 * 365 * 86_400_000])
-def test_a_lock_expires_in_time_whatever_the_clock_does(locks: QueueLocks, clock: VirtualClock, step_ms: int) -> None:
+def test_a_lock_expires_in_time_whatever_the_clock_does(
+    locks: QueueLockTable, clock: VirtualClock, step_ms: int
+) -> None:
     """A lock taken while the clock was ahead must not keep an ORDERLY queue from all others for years."""
     clock.move_ms(step_ms)
     locks.lock("billing", "a", QUEUES[:1])
@@ -55,7 +57,7 @@ def test_a_lock_expires_in_time_whatever_the_clock_does(locks: QueueLocks, clock
     assert locks.lock("billing", "b", QUEUES[:1]) == QUEUES[:1]
 
 
-def test_only_the_owner_releases_a_lock(locks: QueueLocks) -> None:
+def test_only_the_owner_releases_a_lock(locks: QueueLockTable) -> None:
     locks.lock("billing", "a", QUEUES[:1])
 
     locks.unlock("billing", "b", QUEUES[:1])
@@ -64,7 +66,7 @@ def test_only_the_owner_releases_a_lock(locks: QueueLocks) -> None:
     assert locks.lock("billing", "b", QUEUES[:1]) == QUEUES[:1]
 
 
-def test_a_group_is_ordered_while_it_has_a_lock(locks: QueueLocks, clock: VirtualClock) -> None:
+def test_a_group_is_ordered_while_it_has_a_lock(locks: QueueLockTable, clock: VirtualClock) -> None:
     assert not locks.is_ordered("billing")
     locks.lock("billing", "a", QUEUES)
     assert locks.is_ordered("billing")
@@ -102,7 +104,7 @@ def test_the_locks_of_a_client_end_with_its_connection() -> None:
         serving.request(RequestCode.LOCK_BATCH_MQ, None, body, over=connection)
         before = locks.lock("billing", "b", QUEUES)
 
-        locks.forget(connection)  # type: ignore[arg-type]
+        locks.forget(connection.id)
 
         assert (before, locks.lock("billing", "b", QUEUES)) == ([], QUEUES)
 
@@ -116,7 +118,7 @@ def test_a_client_that_has_locked_its_queues_over_another_connection_keeps_them(
         for connection in (older, newer):
             serving.request(RequestCode.LOCK_BATCH_MQ, None, body, over=connection)
 
-        locks.forget(older)  # type: ignore[arg-type]
+        locks.forget(older.id)
 
         assert locks.lock("billing", "b", QUEUES) == []
 

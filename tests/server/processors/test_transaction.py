@@ -78,7 +78,7 @@ def test_a_rolled_back_message_is_never_delivered(serving: Serving) -> None:
     serving.advance(600_000)
 
     assert serving.read("orders", queue_id=1) == []
-    assert serving.engine.transactions.open_count == 0
+    assert serving.engine.engine.transactions.open_count == 0
 
 
 def test_a_two_way_end_gets_a_response_when_it_is_durable(serving: Serving) -> None:
@@ -117,7 +117,7 @@ def test_an_invalid_end_is_refused_and_logged(serving: Serving, options: dict[st
     assert response is not None
     assert response.code == ResponseCode.SYSTEM_ERROR
     assert remark in (response.remark or "")
-    assert serving.engine.transactions.open_count == 1
+    assert serving.engine.engine.transactions.open_count == 1
 
 
 def test_a_one_way_end_that_is_refused_is_logged(serving: Serving) -> None:

@@ -32,7 +32,7 @@ def test_successive_pulls_return_each_matching_message_once_and_in_order(
     with Serving() as serving:
         for number, tag in enumerate(tags):
             serving.send("orders", b"%d" % number, {"number": str(number)} | ({"TAGS": tag} if tag else {}))
-        raw = RawReader(serving.engine.store, serving.server.engine.queues, ReadAhead(serving.engine.store))
+        raw = RawReader(serving.engine.store, serving.engine.engine.queues, ReadAhead(serving.engine.store))
         query, at, found = RawQuery(MessageQueue("orders", "broker-a", 0), max_count, max_bytes, selector), 0, []
         while (pull := raw.pull(query, at)).status is not RawStatus.NO_NEW_MSG:
             assert pull.count <= max_count

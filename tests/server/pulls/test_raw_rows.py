@@ -87,7 +87,7 @@ def test_a_pull_returns_the_same_with_and_without_rows(seed: int) -> None:
         file.write_mapped(damaged - start + 95, b"\0")
         found = []
         for fewest in (2, 1_000_000):
-            raw = RawReader(store, serving.server.engine.queues, ReadAhead(store, fewest=fewest))
+            raw = RawReader(store, serving.engine.engine.queues, ReadAhead(store, fewest=fewest))
             pulls = []
             for max_count in (1, 32, 40):
                 for max_bytes in (10, 2_000, 1 << 20):

@@ -48,7 +48,7 @@ def fill(serving: Serving, count: int, size: int = 4, topic: str = "orders", **p
 
 
 def raw_reader(serving: Serving, **limits: int) -> RawReader:
-    return RawReader(serving.engine.store, serving.server.engine.queues, ReadAhead(serving.engine.store, **limits))
+    return RawReader(serving.engine.store, serving.engine.engine.queues, ReadAhead(serving.engine.store, **limits))
 
 
 def pulls(raw: RawReader, query: RawQuery, at: int = 0) -> list[RawPull]:
