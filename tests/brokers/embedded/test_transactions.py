@@ -474,7 +474,7 @@ def test_two_half_messages_of_one_message_are_one_transaction(tmp_path: Path) ->
     kill(broker.store)
 
     with EmbeddedBroker(tmp_path, SMALL, clock) as again:
-        open_now = again.transactions.open_count
+        open_now = again.engine.transactions.open_count
         again.end_transaction(first, COMMIT)
         Harness(again).advance("1h")
         delivered = bodies(again)
