@@ -1,4 +1,4 @@
-"""Commands of the golden scripts of a server: they send requests, and print the answers and what is stored.
+"""Commands of the golden scripts for sends and pulls: they print the answers, and what is stored.
 
 Options with names are fields of a request or settings. Properties of a message are options in capitals, or begin with
 ``prop.``. A physical offset is printed as ``@offset``. Times are relative to the start of the script.
@@ -7,11 +7,8 @@ Options with names are fields of a request or settings. Properties of a message 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
-from dataclasses import fields
 from typing import Any
 
-from mqtemplate.brokers import EmbeddedSettings
 from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue, parse_offset_msg_id
 from mqtemplate.record.properties import decode_properties
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
@@ -26,11 +23,11 @@ from mqtemplate.remoting.protocol.headers.message import (
 )
 from mqtemplate.remoting.protocol.messages import decode_messages, encode_batch
 from mqtemplate.remoting.protocol.properties import encode_properties_text
-from mqtemplate.server import BrokerServerSettings
-from tests.server.serving import RecordingConnection, Serving
+from tests.server.script_commands import ServerCommands
+from tests.server.serving import RecordingConnection
 
 _ADDED = ("MSG_REGION", "TRACE_ON", "CLUSTER")
-_FLAGS = {flag.name.lower(): flag for flag in PullSysFlag if flag.name}
+_FLAGS = {"commit_offset": PullSysFlag.COMMIT_OFFSET, "suspend": PullSysFlag.SUSPEND}
 
 
 def _value(text: str) -> Any:
@@ -54,41 +51,15 @@ def _text(text: str) -> str:
     return unit * int(count) if star and count.isdecimal() else text
 
 
-class ServerCommands:
-    """A server in memory on a virtual clock. Its methods are the commands of a script."""
+class MessageCommands(ServerCommands):
+    """Commands that send and read messages, with all fields of a request. Each server has an empty store directory."""
 
-    def __init__(self) -> None:
-        self._serving: Serving | None = None
+    def server(self, **settings: str) -> None:
+        """Start a server with an empty store directory, and these settings of the server and its engine in JSON."""
+        super().server(**settings)
+        self._path = self._path.with_name(f"{self._path.name}-")
 
-    @property
-    def serving(self) -> Serving:
-        """The server; the first request starts it."""
-        if self._serving is None:
-            self.server()
-        assert self._serving is not None
-        return self._serving
-
-    def close(self) -> None:
-        """Close the server."""
-        if self._serving is not None:
-            self._serving.engine.close()
-            self._serving = None
-
-    # --- the server and its state --------------------------------------------------------------
-
-    def server(self, **options: str) -> None:
-        """Start another server, with settings of the server or of its engine."""
-        self.close()
-        values = {name.replace("-", "_"): _value(text) for name, text in options.items()}
-        own = {field.name for field in fields(BrokerServerSettings)}
-        server = BrokerServerSettings(**{name: value for name, value in values.items() if name in own})
-        engine = EmbeddedSettings(**{name: value for name, value in values.items() if name not in own})
-        self._serving = Serving(server, engine_settings=engine).__enter__()
-
-    def advance(self, milliseconds: str) -> None:
-        self.serving.advance(int(milliseconds))
-
-    def topic(self, name: str, **config: str) -> list[str] | None:
+    def topic(self, name: str, **config: str) -> list[str] | None:  # type: ignore[override]
         """Change a topic, or print its configuration."""
         table = self.serving.engine.topics
         if config:
@@ -99,7 +70,7 @@ class ServerCommands:
             return [f"no topic {name}"]
         return [f"queues {found['readQueueNums']}/{found['writeQueueNums']} perm {found['perm']}"]
 
-    def group(self, name: str, **config: str) -> list[str] | None:
+    def group(self, name: str, **config: str) -> list[str] | None:  # type: ignore[override]
         """Change a group, or print if it exists."""
         groups = self.serving.server.groups
         if config:
@@ -108,7 +79,7 @@ class ServerCommands:
             return None
         return [f"no group {name}" if groups.find(name) is None else f"group {name}"]
 
-    def heartbeat(self, group: str, *topics: str, **options: str) -> None:
+    def heartbeat(self, group: str, *topics: str, **options: str) -> None:  # type: ignore[override]
         """Register a consumer of these topics."""
         response = self.serving.heartbeat(group, *topics, **{name: _value(text) for name, text in options.items()})
         assert response.code == ResponseCode.SUCCESS
@@ -129,15 +100,10 @@ class ServerCommands:
         """Print the end of the log."""
         return [f"log ends @{self.serving.engine.store.end_offset}"]
 
-    def committed(self, group: str, topic: str, queue: str = "0") -> list[str]:
-        """Print the committed offset of a group."""
-        engine = self.serving.server._engine
-        return [f"{group} at {engine.offsets.offset(group, topic, int(queue))}"]
-
     # --- sends ---------------------------------------------------------------------------------
 
-    def send(self, topic: str, body: str = "hello", **options: str) -> Iterator[str]:
-        """Send one message, and print the response."""
+    def send(self, topic: str, body: str = "hello", **options: str) -> list[str]:  # type: ignore[override]
+        """Send one message, possibly several times, and print the last response."""
         properties, rest = _split(options)
         host = rest.pop("from", None)
         over = RecordingConnection(HostAddress(*_host(host))) if host else None
@@ -145,9 +111,11 @@ class ServerCommands:
         data = _text(body).encode()
         if rest.pop("zlib", False):
             data = zlib.compress(data)
-        for _ in range(times):
-            response = self.serving.send(topic, data, properties, queue_id=queue_id, over=over, **rest)
-            yield self._sent(response)
+        responses = [
+            self.serving.send(_text(topic), data, properties, queue_id=queue_id, over=over, **rest)
+            for _ in range(times)
+        ]
+        return [self._positions(responses[-1])]
 
     def v1(self, topic: str, body: str, **options: str) -> list[str]:
         """Send with the long names of fields."""
@@ -163,20 +131,20 @@ class ServerCommands:
             flag=0,
             properties=encode_properties_text(properties),
         )
-        return [self._sent(self.serving.request(RequestCode.SEND_MESSAGE, header, body.encode()))]
+        return [self._positions(self.serving.request(RequestCode.SEND_MESSAGE, header, body.encode()))]
 
     def batch(self, topic: str, *messages: str, **options: str) -> list[str]:
         """Send a batch. Its messages are bodies, with properties ``body:NAME~value``, and repeated: ``body*count``."""
         _, rest = _split(options)
         found = [message for text in messages for message in _messages(topic, text)]
         if rest.pop("code", None) == "single":
-            return [self._sent(self.serving.send(topic, encode_batch(found), batch=True, **rest))]
-        return [self._sent(self.serving.send_batch(topic, *found, **rest))]
+            return [self._positions(self.serving.send(topic, encode_batch(found), batch=True, **rest))]
+        return [self._positions(self.serving.send_batch(topic, *found, **rest))]
 
     def raw(self, topic: str, data: str = "") -> list[str]:
         """Send any bytes, given in hexadecimal, as a batch."""
         code = RequestCode.SEND_BATCH_MESSAGE
-        return [self._sent(self.serving.send(topic, bytes.fromhex(data), code=code))]
+        return [self._positions(self.serving.send(topic, bytes.fromhex(data), code=code))]
 
     def sendback(self, topic: str, queue_offset: str = "0", **options: str) -> list[str]:
         """Send a message back to the group *billing*, or that of an option."""
@@ -195,16 +163,19 @@ class ServerCommands:
         )
         return [_code(self.serving.request(RequestCode.CONSUMER_SEND_MSG_BACK, header))]
 
-    def _sent(self, response: RemotingCommand | None) -> str:
+    def _positions(self, response: RemotingCommand | None) -> str:
         if response is None:
             return "no response"
         if response.code != ResponseCode.SUCCESS:
             return _code(response)
         header = response.header(SendMessageResponseHeader)
-        ids = [f"@{parse_offset_msg_id(each)[1]}" for each in header.msg_id.split(",")]
-        text = f"{_code(response)} queue {header.queue_id} offset {header.queue_offset} {','.join(ids)}"
-        handles = "" if header.recall_handle is None else f" handles {len(header.recall_handle.split(','))}"
-        return f"{text}{handles}"
+        assert (response.opaque, header.msg_region, header.trace_on) == (7, "DefaultRegion", "true")
+        offsets = [parse_offset_msg_id(each) for each in header.msg_id.split(",")]
+        assert {host for host, _ in offsets} == {HostAddress("127.0.0.1", 10911)}
+        shown = ",".join(f"@{offset}" for _, offset in offsets) if len(offsets) < 8 else f"{len(offsets)} messages"
+        text = f"{_code(response)} queue {header.queue_id} offset {header.queue_offset} {shown}"
+        text += f" id {_id(header.transaction_id)}" if header.transaction_id else ""
+        return text if header.recall_handle is None else f"{text} handles {len(header.recall_handle.split(','))}"
 
     # --- reads ---------------------------------------------------------------------------------
 
@@ -272,11 +243,8 @@ class ServerCommands:
         record = self.serving.engine.store.read_at(int(offset))
         assert record is not None
         stored = decode_properties(record.properties_bytes)
-        return [
-            f"{record.topic} queue {record.queue_id} flag {record.flag} sys {record.sys_flag:#x}"
-            f" body of {len(record.body)} bytes",
-            *(f"  {name}={value}" for name, value in stored.items()),
-        ]
+        head = f"{record.topic} queue {record.queue_id} flag {record.flag} sys {record.sys_flag:#x}"
+        return [f"{head} body of {len(record.body)} bytes", *(f"  {name}={value}" for name, value in stored.items())]
 
     def _messages(self, topic: str, queue_id: int = 0) -> list[MessageExt]:
         return self.serving.read(topic, queue_id=queue_id)
@@ -304,7 +272,11 @@ def _code(response: RemotingCommand | None) -> str:
 def _message(message: MessageExt) -> str:
     body = message.body.decode() if len(message.body) < 60 else f"{len(message.body)} bytes"
     properties = {name: value for name, value in message.properties.items() if name not in _ADDED}
-    if not properties.get("UNIQ_KEY", "x").startswith(("0", "A", "B")) or len(properties.get("UNIQ_KEY", "")) > 8:
-        properties["UNIQ_KEY"] = "<new>"
+    properties["UNIQ_KEY"] = _id(properties["UNIQ_KEY"])
     shown = " ".join(f"{name}={value}" for name, value in properties.items())
     return f"{message.queue_offset} {body} retries {message.reconsume_times} {shown}".rstrip()
+
+
+def _id(text: str) -> str:
+    """Return an id of the script; one that the server created differs in each run."""
+    return text if len(text) < 8 else "<new>"
