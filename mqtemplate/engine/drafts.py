@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 from mqtemplate.delay.divert import TimerLimits, divert, strip_broker_properties
 from mqtemplate.delay.levels.table import DelayLevels
@@ -12,9 +13,7 @@ from mqtemplate.engine.retries import FIRST_RETRY_LEVEL, SentBack
 from mqtemplate.errors import MessageError, UnsupportedError
 from mqtemplate.hashes.java_hash import tags_code
 from mqtemplate.message import (
-    DELAY_PROPERTIES,
-    INTERNAL_PROPERTIES,
-    ORIGIN_PROPERTIES,
+    SPECIAL_PROPERTIES,
     HostAddress,
     Message,
     MessageExt,
@@ -35,41 +34,34 @@ from mqtemplate.record.properties import (
     find_property,
     property_format,
 )
-from mqtemplate.record.sent_batch import SentBatch
+from mqtemplate.record.uniform_batch import UniformBatch
 from mqtemplate.topics import HALF_TOPIC
 
 _Encoded = tuple[bytes, int, str | None, bool]
 """Encoded properties, tags code, the message id or None, and True if one of `SPECIAL_PROPERTIES` is among them."""
 
-SPECIAL_PROPERTIES = INTERNAL_PROPERTIES.union(DELAY_PROPERTIES, ORIGIN_PROPERTIES)
-"""Properties that request a delay, or that clients may not set, at least not everywhere. Most messages have none."""
-
 _ROOM_FOR_CHECKS = 100
 """Bytes that transaction checks add to the properties. Without room for them a transaction would stay open for ever."""
 _MAX_RECONSUME_TIMES = 2**31 - 1
 _DEFAULT_LEVELS = DelayLevels.parse()
-_FEWEST_ALIKE = 16
+_FEWEST_UNIFORM = 16
 """Fewer records are as fast one by one."""
 
 _tags_code = lru_cache(maxsize=1_024)(tags_code)
 _UNIQUE_ID = property_format(UNIQ_KEY, b"%b")
 
 
-def batch_topic(messages: Sequence[Message]) -> str:
-    """Return the topic of a batch.
+class SendOrigin(NamedTuple):
+    """Fields of a record that come from the header of a request and from its connection, not from the message.
 
-    Raises:
-        MessageError: The batch is empty, or its messages have several topics.
+    Attributes:
+        born_host: Address bytes, then the port as i4.
     """
-    if not messages:
-        raise MessageError("the batch is empty; give at least one message")
-    topic = messages[0].topic
-    for message in messages:
-        if message.topic != topic:
-            raise MessageError(
-                f"a batch goes to one topic, this one names {topic!r} and {message.topic!r}; send two batches"
-            )
-    return topic
+
+    sys_flag: int
+    born_timestamp: int
+    born_host: bytes
+    reconsume_times: int
 
 
 class DraftMaker:
@@ -86,13 +78,16 @@ class DraftMaker:
         """Use another level table from now on."""
         self._levels = levels
 
-    def make(self, message: Message, queue_id: int, now_ms: int) -> tuple[RecordDraft, str]:
+    def make(
+        self, message: Message, queue_id: int, now_ms: int, origin: SendOrigin | None = None
+    ) -> tuple[RecordDraft, str]:
         """Return the record of a new message, and its message id.
 
         Each message of a client or an application passes here, or has none of `SPECIAL_PROPERTIES`.
 
         Args:
             now_ms: Time of the send; a delay counts from it.
+            origin: None for a message of this process.
 
         Raises:
             MessageError: The message is too large, or is a delete marker for a timer.
@@ -112,20 +107,23 @@ class DraftMaker:
         if is_special:
             with_id = {**client_properties(properties, topic), Property.UNIQ_KEY: unique_id}
             topic, queue_id, encoded, delay_ms = self._apply_delay(with_id, topic, queue_id, now_ms)
-        draft = RecordDraft(topic, queue_id, body, encoded, code, delay_ms, message.flag, 0, now_ms, self._born_host)
+        draft = RecordDraft(topic, queue_id, body, encoded, code, delay_ms, message.flag)
+        if origin is None:
+            draft.born_timestamp, draft.born_host = now_ms, self._born_host
+        else:
+            draft.sys_flag, draft.born_timestamp, draft.born_host, draft.reconsume_times = origin
         return draft, unique_id
 
-    def make_complete(
-        self, topic: str, queue_id: int, body: bytes, properties: bytes, tags_code: int, now_ms: int
-    ) -> RecordDraft:
+    def make_complete(self, message: EncodedMessage, queue_id: int, tags_code: int, origin: SendOrigin) -> RecordDraft:
         """Return the record of a message that is not delayed, with its encoded properties as they are.
 
         Raises:
             MessageError: The message is too large.
         """
+        topic, body, properties, flag = message
         if len(body) > self._max_message_size:
             raise self._too_large(Message(topic, body))
-        return RecordDraft(topic, queue_id, body, properties, tags_code, -1, 0, 0, now_ms, self._born_host)
+        return RecordDraft(topic, queue_id, body, properties, tags_code, -1, flag, *origin)
 
     def make_encoded(self, message: EncodedMessage, queue_id: int, now_ms: int, added: bytes) -> RecordDraft:
         """Return the record of a message that is not delayed, with *added* after its properties and its new id.
@@ -139,8 +137,16 @@ class DraftMaker:
         if properties and not properties.endswith(PROPERTY_SEPARATOR):
             properties += PROPERTY_SEPARATOR
         properties = b"".join((properties, _UNIQUE_ID % create_unique_id().encode(), added))
-        code = _tags_code(find_property(properties, TAGS))
-        return RecordDraft(topic, queue_id, body, properties, code, -1, flag, 0, now_ms, self._born_host)
+        return RecordDraft(
+            topic,
+            queue_id,
+            body,
+            properties,
+            _tags_code(find_property(properties, TAGS)),
+            flag=flag,
+            born_timestamp=now_ms,
+            born_host=self._born_host,
+        )
 
     def _encode(self, properties: dict[str, str]) -> _Encoded:
         result = (
@@ -158,19 +164,8 @@ class DraftMaker:
             "send less, store the data elsewhere and send its address, or raise max-message-size"
         )
 
-    def make_batch(
-        self, messages: Sequence[Message], queue_id: int, now_ms: int
-    ) -> tuple[list[RecordDraft], list[str]]:
-        """Return the records of several messages of one topic, and their message ids. Errors as in `make`."""
-        drafts, ids = [], []
-        for message in messages:
-            draft, unique_id = self.make(message, queue_id, now_ms)
-            drafts.append(draft)
-            ids.append(unique_id)
-        return drafts, ids
-
-    def make_alike(self, messages: Sequence[Message], queue_id: int, now_ms: int) -> SentBatch | None:
-        """Do the same for messages that differ in their bodies only, as the items of one list mostly do.
+    def make_uniform(self, messages: Sequence[Message], queue_id: int, now_ms: int) -> UniformBatch | None:
+        """Return the records of messages that differ in their bodies only, as the items of one list mostly do.
 
         Returns:
             None if they are few, differ in more, have bodies of several lengths, are delayed, or have ids.
@@ -178,7 +173,7 @@ class DraftMaker:
         first = messages[0]
         properties, flag, size = first.properties, first.flag, len(first.body)
         is_ordinary = Property.UNIQ_KEY not in properties and SPECIAL_PROPERTIES.isdisjoint(properties)
-        if len(messages) < _FEWEST_ALIKE or not is_ordinary:
+        if len(messages) < _FEWEST_UNIFORM or not is_ordinary:
             return None
         for each in messages:
             if len(each.body) != size or each.properties != properties or each.flag != flag:
@@ -186,7 +181,7 @@ class DraftMaker:
         draft, unique_id = self.make(first, queue_id, now_ms)
         ids = [unique_id.encode(), *(create_unique_id().encode() for _ in messages[1:])]
         bodies, id_at = to_rows([message.body for message in messages]), draft.properties.rindex(ids[0])
-        return SentBatch(draft, bodies, to_rows(ids), id_at)
+        return UniformBatch(draft, bodies, to_rows(ids), id_at)
 
     @property
     def retry_delays_ms(self) -> tuple[int, ...]:
@@ -231,7 +226,9 @@ class DraftMaker:
         draft.reconsume_times = min(original.reconsume_times + 1, _MAX_RECONSUME_TIMES)
         return draft
 
-    def make_half(self, message: Message, group: str, queue_id: int, now_ms: int) -> tuple[RecordDraft, str]:
+    def make_half(
+        self, message: Message, group: str, queue_id: int, now_ms: int, origin: SendOrigin | None = None
+    ) -> tuple[RecordDraft, str]:
         """Return the half message for a message in a transaction of *group*, and its message id.
 
         Raises:
@@ -243,7 +240,7 @@ class DraftMaker:
                 f"a message in a transaction has no producer group (property {Property.PRODUCER_GROUP}); "
                 "the broker needs it for transaction checks"
             )
-        draft, unique_id = self.make(message, queue_id, now_ms)
+        draft, unique_id = self.make(message, queue_id, now_ms, origin)
         properties = half_properties(client_properties(message.properties, message.topic), unique_id, group)
         properties |= {Property.REAL_TOPIC: message.topic, Property.REAL_QID: str(queue_id)}
         draft.topic, draft.queue_id, draft.delay_ms = HALF_TOPIC, 0, -1

@@ -16,12 +16,10 @@ from mqtemplate.engine.delayed import DelayedMessages
 from mqtemplate.engine.drafts import DraftMaker
 from mqtemplate.engine.groups import CommittedOffsets, Groups
 from mqtemplate.engine.lifecycle import Lifecycle
-from mqtemplate.engine.message_writer import MessageWriter
 from mqtemplate.engine.reader import MessageFinder, QueueReader, Reader
 from mqtemplate.engine.requests import LocalRequests, PendingRequests
-from mqtemplate.engine.retries import SentBack
-from mqtemplate.engine.sends import Sender
-from mqtemplate.engine.sequences import LocalSequencedSends, SequencedSender
+from mqtemplate.engine.sends import LocalSends, MessageWriter
+from mqtemplate.engine.sequences import SequencedSender
 from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.engine.topics import TopicRoutes
 from mqtemplate.engine.transactions import TransactionService
@@ -127,12 +125,11 @@ class Engine:
         self.offsets = committed.clustering
         self.delayed = DelayedMessages(store, settings, self.topics.names, lifecycle)
         self.drafts = DraftMaker(self.levels, settings.timer_limits(), settings.max_message_size, host)
-        self.writer = MessageWriter(store, name, host)
         self.transactions = TransactionService(store, self.topics, self.offsets, self.drafts, settings, lifecycle)
-        self.sends = Sender(store, self.routes, self.drafts, self.writer, self.transactions.prepare, host)
+        self.writer = MessageWriter(store, self.drafts, self.transactions.prepare, name, host)
         self.sequences = SequencedSender(store, self.drafts, settings.max_send_sequences)
-        self.sequenced = LocalSequencedSends(self.sequences, store, self.routes.select)
-        self.groups = Groups(store, self.queues, self.routes, local_groups, self.send_back, committed, lifecycle)
+        self.sends = LocalSends(store, self.routes, self.drafts, self.writer, self.sequences, host, lifecycle)
+        self.groups = Groups(store, self.queues, self.routes, local_groups, self.sends.send_back, committed, lifecycle)
         self.requests = LocalRequests(
             PendingRequests("broker.requests", clock, store.metrics),
             name,
@@ -152,11 +149,6 @@ class Engine:
     def metrics(self) -> Metrics:
         """Metrics of this broker; docs/metrics.md has their names."""
         return self.store.metrics
-
-    def send_back(self, sent_back: SentBack) -> None:
-        """Store a message that a member of a group sends back; see `Consumer.send_back`."""
-        self.lifecycle.check()
-        self.sends.send_back(sent_back)
 
     def change_delay_levels(self, text: str) -> None:
         """Use another level table, such as ``"1s 10s 2h"``, until the next start.

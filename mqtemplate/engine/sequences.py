@@ -1,4 +1,4 @@
-"""Sequenced sends of an embedded broker: storing, and the table of the numbers that are stored."""
+"""Sequenced sends: storing, and the table of the numbers that are stored."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from mqtemplate.engine.drafts import DraftMaker
-from mqtemplate.errors import SendError, SendTimeoutError, StoreError
+from mqtemplate.errors import SendError, StoreError
 from mqtemplate.event_log import LimitedLog, get_logger
-from mqtemplate.message import Message, MessageExt, MessageQueue, Property, SendSequence, copy_properties
+from mqtemplate.message import Message, MessageExt, Property, SendSequence, copy_properties
 from mqtemplate.numbers import parse_number
-from mqtemplate.record.codec import EncodedMessage, RecordDraft, StoredRecord, pack_host
+from mqtemplate.record.codec import Drafts, EncodedMessage, RecordDraft, StoredRecord, pack_host
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import SEQUENCE, find_property, property_format
 from mqtemplate.results import SequencedResult
@@ -257,7 +257,7 @@ class SequencedSender:
             number = sequence.first + repeated
             try:
                 for part in self._parts(drafts):
-                    self._store.put_all(part)
+                    self._store.put(Drafts(part))
                     number += len(part)
                     self._is_dirty = True
                     now_ms = self._store.clock.now_ms()
@@ -315,31 +315,3 @@ class SequencedSender:
             parts[-1].append(draft)
             left -= size
         return parts
-
-
-@dataclass(frozen=True, slots=True)
-class LocalSequencedSends:
-    """`Broker.send_sequenced` of an embedded broker.
-
-    Attributes:
-        select: Checks a queue, or raises `DestinationError`.
-    """
-
-    sender: SequencedSender
-    store: MessageStore
-    select: Callable[[str, MessageQueue], MessageQueue]
-
-    def send(
-        self, messages: Sequence[tuple[Message, MessageQueue]], sequence: SendSequence, timeout_ms: int
-    ) -> SequencedResult:
-        """Store the messages and wait until they are durable.
-
-        Raises:
-            SendTimeoutError: They are stored, but were not flushed in time; a repeat is harmless.
-        """
-        for topic, queue in {(message.topic, queue) for message, queue in messages}:
-            self.select(topic, queue)
-        result, end, topics = self.sender.put([(message, queue.queue_id) for message, queue in messages], sequence)
-        if not self.store.confirm(end, topics, timeout_ms):
-            raise SendTimeoutError("the messages are stored, but were not flushed in time; send them again")
-        return result

@@ -42,12 +42,12 @@ from mqtemplate.errors import (
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import parse_offset_msg_id
 from mqtemplate.numbers import parse_number
-from mqtemplate.record.codec import RecordDraft, StoredRecord
+from mqtemplate.record.appends import PutResult
+from mqtemplate.record.codec import Drafts, RecordDraft, StoredRecord
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import PRODUCER_GROUP, REAL_QID, REAL_TOPIC, UNIQ_KEY, find_property
 from mqtemplate.results import HalfMessage, TransactionState
 from mqtemplate.services import wall_time
-from mqtemplate.store.commit_log import PutResult
 from mqtemplate.store.consumer_offsets import ConsumerOffsets
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.topics import TopicTable
@@ -311,7 +311,7 @@ class TransactionService:
     def _append_end(self, half_offset: int, successor: RecordDraft | None) -> Sequence[PutResult]:
         now_ms = self._store.clock.now_ms()
         op = op_draft(half_offset, successor, now_ms)
-        puts = self._store.put_all([op] if successor is None else [op, successor])
+        puts = self._store.put(Drafts([op] if successor is None else [op, successor]))
         self._ops.add(puts[0].queue_offset, half_offset)
         if self._progress_due_ms is None:
             self._progress_due_ms = self._store.clock.steady_ms() + _PROGRESS_MS

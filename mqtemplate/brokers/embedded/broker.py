@@ -19,7 +19,7 @@ from mqtemplate.results import HalfMessage, PullResult, SendResult, SequencedRes
 from mqtemplate.selectors.tags import Selector
 from mqtemplate.services import Service
 from mqtemplate.store.files.store_files import StoreFiles
-from mqtemplate.topics import check_topic, is_application_topic
+from mqtemplate.topics import is_application_topic
 
 
 class EmbeddedBroker(Broker):
@@ -98,39 +98,32 @@ class EmbeddedBroker(Broker):
     # --- sending -------------------------------------------------------------------------------
 
     def send(self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000) -> SendResult:
-        self._check_open()
         return self.engine.sends.send(message, queue, timeout_ms)
 
     def send_batch(
         self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
     ) -> SendResult:
-        self._check_open()
         return self.engine.sends.send_batch(messages, queue, timeout_ms)
 
     def send_async(
         self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
     ) -> AwaitableFuture[SendResult]:
-        self._check_open()
         return self.engine.sends.send_async(messages, queue)
 
     def send_one_way(self, message: Message, queue: MessageQueue | None = None) -> None:
-        self._check_open()
         self.engine.sends.send_one_way(message, queue)
 
     def send_sequenced(
         self, messages: Sequence[tuple[Message, MessageQueue]], sequence: SendSequence, timeout_ms: int = 10_000
     ) -> SequencedResult:
-        self._check_open()
-        return self.engine.sequenced.send(messages, sequence, timeout_ms)
+        return self.engine.sends.send_sequenced(messages, sequence, timeout_ms)
 
     # --- transactions and requests -------------------------------------------------------------
 
     def send_half(
         self, message: Message, group: str, queue: MessageQueue | None = None, timeout_ms: int = 3_000
     ) -> HalfMessage:
-        self._check_open()
-        result = self.engine.sends.send_half(message, check_topic(group), queue, timeout_ms)
-        return HalfMessage(message, group, result)
+        return self.engine.sends.send_half(message, group, queue, timeout_ms)
 
     def end_transaction(self, half: HalfMessage, state: TransactionState, remark: str | None = None) -> None:
         self.engine.transactions.end_transaction(half, state, remark)

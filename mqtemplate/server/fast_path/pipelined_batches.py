@@ -12,20 +12,21 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mqtemplate.engine.drafts import SendOrigin
 from mqtemplate.engine.engine import Engine
 from mqtemplate.errors import StoreError
 from mqtemplate.message import offset_msg_ids
+from mqtemplate.record.appends import PutBatch
 from mqtemplate.record.arrays import Rows
-from mqtemplate.record.codec import RecordDraft, pack_host
+from mqtemplate.record.codec import Drafts, RecordDraft, pack_host
 from mqtemplate.record.properties_template import AddedProperties, CompleteProperties, PropertiesTemplate
-from mqtemplate.record.sent_batch import BatchOrigin, SentBatch
+from mqtemplate.record.uniform_batch import BatchOrigin, UniformBatch
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codec import Frame
 from mqtemplate.remoting.protocol.messages import BATCH_FRONT, count_batch, split_batch
 from mqtemplate.server.fast_path.header_templates import SendTemplate
 from mqtemplate.server.fast_path.send_responses import SendResponses
 from mqtemplate.server.requests.response import call_when_durable
-from mqtemplate.store.record_writer import PutBatch
 
 INLINE_MESSAGES = 64
 """Longest batch that is stored in the I/O thread: about a millisecond."""
@@ -50,27 +51,16 @@ class UniformMessages(NamedTuple):
     flag: int
     properties: CompleteProperties
 
-    def sent_batch(
-        self,
-        topic: str,
-        queue_id: int,
-        sys_flag: int,
-        born_timestamp: int,
-        born_host: bytes,
-        reconsume_times: int,
-        origins: Sequence[BatchOrigin] = (),
-    ) -> SentBatch:
-        """Return the messages for the store. The first arguments are those of `RecordDraft` for the first batch.
+    def batch(self, topic: str, queue_id: int, origin: SendOrigin, batches: Sequence[BatchOrigin] = ()) -> UniformBatch:
+        """Return the messages for the store.
 
         Args:
-            origins: Of each batch; empty for one batch.
+            origin: Of the first batch.
+            batches: Queue and time of birth of each batch; empty for one batch.
         """
         encoded, code, _ = self.properties
-        body = self.bodies[0].tobytes()
-        first = RecordDraft(
-            topic, queue_id, body, encoded, code, -1, self.flag, sys_flag, born_timestamp, born_host, reconsume_times
-        )
-        return SentBatch(first, self.bodies, self.ids, self.id_at, origins)
+        first = RecordDraft(topic, queue_id, self.bodies[0].tobytes(), encoded, code, -1, self.flag, *origin)
+        return UniformBatch(first, self.bodies, self.ids, self.id_at, batches)
 
 
 def read_uniform(data: bytes, added: AddedProperties) -> UniformMessages | None:
@@ -196,11 +186,11 @@ class PipelinedBatches:
     def _put(self, requests: Sequence[BatchRequest]) -> PutBatch | None:
         batch = self._read_uniform(requests)
         if batch is not None:
-            return self._store.put_batch(batch)
+            return self._store.put(batch)
         drafts = self._read_messages(requests[0]) if len(requests) == 1 else None
-        return self._store.put_all(drafts) if drafts else None
+        return self._store.put(Drafts(drafts)) if drafts else None
 
-    def _read_uniform(self, requests: Sequence[BatchRequest]) -> SentBatch | None:
+    def _read_uniform(self, requests: Sequence[BatchRequest]) -> UniformBatch | None:
         """Return the messages of all batches; None if they are few, or not uniform."""
         template, (queue_id, born), count = requests[0].template, requests[0].origin, len(requests)
         found = read_uniform(b"".join(request.body for request in requests), self._added)
@@ -208,9 +198,10 @@ class PipelinedBatches:
         if found is None or len(found.bodies) % count or len(found.bodies) > count * self._max_messages:
             return None
         origins = [request.origin for request in requests] if count > 1 else ()
-        return found.sent_batch(
-            template.topic, queue_id, template.sys_flag, born, self._born_host, template.reconsume_times, origins
-        )
+        return found.batch(template.topic, queue_id, self._origin(template, born), origins)
+
+    def _origin(self, template: SendTemplate, born_timestamp: int) -> SendOrigin:
+        return SendOrigin(template.sys_flag, born_timestamp, self._born_host, template.reconsume_times)
 
     def _read_messages(self, request: BatchRequest) -> list[RecordDraft] | None:
         """Return the messages of one batch; None if they are too many, or one of them is not ordinary.
@@ -221,11 +212,11 @@ class PipelinedBatches:
         if count_batch(request.body, self._max_messages) > self._max_messages:
             return None
         template, (queue_id, born), drafts = request.template, request.origin, list[RecordDraft]()
+        origin = self._origin(template, born)
         for body, encoded, flag in split_batch(request.body):
             complete = self._added.complete_encoded(encoded)
             if complete is None:
                 return None
-            origin = (template.sys_flag, born, self._born_host, template.reconsume_times)
             drafts.append(
                 RecordDraft(template.topic, queue_id, body, complete.encoded, complete.tags_code, -1, flag, *origin)
             )

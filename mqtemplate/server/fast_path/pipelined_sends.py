@@ -8,8 +8,9 @@ from functools import partial
 from mqtemplate.engine.engine import Engine
 from mqtemplate.errors import StoreError
 from mqtemplate.message import offset_msg_ids
-from mqtemplate.record.codec import RecordDraft, pack_host
-from mqtemplate.record.sent_batch import BatchOrigin
+from mqtemplate.record.appends import PutBatch
+from mqtemplate.record.codec import Drafts, RecordDraft, pack_host
+from mqtemplate.record.uniform_batch import BatchOrigin
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codec import Frame
 from mqtemplate.server.fast_path.header_templates import ConnectionTemplates, SendTemplates
@@ -17,7 +18,6 @@ from mqtemplate.server.fast_path.pipelined_batches import BatchRequest, Pipeline
 from mqtemplate.server.fast_path.send_responses import SendResponses
 from mqtemplate.server.requests.response import RefusedError, call_when_durable
 from mqtemplate.server.state.topics import TopicConfigs
-from mqtemplate.store.record_writer import PutBatch
 
 _MAX_REQUESTS = 64
 """Most sends of one append: less than a millisecond in the I/O thread."""
@@ -148,8 +148,8 @@ class PipelinedSends:
 
     def _put(self, drafts: Sequence[RecordDraft]) -> PutBatch:
         if len(drafts) > 1:
-            return self._store.put_all(drafts)
-        offset, size, queue_offset, timestamp = self._store.put(drafts[0])  # for one record faster than `put_all`
+            return self._store.put(Drafts(drafts))
+        offset, size, queue_offset, timestamp = self._store.put(drafts[0])  # for one record faster than `Drafts`
         return PutBatch([offset], [size], [queue_offset], timestamp)
 
     def _reply(self, sent: Sequence[_Sent], puts: PutBatch, error: StoreError | None) -> None:

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import NamedTuple
 
+from mqtemplate.engine.drafts import SendOrigin
 from mqtemplate.engine.engine import Engine
-from mqtemplate.engine.message_writer import StoredBatch
 from mqtemplate.engine.queue_locks import QueueLockTable
 from mqtemplate.engine.retries import dead_letter, is_exhausted, retry
+from mqtemplate.engine.sends import StoredSend
 from mqtemplate.errors import MessageError, SendError
 from mqtemplate.event_log import LimitedLog
 from mqtemplate.message import (
@@ -25,7 +26,6 @@ from mqtemplate.message import (
     Property,
     SendSequence,
     copy_properties,
-    offset_msg_id,
     valid_time,
 )
 from mqtemplate.record.codec import EncodedMessage, RecordDraft, pack_host
@@ -64,8 +64,6 @@ _MAX_SEQUENCED_BYTES = 16 << 20
 """As many as a frame: one message may have megabytes. Clients send many small ones in requests of 1 MiB."""
 
 _pack_host = lru_cache(maxsize=65_536)(pack_host)
-_Origin = tuple[int, int, bytes, int]
-"""Sys flag, born timestamp, born host and reconsume times: they follow from the request header and the connection."""
 
 
 class _Send(NamedTuple):
@@ -77,10 +75,10 @@ class _Send(NamedTuple):
     is_batch: bool
 
     @property
-    def origin(self) -> _Origin:
-        header = self.header
-        born_timestamp, born_host = valid_time(header.born_timestamp), _pack_host(self.connection.remote)
-        return header.sys_flag & SysFlag.OF_CLIENTS, born_timestamp, born_host, max(header.reconsume_times or 0, 0)
+    def origin(self) -> SendOrigin:
+        header, born_host = self.header, _pack_host(self.connection.remote)
+        times = max(header.reconsume_times or 0, 0)
+        return SendOrigin(header.sys_flag & SysFlag.OF_CLIENTS, valid_time(header.born_timestamp), born_host, times)
 
     @property
     def is_retry(self) -> bool:
@@ -209,50 +207,34 @@ class SendProcessor:
             unique_id = stored.msg_id
         self._reply(send, queue_id, stored, unique_id)
 
-    def _put_complete(self, send: _Send, queue_id: int, complete: CompleteProperties) -> StoredBatch:
+    def _put_complete(self, send: _Send, queue_id: int, complete: CompleteProperties) -> StoredSend:
         """Store a message without decoding its properties."""
-        engine, topic = self.engine, send.header.topic
-        draft = engine.drafts.make_complete(
-            topic, queue_id, send.request.body, complete.encoded, complete.tags_code, engine.clock.now_ms()
-        )
-        draft.flag = send.header.flag
-        _set_origin(draft, send.origin)
-        put = engine.writer.put(draft, topic, queue_id)
-        msg_id = offset_msg_id(engine.settings.listen_host, put.physical_offset)
-        return StoredBatch(put.end, (topic,), complete.unique_id, msg_id, put.queue_offset, None)
-
-    def _put_decoded(self, send: _Send, topic: str, queue_id: int) -> StoredBatch:
-        """Store a message that may be delayed, in a transaction, or a dead letter."""
         engine, header = self.engine, send.header
+        message = EncodedMessage(header.topic, send.request.body, complete.encoded, header.flag)
+        draft = engine.drafts.make_complete(message, queue_id, complete.tags_code, send.origin)
+        return engine.writer.store(draft, complete.unique_id, header.topic, queue_id)
+
+    def _put_decoded(self, send: _Send, topic: str, queue_id: int) -> StoredSend:
+        """Store a message that may be delayed, in a transaction, or a dead letter."""
+        writer, header = self.engine.writer, send.header
         properties = self._properties.complete(decode_properties_text(header.properties))
         if topic is not header.topic:
             properties = copy_properties(properties, *DELAY_PROPERTIES)
         message = self._checked(send.request, Message(topic, send.request.body, properties, header.flag))
-        now_ms, handle = engine.clock.now_ms(), None
-        topics: tuple[str, ...] = ()
         # A retry of a committed message has the property of an open transaction as well.
         is_half = message.properties.get(Property.TRANSACTION_PREPARED, "").lower() == "true"
         if is_half and not send.is_retry and (header.reconsume_times or 0) <= 0:
             group = properties.get(Property.PRODUCER_GROUP) or header.producer_group
-            draft, unique_id = engine.drafts.make_half(message, group, queue_id, now_ms)
-            _set_origin(draft, send.origin)
-            # The response has the offset in the half topic. A half message has no readers to notify.
-            put = engine.transactions.prepare(draft)
-        else:
-            draft, unique_id = engine.drafts.make(message, queue_id, now_ms)
-            _set_origin(draft, send.origin)
-            put, topics = engine.writer.put(draft, topic, queue_id), (draft.topic,)
-            if draft.topic != topic and not topic.startswith(RETRY_TOPIC_PREFIX):
-                handle = engine.writer.handle(draft, put, topic)
-        msg_id = offset_msg_id(engine.settings.listen_host, put.physical_offset)
-        return StoredBatch(put.end, topics, unique_id, msg_id, put.queue_offset, handle)
+            return writer.send_half(message, group, queue_id, send.origin)
+        stored = writer.send(message, queue_id, send.origin)
+        return stored._replace(handle=None) if topic.startswith(RETRY_TOPIC_PREFIX) else stored
 
-    def _put_batch(self, send: _Send, topic: str, queue_id: int) -> StoredBatch:
+    def _put_batch(self, send: _Send, topic: str, queue_id: int) -> StoredSend:
         """Store a batch at once if its messages are uniform, else one message after the other."""
         engine, request, origin, added = self.engine, send.request, send.origin, self._batch_properties
         uniform = read_uniform(request.body, added)
         if uniform is not None:
-            return engine.writer.put_alike(uniform.sent_batch(topic, queue_id, *origin))
+            return engine.writer.store_uniform(uniform.batch(topic, queue_id, origin))
         messages = split_batch(request.body)
         if not messages:
             raise MessageError("the batch is empty; give at least one message")
@@ -263,20 +245,19 @@ class SendProcessor:
             if complete is None:
                 decoded = added.complete(decode_properties(encoded))
                 message = self._checked(request, Message(topic, body, decoded, flag))
-                draft, unique_id = engine.drafts.make(message, queue_id, now_ms)
-                _set_origin(draft, origin)
+                draft, unique_id = engine.drafts.make(message, queue_id, now_ms, origin)
             else:
                 properties, code, unique_id = complete
                 draft = RecordDraft(topic, queue_id, body, properties, code, -1, flag, *origin)
             drafts.append(draft)
             ids.append(unique_id)
-        return engine.writer.put_batch(drafts, ids, topic, queue_id)
+        return engine.writer.store_all(drafts, ids, topic, queue_id)
 
     def _checked(self, request: RemotingCommand, message: Message) -> Message:
         has_origin = message.topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX))
         return self.access.checked_origin(request, message) if has_origin else message
 
-    def _reply(self, send: _Send, queue_id: int, stored: StoredBatch, unique_id: str | None) -> None:
+    def _reply(self, send: _Send, queue_id: int, stored: StoredSend, unique_id: str | None) -> None:
         """Reply with the positions of the messages when they are durable."""
         store = self.engine.store
         if send.request.is_one_way:
@@ -285,10 +266,6 @@ class SendProcessor:
         header = self._responses.header(stored.offset_msg_id, queue_id, stored.queue_offset, unique_id, stored.handle)
         failure = ResponseCode.FLUSH_DISK_TIMEOUT
         reply_when_durable(store, send.connection, send.request, stored.end, stored.topics, header, failure)
-
-
-def _set_origin(draft: RecordDraft, origin: _Origin) -> None:
-    draft.sys_flag, draft.born_timestamp, draft.born_host, draft.reconsume_times = origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,10 +369,8 @@ class SendBackProcessor:
             is_dead = message.topic.startswith(DLQ_TOPIC_PREFIX)
             self.topics.create_group_topic(message.topic, 1 if is_dead else group.retry_queue_nums)
             queue_id = self.topics.queue(message.topic, -1)
-            draft = engine.drafts.make_send_back(message, original, queue_id, engine.clock.now_ms())
-            draft.sys_flag = record.sys_flag & SysFlag.OF_CLIENTS
-            put = engine.writer.put(draft, message.topic, queue_id)
-            reply_when_durable(engine.store, connection, request, put.end, (draft.topic,))
+            stored = engine.writer.send_back(message, original, queue_id, record.sys_flag & SysFlag.OF_CLIENTS)
+            reply_when_durable(engine.store, connection, request, stored.end, stored.topics)
 
         if not self.topics.has(message.topic):
             return self.deferred_work.run(connection, request, store)

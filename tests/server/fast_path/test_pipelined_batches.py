@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
+from mqtemplate.engine.drafts import SendOrigin
 from mqtemplate.errors import StoreError, StoreFullError
 from mqtemplate.message import Message
+from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.properties_template import AddedProperties
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
@@ -194,7 +197,10 @@ def test_messages_that_differ_in_body_and_id_are_uniform(properties: AddedProper
     uniform = read_uniform(encode_batch(messages(TAGS="paid")), properties)
 
     assert uniform is not None
-    assert uniform.sent_batch("orders", 0, 0, 0, bytes(8), 0).msg_ids() == b"A000,A001,A002,A003,A004,A005,A006,A007"
+    assert (
+        uniform.batch("orders", 0, SendOrigin(0, 0, bytes(8), 0)).msg_ids()
+        == b"A000,A001,A002,A003,A004,A005,A006,A007"
+    )
     assert [bytes(row) for row in uniform.bodies] == [b"%08d" % number for number in range(8)]
     assert uniform.properties.encoded[uniform.id_at :].startswith(b"A000\x02")
 
@@ -237,10 +243,8 @@ def test_a_large_batch_is_read_message_by_message(properties: AddedProperties) -
 # --- faults -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("count", "method"), [(10, "put_batch"), (3, "put_all")])
-def test_a_batch_that_the_store_refuses_gets_the_reason(
-    count: int, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("count", [10, 3])
+def test_a_batch_that_the_store_refuses_gets_the_reason(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(messages: object) -> object:
         raise StoreFullError("no room for a record")
 
@@ -248,7 +252,7 @@ def test_a_batch_that_the_store_refuses_gets_the_reason(
         know_batches(peer)
         end = server.engine.store.end_offset
         with monkeypatch.context() as patch:
-            patch.setattr(server.engine.store, method, refuse)
+            patch.setattr(server.engine.store, "put", refuse)
             refused = peer.invoke_frame(batch(10, count))
 
         assert (refused.code, refused.remark) == (ResponseCode.SERVICE_NOT_AVAILABLE, "no room for a record")
@@ -277,14 +281,18 @@ def test_batches_that_fit_into_no_file_together_are_stored_one_by_one(monkeypatc
 
 
 def test_batches_that_the_store_refuses_together_get_the_reason_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(store: MessageStore, messages: object) -> object:
+    put = MessageStore.put
+
+    def refuse(store: MessageStore, records: Any) -> object:
+        if isinstance(records, RecordDraft):
+            return put(store, records)
         raise StoreFullError("no room for a record")
 
     with serving() as server, known_producer(server) as peer:
         know_batches(peer)
         end = server.engine.store.end_offset
         with monkeypatch.context() as patch:
-            patch.setattr(MessageStore, "put_batch", refuse)
+            patch.setattr(MessageStore, "put", refuse)
             peer.send(batch(10) + batch(11) + send(12))
             responses = answers(peer, 3)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -10,7 +11,7 @@ from structlog.testing import capture_logs
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreError, StoreFullError
-from mqtemplate.record.codec import parse_record
+from mqtemplate.record.codec import Drafts, parse_record
 from mqtemplate.remoting.limits import ConnectionLimits
 from mqtemplate.remoting.protocol import ResponseCode, encode_command
 from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
@@ -155,17 +156,13 @@ def test_what_the_store_refuses_together_is_tried_one_by_one(monkeypatch: pytest
         store, room = server.engine.store, iter(range(2))
         put = store.put
 
-        def one(draft: object) -> object:
-            if next(room, None) is None:
+        def put_one(records: Any) -> object:
+            if isinstance(records, Drafts) or next(room, None) is None:
                 raise StoreFullError("no room for a record")
-            return put(draft)  # type: ignore[arg-type]
-
-        def several(drafts: object) -> object:
-            raise StoreFullError("no room for all")
+            return put(records)
 
         with monkeypatch.context() as patch:
-            patch.setattr(store, "put", one)
-            patch.setattr(store, "put_all", several)
+            patch.setattr(store, "put", put_one)
             peer.send(b"".join(send(opaque) for opaque in range(10, 15)))
             responses = answers(peer, 5)
 

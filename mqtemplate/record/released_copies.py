@@ -10,13 +10,14 @@ equal. Then the decisions for the first record hold for all, and each field is i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mqtemplate.hashes.java_hash import tags_code
 from mqtemplate.record import layout
+from mqtemplate.record.appends import PutBatch, QueueRows
 from mqtemplate.record.arrays import Rows, count_leading, read_column, to_bytes
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.layout import BODY_AT, BODY_LENGTH_AT, CHECK_SIZE, PHYSICAL_OFFSET_AT
@@ -98,7 +99,7 @@ class RecordShape:
         return matches
 
 
-class RecordRun:
+class AlikeCopies:
     """Copies of records of one shape, before the commit log assigns their offsets; a row for each record.
 
     Args:
@@ -111,7 +112,7 @@ class RecordRun:
     Attributes:
         topic: Topic of all copies.
         queue_ids: Queue of each copy.
-        tags_codes: Value for the consume queue unit of each copy.
+        codes: Value for the consume queue unit of each copy.
     """
 
     def __init__(self, draft: RecordDraft, shape: RecordShape, rows: Rows, gap: slice, stamps: Rows) -> None:
@@ -123,18 +124,20 @@ class RecordRun:
         self._stamps = stamps
         digits = rows[:, shape.queue_id].astype(np.int64) - ord("0")
         self.queue_ids: NDArray[np.int64] = digits @ 10 ** np.arange(digits.shape[1] - 1, -1, -1)
-        self.tags_codes = np.full(len(rows), draft.tags_code, np.int64)
+        self.codes = np.full(len(rows), draft.tags_code, np.int64)
         tags = rows[:, shape.tags]
         if (tags != tags[:1]).any():
-            self.tags_codes[:] = [tags_code(each.decode("utf-8", "replace")) for each in row_bytes(tags)]
+            self.codes[:] = [tags_code(each.decode("utf-8", "replace")) for each in row_bytes(tags)]
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def queues(self) -> Iterator[tuple[int, NDArray[np.intp]]]:
-        """Yield each queue id with the rows for that queue."""
-        for queue_id in np.unique(self.queue_ids).tolist():
-            yield queue_id, np.flatnonzero(self.queue_ids == queue_id)
+    def queues(self) -> list[QueueRows]:
+        """Return each queue with the rows for that queue."""
+        return [
+            QueueRows(self.topic, queue_id, np.flatnonzero(self.queue_ids == queue_id))
+            for queue_id in np.unique(self.queue_ids).tolist()
+        ]
 
     def encode(
         self, queue_offsets: NDArray[np.int64], physical_offset: int, store_timestamp: int, store_host: bytes
@@ -179,3 +182,60 @@ class RecordRun:
             around[:, start:end] = part
             end = start
         return around
+
+
+class ReleasedCopies:
+    """Copies of due records, see `NewRecords`: many alike ones as arrays, all others as drafts.
+
+    The index reads copies from the log: their number is large at once, and the memory for recent records is for sends.
+    """
+
+    def __init__(self, parts: Sequence[RecordDraft | AlikeCopies]) -> None:
+        self._parts = parts
+        self._queues: list[tuple[int, QueueRows]] = []  # with the number of the part
+        self._starts, total = list[int](), 0
+        for number, part in enumerate(parts):
+            self._starts.append(total)
+            if isinstance(part, AlikeCopies):
+                self._queues += [(number, each._replace(rows=np.asarray(each.rows) + total)) for each in part.queues()]
+                total += len(part)
+            else:
+                self._queues.append((number, QueueRows(part.topic, part.queue_id, range(total, total + 1))))
+                total += 1
+        self._count = total
+
+    def __len__(self) -> int:
+        return self._count
+
+    def queues(self) -> list[QueueRows]:
+        return [rows for _, rows in self._queues]
+
+    def encode_at(
+        self, queue_offsets: Sequence[int], physical_offset: int, store_timestamp: int, store_host: bytes
+    ) -> tuple[bytes, PutBatch]:
+        each_offset = np.empty(len(self), np.int64)
+        for start, (_, each) in zip(queue_offsets, self._queues, strict=True):
+            each_offset[each.rows] = np.arange(start, start + len(each.rows))
+        at, records, sizes = physical_offset, list[bytes](), np.empty(len(self), np.int64)
+        for part, start in zip(self._parts, self._starts, strict=True):
+            if isinstance(part, AlikeCopies):
+                offsets = each_offset[start : start + len(part)]
+                record, count = part.encode(offsets, at, store_timestamp, store_host), len(part)
+            else:
+                record, count = part.encode(int(each_offset[start]), at, store_timestamp, store_host), 1
+            sizes[start : start + count] = len(record) // count
+            records.append(record)
+            at += len(record)
+        offsets = physical_offset + np.cumsum(sizes) - sizes
+        puts = PutBatch(offsets.tolist(), sizes.tolist(), each_offset.tolist(), store_timestamp)
+        return b"".join(records), puts
+
+    def tags_codes(self, store_timestamp: int) -> NDArray[np.int64]:
+        codes = [
+            part.codes if isinstance(part, AlikeCopies) else np.array([part.tags_code_at(store_timestamp)], np.int64)
+            for part in self._parts
+        ]
+        return np.concatenate(codes)
+
+    def index_entries(self, puts: PutBatch) -> None:
+        return None

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqtemplate.record import layout
+from mqtemplate.record.appends import IndexEntries, PutBatch, QueueRows
 from mqtemplate.record.arrays import Rows
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.layout import CHECK_SIZE
@@ -26,10 +27,10 @@ class BatchOrigin(NamedTuple):
 
 
 @dataclass(slots=True)
-class SentBatch:
+class UniformBatch:
     """Messages of one topic that differ in their bodies and ids only; all bodies have one length, and all ids.
 
-    They may be those of several batches, which have the same number of messages each.
+    They may come from several batches, which have the same number of messages each. See `NewRecords`.
 
     Attributes:
         first: Record of the first message.
@@ -47,16 +48,20 @@ class SentBatch:
     def __len__(self) -> int:
         return len(self.bodies)
 
-    @property
-    def queue_ids(self) -> list[int]:
-        """Queue of each batch."""
-        return [origin.queue_id for origin in self.origins] or [self.first.queue_id]
+    def queues(self) -> list[QueueRows]:
+        queue_ids = [origin.queue_id for origin in self.origins] or [self.first.queue_id]
+        count = len(self) // len(queue_ids)
+        rows = [range(start, start + count) for start in range(0, len(self), count)]
+        return [QueueRows(self.first.topic, *each) for each in zip(queue_ids, rows, strict=True)]
 
-    @property
-    def messages_per_batch(self) -> int:
-        return len(self) // (len(self.origins) or 1)
+    def tags_codes(self, store_timestamp: int) -> NDArray[np.int64]:
+        return np.full(len(self), self.first.tags_code_at(store_timestamp), np.int64)
 
-    def properties(self) -> bytes:
+    def index_entries(self, puts: PutBatch) -> IndexEntries:
+        properties = self._properties() if self.first.indexed_properties else b""
+        return IndexEntries([puts.physical_offsets[0]], [puts.end], [len(self)], [self.first.topic], [properties])
+
+    def _properties(self) -> bytes:
         """Return the encoded properties of all messages, joined."""
         text, (count, size) = self.first.properties, self.ids.shape
         rows = np.empty((count, len(text)), np.uint8)
@@ -71,18 +76,20 @@ class SentBatch:
         rows[:, :size] = self.ids
         return rows.tobytes()[:-1]
 
+    def encode_at(
+        self, queue_offsets: Sequence[int], physical_offset: int, store_timestamp: int, store_host: bytes
+    ) -> tuple[memoryview, PutBatch]:
+        records = self.encode(queue_offsets, physical_offset, store_timestamp, store_host)
+        (total, size), count = records.shape, len(self) // len(queue_offsets)
+        offsets = range(physical_offset, physical_offset + total * size, size)
+        each_queue_offset = [offset for start in queue_offsets for offset in range(start, start + count)]
+        puts = PutBatch(offsets, [size] * total, each_queue_offset, store_timestamp)
+        return records.data.cast("B"), puts  # without a copy
+
     def encode(
         self, queue_offsets: Sequence[int], physical_offset: int, store_timestamp: int, store_host: bytes
     ) -> Rows:
-        """Return the adjacent records, a row for each: the bytes of `RecordDraft.encode` for each message.
-
-        Args:
-            queue_offsets: Of the first record of each batch.
-            physical_offset: Of the first record.
-
-        Raises:
-            MessageError: As `RecordDraft.encode`.
-        """
+        """Return a row for each record: the bytes of `RecordDraft.encode` for each message. See `encode_at`."""
         first = self.first.encode(queue_offsets[0], physical_offset, store_timestamp, store_host)
         body_at = layout.HEADERS[layout.host_flags(self.first.born_host, store_host)].size
         body_end, size = body_at + self.bodies.shape[1], len(first)

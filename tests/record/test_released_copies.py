@@ -14,7 +14,7 @@ from mqtemplate.hashes.java_hash import tags_code
 from mqtemplate.message import HostAddress
 from mqtemplate.record.codec import RecordDraft, pack_host, parse_record
 from mqtemplate.record.properties import find_property
-from mqtemplate.record.run import RecordRun, RecordShape
+from mqtemplate.record.released_copies import AlikeCopies, RecordShape
 
 V4, V6 = pack_host(HostAddress("10.0.0.1", 10911)), pack_host(HostAddress("::1", 10911))
 PROPERTIES = b"UNIQ_KEY\x01%04d\x02TAGS\x01%c\x02REAL_TOPIC\x01orders\x02REAL_QID\x01%d\x02"
@@ -82,7 +82,7 @@ def test_a_run_equals_records_encoded_one_by_one(
     stamp_rows = rows_of(stamps if has_own_stamps else stamps[:1])
     assert shape.count_matching(rows_of(records), offsets) == count
 
-    run = RecordRun(copies[0], shape, rows_of(records), gap, stamp_rows)
+    run = AlikeCopies(copies[0], shape, rows_of(records), gap, stamp_rows)
 
     queue_offsets = np.arange(count) * 3 + 1
     expected, at = [], physical_offset
@@ -101,10 +101,10 @@ def test_each_row_has_the_code_of_its_own_tags() -> None:
     first = replace(drafts[0], tags_code=tags_code("a"))
     no_gap = slice(shape.properties_end, shape.properties_end)
 
-    run = RecordRun(first, shape, rows_of(records), no_gap, rows_of([b""]))
+    run = AlikeCopies(first, shape, rows_of(records), no_gap, rows_of([b""]))
 
-    assert run.tags_codes.tolist() == [tags_code(find_property(draft.properties, b"TAGS")) for draft in drafts]
-    assert len(set(run.tags_codes.tolist())) == 2
+    assert run.codes.tolist() == [tags_code(find_property(draft.properties, b"TAGS")) for draft in drafts]
+    assert len(set(run.codes.tolist())) == 2
 
 
 def test_a_run_returns_the_rows_of_each_queue() -> None:
@@ -113,9 +113,9 @@ def test_a_run_returns_the_rows_of_each_queue() -> None:
     shape = shape_of(records)
     no_gap = slice(shape.properties_end, shape.properties_end)
 
-    run = RecordRun(drafts[0], shape, rows_of(records), no_gap, rows_of([b""]))
+    run = AlikeCopies(drafts[0], shape, rows_of(records), no_gap, rows_of([b""]))
 
-    assert [(queue_id, rows.tolist()) for queue_id, rows in run.queues()] == [(3, [0, 2, 3]), (4, [1])]
+    assert [(queue_id, list(rows)) for _, queue_id, rows in run.queues()] == [(3, [0, 2, 3]), (4, [1])]
 
 
 def changed(old: bytes, new: bytes) -> RecordDraft:

@@ -45,7 +45,7 @@ def test_a_list_of_alike_messages_is_stored_as_one_by_one(
 ) -> None:
     found = []
     for fewest in (2, NEVER):
-        monkeypatch.setattr(drafts, "_FEWEST_ALIKE", fewest)
+        monkeypatch.setattr(drafts, "_FEWEST_UNIFORM", fewest)
         records, ids, result_ids = stored(messages(40, size, **properties))
         assert ids == result_ids
         assert len(set(ids)) == 40
@@ -68,7 +68,7 @@ def test_a_list_of_alike_messages_is_stored_as_one_by_one(
 )
 def test_other_lists_are_stored_one_by_one(sent: list[Message]) -> None:
     with EmbeddedBroker(None, clock=VirtualClock()) as broker:
-        assert broker.engine.drafts.make_alike(sent, 0, 0) is None
+        assert broker.engine.drafts.make_uniform(sent, 0, 0) is None
 
 
 def test_a_body_above_the_limit_refuses_the_list() -> None:

@@ -13,14 +13,14 @@ from mqtemplate.message import HostAddress
 from mqtemplate.record.arrays import to_rows
 from mqtemplate.record.codec import RecordDraft, pack_host, parse_record
 from mqtemplate.record.layout import MAX_PROPERTIES_BYTES
-from mqtemplate.record.sent_batch import BatchOrigin, SentBatch
+from mqtemplate.record.uniform_batch import BatchOrigin, UniformBatch
 
 V4, V6 = pack_host(HostAddress("10.0.0.1", 10_911)), pack_host(HostAddress("::1", 10_911))
 IDS = [b"7F0001", b"7F0002", b"ab12ZZ"]
 
 
-def batch_of(first: RecordDraft, bodies: list[bytes], ids: list[bytes]) -> SentBatch:
-    return SentBatch(first, to_rows(bodies), to_rows(ids), first.properties.index(ids[0]))
+def batch_of(first: RecordDraft, bodies: list[bytes], ids: list[bytes]) -> UniformBatch:
+    return UniformBatch(first, to_rows(bodies), to_rows(ids), first.properties.index(ids[0]))
 
 
 @given(
@@ -54,7 +54,7 @@ def test_rows_of_several_batches_have_their_queues_offsets_and_times() -> None:
     ids = [b"7F%02d" % number for number in range(6)]
     first = RecordDraft("orders", 3, b"body", properties % ids[0], 5, born_timestamp=1_700)
     origins = [BatchOrigin(3, 1_700), BatchOrigin(0, 2**40), BatchOrigin(3, 1_701)]
-    batch = SentBatch(first, to_rows([b"body"] * 6), to_rows(ids), first.properties.index(ids[0]), origins)
+    batch = UniformBatch(first, to_rows([b"body"] * 6), to_rows(ids), first.properties.index(ids[0]), origins)
     places = [(3, 7, 1_700), (3, 8, 1_700), (0, 90, 2**40), (0, 91, 2**40), (3, 9, 1_701), (3, 10, 1_701)]
     expected = b""
     for unique_id, (queue_id, offset, born) in zip(ids, places, strict=True):
@@ -62,7 +62,7 @@ def test_rows_of_several_batches_have_their_queues_offsets_and_times() -> None:
         expected += draft.encode(offset, 500 + len(expected), 1_800, V4)
 
     assert batch.encode([7, 90, 9], 500, 1_800, V4).tobytes() == expected
-    assert (batch.queue_ids, batch.messages_per_batch) == ([3, 0, 3], 2)
+    assert [each[1:] for each in batch.queues()] == [(3, range(2)), (0, range(2, 4)), (3, range(4, 6))]
 
 
 def test_properties_above_the_limit_are_refused() -> None:
