@@ -4,12 +4,13 @@ Most producers send the same properties again and again, but for the message id 
 gaps, ``01`` and ``02`` the separators of a record::
 
     UNIQ_KEY 01 |7F000001A1| 02 WAIT 01 true 02 TAGS 01 paid 02 KEYS 01 |order-1| 02
-    ^ parts[0]               ^ parts[1]                                           ^ parts[2]
+    ^ front                  ^ between                                            ^ back
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mqtemplate.hashes.java_hash import tags_code
@@ -29,20 +30,24 @@ _ID_FRONT = PROPERTY_SEPARATOR + UNIQ_KEY + NAME_VALUE_SEPARATOR
 _KEYS_FRONT = PROPERTY_SEPARATOR + KEYS + NAME_VALUE_SEPARATOR
 
 
-class PropertiesTemplate(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PropertiesTemplate:
     """Encoded properties of many messages: all of their bytes but the message id, and perhaps the keys.
 
     Attributes:
-        parts: The bytes before, between and after the gaps: two parts, or three with a gap for the keys.
+        front, back: The bytes before the first gap and after the last one.
+        between: The bytes between two gaps.
         has_keys_first: The keys are before the message id.
     """
 
-    parts: tuple[bytes, ...]
+    front: bytes
+    back: bytes
+    between: bytes = b""
     has_keys_first: bool = False
 
     @classmethod
     def around(cls, encoded: bytes, *values: bytes, has_keys_first: bool = False) -> PropertiesTemplate | None:
-        """Return the template that has gaps where *values* are; None if one does not occur once, in this order.
+        """Return the template that has gaps where *values* are, one or two; None if one does not occur exactly once.
 
         An id that occurs twice, for instance in the keys as well, has no single gap: the next message would get the
         id of this one there.
@@ -53,29 +58,28 @@ class PropertiesTemplate(NamedTuple):
                 return None
             part, _, encoded = encoded.partition(value)
             parts.append(part)
-        return cls((*parts, encoded), has_keys_first)
+        return cls(parts[0], encoded, b"".join(parts[1:]), has_keys_first)
 
     @classmethod
     def appending(cls, encoded: bytes) -> PropertiesTemplate:
         """Return the template that adds the message id after *encoded*, which end with a separator or are empty."""
-        return cls((encoded + UNIQ_KEY + NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR))
+        return cls(encoded + UNIQ_KEY + NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR)
 
     @property
     def id_at(self) -> int:
         """Start of the message id in the encoded properties, if there is no gap for keys."""
-        return len(self.parts[0])
+        return len(self.front)
 
     def fill(self, unique_id: bytes, keys: bytes = b"") -> bytes:
         """Return the encoded properties of a message. A template has a gap for keys if and only if *keys* are given."""
-        parts = self.parts
         if not keys:
-            return b"".join((parts[0], unique_id, parts[1]))
+            return self.front + unique_id + self.back  # three parts are added faster than joined
         first, second = (keys, unique_id) if self.has_keys_first else (unique_id, keys)
-        return b"".join((parts[0], first, parts[1], second, parts[2]))
+        return b"".join((self.front, first, self.between, second, self.back))
 
     def id_in(self, encoded: bytes) -> bytes:
         """Return the id in properties that differ from this template in nothing else; empty if there is none."""
-        front, back = self.parts
+        front, back = self.front, self.back
         if encoded.startswith(front) and encoded.endswith(back):
             unique_id = encoded[len(front) : len(encoded) - len(back)]
             if unique_id.isalnum():  # ASCII, and no separator: so the gap has one value, and no property more
@@ -117,7 +121,9 @@ class AddedProperties:
             bytes, int | None
         ] = {}  # text without id and keys -> tags code; None: decode such a text
         # The last text without keys, and its tags code: one tuple, since another thread may replace it meanwhile.
-        self._last = (PropertiesTemplate.appending(b""), tags_code(None))
+        # At first one that matches properties which are a message id, or none at all if all are decoded.
+        first = PropertiesTemplate(b"\2\2", b"\2\2") if decodes_all else PropertiesTemplate.appending(b"")
+        self._last = (first, tags_code(None))
 
     def complete(self, properties: dict[str, str]) -> dict[str, str]:
         """Complete decoded properties, and return them."""
@@ -130,13 +136,11 @@ class AddedProperties:
 
     def complete_encoded(self, data: bytes) -> CompleteProperties | None:
         """Return what encoding `complete` of the decoded properties would return; None if they must be decoded."""
-        if self._decodes_all:
-            return None
         template, code = self._last
         unique_id = template.id_in(data)
         if unique_id:
             return CompleteProperties(data + self._suffix, code, unique_id.decode())
-        return self._complete_new(data)
+        return None if self._decodes_all else self._complete_new(data)
 
     def _complete_new(self, data: bytes) -> CompleteProperties | None:
         """Do the same for properties that differ from the last ones in more than the message id."""
@@ -166,7 +170,7 @@ class AddedProperties:
         if code is None:
             return None
         if values is unique_id:  # without keys: *data* is *text* without its first byte
-            self._last = (PropertiesTemplate((data[: id_at - 1], data[id_end - 1 :])), code)
+            self._last = (PropertiesTemplate(data[: id_at - 1], data[id_end - 1 :]), code)
         return CompleteProperties(data + self._suffix, code, unique_id.decode())
 
     def _learn(self, rest: bytes, data: bytes) -> int | None:
