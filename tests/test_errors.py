@@ -236,3 +236,25 @@ def test_errors_with_facts_say_the_same_after_a_pickle() -> None:
     assert isinstance(pickle.loads(pickle.dumps(SendTimeoutError("late"))), TimeoutError)
     for request in (RetryLater("10s"), DeadLetter("bad"), PauseListener("1m"), BatchFailure([3])):
         assert _facts(copy.copy(request)) == _facts(request)
+
+
+def test_the_error_of_an_operation_becomes_the_error_of_each_of_its_parts() -> None:
+    """Each is another object of the same class: several threads may raise them. A text in the reason stays as it is."""
+    cause = OSError("connection reset")
+    error = SendTimeoutError.during("send a batch", "tried twice: send a batch timed out")
+    error.tries, error.__cause__ = ("(1-2)",), cause
+
+    part = error.of_part("send message 1")
+
+    assert (str(part), part.operation) == ("send message 1: tried twice: send a batch timed out", "send message 1")
+    assert (type(part), part.tries, part.__cause__) == (SendTimeoutError, ("(1-2)",), cause)
+    assert str(error) == "send a batch: tried twice: send a batch timed out"
+
+
+def test_an_error_without_an_operation_is_the_same_for_each_part() -> None:
+    error = RemoteConnectError("no connection to 10.0.0.1:10911", was_sent=True)
+
+    part = error.of_part("send message 1")
+
+    assert part is not error
+    assert (str(part), part.operation, part.was_sent) == (str(error), "", True)

@@ -13,9 +13,7 @@ from mqtemplate.engine.retries import FIRST_RETRY_LEVEL, SentBack
 from mqtemplate.errors import MessageError, UnsupportedError
 from mqtemplate.hashes.java_hash import tags_code
 from mqtemplate.message import (
-    DELAY_PROPERTIES,
-    INTERNAL_PROPERTIES,
-    ORIGIN_PROPERTIES,
+    SPECIAL_PROPERTIES,
     HostAddress,
     Message,
     MessageExt,
@@ -29,21 +27,18 @@ from mqtemplate.record.layout import MAX_PROPERTIES_BYTES, SysFlag
 from mqtemplate.record.properties import (
     PROPERTY_SEPARATOR,
     TAGS,
-    UNIQ_KEY,
     client_properties,
     decode_properties,
     encode_properties,
     find_property,
-    property_format,
 )
+from mqtemplate.record.properties_template import PropertiesTemplate
 from mqtemplate.record.uniform_batch import UniformBatch
 from mqtemplate.topics import HALF_TOPIC
 
-_Encoded = tuple[bytes, int, str | None, bool]
-"""Encoded properties, tags code, the message id or None, and True if one of `SPECIAL_PROPERTIES` is among them."""
-
-SPECIAL_PROPERTIES = INTERNAL_PROPERTIES.union(DELAY_PROPERTIES, ORIGIN_PROPERTIES)
-"""Properties that request a delay, or that clients may not set, at least not everywhere. Most messages have none."""
+_Encoded = tuple[bytes, PropertiesTemplate, int, str | None, bool]
+"""Encoded properties, the template that adds an id, tags code, the message id or None, and True if one of
+`SPECIAL_PROPERTIES` is among them."""
 
 _ROOM_FOR_CHECKS = 100
 """Bytes that transaction checks add to the properties. Without room for them a transaction would stay open for ever."""
@@ -53,7 +48,7 @@ _FEWEST_UNIFORM = 16
 """Fewer records are as fast one by one."""
 
 _tags_code = lru_cache(maxsize=1_024)(tags_code)
-_UNIQUE_ID = property_format(UNIQ_KEY, b"%b")
+_APPENDED_ID = PropertiesTemplate.appending(b"")
 
 
 class SendOrigin(NamedTuple):
@@ -77,7 +72,7 @@ class DraftMaker:
         self._limits = limits
         self._max_message_size = max_message_size
         self._born_host = pack_host(HostAddress(host.ip, 0))
-        self._last: tuple[dict[str, str], _Encoded] = ({}, (b"", 0, None, False))
+        self._last: tuple[dict[str, str], _Encoded] = ({}, (b"", _APPENDED_ID, 0, None, False))
 
     def change_levels(self, levels: DelayLevels) -> None:
         """Use another level table from now on."""
@@ -102,12 +97,12 @@ class DraftMaker:
         if len(body) > self._max_message_size:
             raise self._too_large(message)
         # Most producers send the same properties again and again, so the last result is kept.
-        last, (encoded, code, unique_id, is_special) = self._last
+        last, (encoded, template, code, unique_id, is_special) = self._last
         if properties != last:
-            encoded, code, unique_id, is_special = self._encode(properties)
+            encoded, template, code, unique_id, is_special = self._encode(properties)
         if unique_id is None:
             unique_id = create_unique_id()
-            encoded += _UNIQUE_ID % unique_id.encode()
+            encoded = template.fill(unique_id.encode())
         topic, delay_ms = message.topic, -1
         if is_special:
             with_id = {**client_properties(properties, topic), Property.UNIQ_KEY: unique_id}
@@ -141,7 +136,7 @@ class DraftMaker:
             raise self._too_large(Message(topic, body))
         if properties and not properties.endswith(PROPERTY_SEPARATOR):
             properties += PROPERTY_SEPARATOR
-        properties = b"".join((properties, _UNIQUE_ID % create_unique_id().encode(), added))
+        properties = b"".join((properties, _APPENDED_ID.fill(create_unique_id().encode()), added))
         return RecordDraft(
             topic,
             queue_id,
@@ -154,8 +149,10 @@ class DraftMaker:
         )
 
     def _encode(self, properties: dict[str, str]) -> _Encoded:
+        encoded = encode_properties(properties)
         result = (
-            encode_properties(properties),
+            encoded,
+            PropertiesTemplate.appending(encoded),
             tags_code(properties.get(Property.TAGS)),
             properties.get(Property.UNIQ_KEY),
             not SPECIAL_PROPERTIES.isdisjoint(properties),
@@ -185,8 +182,8 @@ class DraftMaker:
                 return None
         draft, unique_id = self.make(first, queue_id, now_ms)
         ids = [unique_id.encode(), *(create_unique_id().encode() for _ in messages[1:])]
-        bodies, id_at = to_rows([message.body for message in messages]), draft.properties.rindex(ids[0])
-        return UniformBatch(draft, bodies, to_rows(ids), id_at)
+        id_at = PropertiesTemplate.appending(encode_properties(properties)).id_at
+        return UniformBatch(draft, to_rows([message.body for message in messages]), to_rows(ids), id_at)
 
     @property
     def retry_delays_ms(self) -> tuple[int, ...]:

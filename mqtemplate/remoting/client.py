@@ -14,7 +14,7 @@ from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.futures import Waiter
 from mqtemplate.message import HostAddress
 from mqtemplate.processes import OwnerProcess
-from mqtemplate.remoting.connection import CommandsOnly, Connection, RequestRun
+from mqtemplate.remoting.connection import CommandsOnly, Connection, RequestPipeline
 from mqtemplate.remoting.connection_pool import ConnectionPool
 from mqtemplate.remoting.limits import MemoryLimit
 from mqtemplate.remoting.loop.io_loop import IoLoop
@@ -196,8 +196,8 @@ class RemotingClient:
         except RuntimeError:  # the client was closed at this moment, and with it the connection
             _log.debug("remoting.request_dropped", request=str(request))
 
-    def new_run(self, connection: Connection) -> RequestRun:
-        """Return a run that takes nothing: brokers send few requests."""
+    def new_pipeline(self, connection: Connection) -> RequestPipeline:
+        """Return a pipeline that accepts nothing: brokers send few requests."""
         return CommandsOnly()
 
     def on_closed(self, connection: Connection, reason: str) -> None:

@@ -21,7 +21,7 @@ from mqtemplate.message import HostAddress
 from mqtemplate.metrics import Counter
 from mqtemplate.processes import usable_processors
 from mqtemplate.remoting.acceptor import Acceptor, ConnectionLimit
-from mqtemplate.remoting.connection import CommandsOnly, Connection, RequestRun
+from mqtemplate.remoting.connection import CommandsOnly, Connection, RequestPipeline
 from mqtemplate.remoting.handshake import Handshake
 from mqtemplate.remoting.heavy_work import HeavyWork
 from mqtemplate.remoting.limits import MemoryLimit
@@ -44,8 +44,8 @@ It returns the response, or None if it responds by `Connection.reply` or the req
 Guard = Callable[[Connection, RemotingCommand], RemotingCommand | None]
 """Check of each request before its processor, in the I/O thread. It returns a response if it refuses the request."""
 
-NewRun = Callable[[Connection, Callable[[int], None]], RequestRun]
-"""Creates the run of a connection, which passes the number of requests that it has processed to the callback."""
+NewPipeline = Callable[[Connection, Callable[[int], None]], RequestPipeline]
+"""Creates the pipeline of a connection, which passes the number of requests that it has processed to the callback."""
 
 ErrorResponse = Callable[[RemotingCommand, Exception], RemotingCommand | None]
 """Conversion of an exception of a processor or of the guard to a response.
@@ -108,7 +108,7 @@ class RemotingServer:
         self.peer_log = LimitedLog(_log, lambda: int(self.loop.now_ms()))
         self.unread_output = self._shared_limit(settings.max_unread_bytes, "unread_bytes", "of unread responses")
         self._guard = guard
-        self._new_run: NewRun = lambda connection, count: CommandsOnly()
+        self._new_pipeline: NewPipeline = lambda connection, count: CommandsOnly()
         self._error_response = error_response
         self._settings = settings
         self._processors: dict[int, _Registered] = {}
@@ -149,9 +149,9 @@ class RemotingServer:
         limits = (sys.maxsize, sys.maxsize) if max_body_bytes is None else (_MAX_INLINE_BYTES, max_body_bytes)
         self._processors[code] = _Registered(processor, slow, *limits)
 
-    def process_runs(self, new_run: NewRun) -> None:
-        """Let *new_run* create the run of each new connection. By default each request is processed as a command."""
-        self._new_run = new_run
+    def use_pipelines(self, new_pipeline: NewPipeline) -> None:
+        """Let *new_pipeline* create the pipeline of each new connection. By default each request is a command."""
+        self._new_pipeline = new_pipeline
 
     def on_close(self, callback: Callable[[Connection], None]) -> None:
         """Call *callback* in the I/O thread with each connection that has ended."""
@@ -203,7 +203,7 @@ class RemotingServer:
             return
         self._is_draining = True
         for connection in self.connections():
-            connection.end_runs()  # a command gets GO_AWAY
+            connection.end_pipeline()  # a command gets GO_AWAY
         if not self._is_started:
             acceptor.close()
             return
@@ -261,9 +261,9 @@ class RemotingServer:
 
         self._submit(check_and_process, connection, request)
 
-    def new_run(self, connection: Connection) -> RequestRun:
-        """Return the run of a new connection. The guard checks commands, so with a guard there are only these."""
-        return self._new_run(connection, self._count) if self._guard is None else CommandsOnly()
+    def new_pipeline(self, connection: Connection) -> RequestPipeline:
+        """Return the pipeline of a new connection. The guard checks commands, so with a guard there are only these."""
+        return self._new_pipeline(connection, self._count) if self._guard is None else CommandsOnly()
 
     def on_closed(self, connection: Connection, reason: str) -> None:
         """Remove a connection that has ended."""

@@ -10,6 +10,7 @@ from mqtemplate.engine.queue_locks import QueueLockTable
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.remoting.heavy_work import HeavyWork
 from mqtemplate.server.acl.access import AccessControl
+from mqtemplate.server.fast_path.pipeline import FastPath
 from mqtemplate.server.processors.broker_admin import BrokerAdminProcessor
 from mqtemplate.server.processors.client import ClientProcessor, LockProcessor
 from mqtemplate.server.processors.delayed import (
@@ -19,16 +20,16 @@ from mqtemplate.server.processors.delayed import (
 )
 from mqtemplate.server.processors.offset_admin import OffsetAdmin
 from mqtemplate.server.processors.producer import ReplyProcessor, TransactionProcessor
-from mqtemplate.server.processors.pull import PullProcessor
+from mqtemplate.server.processors.pull import PullProcessor, RecordBlockProcessor
 from mqtemplate.server.processors.queues import OffsetProcessor, QueryProcessor
-from mqtemplate.server.processors.record_block import RecordBlockProcessor
 from mqtemplate.server.processors.relay import RelayProcessor
-from mqtemplate.server.processors.send import SendBackProcessor, SendProcessor
-from mqtemplate.server.processors.sequenced import SequencedSendProcessor
+from mqtemplate.server.processors.send import SendBackProcessor, SendProcessor, SequencedSendProcessor
 from mqtemplate.server.processors.statistics import QueueStatistics, Traffic
 from mqtemplate.server.processors.topic_admin import GroupAdmin, TopicAdmin
+from mqtemplate.server.pulls.pull_checks import PullChecks
 from mqtemplate.server.pulls.pull_hold import PullHold
 from mqtemplate.server.pulls.raw_reader import RawReader
+from mqtemplate.server.pulls.read_ahead import ReadAhead
 from mqtemplate.server.requests.deferred_work import DeferredWork
 from mqtemplate.server.state.creations import ClientCreations, ClientRegistration
 from mqtemplate.server.state.groups import SubscriptionGroupTable
@@ -45,6 +46,7 @@ class ServerAssembly:
     Args:
         access: The accounts and their rights.
         heavy: Of the server's sockets.
+        fast_path: See `BrokerServer`.
 
     Attributes:
         topics: Topics in the types of the protocol, and for messages.
@@ -58,10 +60,19 @@ class ServerAssembly:
         deferred_work: Threads for requests that must not block the I/O thread.
         traffic: Samples of the counts.
         send, pull, send_back, sequenced, client, offset, delayed: Processors.
+        fast_path: Sends and pulls without commands; None if it is off.
         client_processors: All processors of the requests that producers and consumers send.
     """
 
-    def __init__(self, engine: Engine, settings: BrokerServerSettings, access: AccessControl, heavy: HeavyWork) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        settings: BrokerServerSettings,
+        access: AccessControl,
+        heavy: HeavyWork,
+        *,
+        fast_path: bool = True,
+    ) -> None:
         clock, store = engine.clock, engine.store
         self._engine, self._settings, self._boot_ms = engine, settings, clock.now_ms()
         self.topics = topics = TopicConfigs(engine, settings)
@@ -84,13 +95,15 @@ class ServerAssembly:
         topics.on_created(self.remote_clients.notify_topic_created)
         subscriptions = Subscriptions(self.clients, settings)
         self.locks = QueueLockTable(clock, settings.rebalance_lock_max_live_ms, limits.locks)
-        self._raw = raw = RawReader(store, engine.queues)
+        self._raw = raw = RawReader(store, engine.queues, ReadAhead(store) if fast_path else None)
+        checks = PullChecks(engine, topics, groups, subscriptions, settings)
         self.hold = PullHold(raw, clock, limits.pulls)
         self.deferred_work = work = DeferredWork(clock, heavy)
         self.traffic = Traffic(store, engine.offsets, clock)
         # --- processors of producers and consumers
-        self.send = SendProcessor(engine, settings, topics, creations, self.locks, access, work)
-        self.pull = PullProcessor(engine, settings, topics, creations, subscriptions, raw, self.hold, work)
+        self.send = SendProcessor(engine, settings, topics, creations, self.locks, access, work, fast_path=fast_path)
+        self.pull = PullProcessor(engine, settings, creations, checks, subscriptions, raw, self.hold, work)
+        self.fast_path = FastPath(engine, settings, topics, raw, checks) if fast_path else None
         self.send_back = SendBackProcessor(engine, topics, creations, access, work, self.peer_log)
         self.sequenced = SequencedSendProcessor(engine, creations, access, settings.default_topic_queue_nums)
         registration = ClientRegistration(engine, self.clients, creations, settings.strict_subscriptions)

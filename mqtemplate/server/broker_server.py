@@ -24,7 +24,6 @@ from mqtemplate.server.acl.settings import AclSettings
 from mqtemplate.server.assembly import ServerAssembly
 from mqtemplate.server.name_server.name_server import KVConfig, NameServer
 from mqtemplate.server.name_server.registered_brokers import RegisteredBrokers
-from mqtemplate.server.processors.connection_run import ConnectionRun
 from mqtemplate.server.requests.registration import register
 from mqtemplate.server.requests.response import problem_response
 from mqtemplate.server.state.settings import BrokerServerSettings
@@ -61,6 +60,7 @@ class BrokerServer(Generic[EngineT]):
         engine: An engine, or an `EmbeddedBroker`, whose engine is served.
         remoting: TLS, and limits of the connections.
         acl: Access control. None: every client may send every request.
+        fast_path: Read frequent requests without decoding each. The switch is for tests: the results are the same.
 
     Attributes:
         engine: The *engine* of the arguments.
@@ -84,6 +84,7 @@ class BrokerServer(Generic[EngineT]):
         *,
         remoting: RemotingServerSettings | None = None,
         acl: AclSettings | None = None,
+        fast_path: bool = True,
     ) -> None:
         self.engine = engine
         self._engine = core = engine_of(engine)
@@ -92,7 +93,7 @@ class BrokerServer(Generic[EngineT]):
         access, self._is_private = AccessControl(acl), acl is not None and acl.is_private
         self.guard = None if acl is None else AclGuard(access, acl, clock)
         self._heavy = HeavyWork()
-        self._parts = parts = ServerAssembly(core, settings, access, self._heavy)
+        self._parts = parts = ServerAssembly(core, settings, access, self._heavy, fast_path=fast_path)
         self.topics, self.groups, self.clients = parts.topics, parts.groups, parts.clients
         self.locks, self.hold, self.limits = parts.locks, parts.hold, parts.limits
         self.name_server = NameServer(
@@ -108,7 +109,8 @@ class BrokerServer(Generic[EngineT]):
         self.remoting.on_close(lambda connection: self.clients.forget(connection.id))
         self.remoting.on_close(self.hold.forget)
         self.remoting.on_close(access.forget)
-        self.remoting.process_runs(lambda *of: ConnectionRun(parts.send.new_run(*of), parts.pull.new_run(*of)))
+        if parts.fast_path is not None:
+            self.remoting.use_pipelines(parts.fast_path.pipeline)
         self.processors = register(self.remoting, *parts.client_processors)
         admin = register(self.remoting, *parts.admin_processors(lambda: str(self.address)))
         self.all_processors = self.processors | admin | self.name_server.register(self.remoting)

@@ -69,7 +69,7 @@ def response_error(response: RemotingCommand, operation: str, address: str) -> B
         operation: What the request was for, such as "read queue 1 of orders".
     """
     kind = UnsupportedError if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED else BrokerError
-    return kind(_describe(response, operation, address))
+    return kind(f"{operation}: {refusal_text(response, address)}")
 
 
 def send_error(response: RemotingCommand, operation: str, address: str, *, has_timer: bool) -> MQTemplateError:
@@ -81,18 +81,17 @@ def send_error(response: RemotingCommand, operation: str, address: str, *, has_t
     Args:
         has_timer: The message has a delay that is not a level.
     """
-    text = _describe(response, operation, address)
+    kind: type[MQTemplateError] = SendError
+    reason = refusal_text(response, address)
     if has_timer and response.code == ResponseCode.SYSTEM_ERROR and "timerWheelEnable" in (response.remark or ""):
-        return UnsupportedError(f"{text}; set timerWheelEnable=true on the broker, or use a delay level")
-    if has_timer and response.code == ResponseCode.MESSAGE_ILLEGAL:
-        return DelayError(f"{text}; the limit is the broker's timerMaxDelaySec (3 days by default)")
-    if response.code in _INVALID_MESSAGE:
-        return MessageError(text)
-    return (UnsupportedError if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED else SendError)(text)
-
-
-def _describe(response: RemotingCommand, operation: str, address: str) -> str:
-    return f"{operation}: {refusal_text(response, address)}"
+        kind, reason = UnsupportedError, f"{reason}; set timerWheelEnable=true on the broker, or use a delay level"
+    elif has_timer and response.code == ResponseCode.MESSAGE_ILLEGAL:
+        kind, reason = DelayError, f"{reason}; the limit is the broker's timerMaxDelaySec (3 days by default)"
+    elif response.code in _INVALID_MESSAGE:
+        kind = MessageError
+    elif response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        kind = UnsupportedError
+    return kind.during(operation, reason)
 
 
 def refusal_text(response: RemotingCommand, address: str) -> str:

@@ -13,7 +13,7 @@ from mqtemplate.brokers.remote.errors import response_error
 from mqtemplate.errors import BrokerError, OffsetOutOfRangeError, RemoteProtocolError
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.protocol.headers.record_block import (
+from mqtemplate.remoting.protocol.headers.delayed import (
     MAX_BLOCK_BYTES,
     GetRecordBlockRequestHeader,
     GetRecordBlockResponseHeader,

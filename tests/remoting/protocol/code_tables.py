@@ -18,8 +18,6 @@ from mqtemplate.remoting.protocol.headers import admin as admin_headers
 from mqtemplate.remoting.protocol.headers import delayed as delayed_headers
 from mqtemplate.remoting.protocol.headers import group as group_headers
 from mqtemplate.remoting.protocol.headers import message as message_headers
-from mqtemplate.remoting.protocol.headers import record_block
-from mqtemplate.remoting.protocol.headers import sequenced as sequenced_headers
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader, camel_case, declared_fields
 from tests.remoting.protocol.other_side import ConsumeMessageDirectlyResult
 
@@ -113,8 +111,8 @@ REQUEST_HEADERS: Mapping[int, type[CommandHeader]] = MappingProxyType(
         RequestCode.RESCHEDULE_DELAYED_MESSAGE: delayed_headers.RescheduleDelayedMessageRequestHeader,
         RequestCode.GET_PENDING_MESSAGES: delayed_headers.GetPendingMessagesRequestHeader,
         RequestCode.COUNT_PENDING_MESSAGES: delayed_headers.CountPendingMessagesRequestHeader,
-        RequestCode.SEND_SEQUENCED_MESSAGES: sequenced_headers.SendSequencedRequestHeader,
-        RequestCode.GET_RECORD_BLOCK: record_block.GetRecordBlockRequestHeader,
+        RequestCode.SEND_SEQUENCED_MESSAGES: delayed_headers.SendSequencedRequestHeader,
+        RequestCode.GET_RECORD_BLOCK: delayed_headers.GetRecordBlockRequestHeader,
         RequestCode.GET_PENDING_POSITIONS: delayed_headers.GetPendingPositionsRequestHeader,
     }
 )

@@ -14,11 +14,11 @@ from mqtemplate.admin import DeadLetters, EmbeddedAdmin
 from mqtemplate.errors import MessageError
 from mqtemplate.message import Message, MessageExt
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.headers.delayed import SendSequencedRequestHeader
 from mqtemplate.remoting.protocol.headers.message import ConsumerSendMsgBackRequestHeader
-from mqtemplate.remoting.protocol.headers.sequenced import SendSequencedRequestHeader
 from mqtemplate.remoting.protocol.messages import encode_batch
 from mqtemplate.remoting.protocol.properties import encode_properties_text
-from mqtemplate.remoting.protocol.sequenced import encode_runs
+from mqtemplate.remoting.protocol.sequenced import encode_queue_batches
 from mqtemplate.results import TransactionState
 from mqtemplate.server import Account, AclSettings, Right
 from tests.server.serving import SECRET, RecordingConnection, Serving
@@ -115,7 +115,7 @@ def write(serving: Serving, over: RecordingConnection, way: str, properties: dic
         header = SendSequencedRequestHeader(
             producer_group="g", app_id="query", version=0, partition=0, first=0, born_timestamp=0
         )
-        body = encode_runs([(Message(DEAD, b"forged", properties), 0)], {DEAD: DEAD})
+        body = encode_queue_batches([(Message(DEAD, b"forged", properties), 0)], {DEAD: DEAD})
         serving.request(RequestCode.SEND_SEQUENCED_MESSAGES, header, body, over=over)
     assert [each.body for each in stored(serving, DEAD)] == [b"forged"]
 

@@ -21,11 +21,11 @@ from mqtemplate.record.codec import StoredRecord
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import decode_properties
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.headers.delayed import SendSequencedRequestHeader, SendSequencedResponseHeader
 from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeader
-from mqtemplate.remoting.protocol.headers.sequenced import SendSequencedRequestHeader, SendSequencedResponseHeader
 from mqtemplate.remoting.protocol.messages import encode_batch
 from mqtemplate.remoting.protocol.properties import encode_properties_text
-from mqtemplate.remoting.protocol.sequenced import encode_runs
+from mqtemplate.remoting.protocol.sequenced import encode_queue_batches
 from mqtemplate.server import Account, AclSettings, BrokerServerSettings, Right
 from tests.server.serving import SECRET, RecordingConnection, Serving
 
@@ -85,7 +85,7 @@ class Attack:
         header = SendSequencedRequestHeader(
             producer_group="g", app_id=app_id, version=version, partition=0, first=first, born_timestamp=1
         )
-        body = encode_runs([(each, 0) for each in messages], {each.topic: each.topic for each in messages})
+        body = encode_queue_batches([(each, 0) for each in messages], {each.topic: each.topic for each in messages})
         response = self.serving.request(RequestCode.SEND_SEQUENCED_MESSAGES, header, body, over=over)
         assert response is not None
         return response
@@ -291,7 +291,7 @@ def test_without_access_control_the_key_is_the_application_id(tmp_path: Path) ->
         header = SendSequencedRequestHeader(
             producer_group="g", app_id="query", version=1, partition=0, first=0, born_timestamp=1
         )
-        body = encode_runs([(Message("orders", b"x"), 0)], {"orders": "orders"})
+        body = encode_queue_batches([(Message("orders", b"x"), 0)], {"orders": "orders"})
         serving.request(RequestCode.SEND_SEQUENCED_MESSAGES, header, body)
 
         assert (
@@ -317,7 +317,7 @@ def test_a_sequenced_send_creates_no_more_than_an_ordinary_one(prefix: str) -> N
             header = SendSequencedRequestHeader(
                 producer_group="g", app_id="query", version=number, partition=0, first=0, born_timestamp=1
             )
-            body = encode_runs([(Message(topic, b"x"), 0)], {topic: topic})
+            body = encode_queue_batches([(Message(topic, b"x"), 0)], {topic: topic})
             response = serving.request(RequestCode.SEND_SEQUENCED_MESSAGES, header, body, over=creator)
 
         assert response is not None

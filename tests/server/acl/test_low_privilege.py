@@ -34,7 +34,7 @@ from mqtemplate.remoting.protocol.headers.fields import BoundaryType, declared_f
 from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
 from mqtemplate.remoting.protocol.messages import encode_batch
 from mqtemplate.remoting.protocol.properties import encode_properties_text
-from mqtemplate.remoting.protocol.sequenced import encode_runs
+from mqtemplate.remoting.protocol.sequenced import encode_queue_batches
 from mqtemplate.results import TransactionState
 from mqtemplate.server import Account, AclSettings, Right
 from mqtemplate.server.acl.rights import ANY_ACCOUNT, RIGHTS
@@ -229,7 +229,7 @@ def requests(draw: st.DrawFn, codes: tuple[int, ...], others: Others) -> Remotin
     body = draw(bodies())
     if code == RequestCode.SEND_SEQUENCED_MESSAGES:
         topic = draw(topics)
-        body = encode_runs([(Message(topic, b"x", draw(properties())), 0)], {topic: topic})
+        body = encode_queue_batches([(Message(topic, b"x", draw(properties())), 0)], {topic: topic})
     elif code == RequestCode.SEND_BATCH_MESSAGE:
         body = encode_batch([Message("any", b"x", draw(properties())), Message("any", b"y", draw(properties()))])
     request = RemotingCommand(code, 7, draw(st.sampled_from((0, 0, 0, 2))), ext_fields=fields, body=body)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from mqtemplate.broker import Capability
 from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.errors import RETRY_ELSEWHERE, send_error
-from mqtemplate.brokers.remote.producing.auto_batch import AutoBatch, Line, Outcome, ThreadOutcome
+from mqtemplate.brokers.remote.producing.auto_batch import AutoBatch, MessageAccumulator, Outcome, ThreadOutcome
 from mqtemplate.brokers.remote.producing.send_request import SendRequest, SendRequestFactory
 from mqtemplate.brokers.remote.producing.tries import Tries
 from mqtemplate.brokers.remote.routes import TopicRoute
@@ -76,18 +76,18 @@ class Producer:
 
     def send(self, message: Message, queue: MessageQueue | None, timeout_ms: int) -> SendResult:
         """See `Broker.send`."""
-        line = self._line(message, timeout_ms) if queue is None and self._settings.auto_batch else None
-        if line is None or self._instance.is_io_thread:  # a callback must not wait for its own thread
+        accumulator = self._accumulator(message, timeout_ms) if queue is None and self._settings.auto_batch else None
+        if accumulator is None or self._instance.is_io_thread:  # a callback must not wait for its own thread
             return self.deliver(self.factory.single(message), queue, timeout_ms)
-        if line.may_start():
+        if accumulator.may_start():
             start_s, result = time.monotonic(), None
             try:
                 result = self.deliver(self.factory.single(message), None, timeout_ms)
             finally:
-                line.ended(1, None if result is None else time.monotonic() - start_s)
+                accumulator.ended(1, None if result is None else time.monotonic() - start_s)
             return result
         outcome = ThreadOutcome()
-        line.add(message, outcome)
+        accumulator.add(message, outcome)
         return outcome.get()
 
     def send_batch(self, messages: Sequence[Message], queue: MessageQueue | None, timeout_ms: int) -> SendResult:
@@ -102,9 +102,9 @@ class Producer:
         future.set_running_or_notify_cancel()  # a message that is being sent cannot be cancelled
         may_join = queue is None and len(messages) == 1 and self._settings.auto_batch
         try:
-            line = self._line(messages[0], timeout_ms) if may_join else None
-            if line is not None:
-                line.add(messages[0], future)
+            accumulator = self._accumulator(messages[0], timeout_ms) if may_join else None
+            if accumulator is not None:
+                accumulator.add(messages[0], future)
             else:
                 deadline = time.monotonic() + timeout_ms / 1_000
                 _AsyncSend(self, self.factory.for_messages(messages), queue, timeout_ms, deadline, future).attempt()
@@ -120,17 +120,17 @@ class Producer:
             self._instance.invoke_one_way(target.address, request.command(target.queue, one_way=True))
         except (RemoteConnectError, RemoteTimeoutError) as exc:
             self.avoid(target)
-            raise SendError(f"{request}: {exc}") from exc
+            raise SendError.during(str(request), str(exc)) from exc
 
-    def _line(self, message: Message, timeout_ms: int) -> Line | None:
-        """Return the line for a message that may be sent with others; None if it has to be sent alone."""
+    def _accumulator(self, message: Message, timeout_ms: int) -> MessageAccumulator | None:
+        """Return the accumulator of a message that may be sent with others; None if it has to be sent alone."""
         route = self._routes.cached(message.topic)
         # A first message is sent alone: it creates the topic, and that takes longer.
         if route is None or route.is_default or not self.factory.can_be_joined(message):
             return None
         if not self._instance.is_usable:  # closed, or of the parent process: sending it alone raises the error
             return None
-        return self._auto_batch.line(message.topic, timeout_ms)
+        return self._auto_batch.accumulator(message.topic, timeout_ms)
 
     # --- interface of `AutoBatch` --------------------------------------------------------------
 
@@ -265,14 +265,16 @@ class Producer:
             )
         address = self._routes.address(queue.broker_name)
         if request.has_timer and not request.has_level and self._instance.is_before_5(address):
-            raise UnsupportedError(
-                f"{request}: broker {queue.broker_name!r} at {address} is older than RocketMQ 5.0 and has no timers "
-                "(it would deliver at once); use a delay level, or a newer broker with timerWheelEnable=true"
+            raise UnsupportedError.during(
+                str(request),
+                f"broker {queue.broker_name!r} at {address} is older than RocketMQ 5.0 and has no timers "
+                "(it would deliver at once); use a delay level, or a newer broker with timerWheelEnable=true",
             )
         if request.needs is not None and request.needs not in self._instance.announced.get(address, ()):
-            raise UnsupportedError(
-                f"{request}: broker {queue.broker_name!r} at {address} does not support {request.needs.value} "
-                f"(RocketMQ's brokers do not); {_WITHOUT[request.needs]}"
+            raise UnsupportedError.during(
+                str(request),
+                f"broker {queue.broker_name!r} at {address} does not support {request.needs.value} "
+                f"(RocketMQ's brokers do not); {_WITHOUT[request.needs]}",
             )
         return _Target(queue, address)
 
@@ -439,7 +441,9 @@ class _AsyncSend:
     def close(self) -> None:
         """Fail, if this send waits for its next try."""
         if self._stops_waiting():
-            self.outcome.set_exception(BrokerClosedError(f"{self.request}: the client was closed before the next try"))
+            self.outcome.set_exception(
+                BrokerClosedError.during(str(self.request), "the client was closed before the next try")
+            )
 
     def _stops_waiting(self) -> bool:
         """Return True in the one thread that ends the pause."""

@@ -95,16 +95,14 @@ class Tries:
                 "another queue, or when the broker is back"
             ),
         )
-        error = SendError(self._text())
+        error = SendError.during(str(self.request), self._text())
         error.tries, error.queue_is_away = tuple(map(str, self._failures)), True
         error.left_ms = max(0, round((self.deadline - time.monotonic()) * 1_000))
         return error
 
     def _text(self) -> str:
         times = "once" if self._number == 1 else f"{self._number} times"
-        return (
-            f"{self.request}: tried {times} within {format_ms(self.timeout_ms)}: {'; '.join(map(str, self._failures))}"
-        )
+        return f"tried {times} within {format_ms(self.timeout_ms)}: {'; '.join(map(str, self._failures))}"
 
     def error(self, address: str, failure: BrokerError | RemotingCommand) -> MQTemplateError:
         """Return the error of the send after its last try, *failure*."""
@@ -115,7 +113,7 @@ class Tries:
             kind = type(refused)
         else:
             kind = SendTimeoutError if self._has_timed_out else SendError
-        error = kind(self._text())
+        error = kind.during(str(self.request), self._text())
         if isinstance(error, SendError):
             error.tries = tuple(map(str, self._failures))
         return error
