@@ -21,7 +21,7 @@ from mqtemplate.delay.levels.schedule_message_service import ScheduleMessageServ
 from mqtemplate.delay.levels.table import DEFAULT_DELAY_LEVELS, DelayLevels, tags_code_of
 from mqtemplate.delay.timers.timer_message_store import TimerMessageStore
 from mqtemplate.hashes.java_hash import tags_code
-from mqtemplate.record.codec import RecordDraft
+from mqtemplate.record.codec import Drafts, RecordDraft
 from mqtemplate.record.properties import encode_properties
 from mqtemplate.store import FlushDiskType, FolderStoreFiles, MessageStore, StoreSettings
 
@@ -46,7 +46,7 @@ def fill(folder: Path, mib: int, seed: int) -> int:
     store.load()
     count = 0
     while store.end_offset < mib << 20:
-        store.put_all([_draft(number, chance, bodies, tags) for number in range(count, count + _BATCH)])
+        store.put(Drafts([_draft(number, chance, bodies, tags) for number in range(count, count + _BATCH)]))
         count += _BATCH
     store.release()
     os.sync()  # only reading is measured

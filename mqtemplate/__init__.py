@@ -12,7 +12,6 @@ from mqtemplate.exports import load_export
 if TYPE_CHECKING:
     from mqtemplate.broker import Broker, ConsumeFromWhere, MessageModel
     from mqtemplate.brokers.embedded.broker import EmbeddedBroker
-    from mqtemplate.brokers.embedded.settings import EmbeddedSettings
     from mqtemplate.brokers.remote.broker import RemoteBroker
     from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
     from mqtemplate.clock import Clock, SystemClock, VirtualClock
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     )
     from mqtemplate.converter import JsonMessageConverter, MessageConverter
     from mqtemplate.durations import DelayLevel
+    from mqtemplate.engine.settings import EmbeddedSettings
     from mqtemplate.errors import MQTemplateError
     from mqtemplate.futures import AwaitableFuture
     from mqtemplate.listener import (

@@ -41,8 +41,9 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Self
 
-from mqtemplate.user_code import Picklable, escaped
+from mqtemplate.user_code import Picklable, escaped, reworded
 
 __all__ = [
     "BodyTooLargeError",
@@ -91,9 +92,29 @@ class MQTemplateError(Picklable):
 
     Attributes:
         source: File and line of the class or function that caused the error, if that is known.
+        operation: What failed, such as the send of one message, if the text starts with it.
     """
 
     source: str | None = None
+    operation: str = ""
+
+    @classmethod
+    def during(cls, operation: str, reason: str) -> Self:
+        """Return an error whose text is the operation and the reason."""
+        error = cls(f"{operation}: {reason}")
+        error.operation = operation
+        return error
+
+    def of_part(self, operation: str) -> Self:
+        """Return the error of one part of the operation, such as one message of a batch, with the same reason.
+
+        It is another object: the parts may belong to several threads, and each raises its own.
+        """
+        text = operation + str(self).removeprefix(self.operation) if self.operation else str(self)
+        error = reworded(self, text)
+        error.operation = operation if self.operation else ""
+        error.__cause__ = self.__cause__
+        return error
 
     def __str__(self) -> str:
         text = escaped(super().__str__(), keep="\n\t")

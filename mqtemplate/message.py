@@ -26,6 +26,7 @@ __all__ = [
     "KEY_SEPARATOR",
     "ORIGIN_PROPERTIES",
     "RESERVED_PROPERTIES",
+    "SPECIAL_PROPERTIES",
     "HostAddress",
     "Message",
     "MessageExt",
@@ -180,6 +181,9 @@ ORIGIN_PROPERTIES = frozenset(
 """Properties of a retry or a dead letter: the message that failed. A consumer that cannot send a message back sends a
 copy to the retry topic itself (RocketMQ: ``DefaultMQPushConsumerImpl.sendMessageBack``), with these properties. In a
 message for any other topic they would give it a false origin."""
+
+SPECIAL_PROPERTIES = INTERNAL_PROPERTIES.union(DELAY_PROPERTIES, ORIGIN_PROPERTIES)
+"""Properties that request a delay, or that clients may not set, at least not everywhere. Most messages have none."""
 
 RESERVED_PROPERTIES = frozenset(value for name, value in vars(Property).items() if not name.startswith("_"))
 """Names that an application cannot use for its own properties: all names in `Property`."""

@@ -2,40 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from fractions import Fraction
+from mqtemplate.calls.pauses import PauseListener
+from mqtemplate.errors import DeletedRecordError
+from mqtemplate.errors import MessageError
+from mqtemplate.errors import RemoteConnectError
+from mqtemplate.errors import SelectorError
+from mqtemplate.errors import SendError
+from mqtemplate.errors import SendTimeoutError
+from mqtemplate.errors import did_you_mean
+from mqtemplate.listener.failures.failure import BatchFailure
+from mqtemplate.listener.failures.failure import DeadLetter
+from mqtemplate.listener.failures.failure import RetryLater
+from mqtemplate.message import HostAddress
+from mqtemplate.message import Message
+from mqtemplate.message import MessageExt
+from mqtemplate.message import MessageQueue
+from mqtemplate.message import PackedBody
+from mqtemplate.remoting.protocol.codes import ResponseCode
+from mqtemplate.results import SendResult
+from mqtemplate.results import SendStatus
+from mqtemplate.results import TransactionSendResult
+from mqtemplate.selectors.sql92 import Sql92Selector
+from mqtemplate.selectors.tags import TagSelector
+from mqtemplate.user_code import shown
+from typing import Any
 import copy
 import importlib
 import inspect
 import io
+import mqtemplate
 import multiprocessing
 import pickle
 import pkgutil
-import sys
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from fractions import Fraction
-from typing import Any
-
 import pytest
+import sys
 
-import mqtemplate
-from mqtemplate.errors import (
-    DeletedRecordError,
-    MessageError,
-    RemoteConnectError,
-    SelectorError,
-    SendError,
-    SendTimeoutError,
-    did_you_mean,
-)
-from mqtemplate.listener.failures.outcomes import DeadLetter, RetryLater
-from mqtemplate.listener.handler_result import BatchFailure
-from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue, PackedBody
-from mqtemplate.middlewares.pause import PauseListener
-from mqtemplate.remoting.protocol.codes import ResponseCode
-from mqtemplate.results import SendResult, SendStatus, TransactionSendResult
-from mqtemplate.selectors.sql92 import Sql92Selector
-from mqtemplate.selectors.tags import TagSelector
-from mqtemplate.user_code import shown
 
 _ARGUMENTS: dict[str, object] = {
     # parameter of a constructor -> a value
@@ -251,3 +255,25 @@ def test_a_hint_names_the_nearest_known_name_or_says_something_else(
     name: str, written: dict[str, str] | None, hint: str
 ) -> None:
     assert did_you_mean(name, ["orders", "payments"], "there is: orders, payments", written=written) == hint
+
+
+def test_the_error_of_an_operation_becomes_the_error_of_each_of_its_parts() -> None:
+    """Each is another object of the same class: several threads may raise them. A text in the reason stays as it is."""
+    cause = OSError("connection reset")
+    error = SendTimeoutError.during("send a batch", "tried twice: send a batch timed out")
+    error.tries, error.__cause__ = ("(1-2)",), cause
+
+    part = error.of_part("send message 1")
+
+    assert (str(part), part.operation) == ("send message 1: tried twice: send a batch timed out", "send message 1")
+    assert (type(part), part.tries, part.__cause__) == (SendTimeoutError, ("(1-2)",), cause)
+    assert str(error) == "send a batch: tried twice: send a batch timed out"
+
+
+def test_an_error_without_an_operation_is_the_same_for_each_part() -> None:
+    error = RemoteConnectError("no connection to 10.0.0.1:10911", was_sent=True)
+
+    part = error.of_part("send message 1")
+
+    assert part is not error
+    assert (str(part), part.operation, part.was_sent) == (str(error), "", True)

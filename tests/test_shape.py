@@ -80,7 +80,6 @@ LEVELS: dict[str, float] = {
 SAME_LEVEL = {
     # importer -> imported, where both stand on one level
     ("mqtemplate.converter", "mqtemplate.converters"),  # the types of payloads
-    ("mqtemplate.server", "mqtemplate.brokers"),  # until the engine is a package of its own
     ("mqtemplate.operations", "mqtemplate.admin"),
     ("mqtemplate.console", "mqtemplate.dashboard"),
     ("mqtemplate.console", "mqtemplate.actuator"),

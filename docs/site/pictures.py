@@ -11,12 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from mqtemplate.brokers.retry import FIRST_RETRY_LEVEL
 from mqtemplate.delay.levels.table import DelayLevels
 from mqtemplate.delay.timers.settings import TimerSettings
 from mqtemplate.delay.timers.timer_unit import TIMER_UNIT_SIZE
 from mqtemplate.delay.timers.timer_wheel import SLOT_SIZE
 from mqtemplate.durations import format_ms
+from mqtemplate.engine.retries import FIRST_RETRY_LEVEL
 
 FOLDER = Path(__file__).parents[1] / "pictures"
 

@@ -44,10 +44,11 @@ class EmbeddedAdmin(BrokerAdmin):
         return {name: TopicKind.of(name, int(config.get("perm", 0))) for name, config in configs.items()}
 
     def queue_spans(self, topic: str) -> list[QueueSpan]:
+        queues = self._broker.engine.queues
         return [
             QueueSpan(queue, low, high, self._stored_ms(queue, high - 1) if high > low else None)
             for queue in self._queues(topic)
-            for low, high in [(self._broker.reader.min_offset(queue), self._broker.reader.max_offset(queue))]
+            for low, high in [(queues.min_offset(queue), queues.max_offset(queue))]
         ]
 
     def _queues(self, topic: str) -> list[MessageQueue]:
@@ -60,7 +61,7 @@ class EmbeddedAdmin(BrokerAdmin):
     def _stored_ms(self, queue: MessageQueue, queue_offset: int) -> int | None:
         """Return the store time of a message; None if it was deleted or is corrupt."""
         try:
-            messages, _ = self._broker.reader.read(queue, queue_offset, 1, None)
+            messages, _ = self._broker.engine.queues.read(queue, queue_offset, 1, None)
         except CorruptRecordError:
             return None
         return messages[0].store_timestamp if messages else None
@@ -69,13 +70,14 @@ class EmbeddedAdmin(BrokerAdmin):
         subscribed = {
             name for name in self.group_names() if any(topic in s.subscriptions for _, s in self._specs(name))
         }
-        committed = {name for name in self._broker.offsets.groups_of(topic) if not is_system_group(name)}
+        committed = {name for name in self._broker.engine.offsets.groups_of(topic) if not is_system_group(name)}
         return sorted(subscribed | committed)
 
     # --- groups --------------------------------------------------------------------------------
 
     def group_names(self) -> list[str]:
-        names = self._broker.offsets.groups() | set(self._broker.member_groups()) | self._named_by_topics()
+        engine = self._broker.engine
+        names = engine.offsets.groups() | set(engine.groups.local.names()) | self._named_by_topics()
         names |= set(_stored_groups(self._broker.store.store_files))
         return sorted(name for name in names if not is_system_group(name))
 
@@ -100,10 +102,10 @@ class EmbeddedAdmin(BrokerAdmin):
         )
 
     def _specs(self, group: str) -> list[tuple[str, ConsumerSpec]]:
-        return self._broker.members(group)
+        return self._broker.engine.groups.local.members(group)
 
     def _progress(self, group: str, subscribed: set[str]) -> list[QueueProgress]:
-        offsets, reader = self._broker.offsets, self._broker.reader
+        offsets, reader = self._broker.engine.offsets, self._broker.engine.queues
         topics = sorted(offsets.topics_of(group) | subscribed)
         found = []
         for queue in (queue for topic in topics if self._broker.topics.config(topic) for queue in self._queues(topic)):
@@ -114,12 +116,12 @@ class EmbeddedAdmin(BrokerAdmin):
         return found
 
     def set_offsets(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
-        if self._broker.has_members(group):
+        if self._broker.engine.groups.local.has_members(group):
             raise UnsupportedError(
                 f"group {group!r} has listeners in this process, with read positions of their own; call seek of their "
                 "containers (MQApplication.containers), or stop the application first"
             )
-        if self._broker.has_remote_members(group):
+        if self._broker.engine.groups.has_remote_members(group):
             raise UnsupportedError(
                 f"group {group!r} has members that are clients of this broker's server; connect to the server, which "
                 "notifies them"

@@ -10,8 +10,8 @@ from mqtemplate.admin.broker_admin import BrokerAdmin
 from mqtemplate.admin.embedded import EmbeddedAdmin
 from mqtemplate.admin.values import GroupInfo, QueueSpan, TopicKind
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
-from mqtemplate.brokers.embedded.settings import EmbeddedSettings
 from mqtemplate.clock import SystemClock, VirtualClock
+from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.message import MessageQueue
 from mqtemplate.processes import absolute_path
 from mqtemplate.store.files.snapshot_files import SnapshotStoreFiles, check_store

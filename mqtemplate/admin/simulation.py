@@ -12,8 +12,8 @@ from mqtemplate.admin.folder import snapshot_broker
 from mqtemplate.admin.messages import read_queue
 from mqtemplate.admin.values import QueueSpan
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
-from mqtemplate.brokers.embedded.settings import EmbeddedSettings
 from mqtemplate.clock import SystemClock, VirtualClock
+from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.errors import MessageError
 from mqtemplate.message import MessageQueue
 from mqtemplate.pending import PendingQuery

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.cli.output import print_line
 from mqtemplate.cli.port_owner import port_owner
 from mqtemplate.context.config.source import load_settings
@@ -72,7 +73,7 @@ def _keys_of(file: Path) -> ConfigNode:
 
 
 @contextmanager
-def _management(cluster: LocalCluster, settings: AppSettings) -> Iterator[None]:
+def _management(cluster: LocalCluster[EmbeddedBroker], settings: AppSettings) -> Iterator[None]:
     """Serve health, metrics and configuration on the management port, if ``mqtemplate.management`` is on."""
     management = settings.mqtemplate.management
     if not management.enabled:
@@ -118,7 +119,7 @@ def _management(cluster: LocalCluster, settings: AppSettings) -> Iterator[None]:
         yield
 
 
-def _start(cluster: LocalCluster, server: ServerSettings) -> None:
+def _start(cluster: LocalCluster[EmbeddedBroker], server: ServerSettings) -> None:
     """Start the cluster. An error names the processes that use the server's ports."""
     try:
         cluster.start()
@@ -133,7 +134,7 @@ def _start(cluster: LocalCluster, server: ServerSettings) -> None:
         raise BrokerError("; ".join([str(exc), *owners])) from exc
 
 
-def _print_addresses(cluster: LocalCluster, settings: AppSettings) -> None:
+def _print_addresses(cluster: LocalCluster[EmbeddedBroker], settings: AppSettings) -> None:
     server = settings.mqtemplate.server
     addresses = [address for address in (server.listen, server.name_server) if address is not None]
     exposed = [str(address) for address in addresses if not ipaddress.ip_address(address.ip).is_loopback]

@@ -23,7 +23,7 @@ from mqtemplate.delay.release import copy_of
 from mqtemplate.hashes.java_hash import tags_code
 from mqtemplate.message import DELAY_PROPERTIES, Property
 from mqtemplate.pending import ScheduleChange, ScheduleChangeStatus
-from mqtemplate.record.codec import RecordDraft, StoredRecord
+from mqtemplate.record.codec import Drafts, RecordDraft, StoredRecord
 from mqtemplate.record.properties import REAL_TOPIC, TIMER_OUT_MS, decode_properties, encode_properties, find_property
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.topics import RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC, is_in_namespace
@@ -196,7 +196,7 @@ class DelayController:
                 if entry is None:
                     continue
                 drafts = self._drafts(record, entry, change)
-                puts = self._store.put_all(drafts, though_full=change.deliver_ms is None)
+                puts = self._store.put(Drafts(drafts), though_full=change.deliver_ms is None)
                 delay_store.remove(record)
             changed.append(record)
             end = puts.end
@@ -311,7 +311,7 @@ class DelayController:
             # One by one: all of them together could be larger than a file of the log.
             for record, due_ms in zip(readable, rows["due_ms"].tolist(), strict=True):
                 draft = self._forward(record, due_ms)
-                self._store.put_all([draft], though_full=True)  # it frees disk space in the end
+                self._store.put(draft, though_full=True)  # it frees disk space in the end
                 delay_store.remove(record)
                 topics.add(draft.topic)
         self._store.notify(topics)

@@ -14,7 +14,7 @@ from mqtemplate.delay.timers.settings import slot_of
 from mqtemplate.durations import format_ms
 from mqtemplate.errors import DelayError
 from mqtemplate.message import BROKER_PROPERTIES, Property
-from mqtemplate.numbers import parse_number
+from mqtemplate.numbers import delay_number
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 
 
@@ -95,7 +95,7 @@ def divert(
             return _to_level(properties, topic, queue_id, level, levels)
     for name, unit_ms, from_now in _TIMES:
         if name in properties:
-            deliver_ms = _read_number(name, properties[name]) * unit_ms + (now_ms if from_now else 0)
+            deliver_ms = delay_number(name, properties[name]) * unit_ms + (now_ms if from_now else 0)
             return divert_to_timer(properties, topic, queue_id, now_ms, deliver_ms, limits)
     return None
 
@@ -153,17 +153,10 @@ def _kept(properties: Mapping[str, str], left_out: frozenset[str]) -> dict[str, 
 
 
 def _read_level(text: str, levels: DelayLevels) -> int:
-    level = _read_number(Property.DELAY, text)
+    level = delay_number(Property.DELAY, text)
     if level < 0:
         raise DelayError(
             f"the delay level must be 0..{levels.max_level} ({levels.describe()}), got {level}; 0 means no delay, "
             "for other delays give a time"
         )
     return level
-
-
-def _read_number(name: str, text: str) -> int:
-    number = parse_number(text)
-    if number is None:
-        raise DelayError(f"property {name} is {text[:40]!r}, expected a whole number of at most 18 digits")
-    return number

@@ -21,8 +21,8 @@ from mqtemplate.delay.release import (
 )
 from mqtemplate.errors import CorruptRecordError, MessageError
 from mqtemplate.event_log import get_logger
-from mqtemplate.record.codec import RecordDraft, StoredRecord
-from mqtemplate.record.run import RecordRun, RecordShape
+from mqtemplate.record.codec import Drafts, RecordDraft, StoredRecord
+from mqtemplate.record.released_copies import AlikeCopies, RecordShape, ReleasedCopies
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.record_reads import read_records
 from mqtemplate.topics import TIMER_TOPIC
@@ -75,7 +75,7 @@ class Releaser:
 
     def release(
         self, due: Sequence[DueRecord], now_ms: int, due_ms: NDArray[np.int64]
-    ) -> list[RecordDraft | RecordRun]:
+    ) -> list[RecordDraft | AlikeCopies]:
         """Append the copies of *due*, all or none, and return them.
 
         Args:
@@ -111,12 +111,12 @@ class Releaser:
         elif topics:
             self._store.confirm(self.end, topics)
 
-    def _append(self, copies: Sequence[RecordDraft | RecordRun]) -> int:
+    def _append(self, copies: Sequence[RecordDraft | AlikeCopies]) -> int:
         drafts = [each for each in copies if isinstance(each, RecordDraft)]
         if len(drafts) < len(copies):
-            return self._store.put_runs(copies)[-1].end
+            return self._store.put(ReleasedCopies(copies)).end
         try:
-            return self._store.put_all(drafts).end
+            return self._store.put(Drafts(drafts)).end
         except MessageError as exc:
             if len(drafts) > 1:
                 raise
@@ -126,9 +126,9 @@ class Releaser:
 
     # --- copies --------------------------------------------------------------------------------
 
-    def copies(self, due: Sequence[DueRecord], now_ms: int) -> list[RecordDraft | RecordRun]:
-        """Return the copies of these records, in their order. Many alike records in a row become one `RecordRun`."""
-        copies: list[RecordDraft | RecordRun] = []
+    def copies(self, due: Sequence[DueRecord], now_ms: int) -> list[RecordDraft | AlikeCopies]:
+        """Return the copies of these records, in their order. Many alike records in a row become one `AlikeCopies`."""
+        copies: list[RecordDraft | AlikeCopies] = []
         # Only records of one size can have one shape. Rolled and poison records are always copied one by one.
         sizes = np.array([0 if item.rolls or item.is_poison else item.size for item in due], np.int64)
         bounds = np.flatnonzero(np.diff(sizes, prepend=-1, append=-1)).tolist()
@@ -137,9 +137,9 @@ class Releaser:
             copies += self._copies(same_size, now_ms) if sizes[start] else self._one_by_one(same_size, now_ms)
         return copies
 
-    def _copies(self, due: Sequence[DueRecord], now_ms: int) -> list[RecordDraft | RecordRun]:
+    def _copies(self, due: Sequence[DueRecord], now_ms: int) -> list[RecordDraft | AlikeCopies]:
         """Return the copies of records of one size."""
-        copies: list[RecordDraft | RecordRun] = []
+        copies: list[RecordDraft | AlikeCopies] = []
         # A failed search for a run costs a read of the window. So each failure doubles the step to the next search and
         # narrows the window to the smallest run; a success widens it again.
         at, window, step = 0, len(due), _MIN_RUN
@@ -159,7 +159,7 @@ class Releaser:
         drafts = [self._draft(item, now_ms) for item in due]
         return [draft for draft in drafts if draft is not None]
 
-    def _run(self, due: Sequence[DueRecord], now_ms: int) -> RecordRun | None:
+    def _run(self, due: Sequence[DueRecord], now_ms: int) -> AlikeCopies | None:
         """Return the copies of the leading records that have one shape; None if they are few.
 
         A record with any fault ends the run. `_draft` meets it next, and reports the fault.
@@ -184,7 +184,7 @@ class Releaser:
         if gap is None or stamp_rows is None:
             return None
         columns = slice(shape.properties_at + gap.start, shape.properties_at + gap.stop)
-        return RecordRun(draft, shape, rows[:count], columns, stamp_rows)
+        return AlikeCopies(draft, shape, rows[:count], columns, stamp_rows)
 
     def _draft(self, item: DueRecord, now_ms: int) -> RecordDraft | None:
         try:
@@ -222,7 +222,7 @@ class Releaser:
         )
 
 
-def count_copies(copies: Iterable[RecordDraft | RecordRun]) -> int:
+def count_copies(copies: Iterable[RecordDraft | AlikeCopies]) -> int:
     """Return the number of records in *copies*."""
     return sum([1 if isinstance(each, RecordDraft) else len(each) for each in copies])
 

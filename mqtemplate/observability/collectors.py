@@ -116,15 +116,15 @@ class GroupLags:
 
 def _lags_of_groups(broker: EmbeddedBroker) -> Iterator[GroupLag]:
     known = set(broker.topics.names())
-    for group in sorted(broker.offsets.groups()):
-        for topic in sorted(broker.offsets.topics_of(group) & known):
+    for group in sorted(broker.engine.offsets.groups()):
+        for topic in sorted(broker.engine.offsets.topics_of(group) & known):
             for queue in broker.queues(topic):
                 yield _lag(broker, group, queue, broker.committed_offset(group, queue))
 
 
 def _lags_of_new_groups(broker: EmbeddedBroker, listeners: Iterable[ListenerContainer]) -> Iterator[GroupLag]:
     """Yield the lags of listeners whose group has not committed yet."""
-    known = broker.offsets.groups()
+    known = broker.engine.offsets.groups()
     for container in listeners:
         if container.endpoint.settings.group not in known:
             yield from _lags_of(container, broker)

@@ -51,11 +51,11 @@ class Observability(Observation):
     ) -> None:
         self.settings = settings = settings or ObservabilitySettings()
         self.broker = broker
-        engine = broker if isinstance(broker, EmbeddedBroker) else None
+        embedded = broker if isinstance(broker, EmbeddedBroker) else None
         self.metrics = Metrics(settings.metrics.max_series)
-        if engine is not None:
-            self.metrics.add_collector(engine.metrics.samples)
-        causes = None if engine is None else engine.release_causes
+        if embedded is not None:
+            self.metrics.add_collector(embedded.metrics.samples)
+        causes = None if embedded is None else embedded.engine.delayed.release_causes
         self.lateness = LatenessRecorder(broker.clock, settings.lateness.threshold_ms, causes)
         self._tracing = create_tracing(settings) if tracing is None else tracing
         self._lock = threading.Lock()

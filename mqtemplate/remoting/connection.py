@@ -31,20 +31,20 @@ _TURN_S = 0.002
 _ids = itertools.count(1)
 
 
-class RequestRun(Protocol):
+class RequestPipeline(Protocol):
     """Requests of one connection that are processed together, without decoding each. Used in the I/O thread only."""
 
-    def take(self, frame: Frame) -> bool:
-        """Take a request. Return False if it has to be processed as a command, after those that were taken."""
+    def accept(self, frame: Frame) -> bool:
+        """Accept a request. Return False if it has to be processed as a command, after those that were accepted."""
 
     def process(self) -> None:
-        """Process the requests that were taken, if there are any."""
+        """Process the requests that were accepted, if there are any."""
 
 
 class CommandsOnly:
-    """Run that takes nothing: each request is processed as a command."""
+    """Pipeline that accepts nothing: each request is processed as a command."""
 
-    def take(self, frame: Frame) -> bool:
+    def accept(self, frame: Frame) -> bool:
         return False
 
     def process(self) -> None:
@@ -63,8 +63,8 @@ class ConnectionOwner(Protocol):
     def on_request(self, connection: Connection, request: RemotingCommand) -> None:
         """Handle a request of the peer."""
 
-    def new_run(self, connection: Connection) -> RequestRun:
-        """Return the run of a new connection."""
+    def new_pipeline(self, connection: Connection) -> RequestPipeline:
+        """Return the pipeline of a new connection."""
 
     def on_closed(self, connection: Connection, reason: str) -> None:
         """Handle the end of the connection."""
@@ -112,7 +112,7 @@ class Connection:
         self._last_traffic_ms = self._loop.now_ms()
         self._timeout_timer: Timer | None = None
         self._end_reason = "it is closed"
-        self._run = owner.new_run(self)
+        self._pipeline = owner.new_pipeline(self)
 
     def __str__(self) -> str:
         return f"connection {self.id} with {self.remote}"
@@ -163,8 +163,8 @@ class Connection:
         finally:
             self._answering.discard(id(response))
 
-    def reply_to_run(self, opaques: Collection[int], parts: Sequence[bytes | memoryview]) -> None:
-        """Send the responses to requests that a run took: one encoded frame for each opaque, in parts.
+    def reply_together(self, opaques: Collection[int], parts: Sequence[bytes | memoryview]) -> None:
+        """Send the responses to requests that a pipeline accepted: one encoded frame for each opaque, in parts.
 
         All are dropped if the connection is closed. They count as unanswered until this returns.
         """
@@ -228,9 +228,9 @@ class Connection:
             "it may have been carried out all the same. Is the broker overloaded? Try again, or give it more time"
         )
 
-    def end_runs(self) -> None:
+    def end_pipeline(self) -> None:
         """Process each request as a command from now on."""
-        self._run = CommandsOnly()
+        self._pipeline = CommandsOnly()
 
     def close(self, reason: str) -> None:
         """Close the connection. Responses that are ready are sent as far as the socket accepts them at once."""
@@ -317,7 +317,7 @@ class Connection:
             self._read()
 
     def begin(self, opaque: int) -> bool:
-        """Count a request that a run takes. Return False if its opaque is in use, or too many are unanswered."""
+        """Count a request that a pipeline accepts. Return False if its opaque is in use, or too many are unanswered."""
         unanswered = self._unanswered
         if opaque in unanswered or len(unanswered) >= self._limits.max_unanswered:
             return False
@@ -325,7 +325,7 @@ class Connection:
         return True
 
     def process_as_command(self, opaque: int, frame: Frame) -> None:
-        """Process a request that a run took after all as any other."""
+        """Process a request that a pipeline accepted after all as any other."""
         self._unanswered.discard(opaque)
         self._process(self._decoder.decode(frame))
 
@@ -380,18 +380,18 @@ class Connection:
 
     def _process_until(self, limit: int, end_s: float) -> bool:
         """Process requests; return True if the buffered output is larger than *limit*, or there are more at *end_s*."""
-        run = self._run
+        pipeline = self._pipeline
         try:
-            return self._process_frames(run, limit, end_s)
+            return self._process_frames(pipeline, limit, end_s)
         finally:
-            run.process()
+            pipeline.process()
 
-    def _process_frames(self, run: RequestRun, limit: int, end_s: float) -> bool:
+    def _process_frames(self, pipeline: RequestPipeline, limit: int, end_s: float) -> bool:
         decoder = self._decoder
         while (frame := decoder.next_frame()) is not None:
             self._commands_read += 1
-            if not run.take(frame):
-                run.process()
+            if not pipeline.accept(frame):
+                pipeline.process()
                 if decoder.has_more:
                     self._is_corked = True  # more commands follow: their responses leave together
                 self._process(decoder.decode(frame))

@@ -2,32 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from logging import ERROR
+from mqtemplate.clock import Clock
+from mqtemplate.errors import BrokerClosedError
+from mqtemplate.event_log import LimitedLog
+from mqtemplate.event_log import get_logger
+from mqtemplate.message import HostAddress
+from mqtemplate.metrics import Counter
+from mqtemplate.processes import usable_processors
+from mqtemplate.remoting.acceptor import Acceptor
+from mqtemplate.remoting.acceptor import ConnectionLimit
+from mqtemplate.remoting.acceptor import Handshake
+from mqtemplate.remoting.connection import CommandsOnly
+from mqtemplate.remoting.connection import Connection
+from mqtemplate.remoting.connection import RequestPipeline
+from mqtemplate.remoting.io_loop import IoLoop
+from mqtemplate.remoting.protocol.codes import ResponseCode
+from mqtemplate.remoting.protocol.codes import Version
+from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.remoting.protocol.command import not_supported
+from mqtemplate.remoting.protocol.command import system_error
+from mqtemplate.remoting.settings import MemoryLimit
+from mqtemplate.remoting.settings import RemotingServerSettings
+from mqtemplate.remoting.settings import TlsMode
+from mqtemplate.remoting.settings import server_context
+from mqtemplate.remoting.sockets import PlainStream
+from mqtemplate.remoting.sockets import Stream
+from mqtemplate.remoting.sockets import set_tcp_options
+from mqtemplate.remoting.worker_pool import HeavyWork
+from mqtemplate.remoting.worker_pool import WorkerPool
+from operator import attrgetter
+from typing import NamedTuple
 import os
 import socket
 import ssl
 import sys
 import threading
 import time
-from collections.abc import Callable
-from functools import partial
-from logging import ERROR
-from operator import attrgetter
-from typing import NamedTuple
 
-from mqtemplate.clock import Clock
-from mqtemplate.errors import BrokerClosedError
-from mqtemplate.event_log import LimitedLog, get_logger
-from mqtemplate.message import HostAddress
-from mqtemplate.metrics import Counter
-from mqtemplate.processes import usable_processors
-from mqtemplate.remoting.acceptor import Acceptor, ConnectionLimit, Handshake
-from mqtemplate.remoting.connection import CommandsOnly, Connection, RequestRun
-from mqtemplate.remoting.io_loop import IoLoop
-from mqtemplate.remoting.protocol.codes import ResponseCode, Version
-from mqtemplate.remoting.protocol.command import RemotingCommand, not_supported, system_error
-from mqtemplate.remoting.settings import MemoryLimit, RemotingServerSettings, TlsMode, server_context
-from mqtemplate.remoting.sockets import PlainStream, Stream, set_tcp_options
-from mqtemplate.remoting.worker_pool import HeavyWork, WorkerPool
 
 _log = get_logger("mqtemplate.remoting")
 
@@ -39,8 +53,8 @@ It returns the response, or None if it responds by `Connection.reply` or the req
 Guard = Callable[[Connection, RemotingCommand], RemotingCommand | None]
 """Check of each request before its processor, in the I/O thread. It returns a response if it refuses the request."""
 
-NewRun = Callable[[Connection, Callable[[int], None]], RequestRun]
-"""Creates the run of a connection, which passes the number of requests that it has processed to the callback."""
+NewPipeline = Callable[[Connection, Callable[[int], None]], RequestPipeline]
+"""Creates the pipeline of a connection, which passes the number of requests that it has processed to the callback."""
 
 ErrorResponse = Callable[[RemotingCommand, Exception], RemotingCommand | None]
 """Conversion of an exception of a processor or of the guard to a response.
@@ -103,7 +117,7 @@ class RemotingServer:
         self.peer_log = LimitedLog(_log, lambda: int(self.loop.now_ms()))
         self.unread_output = self._shared_limit(settings.max_unread_bytes, "unread_bytes", "of unread responses")
         self._guard = guard
-        self._new_run: NewRun = lambda connection, count: CommandsOnly()
+        self._new_pipeline: NewPipeline = lambda connection, count: CommandsOnly()
         self._error_response = error_response
         self._settings = settings
         self._processors: dict[int, _Registered] = {}
@@ -144,9 +158,9 @@ class RemotingServer:
         limits = (sys.maxsize, sys.maxsize) if max_body_bytes is None else (_MAX_INLINE_BYTES, max_body_bytes)
         self._processors[code] = _Registered(processor, slow, *limits)
 
-    def process_runs(self, new_run: NewRun) -> None:
-        """Let *new_run* create the run of each new connection. By default each request is processed as a command."""
-        self._new_run = new_run
+    def use_pipelines(self, new_pipeline: NewPipeline) -> None:
+        """Let *new_pipeline* create the pipeline of each new connection. By default each request is a command."""
+        self._new_pipeline = new_pipeline
 
     def on_close(self, callback: Callable[[Connection], None]) -> None:
         """Call *callback* in the I/O thread with each connection that has ended."""
@@ -198,7 +212,7 @@ class RemotingServer:
             return
         self._is_draining = True
         for connection in self.connections():
-            connection.end_runs()  # a command gets GO_AWAY
+            connection.end_pipeline()  # a command gets GO_AWAY
         if not self._is_started:
             acceptor.close()
             return
@@ -232,7 +246,7 @@ class RemotingServer:
         elif is_slow:
             self._submit(partial(self._process, processor, connection, request), connection, request)
         else:
-            self._heavy.inline_requests += 1
+            self._heavy.count_inline()
             self._process(processor, connection, request)
 
     def _on_large_request(
@@ -256,9 +270,9 @@ class RemotingServer:
 
         self._submit(check_and_process, connection, request)
 
-    def new_run(self, connection: Connection) -> RequestRun:
-        """Return the run of a new connection. The guard checks commands, so with a guard there are only these."""
-        return self._new_run(connection, self._count) if self._guard is None else CommandsOnly()
+    def new_pipeline(self, connection: Connection) -> RequestPipeline:
+        """Return the pipeline of a new connection. The guard checks commands, so with a guard there are only these."""
+        return self._new_pipeline(connection, self._count) if self._guard is None else CommandsOnly()
 
     def on_closed(self, connection: Connection, reason: str) -> None:
         """Remove a connection that has ended."""
@@ -276,7 +290,7 @@ class RemotingServer:
 
     def _count(self, requests: int) -> None:
         self.request_count += requests
-        self._heavy.inline_requests += requests
+        self._heavy.count_inline(requests)
 
     # --- requests -----------------------------------------------------------------------------------
 

@@ -66,9 +66,6 @@ class HeavyWork:
 
     Args:
         thread_time: Returns the processor time of the current thread, in seconds.
-
-    Attributes:
-        inline_requests: Number of requests that the I/O thread has processed itself. It is enough if it is about right.
     """
 
     def __init__(
@@ -78,7 +75,7 @@ class HeavyWork:
         thread_time: Callable[[], float] = time.thread_time,
         rest: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.inline_requests = 0
+        self._inline_requests = 0  # it is enough if it is about right
         self._processor_time = processor_time or ProcessorTime()
         self._thread_time = thread_time
         self._rest = rest
@@ -88,15 +85,28 @@ class HeavyWork:
         """Return True if the work of *address* is heavy now."""
         return self._processor_time.is_heavy(address)
 
+    @property
+    def inline_requests(self) -> int:
+        """Number of requests that the I/O thread has processed itself."""
+        return self._inline_requests
+
+    def count_inline(self, requests: int = 1) -> None:
+        """Count requests that the I/O thread processes itself."""
+        self._inline_requests += requests
+
+    def move_to_thread(self) -> None:
+        """Count one request less: its processor has passed it to another thread."""
+        self._inline_requests -= 1
+
     def run(self, work: Callable[[], None], address: str, *, is_heavy: bool) -> None:
         """Run a piece of work, and count its processor time. Heavy work waits for the heavy work of the other pools."""
         if not is_heavy:
             self._run(work, address)
             return
         with self._one_at_a_time:
-            requests = self.inline_requests
+            requests = self._inline_requests
             seconds = self._run(work, address)
-            if self.inline_requests > requests:
+            if self._inline_requests > requests:
                 self._rest(min(seconds, _LONGEST_REST_S))
 
     def _run(self, work: Callable[[], None], address: str) -> float:

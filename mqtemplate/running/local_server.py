@@ -12,13 +12,13 @@ from mqtemplate.message import HostAddress
 from mqtemplate.remoting.settings import ClientAuth, RemotingServerSettings, ServerTls, TlsMode
 from mqtemplate.server.acl.settings import Account, AclSettings, Right
 from mqtemplate.server.broker_server import LocalCluster
-from mqtemplate.server.settings import BrokerServerSettings, ServerOptions
+from mqtemplate.server.state.settings import BrokerServerSettings, ServerOptions
 from mqtemplate.store.settings import FlushDiskType
 
 
 def local_cluster(
     settings: AppSettings, server: ServerSettings | None = None, own: Account | None = None
-) -> LocalCluster:
+) -> LocalCluster[EmbeddedBroker]:
     """Return the broker and the name server that the settings describe. They are not started.
 
     Args:

@@ -7,7 +7,7 @@ from mqtemplate.exports import late_import
 if TYPE_CHECKING:
     from mqtemplate.server.acl.settings import Account, AclSettings, Right
     from mqtemplate.server.broker_server import BrokerServer, LocalCluster
-    from mqtemplate.server.settings import BrokerServerSettings
+    from mqtemplate.server.state.settings import BrokerServerSettings
 
 __all__ = [
     "Account",
@@ -24,7 +24,7 @@ __getattr__ = late_import(
         "Account": "mqtemplate.server.acl.settings",
         "AclSettings": "mqtemplate.server.acl.settings",
         "BrokerServer": "mqtemplate.server.broker_server",
-        "BrokerServerSettings": "mqtemplate.server.settings",
+        "BrokerServerSettings": "mqtemplate.server.state.settings",
         "LocalCluster": "mqtemplate.server.broker_server",
         "Right": "mqtemplate.server.acl.settings",
     },

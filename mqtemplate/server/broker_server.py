@@ -1,4 +1,4 @@
-"""TCP server for the embedded broker: RocketMQ's remoting protocol."""
+"""TCP server for a broker: RocketMQ's remoting protocol."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Generic, Self, TypeVar
 
-from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+from mqtemplate.engine.clients import ClientExpiry
+from mqtemplate.engine.engine import Engine, EngineOwner, engine_of
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import HostAddress
 from mqtemplate.metrics import MetricKind, Sample
@@ -19,47 +20,18 @@ from mqtemplate.remoting.worker_pool import HeavyWork
 from mqtemplate.server.acl.access import AccessControl
 from mqtemplate.server.acl.guard import AclGuard
 from mqtemplate.server.acl.settings import AclSettings
-from mqtemplate.server.admin.broker import BrokerAdmin
-from mqtemplate.server.admin.groups import GroupAdmin
-from mqtemplate.server.admin.offsets import OffsetAdmin
-from mqtemplate.server.admin.relay import RelayProcessor
-from mqtemplate.server.admin.topics import TopicAdmin
-from mqtemplate.server.clients import ClientExpiry
-from mqtemplate.server.name_server.kv_config import KVConfig
-from mqtemplate.server.name_server.processor import NameServer
+from mqtemplate.server.assembly import ServerAssembly
+from mqtemplate.server.name_server.name_server import KVConfig, NameServer
 from mqtemplate.server.name_server.registered_brokers import RegisteredBrokers
-from mqtemplate.server.parts import ServerParts
-from mqtemplate.server.processors.client import ClientProcessor
-from mqtemplate.server.processors.connection_run import ConnectionRun
-from mqtemplate.server.processors.delayed import DelayedMessageProcessor
-from mqtemplate.server.processors.offset import OffsetProcessor
-from mqtemplate.server.processors.pull import PullProcessor
-from mqtemplate.server.processors.query import QueryProcessor
-from mqtemplate.server.processors.recall import RecallProcessor
-from mqtemplate.server.processors.record_block import RecordBlockProcessor
-from mqtemplate.server.processors.reply import ReplyProcessor
-from mqtemplate.server.processors.send import SendBackProcessor, SendProcessor
-from mqtemplate.server.processors.sequenced import SequencedSendProcessor
-from mqtemplate.server.processors.transaction import TransactionProcessor
-from mqtemplate.server.registration import register
-from mqtemplate.server.response import problem_response
-from mqtemplate.server.settings import BrokerServerSettings
+from mqtemplate.server.requests.registration import register
+from mqtemplate.server.requests.response import problem_response
+from mqtemplate.server.state.settings import BrokerServerSettings
 from mqtemplate.services import Service, ServiceThread
 from mqtemplate.topics import AUTO_CREATE_TOPIC
 
-_CLIENT_PROCESSORS = (
-    SendBackProcessor,
-    OffsetProcessor,
-    ClientProcessor,
-    TransactionProcessor,
-    ReplyProcessor,
-    DelayedMessageProcessor,
-    RecordBlockProcessor,
-    SequencedSendProcessor,
-)
-_ADMIN_PROCESSORS = (TopicAdmin, GroupAdmin, OffsetAdmin, BrokerAdmin, QueryProcessor, RelayProcessor, RecallProcessor)
-
 _log = get_logger("mqtemplate.server")
+
+EngineT = TypeVar("EngineT", bound=Engine | EngineOwner)
 
 
 class TimeLeft:
@@ -74,8 +46,8 @@ class TimeLeft:
         return max(self._deadline - time.monotonic(), 0)
 
 
-class BrokerServer:
-    """Server through which RocketMQ's clients use an embedded broker: clients of any language, 4.9 and 5.x.
+class BrokerServer(Generic[EngineT]):
+    """Server through which RocketMQ's clients use a broker: clients of any language, 4.9 and 5.x.
 
     - The caller owns the engine and closes it after the server. `start` starts the engine if necessary.
     - Remote clients and the consumers of this process use the same topics and offsets. All members of a group are of
@@ -84,10 +56,13 @@ class BrokerServer:
     - On a virtual clock, the owner of the clock steps ``services()``. The sockets have a thread nevertheless.
 
     Args:
+        engine: An engine, or an `EmbeddedBroker`, whose engine is served.
         remoting: TLS, and limits of the connections.
         acl: Access control. None: every client may send every request.
+        fast_path: Read frequent requests without decoding each. The switch is for tests: the results are the same.
 
     Attributes:
+        engine: The *engine* of the arguments.
         topics: Topics in the types of the protocol.
         groups: Settings of the consumer groups.
         clients: Connected clients.
@@ -103,46 +78,47 @@ class BrokerServer:
 
     def __init__(
         self,
-        engine: EmbeddedBroker,
+        engine: EngineT,
         settings: BrokerServerSettings | None = None,
         *,
         remoting: RemotingServerSettings | None = None,
         acl: AclSettings | None = None,
+        fast_path: bool = True,
     ) -> None:
         self.engine = engine
+        self._engine = core = engine_of(engine)
         self.settings = settings = settings or BrokerServerSettings()
-        clock = engine.clock
+        clock = core.clock
         access, self._is_private = AccessControl(acl), acl is not None and acl.is_private
         self.guard = None if acl is None else AclGuard(access, acl, clock)
         self._heavy = HeavyWork()
-        self._parts = parts = ServerParts(engine, settings, lambda: str(self.address), access, self._heavy)
+        self._parts = parts = ServerAssembly(core, settings, access, self._heavy, fast_path=fast_path)
         self.topics, self.groups, self.clients = parts.topics, parts.groups, parts.clients
         self.locks, self.hold, self.limits = parts.locks, parts.hold, parts.limits
         self.name_server = NameServer(
             parts.topics,
-            KVConfig(engine.store.store_files),
-            RegisteredBrokers(engine.name, clock, is_open=settings.broker_registration_enable),
-            parts.address,
+            KVConfig(core.store.store_files),
+            RegisteredBrokers(core.name, clock, is_open=settings.broker_registration_enable),
+            lambda: str(self.address),
         )
         self._remoting_settings = remoting or RemotingServerSettings()
         self._drain_s = self._remoting_settings.drain_ms / 1_000
         self.remoting = self.listener(settings.listen)
-        self.remoting.on_close(self.locks.forget)
-        self.remoting.on_close(self.clients.forget)
+        self.remoting.on_close(lambda connection: self.locks.forget(connection.id))
+        self.remoting.on_close(lambda connection: self.clients.forget(connection.id))
         self.remoting.on_close(self.hold.forget)
         self.remoting.on_close(access.forget)
-        send, pull = SendProcessor(parts), PullProcessor(parts)
-        self.remoting.process_runs(lambda *of: ConnectionRun(send.new_run(*of), pull.new_run(*of)))
-        others = (kind(parts) for kind in _CLIENT_PROCESSORS)
-        self.processors = register(self.remoting, parts.locks, send, pull, *others)
-        admin = register(self.remoting, *(kind(parts) for kind in _ADMIN_PROCESSORS))
+        if parts.fast_path is not None:
+            self.remoting.use_pipelines(parts.fast_path.pipeline)
+        self.processors = register(self.remoting, *parts.client_processors)
+        admin = register(self.remoting, *parts.admin_processors(lambda: str(self.address)))
         self.all_processors = self.processors | admin | self.name_server.register(self.remoting)
         logs = (parts.peer_log, parts.topics.peer_log, self.remoting.peer_log)
         sweeps = (parts.locks.sweep, parts.limits.sweep, *(log.summarize for log in logs))
         expiry = ClientExpiry(self.clients, clock, settings.client_expire_ms, settings.client_scan_interval_ms, sweeps)
         self._services: list[Service] = [self.hold, expiry, parts.traffic]
         self._thread: ServiceThread | None = None
-        engine.metrics.add_collector(self._samples)
+        core.metrics.add_collector(self._samples)
 
     def _samples(self) -> list[Sample]:
         return [
@@ -155,17 +131,17 @@ class BrokerServer:
         return RemotingServer(
             listen,
             self._remoting_settings,
-            self.engine.clock,
+            self._engine.clock,
             guard=self.guard,
             error_response=problem_response,
-            refused_connections=self.engine.metrics.counter("server.refused.connections"),
+            refused_connections=self._engine.metrics.counter("server.refused.connections"),
             heavy=self._heavy,
         )
 
     @property
     def address(self) -> HostAddress:
         """Address in routes: the engine's host, with the port that the server really listens on."""
-        host = self.engine.settings.listen_host
+        host = self._engine.settings.listen_host
         if host.port in (0, self.settings.listen.port):
             return HostAddress(host.ip, self.remoting.address.port)
         return host
@@ -178,8 +154,8 @@ class BrokerServer:
         Raises:
             StoreError: The engine cannot be started, or a table cannot be read.
         """
-        self.engine.start()
-        self.engine.attach(self._parts.remote_clients)
+        self._engine.start()
+        self._engine.attach(self._parts.remote_clients)
         self._create_system_topics()
         self.groups.load()
         self.name_server.entries.load()
@@ -187,25 +163,25 @@ class BrokerServer:
     def _create_system_topics(self) -> None:
         """Create the system topics. Clients read the number of queues of a new topic from `AUTO_CREATE_TOPIC`."""
         self.topics.create_system_topics()
-        if self.engine.topics.config(AUTO_CREATE_TOPIC) is not None:
+        if self._engine.topics.config(AUTO_CREATE_TOPIC) is not None:
             count = self.settings.default_topic_queue_nums
-            self.engine.topics.update(AUTO_CREATE_TOPIC, {"readQueueNums": count, "writeQueueNums": count})
+            self._engine.topics.update(AUTO_CREATE_TOPIC, {"readQueueNums": count, "writeQueueNums": count})
 
     def start(self) -> None:
         """Load, then accept connections.
 
         Raises:
             BrokerError: The server cannot listen on its address.
-            StoreError: The engine cannot be started; see `EmbeddedBroker.start`.
+            StoreError: The engine cannot be started; see `Engine.start`.
         """
         self.load()
         self.remoting.start()
-        if not self.engine.clock.is_virtual:
-            report = self.engine.store.report
-            self._thread = ServiceThread("mqtemplate-server", self._services, self.engine.clock, report)
+        if not self._engine.clock.is_virtual:
+            report = self._engine.store.report
+            self._thread = ServiceThread("mqtemplate-server", self._services, self._engine.clock, report)
             self._thread.start()
         self._warn()
-        _log.debug("server.started", broker=self.engine.name, address=str(self.address))
+        _log.debug("server.started", broker=self._engine.name, address=str(self.address))
 
     def _warn(self) -> None:
         """Log a warning for settings with which clients cannot connect, or which protect less than they seem to."""
@@ -244,8 +220,8 @@ class BrokerServer:
         self._parts.deferred_work.close(left.seconds)
         if self._thread is not None:
             self._thread.stop(left.seconds)
-        self.engine.detach()
-        _log.debug("server.stopped", broker=self.engine.name)
+        self._engine.detach()
+        _log.debug("server.stopped", broker=self._engine.name)
 
     def __enter__(self) -> Self:
         self.start()
@@ -255,7 +231,7 @@ class BrokerServer:
         self.stop()
 
 
-class LocalCluster:
+class LocalCluster(Generic[EngineT]):
     """A cluster in one process: an engine, its broker server and a name server.
 
     - ``python -m mqtemplate broker`` runs it.
@@ -265,7 +241,7 @@ class LocalCluster:
     - Access control and TLS apply to both listener sockets.
 
     Args:
-        engine: Engine that is started and closed with the cluster.
+        engine: Engine, or `EmbeddedBroker`, that is started and closed with the cluster.
         name_server: Address of the name server. None: the broker server answers its requests on its own address.
         remoting: TLS, and limits of the connections.
         acl: Access control. None: every client may send every request.
@@ -279,15 +255,16 @@ class LocalCluster:
 
     def __init__(
         self,
-        engine: EmbeddedBroker,
+        engine: EngineT,
         settings: BrokerServerSettings | None = None,
         name_server: HostAddress | None = None,
         *,
         remoting: RemotingServerSettings | None = None,
         acl: AclSettings | None = None,
     ) -> None:
-        self.engine = engine
         self.broker = BrokerServer(engine, settings, remoting=remoting, acl=acl)
+        self.engine = engine
+        self._engine = engine_of(engine)
         self._drain_s = (remoting or RemotingServerSettings()).drain_ms / 1_000
         self._stopping: TimeLeft | None = None
         self._name_server: RemotingServer | None = None
@@ -314,7 +291,7 @@ class LocalCluster:
             StoreError: The store files cannot be opened.
         """
         with ExitStack() as started:
-            started.callback(self.engine.close)
+            started.callback(self._engine.close)
             started.callback(lambda: self.broker.stop(self._left_s()))
             self.broker.start()
             if self._name_server is not None:

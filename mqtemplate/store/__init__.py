@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from mqtemplate.exports import late_import
 
 if TYPE_CHECKING:
+    from mqtemplate.record.appends import PutResult
     from mqtemplate.store.checkpoint import LogFollower
     from mqtemplate.store.cleaning import CleaningService, PendingMessages
-    from mqtemplate.store.commit_log import PutResult
     from mqtemplate.store.consumer_offsets import ConsumerOffsets
     from mqtemplate.store.files.folder_store_files import FolderStoreFiles
     from mqtemplate.store.files.mapped_file import MappedFile

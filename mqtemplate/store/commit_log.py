@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, overload
 
 from mqtemplate.clock import Clock
 from mqtemplate.errors import CorruptRecordError, MessageError
 from mqtemplate.message import HostAddress
+from mqtemplate.record.appends import NewRecords, PutBatch, PutResult
 from mqtemplate.record.codec import RecordDraft, pack_host
 from mqtemplate.record.layout import BLANK_SIZE, pack_blank
-from mqtemplate.record.run import RecordRun
-from mqtemplate.record.sent_batch import SentBatch
 from mqtemplate.store.clock_steps import ClockSteps
 from mqtemplate.store.files.mapped_file import MappedFile
 from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
@@ -20,20 +19,6 @@ from mqtemplate.store.log_reader import LogReader
 
 _FILL_STEP = 256 << 10
 """Bytes that are filled at once: the flush that writes them takes less than a millisecond longer."""
-
-
-class PutResult(NamedTuple):
-    """Position of a stored record; for a `RecordRun`, that of its last record."""
-
-    physical_offset: int
-    size: int
-    queue_offset: int
-    store_timestamp: int
-
-    @property
-    def end(self) -> int:
-        """Physical offset after the record, for `MessageStore.confirm`."""
-        return self.physical_offset + self.size
 
 
 class LogFile(NamedTuple):
@@ -109,103 +94,40 @@ class CommitLog(LogReader):
         self._file = found[0] if found else None
         self._limit = 0  # where the next record must end, within the file: `_reserve` moves it
 
-    def append(self, draft: RecordDraft, queue_offset: int) -> PutResult:
-        """Append one record.
-
-        Raises:
-            StoreFullError: The disk has no space for it; the log is as before.
-            MessageError: The record does not fit into a file, or its properties are too large.
-        """
-        host, now = self._store_host, self._next_store_timestamp()
-        at = self._start + self._at
-        record = draft.encode(queue_offset, at, now, host)
-        if self._at + len(record) > self._limit:
-            self._reserve(len(record))
-            at = self._start + self._at
-            record = draft.encode(queue_offset, at, now, host)
-        self._write(record, through_map=self._is_flushing())
-        return PutResult(at, len(record), queue_offset, now)
-
-    def append_drafts(
-        self, drafts: Sequence[RecordDraft], queue_offsets: Sequence[int]
-    ) -> tuple[list[int], list[int], int]:
-        """Append several records to one file: all of them or, if that fails, none. Errors as `append`.
+    @overload
+    def append(self, records: RecordDraft, queue_offsets: int) -> PutResult: ...
+    @overload
+    def append(self, records: NewRecords, queue_offsets: Sequence[int]) -> PutBatch: ...
+    def append(self, records: RecordDraft | NewRecords, queue_offsets: int | Sequence[int]) -> PutResult | PutBatch:
+        """Append records to one file: all of them or, if that fails, none.
 
         A process that is killed while it writes may leave the first of them.
 
-        Returns:
-            Physical offset and size of each record, and their store timestamp.
-        """
-        now, offsets, sizes = self._next_store_timestamp(), list[int](), list[int]()
-
-        def encode() -> bytes:
-            host, at, records = self._store_host, self._start + self._at, []
-            offsets.clear()
-            for draft, queue_offset in zip(drafts, queue_offsets, strict=True):
-                record = draft.encode(queue_offset, at, now, host)
-                offsets.append(at)
-                records.append(record)
-                at += len(record)
-            sizes[:] = map(len, records)
-            return b"".join(records)
-
-        self._append(encode)
-        return offsets, sizes, now
-
-    def append_batch(self, batch: SentBatch, queue_offsets: Sequence[int]) -> tuple[int, int, int]:
-        """Append the records of batches, as `append_drafts` does.
-
         Args:
-            queue_offsets: That of the first record of each batch.
+            queue_offsets: Of the record, or of the first record of each of `NewRecords.queues`.
 
-        Returns:
-            Physical offset of the first record, size of each, and their store timestamp.
+        Raises:
+            StoreFullError: The disk has no space for them; the log is as before.
+            MessageError: They do not fit into a file, or the properties of one are too large.
         """
-        now, size = self._next_store_timestamp(), 0
-
-        def encode() -> memoryview:
-            nonlocal size
-            records = batch.encode(queue_offsets, self._start + self._at, now, self._store_host)
-            size = records.shape[1]
-            return records.data.cast("B")  # without a copy
-
-        self._append(encode)
-        return self._start + self._at - size * len(batch), size, now
-
-    def append_runs(self, drafts: Sequence[RecordDraft | RecordRun], queue_offsets: Sequence[Any]) -> list[PutResult]:
-        """Append records and runs of records, as `append_drafts` does.
-
-        Args:
-            queue_offsets: An int for each draft, an array of int64 for each run.
-        """
-        now, results = self._next_store_timestamp(), list[PutResult]()
-
-        def encode() -> bytes:
-            host, at, records = self._store_host, self._start + self._at, []
-            results.clear()
-            for draft, queue_offset in zip(drafts, queue_offsets, strict=True):
-                record = draft.encode(queue_offset, at, now, host)
-                size = len(record)
-                records.append(record)
-                if isinstance(draft, RecordDraft):
-                    results.append(PutResult(at, size, queue_offset, now))
-                else:
-                    each = size // len(draft)
-                    results.append(PutResult(at + size - each, each, int(queue_offset[-1]), now))
-                at += size
-            return b"".join(records)
-
-        self._append(encode)
-        return results
-
-    def _append(self, encode: Callable[[], bytes | memoryview]) -> None:
-        """Write what *encode* returns for the end of the log. It is called again if that moves to the next file."""
-        at, data = self.end, encode()
+        encode_at: Callable[..., tuple[bytes | memoryview, PutResult | PutBatch]] = records.encode_at
+        host, now = self._store_host, self._next_store_timestamp()
+        at = self._start + self._at
+        data, puts = encode_at(queue_offsets, at, now, host)
         if self._at + len(data) > self._limit:
             self._reserve(len(data))
-            if self.end != at:
-                data = encode()
-        self._write(data, through_map=False)
+            if self.end != at:  # in the next file
+                data, puts = encode_at(queue_offsets, self.end, now, host)
+        # Through the map only one record: many bytes take longer there than a producer that flushes.
+        if type(puts) is PutResult and self._is_flushing():
+            self._file.write_mapped(self._at, data)  # type: ignore[union-attr]
+        else:
+            self._file.write(self._at, data)  # type: ignore[union-attr]
+        self._at = end = self._at + len(data)
+        if end > self._low_water:
+            self._low_water = self._file_size  # so that this happens once for each file
+            self._on_low_water()
+        return puts
 
     def _next_store_timestamp(self) -> int:
         now = self._clock.now_ms()
@@ -213,17 +135,6 @@ class CommitLog(LogReader):
             self.clock_steps.note(self.end, self.last_store_timestamp, now)
         self.last_store_timestamp = now
         return now
-
-    def _write(self, data: bytes | memoryview, *, through_map: bool) -> None:
-        assert self._file is not None
-        if through_map:
-            self._file.write_mapped(self._at, data)
-        else:
-            self._file.write(self._at, data)
-        self._at = end = self._at + len(data)
-        if end > self._low_water:
-            self._low_water = self._file_size  # so that this happens once for each file
-            self._on_low_water()
 
     def _reserve(self, size: int) -> None:
         """Reserve *size* bytes in the current file; if they do not fit, continue in the next file.

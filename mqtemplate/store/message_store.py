@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from time import perf_counter_ns
-from typing import Any, TypeVar
+from typing import Any, overload
 
 from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreError, StoreFullError
@@ -14,15 +14,14 @@ from mqtemplate.event_log import get_logger
 from mqtemplate.hashes.java_hash import tags_code
 from mqtemplate.metrics import Metrics
 from mqtemplate.processes import OwnerProcess, Unusable, call_after_fork, descriptor_limit
+from mqtemplate.record.appends import NewRecords, PutBatch, PutResult
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.properties import TAGS, find_property
-from mqtemplate.record.run import RecordRun
-from mqtemplate.record.sent_batch import SentBatch
 from mqtemplate.services import AfterChangeService, Service, ServiceThread
 from mqtemplate.store.checkpoint import LogFollower, StoreCheckpoint
 from mqtemplate.store.cleaning import CleaningService, PendingMessages
 from mqtemplate.store.clock_steps import ClockSteps
-from mqtemplate.store.commit_log import AllocateService, CommitLog, LogFile, PutResult
+from mqtemplate.store.commit_log import AllocateService, CommitLog, LogFile
 from mqtemplate.store.file_sizes import file_sizes
 from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.store.files.unsupported_formats import refuse_unsupported_formats
@@ -32,12 +31,9 @@ from mqtemplate.store.index.recent_keys import RecentKeys
 from mqtemplate.store.queue_rebuild import QueueRebuild, TagsCodeOf
 from mqtemplate.store.queues.consume_queue import ConsumeQueue
 from mqtemplate.store.queues.queue_table import QueueTable
-from mqtemplate.store.record_writer import PutBatch, RecordWriter
+from mqtemplate.store.record_writer import RecordWriter
 from mqtemplate.store.recovery import Recovery
 from mqtemplate.store.settings import FlushDiskType, StoreSettings
-
-_DraftsT = TypeVar("_DraftsT")
-_PutT = TypeVar("_PutT")
 
 _FREE_FILES = 16
 """While the disk has space for this number of commit log files, it counts as empty.
@@ -273,24 +269,33 @@ class MessageStore:
         """Physical offset up to which records are readable."""
         return self.group_commit.flushed if self._is_sync else self._commit_log.end
 
-    def put(self, draft: RecordDraft) -> PutResult:
-        """Append one record and its queue unit. It is as durable as the flush mode requires once `confirm` returns.
+    @overload
+    def put(self, records: RecordDraft, *, though_full: bool = False) -> PutResult: ...
+    @overload
+    def put(self, records: NewRecords, *, though_full: bool = False) -> PutBatch: ...
+    def put(self, records: RecordDraft | NewRecords, though_full: bool = False) -> PutResult | PutBatch:
+        """Append one record, or several adjacent ones: all of them or none. Together they must fit into one file.
+
+        They are as durable as the flush mode requires once `confirm` returns.
+
+        Args:
+            though_full: Append above the warning level as well, for copies that allow a file to be deleted.
 
         Raises:
-            MessageError: The record or its properties are too large.
+            MessageError: The records or their properties are too large.
             StoreFullError: There is no space for another file, or the disk is above the warning level. Nothing was
                 written.
         """
-        if self.cleaning.refusal is not None:
+        if self.cleaning.refusal is not None and not though_full:
             raise StoreFullError(self.cleaning.refusal)
         with self._lock:
             started = perf_counter_ns()
-            result = self._writer.append(draft)
+            puts = self._writer.append(records)
             self._append_ns.observe(perf_counter_ns() - started)
-            self._appended.value += 1
+            self._appended.value += 1 if type(puts) is PutResult else len(puts)
         if not self._is_dirty:
             self._mark_dirty()
-        return result
+        return puts
 
     def start_flush(self, put: PutResult) -> None:
         """Let the disk begin to write a record whose producer calls `confirm` soon, in the same thread.
@@ -299,40 +304,6 @@ class MessageStore:
         """
         if self._is_sync and self.group_commit.flushed == put.physical_offset and not self.group_commit.has_leader:
             self._commit_log.start_flush(put)
-
-    def put_all(self, drafts: Sequence[RecordDraft], *, though_full: bool = False) -> PutBatch:
-        """Append several adjacent records: all of them or none. Together they must fit into one file.
-
-        Args:
-            though_full: Append above the warning level as well, for copies that allow a file to be deleted.
-
-        Raises:
-            MessageError, StoreFullError: As `put`.
-        """
-        return self._append(self._writer.append_drafts, drafts, len(drafts), though_full=though_full)
-
-    def put_batch(self, batch: SentBatch) -> PutBatch:
-        """Do the same for the messages of batches that are alike."""
-        return self._append(self._writer.append_batch, batch, len(batch))
-
-    def put_runs(self, drafts: Sequence[RecordDraft | RecordRun]) -> list[PutResult]:
-        """Do the same for records and runs of similar records; return the position of each, of a run its last."""
-        count = sum(1 if isinstance(draft, RecordDraft) else len(draft) for draft in drafts)
-        return self._append(self._writer.append_runs, drafts, count)
-
-    def _append(
-        self, append: Callable[[_DraftsT], _PutT], drafts: _DraftsT, count: int, *, though_full: bool = False
-    ) -> _PutT:
-        if self.cleaning.refusal is not None and not though_full:
-            raise StoreFullError(self.cleaning.refusal)
-        with self._lock:
-            started = perf_counter_ns()
-            result = append(drafts)
-            self._append_ns.observe(perf_counter_ns() - started)
-            self._appended.value += count
-        if not self._is_dirty:
-            self._mark_dirty()
-        return result
 
     def prepare(self, topic: str, queue_id: int) -> None:
         """Create the file for the next unit of a queue now, so that the next `put` is fast.

@@ -17,8 +17,8 @@ from mqtemplate.admin.doctor import repair as repair_module
 from mqtemplate.admin.doctor.repair import repair
 from mqtemplate.admin.doctor.report import examine
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
-from mqtemplate.brokers.embedded.settings import EmbeddedSettings
 from mqtemplate.clock import VirtualClock
+from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.errors import MQTemplateError, StoreError
 from mqtemplate.message import Message, MessageQueue, SendSequence
 from mqtemplate.results import TransactionState

@@ -126,7 +126,7 @@ def test_broker_config_is_read_and_changed(served: Served) -> None:
 
     assert re.search(r"^brokerName\s*=\s*broker-a", config, re.MULTILINE)
     assert "success" in changed
-    assert served.cluster.engine.levels.text == "1s 2s 3s"
+    assert served.cluster.engine.engine.levels.text == "1s 2s 3s"
     assert "success" not in refused
 
 

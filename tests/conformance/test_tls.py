@@ -24,7 +24,7 @@ from mqtemplate.remoting import (
 )
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.server import LocalCluster
-from mqtemplate.server.settings import BrokerServerSettings
+from mqtemplate.server.state.settings import BrokerServerSettings
 from tests.remoting.certificates import Certificates, has_openssl
 
 pytestmark = pytest.mark.conformance

@@ -57,7 +57,7 @@ def test_each_owner_ends_the_open_transactions_of_the_other(
 
     with EmbeddedBroker(tmp_path, settings(port, **_EMBEDDED_SETTINGS)) as embedded:
         stored = Counter(message.body for message in read_all(embedded, _TOPIC))
-        open_count = embedded.transactions.open_count
+        open_count = embedded.engine.transactions.open_count
 
     expected = {b"rocketmq, committed", b"rocketmq, open", b"embedded, committed", b"embedded, open"}
     assert [message.body for message in checked] == [b"rocketmq, open"]

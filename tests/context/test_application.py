@@ -192,7 +192,7 @@ def test_the_broker_has_the_settings_of_the_configuration(app_of: AppOf, tmp_pat
     app.start()
 
     broker = app.get(EmbeddedBroker)
-    assert (broker.path, broker.name, broker.levels.text) == (tmp_path / "s", "b", "90s")
+    assert (broker.path, broker.name, broker.engine.levels.text) == (tmp_path / "s", "b", "90s")
     assert broker.settings.default_topic_queue_nums == 7
 
 

@@ -20,7 +20,7 @@ from mqtemplate.errors import StoreFullError
 from mqtemplate.message import HostAddress
 from mqtemplate.record.codec import RecordDraft, pack_host
 from mqtemplate.record.properties import encode_properties
-from mqtemplate.record.run import RecordRun
+from mqtemplate.record.released_copies import AlikeCopies
 from mqtemplate.store import PutResult
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from tests.delay.delay_engine import DelayEngine
@@ -167,7 +167,7 @@ def test_a_full_disk_delays_a_spike(engine: DelayEngine) -> None:
 
     send(engine, Stretch(50, "timer", 5, (), 1, 0), engine.clock.now_ms() + 5 * SECOND)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(engine.store, "put_runs", full)
+        patched.setattr(engine.store, "put", full)
         engine.advance(6 * SECOND)
         assert engine.bodies() == []
     engine.advance(2 * SECOND)
@@ -183,7 +183,7 @@ def lengths(engine: DelayEngine, puts: Sequence[PutResult], topic: str = TIMER_T
     """Return how many copies are built together, for each run; 1 for a single copy."""
     due_ms = engine.clock.now_ms() + 5 * SECOND
     copies = Releaser(engine.store, topic, "delay").copies(due(puts, due_ms), due_ms)
-    return [len(each) if isinstance(each, RecordRun) else 1 for each in copies]
+    return [len(each) if isinstance(each, AlikeCopies) else 1 for each in copies]
 
 
 @pytest.mark.parametrize(("kind", "topic"), [("timer", TIMER_TOPIC), ("level", SCHEDULE_TOPIC)])
@@ -204,7 +204,7 @@ def test_a_damaged_record_ends_a_run_and_is_reported(engine: DelayEngine) -> Non
     copies = releaser.copies(due(puts, due_ms), due_ms)
 
     assert count_copies(copies) == 199
-    assert [len(each) for each in copies if isinstance(each, RecordRun)] == [100, 32, 36]
+    assert [len(each) for each in copies if isinstance(each, AlikeCopies)] == [100, 32, 36]
     assert engine.poison_count == 1
 
 

@@ -20,6 +20,7 @@ from mqtemplate.errors import ForkedError, StoreLockedError
 from mqtemplate.listener import message_listener
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.pending import PendingQuery
+from mqtemplate.record.codec import Drafts
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.store import FolderStoreFiles, MemoryStoreFiles, MessageStore
 from mqtemplate.template import RocketMQTemplate
@@ -130,7 +131,7 @@ def test_every_use_of_a_store_in_a_child_raises(tmp_path: Path, kind: str) -> No
     store.confirm(put.end, ["orders"])
     calls: dict[str, Callable[[], object]] = {
         "put": lambda: store.put(draft(b"child")),
-        "put_all": lambda: store.put_all([draft(b"child")]),
+        "put_many": lambda: store.put(Drafts([draft(b"child")])),
         "prepare": lambda: store.prepare("orders", 1),
         "confirm": lambda: store.confirm(put.end, ["orders"]),
         "confirm_async": lambda: store.confirm_async(put.end, ["orders"]),

@@ -146,7 +146,7 @@ def test_heavy_work_is_followed_by_a_rest_if_the_io_thread_had_requests(requests
     heavy = HeavyWork(thread_time=lambda: next(times), rest=lambda s: rested.append(round(s, 6)))
 
     def work() -> None:
-        heavy.inline_requests += requests
+        heavy.count_inline(requests)
 
     heavy.run(work, "127.0.1.1", is_heavy=True)
 

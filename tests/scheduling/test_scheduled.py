@@ -22,7 +22,7 @@ from mqtemplate import (
 )
 from mqtemplate.broker import Broker, Capability
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
-from mqtemplate.brokers.embedded.settings import EmbeddedSettings
+from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.errors import ScheduleError, SendError, UnsupportedError
 from mqtemplate.message import Message
 from mqtemplate.scheduling.discovery import make_schedules

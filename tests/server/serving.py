@@ -20,7 +20,7 @@ from mqtemplate.remoting.protocol.codes import PullSysFlag
 from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader, SendMessageRequestHeaderV2
 from mqtemplate.remoting.protocol.messages import decode_messages, encode_batch, encode_properties_text
 from mqtemplate.server import AclSettings, BrokerServer, BrokerServerSettings
-from mqtemplate.server.response import problem_response
+from mqtemplate.server.requests.response import problem_response
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
 LISTEN = HostAddress("127.0.0.1", 10911)

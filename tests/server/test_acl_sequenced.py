@@ -9,8 +9,8 @@ import pytest
 from mqtemplate.clock import VirtualClock
 from mqtemplate.message import Message
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.headers.sequenced import SendSequencedRequestHeader
-from mqtemplate.remoting.protocol.sequenced import encode_runs
+from mqtemplate.remoting.protocol.headers.delayed import SendSequencedRequestHeader
+from mqtemplate.remoting.protocol.sequenced import encode_queue_batches
 from mqtemplate.remoting.settings import Credentials
 from mqtemplate.server import Account, AclSettings, BrokerServerSettings, LocalCluster, Right
 from mqtemplate.testing import messages_in
@@ -34,7 +34,7 @@ def send(cluster: LocalCluster, *topics: str) -> tuple[int, str | None]:
     header = SendSequencedRequestHeader(
         producer_group="g", app_id="query", version=0, partition=0, first=0, born_timestamp=0
     )
-    body = encode_runs([(Message(topic, b"x"), 0) for topic in topics], {topic: topic for topic in topics})
+    body = encode_queue_batches([(Message(topic, b"x"), 0) for topic in topics], {topic: topic for topic in topics})
     with Tool(cluster.address, Credentials(access_key=ACCOUNT.access_key, secret_key=SECRET)) as tool:
         response = tool.request(RequestCode.SEND_SEQUENCED_MESSAGES, header, body)
     return response.code, response.remark

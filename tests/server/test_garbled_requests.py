@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from mqtemplate.message import Message
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.sequenced import encode_runs
-from mqtemplate.server.response import problem_response
+from mqtemplate.remoting.protocol.sequenced import encode_queue_batches
+from mqtemplate.server.requests.response import problem_response
 from tests.remoting.protocol.code_tables import wire_names
 from tests.server.serving import RecordingConnection, Serving
 
@@ -27,7 +27,7 @@ TEXTS = st.one_of(
 BODIES = st.one_of(
     st.binary(max_size=60),
     st.sampled_from([b"", b"{}", b"[]", b'{"clientID":"c"}', b'{"consumerGroup":"g","clientId":"c","mqSet":[{}]}']),
-    st.just(encode_runs([(Message("orders", b"x"), 0), (Message("%RETRY%billing", b"y"), 0)], RUN_TOPICS)),
+    st.just(encode_queue_batches([(Message("orders", b"x"), 0), (Message("%RETRY%billing", b"y"), 0)], RUN_TOPICS)),
     st.just(b'{"clientID":"c","consumerDataSet":[{"groupName":"g","subscriptionDataSet":[{"topic":"orders"}]}]}'),
 )
 

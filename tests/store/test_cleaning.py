@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.errors import ConfigurationError, CorruptRecordError, DeletedRecordError, StoreFullError
-from mqtemplate.record.codec import StoredRecord
+from mqtemplate.record.codec import Drafts, StoredRecord
 from mqtemplate.store import FolderStoreFiles, MemoryStoreFiles, MessageStore, StoreSettings
 from mqtemplate.store.cleaning import next_delete_hour
 from tests.store.small_store import NothingPending, OpenStore, bodies, draft, kill, small
@@ -300,7 +300,7 @@ def test_above_the_third_ratio_messages_are_refused_until_the_disk_has_space(ope
 
     with capture_logs() as logs:
         on_a_disk(store, 0.91)
-        for put in (lambda: store.put(draft(b"x")), lambda: store.put_all([draft(b"x")])):
+        for put in (lambda: store.put(draft(b"x")), lambda: store.put(Drafts([draft(b"x")]))):
             with pytest.raises(
                 StoreFullError,
                 match=r"the disk is 91% full, and above 90% \(disk-space-warning-level-ratio\) no message is taken; "
@@ -316,7 +316,7 @@ def test_above_the_third_ratio_messages_are_refused_until_the_disk_has_space(ope
 def test_copies_that_free_space_are_accepted_on_a_full_disk(open_store: OpenStore) -> None:
     store = on_a_disk(without_pending(open_store()), 0.95)
 
-    (put,) = store.put_all([draft(b"copied forward")], though_full=True)
+    (put,) = store.put(Drafts([draft(b"copied forward")]), though_full=True)
 
     assert put.queue_offset == 0
 
@@ -389,7 +389,7 @@ class Pending:
             return not self.between(start, end)
         for offset in self.between(start, end):
             record = self._store.read(offset, self.sizes.pop(offset))
-            (put,) = self._store.put_all([draft(record.body, topic="pending")], though_full=True)
+            (put,) = self._store.put(Drafts([draft(record.body, topic="pending")]), though_full=True)
             self.sizes[put.physical_offset] = put.size
         return True
 

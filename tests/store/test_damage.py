@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from mqtemplate.brokers.embedded.queue_reader import QueueReader
 from mqtemplate.clock import VirtualClock
+from mqtemplate.engine.reader import QueueReader
 from mqtemplate.errors import CorruptRecordError, StoreError, StoreFormatError
 from mqtemplate.message import MessageQueue
 from mqtemplate.record.layout import CHECK_SIZE

@@ -22,7 +22,8 @@ from mqtemplate.delay.timers.timer_message_store import TimerMessageStore
 from mqtemplate.errors import MQTemplateError, SendError, StoreError
 from mqtemplate.message import Message
 from mqtemplate.record.arrays import to_rows
-from mqtemplate.record.sent_batch import BatchOrigin, SentBatch
+from mqtemplate.record.codec import Drafts
+from mqtemplate.record.uniform_batch import BatchOrigin, UniformBatch
 from mqtemplate.results import SendStatus
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.store import FlushDiskType, FolderStoreFiles, MessageStore
@@ -395,19 +396,19 @@ def test_the_future_of_an_asynchronous_send_has_the_disk_error(quick_folder: Pat
     user.close()
 
 
-def alike(count: int, *queue_ids: int) -> SentBatch:
+def alike(count: int, *queue_ids: int) -> UniformBatch:
     """Return the messages of a batch as rows, or those of several: one for each queue."""
     origins = [BatchOrigin(queue_id, 0) for queue_id in queue_ids]
     ids, bodies = (to_rows([text % number for number in range(count)]) for text in (b"%02d", b"torn %d"))
-    return SentBatch(replace(draft(bodies[0].tobytes()), properties=b"UNIQ_KEY\x0100\x02"), bodies, ids, 9, origins)
+    return UniformBatch(replace(draft(bodies[0].tobytes()), properties=b"UNIQ_KEY\x0100\x02"), bodies, ids, 9, origins)
 
 
 @pytest.mark.parametrize(
     "put",
     [
-        lambda store: store.put_all([draft(b"torn %d" % number) for number in range(6)]),
-        lambda store: store.put_batch(alike(6)),
-        lambda store: store.put_batch(alike(6, 0, 0)),
+        lambda store: store.put(Drafts([draft(b"torn %d" % number) for number in range(6)])),
+        lambda store: store.put(alike(6)),
+        lambda store: store.put(alike(6, 0, 0)),
     ],
 )
 def test_a_batch_torn_by_an_error_leaves_no_valid_records(

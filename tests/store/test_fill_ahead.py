@@ -12,7 +12,7 @@ import pytest
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreFullError
 from mqtemplate.message import HostAddress
-from mqtemplate.record.codec import RecordDraft
+from mqtemplate.record.codec import Drafts, RecordDraft
 from mqtemplate.store import FlushDiskType, FolderStoreFiles, MessageStore, commit_log
 from mqtemplate.store.commit_log import CommitLog
 from mqtemplate.store.files.disk_files import DiskFileQueue
@@ -167,7 +167,7 @@ def test_no_record_is_overwritten_while_threads_write_and_fill(tmp_path: Path) -
             if number % 7:
                 store.put(draft(body, queue_id=queue_id))
             else:
-                store.put_all([draft(body, queue_id=queue_id)] * 3)
+                store.put(Drafts([draft(body, queue_id=queue_id)] * 3))
 
     filler = threading.Thread(target=fill)
     writers = [threading.Thread(target=write, args=(queue_id,)) for queue_id in range(3)]

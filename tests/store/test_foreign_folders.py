@@ -131,12 +131,14 @@ def test_a_half_message_whose_real_topic_leads_out_of_the_folder_is_not_committe
     """Committing it created the files of its queue."""
     topic = "e" * len(EVIL)
     with opened(folder) as broker:
-        draft, _ = broker.drafts.make_half(Message(topic, b"evil"), "producers", 0, broker.clock.now_ms())
+        draft, _ = broker.engine.drafts.make_half(Message(topic, b"evil"), "producers", 0, broker.clock.now_ms())
         draft.properties = draft.properties.replace(topic.encode(), EVIL.encode())
-        half = broker.transactions.prepare(draft)
+        half = broker.engine.transactions.prepare(draft)
 
         with pytest.raises(MessageError, match="has characters that are not allowed"):
-            broker.transactions.end(half.queue_offset, half.physical_offset, "producers", TransactionState.COMMIT)
+            broker.engine.transactions.end(
+                half.queue_offset, half.physical_offset, "producers", TransactionState.COMMIT
+            )
 
     assert names_outside(tmp_path, folder) == []
 

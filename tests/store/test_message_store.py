@@ -15,7 +15,7 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import CorruptRecordError, MessageError, StoreFormatError, StoreFullError, StoreLockedError
 from mqtemplate.hashes.java_hash import java_string_hash
 from mqtemplate.message import HostAddress
-from mqtemplate.record.codec import pack_host
+from mqtemplate.record.codec import Drafts, pack_host
 from mqtemplate.store import FolderStoreFiles, MemoryStoreFiles, MessageStore
 from tests.store.small_store import OpenStore, bodies, draft, small
 
@@ -93,7 +93,7 @@ def test_a_batch_is_in_one_file_with_consecutive_queue_offsets(open_store: OpenS
     store = open_store()
     store.put(draft(bytes(2_000)))
 
-    puts = store.put_all([draft(bytes(600)) for _ in range(3)])
+    puts = store.put(Drafts([draft(bytes(600)) for _ in range(3)]))
 
     assert [put.queue_offset for put in puts] == [1, 2, 3]
     assert {put.physical_offset // 4_096 for put in puts} == {1}
@@ -190,7 +190,7 @@ def test_a_full_disk_fails_a_batch_as_a_whole(open_store: OpenStore, monkeypatch
 
     monkeypatch.setattr(os, "posix_fallocate", no_room)
     with pytest.raises(StoreFullError):
-        store.put_all([draft(bytes(300)) for _ in range(5)])
+        store.put(Drafts([draft(bytes(300)) for _ in range(5)]))
 
     assert len(bodies(store)) == 1
 

@@ -11,8 +11,8 @@ from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreError
 from mqtemplate.message import Message
+from mqtemplate.record.appends import PutResult
 from mqtemplate.store import FlushDiskType, FolderStoreFiles, MessageStore
-from mqtemplate.store.commit_log import PutResult
 from tests.store.faulty_disk import FaultyDisk
 from tests.store.small_store import bodies, draft, small
 

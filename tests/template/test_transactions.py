@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from mqtemplate import TransactionState, transaction_listener
 from mqtemplate.brokers import EmbeddedBroker
-from mqtemplate.brokers.group_checker import GroupChecker
+from mqtemplate.engine.checkers import GroupChecker
 from mqtemplate.errors import ConfigurationError, DelayError, ListenerError, MessageError, UnsupportedError
 from mqtemplate.message import Message, MessageExt
 from mqtemplate.template import RocketMQTemplate

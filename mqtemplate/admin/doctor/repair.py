@@ -15,8 +15,8 @@ from typing import BinaryIO
 
 from mqtemplate.admin.doctor.report import part_sizes
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
-from mqtemplate.brokers.embedded.settings import EmbeddedSettings
 from mqtemplate.clock import SystemClock, VirtualClock
+from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.errors import StoreError, StoreFormatError, StoreFullError
 from mqtemplate.processes import absolute_path
 from mqtemplate.store.files.disk import disk_errors, link_error

@@ -16,9 +16,9 @@ from mqtemplate.admin.doctor.log_check import LogCheck, check_log
 from mqtemplate.admin.embedded import EmbeddedAdmin
 from mqtemplate.admin.folder import snapshot_broker
 from mqtemplate.admin.values import TopicKind
-from mqtemplate.brokers.embedded.settings import EmbeddedSettings
 from mqtemplate.clock import SystemClock
 from mqtemplate.durations import format_ms
+from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.errors import MQTemplateError
 from mqtemplate.event_log import get_logger
 from mqtemplate.pending import PendingQuery

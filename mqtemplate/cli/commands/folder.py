@@ -15,7 +15,7 @@ from mqtemplate.cli.invocation import Invocation, Yes, command
 if TYPE_CHECKING:
     from mqtemplate.admin.doctor.report import FolderReport
     from mqtemplate.admin.simulation import Simulation
-    from mqtemplate.brokers.embedded.settings import EmbeddedSettings
+    from mqtemplate.engine.settings import EmbeddedSettings
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="a store directory, of this library or of RocketMQ")]
 Assignments = Annotated[

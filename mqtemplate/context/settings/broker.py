@@ -9,11 +9,11 @@ from typing import Any
 from pydantic import field_validator
 from pydantic.dataclasses import dataclass
 
-from mqtemplate.brokers.embedded.settings import EmbeddedSettings
 from mqtemplate.context.config.contradiction import ContradictionError
 from mqtemplate.context.settings.properties import SECTION_CONFIG, bytes_of, duration_in, host_and_port, upper_case
 from mqtemplate.delay.levels.table import DelayLevels
 from mqtemplate.delay.shaping.shape import TopicShape
+from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.errors import ConfigurationError, DestinationError
 from mqtemplate.store.settings import parse_delete_when
 from mqtemplate.topics import check_send_topic

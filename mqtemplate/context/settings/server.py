@@ -21,7 +21,7 @@ from mqtemplate.context.settings.properties import (
     host_and_port,
 )
 from mqtemplate.message import HostAddress
-from mqtemplate.server.settings import ServerOptions
+from mqtemplate.server.state.settings import ServerOptions
 
 
 def _right(value: Any) -> Any:

@@ -11,8 +11,8 @@ from pathlib import Path
 from mqtemplate.admin.broker_admin import BrokerAdmin
 from mqtemplate.admin.folder import FolderAdmin
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
-from mqtemplate.brokers.embedded.settings import EmbeddedSettings
 from mqtemplate.dashboard.sources.broker_source import BrokerSource
+from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.errors import MQTemplateError
 from mqtemplate.event_log import get_logger
 

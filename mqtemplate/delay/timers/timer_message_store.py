@@ -32,7 +32,7 @@ from mqtemplate.event_log import get_logger
 from mqtemplate.metrics import MetricKind, Sample
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.properties import REAL_TOPIC, find_property
-from mqtemplate.record.run import RecordRun
+from mqtemplate.record.released_copies import AlikeCopies
 from mqtemplate.services import ClockWatch
 from mqtemplate.store.layout import PRE_BLANK_SIZE_MARK
 from mqtemplate.store.message_store import MessageStore
@@ -416,9 +416,9 @@ class TimerMessageStore(DelayStore):
             self._files.close()
 
 
-def _real_topic(record: RecordDraft | RecordRun | StoredRecord) -> str:
+def _real_topic(record: RecordDraft | AlikeCopies | StoredRecord) -> str:
     """Return the real topic of a delayed message, or of its copy."""
-    if isinstance(record, RecordRun) or record.topic not in (TIMER_TOPIC, DEAD_LETTER_TOPIC):
+    if isinstance(record, AlikeCopies) or record.topic not in (TIMER_TOPIC, DEAD_LETTER_TOPIC):
         return record.topic
     properties = record.properties if isinstance(record, RecordDraft) else record.properties_bytes
     return find_property(properties, REAL_TOPIC) or ""

@@ -1,13 +1,29 @@
 """Frames: commands to bytes, and bytes in pieces of any size to commands. No socket, thread or clock. Big-endian.
 
+A frame:
+
 ==  =======  ===============  ==================================================
  0  i4       length           size of what follows
  4  u1       serialize_type   encoding of the header: `SerializeType`
- 5  u3, n    header           see `json_header` and `binary_header`
+ 5  u3, n    header           in JSON (`json_header`), or binary
     rest     body             may be empty
 ==  =======  ===============  ==================================================
 
-Source: RocketMQ ``remoting: NettyDecoder``, ``RemotingCommand.decode``.
+A binary header:
+
+===  =====  ==============  ==========================================================
+ 0   i2     code            a larger code needs a JSON header
+ 2   i1     language
+ 3   i2     version
+ 5   i4     opaque
+ 9   i4     flag
+13   i4, n  remark          length 0: no remark
+     i4     ext_length      size of all that follows; 0: no fields
+     i2, n  name            name and value repeat
+     i4, n  value           length 0: no value, as if the name were missing
+===  =====  ==============  ==========================================================
+
+Source: RocketMQ ``remoting: NettyDecoder``, ``RemotingCommand.decode``, ``RocketMQSerializable``.
 """
 
 from __future__ import annotations
@@ -16,14 +32,21 @@ import struct
 from collections import deque
 
 from mqtemplate.errors import MessageError, RemoteProtocolError
-from mqtemplate.remoting.protocol.binary_header import LARGEST_BINARY_CODE, decode_binary_header, encode_binary_header
-from mqtemplate.remoting.protocol.codes import MAX_FRAME_BYTES, SerializeType
+from mqtemplate.remoting.protocol.codes import MAX_FRAME_BYTES, LanguageCode, SerializeType
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.json_header import decode_json_header, encode_json_header
 
 _HEAD = struct.Struct(">iI")
-_LENGTH = struct.Struct(">i")
 _SMALLEST_LENGTH = 4
+_LARGEST_BINARY_CODE = 32_767
+
+_FIXED = struct.Struct(">hbhiii")
+_I2 = struct.Struct(">h")
+_I4 = struct.Struct(">i")
+assert _FIXED.size == 17
+_SMALLEST_HEADER = _FIXED.size + _I4.size
+
+_LANGUAGES = {language.value: language for language in LanguageCode}
 
 _OTHER_PROTOCOLS = (
     (b"\x16\x03", "it is a TLS handshake: one side uses TLS, the other does not"),
@@ -44,10 +67,10 @@ def encode_head(command: RemotingCommand, body_size: int) -> bytes:
     Raises:
         MessageError: The frame would be larger than `MAX_FRAME_BYTES`, or the header cannot be encoded.
     """
-    if command.serialize_type is SerializeType.JSON or command.code > LARGEST_BINARY_CODE:
+    if command.serialize_type is SerializeType.JSON or command.code > _LARGEST_BINARY_CODE:
         header, serialize_type = encode_json_header(command), 0
     else:
-        header, serialize_type = encode_binary_header(command), 1 << 24
+        header, serialize_type = _encode_binary_header(command), 1 << 24
     size = len(header)
     length = 4 + size + body_size
     if length > MAX_FRAME_BYTES - 4:
@@ -156,7 +179,7 @@ class FrameDecoder:
         """Return the command in a frame. Errors as `next_command`."""
         serialize_type, header, body = frame
         try:
-            command = decode_binary_header(header) if serialize_type else decode_json_header(header)
+            command = _decode_binary_header(header) if serialize_type else decode_json_header(header)
         except RemoteProtocolError as exc:
             self._fail(exc)
             raise
@@ -195,7 +218,7 @@ class FrameDecoder:
     def _check_length(self) -> None:
         if len(self._buffer) < 4:
             return
-        (length,) = _LENGTH.unpack_from(self._buffer)
+        (length,) = _I4.unpack_from(self._buffer)
         if not _SMALLEST_LENGTH <= length <= self._longest:
             first = bytes(self._buffer[:4])
             hint = next((f"; {text}" for start, text in _OTHER_PROTOCOLS if first.startswith(start)), "")
@@ -208,3 +231,67 @@ def _head_error(length: int, word: int) -> RemoteProtocolError:
     if word >> 24 > 1:
         return RemoteProtocolError(f"serialize type {word >> 24} is unknown; 0 is JSON, 1 is ROCKETMQ")
     return RemoteProtocolError(f"a header of {word & 0xFF_FFFF} bytes announced in a frame of {length}")
+
+
+# --- binary headers ---------------------------------------------------------------------------------
+
+
+def _encode_binary_header(command: RemotingCommand) -> bytes:
+    """Return the header of *command*, without fields whose value is empty: a reader takes them as missing.
+
+    Raises:
+        MessageError: A number is too large for its field, or a text is not valid Unicode.
+    """
+    try:
+        remark = (command.remark or "").encode()
+        entries: list[bytes] = []
+        for name, value in command.ext_fields.items():
+            if name and value:
+                key, text = name.encode(), value.encode()
+                entries += (_I2.pack(len(key)), key, _I4.pack(len(text)), text)
+        fields = b"".join(entries)
+        fixed = _FIXED.pack(command.code, command.language, command.version, command.opaque, command.flag, len(remark))
+    except (struct.error, UnicodeEncodeError) as exc:
+        raise MessageError(f"the header of {command} has no binary form: {exc}; send it with a JSON header") from exc
+    return b"".join((fixed, remark, _I4.pack(len(fields)), fields))
+
+
+def _decode_binary_header(data: bytes) -> RemotingCommand:
+    """Return the command that has *data* as its header, without a body.
+
+    Raises:
+        RemoteProtocolError: The lengths are wrong, or a text is not UTF-8.
+    """
+    if len(data) < _SMALLEST_HEADER:
+        raise RemoteProtocolError(f"a binary header has at least {_SMALLEST_HEADER} bytes, this one has {len(data)}")
+    code, language, version, opaque, flag, remark_length = _FIXED.unpack_from(data)
+    try:
+        remark, at = _read_text(data, _FIXED.size, remark_length)
+        (length,) = _I4.unpack_from(data, at)
+        at += 4
+        if at + length != len(data):
+            raise RemoteProtocolError(f"ext fields of {length} bytes announced, {len(data) - at} bytes follow")
+        ext_fields = _read_fields(data, at)
+    except (struct.error, UnicodeDecodeError) as exc:
+        raise RemoteProtocolError(f"the binary header cannot be read: {exc}") from exc
+    sender = _LANGUAGES.get(language, LanguageCode.OTHER)
+    return RemotingCommand(code, opaque, flag, sender, version, remark or None, ext_fields, b"", SerializeType.ROCKETMQ)
+
+
+def _read_fields(data: bytes, at: int) -> dict[str, str]:
+    fields = {}
+    while at < len(data):
+        (length,) = _I2.unpack_from(data, at)
+        name, at = _read_text(data, at + 2, length)
+        (length,) = _I4.unpack_from(data, at)
+        value, at = _read_text(data, at + 4, length)
+        if name and value:
+            fields[name] = value
+    return fields
+
+
+def _read_text(data: bytes, at: int, length: int) -> tuple[str, int]:
+    end = at + length
+    if length < 0 or end > len(data):
+        raise RemoteProtocolError(f"a text of {length} bytes announced, {len(data) - at} bytes follow")
+    return data[at:end].decode(), end

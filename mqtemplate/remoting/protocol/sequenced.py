@@ -1,4 +1,4 @@
-"""Body of a sequenced send: runs of messages, each run with its topic and queue (big-endian)::
+"""Body of a sequenced send: batches of messages, each with its topic and queue (big-endian)::
 
 i2, T  topic
 i4     queue ID
@@ -28,7 +28,7 @@ _I2 = struct.Struct(">H")
 _QUEUE_AND_SIZE = struct.Struct(">iI")
 
 
-class Run(NamedTuple):
+class QueueBatch(NamedTuple):
     """Adjacent messages for one queue, encoded."""
 
     topic: str
@@ -36,7 +36,7 @@ class Run(NamedTuple):
     batch: memoryview
 
 
-def encode_runs(messages: Iterable[tuple[Message, int]], topics: dict[str, str]) -> bytes:
+def encode_queue_batches(messages: Iterable[tuple[Message, int]], topics: dict[str, str]) -> bytes:
     """Return the body of a send.
 
     Args:
@@ -48,13 +48,13 @@ def encode_runs(messages: Iterable[tuple[Message, int]], topics: dict[str, str])
     """
     parts: list[bytes] = []
     by_queue = groupby(((message.topic, queue_id, message) for message, queue_id in messages), itemgetter(0, 1))
-    for (topic, queue_id), run in by_queue:
-        parts.append(encode_run(topics[topic], queue_id, encode_batch(message for _, _, message in run)))
+    for (topic, queue_id), adjacent in by_queue:
+        parts.append(encode_queue_batch(topics[topic], queue_id, encode_batch(message for _, _, message in adjacent)))
     return b"".join(parts)
 
 
-def encode_run(topic: str, queue_id: int, batch: bytes | memoryview) -> bytes:
-    """Return one run of encoded messages.
+def encode_queue_batch(topic: str, queue_id: int, batch: bytes | memoryview) -> bytes:
+    """Return one batch of encoded messages.
 
     Args:
         topic: Its name on the wire.
@@ -63,8 +63,8 @@ def encode_run(topic: str, queue_id: int, batch: bytes | memoryview) -> bytes:
     return b"".join((_I2.pack(len(name)), name, _QUEUE_AND_SIZE.pack(queue_id, len(batch)), batch))
 
 
-def read_runs(body: bytes) -> Iterator[Run]:
-    """Yield the runs of a body. Their messages are not decoded.
+def read_queue_batches(body: bytes) -> Iterator[QueueBatch]:
+    """Yield the batches of a body. Their messages are not decoded.
 
     Raises:
         RemoteProtocolError: The bytes are not a sequenced send.
@@ -82,20 +82,20 @@ def read_runs(body: bytes) -> Iterator[Run]:
         at = start + size
         if at > len(view):
             raise RemoteProtocolError(f"the run for {topic!r} is cut off: {size} bytes announced")
-        yield Run(topic, queue_id, view[start:at])
+        yield QueueBatch(topic, queue_id, view[start:at])
 
 
-def decode_runs(runs: Sequence[Run]) -> list[tuple[Message | EncodedMessage, int]]:
-    """Return the messages of the runs, each with its queue ID.
+def decode_queue_batches(batches: Sequence[QueueBatch]) -> list[tuple[Message | EncodedMessage, int]]:
+    """Return the messages of the batches, each with its queue ID.
 
-    The properties of most runs are those of an application. They stay encoded: decoding takes half of the time of a
+    The properties of most batches are those of an application. They stay encoded: decoding takes half of the time of a
     send.
 
     Raises:
-        RemoteProtocolError: The bytes of a run are not messages.
+        RemoteProtocolError: The bytes of a batch are not messages.
     """
     messages: list[tuple[Message | EncodedMessage, int]] = []
-    for topic, queue_id, view in runs:
+    for topic, queue_id, view in batches:
         batch = bytes(view)
         if any(name in batch for name in _SPECIAL_NAMES):  # possibly in a body: then decoding is slower, but correct
             messages += [(message, queue_id) for message in decode_batch(batch, topic)]

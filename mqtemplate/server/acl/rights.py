@@ -17,9 +17,9 @@ from mqtemplate.errors import RemoteProtocolError
 from mqtemplate.remoting.protocol.bodies.group import CheckClientRequestBody, HeartbeatData, LockBatchRequestBody
 from mqtemplate.remoting.protocol.codes import RequestCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.protocol.sequenced import read_runs
+from mqtemplate.remoting.protocol.sequenced import read_queue_batches
 from mqtemplate.server.acl.settings import Right
-from mqtemplate.server.processors.handles import decode_handles
+from mqtemplate.server.requests.response import decode_handles
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_broker_topic
 
 
@@ -83,7 +83,7 @@ def _topic_field(name: str, right: Right) -> RequestRights:
 
 
 def _sequenced(request: RemotingCommand) -> list[Need]:
-    return [topic_need(topic, Right.PUB) for topic in sorted({run.topic for run in read_runs(request.body)})]
+    return [topic_need(topic, Right.PUB) for topic in sorted({run.topic for run in read_queue_batches(request.body)})]
 
 
 def _group_field(name: str, text: str = "SUB on the group") -> RequestRights:

@@ -17,8 +17,8 @@ from mqtemplate.remoting.protocol.bodies import route as bodies
 from mqtemplate.remoting.protocol.codes import Perm, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers import admin as headers
-from mqtemplate.server.registration import answers
-from mqtemplate.server.response import RefusedError
+from mqtemplate.server.requests.registration import answers
+from mqtemplate.server.requests.response import RefusedError
 
 _log = get_logger("mqtemplate.name_server")
 

@@ -1,32 +1,42 @@
-"""Codes 500,001 to 500,004: cancel, reschedule, list and count pending messages. RocketMQ has no such requests."""
+"""Requests about pending messages: code 370, and codes 500,001 to 500,005, which RocketMQ does not have.
+
+Source of code 370: RocketMQ ``broker: RecallMessageProcessor``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-
 from mqtemplate.broker import Capability
 from mqtemplate.delay.pending import cursor_after
-from mqtemplate.pending import PendingMessage, PendingQuery, ScheduleChange
-from mqtemplate.remoting.protocol.bodies.own_requests import (
-    CancelDelayedMessageRequestHeader,
-    CountPendingMessagesRequestHeader,
-    GetPendingMessagesRequestHeader,
-    GetPendingPositionsRequestHeader,
-    PendingCountsData,
-    PendingMessageData,
-    PendingMessagesData,
-    PendingQueryRequestHeader,
-    Refusal,
-    RefusalHeader,
-    RescheduleDelayedMessageRequestHeader,
-    ScheduleChangeData,
-)
-from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
-from mqtemplate.server.parts import ServerParts
-from mqtemplate.server.processors.handles import decode_handles, refusing_invalid
-from mqtemplate.server.registration import answers
-from mqtemplate.server.response import RefusedError
+from mqtemplate.engine.delayed import LocalDelayedMessages
+from mqtemplate.engine.engine import Engine
+from mqtemplate.pending import PendingMessage
+from mqtemplate.pending import PendingQuery
+from mqtemplate.pending import ScheduleChange
+from mqtemplate.remoting.protocol.bodies.own_requests import CancelDelayedMessageRequestHeader
+from mqtemplate.remoting.protocol.bodies.own_requests import CountPendingMessagesRequestHeader
+from mqtemplate.remoting.protocol.bodies.own_requests import GetPendingMessagesRequestHeader
+from mqtemplate.remoting.protocol.bodies.own_requests import GetPendingPositionsRequestHeader
+from mqtemplate.remoting.protocol.bodies.own_requests import PendingCountsData
+from mqtemplate.remoting.protocol.bodies.own_requests import PendingMessageData
+from mqtemplate.remoting.protocol.bodies.own_requests import PendingMessagesData
+from mqtemplate.remoting.protocol.bodies.own_requests import PendingQueryRequestHeader
+from mqtemplate.remoting.protocol.bodies.own_requests import Refusal
+from mqtemplate.remoting.protocol.bodies.own_requests import RefusalHeader
+from mqtemplate.remoting.protocol.bodies.own_requests import RescheduleDelayedMessageRequestHeader
+from mqtemplate.remoting.protocol.bodies.own_requests import ScheduleChangeData
+from mqtemplate.remoting.protocol.codes import RequestCode
+from mqtemplate.remoting.protocol.codes import ResponseCode
+from mqtemplate.remoting.protocol.headers.message import RecallMessageRequestHeader
+from mqtemplate.remoting.protocol.headers.message import RecallMessageResponseHeader
+from mqtemplate.server.requests.registration import answers
+from mqtemplate.server.requests.response import RefusedError
+from mqtemplate.server.requests.response import decode_handles
+from mqtemplate.server.requests.response import refusing_invalid
+from mqtemplate.server.state.settings import BrokerServerSettings
+from mqtemplate.server.state.topics import TopicConfigs
+
 
 _MAX_PAGE = 1_000
 _MAX_PAGE_BYTES = 1 << 20
@@ -38,15 +48,15 @@ _MAX_BUCKETS = 100_000
 """Most time spans of a count. The longest delay, forty days, has 57,600 minutes."""
 
 
-def announced_capabilities(server: ServerParts) -> str:
+def announced_capabilities(engine: Engine, settings: BrokerServerSettings) -> str:
     """Return the names of the capabilities that remote clients of a server have, joined by commas."""
     missing = {Capability.LOCAL_FILES}
-    if not server.settings.recall_message_enable:
+    if not settings.recall_message_enable:
         missing |= {Capability.SCHEDULE_CHANGE, Capability.TIMER_CHANGE}
-    if not server.settings.enable_property_filter:
+    if not settings.enable_property_filter:
         missing.add(Capability.SQL92)
     # Only a server has blocks: an embedded broker has the files.
-    capabilities = {*server.engine.capabilities, Capability.RECORD_BLOCK} - missing
+    capabilities = {*engine.capabilities, Capability.RECORD_BLOCK} - missing
     return ",".join(sorted(capability.name for capability in capabilities))
 
 
@@ -54,7 +64,8 @@ def announced_capabilities(server: ServerParts) -> str:
 class DelayedMessageProcessor:
     """Control over the pending messages of this broker, for the remote broker of this library."""
 
-    server: ServerParts
+    engine: Engine
+    settings: BrokerServerSettings
 
     # --- changes -------------------------------------------------------------------------------
 
@@ -62,7 +73,7 @@ class DelayedMessageProcessor:
     def _cancel(self, header: CancelDelayedMessageRequestHeader) -> ScheduleChangeData:
         self._check_change(header)
         with refusing_invalid():
-            change = self.server.engine.cancel(
+            change = self.engine.delayed.cancel(
                 header.handle, key=header.key, topic=header.topic, namespace=header.namespace
             )
         return _change_data(change)
@@ -70,22 +81,17 @@ class DelayedMessageProcessor:
     @answers(RequestCode.RESCHEDULE_DELAYED_MESSAGE, slow=True)
     def _reschedule(self, header: RescheduleDelayedMessageRequestHeader) -> ScheduleChangeData:
         self._check_change(header)
-        engine, time_ms = self.server.engine, header.deliver_time
+        time_ms = header.deliver_time
         with refusing_invalid():
-            change = engine.reschedule(
+            change = self.engine.delayed.reschedule(
                 header.handle, time_ms, key=header.key, topic=header.topic, namespace=header.namespace
             )
         return _change_data(change)
 
     def _check_change(self, header: CancelDelayedMessageRequestHeader) -> None:
         """Raise `RefusedError` if changes are disabled, or a handle is not one of this broker."""
-        if not self.server.settings.recall_message_enable:
-            raise RefusedError(
-                ResponseCode.NO_PERMISSION,
-                "recall is disabled; set recall-message-enable to true",
-                RefusalHeader(refusal=Refusal.RECALL_DISABLED),
-            )
-        name = self.server.engine.name
+        _check_enabled(self.settings)
+        name = self.engine.name
         for handle in decode_handles(header.handle):
             if handle.broker_name != name:
                 raise RefusedError(
@@ -98,7 +104,7 @@ class DelayedMessageProcessor:
     @answers(RequestCode.GET_PENDING_MESSAGES, slow=True)
     def _page(self, header: GetPendingMessagesRequestHeader) -> PendingMessagesData:
         with refusing_invalid():
-            page = self.server.engine.pending(_query(header), min(header.max_count, _MAX_PAGE), header.cursor)
+            page = self.engine.delayed.pending(_query(header), min(header.max_count, _MAX_PAGE), header.cursor)
         messages = _fitting(page.messages)
         return PendingMessagesData(
             messages=[_message_data(message) for message in messages],
@@ -108,7 +114,7 @@ class DelayedMessageProcessor:
     @answers(RequestCode.COUNT_PENDING_MESSAGES, slow=True)
     def _count(self, header: CountPendingMessagesRequestHeader) -> PendingCountsData:
         with refusing_invalid():
-            counts = self.server.engine.count_pending(_query(header), header.bucket_millis, max_buckets=_MAX_BUCKETS)
+            counts = self.engine.delayed.count_pending(_query(header), header.bucket_millis, max_buckets=_MAX_BUCKETS)
         return PendingCountsData(total=counts.total, buckets=counts.buckets)
 
 
@@ -116,12 +122,12 @@ class DelayedMessageProcessor:
 class PendingPositionsProcessor:
     """Positions of pending messages in the files of this broker, for Spark's processes on the same machine."""
 
-    server: ServerParts
+    delayed: LocalDelayedMessages
 
     @answers(RequestCode.GET_PENDING_POSITIONS, slow=True)
     def _positions(self, header: GetPendingPositionsRequestHeader) -> bytes:
         after, count = (header.after_due, header.after_offset), min(header.max_count, _MAX_POSITIONS)
-        return self.server.engine.pending_positions(_query(header), after, count)
+        return self.delayed.pending_positions(_query(header), after, count)
 
 
 def _change_data(change: ScheduleChange) -> ScheduleChangeData:
@@ -167,3 +173,28 @@ def _message_data(message: PendingMessage) -> PendingMessageData:
         handle=message.handle,
         cursor=cursor_after(message),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RecallProcessor:
+    """Cancels delayed messages by handle. Unlike RocketMQ's broker, it refuses the recall of a delivered message."""
+
+    engine: Engine
+    topics: TopicConfigs
+    settings: BrokerServerSettings
+
+    @answers(RequestCode.RECALL_MESSAGE, slow=True)
+    def _recall(self, header: RecallMessageRequestHeader) -> RecallMessageResponseHeader:
+        _check_enabled(self.settings)
+        self.topics.get(header.topic)
+        msg_id = self.engine.delayed.recall(header.topic, header.recall_handle)
+        return RecallMessageResponseHeader(msg_id=msg_id, msg_region=self.settings.region_id)
+
+
+def _check_enabled(settings: BrokerServerSettings) -> None:
+    if not settings.recall_message_enable:
+        raise RefusedError(
+            ResponseCode.NO_PERMISSION,
+            "recall is disabled; set recall-message-enable to true",
+            RefusalHeader(refusal=Refusal.RECALL_DISABLED),
+        )

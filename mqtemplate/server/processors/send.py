@@ -1,60 +1,101 @@
-"""Codes 10, 310 and 320: producers send messages. Code 36: consumers send messages back that they could not handle.
+"""Codes 10, 310 and 320: producers send messages. Code 500,010: sequenced sends, whose repeats are dropped.
+Code 36: consumers send messages back that they could not handle.
 
 Source: RocketMQ ``broker: SendMessageProcessor``, ``AbstractSendMessageProcessor.consumerSendMsgBack``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import lru_cache, partial
-
-from mqtemplate.brokers.embedded.message_writer import StoredBatch
-from mqtemplate.brokers.retry import dead_letter, is_exhausted, retry
+from collections.abc import Iterable
+from dataclasses import dataclass
+from dataclasses import field
+from functools import lru_cache
+from functools import partial
+from mqtemplate.engine.drafts import SendOrigin
+from mqtemplate.engine.engine import Engine
+from mqtemplate.engine.queue_locks import QueueLockTable
+from mqtemplate.engine.retries import dead_letter
+from mqtemplate.engine.retries import is_exhausted
+from mqtemplate.engine.retries import retry
+from mqtemplate.engine.sends import StoredSend
 from mqtemplate.errors import MessageError
+from mqtemplate.errors import SendError
 from mqtemplate.event_log import LimitedLog
-from mqtemplate.message import (
-    DELAY_PROPERTIES,
-    RESERVED_PROPERTIES,
-    HostAddress,
-    Message,
-    MessageExt,
-    Property,
-    copy_properties,
-    offset_msg_id,
-    valid_time,
-)
-from mqtemplate.record.codec import RecordDraft, pack_host
+from mqtemplate.message import DELAY_PROPERTIES
+from mqtemplate.message import Message
+from mqtemplate.message import MessageExt
+from mqtemplate.message import Property
+from mqtemplate.message import RESERVED_PROPERTIES
+from mqtemplate.message import SendSequence
+from mqtemplate.message import copy_properties
+from mqtemplate.message import valid_time
+from mqtemplate.record.codec import EncodedMessage
+from mqtemplate.record.codec import RecordDraft
+from mqtemplate.record.codec import pack_host
 from mqtemplate.record.dead_letter import CAUSES
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.message_ext import to_message_ext
 from mqtemplate.record.properties import decode_properties
+from mqtemplate.record.properties_template import AddedProperties
+from mqtemplate.record.properties_template import CompleteProperties
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
-from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.bodies.own_requests import SendSequencedRequestHeader
+from mqtemplate.remoting.protocol.bodies.own_requests import SendSequencedResponseHeader
+from mqtemplate.remoting.protocol.codes import RequestCode
+from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.protocol.headers.message import (
-    ConsumerSendMsgBackRequestHeader,
-    SendMessageRequestHeader,
-    SendMessageRequestHeaderV2,
-)
-from mqtemplate.remoting.protocol.messages import count_batch, decode_properties_text, split_batch
+from mqtemplate.remoting.protocol.headers.message import ConsumerSendMsgBackRequestHeader
+from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeader
+from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeaderV2
+from mqtemplate.remoting.protocol.messages import count_batch
+from mqtemplate.remoting.protocol.messages import decode_properties_text
+from mqtemplate.remoting.protocol.messages import split_batch
+from mqtemplate.remoting.protocol.sequenced import decode_queue_batches
+from mqtemplate.remoting.protocol.sequenced import read_queue_batches
+from mqtemplate.server.acl.access import AccessControl
 from mqtemplate.server.acl.settings import Right
-from mqtemplate.server.group_table import max_reconsume_times
-from mqtemplate.server.parts import ServerParts
-from mqtemplate.server.processors.sends.alike_messages import read_alike
-from mqtemplate.server.processors.sends.batch_sends import INLINE_MESSAGES, BatchSends
-from mqtemplate.server.processors.sends.send_forms import SendForms
-from mqtemplate.server.processors.sends.send_response import SendResponses
-from mqtemplate.server.processors.sends.send_run import SendRun
-from mqtemplate.server.processors.sends.sent_properties import SentProperties
-from mqtemplate.server.registration import handles
-from mqtemplate.server.response import RefusedError, reply_when_durable
-from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
+from mqtemplate.server.fast_path.pipelined_batches import INLINE_MESSAGES
+from mqtemplate.server.fast_path.pipelined_batches import read_uniform
+from mqtemplate.server.fast_path.send_responses import SendResponses
+from mqtemplate.server.fast_path.send_responses import added_properties
+from mqtemplate.server.requests.deferred_work import DeferredWork
+from mqtemplate.server.requests.registration import handles
+from mqtemplate.server.requests.response import RefusedError
+from mqtemplate.server.requests.response import reply_when_durable
+from mqtemplate.server.state.creations import ClientCreations
+from mqtemplate.server.state.groups import max_reconsume_times
+from mqtemplate.server.state.settings import BrokerServerSettings
+from mqtemplate.server.state.topics import TopicConfigs
+from mqtemplate.topics import AUTO_CREATE_TOPIC
+from mqtemplate.topics import DLQ_TOPIC_PREFIX
+from mqtemplate.topics import RETRY_TOPIC_PREFIX
+from typing import NamedTuple
+
+
+_MAX_SEQUENCED_BYTES = 16 << 20
+"""As many as a frame: one message may have megabytes. Clients send many small ones in requests of 1 MiB."""
 
 _pack_host = lru_cache(maxsize=65_536)(pack_host)
-_Origin = tuple[int, int, bytes, int]
-"""Sys flag, born timestamp, born host and reconsume times: they follow from the request header and the connection."""
+
+
+class _Send(NamedTuple):
+    """A request to store one message or a batch, with its decoded header."""
+
+    connection: Connection
+    request: RemotingCommand
+    header: SendMessageRequestHeader
+    is_batch: bool
+
+    @property
+    def origin(self) -> SendOrigin:
+        header, born_host = self.header, _pack_host(self.connection.remote)
+        times = max(header.reconsume_times or 0, 0)
+        return SendOrigin(header.sys_flag & SysFlag.OF_CLIENTS, valid_time(header.born_timestamp), born_host, times)
+
+    @property
+    def is_retry(self) -> bool:
+        return self.header.topic.startswith(RETRY_TOPIC_PREFIX)
 
 
 @dataclass(slots=True)
@@ -63,226 +104,234 @@ class SendProcessor:
 
     A stored message equals one that an embedded broker stores. In addition it has the producer's address, the cluster
     name and the fields of the request header. Messages of a batch have no further properties, as with RocketMQ 5.5.0.
+
+    The topic of a send is found or created, the messages are stored in it, and their positions become the response:
+    each of these steps calls the next one, and only the last returns something.
     """
 
-    server: ServerParts
-    _properties: SentProperties = field(init=False)
-    _batch_properties: SentProperties = field(init=False)
+    engine: Engine
+    settings: BrokerServerSettings
+    topics: TopicConfigs
+    creations: ClientCreations
+    locks: QueueLockTable
+    access: AccessControl
+    deferred_work: DeferredWork
+    fast_path: bool = True
+    _properties: AddedProperties = field(init=False)
+    _batch_properties: AddedProperties = field(init=False)
     _responses: SendResponses = field(init=False)
-    _forms: SendForms = field(init=False)
 
     def __post_init__(self) -> None:
-        settings = self.server.settings
-        added = {
-            "MSG_REGION": settings.region_id,
-            "TRACE_ON": "true" if settings.trace_on else "false",
-            "CLUSTER": settings.cluster_name,
-        }
-        self._properties = SentProperties(added)
-        self._batch_properties = SentProperties({})
+        added = added_properties(self.settings)
+        self._properties = AddedProperties(added, decodes_all=not self.fast_path)
+        self._batch_properties = AddedProperties({}, decodes_all=not self.fast_path)
         self._responses = SendResponses(added)
-        self._forms = SendForms(self._properties)
 
-    def new_run(self, connection: Connection, on_processed: Callable[[int], None]) -> SendRun:
-        """Return the run of a new connection."""
-        engine, max_messages = self.server.engine, self.server.settings.max_batch_messages
-        batches = BatchSends(connection, engine, max_messages, self._batch_properties, self._responses, on_processed)
-        return SendRun(connection, self.server, self._forms, batches, self._responses, on_processed)
+    # --- the topic -----------------------------------------------------------------------------
 
     @handles(RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, max_body_bytes=None)
     def _send(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
         is_v1 = request.code == RequestCode.SEND_MESSAGE
-        sent = request.header(SendMessageRequestHeader if is_v1 else SendMessageRequestHeaderV2)
-        topic: str | None = sent.topic
-        if sent.topic.startswith(RETRY_TOPIC_PREFIX):
-            group = self.server.groups.find(sent.topic.removeprefix(RETRY_TOPIC_PREFIX))
-            topic = None if group is None else self._retry_target(sent, group, request.version)
-        if topic is None or not self.server.has_queue(topic, sent.queue_id if topic is sent.topic else -1):
-            create = partial(self._create_and_store, connection, request, sent)
-            return self.server.deferred_work.run(connection, request, create)
-        self._store(connection, request, sent, topic)
-        return None
+        header = request.header(SendMessageRequestHeader if is_v1 else SendMessageRequestHeaderV2)
+        send = _Send(connection, request, header, header.batch or request.code == RequestCode.SEND_BATCH_MESSAGE)
+        topic = self._existing_topic(send)
+        if topic is None:
+            return self.deferred_work.run(connection, request, partial(self._create_and_store, send))
+        return self._store_here_or_deferred(send, topic)
 
-    def _create_and_store(
-        self, connection: Connection, request: RemotingCommand, sent: SendMessageRequestHeader
-    ) -> None:
-        topic = sent.topic
-        if topic.startswith(RETRY_TOPIC_PREFIX):
-            group = self.server.group_for(connection, request, topic.removeprefix(RETRY_TOPIC_PREFIX))
-            topic = self._retry_target(sent, group, request.version)
-            self.server.topics.create_group_topic(topic, 1)
-        elif not self.server.topics.has(topic):
-            self.server.topics.check_first_message(topic, sent.default_topic)
-            self.server.limits.topics.take(self.server.limits.owner(connection, request))
-            self.server.topics.create_by_first_message(topic, sent.default_topic, sent.default_topic_queue_nums)
-        if topic is sent.topic and sent.queue_id >= 0:
-            self.server.engine.store.prepare(topic, self.server.topics.queue(topic, sent.queue_id))
-        self._store(connection, request, sent, topic)
+    def _existing_topic(self, send: _Send) -> str | None:
+        """Return the topic to store in; None if it, its queue or its group has to be created."""
+        header, topic = send.header, send.header.topic
+        if send.is_retry:
+            group = self.creations.groups.find(topic.removeprefix(RETRY_TOPIC_PREFIX))
+            if group is None:
+                return None
+            topic = self._retry_target(send, group)
+        return topic if self.topics.has_queue(topic, header.queue_id if topic is header.topic else -1) else None
 
-    def _retry_target(self, sent: SendMessageRequestHeader, group: SubscriptionGroupConfig, version: int) -> str:
+    def _create_and_store(self, send: _Send) -> RemotingCommand | None:
+        connection, request, header, _ = send
+        topic = header.topic
+        if send.is_retry:
+            group = self.creations.group(connection, request, topic.removeprefix(RETRY_TOPIC_PREFIX))
+            topic = self._retry_target(send, group)
+            self.topics.create_group_topic(topic, 1)
+        else:
+            self.creations.topic(connection, request, topic, header.default_topic, header.default_topic_queue_nums)
+        if topic is header.topic and header.queue_id >= 0:
+            self.engine.store.prepare(topic, self.topics.queue(topic, header.queue_id))
+        return self._store_here_or_deferred(send, topic)
+
+    def _retry_target(self, send: _Send, group: SubscriptionGroupConfig) -> str:
         """Return the retry topic, or the dead letter topic after the last retry. RocketMQ 5: ``handleRetryAndDLQ``.
 
         An ordered consumer retries in its own process. It sends a message here only after its last retry, so the
         message is a dead letter: from the retry topic it would be consumed again, out of order.
         """
-        max_times = max_reconsume_times(group, sent.max_reconsume_times, version)
-        is_dead = (sent.reconsume_times or 0) > max_times or self.server.locks.is_ordered(group.group_name)
-        return DLQ_TOPIC_PREFIX + group.group_name if is_dead else sent.topic
+        header = send.header
+        max_times = max_reconsume_times(group, header.max_reconsume_times, send.request.version)
+        is_dead = (header.reconsume_times or 0) > max_times or self.locks.is_ordered(group.group_name)
+        return DLQ_TOPIC_PREFIX + group.group_name if is_dead else header.topic
 
     # --- storing -------------------------------------------------------------------------------
 
-    def _store(
-        self, connection: Connection, request: RemotingCommand, sent: SendMessageRequestHeader, topic: str
-    ) -> None:
-        if sent.batch or request.code == RequestCode.SEND_BATCH_MESSAGE:
-            self._check_and_store_batch(connection, request, sent, topic)
-            return
-        is_dead = topic is not sent.topic
-        queue_id = self.server.topics.queue(topic, -1 if is_dead else sent.queue_id)
-        complete = None if is_dead else self._properties.complete_text(sent.properties)
-        if complete is None:
-            stored = self._store_decoded(connection, request, sent, topic, queue_id, is_dead=is_dead)
-        else:
-            engine = self.server.engine
-            draft = engine.drafts.make_complete(
-                topic, queue_id, request.body, complete.encoded, complete.tags_code, engine.clock.now_ms()
-            )
-            draft.flag = sent.flag
-            _set_origin(draft, _origin(sent, connection.remote))
-            put = engine.writer.put(draft, topic, queue_id)
-            msg_id = offset_msg_id(engine.settings.listen_host, put.physical_offset)
-            stored = StoredBatch(put.end, (topic,), complete.unique_id, msg_id, put.queue_offset, None)
-        self._reply(connection, request, queue_id, stored, stored.msg_id)
+    def _store_here_or_deferred(self, send: _Send, topic: str) -> RemotingCommand | None:
+        """Store in this thread, or a long batch in another one."""
+        if send.is_batch and self._checked_count(send, topic) > INLINE_MESSAGES:
+            return self.deferred_work.run(send.connection, send.request, partial(self._store, send, topic))
+        self._store(send, topic)
+        return None
 
-    def _store_decoded(
-        self,
-        connection: Connection,
-        request: RemotingCommand,
-        sent: SendMessageRequestHeader,
-        topic: str,
-        queue_id: int,
-        *,
-        is_dead: bool,
-    ) -> StoredBatch:
-        """Store a message that may be delayed or in a transaction."""
-        engine = self.server.engine
-        properties = self._properties.complete(decode_properties_text(sent.properties))
-        if is_dead:
-            properties = copy_properties(properties, *DELAY_PROPERTIES)
-        message, now_ms, handle = Message(topic, request.body, properties, sent.flag), engine.clock.now_ms(), None
-        message = self._checked(request, message)
-        topics: tuple[str, ...] = ()
-        if _is_half(message, sent):
-            group = properties.get(Property.PRODUCER_GROUP) or sent.producer_group
-            draft, unique_id = engine.drafts.make_half(message, group, queue_id, now_ms)
-            _set_origin(draft, _origin(sent, connection.remote))
-            # The response has the offset in the half topic. A half message has no readers to notify.
-            put = engine.transactions.prepare(draft)
-        else:
-            draft, unique_id = engine.drafts.make(message, queue_id, now_ms)
-            _set_origin(draft, _origin(sent, connection.remote))
-            put, topics = engine.writer.put(draft, topic, queue_id), (draft.topic,)
-            if draft.topic != topic and not topic.startswith(RETRY_TOPIC_PREFIX):
-                handle = engine.writer.handle(draft, put, topic)
-        msg_id = offset_msg_id(engine.settings.listen_host, put.physical_offset)
-        return StoredBatch(put.end, topics, unique_id, msg_id, put.queue_offset, handle)
-
-    def _check_and_store_batch(
-        self, connection: Connection, request: RemotingCommand, sent: SendMessageRequestHeader, topic: str
-    ) -> None:
-        """Check the size and the number of messages before they are read; read a long batch in another thread."""
-        limit, max_count = self.server.engine.settings.max_message_size, self.server.settings.max_batch_messages
-        if len(request.body) > limit:
+    def _checked_count(self, send: _Send, topic: str) -> int:
+        """Return the number of messages in a batch. Its size and this number are checked before they are read."""
+        size, limit = len(send.request.body), self.engine.settings.max_message_size
+        max_count = self.settings.max_batch_messages
+        if size > limit:
             raise MessageError(
-                f"the batch for {topic!r} has {len(request.body)} bytes, allowed are {limit}; send fewer messages at "
+                f"the batch for {topic!r} has {size} bytes, allowed are {limit}; send fewer messages at "
                 "once, or raise max-message-size"
             )
-        count = count_batch(request.body, max_count)
+        count = count_batch(send.request.body, max_count)
         if count > max_count:
             raise MessageError(
                 f"the batch for {topic!r} has more than {max_count} messages; send fewer at once, or raise "
                 "max-batch-messages"
             )
-        store = partial(self._store_batch, connection, request, sent, topic)
-        if count > INLINE_MESSAGES:
-            self.server.deferred_work.run(connection, request, store)
-        else:
-            store()
+        return count
 
-    def _store_batch(
-        self, connection: Connection, request: RemotingCommand, sent: SendMessageRequestHeader, topic: str
-    ) -> None:
-        if sent.topic.startswith(RETRY_TOPIC_PREFIX):
+    def _store(self, send: _Send, topic: str) -> None:
+        """Store the message or the batch, and reply with the positions when it is durable."""
+        header = send.header
+        if send.is_batch and send.is_retry:
             raise MessageError(
-                f"a batch cannot be sent to the retry topic {sent.topic!r}; send its messages one by one"
+                f"a batch cannot be sent to the retry topic {header.topic!r}; send its messages one by one"
             )
-        queue_id = self.server.topics.queue(topic, sent.queue_id)
-        origin = _origin(sent, connection.remote)
-        alike = read_alike(request.body, self._batch_properties)
-        if alike is None:
-            stored = self._put_messages(request, topic, queue_id, origin)
+        is_dead = topic is not header.topic
+        queue_id = self.topics.queue(topic, -1 if is_dead else header.queue_id)
+        if send.is_batch:
+            stored = self._put_batch(send, topic, queue_id)
+            unique_id = decode_properties_text(header.properties).get(Property.UNIQ_KEY)
         else:
-            stored = self.server.engine.writer.put_alike(alike.sent_batch(topic, queue_id, *origin))
-        unique_id = decode_properties_text(sent.properties).get(Property.UNIQ_KEY)
-        self._reply(connection, request, queue_id, stored, unique_id)
+            complete = None if is_dead else self._properties.complete_text(header.properties)
+            if complete is None:
+                stored = self._put_decoded(send, topic, queue_id)
+            else:
+                stored = self._put_complete(send, queue_id, complete)
+            unique_id = stored.msg_id
+        self._reply(send, queue_id, stored, unique_id)
 
-    def _checked(self, request: RemotingCommand, message: Message) -> Message:
-        has_origin = message.topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX))
-        return self.server.access.checked_origin(request, message) if has_origin else message
+    def _put_complete(self, send: _Send, queue_id: int, complete: CompleteProperties) -> StoredSend:
+        """Store a message without decoding its properties."""
+        engine, header = self.engine, send.header
+        message = EncodedMessage(header.topic, send.request.body, complete.encoded, header.flag)
+        draft = engine.drafts.make_complete(message, queue_id, complete.tags_code, send.origin)
+        return engine.writer.store(draft, complete.unique_id, header.topic, queue_id)
 
-    def _put_messages(self, request: RemotingCommand, topic: str, queue_id: int, origin: _Origin) -> StoredBatch:
-        """Store messages of any kind, one after the other."""
+    def _put_decoded(self, send: _Send, topic: str, queue_id: int) -> StoredSend:
+        """Store a message that may be delayed, in a transaction, or a dead letter."""
+        writer, header = self.engine.writer, send.header
+        properties = self._properties.complete(decode_properties_text(header.properties))
+        if topic is not header.topic:
+            properties = copy_properties(properties, *DELAY_PROPERTIES)
+        message = self._checked(send.request, Message(topic, send.request.body, properties, header.flag))
+        # A retry of a committed message has the property of an open transaction as well.
+        is_half = message.properties.get(Property.TRANSACTION_PREPARED, "").lower() == "true"
+        if is_half and not send.is_retry and (header.reconsume_times or 0) <= 0:
+            group = properties.get(Property.PRODUCER_GROUP) or header.producer_group
+            return writer.send_half(message, group, queue_id, send.origin)
+        stored = writer.send(message, queue_id, send.origin)
+        return stored._replace(handle=None) if topic.startswith(RETRY_TOPIC_PREFIX) else stored
+
+    def _put_batch(self, send: _Send, topic: str, queue_id: int) -> StoredSend:
+        """Store a batch at once if its messages are uniform, else one message after the other."""
+        engine, request, origin, added = self.engine, send.request, send.origin, self._batch_properties
+        uniform = read_uniform(request.body, added)
+        if uniform is not None:
+            return engine.writer.store_uniform(uniform.batch(topic, queue_id, origin))
         messages = split_batch(request.body)
         if not messages:
             raise MessageError("the batch is empty; give at least one message")
-        now_ms = self.server.engine.clock.now_ms()
+        now_ms = engine.clock.now_ms()
         drafts, ids = [], []
         for body, encoded, flag in messages:
-            complete = self._batch_properties.complete_encoded(encoded)
+            complete = added.complete_encoded(encoded)
             if complete is None:
-                decoded = self._batch_properties.complete(decode_properties(encoded))
+                decoded = added.complete(decode_properties(encoded))
                 message = self._checked(request, Message(topic, body, decoded, flag))
-                draft, unique_id = self.server.engine.drafts.make(message, queue_id, now_ms)
-                _set_origin(draft, origin)
+                draft, unique_id = engine.drafts.make(message, queue_id, now_ms, origin)
             else:
                 properties, code, unique_id = complete
                 draft = RecordDraft(topic, queue_id, body, properties, code, -1, flag, *origin)
             drafts.append(draft)
             ids.append(unique_id)
-        return self.server.engine.writer.put_batch(drafts, ids, topic, queue_id)
+        return engine.writer.store_all(drafts, ids, topic, queue_id)
 
-    def _reply(
-        self,
-        connection: Connection,
-        request: RemotingCommand,
-        queue_id: int,
-        stored: StoredBatch,
-        unique_id: str | None,
-    ) -> None:
+    def _checked(self, request: RemotingCommand, message: Message) -> Message:
+        has_origin = message.topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX))
+        return self.access.checked_origin(request, message) if has_origin else message
+
+    def _reply(self, send: _Send, queue_id: int, stored: StoredSend, unique_id: str | None) -> None:
         """Reply with the positions of the messages when they are durable."""
-        store = self.server.engine.store
-        if request.is_one_way:
+        store = self.engine.store
+        if send.request.is_one_way:
             store.confirm_async(stored.end, stored.topics)
             return
         header = self._responses.header(stored.offset_msg_id, queue_id, stored.queue_offset, unique_id, stored.handle)
-        reply_when_durable(
-            store, connection, request, stored.end, stored.topics, header, ResponseCode.FLUSH_DISK_TIMEOUT
-        )
+        failure = ResponseCode.FLUSH_DISK_TIMEOUT
+        reply_when_durable(store, send.connection, send.request, stored.end, stored.topics, header, failure)
 
 
-def _origin(sent: SendMessageRequestHeader, remote: HostAddress) -> _Origin:
-    times = max(sent.reconsume_times or 0, 0)
-    return sent.sys_flag & SysFlag.OF_CLIENTS, valid_time(sent.born_timestamp), _pack_host(remote), times
+@dataclass(frozen=True, slots=True)
+class SequencedSendProcessor:
+    """Stores the messages of a sequenced send that are not stored yet, and replies when all of them are durable.
 
+    RocketMQ has no such request: see `mqtemplate.message.SendSequence`.
+    """
 
-def _set_origin(draft: RecordDraft, origin: _Origin) -> None:
-    draft.sys_flag, draft.born_timestamp, draft.born_host, draft.reconsume_times = origin
+    engine: Engine
+    creations: ClientCreations
+    access: AccessControl
+    default_topic_queue_nums: int
 
+    @handles(RequestCode.SEND_SEQUENCED_MESSAGES, slow=True, max_body_bytes=_MAX_SEQUENCED_BYTES)
+    def _send(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        header = request.header(SendSequencedRequestHeader)
+        batches = list(read_queue_batches(request.body))
+        self._create_topics(connection, request, {batch.topic for batch in batches})
+        for topic, queue_id in {(batch.topic, batch.queue_id) for batch in batches}:
+            if queue_id < 0:
+                raise MessageError(f"a sequenced send names the queue of each message, got {queue_id} for {topic!r}")
+            self.creations.topics.queue(topic, queue_id)
+        born_host = pack_host(connection.remote)
 
-def _is_half(message: Message, sent: SendMessageRequestHeader) -> bool:
-    """Return True for a message whose transaction is open. A retry of a committed message has the same property."""
-    is_retry = sent.topic.startswith(RETRY_TOPIC_PREFIX) or (sent.reconsume_times or 0) > 0
-    return message.properties.get(Property.TRANSACTION_PREPARED, "").lower() == "true" and not is_retry
+        def complete(draft: RecordDraft) -> None:
+            draft.born_host, draft.born_timestamp = born_host, valid_time(header.born_timestamp)
+
+        sequence = SendSequence(header.app_id, header.version, header.partition, header.first)
+        account = self.access.key_of(request)
+        messages = [(self._checked(request, message), queue_id) for message, queue_id in decode_queue_batches(batches)]
+        try:
+            result, end, topics = self.engine.sequences.put(messages, sequence, complete, account or "")
+        except SendError as exc:
+            raise RefusedError(ResponseCode.SERVICE_NOT_AVAILABLE, str(exc)) from exc
+        answer = SendSequencedResponseHeader(stored=result.stored, repeated=result.repeated)
+        if self.engine.store.confirm(end, topics):
+            return request.response(ResponseCode.SUCCESS, answer)
+        return request.response(ResponseCode.FLUSH_DISK_TIMEOUT, remark="stored, but not flushed in time; send again")
+
+    def _checked(self, request: RemotingCommand, message: Message | EncodedMessage) -> Message | EncodedMessage:
+        """Return a message without a false origin; one with an origin is decoded."""
+        return self.access.checked_origin(request, message) if isinstance(message, Message) else message
+
+    def _create_topics(self, connection: Connection, request: RemotingCommand, topics: Iterable[str]) -> None:
+        """Create missing topics and groups, within the limits that hold for ordinary messages."""
+        for topic in topics:
+            if topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)):
+                group = topic.removeprefix(RETRY_TOPIC_PREFIX).removeprefix(DLQ_TOPIC_PREFIX)
+                self.creations.group(connection, request, group)
+                self.creations.topics.create_group_topic(topic, 1)
+            else:
+                self.creations.topic(connection, request, topic, AUTO_CREATE_TOPIC, self.default_topic_queue_nums)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,20 +341,25 @@ class SendBackProcessor:
     The physical offset identifies the message. Its body is stored as it was, compressed or not.
     """
 
-    server: ServerParts
+    engine: Engine
+    topics: TopicConfigs
+    creations: ClientCreations
+    access: AccessControl
+    deferred_work: DeferredWork
+    peer_log: LimitedLog
 
     @handles(RequestCode.CONSUMER_SEND_MSG_BACK)
     def _send_back(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
         header = request.header(ConsumerSendMsgBackRequestHeader)
         work = partial(self._store_again, connection, request, header)
-        if self.server.groups.find(header.group) is not None:
+        if self.creations.groups.find(header.group) is not None:
             return work()
-        return self.server.deferred_work.run(connection, request, work)
+        return self.deferred_work.run(connection, request, work)
 
     def _store_again(
         self, connection: Connection, request: RemotingCommand, header: ConsumerSendMsgBackRequestHeader
     ) -> RemotingCommand | None:
-        engine, group = self.server.engine, self.server.group_for(connection, request, header.group)
+        engine, group = self.engine, self.creations.group(connection, request, header.group)
         if group.retry_queue_nums <= 0:
             return request.response()  # The group has no retries.
         record = engine.store.read_at(header.offset) if header.offset >= 0 else None
@@ -315,28 +369,24 @@ class SendBackProcessor:
                 f"no message starts at physical offset {header.offset}; retention may have deleted it",
             )
         # The copy is readable with a right to the group only, so the request would read any message.
-        self.server.access.check_topic(
-            request, record.topic, Right.SUB, f"the message at physical offset {header.offset}"
-        )
+        self.access.check_topic(request, record.topic, Right.SUB, f"the message at physical offset {header.offset}")
         # Without the flag the body is not decompressed: it is stored again as it is.
         original = to_message_ext(record._replace(sys_flag=record.sys_flag & ~SysFlag.COMPRESSED), engine.name)
         max_times = max_reconsume_times(group, header.max_reconsume_times, request.version)
-        message = _new_message(original, header, max_times, self.server.peer_log)
+        message = _new_message(original, header, max_times, self.peer_log)
         origin_topic = message.properties[Property.RETRY_TOPIC]
-        may_send = self.server.access.may(self.server.access.key_of(request), origin_topic, Right.PUB)
+        may_send = self.access.may(self.access.key_of(request), origin_topic, Right.PUB)
         message.properties |= _added_properties(header.properties, may_send=may_send)
 
         def store() -> None:
             is_dead = message.topic.startswith(DLQ_TOPIC_PREFIX)
-            self.server.topics.create_group_topic(message.topic, 1 if is_dead else group.retry_queue_nums)
-            queue_id = self.server.topics.queue(message.topic, -1)
-            draft = engine.drafts.make_send_back(message, original, queue_id, engine.clock.now_ms())
-            draft.sys_flag = record.sys_flag & SysFlag.OF_CLIENTS
-            put = engine.writer.put(draft, message.topic, queue_id)
-            reply_when_durable(engine.store, connection, request, put.end, (draft.topic,))
+            self.topics.create_group_topic(message.topic, 1 if is_dead else group.retry_queue_nums)
+            queue_id = self.topics.queue(message.topic, -1)
+            stored = engine.writer.send_back(message, original, queue_id, record.sys_flag & SysFlag.OF_CLIENTS)
+            reply_when_durable(engine.store, connection, request, stored.end, stored.topics)
 
-        if not self.server.topics.has(message.topic):
-            return self.server.deferred_work.run(connection, request, store)
+        if not self.topics.has(message.topic):
+            return self.deferred_work.run(connection, request, store)
         store()
         return None
 

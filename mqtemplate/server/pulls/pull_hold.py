@@ -15,14 +15,15 @@ from functools import partial
 from logging import ERROR
 
 from mqtemplate.clock import Clock
+from mqtemplate.engine.clients import Owner
 from mqtemplate.errors import StoreError
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.server.limits.quota import Owner, Quota
 from mqtemplate.server.pulls.raw_reader import RawPull, RawQuery, RawReader, RawStatus
-from mqtemplate.server.response import RefusedError
+from mqtemplate.server.requests.response import RefusedError
+from mqtemplate.server.state.limits import Quota
 from mqtemplate.services import wall_time
 
 _log = get_logger("mqtemplate.server")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from mqtemplate.brokers.embedded.queue_reader import QueueReader
+from mqtemplate.engine.reader import QueueReader
 from mqtemplate.errors import CorruptRecordError, DeletedRecordError
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import MessageQueue
@@ -124,12 +124,15 @@ class RawReader:
     - The checksum property of the embedded broker is removed. Records of other brokers have none, and applications
       would see a property that the producer did not send.
     - One pull reads a limited number of records, however few of them match the selector.
+
+    Args:
+        read_ahead: Reads records of one size together. None: each record is read and parsed alone.
     """
 
-    def __init__(self, store: MessageStore, reader: QueueReader) -> None:
+    def __init__(self, store: MessageStore, reader: QueueReader, read_ahead: ReadAhead | None) -> None:
         self.store = store
         self.reader = reader
-        self._read_ahead = ReadAhead(store)
+        self._read_ahead = read_ahead
         self._limited_log = LimitedLog(_log, store.clock.now_ms)  # a client may pull a corrupt record again and again
         self._count_lock = threading.Lock()
         self._pulled = store.metrics.counter("server.pulled")
@@ -155,19 +158,19 @@ class RawReader:
     def _read(self, found: _Found) -> None:
         """Add the matching records."""
         query = found.query
-        if query.selector is None:
-            self._read_alike(found)
+        if query.selector is None and self._read_ahead is not None:
+            self._read_together(found, self._read_ahead)
         if found.count < query.max_count:
             self._read_singly(found)
 
-    def _read_alike(self, found: _Found) -> None:
+    def _read_together(self, found: _Found, read_ahead: ReadAhead) -> None:
         """Add the first records, as far as they can be read together."""
         query = found.query
         topic, queue_id = query.queue.topic, query.queue.queue_id
         most = min(query.max_count, _MAX_RECORDS, found.end - found.at)
         while found.count < most:
             max_bytes = query.max_bytes - found.byte_count
-            part = self._read_ahead.read(topic, queue_id, found.at, found.end, most - found.count, max_bytes)
+            part = read_ahead.read(topic, queue_id, found.at, found.end, most - found.count, max_bytes)
             count = part.record_count
             if not count:
                 break
@@ -204,7 +207,7 @@ class RawReader:
         self, data: bytes, queue: MessageQueue, at: int, physical_offset: int, size: int, selector: Selector | None
     ) -> bytes | None:
         """Return the record in *data*; None if it does not match, or is not the valid record of that queue offset."""
-        if selector is None or _selects_all(selector):
+        if self._read_ahead is not None and (selector is None or _selects_all(selector)):
             plain = read_without_check(data, queue.topic, queue.queue_id, at, physical_offset)
             if plain is not None:
                 return plain

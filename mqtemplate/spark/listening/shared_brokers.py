@@ -14,7 +14,7 @@ from typing import Any
 from mqtemplate.broker import Broker
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.brokers.remote.broker import RemoteBroker
-from mqtemplate.brokers.retry import SentBack
+from mqtemplate.engine.retries import SentBack
 from mqtemplate.errors import SparkError
 from mqtemplate.message import Message, MessageQueue, SendSequence
 from mqtemplate.metrics import Metrics
@@ -35,7 +35,7 @@ class EmbeddedSendBacks:
         self.broker.send_sequenced([self._copy(each) for each in sent_back], sequence)
 
     def _copy(self, sent_back: SentBack) -> tuple[Message, MessageQueue]:
-        copy = sent_back.dead_letter() if sent_back.is_dead else self.broker.drafts.delayed_retry(sent_back)
+        copy = sent_back.dead_letter() if sent_back.is_dead else self.broker.engine.drafts.delayed_retry(sent_back)
         self.broker.create_topic(copy.topic, 1)
         message, times = sent_back.message, sent_back.message.reconsume_times + 1
         stored = replace(message, topic=copy.topic, properties=copy.properties, reconsume_times=times)

@@ -16,20 +16,14 @@ from mqtemplate.remoting.worker_pool import HeavyWork
 from mqtemplate.server.acl.access import AccessControl
 from mqtemplate.server.acl.guard import AclGuard
 from mqtemplate.server.acl.settings import Account, AclSettings
+from mqtemplate.server.assembly import ServerAssembly
 from mqtemplate.server.local_address import LocalServerAddress
-from mqtemplate.server.name_server.kv_config import KVConfig
-from mqtemplate.server.name_server.processor import NameServer
+from mqtemplate.server.name_server.name_server import KVConfig, NameServer
 from mqtemplate.server.name_server.registered_brokers import RegisteredBrokers
-from mqtemplate.server.parts import ServerParts
-from mqtemplate.server.processors.client import ClientProcessor
-from mqtemplate.server.processors.delayed import DelayedMessageProcessor, PendingPositionsProcessor
-from mqtemplate.server.processors.offset import OffsetProcessor
-from mqtemplate.server.processors.pull import PullProcessor
-from mqtemplate.server.processors.send import SendBackProcessor
-from mqtemplate.server.processors.sequenced import SequencedSendProcessor
-from mqtemplate.server.registration import register
-from mqtemplate.server.response import problem_response
-from mqtemplate.server.settings import BrokerServerSettings
+from mqtemplate.server.processors.delayed import PendingPositionsProcessor
+from mqtemplate.server.requests.registration import register
+from mqtemplate.server.requests.response import problem_response
+from mqtemplate.server.state.settings import BrokerServerSettings
 from mqtemplate.topics import AUTO_CREATE_TOPIC
 
 _log = get_logger("mqtemplate.spark")
@@ -51,19 +45,13 @@ class FolderServer:
             _LISTEN, limits, clock, guard=AclGuard(access, acl, clock), error_response=problem_response, heavy=heavy
         )
         self._drain_s = limits.drain_ms / 1_000
-        self._parts = parts = ServerParts(broker, settings, lambda: str(remoting.address), access, heavy)
-        kinds = (
-            ClientProcessor,
-            OffsetProcessor,
-            SequencedSendProcessor,
-            DelayedMessageProcessor,
-            PendingPositionsProcessor,
-            PullProcessor,
-            SendBackProcessor,
-        )
-        register(remoting, *(kind(parts) for kind in kinds))
+        self._parts = parts = ServerAssembly(broker.engine, settings, access, heavy)
+        processors = (parts.client, parts.offset, parts.sequenced, parts.delayed, parts.pull, parts.send_back)
+        register(remoting, *processors, PendingPositionsProcessor(broker.engine.delayed))
         others = RegisteredBrokers(broker.name, clock, is_open=False)
-        NameServer(parts.topics, KVConfig(broker.store.store_files), others, parts.address).register(remoting)
+        NameServer(parts.topics, KVConfig(broker.store.store_files), others, lambda: str(remoting.address)).register(
+            remoting
+        )
         _let_topics_be_created(broker)
         remoting.start()
         LocalServerAddress(str(remoting.address), account.access_key, os.getpid(), key).write(store)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from itertools import repeat
-from operator import add
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mqtemplate.record.appends import NewRecords, PutBatch, PutResult
 from mqtemplate.record.arrays import count_leading
 from mqtemplate.record.codec import RecordDraft
-from mqtemplate.record.layout import SysFlag
 
 _MAX_BYTES = 8 << 20
 _MANY_BYTES = 1 << 20
@@ -99,45 +98,30 @@ class RecentKeys:
         """True if there are enough to be indexed together."""
         return self._bytes >= _SOME_BYTES
 
-    def add(self, draft: RecordDraft, offset: int, size: int, timestamp: int) -> None:
+    def add_one(self, draft: RecordDraft, put: PutResult) -> None:
         """Add a record that was written."""
         if self._bytes < _MAX_BYTES:
-            self._add(draft.topic, _indexed_properties(draft), offset, offset + size, 1, timestamp)
+            offset, size, _, timestamp = put
+            properties = draft.indexed_properties
+            self._offsets.append(offset)
+            self._ends.append(offset + size)
+            self._counts.append(1)
+            self._timestamps.append(timestamp)
+            self._topics.append(draft.topic)
+            self._properties.append(properties)
+            self._count(len(properties) + _ENTRY_BYTES)
 
-    def add_drafts(
-        self, drafts: Sequence[RecordDraft], offsets: Sequence[int], sizes: Sequence[int], timestamp: int
-    ) -> None:
+    def add(self, records: NewRecords, puts: PutBatch) -> None:
         """Add records that were written together."""
-        if self._bytes < _MAX_BYTES:
-            properties = [_indexed_properties(draft) for draft in drafts]
-            self._offsets += offsets
-            self._ends += map(add, offsets, sizes)
-            self._counts += repeat(1, len(drafts))
-            self._timestamps += repeat(timestamp, len(drafts))
-            self._topics += [draft.topic for draft in drafts]
-            self._properties += properties
-            self._count(sum(map(len, properties)) + _ENTRY_BYTES * len(drafts))
-
-    def add_similar(
-        self, first: RecordDraft, properties: Callable[[], bytes], count: int, offset: int, size: int, timestamp: int
-    ) -> None:
-        """Add *count* records of *size* that were written together and have the topic and the flags of *first*.
-
-        Args:
-            properties: Returns those of all records, joined.
-        """
-        if self._bytes < _MAX_BYTES:
-            encoded = properties() if _indexed_properties(first) else b""
-            self._add(first.topic, encoded, offset, offset + count * size, count, timestamp)
-
-    def _add(self, topic: str, properties: bytes, offset: int, end: int, count: int, timestamp: int) -> None:
-        self._offsets.append(offset)
-        self._ends.append(end)
-        self._counts.append(count)
-        self._timestamps.append(timestamp)
-        self._topics.append(topic)
-        self._properties.append(properties)
-        self._count(len(properties) + _ENTRY_BYTES)
+        entries = records.index_entries(puts) if self._bytes < _MAX_BYTES else None
+        if entries is not None:
+            self._offsets += entries.offsets
+            self._ends += entries.ends
+            self._counts += entries.counts
+            self._timestamps += repeat(puts.store_timestamp, len(entries.topics))
+            self._topics += entries.topics
+            self._properties += entries.properties
+            self._count(sum(map(len, entries.properties)) + _ENTRY_BYTES * len(entries.topics))
 
     def _count(self, size: int) -> None:
         self._bytes += size
@@ -153,8 +137,3 @@ class RecentKeys:
             self._clear()
         offsets, ends, counts, timestamps = (np.array(column, np.int64) for column in numbers)
         return RecentRecords(offsets, ends, counts, timestamps, topics, properties)
-
-
-def _indexed_properties(draft: RecordDraft) -> bytes:
-    is_rolled_back = draft.sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_ROLLBACK
-    return b"" if is_rolled_back else draft.properties

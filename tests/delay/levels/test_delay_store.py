@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mqtemplate.delay.delay_store import DelayStore
 from mqtemplate.delay.pending_rows import PENDING_DTYPE, PendingEntry
-from mqtemplate.record.codec import RecordDraft, StoredRecord
+from mqtemplate.record.codec import Drafts, RecordDraft, StoredRecord
 from mqtemplate.record.properties import encode_properties
 from mqtemplate.store import FlushDiskType, PutResult
 from mqtemplate.store.layout import DONE_SIZE_MARK
@@ -97,7 +97,7 @@ def test_a_backlog_is_returned_in_pieces(engine: DelayEngine) -> None:
         SCHEDULE_TOPIC, 0, b"", encode_properties({"DELAY": "1", "REAL_TOPIC": "orders", "REAL_QID": "0"}), delay_ms=5
     )
     for _ in range(20):
-        engine.store.put_all([draft] * 1_000)
+        engine.store.put(Drafts([draft] * 1_000))
     pieces = engine.schedule.pending(0, 1 << 62)
 
     count = len(next(pieces).rows)

@@ -392,7 +392,7 @@ def test_a_full_disk_delays_messages_but_loses_none(engine: DelayEngine, monkeyp
         raise StoreFullError("no room")
 
     with monkeypatch.context() as patched:
-        patched.setattr(engine.store, "put_all", full)
+        patched.setattr(engine.store, "put", full)
         assert engine.schedule.step() == engine.clock.now_ms() + 1 * SECOND
 
     engine.release_due()

@@ -35,7 +35,7 @@ def test_a_full_disk_delays_messages_but_loses_none(engine: DelayEngine, monkeyp
         raise StoreFullError("no room")
 
     with monkeypatch.context() as patched:
-        patched.setattr(engine.store, "put_all", full)
+        patched.setattr(engine.store, "put", full)
         for _ in range(10):
             assert engine.timer.step() == engine.clock.now_ms() + 1 * SECOND
             engine.clock.move_ms(1 * SECOND)
@@ -111,7 +111,7 @@ def test_the_progress_does_not_pass_an_unreleased_message(engine: DelayEngine, m
         raise StoreFullError("no room")
 
     with monkeypatch.context() as patched:
-        patched.setattr(engine.store, "put_all", full)
+        patched.setattr(engine.store, "put", full)
         engine.clock.move_ms(1 * HOUR)
         engine.timer.step()
         engine.store.take_checkpoint()

@@ -131,8 +131,10 @@ def test_a_body_that_becomes_too_large_is_a_dead_letter_with_the_reason(app: App
 
     bill.__annotations__["message"] = payload_type
     app.listen(message_listener(topic="orders", consumer_group="billing", id="bill")(bill))
-    packed = zlib.compress(bytes(app.broker.max_body_bytes + 1))
-    app.broker.writer.put(RecordDraft("orders", 0, packed, b"", sys_flag=CompressionType.ZLIB.sys_flag), "orders", 0)
+    packed = zlib.compress(bytes(app.broker.settings.max_body_bytes() + 1))
+    app.broker.engine.writer.put(
+        RecordDraft("orders", 0, packed, b"", sys_flag=CompressionType.ZLIB.sys_flag), "orders", 0
+    )
     app.send("orders", "{}")
     app.advance(SECOND)
 

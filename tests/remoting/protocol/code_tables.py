@@ -6,21 +6,21 @@ A code that is in no table has no header fields or no JSON body of its own.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType, ModuleType
-from typing import TypeVar
-
 from mqtemplate.remoting.protocol.bodies import group as group_bodies
-from mqtemplate.remoting.protocol.bodies import own_requests
 from mqtemplate.remoting.protocol.bodies import route as route_bodies
 from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
 from mqtemplate.remoting.protocol.codes import RequestCode
 from mqtemplate.remoting.protocol.headers import admin as admin_headers
 from mqtemplate.remoting.protocol.headers import group as group_headers
 from mqtemplate.remoting.protocol.headers import message as message_headers
-from mqtemplate.remoting.protocol.headers import record_block
-from mqtemplate.remoting.protocol.headers import sequenced as sequenced_headers
-from mqtemplate.remoting.protocol.headers.fields import CommandHeader, camel_case, declared_fields
+from mqtemplate.remoting.protocol.headers.fields import CommandHeader
+from mqtemplate.remoting.protocol.headers.fields import camel_case
+from mqtemplate.remoting.protocol.headers.fields import declared_fields
 from tests.remoting.protocol.other_side import ConsumeMessageDirectlyResult
+from types import MappingProxyType
+from types import ModuleType
+from typing import TypeVar
+
 
 _T = TypeVar("_T")
 
@@ -123,8 +123,8 @@ REQUEST_HEADERS: Mapping[int, type[CommandHeader]] = MappingProxyType(
         RequestCode.RESCHEDULE_DELAYED_MESSAGE: own_requests.RescheduleDelayedMessageRequestHeader,
         RequestCode.GET_PENDING_MESSAGES: own_requests.GetPendingMessagesRequestHeader,
         RequestCode.COUNT_PENDING_MESSAGES: own_requests.CountPendingMessagesRequestHeader,
-        RequestCode.SEND_SEQUENCED_MESSAGES: sequenced_headers.SendSequencedRequestHeader,
-        RequestCode.GET_RECORD_BLOCK: record_block.GetRecordBlockRequestHeader,
+        RequestCode.SEND_SEQUENCED_MESSAGES: own_requests.SendSequencedRequestHeader,
+        RequestCode.GET_RECORD_BLOCK: own_requests.GetRecordBlockRequestHeader,
         RequestCode.GET_PENDING_POSITIONS: own_requests.GetPendingPositionsRequestHeader,
     }
 )

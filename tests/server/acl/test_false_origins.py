@@ -7,20 +7,27 @@ its own group, and an operator may send the dead letters there to the topic that
 from __future__ import annotations
 
 from collections.abc import Iterator
-
+from mqtemplate.errors import MessageError
+from mqtemplate.message import Message
+from mqtemplate.message import MessageExt
+from mqtemplate.operations import DeadLetters
+from mqtemplate.operations import EmbeddedAdmin
+from mqtemplate.remoting.protocol import RequestCode
+from mqtemplate.remoting.protocol import ResponseCode
+from mqtemplate.remoting.protocol.bodies.own_requests import SendSequencedRequestHeader
+from mqtemplate.remoting.protocol.headers.message import ConsumerSendMsgBackRequestHeader
+from mqtemplate.remoting.protocol.messages import encode_batch
+from mqtemplate.remoting.protocol.messages import encode_properties_text
+from mqtemplate.remoting.protocol.sequenced import encode_queue_batches
+from mqtemplate.results import TransactionState
+from mqtemplate.server import Account
+from mqtemplate.server import AclSettings
+from mqtemplate.server import Right
+from tests.server.serving import RecordingConnection
+from tests.server.serving import SECRET
+from tests.server.serving import Serving
 import pytest
 
-from mqtemplate.admin import DeadLetters, EmbeddedAdmin
-from mqtemplate.errors import MessageError
-from mqtemplate.message import Message, MessageExt
-from mqtemplate.remoting.protocol import RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.headers.message import ConsumerSendMsgBackRequestHeader
-from mqtemplate.remoting.protocol.headers.sequenced import SendSequencedRequestHeader
-from mqtemplate.remoting.protocol.messages import encode_batch, encode_properties_text
-from mqtemplate.remoting.protocol.sequenced import encode_runs
-from mqtemplate.results import TransactionState
-from mqtemplate.server import Account, AclSettings, Right
-from tests.server.serving import SECRET, RecordingConnection, Serving
 
 ACCOUNTS = (
     Account(
@@ -107,14 +114,14 @@ def write(serving: Serving, over: RecordingConnection, way: str, properties: dic
         send_back(serving, over, stored(serving, RETRY)[0])
     elif way == "transaction":
         serving.send("mine", b"forged", properties | {"TRAN_MSG": "true", "PGROUP": "g"}, over=over)
-        serving.engine.transactions.end(0, 0, "g", COMMIT)
+        serving.engine.engine.transactions.end(0, 0, "g", COMMIT)
         serving.engine.store.flush()
         send_back(serving, over, stored(serving, "mine")[0])
     else:
         header = SendSequencedRequestHeader(
             producer_group="g", app_id="query", version=0, partition=0, first=0, born_timestamp=0
         )
-        body = encode_runs([(Message(DEAD, b"forged", properties), 0)], {DEAD: DEAD})
+        body = encode_queue_batches([(Message(DEAD, b"forged", properties), 0)], {DEAD: DEAD})
         serving.request(RequestCode.SEND_SEQUENCED_MESSAGES, header, body, over=over)
     assert [each.body for each in stored(serving, DEAD)] == [b"forged"]
 
@@ -192,9 +199,9 @@ def test_a_message_that_a_reader_sends_back_is_sent_again_as_it_was(
 def test_a_dead_letter_of_an_earlier_version_with_a_false_origin_keeps_its_real_topic(serving: Serving) -> None:
     """A record of an ordinary topic that is sent back comes from that topic, whatever its properties say."""
     serving.engine.create_topic("mine", 1)
-    draft, _ = serving.engine.drafts.make(Message("mine", b"forged"), 0, serving.clock.now_ms())
+    draft, _ = serving.engine.engine.drafts.make(Message("mine", b"forged"), 0, serving.clock.now_ms())
     draft.properties += b"RETRY_TOPIC\x01theirs\x02ORIGIN_MESSAGE_ID\x010A\x02"
-    serving.engine.writer.put(draft, "mine", 0)
+    serving.engine.engine.writer.put(draft, "mine", 0)
     serving.engine.store.flush()
     attacker = RecordingConnection(access_key="attacker")
 

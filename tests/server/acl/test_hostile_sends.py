@@ -5,28 +5,40 @@ A crash is a copy of the folder while the server runs: the files that a SIGKILL 
 
 from __future__ import annotations
 
-import dataclasses
-import shutil
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
-
-import pytest
-
-from mqtemplate.admin.doctor.report import examine
-from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
+from collections.abc import Callable
+from collections.abc import Iterator
+from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.brokers import EmbeddedSettings
 from mqtemplate.clock import VirtualClock
-from mqtemplate.message import INTERNAL_PROPERTIES, ORIGIN_PROPERTIES, Message
+from mqtemplate.message import INTERNAL_PROPERTIES
+from mqtemplate.message import Message
+from mqtemplate.message import ORIGIN_PROPERTIES
+from mqtemplate.operations.doctor import examine
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import decode_properties
-from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
+from mqtemplate.remoting.protocol import RemotingCommand
+from mqtemplate.remoting.protocol import RequestCode
+from mqtemplate.remoting.protocol import ResponseCode
+from mqtemplate.remoting.protocol.bodies.own_requests import SendSequencedRequestHeader
+from mqtemplate.remoting.protocol.bodies.own_requests import SendSequencedResponseHeader
 from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeader
-from mqtemplate.remoting.protocol.headers.sequenced import SendSequencedRequestHeader, SendSequencedResponseHeader
-from mqtemplate.remoting.protocol.messages import encode_batch, encode_properties_text
-from mqtemplate.remoting.protocol.sequenced import encode_runs
-from mqtemplate.server import Account, AclSettings, BrokerServerSettings, Right
-from tests.server.serving import SECRET, RecordingConnection, Serving
+from mqtemplate.remoting.protocol.messages import encode_batch
+from mqtemplate.remoting.protocol.messages import encode_properties_text
+from mqtemplate.remoting.protocol.sequenced import encode_queue_batches
+from mqtemplate.server import Account
+from mqtemplate.server import AclSettings
+from mqtemplate.server import BrokerServerSettings
+from mqtemplate.server import Right
+from pathlib import Path
+from tests.server.serving import RecordingConnection
+from tests.server.serving import SECRET
+from tests.server.serving import Serving
+from typing import Any
+import dataclasses
+import pytest
+import shutil
+
 
 ACCOUNTS = (
     Account(
@@ -84,7 +96,7 @@ class Attack:
         header = SendSequencedRequestHeader(
             producer_group="g", app_id=app_id, version=version, partition=0, first=first, born_timestamp=1
         )
-        body = encode_runs([(each, 0) for each in messages], {each.topic: each.topic for each in messages})
+        body = encode_queue_batches([(each, 0) for each in messages], {each.topic: each.topic for each in messages})
         response = self.serving.request(RequestCode.SEND_SEQUENCED_MESSAGES, header, body, over=over)
         assert response is not None
         return response
@@ -290,7 +302,7 @@ def test_without_access_control_the_key_is_the_application_id(tmp_path: Path) ->
         header = SendSequencedRequestHeader(
             producer_group="g", app_id="query", version=1, partition=0, first=0, born_timestamp=1
         )
-        body = encode_runs([(Message("orders", b"x"), 0)], {"orders": "orders"})
+        body = encode_queue_batches([(Message("orders", b"x"), 0)], {"orders": "orders"})
         serving.request(RequestCode.SEND_SEQUENCED_MESSAGES, header, body)
 
         assert (
@@ -316,7 +328,7 @@ def test_a_sequenced_send_creates_no_more_than_an_ordinary_one(prefix: str) -> N
             header = SendSequencedRequestHeader(
                 producer_group="g", app_id="query", version=number, partition=0, first=0, born_timestamp=1
             )
-            body = encode_runs([(Message(topic, b"x"), 0)], {topic: topic})
+            body = encode_queue_batches([(Message(topic, b"x"), 0)], {topic: topic})
             response = serving.request(RequestCode.SEND_SEQUENCED_MESSAGES, header, body, over=creator)
 
         assert response is not None

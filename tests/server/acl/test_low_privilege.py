@@ -5,41 +5,52 @@ After each sequence the files that a SIGKILL would leave are opened, by the doct
 
 from __future__ import annotations
 
+from hypothesis import HealthCheck
+from hypothesis import Phase
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.brokers import EmbeddedSettings
+from mqtemplate.clock import VirtualClock
+from mqtemplate.delay.recall_handle import decode_handle
+from mqtemplate.delay.recall_handle import encode_handle
+from mqtemplate.message import INTERNAL_PROPERTIES
+from mqtemplate.message import Message
+from mqtemplate.message import MessageQueue
+from mqtemplate.message import ORIGIN_PROPERTIES
+from mqtemplate.message import SendSequence
+from mqtemplate.message import parse_offset_msg_id
+from mqtemplate.operations.doctor import examine
+from mqtemplate.pending import PendingQuery
+from mqtemplate.remoting.protocol import RemotingCommand
+from mqtemplate.remoting.protocol import RequestCode
+from mqtemplate.remoting.protocol import ResponseCode
+from mqtemplate.remoting.protocol.acl import sign_command
+from mqtemplate.remoting.protocol.headers.fields import BoundaryType
+from mqtemplate.remoting.protocol.headers.fields import declared_fields
+from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
+from mqtemplate.remoting.protocol.messages import encode_batch
+from mqtemplate.remoting.protocol.messages import encode_properties_text
+from mqtemplate.remoting.protocol.sequenced import encode_queue_batches
+from mqtemplate.results import TransactionState
+from mqtemplate.server import Account
+from mqtemplate.server import AclSettings
+from mqtemplate.server import Right
+from mqtemplate.server.acl.rights import ANY_ACCOUNT
+from mqtemplate.server.acl.rights import RIGHTS
+from mqtemplate.topics import is_broker_topic
+from pathlib import Path
+from tests.remoting.protocol.code_tables import REQUEST_HEADERS
+from tests.server.serving import RecordingConnection
+from tests.server.serving import SECRET
+from tests.server.serving import Serving
+from typing import Any
 import dataclasses
 import json
 import shutil
 import tempfile
-from pathlib import Path
-from typing import Any
 
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
-
-from mqtemplate.admin.doctor.report import examine
-from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
-from mqtemplate.clock import VirtualClock
-from mqtemplate.delay.recall_handle import decode_handle, encode_handle
-from mqtemplate.message import (
-    INTERNAL_PROPERTIES,
-    ORIGIN_PROPERTIES,
-    Message,
-    MessageQueue,
-    SendSequence,
-    parse_offset_msg_id,
-)
-from mqtemplate.pending import PendingQuery
-from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.acl import sign_command
-from mqtemplate.remoting.protocol.headers.fields import BoundaryType, declared_fields
-from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
-from mqtemplate.remoting.protocol.messages import encode_batch, encode_properties_text
-from mqtemplate.remoting.protocol.sequenced import encode_runs
-from mqtemplate.results import TransactionState
-from mqtemplate.server import Account, AclSettings, Right
-from mqtemplate.server.acl.rights import ANY_ACCOUNT, RIGHTS
-from mqtemplate.topics import is_broker_topic
-from tests.remoting.protocol.code_tables import REQUEST_HEADERS
-from tests.server.serving import SECRET, RecordingConnection, Serving
 
 HIDDEN = b"this body is for others"
 OWN_TOPICS = ("mine", "%RETRY%my-group", "%DLQ%my-group")
@@ -76,7 +87,7 @@ class Others:
         assert response is not None
         self.half = response.header(SendMessageResponseHeader)
         engine.send_sequenced([(Message("theirs", b"row"), QUEUE)], SendSequence("query", 1, 0))
-        engine.offsets.commit("their-group", "theirs", 0, 1)
+        engine.engine.offsets.commit("their-group", "theirs", 0, 1)
         serving.server.locks.lock("their-group", "their@1", [QUEUE])
         serving.server.name_server.entries.put("shops", "berlin", "open")
         self.ids = [sent.offset_msg_id, delayed.offset_msg_id, self.half.msg_id]
@@ -100,7 +111,7 @@ class Others:
                 topic: engine.topics.config(topic) for topic in engine.topics.names() if topic not in OWN_TOPICS
             },
             "groups": {name: config for name, config in server.groups.all().items() if name != "my-group"},
-            "offsets": {key: each for key, each in engine.offsets.all().items() if not _is_own(*key)},
+            "offsets": {key: each for key, each in engine.engine.offsets.all().items() if not _is_own(*key)},
             "messages": {name: end for name, end in ends if name not in OWN_TOPICS and not is_broker_topic(name)},
             "pending": engine.count_pending(PendingQuery(topic="theirs")).total,
             "members": info and info.client_ids(),
@@ -137,7 +148,7 @@ class Others:
 
     def can_commit(self) -> bool:
         """Return True if the transaction of others is still open: its producer commits it."""
-        end = self.serving.engine.transactions.end(
+        end = self.serving.engine.engine.transactions.end(
             self.half.queue_offset, self.offsets[2], "their-producers", TransactionState.COMMIT
         )
         return end is not None
@@ -228,7 +239,7 @@ def requests(draw: st.DrawFn, codes: tuple[int, ...], others: Others) -> Remotin
     body = draw(bodies())
     if code == RequestCode.SEND_SEQUENCED_MESSAGES:
         topic = draw(topics)
-        body = encode_runs([(Message(topic, b"x", draw(properties())), 0)], {topic: topic})
+        body = encode_queue_batches([(Message(topic, b"x", draw(properties())), 0)], {topic: topic})
     elif code == RequestCode.SEND_BATCH_MESSAGE:
         body = encode_batch([Message("any", b"x", draw(properties())), Message("any", b"y", draw(properties()))])
     request = RemotingCommand(code, 7, draw(st.sampled_from((0, 0, 0, 2))), ext_fields=fields, body=body)

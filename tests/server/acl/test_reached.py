@@ -160,14 +160,14 @@ def test_a_transaction_ends_only_with_the_right_to_send_to_its_topic(
     sent = send_half(serving, owner)
 
     refused = end(serving, attacker, sent, state, topic)
-    still_open = serving.engine.transactions.open_count
+    still_open = serving.engine.engine.transactions.open_count
     permitted = end(serving, owner, sent, state)
 
     assert (refused.code, refused.remark) == (
         ResponseCode.NO_PERMISSION,
         "access key 'attacker' has no right PUB on the topic of half message 0 (37 END_TRANSACTION)",
     )
-    assert (still_open, permitted.code, serving.engine.transactions.open_count) == (1, ResponseCode.SUCCESS, 0)
+    assert (still_open, permitted.code, serving.engine.engine.transactions.open_count) == (1, ResponseCode.SUCCESS, 0)
 
 
 def test_a_half_message_is_sent_only_to_producers_that_may_send_to_its_topic(

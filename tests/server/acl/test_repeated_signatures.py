@@ -17,7 +17,7 @@ from mqtemplate.remoting.protocol.headers.admin import GetRouteInfoRequestHeader
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader
 from mqtemplate.remoting.settings import RemotingServerSettings, ServerTls, TlsMode
 from mqtemplate.server import Account, AclSettings, BrokerServer, BrokerServerSettings
-from mqtemplate.server.acl.repeated_signatures import RepeatedSignatures
+from mqtemplate.server.acl.guard import RepeatedSignatures
 from tests.remoting.certificates import Certificates, has_openssl
 from tests.server.serving import SECRET, RecordingConnection, Serving
 from tests.server.tool import ANY_PORT, make_engine

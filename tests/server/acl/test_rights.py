@@ -21,7 +21,7 @@ from mqtemplate.remoting.protocol.bodies.group import (
 )
 from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
 from mqtemplate.remoting.protocol.headers.fields import declared_fields
-from mqtemplate.remoting.protocol.sequenced import encode_runs
+from mqtemplate.remoting.protocol.sequenced import encode_queue_batches
 from mqtemplate.server import Account, AclSettings, Right
 from mqtemplate.server.acl.rights import ANY_ACCOUNT, CHANGES, RIGHTS
 from tests.remoting.protocol.code_tables import REQUEST_HEADERS
@@ -113,7 +113,7 @@ def _value(field: dataclasses.Field[object], names: Names) -> object:
 def _body(code: int, names: Names) -> bytes:
     if code == RequestCode.SEND_SEQUENCED_MESSAGES:
         topic = names.topic or ""
-        return encode_runs([(Message(topic, b"x"), 0)], {topic: topic})
+        return encode_queue_batches([(Message(topic, b"x"), 0)], {topic: topic})
     subscription = SubscriptionData(topic=names.topic or "", sub_string="*")
     if code == RequestCode.HEART_BEAT:
         consumer = ConsumerData(group_name=names.group or "", subscription_data_set=[subscription])

@@ -11,7 +11,7 @@ from mqtemplate.errors import StoreError
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
-from mqtemplate.server.response import reply_when_durable
+from mqtemplate.server.requests.response import reply_when_durable
 from tests.server.serving import RecordingConnection, Serving
 
 REQUEST = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, opaque=3)
@@ -35,8 +35,8 @@ def test_a_reply_that_fails_does_not_affect_the_others(serving: Serving) -> None
     """One flush makes both messages durable, and replies to both producers."""
     flushed: list[StoreError | None] = []
     engine = serving.engine
-    drafts = [engine.drafts.make(Message("orders", b"x"), 0, serving.clock.now_ms())[0] for _ in range(2)]
-    first, second = (engine.writer.put(draft, "orders", 0) for draft in drafts)
+    drafts = [engine.engine.drafts.make(Message("orders", b"x"), 0, serving.clock.now_ms())[0] for _ in range(2)]
+    first, second = (engine.engine.writer.put(draft, "orders", 0) for draft in drafts)
 
     engine.store.group_commit.call_when_flushed(second.end, flushed.append)  # waits for the flush for the first message
     with capture_logs() as logs:
@@ -71,9 +71,9 @@ def test_the_response_to_a_stored_message_that_is_not_durable_has_its_offset(
 def test_the_consume_queue_of_a_delayed_message_is_created_when_it_is_stored(
     serving: Serving,
 ) -> None:
-    draft, _ = serving.engine.drafts.make(Message("later", b"x", {"DELAY": "1"}), 0, serving.clock.now_ms())
+    draft, _ = serving.engine.engine.drafts.make(Message("later", b"x", {"DELAY": "1"}), 0, serving.clock.now_ms())
 
-    serving.engine.writer.put(draft, "later", 0)
+    serving.engine.engine.writer.put(draft, "later", 0)
 
     assert serving.engine.store.queue_ids("later") == [0]
     assert serving.engine.max_offset(MessageQueue("later", "broker-a", 0)) == 0

@@ -12,6 +12,7 @@ from mqtemplate.record.properties import encode_properties
 from mqtemplate.selectors.sql92 import Sql92Selector
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.server.pulls.raw_reader import RawQuery, RawReader, RawStatus
+from mqtemplate.server.pulls.read_ahead import ReadAhead
 from tests.server.pulls.pulled import numbers
 from tests.server.serving import Serving
 
@@ -31,7 +32,7 @@ def test_successive_pulls_return_each_matching_message_once_and_in_order(
     with Serving() as serving:
         for number, tag in enumerate(tags):
             serving.send("orders", b"%d" % number, {"number": str(number)} | ({"TAGS": tag} if tag else {}))
-        raw = RawReader(serving.engine.store, serving.engine.reader)
+        raw = RawReader(serving.engine.store, serving.engine.engine.queues, ReadAhead(serving.engine.store))
         query, at, found = RawQuery(MessageQueue("orders", "broker-a", 0), max_count, max_bytes, selector), 0, []
         while (pull := raw.pull(query, at)).status is not RawStatus.NO_NEW_MSG:
             assert pull.count <= max_count

@@ -12,9 +12,8 @@ from mqtemplate.brokers import EmbeddedSettings
 from mqtemplate.message import HostAddress, MessageQueue
 from mqtemplate.record.codec import RecordDraft, pack_host, read_without_check
 from mqtemplate.selectors.tags import TagSelector
-from mqtemplate.server.pulls import read_ahead
 from mqtemplate.server.pulls.raw_reader import RawQuery, RawReader
-from mqtemplate.server.pulls.raw_rows import rows_without_check
+from mqtemplate.server.pulls.read_ahead import ReadAhead, rows_without_check
 from tests.server.pulls.pulled import whole
 from tests.server.serving import Serving
 
@@ -72,7 +71,7 @@ def test_records_with_a_long_topic_are_read_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_pull_returns_the_same_with_and_without_rows(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pull_returns_the_same_with_and_without_rows(seed: int) -> None:
     """Across files of the log, with records of other queues and sizes between, limits, and a damaged record."""
     chance = random.Random(seed)
     sizes = EmbeddedSettings(mapped_file_size_commit_log=4_096, mapped_file_size_consume_queue=400)
@@ -86,9 +85,9 @@ def test_a_pull_returns_the_same_with_and_without_rows(seed: int, monkeypatch: p
         damaged = store.consume_queue("orders", 0).unit(chance.randrange(150)).physical_offset
         file, start = store._commit_log.find(damaged) or pytest.fail("no file")
         file.write_mapped(damaged - start + 95, b"\0")
-        raw, found = RawReader(store, serving.engine.reader), []
+        found = []
         for fewest in (2, 1_000_000):
-            monkeypatch.setattr(read_ahead, "_FEWEST", fewest)
+            raw = RawReader(store, serving.engine.engine.queues, ReadAhead(store, fewest=fewest))
             pulls = []
             for max_count in (1, 32, 40):
                 for max_bytes in (10, 2_000, 1 << 20):

@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 from mqtemplate.brokers import EmbeddedSettings
 from mqtemplate.message import MessageQueue
 from mqtemplate.pending import PendingQuery
-from mqtemplate.server.pulls import read_ahead
 from mqtemplate.server.pulls.raw_reader import RawPull, RawQuery, RawReader, RawStatus
+from mqtemplate.server.pulls.read_ahead import ReadAhead
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.topics import SCHEDULE_TOPIC
 from tests.server.pulls.pulled import numbers, whole
@@ -47,8 +47,8 @@ def fill(serving: Serving, count: int, size: int = 4, topic: str = "orders", **p
         serving.send(topic, b"%0*d" % (size, number), {"UNIQ_KEY": f"A{number:04}", **properties})
 
 
-def raw_reader(serving: Serving) -> RawReader:
-    return RawReader(serving.engine.store, serving.engine.reader)
+def raw_reader(serving: Serving, **limits: int) -> RawReader:
+    return RawReader(serving.engine.store, serving.engine.engine.queues, ReadAhead(serving.engine.store, **limits))
 
 
 def pulls(raw: RawReader, query: RawQuery, at: int = 0) -> list[RawPull]:
@@ -87,9 +87,7 @@ def test_the_second_pull_reads_for_the_next_ones(serving: Serving, reads: list[i
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_pulls_that_continue_each_other_return_the_same_as_one_by_one(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pulls_that_continue_each_other_return_the_same_as_one_by_one(seed: int) -> None:
     """Across files of the log, with records of other queues and sizes between, limits, and a damaged record."""
     chance = random.Random(seed)
     sizes = EmbeddedSettings(mapped_file_size_commit_log=8_192, mapped_file_size_consume_queue=2_000)
@@ -102,8 +100,7 @@ def test_pulls_that_continue_each_other_return_the_same_as_one_by_one(
         damage(serving, chance.randrange(300))
         found = []
         for fewest in (2, 1_000_000):
-            monkeypatch.setattr(read_ahead, "_FEWEST", fewest)
-            raw = raw_reader(serving)
+            raw = raw_reader(serving, fewest=fewest)
             found.append(
                 [
                     pulls(raw, RawQuery(ORDERS, max_count, max_bytes, None))
@@ -204,10 +201,9 @@ def test_large_records_are_not_read_ahead(serving: Serving) -> None:
     assert records_ahead(serving) == 0
 
 
-def test_above_the_limit_the_oldest_part_is_dropped(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_ahead, "_MAX_PARTS", 2)
+def test_above_the_limit_the_oldest_part_is_dropped(serving: Serving) -> None:
     fill(serving, 100)
-    raw, query = raw_reader(serving), RawQuery(ORDERS, 10, 1 << 20, None)
+    raw, query = raw_reader(serving, max_entries=2), RawQuery(ORDERS, 10, 1 << 20, None)
 
     for start in (0, 1, 2):
         raw.pull(query, start)

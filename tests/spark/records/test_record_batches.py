@@ -284,9 +284,9 @@ def test_a_body_that_becomes_too_large_stays_compressed(tmp_path: Path) -> None:
         broker.create_topic("orders", 1)
         for kind in (CompressionType.ZLIB, CompressionType.ZSTD, CompressionType.LZ4):
             body, flag = compress_body(bytes(1_001), kind)
-            broker.writer.put(RecordDraft("orders", 0, body, b"", sys_flag=flag), "orders", 0)
+            broker.engine.writer.put(RecordDraft("orders", 0, body, b"", sys_flag=flag), "orders", 0)
         body, flag = compress_body(bytes(1_000))
-        broker.writer.put(RecordDraft("orders", 0, body, b"", sys_flag=flag), "orders", 0)
+        broker.engine.writer.put(RecordDraft("orders", 0, body, b"", sys_flag=flag), "orders", 0)
 
     folder = StoreFolder(tmp_path)
     queue = QueueSlice(MessageQueue("orders", "broker-a", 0), np.arange(4), folder.units("orders", 0, 0, 4))

@@ -11,9 +11,9 @@ import pytest
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreError
 from mqtemplate.record.arrays import to_rows
-from mqtemplate.record.codec import RecordDraft
+from mqtemplate.record.codec import Drafts, RecordDraft
 from mqtemplate.record.layout import SysFlag
-from mqtemplate.record.sent_batch import SentBatch
+from mqtemplate.record.uniform_batch import UniformBatch
 from mqtemplate.store import FolderStoreFiles, MemoryStoreFiles, MessageStore
 from mqtemplate.store.index import index_service, recent_keys
 from mqtemplate.store.index.key_reader import KeyReader
@@ -40,10 +40,10 @@ def draft(chance: random.Random, number: int, *, topic: str | None = None) -> Re
     return RecordDraft(topic, number % 2, bytes(chance.randrange(3)), properties, sys_flag=chance.choice(FLAGS))
 
 
-def batch(chance: random.Random, number: int) -> SentBatch:
+def batch(chance: random.Random, number: int) -> UniformBatch:
     ids = [b"%06d" % (number * 100 + each) for each in range(chance.randrange(1, 20))]
     first = RecordDraft("orders", 0, b"12", b"UNIQ_KEY\x01%b\x02TAGS\x01b\x02" % ids[0], sys_flag=chance.choice(FLAGS))
-    return SentBatch(first, to_rows([b"12"] * len(ids)), to_rows(ids), first.properties.index(ids[0]))
+    return UniformBatch(first, to_rows([b"12"] * len(ids)), to_rows(ids), first.properties.index(ids[0]))
 
 
 def write_anything(store: MessageStore, chance: random.Random, count: int) -> None:
@@ -53,13 +53,13 @@ def write_anything(store: MessageStore, chance: random.Random, count: int) -> No
             case 0:
                 store.put(draft(chance, number))
             case 1:
-                store.put_all([draft(chance, number * 50 + each) for each in range(chance.randrange(1, 20))])
+                store.put(Drafts([draft(chance, number * 50 + each) for each in range(chance.randrange(1, 20))]))
             case 2:
                 topic = chance.choice(TOPICS)
                 form = RecordDraft(topic, 0, b"1", b"KEYS\x01%04d\x02" % number)
-                store.put_all([form] * chance.randrange(1, 30))
+                store.put(Drafts([form] * chance.randrange(1, 30)))
             case _:
-                store.put_batch(batch(chance, number))
+                store.put(batch(chance, number))
         store.clock.move_ms(chance.choice([0, 0, 1_700]))  # type: ignore[attr-defined]
 
 
@@ -109,7 +109,7 @@ def test_records_between_those_in_memory_are_read_from_the_log(
 def test_the_log_is_not_read_for_records_in_memory(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KeyReader, "_read_log", lambda *arguments: pytest.fail("the log was read"))
     store.put(RecordDraft("orders", 0, b"1", b"KEYS\x01one\x02"))
-    store.put_all([RecordDraft("orders", 0, b"1", b"KEYS\x01two\x02")] * 3)
+    store.put(Drafts([RecordDraft("orders", 0, b"1", b"KEYS\x01two\x02")] * 3))
 
     assert len(store.index.find("orders", "one")) == 1
     assert len(store.index.find("orders", "two")) == 3
@@ -123,7 +123,7 @@ def test_many_records_are_indexed_at_once(open_store: OpenStore, monkeypatch: py
     due_ms = store.index.step()
     assert due_ms == store.clock.now_ms() + 1_000
 
-    store.put_all([RecordDraft("orders", 0, b"1", b"KEYS\x01two\x02")] * 20)
+    store.put(Drafts([RecordDraft("orders", 0, b"1", b"KEYS\x01two\x02")] * 20))
     store.index.step()
 
     assert store.index._files[-1].header.index_count == 22

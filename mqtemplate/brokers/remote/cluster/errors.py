@@ -6,17 +6,15 @@ Source: RocketMQ ``remoting: ResponseCode``.
 from __future__ import annotations
 
 from collections.abc import Collection
-
-from mqtemplate.errors import (
-    BrokerError,
-    DelayError,
-    MessageError,
-    MQTemplateError,
-    SendError,
-    UnsupportedError,
-)
+from mqtemplate.errors import BrokerError
+from mqtemplate.errors import DelayError
+from mqtemplate.errors import MQTemplateError
+from mqtemplate.errors import MessageError
+from mqtemplate.errors import SendError
+from mqtemplate.errors import UnsupportedError
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
+
 
 RETRY_ELSEWHERE = frozenset(
     {
@@ -69,7 +67,7 @@ def response_error(response: RemotingCommand, operation: str, address: str) -> B
         operation: What the request was for, such as "read queue 1 of orders".
     """
     kind = UnsupportedError if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED else BrokerError
-    return kind(_describe(response, operation, address))
+    return kind(f"{operation}: {refusal_text(response, address)}")
 
 
 def send_error(response: RemotingCommand, operation: str, address: str, *, has_timer: bool) -> MQTemplateError:
@@ -81,19 +79,18 @@ def send_error(response: RemotingCommand, operation: str, address: str, *, has_t
     Args:
         has_timer: The message has a delay that is not a level.
     """
-    text = _describe(response, operation, address)
+    kind: type[MQTemplateError] = SendError
+    reason = refusal_text(response, address)
     # RocketMQ has no code of its own for this. Source: SendMessageProcessor, WHEEL_TIMER_NOT_ENABLE.
     if has_timer and response.code == ResponseCode.SYSTEM_ERROR and "timerWheelEnable" in (response.remark or ""):
-        return UnsupportedError(f"{text}; set timerWheelEnable=true on the broker, or use a delay level")
-    if has_timer and response.code == ResponseCode.MESSAGE_ILLEGAL:
-        return DelayError(f"{text}; the limit is the broker's timerMaxDelaySec (3 days by default)")
-    if response.code in _INVALID_MESSAGE:
-        return MessageError(text)
-    return (UnsupportedError if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED else SendError)(text)
-
-
-def _describe(response: RemotingCommand, operation: str, address: str) -> str:
-    return f"{operation}: {refusal_text(response, address)}"
+        kind, reason = UnsupportedError, f"{reason}; set timerWheelEnable=true on the broker, or use a delay level"
+    elif has_timer and response.code == ResponseCode.MESSAGE_ILLEGAL:
+        kind, reason = DelayError, f"{reason}; the limit is the broker's timerMaxDelaySec (3 days by default)"
+    elif response.code in _INVALID_MESSAGE:
+        kind = MessageError
+    elif response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        kind = UnsupportedError
+    return kind.during(operation, reason)
 
 
 def refusal_text(response: RemotingCommand, address: str) -> str:

@@ -5,34 +5,47 @@ Source: RocketMQ ``client: DefaultMQProducerImpl``, ``ClientRemotingProcessor``,
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import partial
-
 from mqtemplate.broker import CheckTransaction
-from mqtemplate.brokers.group_checker import GroupChecker
 from mqtemplate.brokers.remote.cluster.client import ClientContext
 from mqtemplate.brokers.remote.producing.producer import Producer
-from mqtemplate.brokers.requests import PendingRequests, create_reply, create_request
-from mqtemplate.errors import BrokerClosedError, BrokerError, ConversionError, ForkedError, ListenerError
+from mqtemplate.engine.checkers import GroupChecker
+from mqtemplate.engine.requests import UnansweredRequests
+from mqtemplate.engine.requests import create_reply
+from mqtemplate.engine.requests import create_request
+from mqtemplate.errors import BrokerClosedError
+from mqtemplate.errors import BrokerError
+from mqtemplate.errors import ConversionError
+from mqtemplate.errors import ForkedError
+from mqtemplate.errors import ListenerError
 from mqtemplate.event_log import get_logger
-from mqtemplate.hashes.checksum import crc32
-from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue, Property, parse_offset_msg_id
+from mqtemplate.hashes import crc32
+from mqtemplate.message import HostAddress
+from mqtemplate.message import Message
+from mqtemplate.message import MessageExt
+from mqtemplate.message import MessageQueue
+from mqtemplate.message import Property
+from mqtemplate.message import parse_offset_msg_id
 from mqtemplate.metrics import Metrics
 from mqtemplate.numbers import parse_number
 from mqtemplate.record.compression import decompress_body
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.codes import RequestCode
+from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.protocol.headers.message import (
-    CheckTransactionStateRequestHeader,
-    EndTransactionRequestHeader,
-    ReplyMessageRequestHeader,
-)
-from mqtemplate.remoting.protocol.messages import decode_messages, decode_properties_text
-from mqtemplate.results import HalfMessage, SendResult, TransactionState
+from mqtemplate.remoting.protocol.headers.message import CheckTransactionStateRequestHeader
+from mqtemplate.remoting.protocol.headers.message import EndTransactionRequestHeader
+from mqtemplate.remoting.protocol.headers.message import ReplyMessageRequestHeader
+from mqtemplate.remoting.protocol.messages import decode_messages
+from mqtemplate.remoting.protocol.messages import decode_properties_text
+from mqtemplate.results import HalfMessage
+from mqtemplate.results import SendResult
+from mqtemplate.results import TransactionState
+import threading
+
 
 # --- transactions ---------------------------------------------------------------------------------
 
@@ -169,7 +182,7 @@ class RemoteRequests:
     """
 
     def __init__(self, context: ClientContext, producer: Producer) -> None:
-        self.pending = PendingRequests("remote.requests", context.clock, Metrics())
+        self.pending = UnansweredRequests("remote.requests", context.clock, Metrics())
         self._max_body_bytes = context.settings.max_body_bytes
         self._instance = context.instance
         self._routes = context.routes

@@ -8,21 +8,27 @@ messages of one request, a third more of them are sent.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from mqtemplate.brokers.remote.producing.send_request import JoinableMessage
+from mqtemplate.brokers.remote.producing.send_request import SendRequest
+from mqtemplate.brokers.remote.producing.send_request import SendRequestFactory
+from mqtemplate.errors import BrokerClosedError
+from mqtemplate.errors import MQTemplateError
+from mqtemplate.errors import MessageError
+from mqtemplate.errors import UnsupportedError
+from mqtemplate.message import Message
+from mqtemplate.results import SendResult
+from typing import NamedTuple
+from typing import Protocol
 import copy
 import os
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import NamedTuple, Protocol
 
-from mqtemplate.brokers.remote.producing.send_request import BatchPart, SendRequest, SendRequestFactory
-from mqtemplate.errors import BrokerClosedError, MessageError, UnsupportedError
-from mqtemplate.message import Message
-from mqtemplate.results import SendResult
 
 # --- signals that wake one thread each ------------------------------------------------------------
 
@@ -131,7 +137,7 @@ _LONGEST_WAIT_MS = 10.0
 _MAX_MESSAGES = 64
 """Messages of one request; mqtemplate's server stores so many without a change of threads."""
 _MAX_BYTES = 64 << 10
-_MAX_LINES = 1_000
+_MAX_ACCUMULATORS = 1_000
 
 
 class Outcome(Protocol):
@@ -183,33 +189,33 @@ class ThreadOutcome:
         return self._end
 
 
-class Entry(NamedTuple):
+class AccumulatedMessage(NamedTuple):
     """A message that waits, or is in a request on the way."""
 
-    part: BatchPart
+    message: JoinableMessage
     deadline: float
     outcome: Outcome
 
 
 class AutoBatch:
-    """The lines of a producer. Thread-safe."""
+    """The messages of a producer that wait for others. Thread-safe."""
 
     def __init__(self, sends: AsyncSends) -> None:
         self._sends = sends
-        self._lines: dict[tuple[str, int], Line] = {}
+        self._accumulators: dict[tuple[str, int], MessageAccumulator] = {}
 
-    def line(self, topic: str, timeout_ms: int) -> Line | None:
-        """Return the line of the messages of one topic with one timeout; None if there are too many lines."""
+    def accumulator(self, topic: str, timeout_ms: int) -> MessageAccumulator | None:
+        """Return the accumulator of the messages of one topic with one timeout; None if there are too many."""
         key = (topic, timeout_ms)
-        found = self._lines.get(key)
-        if found is None and len(self._lines) < _MAX_LINES:
-            found = self._lines.setdefault(key, Line(self._sends, timeout_ms))
+        found = self._accumulators.get(key)
+        if found is None and len(self._accumulators) < _MAX_ACCUMULATORS:
+            found = self._accumulators.setdefault(key, MessageAccumulator(self._sends, timeout_ms))
         return found
 
     def close(self) -> None:
         """Fail the messages that wait."""
-        for line in list(self._lines.values()):
-            line.close()
+        for accumulator in list(self._accumulators.values()):
+            accumulator.close()
 
 
 class RoundTrip:
@@ -239,10 +245,10 @@ class RoundTrip:
         self.max_messages = _FEW_MESSAGES + int(max(self._shortest_s * 1_000 - _FAST_MS, 0) * _MESSAGES_PER_MS)
 
 
-class Line:
+class MessageAccumulator:
     """Messages of one topic with one timeout. Thread-safe.
 
-    - While few messages of the line are on the way, a message is sent alone and at once. Further ones wait for
+    - While few of its messages are on the way, a message is sent alone and at once. Further ones wait for
       responses, for 10 ms at most, and leave in one request. So where few messages are sent none takes longer, and
       where many are sent they need few requests.
     - All have one timeout, so that none shortens that of another.
@@ -256,8 +262,8 @@ class Line:
         self._on_the_way = 0  # messages
         self._round_trip = RoundTrip()
         self._joins = True
-        self._waiting: deque[Entry] = deque()
-        self._refused: list[Entry] = []  # they are sent alone soon
+        self._waiting: deque[AccumulatedMessage] = deque()
+        self._refused: list[AccumulatedMessage] = []  # they are sent alone soon
         self._is_timed = False
         self._is_closed = False
 
@@ -279,7 +285,9 @@ class Line:
             MessageError: It cannot be sent.
             BrokerClosedError: The client is closed.
         """
-        entry = Entry(self._sends.factory.part(message), time.monotonic() + self._timeout_ms / 1_000, outcome)
+        entry = AccumulatedMessage(
+            self._sends.factory.joinable(message), time.monotonic() + self._timeout_ms / 1_000, outcome
+        )
         with self._lock:
             if self._is_closed:
                 raise _closed_error(entry)
@@ -317,30 +325,30 @@ class Line:
         if is_timed:
             self._sends.call_later(_LONGEST_WAIT_MS, self._on_time)
 
-    def _take(self) -> list[Entry]:
+    def _take(self) -> list[AccumulatedMessage]:
         """Remove the messages of the next request from those that wait."""
-        entries: list[Entry] = []
+        entries: list[AccumulatedMessage] = []
         size, waiting = 0, self._waiting
         while waiting and len(entries) < _MAX_MESSAGES:
-            size += len(waiting[0].part.data)
+            size += len(waiting[0].message.data)
             if entries and size > _MAX_BYTES:
                 break
             entries.append(waiting.popleft())
         self._on_the_way += len(entries)
         return entries
 
-    def _send(self, entries: list[Entry]) -> None:
+    def _send(self, entries: list[AccumulatedMessage]) -> None:
         factory = self._sends.factory
-        parts = [entry.part for entry in entries]
-        request = factory.joined(parts) if len(parts) > 1 else factory.alone(parts[0])
-        batch = _Batch(self, entries, request, time.monotonic())
+        messages = [entry.message for entry in entries]
+        request = factory.joined(messages) if len(messages) > 1 else factory.alone(messages[0])
+        batch = _BatchOutcome(self, entries, request, time.monotonic())
         self._sends.start(request, self._timeout_ms, entries[0].deadline, batch)
 
-    def refused(self, entries: list[Entry], *, for_good: bool) -> None:
+    def refused(self, entries: list[AccumulatedMessage], *, for_good: bool) -> None:
         """Send each message alone that a broker refused together with the others.
 
         Args:
-            for_good: The broker accepts no batches of the topic, so the line makes no more.
+            for_good: The broker accepts no batches of the topic, so no more are made.
         """
         with self._lock:
             if for_good:
@@ -360,8 +368,8 @@ class Line:
     def _send_singly(self) -> None:
         with self._lock:
             entries, self._refused = self._refused, []
-        for part, deadline, outcome in entries:
-            self._sends.start(self._sends.factory.alone(part), self._timeout_ms, deadline, outcome)
+        for message, deadline, outcome in entries:
+            self._sends.start(self._sends.factory.alone(message), self._timeout_ms, deadline, outcome)
 
     def close(self) -> None:
         """Fail the messages that wait."""
@@ -374,23 +382,23 @@ class Line:
 
 
 @dataclass(slots=True, eq=False)
-class _Batch:
+class _BatchOutcome:
     """One request on the way: it passes its end to the messages."""
 
-    line: Line
-    entries: list[Entry]
+    accumulator: MessageAccumulator
+    entries: list[AccumulatedMessage]
     request: SendRequest
     started_s: float
 
     def set_result(self, result: SendResult) -> None:
         # First, so that the broker has work while the senders of these messages go on.
-        self.line.ended(len(self.entries), time.monotonic() - self.started_s)
+        self.accumulator.ended(len(self.entries), time.monotonic() - self.started_s)
         offset_msg_ids = result.offset_msg_id.split(",")
-        for number, (part, _, outcome) in enumerate(self.entries):
+        for number, (message, _, outcome) in enumerate(self.entries):
             outcome.set_result(
                 SendResult(
                     result.send_status,
-                    part.msg_id,
+                    message.msg_id,
                     offset_msg_ids[number] if number < len(offset_msg_ids) else "",
                     result.message_queue,
                     result.queue_offset + number,
@@ -400,26 +408,27 @@ class _Batch:
             )
 
     def set_exception(self, exception: BaseException) -> None:
-        self.line.failed(len(self.entries))
+        self.accumulator.failed(len(self.entries))
         is_unsupported = isinstance(exception, UnsupportedError)
         if len(self.entries) > 1 and (is_unsupported or isinstance(exception, MessageError)):
-            self.line.refused(self.entries, for_good=is_unsupported)
+            self.accumulator.refused(self.entries, for_good=is_unsupported)
             return
         for entry in self.entries:
-            error = copy.copy(exception)  # several threads may raise it
-            error.args = (str(exception).replace(str(self.request), _name(entry)),)
-            error.__cause__ = exception.__cause__
-            entry.outcome.set_exception(error)
+            if isinstance(exception, MQTemplateError):
+                entry.outcome.set_exception(exception.of_part(_name(entry)))
+            else:
+                entry.outcome.set_exception(copy.copy(exception))  # several threads may raise it
 
 
-def _name(entry: Entry) -> str:
-    return f"send message {entry.part.msg_id} to {entry.part.topic!r}"
+def _name(entry: AccumulatedMessage) -> str:
+    return f"send message {entry.message.msg_id} to {entry.message.topic!r}"
 
 
-def _fail(entries: list[Entry]) -> None:
+def _fail(entries: list[AccumulatedMessage]) -> None:
     for entry in entries:
         entry.outcome.set_exception(_closed_error(entry))
 
 
-def _closed_error(entry: Entry) -> BrokerClosedError:
-    return BrokerClosedError(f"{_name(entry)}: the client was closed before it was sent; create another client")
+def _closed_error(entry: AccumulatedMessage) -> BrokerClosedError:
+    reason = "the client was closed before it was sent; create another client"
+    return BrokerClosedError.during(_name(entry), reason)

@@ -5,39 +5,48 @@ Source: RocketMQ ``client: DefaultMQProducerImpl``, ``MQFaultStrategy``.
 
 from __future__ import annotations
 
-import random
-import threading
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
-
+from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field
 from mqtemplate.broker import Capability
 from mqtemplate.brokers.remote.cluster.client import ClientContext
-from mqtemplate.brokers.remote.cluster.errors import RETRY_ELSEWHERE, refusal_text, send_error
+from mqtemplate.brokers.remote.cluster.errors import RETRY_ELSEWHERE
+from mqtemplate.brokers.remote.cluster.errors import refusal_text
+from mqtemplate.brokers.remote.cluster.errors import send_error
 from mqtemplate.brokers.remote.cluster.routes import TopicRoute
-from mqtemplate.brokers.remote.producing.auto_batch import AutoBatch, Line, Outcome, ThreadOutcome
-from mqtemplate.brokers.remote.producing.send_request import SendRequest, SendRequestFactory
+from mqtemplate.brokers.remote.producing.auto_batch import AutoBatch
+from mqtemplate.brokers.remote.producing.auto_batch import MessageAccumulator
+from mqtemplate.brokers.remote.producing.auto_batch import Outcome
+from mqtemplate.brokers.remote.producing.auto_batch import ThreadOutcome
+from mqtemplate.brokers.remote.producing.send_request import SendRequest
+from mqtemplate.brokers.remote.producing.send_request import SendRequestFactory
 from mqtemplate.durations import format_ms
-from mqtemplate.errors import (
-    BrokerClosedError,
-    BrokerError,
-    DestinationError,
-    ForkedError,
-    MQTemplateError,
-    RemoteConnectError,
-    RemoteTimeoutError,
-    SendError,
-    SendTimeoutError,
-    UnsupportedError,
-)
+from mqtemplate.errors import BrokerClosedError
+from mqtemplate.errors import BrokerError
+from mqtemplate.errors import DestinationError
+from mqtemplate.errors import ForkedError
+from mqtemplate.errors import MQTemplateError
+from mqtemplate.errors import RemoteConnectError
+from mqtemplate.errors import RemoteTimeoutError
+from mqtemplate.errors import SendError
+from mqtemplate.errors import SendTimeoutError
+from mqtemplate.errors import UnsupportedError
 from mqtemplate.futures import AwaitableFuture
-from mqtemplate.message import Message, MessageQueue
+from mqtemplate.message import Message
+from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
-from mqtemplate.results import SendResult, SendStatus
-from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
+from mqtemplate.results import SendResult
+from mqtemplate.results import SendStatus
+from mqtemplate.topics import SCHEDULE_TOPIC
+from mqtemplate.topics import TIMER_TOPIC
+from typing import NamedTuple
+import random
+import threading
+import time
+
 
 # --- tries of one send ----------------------------------------------------------------------------
 
@@ -120,16 +129,14 @@ class Tries:
                 "another queue, or when the broker is back"
             ),
         )
-        error = SendError(self._text())
+        error = SendError.during(str(self.request), self._text())
         error.tries, error.queue_is_away = tuple(map(str, self._failures)), True
         error.left_ms = max(0, round((self.deadline - time.monotonic()) * 1_000))
         return error
 
     def _text(self) -> str:
         times = "once" if self._number == 1 else f"{self._number} times"
-        return (
-            f"{self.request}: tried {times} within {format_ms(self.timeout_ms)}: {'; '.join(map(str, self._failures))}"
-        )
+        return f"tried {times} within {format_ms(self.timeout_ms)}: {'; '.join(map(str, self._failures))}"
 
     def error(self, address: str, failure: BrokerError | RemotingCommand) -> MQTemplateError:
         """Return the error of the send after its last try, *failure*."""
@@ -140,7 +147,7 @@ class Tries:
             kind = type(refused)
         else:
             kind = SendTimeoutError if self._has_timed_out else SendError
-        error = kind(self._text())
+        error = kind.during(str(self.request), self._text())
         if isinstance(error, SendError):
             error.tries = tuple(map(str, self._failures))
         return error
@@ -195,18 +202,18 @@ class Producer:
 
     def send(self, message: Message, queue: MessageQueue | None, timeout_ms: int) -> SendResult:
         """See `Broker.send`."""
-        line = self._line(message, timeout_ms) if queue is None and self._settings.auto_batch else None
-        if line is None or self._instance.is_io_thread:  # a callback must not wait for its own thread
+        accumulator = self._accumulator(message, timeout_ms) if queue is None and self._settings.auto_batch else None
+        if accumulator is None or self._instance.is_io_thread:  # a callback must not wait for its own thread
             return self.deliver(self.factory.single(message), queue, timeout_ms)
-        if line.may_start():
+        if accumulator.may_start():
             start_s, result = time.monotonic(), None
             try:
                 result = self.deliver(self.factory.single(message), None, timeout_ms)
             finally:
-                line.ended(1, None if result is None else time.monotonic() - start_s)
+                accumulator.ended(1, None if result is None else time.monotonic() - start_s)
             return result
         outcome = ThreadOutcome()
-        line.add(message, outcome)
+        accumulator.add(message, outcome)
         return outcome.get()
 
     def send_batch(self, messages: Sequence[Message], queue: MessageQueue | None, timeout_ms: int) -> SendResult:
@@ -221,9 +228,9 @@ class Producer:
         future.set_running_or_notify_cancel()  # a message that is being sent cannot be cancelled
         may_join = queue is None and len(messages) == 1 and self._settings.auto_batch
         try:
-            line = self._line(messages[0], timeout_ms) if may_join else None
-            if line is not None:
-                line.add(messages[0], future)
+            accumulator = self._accumulator(messages[0], timeout_ms) if may_join else None
+            if accumulator is not None:
+                accumulator.add(messages[0], future)
             else:
                 deadline = time.monotonic() + timeout_ms / 1_000
                 _AsyncSend(self, self.factory.for_messages(messages), queue, timeout_ms, deadline, future).attempt()
@@ -239,17 +246,17 @@ class Producer:
             self._instance.invoke_one_way(target.address, request.command(target.queue, one_way=True))
         except (RemoteConnectError, RemoteTimeoutError) as exc:
             self.avoid(target)
-            raise SendError(f"{request}: {exc}") from exc
+            raise SendError.during(str(request), str(exc)) from exc
 
-    def _line(self, message: Message, timeout_ms: int) -> Line | None:
-        """Return the line for a message that may be sent with others; None if it has to be sent alone."""
+    def _accumulator(self, message: Message, timeout_ms: int) -> MessageAccumulator | None:
+        """Return the accumulator of a message that may be sent with others; None if it has to be sent alone."""
         route = self._routes.cached(message.topic)
         # A first message is sent alone: it creates the topic, and that takes longer.
         if route is None or route.is_default or not self.factory.can_be_joined(message):
             return None
         if not self._instance.is_usable:  # closed, or of the parent process: sending it alone raises the error
             return None
-        return self._auto_batch.line(message.topic, timeout_ms)
+        return self._auto_batch.accumulator(message.topic, timeout_ms)
 
     # --- interface of `AutoBatch` --------------------------------------------------------------
 
@@ -384,14 +391,16 @@ class Producer:
             )
         address = self._routes.address(queue.broker_name)
         if request.has_timer and not request.has_level and self._instance.is_before_5(address):
-            raise UnsupportedError(
-                f"{request}: broker {queue.broker_name!r} at {address} is older than RocketMQ 5.0 and has no timers "
-                "(it would deliver at once); use a delay level, or a newer broker with timerWheelEnable=true"
+            raise UnsupportedError.during(
+                str(request),
+                f"broker {queue.broker_name!r} at {address} is older than RocketMQ 5.0 and has no timers "
+                "(it would deliver at once); use a delay level, or a newer broker with timerWheelEnable=true",
             )
         if request.needs is not None and request.needs not in self._instance.announced.get(address, ()):
-            raise UnsupportedError(
-                f"{request}: broker {queue.broker_name!r} at {address} does not support {request.needs.value} "
-                f"(RocketMQ's brokers do not); {_WITHOUT[request.needs]}"
+            raise UnsupportedError.during(
+                str(request),
+                f"broker {queue.broker_name!r} at {address} does not support {request.needs.value} "
+                f"(RocketMQ's brokers do not); {_WITHOUT[request.needs]}",
             )
         return _Target(queue, address)
 
@@ -558,7 +567,9 @@ class _AsyncSend:
     def close(self) -> None:
         """Fail, if this send waits for its next try."""
         if self._stops_waiting():
-            self.outcome.set_exception(BrokerClosedError(f"{self.request}: the client was closed before the next try"))
+            self.outcome.set_exception(
+                BrokerClosedError.during(str(self.request), "the client was closed before the next try")
+            )
 
     def _stops_waiting(self) -> bool:
         """Return True in the one thread that ends the pause."""

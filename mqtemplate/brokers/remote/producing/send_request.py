@@ -14,10 +14,11 @@ from mqtemplate.brokers.remote.cluster.settings import Namespace, RemoteSettings
 from mqtemplate.clock import Clock
 from mqtemplate.errors import DelayError, MessageError
 from mqtemplate.message import BROKER_PROPERTIES, DELAY_PROPERTIES, Message, MessageQueue, Property, create_unique_id
-from mqtemplate.numbers import parse_number
+from mqtemplate.numbers import delay_number
 from mqtemplate.record.compression import compress_body
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import encode_properties
+from mqtemplate.record.properties_template import PropertiesTemplate
 from mqtemplate.remoting.protocol.codes import RequestCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeaderV2
@@ -37,11 +38,11 @@ _LONGEST_JOINED = 16 << 10
 """Bodies from this size on are sent alone: joining them saves little."""
 
 
-class BatchPart(NamedTuple):
-    """One message of a batch.
+class JoinableMessage(NamedTuple):
+    """One message that may be sent with others.
 
     Attributes:
-        properties: Those of the message, possibly without its id. They are not changed any more.
+        properties: Properties of the message, possibly without its id. They are not changed any more.
         data: The message as it stands in the body of the batch, with its id.
     """
 
@@ -133,8 +134,8 @@ class SendRequestFactory:
         self._clock = clock
         self._group = namespace.wrap(settings.producer_group)
         self._joined_limit = min(settings.compress_threshold, _LONGEST_JOINED)
-        # Properties without an id, and what is before and after the id in their encoded form.
-        self._last_properties: tuple[dict[str, str], bytes, bytes] = {"": ""}, b"", b""
+        # The last properties without an id, and their encoded form: one tuple, since any thread may replace it.
+        self._last: tuple[dict[str, str], PropertiesTemplate] = {"": ""}, PropertiesTemplate.appending(b"")
 
     def single(self, message: Message, *, transaction_group: str | None = None) -> SendRequest:
         """Return the request for one message.
@@ -158,22 +159,11 @@ class SendRequestFactory:
             properties |= {Property.TRANSACTION_PREPARED: "true", Property.PRODUCER_GROUP: group}
             sys_flag |= SysFlag.TRANSACTION_PREPARED
         body, compressed = self._compress(message.body)
-        return SendRequest(
-            topic=message.topic,
-            wire_topic=self._namespace.wrap(message.topic),
-            group=group,
-            body=body,
-            properties=_encode(properties),
-            msg_ids=(msg_id,),
-            sys_flag=sys_flag | compressed,
-            flag=message.flag,
-            default_queue_count=self._settings.default_topic_queue_nums,
-            born_timestamp=self._clock.now_ms(),
-            has_level=has_level,
-            level=int(properties[Property.DELAY]) if has_level else 0,
-            has_timer=has_timer,
-            needs=needs,
-        )
+        request = self._request(message.topic, body, _encode(properties), (msg_id,), sys_flag=sys_flag | compressed)
+        request.group, request.flag = group, message.flag
+        request.has_level, request.has_timer, request.needs = has_level, has_timer, needs
+        request.level = int(properties[Property.DELAY]) if has_level else 0
+        return request
 
     def batch(self, messages: Sequence[Message]) -> SendRequest:
         """Return one request for several messages of one topic.
@@ -210,14 +200,27 @@ class SendRequestFactory:
         return request
 
     def _batch_request(self, topic: str, body: bytes, msg_ids: Sequence[str]) -> SendRequest:
+        return self._request(topic, body, _BATCH_PROPERTIES, tuple(msg_ids), RequestCode.SEND_BATCH_MESSAGE)
+
+    def _request(
+        self,
+        topic: str,
+        body: bytes,
+        properties: str,
+        msg_ids: tuple[str, ...],
+        code: int = RequestCode.SEND_MESSAGE_V2,
+        *,
+        sys_flag: int = 0,
+    ) -> SendRequest:
         return SendRequest(
             topic=topic,
             wire_topic=self._namespace.wrap(topic),
             group=self._group,
             body=body,
-            properties=_BATCH_PROPERTIES,
-            msg_ids=tuple(msg_ids),
-            code=RequestCode.SEND_BATCH_MESSAGE,
+            properties=properties,
+            msg_ids=msg_ids,
+            code=code,
+            sys_flag=sys_flag,
             default_queue_count=self._settings.default_topic_queue_nums,
             born_timestamp=self._clock.now_ms(),
         )
@@ -234,7 +237,7 @@ class SendRequestFactory:
             and properties.get(Property.WAIT, "true") == "true"
         )
 
-    def part(self, message: Message) -> BatchPart:
+    def joinable(self, message: Message) -> JoinableMessage:
         """Return a message for `joined`.
 
         Raises:
@@ -243,34 +246,34 @@ class SendRequestFactory:
         check_send_topic(message.topic)
         self._check_size(message)
         # Most producers send the same properties again and again, so the last ones stay encoded.
-        properties, front, back = self._last_properties
+        properties, template = self._last
         if message.properties == properties:
             msg_id = create_unique_id()
-            encoded = b"".join((front, msg_id.encode(), back))
+            encoded = template.fill(msg_id.encode())
         else:
             properties, encoded, msg_id = self._encode_new(message)
         body, flag = message.body, message.flag
-        return BatchPart(message.topic, body, properties, flag, msg_id, join_in_batch(body, encoded, flag))
+        return JoinableMessage(message.topic, body, properties, flag, msg_id, join_in_batch(body, encoded, flag))
 
     def _encode_new(self, message: Message) -> tuple[dict[str, str], bytes, str]:
         """Return the properties of a message, the encoded ones with the message id, and that id."""
         given = message.properties.copy()
         properties, msg_id = self._properties(message)
         encoded = encode_properties(properties)
-        if Property.UNIQ_KEY not in given and encoded.count(msg_id.encode()) == 1:
-            front, _, back = encoded.partition(msg_id.encode())
-            self._last_properties = given, front, back
+        template = None if Property.UNIQ_KEY in given else PropertiesTemplate.around(encoded, msg_id.encode())
+        if template is not None:
+            self._last = given, template
         return given, encoded, msg_id
 
-    def alone(self, part: BatchPart) -> SendRequest:
+    def alone(self, message: JoinableMessage) -> SendRequest:
         """Return the request for a message that is not sent with others after all."""
-        properties = {**part.properties, Property.UNIQ_KEY: part.msg_id}
-        return self.single(Message(part.topic, part.body, properties, part.flag))
+        properties = {**message.properties, Property.UNIQ_KEY: message.msg_id}
+        return self.single(Message(message.topic, message.body, properties, message.flag))
 
-    def joined(self, parts: Sequence[BatchPart]) -> SendRequest:
+    def joined(self, messages: Sequence[JoinableMessage]) -> SendRequest:
         """Return one request for messages of one topic."""
-        data = b"".join([part.data for part in parts])
-        return self._batch_request(parts[0].topic, data, [part.msg_id for part in parts])
+        data = b"".join([message.data for message in messages])
+        return self._batch_request(messages[0].topic, data, [message.msg_id for message in messages])
 
     def for_messages(self, messages: Sequence[Message]) -> SendRequest:
         """Return the request for one message, or the batch of several."""
@@ -280,18 +283,10 @@ class SendRequestFactory:
         """Return the request for a reply; *topic* belongs to the cluster, so it has no namespace."""
         msg_id = properties.setdefault(Property.UNIQ_KEY, create_unique_id())
         packed, compressed = self._compress(body)
-        return SendRequest(
-            topic=topic,
-            wire_topic=topic,
-            group=self._group,
-            body=packed,
-            properties=_encode(properties | {Property.WAIT: "true"}),
-            msg_ids=(msg_id,),
-            code=RequestCode.SEND_REPLY_MESSAGE_V2,
-            sys_flag=compressed,
-            default_queue_count=self._settings.default_topic_queue_nums,
-            born_timestamp=self._clock.now_ms(),
-        )
+        text = _encode(properties | {Property.WAIT: "true"})
+        request = self._request(topic, packed, text, (msg_id,), RequestCode.SEND_REPLY_MESSAGE_V2, sys_flag=compressed)
+        request.wire_topic = topic
+        return request
 
     def _check_size(self, message: Message) -> None:
         if len(message.body) > self._settings.max_message_size:
@@ -335,23 +330,16 @@ def _encode(properties: Mapping[str, str]) -> str:
 def _checked_properties(properties: dict[str, str]) -> dict[str, str]:
     """Return the properties without those that only brokers write, with a checked delay."""
     kept = {name: value for name, value in properties.items() if name not in BROKER_PROPERTIES}
-    if (level := kept.get(Property.DELAY)) is not None and _number(Property.DELAY, level) < 0:
+    if (level := kept.get(Property.DELAY)) is not None and delay_number(Property.DELAY, level) < 0:
         raise DelayError(
             f"the delay level must be 0 or more, got {level}; 0 means no delay, for other delays give a time"
         )
     for name in _TIMER_PROPERTIES & kept.keys():
-        _number(name, kept[name])
+        delay_number(name, kept[name])
     start = kept.pop(Property.START_DELIVER_TIME, None)
     if start is not None:  # Alibaba Cloud's name for TIMER_DELIVER_MS; Apache RocketMQ's brokers ignore it
         kept.setdefault(Property.TIMER_DELIVER_MS, start)
     return kept
-
-
-def _number(name: str, text: str) -> int:
-    number = parse_number(text)
-    if number is None:
-        raise DelayError(f"property {name} is {text[:40]!r}, expected a whole number of at most 18 digits")
-    return number
 
 
 def _has_level(properties: Mapping[str, str]) -> bool:

@@ -21,9 +21,9 @@ from mqtemplate.errors import (
 from mqtemplate.message import Message, MessageQueue, SendSequence
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.protocol.headers.sequenced import SendSequencedRequestHeader, SendSequencedResponseHeader
+from mqtemplate.remoting.protocol.headers.delayed import SendSequencedRequestHeader, SendSequencedResponseHeader
 from mqtemplate.remoting.protocol.messages import EncodedBatch
-from mqtemplate.remoting.protocol.sequenced import encode_run, encode_runs
+from mqtemplate.remoting.protocol.sequenced import encode_queue_batch, encode_queue_batches
 from mqtemplate.results import SequencedResult
 from mqtemplate.topics import check_send_topic
 
@@ -67,7 +67,7 @@ class SequencedSends:
         """
         (topic,) = names = self._find_topics({batch.topic})
         parts = (
-            _Part(queue.broker_name, names.keys(), encode_run(names[topic], queue.queue_id, data), count)
+            _Part(queue.broker_name, names.keys(), encode_queue_batch(names[topic], queue.queue_id, data), count)
             for data, count in _cut(batch)
         )
         return self._send_parts(parts, sequence, timeout_ms)
@@ -84,7 +84,7 @@ class SequencedSends:
         if len(names) > 1:
             raise MessageError(f"a sequenced send goes to one broker, this one names {', '.join(sorted(names))}")
         topics = self._find_topics({message.topic for message, _ in messages})
-        body = encode_runs(((message, queue.queue_id) for message, queue in messages), topics)
+        body = encode_queue_batches(((message, queue.queue_id) for message, queue in messages), topics)
         return _Part(names.pop(), topics.keys(), body, len(messages))
 
     def _send_parts(self, parts: Iterable[_Part], sequence: SendSequence, timeout_ms: int) -> SequencedResult:

@@ -1,4 +1,4 @@
-"""Our own requests, which RocketMQ has not: pending messages and their changes, and the capabilities of a server.
+"""Our own requests, which RocketMQ has not: pending messages and their changes, sequenced sends, blocks of records.
 
 RocketMQ has neither these requests nor these fields. A client sends them only to a server that announced the
 capability, and the server announces its capabilities only to a client that requests them in a heartbeat.
@@ -8,16 +8,21 @@ from __future__ import annotations
 
 from dataclasses import field
 from enum import StrEnum
-
 from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
-from mqtemplate.remoting.protocol.headers.fields import CommandHeader, Long, wire
+from mqtemplate.remoting.protocol.headers.fields import CommandHeader
+from mqtemplate.remoting.protocol.headers.fields import Long
+from mqtemplate.remoting.protocol.headers.fields import wire
 from mqtemplate.remoting.protocol.headers.message import RpcRequestHeader
+
 
 # --- headers --------------------------------------------------------------------------------------
 
 
 MAX_HANDLES = 256
 """Most handles in one request. A client sends several requests for more."""
+
+MAX_BLOCK_BYTES = 4 << 20
+"""Most bytes of records in one block, unless a single record has more."""
 
 _CAPABILITIES = "mqtemplateCapabilities"
 
@@ -129,6 +134,56 @@ class GetPendingPositionsRequestHeader(PendingQueryRequestHeader):
     after_due: Long = -1
     after_offset: Long = -1
     max_count: int = 100_000
+
+
+class SendSequencedRequestHeader(RpcRequestHeader):
+    """Request to store numbered messages, except those that are stored: see `mqtemplate.message.SendSequence`.
+
+    The body has their topics and queues: see `mqtemplate.remoting.protocol.sequenced`.
+
+    Attributes:
+        first: Number of the first message.
+    """
+
+    producer_group: str
+    app_id: str
+    version: Long
+    partition: int
+    first: Long
+    born_timestamp: Long
+
+
+class SendSequencedResponseHeader(CommandHeader):
+    """Response to a sequenced send: number of messages that it stored, and of those that were stored before."""
+
+    stored: int
+    repeated: int
+
+
+class GetRecordBlockRequestHeader(RpcRequestHeader):
+    """Request for the records of one queue from *queue_offset* on, below *end_offset*.
+
+    Attributes:
+        max_bytes: Most bytes of records; at most `MAX_BLOCK_BYTES`. The first record is returned whatever its size.
+    """
+
+    topic: str
+    queue_id: int
+    queue_offset: Long
+    end_offset: Long
+    max_bytes: int = MAX_BLOCK_BYTES
+
+
+class GetRecordBlockResponseHeader(CommandHeader):
+    """Header of a block. The body is the number of records (i4), the size of each (i4), and the records.
+
+    Attributes:
+        next_offset: Queue offset for the next request.
+    """
+
+    next_offset: Long
+    min_offset: Long
+    max_offset: Long
 
 
 # --- bodies ---------------------------------------------------------------------------------------

@@ -25,18 +25,18 @@ def test_a_client_changes_the_delay_levels_of_the_server(tmp_path: Path) -> None
         broker.send(Message("orders", b"x", {Property.DELAY: "2"}))
         [pending] = broker.pending(PendingQuery(topic="orders")).messages
 
-        assert cluster.engine.levels.text == "1h 2h"
+        assert cluster.engine.engine.levels.text == "1h 2h"
         assert pending.deliver_ms >= before_ms + 2 * _HOUR_MS
 
 
 def test_an_invalid_table_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     with server() as cluster, client(cluster.address, tmp_path) as broker:
-        before = cluster.engine.levels.text
+        before = cluster.engine.engine.levels.text
 
         with pytest.raises(ConfigurationError, match="soon"):
             broker.change_delay_levels("1s soon")
 
-        assert cluster.engine.levels.text == before
+        assert cluster.engine.engine.levels.text == before
 
 
 def test_a_rocketmq_broker_gets_no_request_to_change_its_levels() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
-from mqtemplate.brokers.remote.producing.auto_batch import Entry, Line, RoundTrip
-from mqtemplate.brokers.remote.producing.send_request import BatchPart
+from mqtemplate.brokers.remote.producing.auto_batch import AccumulatedMessage, MessageAccumulator, RoundTrip
+from mqtemplate.brokers.remote.producing.send_request import JoinableMessage
 from mqtemplate.clock import Clock, SystemClock, VirtualClock
 from mqtemplate.errors import BrokerClosedError, MessageError, SendError
 from mqtemplate.message import Message, Property
@@ -241,6 +241,7 @@ def test_the_error_names_the_message_and_not_the_batch(cluster: SlowBroker) -> N
     for error in errors:
         assert isinstance(error, SendError)
         assert re.match(r"send message \w+ to 'orders': .*answered 1 SYSTEM_ERROR.*disk", str(error))
+        assert error.operation == str(error).partition(": ")[0]
     assert len(set(map(str, errors))) == 3
 
 
@@ -266,12 +267,14 @@ def test_close_fails_the_messages_that_wait(cluster: SlowBroker) -> None:
 
 
 def test_messages_that_are_refused_together_while_the_client_closes_fail() -> None:
-    unused: Any = None  # a closed line sends nothing
-    line = Line(unused, 3_000)
-    line.close()
+    unused: Any = None  # a closed accumulator sends nothing
+    accumulator = MessageAccumulator(unused, 3_000)
+    accumulator.close()
     outcome: Future[SendResult] = Future()
 
-    line.refused([Entry(BatchPart("orders", b"", {}, 0, "id-1", b""), 0.0, outcome)], for_good=False)
+    accumulator.refused(
+        [AccumulatedMessage(JoinableMessage("orders", b"", {}, 0, "id-1", b""), 0.0, outcome)], for_good=False
+    )
 
     with pytest.raises(BrokerClosedError, match="send message id-1 to 'orders': the client was closed before"):
         outcome.result(TIMEOUT_S)

@@ -235,7 +235,7 @@ def test_a_message_has_the_same_properties_with_others_and_alone(properties: dic
     """Also the second one with the same properties, which stay encoded."""
     requests = factory(namespace=namespace)
     for _ in range(2):
-        part = requests.part(Message("orders", b"body", dict(properties), flag=3))
+        part = requests.joinable(Message("orders", b"body", dict(properties), flag=3))
         (together,) = decode_batch(requests.joined([part]).body, "orders")
         alone = requests.alone(part)
 
@@ -246,7 +246,7 @@ def test_a_message_has_the_same_properties_with_others_and_alone(properties: dic
 
 def test_messages_with_equal_properties_have_ids_of_their_own() -> None:
     requests = factory()
-    parts = [requests.part(Message("orders", b"x", {"region": "EU"})) for _ in range(3)]
+    parts = [requests.joinable(Message("orders", b"x", {"region": "EU"})) for _ in range(3)]
 
     found = [each.properties for part in parts for each in decode_batch(part.data, "orders")]
 
@@ -256,10 +256,10 @@ def test_messages_with_equal_properties_have_ids_of_their_own() -> None:
 
 def test_a_change_of_a_message_after_its_send_changes_no_part() -> None:
     requests, message = factory(), Message("orders", b"x", {"region": "EU"})
-    first, second = requests.part(message), requests.part(message)
+    first, second = requests.joinable(message), requests.joinable(message)
 
     message.properties["region"] = "US"
-    third = requests.part(message)
+    third = requests.joinable(message)
 
     parts = (first, second, third)
     sent = [each.properties["region"] for part in parts for each in decode_batch(part.data, "orders")]

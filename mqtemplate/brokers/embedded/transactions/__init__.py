@@ -1,1 +1,0 @@
-"""Transactions of the embedded broker: half messages, their ends, and transaction checks."""

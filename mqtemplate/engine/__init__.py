@@ -1,0 +1,1 @@
+"""The broker itself, without sockets: it stores, reads and delays messages, and keeps groups and transactions."""

@@ -1,0 +1,165 @@
+"""Delayed messages of a broker: their services, changes, and queries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from mqtemplate.delay.causes import ReleaseCauses
+from mqtemplate.delay.control import DelayController
+from mqtemplate.delay.delay_store import DelayStore
+from mqtemplate.delay.levels.schedule_message_service import ScheduleMessageService
+from mqtemplate.delay.pending import PendingView
+from mqtemplate.delay.recall_handle import decode_handle
+from mqtemplate.delay.timers.settings import TimerSettings
+from mqtemplate.delay.timers.timer_message_store import TimerMessageStore
+from mqtemplate.engine.lifecycle import EngineLifecycle
+from mqtemplate.engine.settings import EmbeddedSettings
+from mqtemplate.errors import MessageError
+from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange, ScheduleChangeStatus
+from mqtemplate.services import Service
+from mqtemplate.store.checkpoint import LogFollower
+from mqtemplate.store.message_store import MessageStore
+
+
+class NotRecallableError(MessageError):
+    """A message cannot be recalled: the handle is for another broker or topic, or the message was delivered already."""
+
+
+class LocalDelayedMessages:
+    """The delayed messages of one broker: those with a level, and timers.
+
+    Each method raises `BrokerClosedError` if the broker is not running.
+
+    Attributes:
+        release_causes: Explains why messages were released late.
+        control: Changes pending messages.
+        followers: The parts whose state is derived from the log.
+    """
+
+    def __init__(
+        self,
+        store: MessageStore,
+        settings: EmbeddedSettings,
+        topic_names: Callable[[], Sequence[str]],
+        lifecycle: EngineLifecycle,
+    ) -> None:
+        self._lifecycle = lifecycle
+        self._broker_name = settings.broker_name
+        limits = settings.timer_limits()
+        self.release_causes = causes = ReleaseCauses(store.metrics)
+        self._schedule = ScheduleMessageService(store, limits.precision_ms, causes)
+        self._timer = TimerMessageStore(
+            store,
+            TimerSettings(
+                precision_ms=limits.precision_ms,
+                roll_window_slots=settings.timer_roll_window_slot,
+                log_file_size=settings.mapped_file_size_timer_log,
+            ),
+            causes,
+            settings.topic_shapes,
+        )
+        self.followers: list[LogFollower] = [self._schedule, self._timer]
+        delay_stores: list[DelayStore] = [self._schedule, self._timer]
+        self.control = DelayController(store, delay_stores, limits, settings.broker_name)
+        self._pending = PendingView(store, delay_stores, topic_names, settings.broker_name)
+        store.cleaning.on_cleaned(self._timer.delete_before)
+
+    # --- life ----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start both delay stores, after the message store was loaded."""
+        self._schedule.start()
+        self._timer.start()
+
+    def services(self) -> list[Service]:
+        """Return the services that release messages."""
+        return [self._schedule, self._timer, self.control.clock_correction]
+
+    def close(self) -> None:
+        """Close the files of the timers."""
+        self._timer.close()
+
+    @property
+    def timer_log_file_size(self) -> int:
+        """Bytes of each file of the timer log; ``store.sizes`` has the other sizes."""
+        return self._timer.log_file_size
+
+    # --- changes and queries -------------------------------------------------------------------
+
+    def cancel(
+        self,
+        handle: str | None = None,
+        *,
+        key: str | None = None,
+        topic: str | None = None,
+        namespace: str | None = None,
+    ) -> ScheduleChange:
+        """See `Broker.cancel`.
+
+        Args:
+            namespace: With *key*: only messages for topics of this namespace of remote clients.
+        """
+        self._lifecycle.check()
+        return self.control.cancel(handle, key, topic, namespace)
+
+    def reschedule(
+        self,
+        handle: str | None = None,
+        deliver_ms: int = 0,
+        *,
+        key: str | None = None,
+        topic: str | None = None,
+        namespace: str | None = None,
+    ) -> ScheduleChange:
+        """See `Broker.reschedule`; *namespace* as in `cancel`."""
+        self._lifecycle.check()
+        return self.control.reschedule(handle, deliver_ms, key, topic, namespace)
+
+    def recall(self, topic: str, handle_text: str) -> str:
+        """Cancel a message for *topic*, as its producer requests. Unlike RocketMQ, refuse it for a delivered message.
+
+        Returns:
+            The message id.
+
+        Raises:
+            NotRecallableError: The message is not pending here.
+        """
+        try:
+            handle = decode_handle(handle_text)
+        except MessageError as exc:
+            raise NotRecallableError(str(exc)) from exc
+        if (handle.topic, handle.broker_name) != (topic, self._broker_name):
+            raise NotRecallableError(
+                f"the handle is for topic {handle.topic!r} of broker {handle.broker_name!r}, not for {topic!r} of "
+                f"{self._broker_name!r}"
+            )
+        status = self.cancel(handle_text).status
+        if status is not ScheduleChangeStatus.CANCELLED:
+            is_delivered = status is ScheduleChangeStatus.ALREADY_DELIVERED
+            reason = "it was delivered already" if is_delivered else "this broker has no such delayed message"
+            raise NotRecallableError(f"message {handle.msg_id} cannot be recalled: {reason}")
+        return handle.msg_id
+
+    def pending(self, query: PendingQuery, max_count: int = 100, cursor: str | None = None) -> PendingPage:
+        """See `Broker.pending`."""
+        self._lifecycle.check()
+        return self._pending.page(query, max_count, cursor)
+
+    def count_pending(
+        self, query: PendingQuery, bucket_ms: int = 60_000, *, max_buckets: int | None = None
+    ) -> PendingCounts:
+        """See `Broker.count_pending`.
+
+        Args:
+            max_buckets: Most time spans in the result.
+
+        Raises:
+            MessageError: There are more spans, or *bucket_ms* is below 1.
+        """
+        self._lifecycle.check()
+        return self._pending.count(query, bucket_ms, max_buckets)
+
+    def pending_positions(self, query: PendingQuery, after: tuple[int, int], max_count: int) -> bytes:
+        """Return where the records of pending messages are, for readers of the files; see `PendingView.positions`."""
+        self._lifecycle.check()
+        return self._pending.positions(query, after, max_count).tobytes()

@@ -1,0 +1,279 @@
+"""Records of the messages that producers send: checks, message ids and delays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from mqtemplate.delay.divert import TimerLimits, divert, strip_broker_properties
+from mqtemplate.delay.levels.table import DelayLevels
+from mqtemplate.engine.half_messages import committed_properties, copy_half, half_properties
+from mqtemplate.engine.retries import FIRST_RETRY_LEVEL, SentBack
+from mqtemplate.errors import MessageError, UnsupportedError
+from mqtemplate.hashes.java_hash import tags_code
+from mqtemplate.message import (
+    SPECIAL_PROPERTIES,
+    HostAddress,
+    Message,
+    MessageExt,
+    Property,
+    copy_properties,
+    create_unique_id,
+)
+from mqtemplate.record.arrays import to_rows
+from mqtemplate.record.codec import EncodedMessage, RecordDraft, StoredRecord, pack_host
+from mqtemplate.record.layout import MAX_PROPERTIES_BYTES, SysFlag
+from mqtemplate.record.properties import (
+    PROPERTY_SEPARATOR,
+    TAGS,
+    client_properties,
+    decode_properties,
+    encode_properties,
+    find_property,
+)
+from mqtemplate.record.properties_template import PropertiesTemplate
+from mqtemplate.record.uniform_batch import UniformBatch
+from mqtemplate.topics import HALF_TOPIC
+
+_Encoded = tuple[bytes, PropertiesTemplate, int, str | None, bool]
+"""Encoded properties, the template that adds an id, tags code, the message id or None, and True if one of
+`SPECIAL_PROPERTIES` is among them."""
+
+_ROOM_FOR_CHECKS = 100
+"""Bytes that transaction checks add to the properties. Without room for them a transaction would stay open for ever."""
+_MAX_RECONSUME_TIMES = 2**31 - 1
+_DEFAULT_LEVELS = DelayLevels.parse()
+_FEWEST_UNIFORM = 16
+"""Fewer records are as fast one by one."""
+
+_tags_code = lru_cache(maxsize=1_024)(tags_code)
+_APPENDED_ID = PropertiesTemplate.appending(b"")
+
+
+class SendOrigin(NamedTuple):
+    """Fields of a record that come from the header of a request and from its connection, not from the message.
+
+    Attributes:
+        born_host: Address bytes, then the port as i4.
+    """
+
+    sys_flag: int
+    born_timestamp: int
+    born_host: bytes
+    reconsume_times: int
+
+
+class DraftMaker:
+    """Creates the record of a message: it checks the message, adds a message id and applies the delay."""
+
+    def __init__(self, levels: DelayLevels, limits: TimerLimits, max_message_size: int, host: HostAddress) -> None:
+        self._levels = levels
+        self._limits = limits
+        self._max_message_size = max_message_size
+        self._born_host = pack_host(HostAddress(host.ip, 0))
+        self._last: tuple[dict[str, str], _Encoded] = ({}, (b"", _APPENDED_ID, 0, None, False))
+
+    def change_levels(self, levels: DelayLevels) -> None:
+        """Use another level table from now on."""
+        self._levels = levels
+
+    def make(
+        self, message: Message, queue_id: int, now_ms: int, origin: SendOrigin | None = None
+    ) -> tuple[RecordDraft, str]:
+        """Return the record of a new message, and its message id.
+
+        Each message of a client or an application passes here, or has none of `SPECIAL_PROPERTIES`.
+
+        Args:
+            now_ms: Time of the send; a delay counts from it.
+            origin: None for a message of this process.
+
+        Raises:
+            MessageError: The message is too large, or is a delete marker for a timer.
+            DelayError: The delay is invalid or not supported.
+        """
+        body, properties = message.body, message.properties
+        if len(body) > self._max_message_size:
+            raise self._too_large(message)
+        # Most producers send the same properties again and again, so the last result is kept.
+        last, (encoded, template, code, unique_id, is_special) = self._last
+        if properties != last:
+            encoded, template, code, unique_id, is_special = self._encode(properties)
+        if unique_id is None:
+            unique_id = create_unique_id()
+            encoded = template.fill(unique_id.encode())
+        topic, delay_ms = message.topic, -1
+        if is_special:
+            with_id = {**client_properties(properties, topic), Property.UNIQ_KEY: unique_id}
+            topic, queue_id, encoded, delay_ms = self._apply_delay(with_id, topic, queue_id, now_ms)
+        draft = RecordDraft(topic, queue_id, body, encoded, code, delay_ms, message.flag)
+        if origin is None:
+            draft.born_timestamp, draft.born_host = now_ms, self._born_host
+        else:
+            draft.sys_flag, draft.born_timestamp, draft.born_host, draft.reconsume_times = origin
+        return draft, unique_id
+
+    def make_complete(self, message: EncodedMessage, queue_id: int, tags_code: int, origin: SendOrigin) -> RecordDraft:
+        """Return the record of a message that is not delayed, with its encoded properties as they are.
+
+        Raises:
+            MessageError: The message is too large.
+        """
+        topic, body, properties, flag = message
+        if len(body) > self._max_message_size:
+            raise self._too_large(Message(topic, body))
+        return RecordDraft(topic, queue_id, body, properties, tags_code, -1, flag, *origin)
+
+    def make_encoded(self, message: EncodedMessage, queue_id: int, now_ms: int, added: bytes) -> RecordDraft:
+        """Return the record of a message that is not delayed, with *added* after its properties and its new id.
+
+        Raises:
+            MessageError: The message is too large.
+        """
+        topic, body, properties, flag = message
+        if len(body) > self._max_message_size:
+            raise self._too_large(Message(topic, body))
+        if properties and not properties.endswith(PROPERTY_SEPARATOR):
+            properties += PROPERTY_SEPARATOR
+        properties = b"".join((properties, _APPENDED_ID.fill(create_unique_id().encode()), added))
+        return RecordDraft(
+            topic,
+            queue_id,
+            body,
+            properties,
+            _tags_code(find_property(properties, TAGS)),
+            flag=flag,
+            born_timestamp=now_ms,
+            born_host=self._born_host,
+        )
+
+    def _encode(self, properties: dict[str, str]) -> _Encoded:
+        encoded = encode_properties(properties)
+        result = (
+            encoded,
+            PropertiesTemplate.appending(encoded),
+            tags_code(properties.get(Property.TAGS)),
+            properties.get(Property.UNIQ_KEY),
+            not SPECIAL_PROPERTIES.isdisjoint(properties),
+        )
+        self._last = (properties.copy(), result)
+        return result
+
+    def _too_large(self, message: Message) -> MessageError:
+        return MessageError(
+            f"the body for {message.topic!r} has {len(message.body)} bytes, allowed are {self._max_message_size}; "
+            "send less, store the data elsewhere and send its address, or raise max-message-size"
+        )
+
+    def make_uniform(self, messages: Sequence[Message], queue_id: int, now_ms: int) -> UniformBatch | None:
+        """Return the records of messages that differ in their bodies only, as the items of one list mostly do.
+
+        Returns:
+            None if they are few, differ in more, have bodies of several lengths, are delayed, or have ids.
+        """
+        first = messages[0]
+        properties, flag, size = first.properties, first.flag, len(first.body)
+        is_ordinary = Property.UNIQ_KEY not in properties and SPECIAL_PROPERTIES.isdisjoint(properties)
+        if len(messages) < _FEWEST_UNIFORM or not is_ordinary:
+            return None
+        for each in messages:
+            if len(each.body) != size or each.properties != properties or each.flag != flag:
+                return None
+        draft, unique_id = self.make(first, queue_id, now_ms)
+        ids = [unique_id.encode(), *(create_unique_id().encode() for _ in messages[1:])]
+        id_at = PropertiesTemplate.appending(encode_properties(properties)).id_at
+        return UniformBatch(draft, to_rows([message.body for message in messages]), to_rows(ids), id_at)
+
+    @property
+    def retry_delays_ms(self) -> tuple[int, ...]:
+        """Delays of the retries whose delay the broker chooses; see `Broker.retry_delays_ms`.
+
+        With timers they do not depend on the level table: a table for other delays does not change the retries.
+        """
+        levels = _DEFAULT_LEVELS if self._limits.enabled else self._levels
+        return levels.delays_ms[FIRST_RETRY_LEVEL - 1 :] or levels.delays_ms[-1:]
+
+    def delayed_retry(self, sent_back: SentBack) -> Message:
+        """Return the message for the retry topic with its delay: by level if one is exact, else by a timer.
+
+        Raises:
+            UnsupportedError: An exact delay was requested, and this broker has no timers.
+        """
+        message, delay_ms = sent_back.retry(), sent_back.delay_ms
+        if delay_ms is None and sent_back.delay_level > 0:
+            message.properties[Property.DELAY] = str(sent_back.delay_level)
+            return message
+        if delay_ms is None:
+            delays_ms = self.retry_delays_ms
+            delay_ms = delays_ms[min(sent_back.message.reconsume_times, len(delays_ms) - 1)]
+        elif not self._limits.enabled:
+            raise UnsupportedError(
+                "this broker has no timers, and so no exact retry delays; set mqtemplate.broker.timer-wheel-enable "
+                "to true, or use a delay level"
+            )
+        if delay_ms in self._levels.delays_ms:
+            message.properties[Property.DELAY] = str(self._levels.delays_ms.index(delay_ms) + 1)
+        else:
+            message.properties[Property.TIMER_DELAY_MS] = str(min(delay_ms, self._limits.max_delay_ms))
+        return message
+
+    def make_send_back(self, message: Message, original: MessageExt, queue_id: int, now_ms: int) -> RecordDraft:
+        """Return the record of a message that a consumer sends back: born as *original*, with one more retry."""
+        # A record that another broker stored may be a delete marker; its copy is an ordinary message.
+        properties = copy_properties(message.properties, Property.TIMER_DEL_UNIQKEY)
+        draft, _ = self.make(Message(message.topic, message.body, properties, message.flag), queue_id, now_ms)
+        draft.born_timestamp = original.born_timestamp
+        draft.born_host = pack_host(original.born_host)
+        draft.reconsume_times = min(original.reconsume_times + 1, _MAX_RECONSUME_TIMES)
+        return draft
+
+    def make_half(
+        self, message: Message, group: str, queue_id: int, now_ms: int, origin: SendOrigin | None = None
+    ) -> tuple[RecordDraft, str]:
+        """Return the half message for a message in a transaction of *group*, and its message id.
+
+        Raises:
+            MessageError: The message is too large, or there is no producer group.
+            DelayError: The delay could not be applied if the transaction were committed now.
+        """
+        if not group:
+            raise MessageError(
+                f"a message in a transaction has no producer group (property {Property.PRODUCER_GROUP}); "
+                "the broker needs it for transaction checks"
+            )
+        draft, unique_id = self.make(message, queue_id, now_ms, origin)
+        properties = half_properties(client_properties(message.properties, message.topic), unique_id, group)
+        properties |= {Property.REAL_TOPIC: message.topic, Property.REAL_QID: str(queue_id)}
+        draft.topic, draft.queue_id, draft.delay_ms = HALF_TOPIC, 0, -1
+        draft.properties = encode_properties(properties)
+        if len(draft.properties) > MAX_PROPERTIES_BYTES - _ROOM_FOR_CHECKS:
+            raise MessageError(
+                f"keys, tags and properties take {len(draft.properties)} bytes, allowed are "
+                f"{MAX_PROPERTIES_BYTES - _ROOM_FOR_CHECKS} in a transaction; move data into the body"
+            )
+        return draft, unique_id
+
+    def make_committed(self, half: StoredRecord, now_ms: int) -> RecordDraft:
+        """Return the record of a half message that is committed. Its delay counts from *now_ms*.
+
+        Raises:
+            DelayError: The delay is not supported.
+        """
+        properties = committed_properties(half)
+        stored = decode_properties(half.properties_bytes)
+        topic, queue_id = stored[Property.REAL_TOPIC], int(stored[Property.REAL_QID])
+        topic, queue_id, encoded, delay_ms = self._apply_delay(properties, topic, queue_id, now_ms)
+        draft = copy_half(half, topic, queue_id, encoded, SysFlag.TRANSACTION_COMMIT)
+        draft.delay_ms = delay_ms
+        return draft
+
+    def _apply_delay(
+        self, properties: Mapping[str, str], topic: str, queue_id: int, now_ms: int
+    ) -> tuple[str, int, bytes, int]:
+        """Return topic, queue id, properties and level delay of the record; a delayed one is in a system topic."""
+        properties = strip_broker_properties(properties)
+        diverted = divert(properties, topic, queue_id, now_ms, self._levels, self._limits)
+        if diverted is None:
+            return topic, queue_id, encode_properties(properties), -1
+        return diverted.topic, diverted.queue_id, encode_properties(diverted.properties), diverted.delay_ms

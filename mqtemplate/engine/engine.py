@@ -1,0 +1,275 @@
+"""The engine: a broker without sockets. It stores messages in a store directory or in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Protocol
+
+from mqtemplate.broker import Capability
+from mqtemplate.clock import Clock, SystemClock
+from mqtemplate.delay.levels.table import DelayLevels, tags_code_of
+from mqtemplate.engine.checkers import TransactionChecker
+from mqtemplate.engine.delayed import LocalDelayedMessages
+from mqtemplate.engine.drafts import DraftMaker
+from mqtemplate.engine.groups import CommittedOffsets, Groups, LocalGroups
+from mqtemplate.engine.lifecycle import EngineLifecycle
+from mqtemplate.engine.reader import MessageFinder, QueueReader, Reader
+from mqtemplate.engine.requests import LocalRequests, UnansweredRequests
+from mqtemplate.engine.sends import LocalSends, MessageWriter
+from mqtemplate.engine.sequences import SequencedSender
+from mqtemplate.engine.settings import EmbeddedSettings
+from mqtemplate.engine.topics import TopicRoutes
+from mqtemplate.engine.transactions import TransactionService
+from mqtemplate.event_log import get_logger
+from mqtemplate.message import MessageExt
+from mqtemplate.metrics import Metrics
+from mqtemplate.processes import absolute_path
+from mqtemplate.services import Service, ServiceThread
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
+from mqtemplate.store.files.store_files import MemoryStoreFiles, StoreFiles
+from mqtemplate.store.message_store import MessageStore
+from mqtemplate.store.topics import TopicTable
+from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
+
+_log = get_logger("mqtemplate.broker")
+
+_SCHEDULE_QUEUES = 18  # as RocketMQ, independent of the number of levels
+_FLUSH_THREAD = "mqtemplate-flush"
+
+
+class ConnectedClients(TransactionChecker, Protocol):
+    """The remote clients of an engine. A server passes them to `Engine.attach`."""
+
+    def has_members(self, group: str) -> bool:
+        """Return True if a remote client is a member of the consumer group."""
+
+    def deliver_reply(self, reply: MessageExt) -> bool:
+        """Send a reply to the remote client that it names; return False if that client is not connected."""
+
+
+class Engine:
+    """A broker without sockets: `EmbeddedBroker` is its face in this process, and a server its face for others.
+
+    - On a virtual clock it starts no thread: a harness steps ``services()``.
+    - It is started once, and works in the process that starts it.
+    - Five parts have the methods that users of a broker call, and check that it is open: *sends*, *reader*, *groups*,
+      *transactions* and *delayed*. The other attributes are for servers.
+
+    Args:
+        path: The store directory, created if missing; None for memory. A relative path is resolved here, once.
+        store_files: Store files to use instead of a directory, for tests with a simulated disk.
+
+    Attributes:
+        store: Commit log and consume queues.
+        topics: The table of topics.
+        routes: The queues of the topics.
+        sends: Stores messages.
+        reader: Reads messages.
+        groups: Consumer groups.
+        transactions: Half messages and transaction checks.
+        delayed: Delayed messages.
+        requests: Requests of this process, and replies.
+        queues: Reads messages by queue offset.
+        finder: Finds messages by id and by key.
+        drafts: Creates the records of messages.
+        writer: Stores the records of messages.
+        offsets: Committed offsets of the clustering groups.
+        sequences: Stores the messages of sequenced sends.
+        lifecycle: Whether the engine is open.
+    """
+
+    def __init__(
+        self,
+        path: Path | str | None = None,
+        settings: EmbeddedSettings | None = None,
+        clock: Clock | None = None,
+        *,
+        store_files: StoreFiles | None = None,
+    ) -> None:
+        self.settings = settings = settings or EmbeddedSettings()
+        self.clock = clock = clock or SystemClock()
+        self.name = name = settings.broker_name
+        self.path = None if path is None else absolute_path(path)
+        self.capabilities = self._capabilities()
+        self._store_files: StoreFiles = store_files or (
+            MemoryStoreFiles() if self.path is None else FolderStoreFiles(self.path)
+        )
+        place = "in memory" if self.path is None else f"store directory {self.path}"
+        self.lifecycle = lifecycle = EngineLifecycle(name, place)
+        self._threads: dict[str, ServiceThread] = {}
+        self._remote: ConnectedClients | None = None
+        self.levels = DelayLevels.parse(settings.message_delay_level)
+        self.store = store = MessageStore(
+            self._store_files,
+            settings,
+            clock,
+            tags_code_of=lambda topic, properties, stored_ms: tags_code_of(topic, properties, stored_ms, self.levels),
+        )
+        host, max_body_bytes = settings.listen_host, settings.max_body_bytes()
+        self.topics = TopicTable(self._store_files, clock)
+        local_groups = LocalGroups()
+        self.routes = TopicRoutes(
+            self.topics,
+            name,
+            settings.default_topic_queue_nums,
+            local_groups.rebalance,
+            auto_create=settings.auto_create_topic_enable,
+        )
+        self.queues = QueueReader(store, name, max_body_bytes)
+        self.finder = MessageFinder(store, name, host, max_body_bytes)
+        self.reader = Reader(store, self.queues, self.finder, lifecycle)
+        committed = CommittedOffsets(store, settings.flush_consumer_offset_interval_ms)
+        self.offsets = committed.clustering
+        self.delayed = LocalDelayedMessages(store, settings, self.topics.names, lifecycle)
+        self.drafts = DraftMaker(self.levels, settings.timer_limits(), settings.max_message_size, host)
+        self.transactions = TransactionService(store, self.topics, self.offsets, self.drafts, settings, lifecycle)
+        self.writer = MessageWriter(store, self.drafts, self.transactions.prepare, name, host)
+        self.sequences = SequencedSender(store, self.drafts, settings.max_send_sequences)
+        self.sends = LocalSends(store, self.routes, self.drafts, self.writer, self.sequences, host, lifecycle)
+        self.groups = Groups(store, self.queues, self.routes, local_groups, self.sends.send_back, committed, lifecycle)
+        self.requests = LocalRequests(
+            UnansweredRequests("broker.requests", clock, store.metrics),
+            name,
+            host,
+            clock,
+            lambda message, queue: self.sends.send_async([message], queue),
+        )
+
+    def _capabilities(self) -> frozenset[Capability]:
+        timers = {Capability.TIMER, Capability.TIMER_CHANGE, Capability.RETRY_DELAY}
+        missing = set() if self.settings.timer_wheel_enable else timers
+        if self.path is None:
+            missing.add(Capability.LOCAL_FILES)
+        return frozenset(Capability) - missing
+
+    @property
+    def metrics(self) -> Metrics:
+        """Metrics of this broker; docs/metrics.md has their names."""
+        return self.store.metrics
+
+    def change_delay_levels(self, text: str) -> None:
+        """Use another level table, such as ``"1s 10s 2h"``, until the next start.
+
+        Pending messages keep their deliver time.
+
+        Raises:
+            ConfigurationError: *text* is not a level table.
+        """
+        if self.lifecycle.is_open:
+            self.lifecycle.check_owner()
+        self.levels = levels = DelayLevels.parse(text)
+        self.drafts.change_levels(levels)
+
+    # --- start and close -----------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Open the files and recover.
+
+        Raises:
+            StoreLockedError: Another process owns the store directory.
+            StoreFormatError: The store directory was created with other file sizes.
+            ForkedError: The parent process has started it.
+        """
+        if self.lifecycle.is_open:
+            self.lifecycle.check_owner()
+            return
+        self.lifecycle.begin()
+        was_clean = not self._store_files.was_left_open()
+        self.store.load([*self.delayed.followers, self.sequences], self.delayed.control)
+        try:
+            self._load_tables()
+            self.delayed.start()
+            self.transactions.load(was_clean=was_clean)
+        except BaseException:
+            self.delayed.close()
+            self.store.release()
+            raise
+        self.lifecycle.is_open = True
+        if not self.clock.is_virtual:
+            self._start_threads()
+        where = str(self.path or "memory")
+        _log.debug("broker.started", broker=self.name, store_files=where, end_offset=self.store.end_offset)
+
+    def _load_tables(self) -> None:
+        self.topics.load()
+        self.topics.create(SCHEDULE_TOPIC, _SCHEDULE_QUEUES)
+        self.topics.create(TIMER_TOPIC, 1)
+        self.routes.expect(self.settings.topics)
+        for topic in self.settings.topics:
+            self.routes.queues(topic)
+        self.offsets.load()
+
+    def _services_of_threads(self) -> dict[str, list[Service]]:
+        # A checkpoint flushes each queue that has changed; producers wait for the other thread only.
+        return {
+            "mqtemplate-delay": self.delayed.services(),
+            _FLUSH_THREAD: [self.store.flush_service],
+            "mqtemplate-store": [*self.store.services(), self.groups.committed.service],
+            "mqtemplate-cleaning": [self.store.cleaning],
+            "mqtemplate-transactions": [self.transactions, self.requests.pending],
+        }
+
+    def _start_threads(self) -> None:
+        self.store.start()
+        for name, services in self._services_of_threads().items():
+            self._threads[name] = thread = ServiceThread(name, services, self.clock, self.store.report)
+            thread.start()
+
+    def services(self) -> Sequence[Service]:
+        """Return the services that the owner of a virtual clock steps."""
+        if self.lifecycle.is_open:
+            self.lifecycle.check_owner()
+        return [service for services in self._services_of_threads().values() for service in services]
+
+    def close(self) -> None:
+        """Close the files. The process that did not start the engine cannot close it."""
+        if not self.lifecycle.is_open or not self.lifecycle.is_in_owner:
+            return
+        self.groups.local.close()
+        self.transactions.local_checkers.close()
+        for name in sorted(self._threads, key=_FLUSH_THREAD.__eq__):  # last, since the others may wait for a flush
+            self._threads[name].stop()
+        self.lifecycle.is_open = False
+        self.requests.pending.close()
+        self.transactions.save_progress()
+        with ExitStack() as stack:  # close all of them even if one raises: the lock of the store directory is released
+            stack.callback(self.delayed.close)
+            stack.callback(self.store.close)
+            self.groups.committed.persist()
+        _log.debug("broker.stopped", broker=self.name)
+
+    # --- remote clients ------------------------------------------------------------------------
+
+    def attach(self, clients: ConnectedClients) -> None:
+        """Serve remote clients too: a server calls it when it starts.
+
+        Producers among them answer transaction checks and get replies. A consumer group has either remote members or
+        members in this process.
+        """
+        self._remote = clients
+        self.transactions.add_checker(clients)
+        self.groups.connect_remote(clients.has_members)
+        self.requests.connect_remote(clients.deliver_reply)
+
+    def detach(self) -> None:
+        """Serve no remote clients any more. Without a server this has no effect."""
+        if self._remote is not None:
+            self.transactions.remove_checker(self._remote)
+            self.groups.connect_remote(lambda group: False)
+            self.requests.connect_remote(lambda reply: False)
+            self._remote = None
+
+
+class EngineOwner(Protocol):
+    """Something that has an engine, such as an embedded broker."""
+
+    @property
+    def engine(self) -> Engine:
+        """The engine."""
+
+
+def engine_of(owner: Engine | EngineOwner) -> Engine:
+    """Return an engine, or the engine of its owner."""
+    return owner if isinstance(owner, Engine) else owner.engine

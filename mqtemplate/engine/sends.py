@@ -1,0 +1,316 @@
+"""The core of every way to send: draft, append, and the result as the flush mode guarantees.
+
+`MessageWriter` stores messages for all brokers: a protocol has checked their queue, and answers when `MessageStore`
+confirms them. `LocalSends` is the same with the checks and the results of producers in this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple, Protocol
+
+from mqtemplate.delay.recall_handle import handle_of
+from mqtemplate.engine.drafts import DraftMaker, SendOrigin
+from mqtemplate.engine.lifecycle import EngineLifecycle
+from mqtemplate.engine.retries import SentBack
+from mqtemplate.engine.sequences import SequencedSender
+from mqtemplate.errors import MessageError, SendError, SendTimeoutError, StoreError
+from mqtemplate.futures import AwaitableFuture
+from mqtemplate.message import (
+    HostAddress,
+    Message,
+    MessageExt,
+    MessageQueue,
+    SendSequence,
+    offset_msg_id,
+    offset_msg_ids,
+)
+from mqtemplate.record.appends import PutBatch, PutResult
+from mqtemplate.record.codec import Drafts, RecordDraft
+from mqtemplate.record.uniform_batch import UniformBatch
+from mqtemplate.results import HalfMessage, SendResult, SendStatus, SequencedResult
+from mqtemplate.store.message_store import MessageStore
+from mqtemplate.topics import check_topic
+
+
+class StoredSend(NamedTuple):
+    """One message or a batch in the commit log. The ids and the handles of a batch are joined by commas.
+
+    Attributes:
+        end: Physical offset after it; `MessageStore.confirm` waits for it.
+        topics: The topics of the records, whose readers are woken once it is durable.
+        queue_offset: Queue offset of the first message.
+        handle: Handles of the delayed messages; None if there are none.
+    """
+
+    end: int
+    topics: tuple[str, ...]
+    msg_id: str
+    offset_msg_id: str
+    queue_offset: int
+    handle: str | None = None
+
+
+class MessageWriter:
+    """Stores messages. It does not wait for the disk: `MessageStore.confirm` does.
+
+    *topic* and *queue_id* are the real ones; the record of a delayed message has those of a system topic.
+
+    Args:
+        prepare: Stores a half message; see `TransactionService.prepare`.
+
+    Raises:
+        MessageError: A record or its properties are too large, or a message is invalid.
+        DelayError: A delay is invalid or not supported.
+        StoreError: The store cannot store a record now.
+    """
+
+    def __init__(
+        self,
+        store: MessageStore,
+        drafts: DraftMaker,
+        prepare: Callable[[RecordDraft], PutResult],
+        broker_name: str,
+        host: HostAddress,
+    ) -> None:
+        self._store = store
+        self._drafts = drafts
+        self._prepare = prepare
+        self._broker_name = broker_name
+        self._host = host
+
+    # --- messages ------------------------------------------------------------------------------
+
+    def send(self, message: Message, queue_id: int, origin: SendOrigin | None = None) -> StoredSend:
+        """Store one message, which may be delayed."""
+        draft, unique_id = self._drafts.make(message, queue_id, self._store.clock.now_ms(), origin)
+        return self.store(draft, unique_id, message.topic, queue_id)
+
+    def send_batch(self, messages: Sequence[Message], queue_id: int) -> StoredSend:
+        """Store messages of one topic: all of them or none."""
+        topic, now_ms = _batch_topic(messages), self._store.clock.now_ms()
+        uniform = self._drafts.make_uniform(messages, queue_id, now_ms)
+        if uniform is not None:
+            return self.store_uniform(uniform)
+        drafts, ids = zip(*[self._drafts.make(message, queue_id, now_ms) for message in messages], strict=True)
+        return self.store_all(drafts, ids, topic, queue_id)
+
+    def send_half(self, message: Message, group: str, queue_id: int, origin: SendOrigin | None = None) -> StoredSend:
+        """Store a half message. It has no readers to notify, and its queue offset is in the half topic."""
+        draft, unique_id = self._drafts.make_half(message, group, queue_id, self._store.clock.now_ms(), origin)
+        put = self._prepare(draft)
+        return StoredSend(put.end, (), unique_id, offset_msg_id(self._host, put.physical_offset), put.queue_offset)
+
+    def send_back(self, copy: Message, original: MessageExt, queue_id: int, sys_flag: int = 0) -> StoredSend:
+        """Store a copy of a message that a consumer sends back, for its retry topic or its dead-letter topic."""
+        draft = self._drafts.make_send_back(copy, original, queue_id, self._store.clock.now_ms())
+        draft.sys_flag = sys_flag
+        return self.store(draft, original.msg_id, copy.topic, queue_id)
+
+    # --- records -------------------------------------------------------------------------------
+
+    def put(self, draft: RecordDraft, topic: str, queue_id: int) -> PutResult:
+        """Store one record."""
+        if draft.topic != topic:
+            self._store.prepare(topic, queue_id)  # creates its file now, so that the delivery need not wait
+        return self._store.put(draft)
+
+    def store(self, draft: RecordDraft, unique_id: str, topic: str, queue_id: int) -> StoredSend:
+        """Store the record of one message."""
+        put = self.put(draft, topic, queue_id)
+        offset, size, queue_offset, _ = put
+        handle = None if draft.topic == topic else self.handle(draft, put, topic)
+        return StoredSend(
+            offset + size, (draft.topic,), unique_id, offset_msg_id(self._host, offset), queue_offset, handle
+        )
+
+    def store_all(self, drafts: Sequence[RecordDraft], msg_ids: Sequence[str], topic: str, queue_id: int) -> StoredSend:
+        """Store several records: all of them or none."""
+        topics = tuple({draft.topic for draft in drafts})
+        if topics == (topic,):
+            return self._stored(self._store.put(Drafts(drafts)), topics, ",".join(msg_ids))
+        self._store.prepare(topic, queue_id)
+        puts = self._store.put(Drafts(drafts))
+        handles = (self.handle(draft, put, topic) for draft, put in zip(drafts, puts, strict=True))
+        return self._stored(puts, topics, ",".join(msg_ids), ",".join(filter(None, handles)))
+
+    def store_uniform(self, batch: UniformBatch) -> StoredSend:
+        """Store a batch of messages that are alike, and not delayed: all of them or none."""
+        return self._stored(self._store.put(batch), (batch.first.topic,), batch.msg_ids().decode())
+
+    def _stored(self, puts: PutBatch, topics: tuple[str, ...], ids: str, handle: str | None = None) -> StoredSend:
+        offset_ids = offset_msg_ids(self._host, puts.physical_offsets)
+        return StoredSend(puts.end, topics, ids, offset_ids, puts.queue_offsets[0], handle)
+
+    def handle(self, draft: RecordDraft, put: PutResult, topic: str) -> str | None:
+        """Return the handle for `Broker.cancel` of a delayed message; None if the message is not delayed."""
+        if draft.topic == topic:
+            return None
+        due_ms = put.store_timestamp + draft.delay_ms
+        return handle_of(topic, self._broker_name, draft.properties, due_ms, put.physical_offset)
+
+
+def _batch_topic(messages: Sequence[Message]) -> str:
+    """Return the topic of a batch.
+
+    Raises:
+        MessageError: The batch is empty, or its messages have several topics.
+    """
+    if not messages:
+        raise MessageError("the batch is empty; give at least one message")
+    topic = messages[0].topic
+    for message in messages:
+        if message.topic != topic:
+            raise MessageError(
+                f"a batch goes to one topic, this one names {topic!r} and {message.topic!r}; send two batches"
+            )
+    return topic
+
+
+class SendRoutes(Protocol):
+    """The queues that producers in this process send to."""
+
+    def select(self, topic: str, queue: MessageQueue | None) -> MessageQueue:
+        """Return the queue for a message: *queue*, or the next one if it is None; create the topic if needed.
+
+        Raises:
+            DestinationError: The topic or the queue is not one to send to.
+        """
+
+    def create(self, topic: str, queue_count: int) -> None:
+        """Create *topic*, or add queues to it."""
+
+
+class LocalSends:
+    """The sending methods of a `Broker` in this process: they wait as the flush mode requires, and return results.
+
+    All raise `SendError` if the store cannot store a message, and `BrokerClosedError` if the broker is not running.
+    """
+
+    def __init__(
+        self,
+        store: MessageStore,
+        routes: SendRoutes,
+        drafts: DraftMaker,
+        writer: MessageWriter,
+        sequences: SequencedSender,
+        host: HostAddress,
+        lifecycle: EngineLifecycle,
+    ) -> None:
+        self._store = store
+        self._routes = routes
+        self._drafts = drafts
+        self._writer = writer
+        self._sequences = sequences
+        self._host = host
+        self._check_open = lifecycle.check
+
+    def send(self, message: Message, queue: MessageQueue | None, timeout_ms: int) -> SendResult:
+        """See `Broker.send`."""
+        self._check_open()
+        store, topic = self._store, message.topic
+        target = self._routes.select(topic, queue)
+        queue_id = target.queue_id
+        # As `MessageWriter.send`, with fewer calls: this is the most frequent kind of send.
+        draft, unique_id = self._drafts.make(message, queue_id, store.clock.now_ms())
+        try:
+            put = self._writer.put(draft, topic, queue_id)
+        except StoreError as exc:
+            raise SendError(f"not stored: {exc}") from exc
+        store.start_flush(put)
+        result = SendResult(  # complete before `confirm`: the disk writes meanwhile
+            SendStatus.SEND_OK,
+            unique_id,
+            offset_msg_id(self._host, put.physical_offset),
+            target,
+            put.queue_offset,
+            handle=None if draft.topic == topic else self._writer.handle(draft, put, topic),
+        )
+        if store.confirm(put.physical_offset + put.size, (draft.topic,), timeout_ms):
+            return result
+        return replace(result, send_status=SendStatus.FLUSH_DISK_TIMEOUT)
+
+    def send_batch(self, messages: Sequence[Message], queue: MessageQueue | None, timeout_ms: int) -> SendResult:
+        """See `Broker.send_batch`."""
+        self._check_open()
+        target, stored = self._store_batch(messages, queue)
+        return _result(target, stored, is_safe=self._store.confirm(stored.end, stored.topics, timeout_ms))
+
+    def send_async(self, messages: Sequence[Message], queue: MessageQueue | None) -> AwaitableFuture[SendResult]:
+        """See `Broker.send_async`."""
+        self._check_open()
+        future: AwaitableFuture[SendResult] = AwaitableFuture()
+        future.set_running_or_notify_cancel()  # the messages are stored when this method returns
+        try:
+            target, stored = self._store_batch(messages, queue)
+        except (MessageError, SendError, StoreError) as exc:
+            future.set_exception(exc)
+            return future
+        result = _result(target, stored, is_safe=True)
+
+        def done(error: StoreError | None) -> None:
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
+        self._store.confirm_async(stored.end, stored.topics, done)
+        return future
+
+    def send_one_way(self, message: Message, queue: MessageQueue | None) -> None:
+        """See `Broker.send_one_way`."""
+        self._check_open()
+        target = self._routes.select(message.topic, queue)
+        stored = _stored(lambda: self._writer.send(message, target.queue_id))
+        self._store.confirm_async(stored.end, stored.topics)
+
+    def send_half(self, message: Message, group: str, queue: MessageQueue | None, timeout_ms: int) -> HalfMessage:
+        """See `Broker.send_half`."""
+        self._check_open()
+        check_topic(group)
+        target = self._routes.select(message.topic, queue)
+        stored = _stored(lambda: self._writer.send_half(message, group, target.queue_id))
+        result = _result(target, stored, is_safe=self._store.confirm(stored.end, stored.topics, timeout_ms))
+        return HalfMessage(message, group, replace(result, transaction_id=stored.msg_id))
+
+    def send_back(self, sent_back: SentBack) -> None:
+        """Store a message for the retry topic or the dead-letter topic of a group, and wait until it is durable."""
+        self._check_open()
+        copy = sent_back.dead_letter() if sent_back.is_dead else self._drafts.delayed_retry(sent_back)
+        self._routes.create(copy.topic, 1)
+        queue_id = self._routes.select(copy.topic, None).queue_id
+        stored = _stored(lambda: self._writer.send_back(copy, sent_back.message, queue_id))
+        self._store.confirm(stored.end, stored.topics)
+
+    def send_sequenced(
+        self, messages: Sequence[tuple[Message, MessageQueue]], sequence: SendSequence, timeout_ms: int
+    ) -> SequencedResult:
+        """See `Broker.send_sequenced`.
+
+        Raises:
+            SendTimeoutError: They are stored, but were not flushed in time; a repeat is harmless.
+        """
+        self._check_open()
+        for topic, queue in {(message.topic, queue) for message, queue in messages}:
+            self._routes.select(topic, queue)
+        result, end, topics = self._sequences.put([(message, queue.queue_id) for message, queue in messages], sequence)
+        if not self._store.confirm(end, topics, timeout_ms):
+            raise SendTimeoutError("the messages are stored, but were not flushed in time; send them again")
+        return result
+
+    def _store_batch(self, messages: Sequence[Message], queue: MessageQueue | None) -> tuple[MessageQueue, StoredSend]:
+        target = self._routes.select(_batch_topic(messages), queue)
+        return target, _stored(lambda: self._writer.send_batch(messages, target.queue_id))
+
+
+def _stored(store: Callable[[], StoredSend]) -> StoredSend:
+    try:
+        return store()
+    except StoreError as exc:
+        raise SendError(f"not stored: {exc}") from exc
+
+
+def _result(target: MessageQueue, stored: StoredSend, *, is_safe: bool) -> SendResult:
+    status = SendStatus.SEND_OK if is_safe else SendStatus.FLUSH_DISK_TIMEOUT
+    return SendResult(status, stored.msg_id, stored.offset_msg_id, target, stored.queue_offset, handle=stored.handle)

@@ -1,0 +1,92 @@
+"""Settings of an embedded broker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Le, MinLen
+
+from mqtemplate.delay.divert import TimerLimits
+from mqtemplate.delay.levels.table import DEFAULT_DELAY_LEVELS
+from mqtemplate.delay.shaping.shape import TopicShape
+from mqtemplate.record.compression import max_body_bytes
+from mqtemplate.store.settings import StoreSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddedSettings(StoreSettings):
+    """Settings of an embedded broker and its store. The names are those of RocketMQ's ``BrokerConfig``."""
+
+    broker_name: Annotated[str, MinLen(1)] = "broker-a"
+    """Name of the broker in queues and results."""
+
+    mapped_file_size_timer_log: Annotated[int, Gt(0)] | None = None
+    """Size of one timer log file. By default that of the store directory; 4194304 in a new one."""
+
+    max_message_size: Annotated[int, Gt(0)] = 4 << 20
+    """Largest message that the broker accepts, in bytes."""
+
+    max_decompressed_size: Annotated[int, Gt(0)] | None = None
+    """Largest body in bytes that is decompressed for a listener; four times ``max-message-size`` if not given. A larger
+    one stays compressed, and its message fails with an error that says so."""
+
+    default_topic_queue_nums: Annotated[int, Ge(1), Le(1_024)] = 4
+    """Queues of a topic that its first message creates."""
+
+    auto_create_topic_enable: bool = True
+    """True: the first message to an unknown topic creates it, and that is logged. False: it is refused. Topics that a
+    listener of the application reads, or that ``topics`` names, are known. The client of a cluster does the same."""
+
+    topics: tuple[str, ...] = ()
+    """Topics that the broker creates when it starts; in a cluster the first message creates them."""
+
+    flush_consumer_offset_interval_ms: Annotated[int, Gt(0)] = 5_000
+    """Milliseconds between two writes of the consumer offsets."""
+
+    message_delay_level: str = DEFAULT_DELAY_LEVELS
+    """Delay levels, level 1 first, with the units s, m, h and d."""
+
+    timer_wheel_enable: bool = True
+    """False: messages with a delay that is not a level are refused."""
+
+    timer_precision_ms: Annotated[int, Gt(0), Le(1_000)] = 1_000
+    """Length of a slot of the timer wheel; it must not change for an existing store directory. Delivery is exact to the
+    millisecond with any length."""
+
+    timer_max_delay_sec: Annotated[int, Gt(0)] = 40 * 86_400
+    """Longest delay that the broker accepts."""
+
+    timer_roll_window_slot: Annotated[int, Gt(1)] = 172_800
+    """Slots of the timer wheel. A message with a longer delay is rolled: written again before the window ends."""
+
+    transaction_timeout_ms: Annotated[int, Gt(0)] = 6_000
+    """Milliseconds after which the broker checks a transaction that has not ended."""
+
+    transaction_check_interval_ms: Annotated[int, Gt(0)] = 30_000
+    """Milliseconds from one transaction check to the next."""
+
+    transaction_check_max: Annotated[int, Ge(1)] = 15
+    """Transaction checks without an answer before the message goes to ``TRANS_CHECK_MAX_TIME_TOPIC``."""
+
+    topic_shapes: Mapping[str, TopicShape] = field(default_factory=dict)
+    """Topic -> shape of the releases of its delayed messages: ``max-rate`` (a second), ``jitter``, ``spread``,
+    ``priority``. Messages with a level are stored as timers then; those that were stored before keep their way."""
+
+    max_send_sequences: Annotated[int, Ge(1)] = 100_000
+    """Partitions of sequenced sends that the broker remembers. With more, it forgets the writer that is unused for the
+    longest time, one of the account that has the most: repeats of its messages would be stored again."""
+
+    def max_body_bytes(self) -> int:
+        """Return the largest body that is decompressed for consumers in the process of the broker."""
+        return max_body_bytes(self.max_decompressed_size, self.max_message_size)
+
+    def timer_limits(self) -> TimerLimits:
+        """Return the limits of timers."""
+        return TimerLimits(
+            precision_ms=self.timer_precision_ms,
+            max_delay_ms=self.timer_max_delay_sec * 1_000,
+            enabled=self.timer_wheel_enable,
+            shaped=frozenset(self.topic_shapes),
+        )

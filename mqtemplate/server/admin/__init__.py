@@ -1,1 +1,0 @@
-"""Processors of the requests of administration tools such as ``mqadmin`` and the dashboard."""

@@ -1,1 +1,0 @@
-"""Reading sends without decoding each, and answering many at once."""

@@ -1,0 +1,1 @@
+"""The way of a request to its processor, and of the response to the client."""

@@ -1,0 +1,1 @@
+"""Knowledge of a server: its settings, topics, groups and clients, and the limits of the clients."""

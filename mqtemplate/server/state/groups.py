@@ -1,0 +1,188 @@
+"""Table of the consumer groups and their settings: ``config/subscriptionGroup.json``."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from mqtemplate.clock import Clock
+from mqtemplate.errors import DestinationError, RemoteProtocolError
+from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
+from mqtemplate.remoting.protocol.bodies.route import DataVersionBody
+from mqtemplate.remoting.protocol.codes import ResponseCode, Version
+from mqtemplate.server.requests.response import RefusedError
+from mqtemplate.store.files.json_files import (
+    DataVersion,
+    EntryTexts,
+    check_names,
+    format_errors,
+    read_table,
+    write_table,
+)
+from mqtemplate.store.files.store_files import StoreFiles
+from mqtemplate.topics import RETRY_TOPIC_PREFIX, check_topic
+
+_T = TypeVar("_T")
+
+_SYSTEM_GROUPS = {
+    group: SubscriptionGroupConfig(group_name=group)
+    for group in (
+        "CID_ONS-HTTP-PROXY",
+        "CID_ONSAPI_OWNER",
+        "CID_ONSAPI_PERMISSION",
+        "CID_ONSAPI_PULL",
+        "CID_RMQ_SYS_TRANS",
+        "FILTERSRV_CONSUMER",
+        "SELF_TEST_C_GROUP",
+        "TOOLS_CONSUMER",
+    )
+}
+"""Source: ``broker: SubscriptionGroupManager.init``."""
+
+
+class SubscriptionGroupTable:
+    """Table from group name to settings, in RocketMQ's format.
+
+    - A new group has the default settings. They are stored by the first request that names the group (`ensure`).
+    - A change is on disk before the call returns.
+    - Settings that only a newer RocketMQ knows are preserved.
+
+    Args:
+        auto_create: False if `ensure` may not create groups.
+    """
+
+    _NAME = "config/subscriptionGroup.json"
+
+    def __init__(self, store_files: StoreFiles, clock: Clock, *, auto_create: bool = True) -> None:
+        self._store_files = store_files
+        self._clock = clock
+        self._auto_create = auto_create
+        self._lock = threading.Lock()
+        self._version = DataVersion()
+        self._table: dict[str, SubscriptionGroupConfig] = {}
+        self._stored: dict[str, dict[str, Any]] = {}  # the same as in the file, with settings that are unknown here
+        self._texts = EntryTexts()
+        self._other: dict[str, Any] = {}
+
+    def load(self) -> None:
+        """Read the file.
+
+        Raises:
+            StoreFormatError: The file is no such table.
+        """
+        table = read_table(self._store_files, self._NAME)
+        with format_errors(self._NAME):
+            self._version = DataVersion.of(table)
+            self._stored = dict(table.pop("subscriptionGroupTable", {}))
+            check_names("group", self._stored)
+            self._table = {group: _read(config) for group, config in self._stored.items()}
+        table.pop("dataVersion", None)
+        self._other = table
+
+    @property
+    def version(self) -> DataVersionBody:
+        """Number of changes of the table, for clients that compare tables."""
+        return DataVersionBody(**vars(self._version))
+
+    def all(self) -> dict[str, SubscriptionGroupConfig]:
+        """Return all groups by name, RocketMQ's system groups included."""
+        return _SYSTEM_GROUPS | self._table
+
+    def count(self) -> int:
+        """Return the number of groups in the table."""
+        return len(self._table)
+
+    def find(self, group: str) -> SubscriptionGroupConfig | None:
+        """Return the settings of *group*, or None if it does not exist. System groups always exist."""
+        return self._table.get(group) or _SYSTEM_GROUPS.get(group)
+
+    def ensure(self, group: str) -> SubscriptionGroupConfig:
+        """Return the settings of *group*. Create it if it is missing.
+
+        Raises:
+            RefusedError: The group is missing and may not be created, or its name is illegal.
+            StoreError: The table could not be written; it is as before.
+        """
+        found = self.find(group)
+        if found is not None:
+            return found
+        self.check_new(group)
+        created = SubscriptionGroupConfig(group_name=group)
+        self.put([created])
+        return created
+
+    def check_new(self, group: str) -> None:
+        """Check that a client may create *group*.
+
+        Raises:
+            RefusedError: Groups may not be created by clients, or its name is illegal.
+        """
+        try:
+            check_topic(RETRY_TOPIC_PREFIX + group)
+        except DestinationError as exc:
+            raise RefusedError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"{group[:40]!r} is no valid group name; use at most 248 letters, digits, '_', '-', '%', '|'",
+            ) from exc
+        if not self._auto_create:
+            raise RefusedError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"group {group!r} does not exist; create it first, or set auto-create-subscription-group to true",
+            )
+
+    def put(self, configs: Iterable[SubscriptionGroupConfig]) -> None:
+        """Create or change groups.
+
+        Raises:
+            StoreError: The table could not be written; it is as before.
+        """
+        with self._lock:
+            changes = {config.group_name: config for config in configs}
+            changed = {group: config for group, config in changes.items() if self._table.get(group) != config}
+            if changed:
+                stored = {group: self._stored.get(group, {}) | config.to_json() for group, config in changed.items()}
+                self._write(self._table | changed, self._stored | stored)
+
+    def delete(self, group: str) -> bool:
+        """Delete *group*. Return False if it does not exist.
+
+        Raises:
+            StoreError: The table could not be written; it is as before.
+        """
+        with self._lock:
+            if group not in self._table:
+                return False
+            self._write(_without(self._table, group), _without(self._stored, group))
+            return True
+
+    def _write(self, table: dict[str, SubscriptionGroupConfig], stored: dict[str, dict[str, Any]]) -> None:
+        version = self._version.next(self._clock.now_ms())
+        entries = {"subscriptionGroupTable": self._texts.dump(stored)}
+        write_table(self._store_files, self._NAME, self._other | {"dataVersion": version}, entries)
+        self._table, self._stored = table, stored
+
+
+def max_reconsume_times(group: SubscriptionGroupConfig, requested: int | None, version: int) -> int:
+    """Return how often a message is retried. Clients before 3.4.9 cannot choose the number."""
+    return group.retry_max_times if requested is None or version < Version.V3_4_9 else requested
+
+
+def mixed_group_error(group: str) -> RefusedError:
+    """Return the error for a remote consumer whose group has consumers in the broker's own process."""
+    return RefusedError(
+        ResponseCode.NO_PERMISSION,
+        f"group {group!r} has listeners in the broker's own process, which do not share queues with remote consumers; "
+        "choose another group for the remote consumer",
+    )
+
+
+def _without(table: dict[str, _T], group: str) -> dict[str, _T]:
+    return {name: value for name, value in table.items() if name != group}
+
+
+def _read(config: Mapping[str, Any]) -> SubscriptionGroupConfig:
+    try:
+        return SubscriptionGroupConfig.from_json(config)
+    except RemoteProtocolError as exc:
+        raise ValueError(str(exc)) from exc

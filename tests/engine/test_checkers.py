@@ -1,0 +1,95 @@
+"""The transaction checker of a group, with its threads."""
+
+from __future__ import annotations
+
+import threading
+from queue import SimpleQueue
+
+from structlog.testing import capture_logs
+
+from mqtemplate.engine.checkers import GroupChecker
+from mqtemplate.message import HostAddress, MessageExt
+from mqtemplate.results import TransactionState
+
+HOST = HostAddress("127.0.0.1", 10911)
+COMMIT, UNKNOWN = TransactionState.COMMIT, TransactionState.UNKNOWN
+
+
+def message(body: bytes = b"order") -> MessageExt:
+    return MessageExt(
+        "orders", body, broker_name="b", queue_id=0, queue_offset=0, physical_offset=0, store_size=0, sys_flag=0,
+        body_crc=0, born_timestamp=0, born_host=HOST, store_timestamp=0, store_host=HOST, reconsume_times=0,
+        prepared_transaction_offset=0,
+    )  # fmt: skip
+
+
+def test_a_check_runs_in_a_thread_and_its_state_is_the_answer() -> None:
+    answers: SimpleQueue[tuple[TransactionState, str | None, str]] = SimpleQueue()
+    checker = GroupChecker("shop", lambda message: COMMIT, threads=1, max_waiting=1, on_close=lambda closed: None)
+
+    checker.submit(message(), lambda state, remark: answers.put((state, remark, threading.current_thread().name)))
+
+    assert answers.get(timeout=30) == (COMMIT, None, "mqtemplate-check-shop-1")
+    checker.close()
+
+
+def test_a_checker_without_threads_runs_in_the_submitting_thread() -> None:
+    """On a virtual clock there are no threads."""
+    names = []
+    checker = GroupChecker("shop", lambda message: COMMIT, threads=0, max_waiting=1, on_close=lambda closed: None)
+
+    checker.submit(message(), lambda state, remark: names.append(threading.current_thread().name))
+
+    assert names == [threading.current_thread().name]
+
+
+def test_an_error_of_a_checker_is_the_remark_of_an_unknown_state() -> None:
+    def check(message: MessageExt) -> TransactionState:
+        raise ValueError("no database")
+
+    answers = []
+    checker = GroupChecker("shop", check, threads=0, max_waiting=1, on_close=lambda closed: None)
+
+    with capture_logs() as logs:
+        checker.submit(message(), lambda state, remark: answers.append((state, remark)))
+
+    assert answers == [(UNKNOWN, "checkLocalTransactionState raised ValueError: no database")]
+    assert [entry["event"] for entry in logs] == ["transaction.checker_failed"]
+
+
+def test_a_check_is_dropped_and_logged_if_too_many_wait() -> None:
+    """One check runs and one waits; the broker repeats the third one later."""
+    started, go_on, bodies = threading.Event(), threading.Event(), []
+
+    def check(message: MessageExt) -> TransactionState:
+        started.set()
+        assert go_on.wait(30)
+        bodies.append(message.body)
+        return COMMIT
+
+    checker = GroupChecker("shop", check, threads=1, max_waiting=1, on_close=lambda closed: None)
+    checker.submit(message(b"runs"), lambda state, remark: None)
+    assert started.wait(30)
+    answered = threading.Event()
+    checker.submit(message(b"waits"), lambda state, remark: answered.set())
+    with capture_logs() as logs:
+        checker.submit(message(b"dropped"), lambda state, remark: None)
+    go_on.set()
+
+    assert answered.wait(30)
+    checker.close()
+    assert bodies == [b"runs", b"waits"]
+    assert [entry["event"] for entry in logs] == ["transaction.check_dropped"]
+
+
+def test_a_closed_checker_runs_no_check() -> None:
+    closed: list[GroupChecker] = []
+    checker = GroupChecker("shop", lambda message: COMMIT, threads=1, max_waiting=1, on_close=closed.append)
+    answers: list[TransactionState] = []
+
+    checker.close()
+    checker.close()
+    checker.submit(message(), lambda state, remark: answers.append(state))
+
+    assert closed == [checker]
+    assert answers == []

@@ -1,0 +1,88 @@
+"""Locks of queues: each has one owner, which must renew it."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqtemplate.clock import VirtualClock
+from mqtemplate.engine.queue_locks import QueueLockTable
+from mqtemplate.message import MessageQueue
+from mqtemplate.remoting.protocol import RequestCode
+from mqtemplate.remoting.protocol.bodies.group import LockBatchRequestBody
+from tests.server.serving import RecordingConnection, Serving
+
+QUEUES = [MessageQueue("orders", "broker-a", queue_id) for queue_id in range(3)]
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def locks(clock: VirtualClock) -> QueueLockTable:
+    return QueueLockTable(clock, 60_000)
+
+
+def test_a_queue_has_one_owner_in_a_group(locks: QueueLockTable) -> None:
+    assert locks.lock("billing", "a", QUEUES[:2]) == QUEUES[:2]
+
+    assert locks.lock("billing", "b", QUEUES) == QUEUES[2:]
+    assert locks.lock("other", "b", QUEUES) == QUEUES
+
+
+def test_a_lock_expires_a_minute_after_it_was_last_renewed(locks: QueueLockTable, clock: VirtualClock) -> None:
+    locks.lock("billing", "a", QUEUES[:1])
+    clock.move_ms(40_000)
+    locks.lock("billing", "a", QUEUES[:1])
+
+    clock.move_ms(59_999)
+    assert locks.lock("billing", "b", QUEUES[:1]) == []
+    clock.move_ms(1)
+    assert locks.lock("billing", "b", QUEUES[:1]) == QUEUES[:1]
+
+
+@pytest.mark.parametrize("step_ms", [3_600_000, 10 * 365 * 86_400_000])
+def test_a_lock_expires_in_time_whatever_the_clock_does(
+    locks: QueueLockTable, clock: VirtualClock, step_ms: int
+) -> None:
+    """A lock taken while the clock was ahead must not keep an ORDERLY queue from all others for years."""
+    clock.move_ms(step_ms)
+    locks.lock("billing", "a", QUEUES[:1])
+    clock.move_ms(-step_ms)
+
+    clock.move_ms(59_999)
+    assert locks.lock("billing", "b", QUEUES[:1]) == []
+    clock.move_ms(1)
+    assert locks.lock("billing", "b", QUEUES[:1]) == QUEUES[:1]
+
+
+def test_only_the_owner_releases_a_lock(locks: QueueLockTable) -> None:
+    locks.lock("billing", "a", QUEUES[:1])
+
+    locks.unlock("billing", "b", QUEUES[:1])
+    assert locks.lock("billing", "b", QUEUES[:1]) == []
+    locks.unlock("billing", "a", QUEUES)
+    assert locks.lock("billing", "b", QUEUES[:1]) == QUEUES[:1]
+
+
+def test_a_group_is_ordered_while_it_has_a_lock(locks: QueueLockTable, clock: VirtualClock) -> None:
+    assert not locks.is_ordered("billing")
+    locks.lock("billing", "a", QUEUES)
+    assert locks.is_ordered("billing")
+
+    clock.move_ms(60_000)
+
+    assert not locks.is_ordered("billing")
+    assert locks._groups == {}  # An expired group uses no memory.
+
+
+def test_a_connection_that_closed_while_its_request_was_processed_keeps_no_lock() -> None:
+    body = LockBatchRequestBody(consumer_group="billing", client_id="a", mq_set=QUEUES).encode()
+    connection = RecordingConnection()
+    connection.close("gone")
+    with Serving() as serving:
+        serving.request(RequestCode.LOCK_BATCH_MQ, None, body, over=connection)
+
+        assert serving.server.locks.lock("billing", "b", QUEUES) == QUEUES
+        assert serving.server.locks._of_connection == {}

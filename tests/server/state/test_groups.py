@@ -1,0 +1,78 @@
+"""Consumer groups, as administration tools see and change them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mqtemplate.clock import VirtualClock
+from mqtemplate.errors import StoreFormatError
+from mqtemplate.remoting.protocol.bodies.group import (
+    SubscriptionGroupConfig,
+)
+from mqtemplate.server.requests.response import RefusedError
+from mqtemplate.server.state.groups import SubscriptionGroupTable
+from mqtemplate.store import FolderStoreFiles, MemoryStoreFiles
+
+# --- the table --------------------------------------------------------------------------------------
+
+
+def test_a_change_preserves_settings_that_are_unknown_here(tmp_path: Path) -> None:
+    """A newer RocketMQ may store more settings of a group in the same file."""
+    file = tmp_path / "config" / "subscriptionGroup.json"
+    file.parent.mkdir()
+    known = {"groupName": "billing", "retryMaxTimes": 3, "newInVersion9": {"a": 1}}
+    file.write_text(json.dumps({"subscriptionGroupTable": {"billing": known}, "forbiddenTable": {"x": {"y": 1}}}))
+    table = SubscriptionGroupTable(FolderStoreFiles(tmp_path), VirtualClock())
+    table.load()
+
+    table.put([SubscriptionGroupConfig(group_name="billing", retry_max_times=5)])
+
+    written = json.loads(file.read_text())
+    assert written["subscriptionGroupTable"]["billing"]["retryMaxTimes"] == 5
+    assert written["subscriptionGroupTable"]["billing"]["newInVersion9"] == {"a": 1}
+    assert written["forbiddenTable"] == {"x": {"y": 1}}
+    assert written["dataVersion"]["counter"] == 1
+
+
+def test_a_missing_group_is_created_and_stored() -> None:
+    store_files, clock = MemoryStoreFiles(), VirtualClock()
+
+    created = SubscriptionGroupTable(store_files, clock).ensure("billing")
+
+    loaded = SubscriptionGroupTable(store_files, clock)
+    loaded.load()
+    assert created == loaded.find("billing") == SubscriptionGroupConfig(group_name="billing")
+
+
+def test_without_auto_creation_a_missing_group_is_refused() -> None:
+    table = SubscriptionGroupTable(MemoryStoreFiles(), VirtualClock(), auto_create=False)
+
+    with pytest.raises(RefusedError, match="group 'billing' does not exist; create it first, or set auto-create-"):
+        table.ensure("billing")
+
+    assert table.find("billing") is None
+
+
+def test_system_groups_exist_without_being_stored() -> None:
+    table = SubscriptionGroupTable(MemoryStoreFiles(), VirtualClock(), auto_create=False)
+
+    assert table.ensure("TOOLS_CONSUMER") == SubscriptionGroupConfig(group_name="TOOLS_CONSUMER")
+    assert table.version.counter == 0
+
+
+@pytest.mark.parametrize("text", ['{"subscriptionGroupTable": {"a": {"retryMaxTimes": "many"}}}', "[1]"])
+def test_the_error_for_a_malformed_table_suggests_the_backup(text: str) -> None:
+    store_files = MemoryStoreFiles()
+    store_files.write_bytes("config/subscriptionGroup.json", text.encode())
+
+    with pytest.raises(StoreFormatError, match="config/subscriptionGroup.json .*restore it from"):
+        SubscriptionGroupTable(store_files, VirtualClock()).load()
+
+
+# --- settings ---------------------------------------------------------------------------------------
+
+
+# --- connected clients ------------------------------------------------------------------------------
