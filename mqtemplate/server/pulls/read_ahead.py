@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mqtemplate.record.arrays import count_leading
+from mqtemplate.record.columns import count_leading
 from mqtemplate.record.layout import SMALLEST_RECORD
 from mqtemplate.server.pulls.raw_rows import rows_without_check
 from mqtemplate.store.layout import CQ_UNIT_SIZE

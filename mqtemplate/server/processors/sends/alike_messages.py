@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mqtemplate.record.arrays import Rows
 from mqtemplate.record.codec import RecordDraft
+from mqtemplate.record.columns import Rows
 from mqtemplate.record.uniform_batch import BatchOrigin, UniformBatch
 from mqtemplate.remoting.protocol.messages import BATCH_FRONT
 from mqtemplate.server.processors.sends.sent_properties import CompleteProperties, SentProperties
