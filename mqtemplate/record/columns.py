@@ -7,7 +7,7 @@ rare cases, and the tests compare each function with it.
 from __future__ import annotations
 
 from binascii import hexlify
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -76,12 +76,12 @@ def gather(data: Rows, kind: str | np.dtype[Any], at: NDArray[np.int64]) -> NDAr
 # --- checksums of rows ------------------------------------------------------------------------------
 
 
-def crcs(rows: Iterable[Rows | bytes], count: int | None = None) -> NDArray[np.int64]:
+def crcs(rows: Rows | Sequence[bytes]) -> NDArray[np.int64]:
     """Return the CRC-32 of each row.
 
     The bytes of a row are adjacent and not copied: a copy of large rows takes longer, since its memory is new.
     """
-    return np.fromiter(map(crc32, rows), np.int64, len(rows) if isinstance(rows, np.ndarray) else count or -1)
+    return np.fromiter(map(crc32, rows), np.int64, len(rows))
 
 
 def checks(crcs: NDArray[np.int64], physical_offsets: NDArray[np.int64]) -> Rows:
@@ -284,24 +284,23 @@ class RecordBatch:
     def _verify(self, columns: RecordColumns, count: int) -> tuple[int, NDArray[np.bool_]]:
         """Return how many of the first *count* records have valid checksums, and which have a check of their own."""
         data, rows = self._data, slice(count)
-        at, ends, body_at, body_end = (
-            each[rows].tolist() for each in (columns.at, columns.ends, columns.body_at, columns.body_end)
-        )
-        body_crcs = crcs((data[start:end] for start, end in zip(body_at, body_end, strict=True)), count)
+        bodies = zip(columns.body_at[rows].tolist(), columns.body_end[rows].tolist(), strict=True)
+        body_crcs = crcs([data[start:end] for start, end in bodies])
         is_valid = body_crcs & 0x7FFF_FFFF == columns.heads["body_crc"][rows]
         is_own_check = columns.has_check[rows].copy()
         checked = np.flatnonzero(is_own_check)
+        spans = (columns.at, columns.body_at, columns.body_end, columns.properties_end)
         around = [
-            crc32(data[body_end[row] : ends[row] - CHECK_SIZE], crc32(data[at[row] : body_at[row]]))
-            for row in checked.tolist()
+            crc32(data[body_end:check_at], crc32(data[at:body_at]))
+            for at, body_at, body_end, check_at in zip(*(each[checked].tolist() for each in spans), strict=True)
         ]
-        found = columns.ends[checked, None] - CHECK_SIZE + np.arange(CHECK_SIZE)
+        found = gather(columns.data, f"V{CHECK_SIZE}", columns.properties_end[checked])
         offsets = columns.heads["physical_offset"][checked].astype(np.int64)
-        is_equal = (columns.data[found] == checks(np.array(around, np.int64), offsets)).all(axis=1)
+        is_equal = found == checks(np.array(around, np.int64), offsets).view(f"V{CHECK_SIZE}")[:, 0]
         for row in checked[~is_equal].tolist():
             is_own_check[row] = False  # perhaps its last property is a check copied from another record
             try:
-                parse_record(data[at[row] : ends[row]])
+                parse_record(data[columns.at[row] : columns.ends[row]])
             except BadRecordError:
                 is_valid[row] = False
                 break
