@@ -14,13 +14,12 @@ from typing import NamedTuple
 import numpy as np
 
 from mqtemplate.delay.clock_correction import ClockCorrection
-from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS, DelayStore
+from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS, DelayStore, RecordLookup, has_key, is_marker
 from mqtemplate.delay.divert import Diverted, TimerLimits, divert_to_timer
 from mqtemplate.delay.pending_rows import PendingEntry
 from mqtemplate.delay.recall_handle import RecallHandle, check_selection, decode_handle, handle_of
-from mqtemplate.delay.record_lookup import RecordLookup, has_key, is_marker
 from mqtemplate.delay.release import copy_of
-from mqtemplate.hashes.java_hash import tags_code
+from mqtemplate.hashes import tags_code
 from mqtemplate.message import DELAY_PROPERTIES, Property
 from mqtemplate.pending import ScheduleChange, ScheduleChangeStatus
 from mqtemplate.record.codec import Drafts, RecordDraft, StoredRecord

@@ -7,11 +7,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from mqtemplate.delay.divert import TimerLimits, divert, strip_broker_properties
-from mqtemplate.delay.levels.table import DelayLevels
+from mqtemplate.delay.levels import DelayLevels
 from mqtemplate.engine.half_messages import committed_properties, copy_half, half_properties
 from mqtemplate.engine.retries import FIRST_RETRY_LEVEL, SentBack
 from mqtemplate.errors import MessageError, UnsupportedError
-from mqtemplate.hashes.java_hash import tags_code
+from mqtemplate.hashes import tags_code
 from mqtemplate.message import (
     DELAY_PROPERTIES,
     INTERNAL_PROPERTIES,

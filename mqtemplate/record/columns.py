@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from mqtemplate.hashes.checksum import crc32
+from mqtemplate.hashes import crc32
 from mqtemplate.record import layout
 from mqtemplate.record.codec import BadRecordError, StoredRecord, decode_topic, parse_record
 from mqtemplate.record.layout import BODY_AT, CHECK_SIZE, MAGIC_V1, MAGIC_V2, SMALLEST_RECORD, V6_EXTRA, SysFlag

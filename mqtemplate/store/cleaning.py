@@ -12,7 +12,7 @@ from mqtemplate.event_log import get_logger
 from mqtemplate.metrics import Metrics
 from mqtemplate.services import ClockWatch, wall_time
 from mqtemplate.store.commit_log import LogFile
-from mqtemplate.store.layout import file_name
+from mqtemplate.store.files.layout import file_name
 from mqtemplate.store.settings import StoreSettings, parse_delete_when
 
 _log = get_logger("mqtemplate.store")

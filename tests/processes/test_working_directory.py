@@ -25,7 +25,7 @@ from mqtemplate.remoting.tls import ClientTls, ServerTls
 from mqtemplate.spark.broker_access.location import BrokerLocation
 from mqtemplate.spark.options import SourceOptions
 from mqtemplate.spark.store_folder import StoreFolder
-from mqtemplate.store.files.snapshot_files import SnapshotStoreFiles
+from mqtemplate.store.files.folder_store_files import SnapshotStoreFiles
 from mqtemplate.template import RocketMQTemplate
 
 QUEUE = MessageQueue("orders", "broker-a", 0)

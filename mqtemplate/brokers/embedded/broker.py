@@ -25,10 +25,10 @@ from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.delay.causes import ReleaseCauses
 from mqtemplate.delay.control import DelayController
 from mqtemplate.delay.delay_store import DelayStore
-from mqtemplate.delay.levels.schedule_message_service import ScheduleMessageService
-from mqtemplate.delay.levels.table import DelayLevels, tags_code_of
+from mqtemplate.delay.levels import DelayLevels, tags_code_of
 from mqtemplate.delay.pending import PendingView
-from mqtemplate.delay.timers.settings import TimerSettings
+from mqtemplate.delay.schedule_message_service import ScheduleMessageService
+from mqtemplate.delay.settings import TimerSettings
 from mqtemplate.delay.timers.timer_message_store import TimerMessageStore
 from mqtemplate.engine.drafts import DraftMaker
 from mqtemplate.engine.retries import SentBack
@@ -56,7 +56,7 @@ from mqtemplate.services import Service, ServiceThread, WakeEvent
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.files.store_files import MemoryStoreFiles, StoreFiles
 from mqtemplate.store.message_store import MessageStore
-from mqtemplate.store.topics import TopicTable
+from mqtemplate.store.tables import TopicTable
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC, check_topic, is_application_topic
 
 _log = get_logger("mqtemplate.broker")

@@ -19,8 +19,8 @@ from mqtemplate.message import MessageExt, MessageQueue, Property
 from mqtemplate.processes import OwnerProcess
 from mqtemplate.selectors.tags import Selector
 from mqtemplate.services import WakeEvent
-from mqtemplate.store.consumer_offsets import ConsumerOffsets
 from mqtemplate.store.message_store import MessageStore
+from mqtemplate.store.tables import ConsumerOffsets
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
 _log = get_logger("mqtemplate.broker")

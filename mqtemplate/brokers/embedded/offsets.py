@@ -6,8 +6,8 @@ from urllib.parse import quote
 
 from mqtemplate.broker import ConsumerSpec, MessageModel
 from mqtemplate.services import AfterChangeService
-from mqtemplate.store.consumer_offsets import ConsumerOffsets
 from mqtemplate.store.message_store import MessageStore
+from mqtemplate.store.tables import ConsumerOffsets
 
 
 class CommittedOffsets:

@@ -12,8 +12,8 @@ from mqtemplate.record.compression import MAX_BODY_BYTES
 from mqtemplate.record.message_ext import to_message_ext
 from mqtemplate.results import PullResult, PullStatus
 from mqtemplate.selectors.tags import Selector
+from mqtemplate.store.consume_queue import ConsumeQueue
 from mqtemplate.store.message_store import MessageStore
-from mqtemplate.store.queues.consume_queue import ConsumeQueue
 
 _NO_LIMIT = 1 << 62
 _UNITS_PER_PAGE = 1_024

@@ -11,7 +11,7 @@ from mqtemplate.brokers.unknown_topics import UnknownTopics
 from mqtemplate.errors import DestinationError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
-from mqtemplate.store.topics import TopicTable
+from mqtemplate.store.tables import TopicTable
 from mqtemplate.topics import TRANS_CHECK_MAX_TIME_TOPIC, check_send_topic
 
 _log = get_logger("mqtemplate.broker")

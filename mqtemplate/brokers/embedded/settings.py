@@ -9,8 +9,8 @@ from typing import Annotated
 from annotated_types import Ge, Gt, Le, MinLen
 
 from mqtemplate.delay.divert import TimerLimits
-from mqtemplate.delay.levels.table import DEFAULT_DELAY_LEVELS
-from mqtemplate.delay.shaping.shape import TopicShape
+from mqtemplate.delay.levels import DEFAULT_DELAY_LEVELS
+from mqtemplate.delay.settings import TopicShape
 from mqtemplate.store.settings import StoreSettings
 
 

@@ -14,7 +14,7 @@ from mqtemplate.brokers.remote.outages import log_failure
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.brokers.remote.topics import create_topic, topic_queues
 from mqtemplate.clock import Clock, SystemClock
-from mqtemplate.delay.levels.table import DelayLevels
+from mqtemplate.delay.levels import DelayLevels
 from mqtemplate.engine.retries import FIRST_RETRY_LEVEL, SentBack
 from mqtemplate.errors import BrokerClosedError, BrokerError
 from mqtemplate.event_log import get_logger

@@ -12,8 +12,8 @@ from pydantic.dataclasses import dataclass
 from mqtemplate.brokers.embedded.settings import EmbeddedSettings
 from mqtemplate.context.config.contradiction import ContradictionError
 from mqtemplate.context.settings.properties import SECTION_CONFIG, bytes_of, duration_in, host_and_port, upper_case
-from mqtemplate.delay.levels.table import DelayLevels
-from mqtemplate.delay.shaping.shape import TopicShape
+from mqtemplate.delay.levels import DelayLevels
+from mqtemplate.delay.settings import TopicShape
 from mqtemplate.errors import ConfigurationError, DestinationError
 from mqtemplate.store.settings import parse_delete_when
 from mqtemplate.topics import check_send_topic

@@ -23,7 +23,7 @@ from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.registration import answers, handles
 from mqtemplate.server.response import RefusedError
 from mqtemplate.server.topic_configs import queue_id_error
-from mqtemplate.store.consumer_offsets import ConsumerOffsets
+from mqtemplate.store.tables import ConsumerOffsets
 
 _log = get_logger("mqtemplate.admin")
 

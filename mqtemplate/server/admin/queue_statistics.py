@@ -10,7 +10,7 @@ from mqtemplate.remoting.protocol.bodies.group import ConsumeStats, OffsetWrappe
 from mqtemplate.remoting.protocol.bodies.route import TopicConfig, TopicOffset, TopicStatsTable
 from mqtemplate.server.admin.traffic import Traffic
 from mqtemplate.server.pulls.raw_reader import RawReader
-from mqtemplate.store.consumer_offsets import ConsumerOffsets
+from mqtemplate.store.tables import ConsumerOffsets
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from mqtemplate.clock import Clock
 from mqtemplate.remoting.protocol.bodies.route import BrokerStatsData, BrokerStatsItem
 from mqtemplate.services import wall_time
-from mqtemplate.store.consumer_offsets import ConsumerOffsets
 from mqtemplate.store.message_store import MessageStore
+from mqtemplate.store.tables import ConsumerOffsets
 
 _SECOND = 1_000
 _MINUTE = 60 * _SECOND

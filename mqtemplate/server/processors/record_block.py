@@ -23,7 +23,7 @@ from mqtemplate.remoting.protocol.headers.record_block import (
 from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.registration import answers
 from mqtemplate.server.response import RefusedError
-from mqtemplate.store.layout import PRE_BLANK_SIZE_MARK
+from mqtemplate.store.files.layout import PRE_BLANK_SIZE_MARK
 
 _MAX_UNITS = 65_536
 

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from mqtemplate.record.columns import count_leading
 from mqtemplate.record.layout import SMALLEST_RECORD
 from mqtemplate.server.pulls.raw_rows import rows_without_check
-from mqtemplate.store.layout import CQ_UNIT_SIZE
-from mqtemplate.store.message_store import MessageStore
-from mqtemplate.store.queues.consume_queue import ConsumeQueue
-from mqtemplate.store.record_reads import read_records
+from mqtemplate.store.consume_queue import ConsumeQueue
+from mqtemplate.store.files.layout import CQ_UNIT_SIZE
+from mqtemplate.store.message_store import MessageStore, read_records
 
 _MAX_UNITS = 256
 _MAX_BYTES = 256 << 10

@@ -13,7 +13,7 @@ from mqtemplate.errors import CorruptRecordError
 from mqtemplate.message import MessageQueue
 from mqtemplate.spark.reader.record_block import RecordBlock, pieces
 from mqtemplate.spark.store_folder import LogWindow, StoreFolder
-from mqtemplate.store.layout import DONE_SIZE_MARK
+from mqtemplate.store.files.layout import DONE_SIZE_MARK
 from mqtemplate.topics import SCHEDULE_TOPIC
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mqtemplate.delay.levels.schedule_message_service import DELAY_OFFSET_FILE
 from mqtemplate.delay.release import DEAD_LETTER_TOPIC
+from mqtemplate.delay.schedule_message_service import DELAY_OFFSET_FILE
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.properties import decode_properties, encode_properties
 from mqtemplate.store import PutResult

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from mqtemplate.delay.release import DEAD_LETTER_TOPIC
-from mqtemplate.delay.releaser import observe_all
+from mqtemplate.delay.release import DEAD_LETTER_TOPIC, observe_all
 from mqtemplate.errors import StoreFullError
 from mqtemplate.metrics import Histogram, HistogramSnapshot
 from mqtemplate.record.codec import RecordDraft

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from mqtemplate.brokers.remote.client_context import ClientContext
-from mqtemplate.delay.levels.table import DelayLevels
+from mqtemplate.delay.levels import DelayLevels
 from mqtemplate.errors import BrokerError, ConfigurationError
 from mqtemplate.numbers import parse_number
 from mqtemplate.remoting.protocol.codes import RequestCode

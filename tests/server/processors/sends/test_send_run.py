@@ -23,8 +23,7 @@ from mqtemplate.remoting.settings import RemotingServerSettings
 from mqtemplate.server import AclSettings, BrokerServer, BrokerServerSettings
 from mqtemplate.server.processors.sends import send_run
 from mqtemplate.server.processors.sends.send_run import SendRun
-from mqtemplate.store import FlushDiskType
-from mqtemplate.store.index import recent_keys
+from mqtemplate.store import FlushDiskType, key_reader
 from tests.remoting.wire import RawPeer
 from tests.server.processors.run_serving import (
     LISTEN,
@@ -330,7 +329,7 @@ def test_a_record_of_a_run_is_verified() -> None:
 
 def test_the_io_thread_indexes_what_it_stored_after_its_replies(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock does not move, so the service of the index does not step."""
-    monkeypatch.setattr(recent_keys, "_SOME_BYTES", 2_000)
+    monkeypatch.setattr(key_reader, "_SOME_BYTES", 2_000)
     in_one_turn(monkeypatch)
     with serving() as server, known_producer(server) as peer:
         index = server.engine.store.index

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from mqtemplate.delay.pending_rows import NEVER_MS, PENDING_DTYPE
-from mqtemplate.store.layout import CQ_UNIT_DTYPE, DONE_SIZE_MARK, PRE_BLANK_SIZE_MARK
-from mqtemplate.store.queues.consume_queue import ConsumeQueue
+from mqtemplate.store.consume_queue import ConsumeQueue
+from mqtemplate.store.files.layout import CQ_UNIT_DTYPE, DONE_SIZE_MARK, PRE_BLANK_SIZE_MARK
 
 _SCAN_COUNT = 65_536
 """Units in one read of the queue."""

@@ -10,12 +10,11 @@ import numpy as np
 
 from mqtemplate.delay.causes import ReleaseCauses
 from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS, DelayStore
-from mqtemplate.delay.levels.level_queue import DueUnits, LevelQueue
-from mqtemplate.delay.levels.level_replay import LevelReplay
+from mqtemplate.delay.level_queue import DueUnits, LevelQueue
 from mqtemplate.delay.pending_rows import NEVER_MS, NO_ROWS, PendingEntry, PendingPiece
-from mqtemplate.delay.release import DueRecord
-from mqtemplate.delay.releaser import MAX_RELEASE_COUNT
-from mqtemplate.delay.timers.settings import slot_of
+from mqtemplate.delay.release import MAX_RELEASE_COUNT, DueRecord
+from mqtemplate.delay.replay import LevelReplay
+from mqtemplate.delay.settings import slot_of
 from mqtemplate.errors import StoreFormatError
 from mqtemplate.event_log import get_logger
 from mqtemplate.metrics import MetricKind, Sample
