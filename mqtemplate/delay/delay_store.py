@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from mqtemplate.delay.causes import ReleaseCauses
+from mqtemplate.delay.causes import LatenessCauses
 from mqtemplate.delay.pending_rows import PendingEntry, PendingPiece
 from mqtemplate.delay.release import Releaser
 from mqtemplate.errors import CorruptRecordError, StoreFullError
@@ -82,9 +82,9 @@ class DelayStore(ABC):
     name: str
     source_topic: str
 
-    def __init__(self, store: MessageStore, causes: ReleaseCauses | None = None) -> None:
+    def __init__(self, store: MessageStore, causes: LatenessCauses | None = None) -> None:
         self._store = store
-        self._causes = ReleaseCauses(store.metrics) if causes is None else causes
+        self._causes = LatenessCauses(store.metrics) if causes is None else causes
         self.lock = threading.RLock()
         self._releaser = Releaser(store, self.source_topic, self.name)
         self._is_started = False

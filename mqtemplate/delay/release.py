@@ -3,6 +3,8 @@
 Appending the copy under the real topic *is* the release; no other file has to agree. A copy stores one more than the
 physical offset of the delayed record in ``prepared_transaction_offset``, a field that ordinary records do not use. So a
 recovery reads from the commit log alone which delayed records were released.
+
+`Releaser` builds the copies, many alike ones as one array, and appends them together.
 """
 
 from __future__ import annotations
@@ -41,10 +43,7 @@ from mqtemplate.record.properties import (
 )
 from mqtemplate.record.released_copies import AlikeCopies, RecordShape, ReleasedCopies
 from mqtemplate.store.message_store import MessageStore, read_records
-from mqtemplate.topics import DLQ_TOPIC_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC, check_topic
-
-DEAD_LETTER_TOPIC = DLQ_TOPIC_PREFIX + "SCHEDULE"
-"""Topic of delayed messages that cannot be delivered to their real topic."""
+from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC, UNDELIVERABLE_TOPIC, check_topic
 
 LEVEL_DELAY_PAIR, _DELIVER_PAIR, _REAL_TOPIC_PAIR, _REAL_QID_PAIR = (
     PROPERTY_SEPARATOR + name + NAME_VALUE_SEPARATOR
@@ -190,7 +189,7 @@ def dead_letter_draft(record: StoredRecord) -> RecordDraft:
         while len(properties) > MAX_PROPERTIES_BYTES:
             del kept[max(kept, key=lambda name: len(kept[name]))]
             properties = encode_properties(kept)
-    return copy_of(record, DEAD_LETTER_TOPIC, 0, properties)
+    return copy_of(record, UNDELIVERABLE_TOPIC, 0, properties)
 
 
 def copy_of(record: StoredRecord, topic: str, queue_id: int, properties: bytes) -> RecordDraft:
@@ -201,14 +200,13 @@ def copy_of(record: StoredRecord, topic: str, queue_id: int, properties: bytes) 
         record.body,
         properties,
         tags_code(find_property(properties, TAGS)),
-        -1,
-        record.flag,
-        record.sys_flag & _KEPT_FLAGS,
-        record.born_timestamp,
-        record.born_host,
-        record.reconsume_times,
-        record.physical_offset + 1,
-        record.body_crc,
+        flag=record.flag,
+        sys_flag=record.sys_flag & _KEPT_FLAGS,
+        born_timestamp=record.born_timestamp,
+        born_host=record.born_host,
+        reconsume_times=record.reconsume_times,
+        prepared_transaction_offset=record.physical_offset + 1,
+        body_crc=record.body_crc,
     )
 
 
@@ -219,7 +217,7 @@ def released_source(record: StoredRecord) -> int | None:
     """
     if record.prepared_transaction_offset <= 0 or record.sys_flag & SysFlag.TRANSACTION_MASK:
         return None
-    is_copy = record.topic in (TIMER_TOPIC, DEAD_LETTER_TOPIC, find_property(record.properties_bytes, REAL_TOPIC))
+    is_copy = record.topic in (TIMER_TOPIC, UNDELIVERABLE_TOPIC, find_property(record.properties_bytes, REAL_TOPIC))
     return record.prepared_transaction_offset - 1 if is_copy else None
 
 
@@ -229,7 +227,7 @@ MAX_RELEASE_COUNT = 1_000
 """Messages in one append. More due messages are left for the next step."""
 _MAX_RELEASE_BYTES = 4 << 20
 _MAX_ADDED_BYTES = 256  # more bytes of a copy than of its record: a longer topic, stamps
-_MIN_RUN = 32
+_FEWEST_ALIKE = 32
 """Fewest records of one shape for which building one array is cheaper than building each copy (measured)."""
 
 
@@ -285,7 +283,7 @@ class Releaser:
             self.end = self._append(copies)
             self._unconfirmed.update([each.topic for each in copies])
         rolled_count = sum([each.topic == TIMER_TOPIC for each in copies])
-        dead_count = sum([each.topic == DEAD_LETTER_TOPIC for each in copies])
+        dead_count = sum([each.topic == UNDELIVERABLE_TOPIC for each in copies])
         count = count_copies(copies)
         self._rolled.add(rolled_count)
         self._released.add(count - rolled_count - dead_count)
@@ -336,31 +334,31 @@ class Releaser:
     def _copies(self, due: Sequence[DueRecord], now_ms: int) -> list[RecordDraft | AlikeCopies]:
         """Return the copies of records of one size."""
         copies: list[RecordDraft | AlikeCopies] = []
-        # A failed search for a run costs a read of the window. So each failure doubles the step to the next search and
-        # narrows the window to the smallest run; a success widens it again.
-        at, window, step = 0, len(due), _MIN_RUN
+        # A failed search for alike records costs a read of the window. So each failure doubles the step to the next
+        # search and narrows the window to the fewest; a success widens it again.
+        at, window, step = 0, len(due), _FEWEST_ALIKE
         while at < len(due):
-            run = self._run(due[at : at + window], now_ms)
-            if run is None:
+            alike = self._alike(due[at : at + window], now_ms)
+            if alike is None:
                 copies += self._one_by_one(due[at : at + step], now_ms)
                 at += step
-                window, step = _MIN_RUN, 2 * step
+                window, step = _FEWEST_ALIKE, 2 * step
             else:
-                copies.append(run)
-                at += len(run)
-                window, step = 4 * len(run), _MIN_RUN
+                copies.append(alike)
+                at += len(alike)
+                window, step = 4 * len(alike), _FEWEST_ALIKE
         return copies
 
     def _one_by_one(self, due: Sequence[DueRecord], now_ms: int) -> list[RecordDraft]:
         drafts = [self._draft(item, now_ms) for item in due]
         return [draft for draft in drafts if draft is not None]
 
-    def _run(self, due: Sequence[DueRecord], now_ms: int) -> AlikeCopies | None:
+    def _alike(self, due: Sequence[DueRecord], now_ms: int) -> AlikeCopies | None:
         """Return the copies of the leading records that have one shape; None if they are few.
 
-        A record with any fault ends the run. `_draft` meets it next, and reports the fault.
+        A record with any fault ends them. `_draft` meets it next, and reports the fault.
         """
-        if len(due) < _MIN_RUN:
+        if len(due) < _FEWEST_ALIKE:
             return None
         item = due[0]
         try:
@@ -376,7 +374,7 @@ class Releaser:
         shape = RecordShape(record, rows[0].tobytes())
         gap = _gap(record.properties_bytes, draft.properties, stamps)
         count = shape.count_matching(rows, offsets) if gap is not None else 0
-        stamp_rows = _stamp_rows(record, due[:count], now_ms) if count >= _MIN_RUN else None
+        stamp_rows = _stamp_rows(record, due[:count], now_ms) if count >= _FEWEST_ALIKE else None
         if gap is None or stamp_rows is None:
             return None
         columns = slice(shape.properties_at + gap.start, shape.properties_at + gap.stop)
@@ -413,7 +411,7 @@ class Releaser:
             reason=reason,
             topic=topic,
             physical_offset=physical_offset,
-            dead_letter_topic=None if record is None else DEAD_LETTER_TOPIC,
+            dead_letter_topic=None if record is None else UNDELIVERABLE_TOPIC,
             **fields,
         )
 

@@ -1,4 +1,6 @@
-"""Copies that RocketMQ released while it used the store directory: they do not name the record they were copied from.
+"""The replay of a start: which delayed records the commit log shows as released.
+
+Copies that RocketMQ released do not name the record they were copied from.
 
 Copies of this package do, see `release.released_source`. RocketMQ writes its progress every ten seconds (levels) or
 every second (timers). After a kill of RocketMQ, or without its progress file, only the copies in the log show what it
@@ -13,7 +15,7 @@ import numpy as np
 
 from mqtemplate.delay.level_queue import is_marked, unit_pieces
 from mqtemplate.delay.pending_rows import OffsetSet, contains
-from mqtemplate.delay.release import DEAD_LETTER_TOPIC, released_source
+from mqtemplate.delay.release import released_source
 from mqtemplate.errors import CorruptRecordError
 from mqtemplate.numbers import parse_number
 from mqtemplate.record.codec import StoredRecord
@@ -30,7 +32,7 @@ from mqtemplate.record.properties import (
 )
 from mqtemplate.store.consume_queue import ConsumeQueue
 from mqtemplate.store.message_store import MessageStore
-from mqtemplate.topics import TIMER_TOPIC
+from mqtemplate.topics import TIMER_TOPIC, UNDELIVERABLE_TOPIC
 
 _KEPT_PROPERTIES = (UNIQ_KEY, REAL_TOPIC, REAL_QID, DELAY, TIMER_OUT_MS)
 """Properties that RocketMQ copies unchanged, and that distinguish one delayed message from another."""
@@ -207,7 +209,11 @@ class TimerReplay:
         is_change = find_property(properties, REPLACED_LEVEL) is not None
         if is_change:
             self.changed.add(source)
-        if is_change or record.topic in (TIMER_TOPIC, DEAD_LETTER_TOPIC) or may_have_property(properties, TIMER_OUT_MS):
+        if (
+            is_change
+            or record.topic in (TIMER_TOPIC, UNDELIVERABLE_TOPIC)
+            or may_have_property(properties, TIMER_OUT_MS)
+        ):
             self._sources.add(source)
             self._note(record)
 

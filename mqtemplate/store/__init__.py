@@ -10,7 +10,7 @@ from mqtemplate.exports import late_import
 if TYPE_CHECKING:
     from mqtemplate.record.appends import PutResult
     from mqtemplate.store.checkpoint import LogFollower
-    from mqtemplate.store.cleaning import CleaningService, PendingMessages
+    from mqtemplate.store.cleaning import CleaningService, KeptMessages
     from mqtemplate.store.consume_queue import ConsumeQueue
     from mqtemplate.store.files.folder_store_files import FolderStoreFiles
     from mqtemplate.store.files.mapped_files import MappedFile, MappedFileQueue
@@ -27,12 +27,12 @@ __all__ = [
     "FlushDiskType",
     "FolderStoreFiles",
     "IndexService",
+    "KeptMessages",
     "LogFollower",
     "MappedFile",
     "MappedFileQueue",
     "MemoryStoreFiles",
     "MessageStore",
-    "PendingMessages",
     "PutResult",
     "StoreFiles",
     "StoreSettings",
@@ -44,7 +44,7 @@ __getattr__ = late_import(
     {
         "LogFollower": "mqtemplate.store.checkpoint",
         "CleaningService": "mqtemplate.store.cleaning",
-        "PendingMessages": "mqtemplate.store.cleaning",
+        "KeptMessages": "mqtemplate.store.cleaning",
         "PutResult": "mqtemplate.store.commit_log",
         "ConsumeQueue": "mqtemplate.store.consume_queue",
         "ConsumerOffsets": "mqtemplate.store.tables",

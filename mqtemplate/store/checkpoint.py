@@ -1,4 +1,4 @@
-"""The checkpoint: up to which offset the files of a store agree, and the interface for state derived from the log."""
+"""Facts about a store directory: sizes of its files, steps of the clock, and up to which offset its files agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A consume queue: the positions of the messages of one queue in the commit log, in order."""
+"""A consume queue: the positions of the messages of one queue in the commit log, in order.
+
+A bounded number of queues is mapped, so that topics do not take all descriptors.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One index file: a hash table from keys to records."""
+"""One index file: a hash table from keys to records, and the sizes of such files."""
 
 from __future__ import annotations
 

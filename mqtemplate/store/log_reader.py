@@ -1,4 +1,4 @@
-"""Reading the commit log: one record by its physical offset, and the next whole record after damage."""
+"""Reading the commit log: a record by its offset, the next whole record after damage, and a scan to its end."""
 
 from __future__ import annotations
 

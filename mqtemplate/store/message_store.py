@@ -21,7 +21,7 @@ from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.properties import TAGS, find_property
 from mqtemplate.services import AfterChangeService, Service, ServiceThread
 from mqtemplate.store.checkpoint import ClockSteps, LogFollower, StoreCheckpoint, file_sizes
-from mqtemplate.store.cleaning import CleaningService, PendingMessages
+from mqtemplate.store.cleaning import CleaningService, KeptMessages
 from mqtemplate.store.commit_log import AllocateService, CommitLog, LogFile
 from mqtemplate.store.consume_queue import ConsumeQueue
 from mqtemplate.store.files.store_files import StoreFiles, refuse_unsupported_formats
@@ -108,7 +108,7 @@ class MessageStore:
 
     # --- opening and closing -------------------------------------------------------------------
 
-    def load(self, followers: Sequence[LogFollower] = (), pending: PendingMessages | None = None) -> None:
+    def load(self, followers: Sequence[LogFollower] = (), pending: KeptMessages | None = None) -> None:
         """Lock the store, open its files and recover.
 
         Args:

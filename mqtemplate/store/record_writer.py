@@ -1,4 +1,4 @@
-"""Records and their consume queue units, appended together."""
+"""The consume queues of a store, and the writer that appends records together with their units."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The topics and their queues: ``config/topics.json``."""
+"""The tables of a store in JSON: topics with their queues, and the offsets of consumer groups."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from mqtemplate.brokers.embedded.transactions.service import TransactionService
 from mqtemplate.brokers.key_query import KeyQuery
 from mqtemplate.brokers.requests import PendingRequests, create_reply, create_request, received_reply
 from mqtemplate.clock import Clock, SystemClock
-from mqtemplate.delay.causes import ReleaseCauses
+from mqtemplate.delay.causes import LatenessCauses
 from mqtemplate.delay.control import DelayController
 from mqtemplate.delay.delay_store import DelayStore
 from mqtemplate.delay.levels import DelayLevels, tags_code_of
@@ -156,7 +156,7 @@ class EmbeddedBroker(Broker):
     def _create_delay_services(self) -> None:
         settings = self.settings
         limits = settings.timer_limits()
-        self.release_causes = causes = ReleaseCauses(self.store.metrics)
+        self.release_causes = causes = LatenessCauses(self.store.metrics)
         self._schedule = ScheduleMessageService(self.store, limits.precision_ms, causes)
         self._timer = TimerMessageStore(
             self.store,

@@ -1,4 +1,7 @@
-"""View of the pending timers: those on the wheel that are not released, cancelled or recalled."""
+"""View of the pending timers: those on the wheel that are not released, cancelled or recalled.
+
+The parked ones have an index of their own; RocketMQ's delete markers name those that it recalled.
+"""
 
 from __future__ import annotations
 
@@ -29,18 +32,18 @@ from mqtemplate.record.codec import StoredRecord
 _CAPACITY = 2_000_000  # units: 48 MB
 
 
-class _Run(NamedTuple):
+class _ParkedTimers(NamedTuple):
     """Parked units in order of due time: three arrays of one length."""
 
     due_ms: np.ndarray
     position: np.ndarray
     slot_ms: np.ndarray
 
-    def cut(self, start: int, end: int) -> _Run:
-        return _Run(self.due_ms[start:end], self.position[start:end], self.slot_ms[start:end])
+    def cut(self, start: int, end: int) -> _ParkedTimers:
+        return _ParkedTimers(self.due_ms[start:end], self.position[start:end], self.slot_ms[start:end])
 
-    def where(self, chosen: np.ndarray) -> _Run:
-        return _Run(self.due_ms[chosen], self.position[chosen], self.slot_ms[chosen])
+    def where(self, chosen: np.ndarray) -> _ParkedTimers:
+        return _ParkedTimers(self.due_ms[chosen], self.position[chosen], self.slot_ms[chosen])
 
     def count_before(self, time_ms: int) -> int:
         return int(np.searchsorted(self.due_ms, time_ms))
@@ -63,7 +66,7 @@ class ParkedTimers:
         self._end = 0  # position in the log; the units before it were read
         self._from_ms, self._until_ms = 0, NEVER_MS  # the due times that the index covers
         # From long to short. Two of about one length are merged, so there are few, and each unit is merged rarely.
-        self._runs: list[_Run] = []
+        self._runs: list[_ParkedTimers] = []
 
     def read_on(self, from_ms: int, read_ms: int) -> bool:
         """Read a bounded number of units. Return True if the index covers *from_ms* up to the end of the log.
@@ -96,18 +99,18 @@ class ParkedTimers:
         positions = np.concatenate([np.empty(0, np.int64), *(run.position for run in runs)])
         return np.sort(positions[positions >= self._log.start]), before_ms
 
-    def _parked(self, position: int, units: np.ndarray, read_ms: int) -> _Run:
+    def _parked(self, position: int, units: np.ndarray, read_ms: int) -> _ParkedTimers:
         """Return the parked ones of adjacent units that the index has to cover."""
         indexes = np.flatnonzero(units["magic"] & (Magic.ROLL | Magic.DELETE | Magic.DONE) == Magic.ROLL)
         units = units[indexes]
         slots_ms, times = slots_of(units), self._reader.due_times(units)
         times = np.where(times == NO_TIME_MS, slots_ms, times)
-        run = _Run(times, position + indexes * TIMER_UNIT_SIZE, slots_ms)
+        run = _ParkedTimers(times, position + indexes * TIMER_UNIT_SIZE, slots_ms)
         is_covered = (times >= self._from_ms) & (times < self._until_ms)
         run = run.where(is_covered & (slots_ms >= read_ms) & are_valid(units))
         return run.where(np.argsort(run.due_ms, kind="stable"))
 
-    def _add(self, run: _Run, read_ms: int) -> None:
+    def _add(self, run: _ParkedTimers, read_ms: int) -> None:
         while self._runs and len(self._runs[-1].due_ms) < 2 * len(run.due_ms):
             run = _merged([self._runs.pop(), run], read_ms)
         if len(run.due_ms):
@@ -115,17 +118,17 @@ class ParkedTimers:
         if sum(len(each.due_ms) for each in self._runs) > self._capacity:
             self._limit(_merged(self._runs, read_ms))
 
-    def _limit(self, run: _Run) -> None:
+    def _limit(self, run: _ParkedTimers) -> None:
         """Keep the first half of what the index may have. The rest is read again when a caller needs it."""
         if len(run.due_ms) > self._capacity:
             self._until_ms = int(run.due_ms[self._capacity // 2]) + 1
-            run = _Run(*(column.copy() for column in run.cut(0, run.count_before(self._until_ms))))
+            run = _ParkedTimers(*(column.copy() for column in run.cut(0, run.count_before(self._until_ms))))
         self._runs = [run]
 
 
-def _merged(runs: list[_Run], read_ms: int) -> _Run:
+def _merged(runs: list[_ParkedTimers], read_ms: int) -> _ParkedTimers:
     """Return one run of several, without the units of closed slots."""
-    run = _Run(*(np.concatenate(columns) for columns in zip(*runs, strict=True)))
+    run = _ParkedTimers(*(np.concatenate(columns) for columns in zip(*runs, strict=True)))
     run = run.where(run.slot_ms >= read_ms)
     return run.where(np.argsort(run.due_ms, kind="stable"))
 

@@ -1,4 +1,4 @@
-"""The due timers of topics with a shape, in the order in which they may be released."""
+"""The timers that are due next, in their order; those of topics with a shape are held until they may be released."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import numpy as np
 
-from mqtemplate.delay.causes import ReleaseCauses
+from mqtemplate.delay.causes import LatenessCauses
 from mqtemplate.delay.pending_rows import NEVER_MS
 from mqtemplate.delay.release import DueRecord
 from mqtemplate.delay.settings import HEAD_START_MS, TopicShape
@@ -435,7 +435,7 @@ class Shaper:
         held: The held timers.
     """
 
-    def __init__(self, shapes: Mapping[str, TopicShape], causes: ReleaseCauses) -> None:
+    def __init__(self, shapes: Mapping[str, TopicShape], causes: LatenessCauses) -> None:
         self._limits = {java_string_hash(topic): _Limit(topic, shape) for topic, shape in shapes.items()}
         self._hashes = np.array(sorted(self._limits), np.int64)
         self._causes = causes

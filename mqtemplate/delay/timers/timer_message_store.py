@@ -1,4 +1,7 @@
-"""Delay service for timers: any delay, on the timing wheel, each message released at its millisecond."""
+"""Delay service for timers: any delay, on the timing wheel, each message released at its millisecond.
+
+It also counts the pending timers by topic: the file ``config/timermetrics``, for RocketMQ's tools.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from mqtemplate.delay.causes import ReleaseCauses
+from mqtemplate.delay.causes import LatenessCauses
 from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS, DelayStore
 from mqtemplate.delay.pending_rows import NEVER_MS, NO_ROWS, PendingEntry, PendingPiece
-from mqtemplate.delay.release import DEAD_LETTER_TOPIC, MAX_RELEASE_COUNT, DueRecord, count_copies
+from mqtemplate.delay.release import MAX_RELEASE_COUNT, DueRecord, count_copies
 from mqtemplate.delay.replay import TimerReplay
 from mqtemplate.delay.settings import TimerSettings, TopicShape
 from mqtemplate.delay.timers.backlog import TimerBacklog
@@ -42,7 +45,7 @@ from mqtemplate.store.files.json_files import DataVersion, read_table
 from mqtemplate.store.files.layout import PRE_BLANK_SIZE_MARK
 from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.store.message_store import MessageStore
-from mqtemplate.topics import TIMER_TOPIC
+from mqtemplate.topics import TIMER_TOPIC, UNDELIVERABLE_TOPIC
 
 _log = get_logger("mqtemplate.delay")
 
@@ -134,7 +137,7 @@ class TimerMessageStore(DelayStore):
         self,
         store: MessageStore,
         settings: TimerSettings | None = None,
-        causes: ReleaseCauses | None = None,
+        causes: LatenessCauses | None = None,
         shapes: Mapping[str, TopicShape] = MappingProxyType({}),
     ) -> None:
         super().__init__(store, causes)
@@ -478,7 +481,7 @@ class TimerMessageStore(DelayStore):
 
 def _real_topic(record: RecordDraft | AlikeCopies | StoredRecord) -> str:
     """Return the real topic of a delayed message, or of its copy."""
-    if isinstance(record, AlikeCopies) or record.topic not in (TIMER_TOPIC, DEAD_LETTER_TOPIC):
+    if isinstance(record, AlikeCopies) or record.topic not in (TIMER_TOPIC, UNDELIVERABLE_TOPIC):
         return record.topic
     properties = record.properties if isinstance(record, RecordDraft) else record.properties_bytes
     return find_property(properties, REAL_TOPIC) or ""

@@ -1,4 +1,4 @@
-"""The files of one store in a folder that one process owns."""
+"""The files of one store in a folder: owned by one process, or as a snapshot that is only read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sequence of mapped files that form one range of bytes."""
+"""Files of a fixed size as memory, and sequences of them that form one range of bytes."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class MappedFile:
 _CHUNK = 1 << 20
 _PAGE = 4_096
 
-_Run = tuple[list[int], list[MappedFile]]
+_Files = tuple[list[int], list[MappedFile]]
 """Starts and files at one moment; never changed, only replaced. A tuple, because `find` unpacks it fastest."""
 
 
@@ -132,7 +132,7 @@ class MappedFileQueue:
 
     def __init__(self, file_size: int) -> None:
         self.file_size = file_size
-        self._run: _Run = ([], [])
+        self._run: _Files = ([], [])
 
     @property
     def starts(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""The files of one store, by name: the interface, and its implementation in memory."""
+"""The files of one store, by name: the interface, its implementation in memory, and formats that are refused."""
 
 from __future__ import annotations
 
