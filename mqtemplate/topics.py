@@ -26,6 +26,7 @@ __all__ = [
     "TIMER_TOPIC",
     "TRACE_TOPIC",
     "TRANS_CHECK_MAX_TIME_TOPIC",
+    "UNDELIVERABLE_TOPIC",
     "check_given_topic",
     "check_send_topic",
     "check_topic",
@@ -86,7 +87,8 @@ SYSTEM_TOPICS = frozenset(
 Source: ``TopicValidator.SYSTEM_TOPIC_SET``.
 """
 
-_UNDELIVERABLE_TOPIC = DLQ_TOPIC_PREFIX + "SCHEDULE"  # delayed messages without a legal real topic
+UNDELIVERABLE_TOPIC = DLQ_TOPIC_PREFIX + "SCHEDULE"
+"""Topic of delayed messages that cannot be delivered to their real topic."""
 SYSTEM_GROUPS = frozenset(
     {
         "DEFAULT_CONSUMER",
@@ -176,7 +178,7 @@ def is_file_name(name: str) -> bool:
 
 def is_broker_topic(topic: str) -> bool:
     """Return True for a topic in which only the broker stores messages: those of other topics, mostly."""
-    return topic in NOT_SENDABLE_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX) or topic == _UNDELIVERABLE_TOPIC
+    return topic in NOT_SENDABLE_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX) or topic == UNDELIVERABLE_TOPIC
 
 
 def needs_own_right(topic: str) -> bool:

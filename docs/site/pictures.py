@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from mqtemplate.delay.levels.table import DelayLevels
-from mqtemplate.delay.timers.settings import TimerSettings
-from mqtemplate.delay.timers.timer_unit import TIMER_UNIT_SIZE
+from mqtemplate.delay.levels import DelayLevels
+from mqtemplate.delay.settings import TimerSettings
+from mqtemplate.delay.timers.timer_log import TIMER_UNIT_SIZE
 from mqtemplate.delay.timers.timer_wheel import SLOT_SIZE
 from mqtemplate.durations import format_ms
 from mqtemplate.engine.retries import FIRST_RETRY_LEVEL

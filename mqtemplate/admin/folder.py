@@ -14,7 +14,7 @@ from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.message import MessageQueue
 from mqtemplate.processes import absolute_path
-from mqtemplate.store.files.snapshot_files import SnapshotStoreFiles, check_store
+from mqtemplate.store.files.folder_store_files import SnapshotStoreFiles, check_store
 
 
 class FolderAdmin(BrokerAdmin):

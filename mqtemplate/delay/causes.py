@@ -14,7 +14,7 @@ _GAP_MS = 1_000
 """Spans with a shorter pause are one: a topic at its rate is held again and again."""
 
 
-class ReleaseCauses:
+class LatenessCauses:
     """The times at which a broker was stopped or held a topic, for explanations of late releases.
 
     It stores a few spans of time and nothing for each message.

@@ -17,8 +17,8 @@ from mqtemplate.numbers import parse_number
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.record.properties import TIMER_DELAY_MS, TIMER_DELAY_SEC, find_property
 from mqtemplate.services import ClockWatch
+from mqtemplate.store.consume_queue import ConsumeQueue
 from mqtemplate.store.message_store import MessageStore
-from mqtemplate.store.queues.consume_queue import ConsumeQueue
 from mqtemplate.topics import SCHEDULE_TOPIC
 
 _log = get_logger("mqtemplate.delay")

@@ -14,13 +14,12 @@ from typing import NamedTuple
 import numpy as np
 
 from mqtemplate.delay.clock_correction import ClockCorrection
-from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS, DelayStore
+from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS, DelayStore, RecordLookup, has_key, is_marker
 from mqtemplate.delay.divert import Diverted, TimerLimits, divert_to_timer
 from mqtemplate.delay.pending_rows import PendingEntry
 from mqtemplate.delay.recall_handle import RecallHandle, check_selection, decode_handle, handle_of
-from mqtemplate.delay.record_lookup import RecordLookup, has_key, is_marker
 from mqtemplate.delay.release import copy_of
-from mqtemplate.hashes.java_hash import tags_code
+from mqtemplate.hashes import tags_code
 from mqtemplate.message import DELAY_PROPERTIES, Property
 from mqtemplate.pending import ScheduleChange, ScheduleChangeStatus
 from mqtemplate.record.codec import Drafts, RecordDraft, StoredRecord
@@ -52,7 +51,7 @@ class _Change(NamedTuple):
     deliver_ms: int | None
 
 
-class _Named(NamedTuple):
+class _NamedMessage(NamedTuple):
     """Messages that a call names: those with a key, for one topic, or for the topics of a namespace."""
 
     key: str
@@ -121,7 +120,7 @@ class DelayController:
     ) -> ScheduleChange:
         key = check_selection(handle, key)
         if key is not None:
-            return self._change_by_key(_Named(key, topic, namespace), change)
+            return self._change_by_key(_NamedMessage(key, topic, namespace), change)
         assert handle is not None
         results = [self._change_by_handle(decode_handle(part), change) for part in handle.split(",")]
         done = [result for result in results if result.count]
@@ -131,14 +130,14 @@ class DelayController:
 
     def _change_by_handle(self, handle: RecallHandle, change: _Change) -> ScheduleChange:
         first = self._lookup.at(handle.physical_offset) if handle.physical_offset >= 0 else None
-        meant = _Named(handle.msg_id, handle.topic)
+        meant = _NamedMessage(handle.msg_id, handle.topic)
         if first is not None and first.topic in _DELAYED_TOPICS and meant.is_name_of(first):
             result = self._apply([first], change)
             if result.count:
                 return result  # the common case needs no index: the message was never moved
         return self._change_by_key(meant, change, gone=first)
 
-    def _change_by_key(self, meant: _Named, change: _Change, gone: StoredRecord | None = None) -> ScheduleChange:
+    def _change_by_key(self, meant: _NamedMessage, change: _Change, gone: StoredRecord | None = None) -> ScheduleChange:
         seen = set() if gone is None else {gone.physical_offset}
         count, handles = 0, list[str]()
         named = self._named(meant)
@@ -152,7 +151,7 @@ class DelayController:
         status = change.status if count else self._final_status(named, meant)
         return ScheduleChange(status, count, tuple(handles))
 
-    def _named(self, meant: _Named) -> list[StoredRecord]:
+    def _named(self, meant: _NamedMessage) -> list[StoredRecord]:
         """Return the delayed records that are meant, pending or not, and their delete markers."""
         return [
             record
@@ -161,7 +160,7 @@ class DelayController:
             if meant.is_name_of(record)
         ]
 
-    def _final_status(self, named: Sequence[StoredRecord], meant: _Named) -> ScheduleChangeStatus:
+    def _final_status(self, named: Sequence[StoredRecord], meant: _NamedMessage) -> ScheduleChangeStatus:
         """Return the status of a message none of whose delayed records is pending."""
         if not named:
             is_delivered = meant.topic is not None and self._is_stored(meant.topic, meant.key)

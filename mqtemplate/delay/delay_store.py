@@ -1,4 +1,4 @@
-"""Interface and common half of the two delay services."""
+"""Common interface of both delay services, and the lookup of their records by physical offset or by key."""
 
 from __future__ import annotations
 
@@ -8,13 +8,58 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from mqtemplate.delay.causes import ReleaseCauses
+from mqtemplate.delay.causes import LatenessCauses
 from mqtemplate.delay.pending_rows import PendingEntry, PendingPiece
-from mqtemplate.delay.releaser import Releaser
-from mqtemplate.errors import StoreFullError
+from mqtemplate.delay.release import Releaser
+from mqtemplate.errors import CorruptRecordError, StoreFullError
 from mqtemplate.event_log import get_logger
+from mqtemplate.message import split_keys
 from mqtemplate.record.codec import StoredRecord
+from mqtemplate.record.properties import KEYS, TIMER_DEL_UNIQKEY, UNIQ_KEY, find_property
 from mqtemplate.store.message_store import MessageStore
+
+_MAX_RECORDS_OF_KEY = 100_000
+
+
+class RecordLookup:
+    """Reads records by physical offset or by key, and skips unreadable ones: their release reports them."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+
+    def at(self, physical_offset: int, size: int = 0) -> StoredRecord | None:
+        """Return the record at an offset; None if it is unreadable.
+
+        Args:
+            size: Bytes of the record, if known: this saves one read.
+        """
+        try:
+            if size:
+                return self._store.read(physical_offset, size)
+            return self._store.read_at(physical_offset)
+        except CorruptRecordError:
+            return None
+
+    def by_key(self, topic: str, key: str) -> Iterator[StoredRecord]:
+        """Yield the records of *topic* that may have *key*, the newest first. The index stores hashes of keys only."""
+        for physical_offset in self._store.index.find(topic, key, max_count=_MAX_RECORDS_OF_KEY):
+            record = self.at(physical_offset)
+            if record is not None and record.topic == topic:
+                yield record
+
+
+def has_key(record: StoredRecord, key: str) -> bool:
+    """Return True if *key* is the message id or one of the keys of a record."""
+    properties = record.properties_bytes
+    if find_property(properties, UNIQ_KEY) == key:
+        return True
+    return key in split_keys(find_property(properties, KEYS))
+
+
+def is_marker(record: StoredRecord) -> bool:
+    """Return True if a record is a delete marker, ours or RocketMQ's, and not a message."""
+    return find_property(record.properties_bytes, TIMER_DEL_UNIQKEY) is not None
+
 
 _log = get_logger("mqtemplate.delay")
 
@@ -37,9 +82,9 @@ class DelayStore(ABC):
     name: str
     source_topic: str
 
-    def __init__(self, store: MessageStore, causes: ReleaseCauses | None = None) -> None:
+    def __init__(self, store: MessageStore, causes: LatenessCauses | None = None) -> None:
         self._store = store
-        self._causes = ReleaseCauses(store.metrics) if causes is None else causes
+        self._causes = LatenessCauses(store.metrics) if causes is None else causes
         self.lock = threading.RLock()
         self._releaser = Releaser(store, self.source_topic, self.name)
         self._is_started = False

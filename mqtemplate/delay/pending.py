@@ -10,13 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mqtemplate.delay.delay_store import DelayStore
+from mqtemplate.delay.delay_store import DelayStore, RecordLookup, has_key, is_marker
 from mqtemplate.delay.pending_rows import PENDING_DTYPE, PendingPiece
 from mqtemplate.delay.recall_handle import decode_handle, handle_of
-from mqtemplate.delay.record_lookup import RecordLookup, has_key, is_marker
 from mqtemplate.durations import format_ms
 from mqtemplate.errors import MessageError
-from mqtemplate.hashes.java_hash import java_string_hash
+from mqtemplate.hashes import java_string_hash
 from mqtemplate.message import Property
 from mqtemplate.numbers import parse_number
 from mqtemplate.pending import PendingCounts, PendingMessage, PendingPage, PendingQuery
@@ -29,7 +28,7 @@ from mqtemplate.user_code import shown
 _END_OF_TIME_MS = 1 << 62
 
 
-class _Position(NamedTuple):
+class _PagePosition(NamedTuple):
     """Position of a message in the order of the pages."""
 
     due_ms: int
@@ -65,9 +64,9 @@ class PendingView:
         """See `Broker.pending`."""
         if max_count < 1:
             raise MessageError(f"max_count must be 1 or more, got {max_count}")
-        after = _Position(-1, -1) if cursor is None else _parse_cursor(cursor)
+        after = _PagePosition(-1, -1) if cursor is None else _parse_cursor(cursor)
         # The first ones so far: one more than the page has. Their bodies are not kept: a page of them could be large.
-        found: list[tuple[_Position, PendingMessage]] = []
+        found: list[tuple[_PagePosition, PendingMessage]] = []
         for piece in self._pieces(query, after.due_ms):
             if len(found) > max_count and found[-1][0].due_ms < piece.floor_ms:
                 break
@@ -81,7 +80,7 @@ class PendingView:
         messages = tuple(message for _, message in found[:max_count])
         return PendingPage(messages, cursor_after(messages[-1]) if len(found) > max_count else None)
 
-    def _message(self, position: _Position, record: StoredRecord) -> PendingMessage:
+    def _message(self, position: _PagePosition, record: StoredRecord) -> PendingMessage:
         properties = decode_properties(record.properties_bytes)
         topic = properties.get(Property.REAL_TOPIC, "")
         raw = record.properties_bytes
@@ -148,7 +147,7 @@ class PendingView:
 
     # --- pages and counts ----------------------------------------------------------------------
 
-    def _match(self, position: _Position, query: PendingQuery) -> StoredRecord | None:
+    def _match(self, position: _PagePosition, query: PendingQuery) -> StoredRecord | None:
         record = self._lookup.at(position.physical_offset, position.size)
         return record if record is not None and _matches(record, query) else None
 
@@ -184,9 +183,9 @@ def cursor_after(message: PendingMessage) -> str:
     return f"{message.deliver_ms}-{decode_handle(message.handle).physical_offset}"
 
 
-def _positions(rows: np.ndarray) -> Iterator[_Position]:
+def _positions(rows: np.ndarray) -> Iterator[_PagePosition]:
     columns = (rows[name].tolist() for name in ("due_ms", "physical_offset", "size"))
-    return map(_Position, *columns)
+    return map(_PagePosition, *columns)
 
 
 def _matches(record: StoredRecord, query: PendingQuery) -> bool:
@@ -204,8 +203,8 @@ def _matches(record: StoredRecord, query: PendingQuery) -> bool:
     return query.key is None or has_key(record, query.key)
 
 
-def _parse_cursor(cursor: str) -> _Position:
+def _parse_cursor(cursor: str) -> _PagePosition:
     due_ms, _, physical_offset = map(parse_number, cursor.partition("-"))
     if due_ms is None or physical_offset is None:
         raise MessageError(f"{shown(cursor)} is not a cursor; pass PendingPage.cursor unchanged")
-    return _Position(due_ms, physical_offset)
+    return _PagePosition(due_ms, physical_offset)

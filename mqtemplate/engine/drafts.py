@@ -7,11 +7,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from mqtemplate.delay.divert import TimerLimits, divert, strip_broker_properties
-from mqtemplate.delay.levels.table import DelayLevels
+from mqtemplate.delay.levels import DelayLevels
 from mqtemplate.engine.half_messages import committed_properties, copy_half, half_properties
 from mqtemplate.engine.retries import FIRST_RETRY_LEVEL, SentBack
 from mqtemplate.errors import MessageError, UnsupportedError
-from mqtemplate.hashes.java_hash import tags_code
+from mqtemplate.hashes import tags_code
 from mqtemplate.message import (
     SPECIAL_PROPERTIES,
     HostAddress,
@@ -21,8 +21,8 @@ from mqtemplate.message import (
     copy_properties,
     create_unique_id,
 )
-from mqtemplate.record.arrays import to_rows
 from mqtemplate.record.codec import EncodedMessage, RecordDraft, StoredRecord, pack_host
+from mqtemplate.record.columns import to_rows
 from mqtemplate.record.layout import MAX_PROPERTIES_BYTES, SysFlag
 from mqtemplate.record.properties import (
     PROPERTY_SEPARATOR,

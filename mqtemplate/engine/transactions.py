@@ -48,9 +48,8 @@ from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import PRODUCER_GROUP, REAL_QID, REAL_TOPIC, UNIQ_KEY, find_property
 from mqtemplate.results import HalfMessage, TransactionState
 from mqtemplate.services import wall_time
-from mqtemplate.store.consumer_offsets import ConsumerOffsets
 from mqtemplate.store.message_store import MessageStore
-from mqtemplate.store.topics import TopicTable
+from mqtemplate.store.tables import ConsumerOffsets, TopicTable
 from mqtemplate.topics import HALF_TOPIC, OP_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC, check_topic
 
 _log = get_logger("mqtemplate.broker")

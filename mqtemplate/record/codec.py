@@ -12,7 +12,7 @@ from operator import add
 from typing import Any, NamedTuple
 
 from mqtemplate.errors import MessageError
-from mqtemplate.hashes.checksum import crc32
+from mqtemplate.hashes import crc32
 from mqtemplate.message import HostAddress
 from mqtemplate.record import layout
 from mqtemplate.record.appends import IndexEntries, PutBatch, PutResult, QueueRows

@@ -10,17 +10,15 @@ from mqtemplate.exports import late_import
 if TYPE_CHECKING:
     from mqtemplate.record.appends import PutResult
     from mqtemplate.store.checkpoint import LogFollower
-    from mqtemplate.store.cleaning import CleaningService, PendingMessages
-    from mqtemplate.store.consumer_offsets import ConsumerOffsets
+    from mqtemplate.store.cleaning import CleaningService, KeptMessages
+    from mqtemplate.store.consume_queue import ConsumeQueue
     from mqtemplate.store.files.folder_store_files import FolderStoreFiles
-    from mqtemplate.store.files.mapped_file import MappedFile
-    from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
+    from mqtemplate.store.files.mapped_files import MappedFile, MappedFileQueue
     from mqtemplate.store.files.store_files import MemoryStoreFiles, StoreFiles
-    from mqtemplate.store.index.index_service import IndexService
+    from mqtemplate.store.index_service import IndexService
     from mqtemplate.store.message_store import MessageStore
-    from mqtemplate.store.queues.consume_queue import ConsumeQueue
     from mqtemplate.store.settings import FlushDiskType, StoreSettings
-    from mqtemplate.store.topics import TopicTable
+    from mqtemplate.store.tables import ConsumerOffsets, TopicTable
 
 __all__ = [
     "CleaningService",
@@ -29,12 +27,12 @@ __all__ = [
     "FlushDiskType",
     "FolderStoreFiles",
     "IndexService",
+    "KeptMessages",
     "LogFollower",
     "MappedFile",
     "MappedFileQueue",
     "MemoryStoreFiles",
     "MessageStore",
-    "PendingMessages",
     "PutResult",
     "StoreFiles",
     "StoreSettings",
@@ -46,19 +44,19 @@ __getattr__ = late_import(
     {
         "LogFollower": "mqtemplate.store.checkpoint",
         "CleaningService": "mqtemplate.store.cleaning",
-        "PendingMessages": "mqtemplate.store.cleaning",
+        "KeptMessages": "mqtemplate.store.cleaning",
         "PutResult": "mqtemplate.store.commit_log",
-        "ConsumeQueue": "mqtemplate.store.queues.consume_queue",
-        "ConsumerOffsets": "mqtemplate.store.consumer_offsets",
+        "ConsumeQueue": "mqtemplate.store.consume_queue",
+        "ConsumerOffsets": "mqtemplate.store.tables",
         "FolderStoreFiles": "mqtemplate.store.files.folder_store_files",
-        "MappedFile": "mqtemplate.store.files.mapped_file",
-        "MappedFileQueue": "mqtemplate.store.files.mapped_file_queue",
+        "MappedFile": "mqtemplate.store.files.mapped_files",
+        "MappedFileQueue": "mqtemplate.store.files.mapped_files",
         "MemoryStoreFiles": "mqtemplate.store.files.store_files",
         "StoreFiles": "mqtemplate.store.files.store_files",
-        "IndexService": "mqtemplate.store.index.index_service",
+        "IndexService": "mqtemplate.store.index_service",
         "MessageStore": "mqtemplate.store.message_store",
         "FlushDiskType": "mqtemplate.store.settings",
         "StoreSettings": "mqtemplate.store.settings",
-        "TopicTable": "mqtemplate.store.topics",
+        "TopicTable": "mqtemplate.store.tables",
     },
 )

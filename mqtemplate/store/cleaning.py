@@ -12,7 +12,7 @@ from mqtemplate.event_log import get_logger
 from mqtemplate.metrics import Metrics
 from mqtemplate.services import ClockWatch, wall_time
 from mqtemplate.store.commit_log import LogFile
-from mqtemplate.store.layout import file_name
+from mqtemplate.store.files.layout import file_name
 from mqtemplate.store.settings import StoreSettings, parse_delete_when
 
 _log = get_logger("mqtemplate.store")
@@ -42,7 +42,7 @@ class CleanedStore(Protocol):
         """Delete the files of the log before this offset, and the consume queue units that point there."""
 
 
-class PendingMessages(Protocol):
+class KeptMessages(Protocol):
     """The delayed messages of a store that are not delivered yet. The cleaning must not lose them."""
 
     def copy_forward(self, physical_start: int, physical_end: int) -> bool:
@@ -126,7 +126,7 @@ class CleaningService:
         self._full = settings.disk_space_warning_level_ratio / 100
         self.disk_used_ratio = disk_used_ratio
         self.refusal: str | None = None
-        self._pending: PendingMessages | None = None
+        self._pending: KeptMessages | None = None
         self._hooks: list[Callable[[int], object]] = []
         self._deleted = store.metrics.counter("store.files_deleted")
         self._files_in_run = 0
@@ -136,7 +136,7 @@ class CleaningService:
         self._watch = ClockWatch(self._clock)
         self._trusted_ms = 0  # steady: from then on ages count
 
-    def load(self, pending: PendingMessages | None) -> None:
+    def load(self, pending: KeptMessages | None) -> None:
         """Take the pending messages of the store. Without them (None) no file is deleted."""
         self._pending = pending
 

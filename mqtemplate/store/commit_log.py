@@ -12,9 +12,8 @@ from mqtemplate.message import HostAddress
 from mqtemplate.record.appends import NewRecords, PutBatch, PutResult
 from mqtemplate.record.codec import RecordDraft, pack_host
 from mqtemplate.record.layout import BLANK_SIZE, pack_blank
-from mqtemplate.store.clock_steps import ClockSteps
-from mqtemplate.store.files.mapped_file import MappedFile
-from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
+from mqtemplate.store.checkpoint import ClockSteps
+from mqtemplate.store.files.mapped_files import MappedFile, MappedFileQueue
 from mqtemplate.store.log_reader import LogReader
 
 _FILL_STEP = 256 << 10

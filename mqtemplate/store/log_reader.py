@@ -1,4 +1,4 @@
-"""Reading the commit log: one record by its physical offset, and the next whole record after damage."""
+"""Reading the commit log: a record by its offset, the next whole record after damage, and a scan to its end."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mqtemplate.errors import CorruptRecordError, DeletedRecordError
+from mqtemplate.event_log import get_logger
 from mqtemplate.record import layout
 from mqtemplate.record.codec import BadRecordError, StoredRecord, parse_record
-from mqtemplate.store.clock_steps import ClockSteps
-from mqtemplate.store.files.mapped_file import MappedFile
-from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
+from mqtemplate.record.columns import RecordBatch
+from mqtemplate.store.checkpoint import ClockSteps
+from mqtemplate.store.files.mapped_files import MappedFile, MappedFileQueue
 
 _CHUNK = 1 << 20
 _MAGIC_START = (layout.MAGIC_V1 & 0xFFFF_FFFF).to_bytes(4, "big")[:3]
@@ -211,3 +212,60 @@ def _find_magic(file: MappedFile, at: int) -> int:
             if piece[hit + 3 : hit + 4] in _MAGIC_ENDS:
                 return start + hit - layout.MAGIC_AT
     return -1
+
+
+_log = get_logger("mqtemplate.store")
+
+_BYTES_AT_ONCE = 1 << 20
+
+
+class LogScan:
+    """Reads records in order, from file to file, until no record starts.
+
+    Attributes:
+        end: Physical offset where the last `batches` stopped.
+    """
+
+    def __init__(self, log: LogReader) -> None:
+        self._log = log
+        self.end = log.start
+
+    def batches(self, start: int) -> Iterator[RecordBatch]:
+        """Yield the records from *start* on, until no record starts.
+
+        Raises:
+            BadRecordError: The bytes there are not zero. The recovery decides whether they are a torn tail.
+        """
+        self.end = start
+        while (found := self._log.find(self.end)) is not None:
+            file, file_start = found
+            at = self.end - file_start
+            batch = RecordBatch(_next_bytes(file, at), self.end)
+            if len(batch):
+                yield batch
+                self.end += batch.byte_count
+            elif _ends_file(file, at):
+                self.end = file_start + file.size
+            elif layout.read_size_and_magic(file.view, at) == (0, 0):
+                return
+            else:
+                parse_at(file, at, file_start)  # raises the reason
+                raise BadRecordError("it is not a record")
+
+
+def _next_bytes(file: MappedFile, at: int) -> bytes:
+    """Return the bytes from *at* on: a megabyte, or as many as a larger record there has."""
+    size, magic = layout.read_size_and_magic(file.view, at) if at + layout.BLANK_SIZE <= file.size else (0, 0)
+    is_large = size > _BYTES_AT_ONCE and magic in (layout.MAGIC_V1, layout.MAGIC_V2)
+    return file.read(at, size if is_large else _BYTES_AT_ONCE)
+
+
+def _ends_file(file: MappedFile, at: int) -> bool:
+    """Return True if a blank starts at *at*. One valid number of the two is enough: no record has either there."""
+    if at + layout.BLANK_SIZE > file.size:
+        return True  # a blank of fewer bytes than its own header
+    size, magic = layout.read_size_and_magic(file.view, at)
+    matches = (magic == layout.MAGIC_BLANK, size == file.size - at)
+    if any(matches) and not all(matches):
+        _log.warning("store.blank_damaged", file=str(file.path), offset_in_file=at)
+    return any(matches)

@@ -8,30 +8,28 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from time import perf_counter_ns
 from typing import Any, overload
 
+import numpy as np
+
 from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreError, StoreFullError
 from mqtemplate.event_log import get_logger
-from mqtemplate.hashes.java_hash import tags_code
+from mqtemplate.hashes import tags_code
 from mqtemplate.metrics import Metrics
 from mqtemplate.processes import OwnerProcess, Unusable, call_after_fork, descriptor_limit
 from mqtemplate.record.appends import NewRecords, PutBatch, PutResult
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.properties import TAGS, find_property
 from mqtemplate.services import AfterChangeService, Service, ServiceThread
-from mqtemplate.store.checkpoint import LogFollower, StoreCheckpoint
-from mqtemplate.store.cleaning import CleaningService, PendingMessages
-from mqtemplate.store.clock_steps import ClockSteps
+from mqtemplate.store.checkpoint import ClockSteps, LogFollower, StoreCheckpoint, file_sizes
+from mqtemplate.store.cleaning import CleaningService, KeptMessages
 from mqtemplate.store.commit_log import AllocateService, CommitLog, LogFile
-from mqtemplate.store.file_sizes import file_sizes
-from mqtemplate.store.files.store_files import StoreFiles
-from mqtemplate.store.files.unsupported_formats import refuse_unsupported_formats
+from mqtemplate.store.consume_queue import ConsumeQueue
+from mqtemplate.store.files.store_files import StoreFiles, refuse_unsupported_formats
 from mqtemplate.store.flush import FlushService, GroupCommit, WhenFlushed
-from mqtemplate.store.index.index_service import IndexService
-from mqtemplate.store.index.recent_keys import RecentKeys
+from mqtemplate.store.index_service import IndexService
+from mqtemplate.store.key_reader import RecentKeys
 from mqtemplate.store.queue_rebuild import QueueRebuild, TagsCodeOf
-from mqtemplate.store.queues.consume_queue import ConsumeQueue
-from mqtemplate.store.queues.queue_table import QueueTable
-from mqtemplate.store.record_writer import RecordWriter
+from mqtemplate.store.record_writer import QueueTable, RecordWriter
 from mqtemplate.store.recovery import Recovery
 from mqtemplate.store.settings import FlushDiskType, StoreSettings
 
@@ -110,7 +108,7 @@ class MessageStore:
 
     # --- opening and closing -------------------------------------------------------------------
 
-    def load(self, followers: Sequence[LogFollower] = (), pending: PendingMessages | None = None) -> None:
+    def load(self, followers: Sequence[LogFollower] = (), pending: KeptMessages | None = None) -> None:
         """Lock the store, open its files and recover.
 
         Args:
@@ -513,3 +511,26 @@ class MessageStore:
             for queue in list(self._queues.values()):
                 with self._lock:
                     queue.delete_before(start)
+
+
+_NEAR_BYTES = 4_096
+"""Records with less than this between them are read at once: to copy the bytes takes less time than to read again."""
+
+
+def read_records(store: MessageStore, physical_offsets: Sequence[int], size: int) -> bytes | None:
+    """Return *size* bytes at each physical offset, unchecked and joined; None if the log does not have them all."""
+    between = np.diff(physical_offsets) - size
+    first, gaps = 0, np.flatnonzero((between < 0) | (between >= _NEAR_BYTES))
+    parts: list[bytes] = []
+    for end in (*(gaps + 1).tolist(), len(physical_offsets)):
+        group = physical_offsets[first:end]
+        start, length = group[0], group[-1] + size - group[0]
+        data = store.read_bytes(start, length)
+        if len(data) != length:
+            return None
+        if length == size * len(group):
+            parts.append(data)
+        else:
+            parts += [data[at - start : at - start + size] for at in group]
+        first = end
+    return parts[0] if len(parts) == 1 else b"".join(parts)

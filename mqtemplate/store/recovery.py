@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqtemplate.event_log import LimitedLog, get_logger
-from mqtemplate.record.batch import RecordBatch
 from mqtemplate.record.codec import BadRecordError, StoredRecord, parse_record
+from mqtemplate.record.columns import RecordBatch
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import DELAY, TIMER_OUT_MS, may_have_property
 from mqtemplate.store.checkpoint import LogFollower
 from mqtemplate.store.commit_log import CommitLog
-from mqtemplate.store.files.mapped_file import MappedFile
-from mqtemplate.store.layout import DONE_SIZE_MARK
-from mqtemplate.store.log_scan import LogScan
+from mqtemplate.store.files.layout import DONE_SIZE_MARK
+from mqtemplate.store.files.mapped_files import MappedFile
+from mqtemplate.store.log_reader import LogScan
 from mqtemplate.store.queue_rebuild import (
     DamagedRange,
     QueueGapError,

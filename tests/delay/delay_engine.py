@@ -9,11 +9,11 @@ from pathlib import Path
 from mqtemplate.clock import VirtualClock
 from mqtemplate.delay.control import DelayController
 from mqtemplate.delay.divert import TimerLimits, divert
-from mqtemplate.delay.levels.schedule_message_service import ScheduleMessageService
-from mqtemplate.delay.levels.table import DelayLevels, tags_code_of
+from mqtemplate.delay.levels import DelayLevels, tags_code_of
 from mqtemplate.delay.pending import PendingView
 from mqtemplate.delay.recall_handle import handle_of
-from mqtemplate.delay.timers.settings import TimerSettings
+from mqtemplate.delay.schedule_message_service import ScheduleMessageService
+from mqtemplate.delay.settings import TimerSettings
 from mqtemplate.delay.timers.timer_message_store import TimerMessageStore
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.properties import TIMER_ROLL_TIMES, decode_properties, encode_properties

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mqtemplate.delay.causes import ReleaseCauses
+from mqtemplate.delay.causes import LatenessCauses
 from mqtemplate.metrics import HistogramSnapshot, Metrics
 
 
 @pytest.fixture
-def causes() -> ReleaseCauses:
-    causes = ReleaseCauses(Metrics())
+def causes() -> LatenessCauses:
+    causes = LatenessCauses(Metrics())
     causes.broker_started(1_000, 5_000)
     return causes
 
@@ -27,12 +27,12 @@ def causes() -> ReleaseCauses:
     ],
 )
 def test_the_time_in_which_the_broker_was_stopped_counts_apart(
-    causes: ReleaseCauses, due_ms: int, released_ms: int, parts: tuple[int, int, int]
+    causes: LatenessCauses, due_ms: int, released_ms: int, parts: tuple[int, int, int]
 ) -> None:
     assert causes.split("orders", due_ms, released_ms) == parts
 
 
-def test_a_held_topic_is_late_by_its_rate_and_others_by_the_backlog(causes: ReleaseCauses) -> None:
+def test_a_held_topic_is_late_by_its_rate_and_others_by_the_backlog(causes: LatenessCauses) -> None:
     causes.topic_held("orders", 6_000, 9_000)
 
     assert causes.split("orders", 6_500, 8_000) == (0, 0, 1_500)
@@ -40,14 +40,14 @@ def test_a_held_topic_is_late_by_its_rate_and_others_by_the_backlog(causes: Rele
     assert causes.split("others", 6_500, 8_000) == (0, 1_500, 0)
 
 
-def test_a_time_counts_once(causes: ReleaseCauses) -> None:
+def test_a_time_counts_once(causes: LatenessCauses) -> None:
     """Messages that were due during the outage are held from the start on."""
     causes.topic_held("orders", 2_000, 9_000)
 
     assert causes.split("orders", 2_000, 8_000) == (3_000, 0, 3_000)
 
 
-def test_spans_of_a_topic_that_adjoin_are_one(causes: ReleaseCauses) -> None:
+def test_spans_of_a_topic_that_adjoin_are_one(causes: LatenessCauses) -> None:
     for start_ms in range(10_000, 1_010_000, 500):
         causes.topic_held("orders", start_ms, start_ms + 400)
 
@@ -56,7 +56,7 @@ def test_spans_of_a_topic_that_adjoin_are_one(causes: ReleaseCauses) -> None:
 
 def test_releases_are_counted_by_cause() -> None:
     metrics = Metrics()
-    causes = ReleaseCauses(metrics)
+    causes = LatenessCauses(metrics)
     causes.broker_started(1_000, 5_000)
 
     causes.observe(np.array([2_000, 6_000, 6_000, 7_000]), np.array([2_000, 6_000, 6_900, 7_000]), 7_000)

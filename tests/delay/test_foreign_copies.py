@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from mqtemplate.delay.foreign_copies import ForeignCopies
+from mqtemplate.delay.replay import ForeignCopies
 from mqtemplate.record.codec import RecordDraft, StoredRecord, parse_record
 from mqtemplate.record.properties import encode_properties
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtemplate.delay.offset_set import OffsetSet
+from mqtemplate.delay.pending_rows import OffsetSet
 
 offsets = st.integers(-(1 << 63), (1 << 63) - 1)
 

@@ -13,16 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqtemplate.clock import VirtualClock
-from mqtemplate.delay import releaser
-from mqtemplate.delay.release import DEAD_LETTER_TOPIC, DueRecord
-from mqtemplate.delay.releaser import Releaser, count_copies, read_rows
+from mqtemplate.delay import release as delay_release
+from mqtemplate.delay.release import DueRecord, Releaser, count_copies, read_rows
 from mqtemplate.errors import StoreFullError
 from mqtemplate.message import HostAddress
 from mqtemplate.record.codec import RecordDraft, pack_host
 from mqtemplate.record.properties import encode_properties
 from mqtemplate.record.released_copies import AlikeCopies
 from mqtemplate.store import PutResult
-from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
+from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC, UNDELIVERABLE_TOPIC
 from tests.delay.delay_engine import DelayEngine
 
 SECOND = 1_000
@@ -124,7 +123,7 @@ def test_files_are_equal_whether_copies_are_built_together_or_one_by_one(
     memory = Path("/dev/shm")
     with TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder, pytest.MonkeyPatch.context() as patched:
         together = release(Path(folder, "together"), stretches, damaged)
-        patched.setattr(releaser, "_MIN_RUN", NEVER)
+        patched.setattr(delay_release, "_FEWEST_ALIKE", NEVER)
         one_by_one = release(Path(folder, "one by one"), stretches, damaged)
 
     assert together.keys() == one_by_one.keys()
@@ -138,7 +137,7 @@ def test_each_copy_of_a_run_has_its_own_fields(tmp_path: Path, kind: str, spread
     spike = [Stretch(120, kind, 20, ("a", "b"), 8, spread_ms)]
     with pytest.MonkeyPatch.context() as patched:
         together = release(tmp_path / "together", spike, [])
-        patched.setattr(releaser, "_MIN_RUN", NEVER)
+        patched.setattr(delay_release, "_FEWEST_ALIKE", NEVER)
         one_by_one = release(tmp_path / "one by one", spike, [])
 
     assert [name for name in together if together[name] != one_by_one[name]] == []
@@ -150,7 +149,7 @@ def test_a_large_spike_is_released_across_files(tmp_path: Path) -> None:
     spike = [Stretch(4_000, "timer", 40, ("a", "b"), 3, 0)]
     with pytest.MonkeyPatch.context() as patched:
         together = release(tmp_path / "together", spike, [])
-        patched.setattr(releaser, "_MIN_RUN", NEVER)
+        patched.setattr(delay_release, "_FEWEST_ALIKE", NEVER)
         one_by_one = release(tmp_path / "one by one", spike, [])
 
     assert together == one_by_one
@@ -199,9 +198,9 @@ def test_a_damaged_record_ends_a_run_and_is_reported(engine: DelayEngine) -> Non
     due_ms = engine.clock.now_ms() + 5 * SECOND
     puts = send(engine, Stretch(200, "timer", 20, (), 1, 0), due_ms)
     damage(engine, puts[100], 0.5)
-    releaser = Releaser(engine.store, TIMER_TOPIC, "delay")
+    release = Releaser(engine.store, TIMER_TOPIC, "delay")
 
-    copies = releaser.copies(due(puts, due_ms), due_ms)
+    copies = release.copies(due(puts, due_ms), due_ms)
 
     assert count_copies(copies) == 199
     assert [len(each) for each in copies if isinstance(each, AlikeCopies)] == [100, 32, 36]
@@ -242,5 +241,5 @@ def test_a_spike_without_a_valid_queue_goes_to_the_dead_letters(engine: DelayEng
     send(engine, Stretch(90, "no queue", 5, (), 1, 0), engine.clock.now_ms() + 5 * SECOND)
     engine.advance(6 * SECOND)
 
-    assert len(engine.bodies(DEAD_LETTER_TOPIC)) == 90
+    assert len(engine.bodies(UNDELIVERABLE_TOPIC)) == 90
     assert engine.poison_count == 90

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtemplate.hashes.java_hash import java_string_hash
-from mqtemplate.store.index.record_keys import java_string_hashes
+from mqtemplate.hashes import java_string_hash
+from mqtemplate.store.index_keys import java_string_hashes
 
 GOLDEN = {
     "": 0,

@@ -9,7 +9,7 @@ import pytest
 from mqtemplate import MQApplication, message_listener
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
-from mqtemplate.delay.shaping.shape import TopicShape
+from mqtemplate.delay.settings import TopicShape
 from mqtemplate.message import Message
 from mqtemplate.metrics import HistogramSnapshot
 from mqtemplate.observability import Cause, LateDelivery, Observability

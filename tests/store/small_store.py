@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.store import MessageStore, StoreSettings
-from mqtemplate.store.index.recent_keys import RecentKeys
+from mqtemplate.store.key_reader import RecentKeys
 
 OpenStore = Callable[..., MessageStore]
 

@@ -12,8 +12,8 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.services import AfterChangeService
 from mqtemplate.spark.location.folder import StoreFolder
 from mqtemplate.store import MessageStore
-from mqtemplate.store.clock_steps import ClockStep, ClockSteps
-from mqtemplate.store.layout import MAX_CLOCK_STEPS
+from mqtemplate.store.checkpoint import ClockStep, ClockSteps
+from mqtemplate.store.files.layout import MAX_CLOCK_STEPS
 from tests.store.small_store import NothingPending, OpenStore, bodies, draft, kill, small
 
 HOUR, DAY = 3_600_000, 86_400_000

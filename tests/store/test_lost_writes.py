@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mqtemplate.record.codec import RecordDraft
-from mqtemplate.store.files.mapped_file import MappedFile
+from mqtemplate.store.files.mapped_files import MappedFile
 from mqtemplate.store.recovery import is_lost_write
 
 HOST = b"\x7f\x00\x00\x01\x00\x00*\x9f"

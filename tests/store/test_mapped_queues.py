@@ -13,7 +13,7 @@ import pytest
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.message import Message, MessageQueue
-from mqtemplate.store.files.mapped_queues import MappedQueues
+from mqtemplate.store.consume_queue import MappedQueues
 
 SETTINGS = EmbeddedSettings(max_mapped_queues=3, default_topic_queue_nums=1)
 COUNT = 20

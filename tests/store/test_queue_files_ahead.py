@@ -14,7 +14,7 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreFullError
 from mqtemplate.store import FolderStoreFiles, MessageStore
 from mqtemplate.store.files.disk import Disk
-from mqtemplate.store.layout import CQ_UNIT_SIZE, NO_UNIT_YET, unpack_cq_unit
+from mqtemplate.store.files.layout import CQ_UNIT_SIZE, NO_UNIT_YET, unpack_cq_unit
 from tests.store.small_store import OpenStore, bodies, draft, kill, small
 
 TIMEOUT_S = 10

@@ -17,7 +17,7 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import MessageError
 from mqtemplate.message import joined_keys, key_text, split_keys
 from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
-from mqtemplate.store.index.record_keys import keys_of
+from mqtemplate.store.index_keys import keys_of
 from mqtemplate.template import RocketMQTemplate
 from mqtemplate.testing import RecordingTemplate, messages_in
 

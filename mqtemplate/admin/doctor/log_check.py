@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mqtemplate.record.codec import BadRecordError
-from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
-from mqtemplate.store.log_reader import LogReader
-from mqtemplate.store.log_scan import LogScan
+from mqtemplate.store.files.mapped_files import MappedFileQueue
+from mqtemplate.store.log_reader import LogReader, LogScan
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,9 @@ from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.errors import MQTemplateError
 from mqtemplate.event_log import get_logger
 from mqtemplate.pending import PendingQuery
-from mqtemplate.store.checkpoint import StoreCheckpoint
-from mqtemplate.store.file_sizes import file_sizes
+from mqtemplate.store.checkpoint import StoreCheckpoint, file_sizes
 from mqtemplate.store.files.disk import disk_errors
-from mqtemplate.store.files.folder_store_files import FolderStoreFiles
-from mqtemplate.store.files.snapshot_files import SnapshotStoreFiles, check_store
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles, SnapshotStoreFiles, check_store
 
 _log = get_logger("mqtemplate.admin")
 

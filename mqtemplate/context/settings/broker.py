@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
-from pydantic import field_validator
-from pydantic.dataclasses import dataclass
-
-from mqtemplate.context.config.contradiction import ContradictionError
-from mqtemplate.context.settings.properties import SECTION_CONFIG, bytes_of, duration_in, host_and_port, upper_case
-from mqtemplate.delay.levels.table import DelayLevels
-from mqtemplate.delay.shaping.shape import TopicShape
+from mqtemplate.context.config.binding import ContradictionError
+from mqtemplate.context.settings.properties import SECTION_CONFIG
+from mqtemplate.context.settings.properties import bytes_of
+from mqtemplate.context.settings.properties import duration_in
+from mqtemplate.context.settings.properties import host_and_port
+from mqtemplate.context.settings.properties import upper_case
+from mqtemplate.delay.levels import DelayLevels
+from mqtemplate.delay.settings import TopicShape
 from mqtemplate.engine.settings import EmbeddedSettings
-from mqtemplate.errors import ConfigurationError, DestinationError
+from mqtemplate.errors import ConfigurationError
+from mqtemplate.errors import DestinationError
 from mqtemplate.store.settings import parse_delete_when
 from mqtemplate.topics import check_send_topic
+from pathlib import Path
+from pydantic import field_validator
+from pydantic.dataclasses import dataclass
+from typing import Any
+
 
 DEFAULT_STORE_PATH = Path("./mqtemplate-store")
 

@@ -6,15 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mqtemplate.delay.offset_set import contains
-from mqtemplate.delay.pending_rows import NEVER_MS
+from mqtemplate.delay.pending_rows import NEVER_MS, contains
 from mqtemplate.delay.release import DueRecord
-from mqtemplate.delay.shaping.shaper import Shaper
+from mqtemplate.delay.settings import TimerSettings, slot_of
 from mqtemplate.delay.timers.files import TimerFiles
 from mqtemplate.delay.timers.intake import NO_TIME_MS, TimerKey, TimerTopicReader
-from mqtemplate.delay.timers.near_term import NEAR_DTYPE, NearTerm
-from mqtemplate.delay.timers.settings import TimerSettings, slot_of
-from mqtemplate.delay.timers.timer_unit import Magic, TimerUnit, create_units, slots_of
+from mqtemplate.delay.timers.shaping import NEAR_DTYPE, NearTerm, Shaper
+from mqtemplate.delay.timers.timer_log import Magic, TimerUnit, create_units, slots_of
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.store.message_store import MessageStore
 

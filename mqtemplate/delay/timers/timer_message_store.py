@@ -1,32 +1,39 @@
-"""Delay service for timers: any delay, on the timing wheel, each message released at its millisecond."""
+"""Delay service for timers: any delay, on the timing wheel, each message released at its millisecond.
+
+It also counts the pending timers by topic: the file ``config/timermetrics``, for RocketMQ's tools.
+"""
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import compress
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
-from mqtemplate.delay.causes import ReleaseCauses
+from mqtemplate.delay.causes import LatenessCauses
 from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS, DelayStore
 from mqtemplate.delay.pending_rows import NEVER_MS, NO_ROWS, PendingEntry, PendingPiece
-from mqtemplate.delay.release import DEAD_LETTER_TOPIC, DueRecord
-from mqtemplate.delay.releaser import MAX_RELEASE_COUNT, count_copies
-from mqtemplate.delay.shaping.shape import TopicShape
-from mqtemplate.delay.shaping.shaper import Shaper
+from mqtemplate.delay.release import MAX_RELEASE_COUNT, DueRecord, count_copies
+from mqtemplate.delay.replay import TimerReplay
+from mqtemplate.delay.settings import TimerSettings, TopicShape
 from mqtemplate.delay.timers.backlog import TimerBacklog
-from mqtemplate.delay.timers.files import TIMER_CHECKPOINT_FILE, TimerFiles, log_file_size
+from mqtemplate.delay.timers.files import (
+    NO_MASTER,
+    TIMER_CHECKPOINT_FILE,
+    TimerCheckpoint,
+    TimerFiles,
+    Writer,
+    log_file_size,
+)
 from mqtemplate.delay.timers.intake import TimerTopicReader
 from mqtemplate.delay.timers.pending_timers import PendingTimers
-from mqtemplate.delay.timers.replay import TimerReplay
-from mqtemplate.delay.timers.settings import TimerSettings
-from mqtemplate.delay.timers.timer_checkpoint import NO_MASTER, TimerCheckpoint, Writer
-from mqtemplate.delay.timers.timer_log import TimerLogDamageError
-from mqtemplate.delay.timers.timer_metrics import TimerMetrics
-from mqtemplate.delay.timers.timer_unit import Magic
+from mqtemplate.delay.timers.shaping import Shaper
+from mqtemplate.delay.timers.timer_log import Magic, TimerLogDamageError
 from mqtemplate.errors import StoreError, StoreFullError
 from mqtemplate.event_log import get_logger
 from mqtemplate.metrics import MetricKind, Sample
@@ -34,11 +41,67 @@ from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.properties import REAL_TOPIC, find_property
 from mqtemplate.record.released_copies import AlikeCopies
 from mqtemplate.services import ClockWatch
-from mqtemplate.store.layout import PRE_BLANK_SIZE_MARK
+from mqtemplate.store.files.json_files import DataVersion, read_table
+from mqtemplate.store.files.layout import PRE_BLANK_SIZE_MARK
+from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.store.message_store import MessageStore
-from mqtemplate.topics import TIMER_TOPIC
+from mqtemplate.topics import TIMER_TOPIC, UNDELIVERABLE_TOPIC
 
 _log = get_logger("mqtemplate.delay")
+
+TIMER_METRICS_FILE = "config/timermetrics"
+_INTERVAL_MS = 30_000  # a write takes several flushes, and only operators read the file
+_MOST_TOPICS = 10_000
+
+
+class TimerMetrics:
+    """Counts timers by topic: up when one is put on the wheel, down when it leaves the wheel.
+
+    The numbers are for information only. After a kill they may lack the changes of the last half minute. The exact
+    total is the metric ``delay.waiting.timer``. Source: RocketMQ ``store: TimerMetrics``.
+    """
+
+    def __init__(self, store_files: StoreFiles) -> None:
+        self._store_files = store_files
+        self._version = DataVersion()
+        self._counts: dict[str, dict[str, int]] = {}  # as in the file: topic -> "count" and "timeStamp"
+        self._is_changed = False
+        self._written_ms = -1
+
+    def load(self) -> None:
+        """Continue with the numbers in the file; with none if it cannot be read."""
+        try:
+            table = read_table(self._store_files, TIMER_METRICS_FILE)
+            self._version = DataVersion.of(table)
+            for topic, pair in (table.get("timingCount") or {}).items():
+                self._counts[topic] = {name: int(pair[name]) for name in ("count", "timeStamp")}
+        except (StoreError, ValueError, OverflowError, KeyError, TypeError, AttributeError) as exc:
+            _log.warning("timer_metrics.ignored", reason=str(exc))
+
+    def clear(self) -> None:
+        """Reset all numbers to zero."""
+        self._counts.clear()
+
+    def add(self, counts: Mapping[str, int], now_ms: int, sign: int = 1) -> None:
+        """Add *counts*, which map a topic to a number of timers; with a *sign* of -1 subtract them."""
+        for topic, count in counts.items():
+            before = self._counts[topic]["count"] if topic in self._counts else 0
+            self._counts[topic] = {"count": before + sign * count, "timeStamp": now_ms}
+            self._is_changed = True
+
+    def counts(self) -> list[tuple[str, int]]:
+        """Return each topic with its number of timers."""
+        return [(topic, max(pair["count"], 0)) for topic, pair in self._counts.items()]
+
+    def write(self, now_ms: int) -> None:
+        """Write the file if numbers changed and the last write is long enough ago."""
+        if not self._is_changed or 0 <= now_ms - self._written_ms < _INTERVAL_MS or len(self._counts) > _MOST_TOPICS:
+            return
+        self._is_changed, self._written_ms = False, now_ms
+        counts = {topic: pair | {"count": max(pair["count"], 0)} for topic, pair in dict(self._counts).items()}
+        table: dict[str, Any] = {"dataVersion": self._version.next(now_ms), "timingCount": counts}
+        self._store_files.write_bytes(TIMER_METRICS_FILE, json.dumps(table, separators=(",", ":")).encode())
+
 
 _ENQUEUE_COUNT = 256  # messages put on the wheel in one step: about 2 ms in which none is released (measured)
 _CATCH_UP_COUNT = 4_096  # the same while none may be released yet
@@ -74,7 +137,7 @@ class TimerMessageStore(DelayStore):
         self,
         store: MessageStore,
         settings: TimerSettings | None = None,
-        causes: ReleaseCauses | None = None,
+        causes: LatenessCauses | None = None,
         shapes: Mapping[str, TopicShape] = MappingProxyType({}),
     ) -> None:
         super().__init__(store, causes)
@@ -418,7 +481,7 @@ class TimerMessageStore(DelayStore):
 
 def _real_topic(record: RecordDraft | AlikeCopies | StoredRecord) -> str:
     """Return the real topic of a delayed message, or of its copy."""
-    if isinstance(record, AlikeCopies) or record.topic not in (TIMER_TOPIC, DEAD_LETTER_TOPIC):
+    if isinstance(record, AlikeCopies) or record.topic not in (TIMER_TOPIC, UNDELIVERABLE_TOPIC):
         return record.topic
     properties = record.properties if isinstance(record, RecordDraft) else record.properties_bytes
     return find_property(properties, REAL_TOPIC) or ""

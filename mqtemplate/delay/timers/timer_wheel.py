@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mqtemplate.delay.pending_rows import NEVER_MS
-from mqtemplate.store.files.mapped_file import MappedFile
+from mqtemplate.store.files.mapped_files import MappedFile
 
 
 class Slot(NamedTuple):

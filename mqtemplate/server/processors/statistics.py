@@ -20,8 +20,8 @@ from mqtemplate.remoting.protocol.bodies.route import (
 )
 from mqtemplate.server.pulls.raw_reader import RawReader
 from mqtemplate.services import wall_time
-from mqtemplate.store.consumer_offsets import ConsumerOffsets
 from mqtemplate.store.message_store import MessageStore
+from mqtemplate.store.tables import ConsumerOffsets
 
 _SECOND = 1_000
 _MINUTE = 60 * _SECOND

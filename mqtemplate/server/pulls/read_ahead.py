@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
-from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
-
 from mqtemplate.record import layout
-from mqtemplate.record.arrays import Rows, count_leading, to_bytes
 from mqtemplate.record.codec import read_without_check
-from mqtemplate.record.layout import BODY_AT, CHECK_SIZE, HEADER, MAGIC_V1, SMALLEST_RECORD, read_size_and_magic
-from mqtemplate.record.row_checks import checks, crcs
-from mqtemplate.store.layout import CQ_UNIT_SIZE
+from mqtemplate.record.columns import Rows, count_equal, count_verified
+from mqtemplate.record.layout import BODY_AT
+from mqtemplate.record.layout import CHECK_SIZE
+from mqtemplate.record.layout import HEADER
+from mqtemplate.record.layout import MAGIC_V1
+from mqtemplate.record.layout import SMALLEST_RECORD
+from mqtemplate.record.layout import read_size_and_magic
+from mqtemplate.store.consume_queue import ConsumeQueue
+from mqtemplate.store.files.layout import CQ_UNIT_SIZE
 from mqtemplate.store.message_store import MessageStore
-from mqtemplate.store.queues.consume_queue import ConsumeQueue
-from mqtemplate.store.record_reads import read_records
+from mqtemplate.store.message_store import read_records
+from numpy.typing import NDArray
+from typing import NamedTuple
+import numpy as np
+import threading
+
 
 _MAX_UNITS = 256
 _MAX_BYTES = 256 << 10
@@ -160,13 +163,10 @@ def rows_without_check(
     body_end, check_at = BODY_AT + HEADER.unpack_from(data)[14], size - CHECK_SIZE
     length_at = body_end + 1 + data[body_end]
     shapes = _shapes(rows, slice(body_end, length_at + 2))
-    body_crcs = to_bytes(crcs(rows[:, BODY_AT:body_end]) & 0x7FFF_FFFF, ">u4")
-    around = np.concatenate((rows[:, :BODY_AT], rows[:, body_end:check_at]), axis=1)
     good = min(
-        _count_equal(shapes, shapes[:1]),
-        _count_equal(rows[:, layout.QUEUE_OFFSET_AT : layout.SYS_FLAG_AT], numbers.view(np.uint8)),
-        _count_equal(rows[:, layout.BODY_CRC_AT : layout.QUEUE_ID_AT], body_crcs),
-        _count_equal(rows[:, check_at:], checks(crcs(around), numbers[:, 1])),
+        count_equal(shapes, shapes[:1]),
+        count_equal(rows[:, layout.QUEUE_OFFSET_AT : layout.SYS_FLAG_AT], numbers.view(np.uint8)),
+        count_verified(rows, body_end, numbers[:, 1]),
     )
     plain = rows[:good, :check_at].copy()
     for columns in (slice(4), slice(length_at, length_at + 2)):  # both lengths are smaller without the check
@@ -187,10 +187,3 @@ def _shapes(rows: Rows, names: slice) -> Rows:
         names,
     )
     return np.concatenate([rows[:, each] for each in columns], axis=1)
-
-
-def _count_equal(rows: Rows, expected: Rows) -> int:
-    """Return the number of leading rows that are as expected: each as its own row, or all as the only one."""
-    if rows.tobytes() == expected.tobytes() * (len(rows) // len(expected)):  # mostly; that takes the least time
-        return len(rows)
-    return count_leading((rows == expected).all(axis=1))

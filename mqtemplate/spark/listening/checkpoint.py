@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from mqtemplate.errors import SparkError
-from mqtemplate.hashes.checksum import crc32
+from mqtemplate.hashes import crc32
 from mqtemplate.private_files import write_private
 from mqtemplate.spark.records.offsets import OffsetTable, from_spark, to_spark
 

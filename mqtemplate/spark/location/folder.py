@@ -19,8 +19,8 @@ from mqtemplate.clock import SystemClock
 from mqtemplate.errors import CorruptRecordError, OffsetOutOfRangeError, SparkError
 from mqtemplate.processes import absolute_path
 from mqtemplate.record.layout import BODY_AT, STORE_TIMESTAMP_AT, SYS_FLAG_AT, V6_EXTRA, SysFlag
-from mqtemplate.store.clock_steps import NO_LIMIT_MS, ClockStep, ClockSteps
-from mqtemplate.store.layout import (
+from mqtemplate.store.checkpoint import NO_LIMIT_MS, ClockStep, ClockSteps
+from mqtemplate.store.files.layout import (
     CHECKPOINT_SIZE,
     CQ_UNIT_DTYPE,
     CQ_UNIT_SIZE,

@@ -13,9 +13,8 @@ from typing import NamedTuple, cast
 from mqtemplate.errors import StoreError, StoreFormatError, StoreFullError
 from mqtemplate.event_log import get_logger
 from mqtemplate.store.files.disk import Disk, disk_error, disk_errors, make_folder, sync_folder
-from mqtemplate.store.files.mapped_file import MappedFile
-from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
-from mqtemplate.store.layout import file_name
+from mqtemplate.store.files.layout import file_name
+from mqtemplate.store.files.mapped_files import MappedFile, MappedFileQueue
 
 _FIRST_STEP = 256  # the part of a queue's first file that is allocated at once: 256 KiB of 64 MiB
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqtemplate.delay.levels.table import DelayLevels
+from mqtemplate.delay.levels import DelayLevels
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.properties import decode_properties, encode_properties
 from mqtemplate.store import PutResult
-from mqtemplate.store.layout import DONE_SIZE_MARK
+from mqtemplate.store.files.layout import DONE_SIZE_MARK
 from mqtemplate.topics import TIMER_TOPIC
 from tests.delay.delay_engine import DelayEngine
 from tests.delay.killed_engine import Action, KilledEngine

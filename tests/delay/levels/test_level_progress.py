@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from mqtemplate.delay.levels.schedule_message_service import DELAY_OFFSET_FILE
-from mqtemplate.delay.release import DEAD_LETTER_TOPIC
+from mqtemplate.delay.schedule_message_service import DELAY_OFFSET_FILE
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.properties import decode_properties, encode_properties
 from mqtemplate.store import PutResult
 from mqtemplate.store.files.json_files import read_table
-from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
+from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC, UNDELIVERABLE_TOPIC
 from tests.delay.conftest import OpenEngine
 from tests.delay.delay_engine import DelayEngine
 from tests.delay.foreign_records import foreign_copy, foreign_level_message
@@ -371,7 +370,7 @@ def test_a_message_that_rocketmq_dropped_goes_to_the_dead_letters(open_engine: O
     engine.advance(60 * SECOND)
 
     assert engine.bodies() == [b"0", b"2"]
-    assert engine.bodies(DEAD_LETTER_TOPIC) == [b"1"]
+    assert engine.bodies(UNDELIVERABLE_TOPIC) == [b"1"]
 
 
 @pytest.mark.feature("D11")

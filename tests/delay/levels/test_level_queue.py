@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqtemplate.delay.levels.level_queue import LevelQueue
+from mqtemplate.delay.level_queue import LevelQueue
 from mqtemplate.delay.pending_rows import NEVER_MS
 from mqtemplate.store import ConsumeQueue, MemoryStoreFiles
-from mqtemplate.store.layout import DONE_SIZE_MARK
+from mqtemplate.store.files.layout import DONE_SIZE_MARK
 
 UNIT_BYTES = 20
 PER_FILE = 8

@@ -7,15 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from mqtemplate.delay.release import DEAD_LETTER_TOPIC
-from mqtemplate.delay.releaser import observe_all
+from mqtemplate.delay.release import observe_all
 from mqtemplate.errors import StoreFullError
 from mqtemplate.metrics import Histogram, HistogramSnapshot
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import decode_properties, encode_properties
 from mqtemplate.store import PutResult
-from mqtemplate.topics import SCHEDULE_TOPIC
+from mqtemplate.topics import SCHEDULE_TOPIC, UNDELIVERABLE_TOPIC
 from tests.delay.conftest import OpenEngine
 from tests.delay.delay_engine import DelayEngine
 from tests.delay.foreign_records import foreign_level_message
@@ -420,14 +419,14 @@ def test_a_poison_message_goes_to_the_dead_letters_and_blocks_no_other(
     engine.advance(1 * SECOND)
 
     assert engine.bodies() == [b"healthy"]
-    assert engine.bodies(DEAD_LETTER_TOPIC) == [b"poison"]
+    assert engine.bodies(UNDELIVERABLE_TOPIC) == [b"poison"]
     assert engine.poison_count == 1
 
     engine.crash()
     engine = open_engine()
     engine.advance(60 * SECOND)
     assert engine.bodies() == [b"healthy"]
-    assert engine.bodies(DEAD_LETTER_TOPIC) == [b"poison"]
+    assert engine.bodies(UNDELIVERABLE_TOPIC) == [b"poison"]
 
 
 @pytest.mark.feature("F16")
@@ -469,7 +468,7 @@ def test_a_message_with_more_properties_than_can_be_copied_goes_to_the_dead_lett
     engine.advance(1 * SECOND)
 
     assert engine.bodies() == [b"healthy"]
-    [dead] = engine.arrived(DEAD_LETTER_TOPIC)
+    [dead] = engine.arrived(UNDELIVERABLE_TOPIC)
     assert dead.properties == {"DELAY": "1", "REAL_TOPIC": "orders", "REAL_QID": "0", "KEYS": "4466"}
 
 
@@ -499,7 +498,7 @@ def test_metrics_agree_with_the_topics(engine: DelayEngine) -> None:
 
     metrics = engine.store.metrics.snapshot()
     assert metrics["delay.released"] == len(engine.bodies()) == 1_500
-    assert metrics["delay.poison"] == len(engine.bodies(DEAD_LETTER_TOPIC)) == 1
+    assert metrics["delay.poison"] == len(engine.bodies(UNDELIVERABLE_TOPIC)) == 1
     assert metrics["delay.waiting.level"] == 1
     assert metrics["delay.lag_ms"] == HistogramSnapshot(1_501, 1_501 * 5, {8: 1_501})
 

@@ -13,8 +13,8 @@ import pytest
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.context import load_settings
-from mqtemplate.delay.shaping import shaper
-from mqtemplate.delay.shaping.shape import TopicShape
+from mqtemplate.delay.settings import TopicShape
+from mqtemplate.delay.timers import shaping
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.message import Message
 from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
@@ -261,7 +261,7 @@ def test_too_many_held_messages_are_reported(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     """No further overdue slot is read then, so that memory stays bounded; nothing is lost."""
-    monkeypatch.setattr(shaper, "MAX_HELD", 10)
+    monkeypatch.setattr(shaping, "MAX_HELD", 10)
     clock = VirtualClock()
     shape = TopicShape(max_rate=5)
     with shaped_broker(clock, tmp_path, orders=shape) as (broker, harness):

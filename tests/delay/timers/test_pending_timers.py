@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.delay.timers import pending_timers
-from mqtemplate.delay.timers.parked import ParkedTimers
+from mqtemplate.delay.timers.pending_timers import ParkedTimers
 from mqtemplate.pending import ScheduleChangeStatus
 from tests.delay.delay_engine import DelayEngine
 

@@ -16,8 +16,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from mqtemplate.clock import VirtualClock
+from mqtemplate.delay.settings import TimerSettings
 from mqtemplate.delay.timers.files import TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDER, TIMER_WHEEL_FILE, TimerFiles
-from mqtemplate.delay.timers.settings import TimerSettings
 from mqtemplate.delay.timers.timer_log import TimerLogDamageError
 from mqtemplate.errors import StoreError, StoreFormatError
 from mqtemplate.store import FolderStoreFiles

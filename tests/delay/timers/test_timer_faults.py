@@ -7,12 +7,11 @@ from collections.abc import Sequence
 import pytest
 
 from mqtemplate.delay.divert import TimerLimits
-from mqtemplate.delay.release import DEAD_LETTER_TOPIC
 from mqtemplate.errors import StoreFullError
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.properties import encode_properties
 from mqtemplate.store import PutResult
-from mqtemplate.topics import TIMER_TOPIC
+from mqtemplate.topics import TIMER_TOPIC, UNDELIVERABLE_TOPIC
 from tests.delay.conftest import OpenEngine
 from tests.delay.delay_engine import DelayEngine
 
@@ -67,13 +66,13 @@ def test_a_poison_timer_goes_to_the_dead_letters_and_blocks_no_other(
     engine.advance(10_000)
 
     assert engine.bodies() == [b"healthy"]
-    assert engine.bodies(DEAD_LETTER_TOPIC) == [b"poison"]
+    assert engine.bodies(UNDELIVERABLE_TOPIC) == [b"poison"]
 
     engine.crash()
     engine = open_engine()
     engine.advance(10_000)
     assert engine.bodies() == [b"healthy"]
-    assert engine.bodies(DEAD_LETTER_TOPIC) == [b"poison"]
+    assert engine.bodies(UNDELIVERABLE_TOPIC) == [b"poison"]
 
 
 @pytest.mark.feature("D7", "D14")

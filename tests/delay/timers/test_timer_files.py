@@ -8,20 +8,21 @@ import numpy as np
 import pytest
 
 from mqtemplate.delay.pending_rows import NEVER_MS
-from mqtemplate.delay.timers.files import TimerFiles
-from mqtemplate.delay.timers.settings import TimerSettings
-from mqtemplate.delay.timers.timer_checkpoint import (
+from mqtemplate.delay.settings import TimerSettings
+from mqtemplate.delay.timers.files import (
     TimerCheckpoint,
+    TimerFiles,
     Writer,
     read_timer_checkpoint,
     write_timer_checkpoint,
 )
-from mqtemplate.delay.timers.timer_log import TimerLog, TimerLogDamageError
-from mqtemplate.delay.timers.timer_unit import (
+from mqtemplate.delay.timers.timer_log import (
     DONE_RECORD_SIZE,
     TIMER_UNIT_DTYPE,
     TIMER_UNIT_SIZE,
     Magic,
+    TimerLog,
+    TimerLogDamageError,
     are_valid,
     deliver_times,
     seal_units,

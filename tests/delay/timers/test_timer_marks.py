@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mqtemplate.delay.timers.backlog import TimerBacklog
-from mqtemplate.delay.timers.timer_unit import DONE_RECORD_SIZE, Magic
+from mqtemplate.delay.timers.timer_log import DONE_RECORD_SIZE, Magic
 from mqtemplate.record.properties import decode_properties
 from mqtemplate.store import FlushDiskType
 from tests.delay.conftest import OpenEngine

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from mqtemplate.clock import SystemClock
+from mqtemplate.delay.settings import TimerSettings
 from mqtemplate.delay.timers.backlog import parking_slots
 from mqtemplate.delay.timers.files import TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDER, TIMER_WHEEL_FILE
 from mqtemplate.delay.timers.intake import TimerTopicReader
-from mqtemplate.delay.timers.settings import TimerSettings
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.properties import encode_properties
 from mqtemplate.services import ServiceThread

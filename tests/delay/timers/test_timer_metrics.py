@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mqtemplate.delay.timers.timer_metrics import TIMER_METRICS_FILE
+from mqtemplate.delay.timers.timer_message_store import TIMER_METRICS_FILE
 from tests.delay.conftest import OpenEngine
 from tests.delay.delay_engine import is_rolled
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mqtemplate.delay.timers.files import TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDER, TIMER_WHEEL_FILE
-from mqtemplate.delay.timers.timer_checkpoint import TimerCheckpoint
+from mqtemplate.delay.timers.files import TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDER, TIMER_WHEEL_FILE, TimerCheckpoint
 from mqtemplate.errors import StoreFormatError
 from tests.delay.conftest import OpenEngine
 from tests.delay.delay_engine import SMALL_WHEEL, DelayEngine

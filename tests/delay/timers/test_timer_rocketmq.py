@@ -10,9 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mqtemplate.delay.timers.files import TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDER, TIMER_WHEEL_FILE
-from mqtemplate.delay.timers.timer_checkpoint import TimerCheckpoint, Writer
-from mqtemplate.delay.timers.timer_unit import TIMER_UNIT_DTYPE, Magic
+from mqtemplate.delay.timers.files import (
+    TIMER_CHECKPOINT_FILE,
+    TIMER_LOG_FOLDER,
+    TIMER_WHEEL_FILE,
+    TimerCheckpoint,
+    Writer,
+)
+from mqtemplate.delay.timers.timer_log import TIMER_UNIT_DTYPE, Magic
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.properties import decode_properties, encode_properties
 from mqtemplate.topics import TIMER_TOPIC

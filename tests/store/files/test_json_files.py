@@ -10,7 +10,7 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.store import MemoryStoreFiles
 from mqtemplate.store.files import json_files
 from mqtemplate.store.files.json_files import EntryTexts, VersionedTable, dump_json, write_table
-from mqtemplate.store.topics import TopicTable
+from mqtemplate.store.tables import TopicTable
 
 TABLES: list[dict[str, Any]] = [
     {},

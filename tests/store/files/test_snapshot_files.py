@@ -14,8 +14,7 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreError
 from mqtemplate.message import Message, MessageQueue, Property
 from mqtemplate.pending import PendingQuery
-from mqtemplate.store.files.folder_store_files import FolderStoreFiles
-from mqtemplate.store.files.snapshot_files import SnapshotStoreFiles
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles, SnapshotStoreFiles
 
 HOUR_MS = 3_600_000
 

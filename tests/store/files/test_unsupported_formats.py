@@ -8,7 +8,7 @@ import pytest
 
 from mqtemplate.errors import StoreFormatError
 from mqtemplate.store import FolderStoreFiles
-from mqtemplate.store.files.unsupported_formats import refuse_unsupported_formats
+from mqtemplate.store.files.store_files import refuse_unsupported_formats
 
 
 @pytest.mark.parametrize(

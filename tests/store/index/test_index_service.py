@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 
 from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.errors import StoreFormatError, StoreFullError
-from mqtemplate.hashes.java_hash import java_string_hash
+from mqtemplate.hashes import java_string_hash
 from mqtemplate.message import HostAddress
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.layout import SysFlag
@@ -31,14 +31,13 @@ from mqtemplate.store import (
     MemoryStoreFiles,
     MessageStore,
     PutResult,
-    layout,
+    key_reader,
 )
-from mqtemplate.store.index import key_reader, recent_keys
-from mqtemplate.store.index.geometry import find_geometry
-from mqtemplate.store.index.index_file import IndexFile, KeyRows
-from mqtemplate.store.index.key_reader import KeyReader
-from mqtemplate.store.index.record_keys import index_key_hashes, keys_of
-from mqtemplate.store.layout import IndexHeader, index_file_size, unpack_index_header
+from mqtemplate.store.files import layout
+from mqtemplate.store.files.layout import IndexHeader, index_file_size, unpack_index_header
+from mqtemplate.store.index_file import IndexFile, KeyRows, find_geometry
+from mqtemplate.store.index_keys import index_key_hashes, keys_of
+from mqtemplate.store.key_reader import KeyReader
 from tests.store.small_store import OpenStore, draft, kill, no_keys, small
 
 FROM_LOG = pytest.mark.parametrize("keys_from", ["log"], indirect=True)
@@ -75,7 +74,7 @@ def index_files(folder: Path) -> list[Path]:
 def keys_from(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the index take the keys of new records from memory, or read them from the log, as those of an older run."""
     if request.param == "log":
-        monkeypatch.setattr(recent_keys, "_MAX_BYTES", 0)
+        monkeypatch.setattr(key_reader, "_MAX_BYTES", 0)
 
 
 @pytest.fixture

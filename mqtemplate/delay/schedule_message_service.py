@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from mqtemplate.delay.causes import ReleaseCauses
+from mqtemplate.delay.causes import LatenessCauses
 from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS, DelayStore
-from mqtemplate.delay.levels.level_queue import DueUnits, LevelQueue
-from mqtemplate.delay.levels.level_replay import LevelReplay
+from mqtemplate.delay.level_queue import DueUnits, LevelQueue
 from mqtemplate.delay.pending_rows import NEVER_MS, NO_ROWS, PendingEntry, PendingPiece
-from mqtemplate.delay.release import DueRecord
-from mqtemplate.delay.releaser import MAX_RELEASE_COUNT
-from mqtemplate.delay.timers.settings import slot_of
+from mqtemplate.delay.release import MAX_RELEASE_COUNT, DueRecord
+from mqtemplate.delay.replay import LevelReplay
+from mqtemplate.delay.settings import slot_of
 from mqtemplate.errors import StoreFormatError
 from mqtemplate.event_log import get_logger
 from mqtemplate.metrics import MetricKind, Sample
@@ -56,7 +55,7 @@ class ScheduleMessageService(DelayStore):
     name = "delay.schedule"
     source_topic = SCHEDULE_TOPIC
 
-    def __init__(self, store: MessageStore, precision_ms: int = 1_000, causes: ReleaseCauses | None = None) -> None:
+    def __init__(self, store: MessageStore, precision_ms: int = 1_000, causes: LatenessCauses | None = None) -> None:
         super().__init__(store, causes)
         self._precision_ms = precision_ms
         self._queues: dict[int, LevelQueue] = {}

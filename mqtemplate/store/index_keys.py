@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mqtemplate.hashes.java_hash import java_string_hash
+from mqtemplate.hashes import java_string_hash
 from mqtemplate.message import split_keys
-from mqtemplate.record.arrays import Rows
+from mqtemplate.record.columns import Rows
 from mqtemplate.record.properties import KEYS, PROPERTY_SEPARATOR, TAGS, UNIQ_KEY, find_property, value_spans
 
 _MIN_RECORDS = 8
@@ -81,14 +81,14 @@ def hash_similar(
     return hash_keys([topic for topic, _ in records], [encoded for _, encoded in records])
 
 
-class _Part(NamedTuple):
+class _HashedRecords(NamedTuple):
     """Records with the same number of keys: their numbers, and a row of hashes for each."""
 
     rows: NDArray[np.intp]
     hashes: NDArray[np.int32]
 
 
-def _hash_by_shape(topics: Sequence[str], properties: Sequence[bytes]) -> list[_Part]:
+def _hash_by_shape(topics: Sequence[str], properties: Sequence[bytes]) -> list[_HashedRecords]:
     starts = hash_topics(topics)
     lengths = np.fromiter(map(len, properties), np.int64, len(properties))
     parts, others = [], []
@@ -102,7 +102,7 @@ def _hash_by_shape(topics: Sequence[str], properties: Sequence[bytes]) -> list[_
             shape = PropertiesShape(properties[rows[0]])
             is_done = shape.matches(table)
             if is_done[0]:
-                parts.append(_Part(rows[is_done], shape.hashes(table[is_done], starts[rows[is_done]])))
+                parts.append(_HashedRecords(rows[is_done], shape.hashes(table[is_done], starts[rows[is_done]])))
             else:
                 others.append(int(rows[0]))
                 is_done[:] = False
@@ -112,8 +112,8 @@ def _hash_by_shape(topics: Sequence[str], properties: Sequence[bytes]) -> list[_
     return parts + [_hash_one(row, topics[row], properties[row]) for row in others]
 
 
-def _hash_one(row: int, topic: str, properties: bytes) -> _Part:
-    return _Part(np.array([row]), index_key_hashes(keys_of(topic, properties))[None, :])
+def _hash_one(row: int, topic: str, properties: bytes) -> _HashedRecords:
+    return _HashedRecords(np.array([row]), index_key_hashes(keys_of(topic, properties))[None, :])
 
 
 class PropertiesShape:

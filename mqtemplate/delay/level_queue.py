@@ -10,14 +10,14 @@ from typing import NamedTuple
 import numpy as np
 
 from mqtemplate.delay.pending_rows import NEVER_MS, PENDING_DTYPE
-from mqtemplate.store.layout import CQ_UNIT_DTYPE, DONE_SIZE_MARK, PRE_BLANK_SIZE_MARK
-from mqtemplate.store.queues.consume_queue import ConsumeQueue
+from mqtemplate.store.consume_queue import ConsumeQueue
+from mqtemplate.store.files.layout import CQ_UNIT_DTYPE, DONE_SIZE_MARK, PRE_BLANK_SIZE_MARK
 
 _SCAN_COUNT = 65_536
 """Units in one read of the queue."""
 
 
-class Segment:
+class QueueSegment:
     """Adjacent units of the queue whose due times ascend.
 
     Attributes:
@@ -49,11 +49,11 @@ class DueUnits(NamedTuple):
         rows: Array of `PENDING_DTYPE`. The size of a unit that is not pending is 0.
     """
 
-    segment: Segment
+    segment: QueueSegment
     rows: np.ndarray
 
 
-class Marks(NamedTuple):
+class ProgressMarks(NamedTuple):
     """Units that are done although units before them are pending, so the queue's position does not cover them.
 
     Attributes:
@@ -61,7 +61,7 @@ class Marks(NamedTuple):
         removed: Queue offsets of single units.
     """
 
-    cursors: Sequence[tuple[Segment, int]]
+    cursors: Sequence[tuple[QueueSegment, int]]
     removed: frozenset[int]
 
 
@@ -84,7 +84,7 @@ class LevelQueue:
 
     def __init__(self, queue: ConsumeQueue, position: int) -> None:
         self._queue = queue
-        self._segments: list[Segment] = []
+        self._segments: list[QueueSegment] = []
         self._read_to = min(position, queue.max_offset)
         self._last_due_ms = 0
         self._removed: set[int] = set()
@@ -125,7 +125,7 @@ class LevelQueue:
         continues_last = bool(self._segments) and int(due_ms[0]) >= self._last_due_ms
         for start, end in pairwise([0, *falls, len(units)]):
             if start or not continues_last:
-                self._segments.append(Segment(self._read_to + start))
+                self._segments.append(QueueSegment(self._read_to + start))
             self._segments[-1].end = self._read_to + end
             self._segments[-1].done_count += int(np.count_nonzero(done[start:end]))
         self._last_due_ms = int(due_ms[-1])
@@ -165,7 +165,7 @@ class LevelQueue:
         units.segment.done_count -= int(np.count_nonzero(units.rows["size"][:count] == 0))
         self._refresh([units.segment])
 
-    def _refresh(self, segments: Sequence[Segment]) -> None:
+    def _refresh(self, segments: Sequence[QueueSegment]) -> None:
         """Move cursors to pending units, update due times, and drop finished segments at the front."""
         for segment in segments:
             if segment.done_count:
@@ -180,7 +180,7 @@ class LevelQueue:
         units = self._queue.unit_tuples(queue_offset, 1)
         return units[0][2] if units else 0  # 0 is due at once, and then `catch_up` counts the message as lost
 
-    def _skip_done(self, segment: Segment) -> None:
+    def _skip_done(self, segment: QueueSegment) -> None:
         for start, units in unit_pieces(self._queue, segment.cursor, segment.end):
             done = self._is_done(units, start)
             count = len(done) if done.all() else int(np.argmin(done))
@@ -218,7 +218,7 @@ class LevelQueue:
         if queue_offset == segment.cursor:
             self._refresh([segment])
 
-    def _segment_of(self, queue_offset: int) -> Segment | None:
+    def _segment_of(self, queue_offset: int) -> QueueSegment | None:
         index = bisect_right(self._segments, queue_offset, key=lambda segment: segment.start) - 1
         return self._segments[index] if index >= 0 and queue_offset < self._segments[index].end else None
 
@@ -253,14 +253,14 @@ class LevelQueue:
 
     # --- progress ------------------------------------------------------------------------------
 
-    def marks(self) -> Marks:
+    def marks(self) -> ProgressMarks:
         """Return the units after the position that are done but not marked on disk."""
         cursors = [(segment, segment.cursor) for segment in self._segments[1:] if segment.cursor > segment.marked_to]
         position = self.position
         self._removed = {queue_offset for queue_offset in self._removed if queue_offset >= position}
-        return Marks(cursors, frozenset(self._removed))
+        return ProgressMarks(cursors, frozenset(self._removed))
 
-    def mark(self, marks: Marks) -> None:
+    def mark(self, marks: ProgressMarks) -> None:
         """Mark these units on disk and flush. It needs no lock: no other thread calls it."""
         for segment, cursor in marks.cursors:
             mark_all(self._queue, segment.marked_to, cursor)
@@ -275,7 +275,7 @@ class LevelQueue:
         if queue_offset >= self._queue.min_offset:
             self._queue.mark_done(queue_offset)
 
-    def forget(self, marks: Marks) -> None:
+    def forget(self, marks: ProgressMarks) -> None:
         """With the lock: stop storing these units in memory. They are marked on disk."""
         self._removed -= marks.removed
 

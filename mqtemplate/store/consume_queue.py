@@ -1,19 +1,70 @@
-"""A consume queue: the positions of the messages of one queue in the commit log, in order."""
+"""A consume queue: the positions of the messages of one queue in the commit log, in order.
+
+A bounded number of queues is mapped, so that topics do not take all descriptors.
+"""
 
 from __future__ import annotations
 
 import sys
 from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mqtemplate.record.arrays import count_leading
-from mqtemplate.store import layout
-from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
-from mqtemplate.store.files.mapped_queues import MappedQueues
-from mqtemplate.store.layout import CQ_UNIT_DTYPE, CQ_UNIT_SIZE, CqUnit
+from mqtemplate.record.columns import count_leading
+from mqtemplate.store.files import layout
+from mqtemplate.store.files.layout import CQ_UNIT_DTYPE, CQ_UNIT_SIZE, CqUnit
+from mqtemplate.store.files.mapped_files import MappedFileQueue
+
+_SECOND_CHANCES = 16
+
+
+class MappedQueue(Protocol):
+    """A consume queue."""
+
+    max_offset: int
+
+    def release(self) -> None:
+        """Unmap the files until the next message is written."""
+
+
+class MappedQueues:
+    """Releases the files of the queue that was mapped first, except those that got messages since then.
+
+    Not thread-safe: the writer of the queues calls it, under the lock of the store.
+
+    Args:
+        max_mapped: Largest number of queues with mapped files. Each takes two descriptors.
+    """
+
+    def __init__(self, max_mapped: int) -> None:
+        self._max_mapped = max_mapped
+        self._queues: OrderedDict[MappedQueue, int] = OrderedDict()  # queue -> its max_offset when it was noted
+
+    def __len__(self) -> int:
+        """Return the number of queues with mapped files."""
+        return len(self._queues)
+
+    def note(self, queue: MappedQueue) -> None:
+        """Note that the files of *queue* were mapped, and release those of another one if there are too many."""
+        self._queues.pop(queue, None)
+        while len(self._queues) >= self._max_mapped:
+            self._release_one()
+        self._queues[queue] = queue.max_offset
+
+    def _release_one(self) -> None:
+        for _ in range(_SECOND_CHANCES):
+            queue, noted = self._queues.popitem(last=False)
+            if queue.max_offset == noted:
+                break
+            self._queues[queue] = queue.max_offset  # it is in use
+        else:
+            queue, _ = self._queues.popitem(last=False)
+        queue.release()
+
 
 _LOOK_AHEAD = 4_096
 """Units inspected after the first empty one. If one of them is not empty, the file is damaged."""

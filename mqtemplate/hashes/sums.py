@@ -1,15 +1,23 @@
-"""``String.hashCode`` of Java. RocketMQ writes it into its files and chooses queues by it."""
+"""``String.hashCode`` of Java, tags codes, and the CRC-32 of files."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-__all__ = ["java_string_hash", "tags_code"]
+try:  # the same sum, several times as fast, where zlib-ng is installed (the extra ``speed``)
+    from zlib_ng.zlib_ng import crc32
+except ImportError:
+    from zlib import crc32
+
+__all__ = ["crc32", "java_string_hash", "tags_code"]
 
 
 @lru_cache(maxsize=65_536)
 def java_string_hash(text: str) -> int:
-    """Return ``String.hashCode``: over UTF-16 code units, ``h = 31 * h + unit``, as a signed 32-bit number."""
+    """Return ``String.hashCode`` of Java: over UTF-16 code units, ``h = 31 * h + unit``, as a signed 32-bit number.
+
+    RocketMQ writes it into its files and chooses queues by it.
+    """
     value = 0
     units = text.encode("utf-16-be", "surrogatepass")
     for high, low in zip(units[::2], units[1::2], strict=True):

@@ -1,1 +1,0 @@
-"""Delay levels: RocketMQ's schedule service."""

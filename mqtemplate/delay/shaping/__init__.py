@@ -1,1 +1,0 @@
-"""Release shaping: the rate, jitter, spread and priority with which the delayed messages of a topic are released."""
