@@ -21,8 +21,8 @@ from mqtemplate.message import (
     copy_properties,
     create_unique_id,
 )
-from mqtemplate.record.arrays import to_rows
 from mqtemplate.record.codec import EncodedMessage, RecordDraft, StoredRecord, pack_host
+from mqtemplate.record.columns import to_rows
 from mqtemplate.record.layout import MAX_PROPERTIES_BYTES, SysFlag
 from mqtemplate.record.properties import (
     PROPERTY_SEPARATOR,

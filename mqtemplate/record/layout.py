@@ -121,13 +121,24 @@ Total size, magic, physical offset, sys flag, store timestamp, prepared transact
 assert HEAD.size == BODY_AT
 
 HEAD_FIELDS = {
-    "names": ["size", "magic", "body_crc", "queue_id", "queue_offset", "physical_offset", "sys_flag", "born_timestamp"],
-    "formats": [">i4", ">i4", ">i4", ">i4", ">i8", ">i8", ">i4", ">i8"],
+    "names": [
+        "size",
+        "magic",
+        "body_crc",
+        "queue_id",
+        "flag",
+        "queue_offset",
+        "physical_offset",
+        "sys_flag",
+        "born_timestamp",
+    ],
+    "formats": [">i4", ">i4", ">i4", ">i4", ">i4", ">i8", ">i8", ">i4", ">i8"],
     "offsets": [
         0,
         MAGIC_AT,
         BODY_CRC_AT,
         QUEUE_ID_AT,
+        FLAG_AT,
         QUEUE_OFFSET_AT,
         PHYSICAL_OFFSET_AT,
         SYS_FLAG_AT,
@@ -136,14 +147,6 @@ HEAD_FIELDS = {
     "itemsize": BORN_HOST_AT,
 }
 """Fields before the born host, as ``numpy.dtype`` takes them. (A client imports this module, but needs no numpy.)"""
-
-HEADER_FIELDS = {
-    "names": ["size", "magic", "body_crc", "flag", "physical_offset", "sys_flag", "born_timestamp"],
-    "formats": [">i4", ">i4", ">i4", ">i4", ">i8", ">i4", ">i8"],
-    "offsets": [0, MAGIC_AT, BODY_CRC_AT, FLAG_AT, PHYSICAL_OFFSET_AT, SYS_FLAG_AT, BORN_TIMESTAMP_AT],
-    "itemsize": BORN_HOST_AT,
-}
-"""Fields before the born host that a reader of whole messages needs."""
 
 _SIZE_AND_MAGIC = struct.Struct(">ii")
 read_size_and_magic = _SIZE_AND_MAGIC.unpack_from

@@ -18,8 +18,16 @@ from numpy.typing import NDArray
 from mqtemplate.hashes.java_hash import tags_code
 from mqtemplate.record import layout
 from mqtemplate.record.appends import PutBatch, QueueRows
-from mqtemplate.record.arrays import Rows, count_leading, read_column, to_bytes
 from mqtemplate.record.codec import RecordDraft, StoredRecord
+from mqtemplate.record.columns import (
+    Rows,
+    count_leading,
+    count_verified,
+    read_column,
+    row_bytes,
+    to_bytes,
+    with_checks,
+)
 from mqtemplate.record.layout import BODY_AT, BODY_LENGTH_AT, CHECK_SIZE, PHYSICAL_OFFSET_AT
 from mqtemplate.record.properties import (
     NAME_VALUE_SEPARATOR,
@@ -29,7 +37,6 @@ from mqtemplate.record.properties import (
     TAGS,
     value_spans,
 )
-from mqtemplate.record.row_checks import checks, crcs, row_bytes
 
 _MAX_QUEUE_ID_DIGITS = 9  # more might not fit into the i4 of the header
 _NO_COLUMNS = slice(0, 0)
@@ -88,15 +95,7 @@ class RecordShape:
         matches &= 0 < digits.shape[1] <= _MAX_QUEUE_ID_DIGITS
         matches &= read_column(rows, PHYSICAL_OFFSET_AT, ">i8") == physical_offsets
         count = count_leading(matches)
-        return count_leading(self._matches_crc(rows[:count], physical_offsets[:count]))
-
-    def _matches_crc(self, rows: Rows, physical_offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
-        body_crc = crcs(rows[:, BODY_AT : self._body_end]) & 0x7FFF_FFFF
-        around = np.concatenate((rows[:, :BODY_AT], rows[:, self._body_end : self.properties_end]), axis=1)
-        check = checks(crcs(around), physical_offsets)
-        matches: NDArray[np.bool_] = (rows[:, self.properties_end :] == check).all(axis=1)
-        matches &= body_crc == read_column(rows, layout.BODY_CRC_AT, ">u4")
-        return matches
+        return count_verified(rows[:count], self._body_end, physical_offsets[:count])
 
 
 class AlikeCopies:
@@ -156,12 +155,7 @@ class AlikeCopies:
         # A copy links to its source: physical offset + 1, see `mqtemplate.delay.release`.
         links = read_column(self._rows, PHYSICAL_OFFSET_AT, ">i8") + 1
         around[:, layout.PREPARED_OFFSET_AT + extra : BODY_LENGTH_AT + extra] = to_bytes(links, ">i8")
-        records = np.empty((count, size), np.uint8)
-        records[:, :header_end] = around[:, :header_end]
-        records[:, header_end:body_end] = self._rows[:, BODY_AT : self._body_end]
-        records[:, body_end:-CHECK_SIZE] = around[:, header_end:]
-        records[:, -CHECK_SIZE:] = checks(crcs(around), physical_offsets)
-        return records.tobytes()
+        return with_checks(around, header_end, self._rows[:, BODY_AT : self._body_end], physical_offsets).tobytes()
 
     def _around_body(self, first: NDArray[np.uint8], header_end: int, body_end: int) -> Rows:
         """Return the records without body and check. Offsets and links are still those of the first."""

@@ -11,12 +11,9 @@ from numpy.typing import NDArray
 
 from mqtemplate.record import layout
 from mqtemplate.record.appends import IndexEntries, PutBatch, QueueRows
-from mqtemplate.record.arrays import Rows
 from mqtemplate.record.codec import RecordDraft
+from mqtemplate.record.columns import HEAD_DTYPE, Rows, crcs, with_checks
 from mqtemplate.record.layout import CHECK_SIZE
-from mqtemplate.record.row_checks import checks, crcs
-
-_HEAD = np.dtype(layout.HEAD_FIELDS)  # type: ignore[call-overload]
 
 
 class BatchOrigin(NamedTuple):
@@ -95,19 +92,14 @@ class UniformBatch:
         body_end, size = body_at + self.bodies.shape[1], len(first)
         physical_offsets = physical_offset + size * np.arange(len(self))
         around = self._around_body(np.frombuffer(first, np.uint8), body_at, body_end)
-        heads = np.ndarray(len(self), _HEAD, around.data, strides=around.strides[:1])
+        heads = np.ndarray(len(self), HEAD_DTYPE, around.data, strides=around.strides[:1])
         heads["body_crc"] = crcs(self.bodies) & 0x7FFF_FFFF
         heads["physical_offset"] = physical_offsets
         by_batch = heads.reshape(len(queue_offsets), -1)
         by_batch["queue_offset"] = np.add.outer(queue_offsets, np.arange(by_batch.shape[1]))
         if self.origins:
             by_batch["queue_id"], by_batch["born_timestamp"] = np.array(self.origins).T[:, :, None]
-        records = np.empty((len(self), size), np.uint8)
-        records[:, :body_at] = around[:, :body_at]
-        records[:, body_at:body_end] = self.bodies
-        records[:, body_end:-CHECK_SIZE] = around[:, body_at:]
-        records[:, -CHECK_SIZE:] = checks(crcs(around), physical_offsets)
-        return records
+        return with_checks(around, body_at, self.bodies, physical_offsets)
 
     def _around_body(self, first: NDArray[np.uint8], body_at: int, body_end: int) -> Rows:
         """Return the records without body and check. Body CRCs and offsets are still those of the first."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
-from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +21,7 @@ from mqtemplate.message import Property, offset_msg_id
 from mqtemplate.numbers import parse_number
 from mqtemplate.record import layout
 from mqtemplate.record.codec import BadRecordError, parse_record, unpack_host
+from mqtemplate.record.columns import RecordColumns, gather
 from mqtemplate.record.compression import MAX_BODY_BYTES, decompress_body
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.spark.checksums import crcs, rows_match
@@ -53,8 +53,6 @@ ARROW_SCHEMA = pa.schema(
 
 _FIRST_MS, _LAST_MS = -62_135_510_400_000, 253_402_214_400_000  # the years 1 to 9999, less a day for time zones
 _U8 = np.uint64
-_HEADER = np.dtype(layout.HEADER_FIELDS)  # type: ignore[call-overload]
-Extra: TypeAlias = int | npt.NDArray[Any]
 _CODECS = {0x000: "zlib", 0x100: "lz4", 0x200: "zstd", 0x300: "zlib"}
 
 
@@ -92,65 +90,18 @@ class Records:
             (self._sizes >= layout.SMALLEST_RECORD) & (self._at + self._sizes <= len(self._data)),
             "its length exceeds the file, or is below the smallest record",
         )
-        self._find_fields()
+        self._fields = fields = RecordColumns(self._data, self._at, self._sizes, block.physical_offsets, self._require)
+        self._has_check, self._properties_end = fields.has_check, fields.properties_end
         # Five cells a record: header, body, topic and lengths, properties, and check up to the next record.
         self._all_cells = adjacent_cells(
-            self._data, self._at, self._body_at, self._body_end, self._properties_at, self._properties_end
+            self._data, self._at, fields.body_at, fields.body_end, fields.properties_at, fields.properties_end
         )
         self._check_sums()
-
-    def _find_fields(self) -> None:
-        at, sizes = self._at, self._sizes
-        heads = self._heads = _gather(self._data, _HEADER, at)  # each record has at least as many bytes
-        magic = heads["magic"].astype(np.int32)
-        self._require(heads["size"] == sizes, "its length is not the one in the consume queue")
-        self._require((magic == layout.MAGIC_V1) | (magic == layout.MAGIC_V2), "it has no magic code of a record")
-        self._require(
-            heads["physical_offset"] == self._block.physical_offsets, "its own physical offset is another one"
-        )
-        self._sys_flags = heads["sys_flag"].astype(np.int32)
-        # The offset of fields after an address: the same number for all records, or an array with one for each.
-        self._born_extra: Extra = 0
-        hosts_extra: Extra = 0
-        if (self._sys_flags & layout.HOST_FLAGS).any():
-            self._born_extra = np.where(self._sys_flags & SysFlag.BORN_HOST_V6, layout.V6_EXTRA, 0)
-            hosts_extra = self._born_extra + np.where(self._sys_flags & SysFlag.STORE_HOST_V6, layout.V6_EXTRA, 0)
-        # The retries, then prepared transaction offset, body length, body.
-        self._tail_at = at + (layout.RECONSUME_TIMES_AT + hosts_extra)
-        self._body_at = at + (layout.BODY_AT + hosts_extra)
-        self._find_ends(magic == layout.MAGIC_V2)
-
-    def _find_ends(self, is_v2: npt.NDArray[np.bool_]) -> None:
-        """Find the ends of body, topic and properties, from the lengths before them."""
-        end, reason = self._at + self._sizes, "the lengths inside it do not add up"
-        has_v2 = bool(is_v2.any())
-        topic_length_size: Extra = np.where(is_v2, 2, 1) if has_v2 else 1
-        self._require(self._body_at + (topic_length_size + 2) <= end, reason)
-        body_length = self._i4(self._body_at - 4).astype(np.int64)
-        self._body_end = self._body_at + body_length
-        self._require((body_length >= 0) & (self._body_end + (topic_length_size + 2) <= end), reason)
-        topic_length = self._data[self._body_end].astype(np.int64)
-        if has_v2:
-            topic_length = np.where(is_v2, self._u2(self._body_end), topic_length)
-        properties_length_at = self._body_end + topic_length_size + topic_length
-        self._require(properties_length_at + 2 <= end, reason)
-        self._properties_at = properties_length_at + 2
-        self._require(self._properties_at + self._u2(properties_length_at) == end, reason)
-        self._require((self._properties_at == end) | (self._data[end - 1] != 0), "its end is missing")
-        self._has_check = self._find_checks(end)
-        self._properties_end = end - np.where(self._has_check, layout.CHECK_SIZE, 0)
-
-    def _find_checks(self, end: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Return which records end with a check of all bytes except the body."""
-        start = np.maximum(end - layout.CHECK_SIZE, self._at)
-        names = _gather(self._data, "V7", start)
-        found: npt.NDArray[np.bool_] = (names == np.void(layout.CHECK_START)) & (start >= self._properties_at)
-        return found
 
     def _check_sums(self) -> None:
         """Compare the CRC of each body, and of the other bytes where a check states it. This takes most of the time."""
         bodies = crcs(self.cells(1)) & 0x7FFF_FFFF  # one bit is not stored, so `rows_match` cannot compare them
-        self._require(bodies == self._heads["body_crc"], "its body does not match its CRC-32")
+        self._require(bodies == self._fields.heads["body_crc"], "its body does not match its CRC-32")
         if not self._has_check.any():
             return
         parts = [self.cells(number) for number in (0, 2, 3)]
@@ -171,7 +122,7 @@ class Records:
 
     def _hex8(self, at: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
         """Return eight lower-case hex digits as a number; for other characters, any number."""
-        digits = _gather(self._data, ">u8", np.minimum(at, len(self._data) - 8)).astype(np.uint64)
+        digits = gather(self._data, ">u8", at).astype(np.uint64)
         # One byte a digit: a letter has bit 6 and its low four bits are 1 to 6. Then two digits a byte, and so on.
         values = (digits & _U8(0x0F0F_0F0F_0F0F_0F0F)) + (digits >> _U8(6) & _U8(0x0101_0101_0101_0101)) * _U8(9)
         values = (values | values >> _U8(4)) & _U8(0x00FF_00FF_00FF_00FF)
@@ -195,14 +146,12 @@ class Records:
             "tags": lambda: self.properties.value(Property.TAGS),
             "keys": lambda: self.properties.value(Property.KEYS),
             "body": self._bodies,
-            "flag": lambda: pa.array(self._heads["flag"].astype(np.int32)),
+            "flag": lambda: pa.array(self._fields.heads["flag"].astype(np.int32)),
             "properties": self._maps,
-            "bornTimestamp": lambda: timestamp_column(pa.array(self._heads["born_timestamp"].astype(np.int64))),
-            "storeTimestamp": lambda: timestamp_column(
-                pa.array(self._i8(self._at + (layout.STORE_TIMESTAMP_AT + self._born_extra)))
-            ),
+            "bornTimestamp": lambda: timestamp_column(pa.array(self._fields.heads["born_timestamp"].astype(np.int64))),
+            "storeTimestamp": lambda: timestamp_column(pa.array(self._fields.store_timestamps)),
             "deliverTimestamp": lambda: _deliver_timestamps(self.properties),
-            "reconsumeTimes": lambda: pa.array(self._i4(self._tail_at), pa.int32()),
+            "reconsumeTimes": lambda: pa.array(self._fields.reconsume_times, pa.int32()),
         }
 
     @cached_property
@@ -222,7 +171,7 @@ class Records:
 
     def _bodies(self) -> pa.Array:
         bodies = self.cells(1)
-        compressed = np.flatnonzero(self._sys_flags & SysFlag.COMPRESSED)
+        compressed = np.flatnonzero(self._fields.sys_flags & SysFlag.COMPRESSED)
         if not len(compressed):
             return bodies
         plain = bodies.to_pylist()
@@ -231,7 +180,7 @@ class Records:
         return pa.array(plain, pa.binary())
 
     def _decompress(self, row: int, body: bytes) -> bytes:
-        flag, limit = int(self._sys_flags[row]), self._max_body_bytes
+        flag, limit = int(self._fields.sys_flags[row]), self._max_body_bytes
         codec = _CODECS.get(flag & SysFlag.COMPRESSION_MASK)
         if codec is None:
             raise self._corrupt(row, f"its system flag {flag:#x} has no known compression")
@@ -259,11 +208,11 @@ class Records:
         ids = self.properties.value(Property.UNIQ_KEY)
         if not ids.null_count:
             return ids
-        known = ids.to_pylist()
+        known, fields = ids.to_pylist(), self._fields
+        starts, ends = fields.store_host_at, fields.tail_at
         for row, unique in enumerate(known):
             if unique is None:
-                extra = self._born_extra if isinstance(self._born_extra, int) else int(self._born_extra[row])
-                host = self._data[self._at[row] + layout.STORE_HOST_AT + extra : self._tail_at[row]].tobytes()
+                host = self._data[starts[row] : ends[row]].tobytes()
                 known[row] = offset_msg_id(unpack_host(host), int(self._block.physical_offsets[row]))
         return pa.array(known, pa.string())
 
@@ -276,25 +225,7 @@ class Records:
 
     def numbers(self, kind: str, at: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return a number of each record, such as ``>i4``, at these positions in the data of the block."""
-        return _gather(self._data, kind, at).astype(np.int64)
-
-    # Overlapping views with one number at every byte: indexing them gathers big-endian numbers at any offset.
-
-    def _i8(self, at: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        return _gather(self._data, ">i8", at).astype(np.int64)
-
-    def _i4(self, at: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-        return _gather(self._data, ">i4", at).astype(np.int32)
-
-    def _u2(self, at: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        return _gather(self._data, ">u2", np.minimum(at, len(self._data) - 2)).astype(np.int64)
-
-
-def _gather(data: npt.NDArray[np.uint8], kind: str | np.dtype[Any], at: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    dtype = np.dtype(kind)
-    plain = np.dtype(f"V{dtype.itemsize}") if dtype.names else dtype  # numpy copies a struct field by field
-    every: npt.NDArray[Any] = np.ndarray((len(data) - dtype.itemsize + 1,), plain, buffer=data.data, strides=(1,))
-    return every[at].view(dtype)
+        return gather(self._data, kind, at).astype(np.int64)
 
 
 def number_column(texts: pa.Array) -> pa.Array:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from mqtemplate.event_log import get_logger
 from mqtemplate.record import layout
-from mqtemplate.record.batch import RecordBatch
 from mqtemplate.record.codec import BadRecordError
+from mqtemplate.record.columns import RecordBatch
 from mqtemplate.store.files.mapped_file import MappedFile
 from mqtemplate.store.log_reader import LogReader, parse_at
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from mqtemplate.errors import CorruptRecordError
 from mqtemplate.event_log import get_logger
-from mqtemplate.record.batch import RecordBatch
 from mqtemplate.record.codec import StoredRecord
+from mqtemplate.record.columns import RecordBatch
 from mqtemplate.record.layout import SMALLEST_RECORD, SysFlag
 from mqtemplate.store.layout import DONE_SIZE_MARK, PRE_BLANK_SIZE_MARK, CqUnit
 from mqtemplate.store.log_reader import LogReader

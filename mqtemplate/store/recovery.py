@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqtemplate.event_log import LimitedLog, get_logger
-from mqtemplate.record.batch import RecordBatch
 from mqtemplate.record.codec import BadRecordError, StoredRecord, parse_record
+from mqtemplate.record.columns import RecordBatch
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import DELAY, TIMER_OUT_MS, may_have_property
 from mqtemplate.store.checkpoint import LogFollower

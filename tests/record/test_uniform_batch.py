@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from mqtemplate.errors import MessageError
 from mqtemplate.message import HostAddress
-from mqtemplate.record.arrays import to_rows
 from mqtemplate.record.codec import RecordDraft, pack_host, parse_record
+from mqtemplate.record.columns import to_rows
 from mqtemplate.record.layout import MAX_PROPERTIES_BYTES
 from mqtemplate.record.uniform_batch import BatchOrigin, UniformBatch
 

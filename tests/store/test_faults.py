@@ -21,8 +21,8 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.delay.timers.timer_message_store import TimerMessageStore
 from mqtemplate.errors import MQTemplateError, SendError, StoreError
 from mqtemplate.message import Message
-from mqtemplate.record.arrays import to_rows
 from mqtemplate.record.codec import Drafts
+from mqtemplate.record.columns import to_rows
 from mqtemplate.record.uniform_batch import BatchOrigin, UniformBatch
 from mqtemplate.results import SendStatus
 from mqtemplate.selectors.tags import TagSelector

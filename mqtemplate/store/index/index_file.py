@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mqtemplate.record.arrays import count_leading
+from mqtemplate.record.columns import count_leading
 from mqtemplate.store import layout
 from mqtemplate.store.files.mapped_file import MappedFile
 from mqtemplate.store.layout import INDEX_UNIT_SIZE, IndexHeader

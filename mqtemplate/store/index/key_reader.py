@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mqtemplate.event_log import get_logger
-from mqtemplate.record.arrays import count_leading, read_column
+from mqtemplate.record.columns import count_leading, read_column
 from mqtemplate.record.layout import (
     BODY_AT,
     BODY_CRC_AT,

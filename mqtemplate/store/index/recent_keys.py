@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqtemplate.record.appends import NewRecords, PutBatch, PutResult
-from mqtemplate.record.arrays import count_leading
 from mqtemplate.record.codec import RecordDraft
+from mqtemplate.record.columns import count_leading
 
 _MAX_BYTES = 8 << 20
 _MANY_BYTES = 1 << 20

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mqtemplate.hashes.java_hash import java_string_hash
 from mqtemplate.message import split_keys
-from mqtemplate.record.arrays import Rows
+from mqtemplate.record.columns import Rows
 from mqtemplate.record.properties import KEYS, PROPERTY_SEPARATOR, TAGS, UNIQ_KEY, find_property, value_spans
 
 _MIN_RECORDS = 8

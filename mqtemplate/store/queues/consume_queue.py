@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mqtemplate.record.arrays import count_leading
+from mqtemplate.record.columns import count_leading
 from mqtemplate.store import layout
 from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
 from mqtemplate.store.files.mapped_queues import MappedQueues

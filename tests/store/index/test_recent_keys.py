@@ -10,8 +10,8 @@ import pytest
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreError
-from mqtemplate.record.arrays import to_rows
 from mqtemplate.record.codec import Drafts, RecordDraft
+from mqtemplate.record.columns import to_rows
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.uniform_batch import UniformBatch
 from mqtemplate.store import FolderStoreFiles, MemoryStoreFiles, MessageStore

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtemplate.record.batch import RecordBatch
 from mqtemplate.record.codec import BadRecordError, RecordDraft, StoredRecord, parse_record
+from mqtemplate.record.columns import RecordBatch
 from mqtemplate.record.layout import CHECK_SIZE, CHECK_START
 from tests.delay.foreign_records import ForeignDraft
 

@@ -1,0 +1,332 @@
+"""Many records at once: their headers, lengths and checksums as numpy arrays.
+
+The recovery, pulls, releases and Spark verify records here. `parse_record` is the same for one record: it decides the
+rare cases, and the tests compare each function with it.
+"""
+
+from __future__ import annotations
+
+from binascii import hexlify
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mqtemplate.hashes.checksum import crc32
+from mqtemplate.record import layout
+from mqtemplate.record.codec import BadRecordError, StoredRecord, decode_topic, parse_record
+from mqtemplate.record.layout import BODY_AT, CHECK_SIZE, MAGIC_V1, MAGIC_V2, SMALLEST_RECORD, V6_EXTRA, SysFlag
+
+Rows: TypeAlias = NDArray[np.uint8]
+"""Bytes of records of one size: a row for each record."""
+Extra: TypeAlias = int | NDArray[np.int64]
+"""A number for all records, or one for each."""
+RecordLabel = tuple[str, bytes, int]
+"""The fields that determine a tags code: topic, encoded properties, store timestamp."""
+
+HEAD_DTYPE = np.dtype(layout.HEAD_FIELDS)  # type: ignore[call-overload]
+_CHECK_START = np.frombuffer(layout.CHECK_START, np.uint8)
+_CHECK_NAME = np.void(layout.CHECK_START)
+
+# --- rows and columns -------------------------------------------------------------------------------
+
+
+def count_leading(is_valid: NDArray[np.bool_]) -> int:
+    """Return the number of true values before the first false one."""
+    return len(is_valid) if is_valid.all() else int(np.argmin(is_valid))
+
+
+def read_column(rows: Rows, at: int, kind: str) -> NDArray[np.int64]:
+    """Return the number at byte *at* of each row. *kind* is its numpy format, such as ``>i8``."""
+    width = np.dtype(kind).itemsize
+    numbers: NDArray[np.int64] = np.ascontiguousarray(rows[:, at : at + width]).view(kind)[:, 0].astype(np.int64)
+    return numbers
+
+
+def to_bytes(numbers: NDArray[np.int64], kind: str) -> Rows:
+    """Return each number as a row of bytes."""
+    return numbers.astype(kind).view(np.uint8).reshape(-1, np.dtype(kind).itemsize)
+
+
+def to_rows(texts: Sequence[bytes]) -> Rows:
+    """Return texts of one length as rows."""
+    return np.frombuffer(b"".join(texts), np.uint8).reshape(len(texts), len(texts[0]))
+
+
+def row_bytes(rows: Rows) -> list[bytes]:
+    """Return each row as bytes."""
+    if not rows.shape[1]:
+        return [b""] * len(rows)
+    return np.ascontiguousarray(rows).view(f"V{rows.shape[1]}")[:, 0].tolist()  # type: ignore[no-any-return]
+
+
+def gather(data: Rows, kind: str | np.dtype[Any], at: NDArray[np.int64]) -> NDArray[Any]:
+    """Return the value at each of these positions of *data*; any value where that is not in *data*.
+
+    Overlapping views with one value at every byte: indexing them gathers big-endian numbers at any offset.
+    """
+    dtype = np.dtype(kind)
+    plain = np.dtype(f"V{dtype.itemsize}") if dtype.names else dtype  # numpy copies a struct field by field
+    last = len(data) - dtype.itemsize
+    every: NDArray[Any] = np.ndarray((max(last + 1, 0),), plain, buffer=data.data, strides=(1,))
+    return every[np.clip(at, 0, last)].view(dtype)
+
+
+# --- checksums of rows ------------------------------------------------------------------------------
+
+
+def crcs(rows: Rows | Sequence[bytes]) -> NDArray[np.int64]:
+    """Return the CRC-32 of each row.
+
+    The bytes of a row are adjacent and not copied: a copy of large rows takes longer, since its memory is new.
+    """
+    return np.fromiter(map(crc32, rows), np.int64, len(rows))
+
+
+def checks(crcs: NDArray[np.int64], physical_offsets: NDArray[np.int64]) -> Rows:
+    """Return the checks of records at these offsets whose bytes before the check have these CRCs."""
+    numbers = np.empty((len(crcs), 2), ">u4")
+    numbers[:, 0], numbers[:, 1] = crcs, physical_offsets & 0xFFFF_FFFF
+    rows = np.empty((len(crcs), CHECK_SIZE), np.uint8)
+    rows[:, : layout.CHECK_CRC_AT] = _CHECK_START
+    rows[:, layout.CHECK_CRC_AT : -1] = np.frombuffer(hexlify(numbers.tobytes()), np.uint8).reshape(len(crcs), 2 * 8)
+    rows[:, -1] = 2
+    return rows
+
+
+def with_checks(around: Rows, body_at: int, bodies: Rows, physical_offsets: NDArray[np.int64]) -> Rows:
+    """Return whole records.
+
+    Args:
+        around: All but the bodies and the checks.
+        body_at: Position of the bodies.
+    """
+    body_end = body_at + bodies.shape[1]
+    records = np.empty((len(around), around.shape[1] + bodies.shape[1] + CHECK_SIZE), np.uint8)
+    records[:, :body_at] = around[:, :body_at]
+    records[:, body_at:body_end] = bodies
+    records[:, body_end:-CHECK_SIZE] = around[:, body_at:]
+    records[:, -CHECK_SIZE:] = checks(crcs(around), physical_offsets)
+    return records
+
+
+def count_verified(rows: Rows, body_end: int, physical_offsets: NDArray[np.int64]) -> int:
+    """Return the number of leading rows whose CRC of the body and whose check match.
+
+    Args:
+        rows: Records with IPv4 hosts, whose bodies all end at *body_end*.
+        physical_offsets: Position of each record in the log; the check has it too.
+    """
+    check_at = rows.shape[1] - CHECK_SIZE
+    around = np.concatenate((rows[:, :BODY_AT], rows[:, body_end:check_at]), axis=1)
+    body_crcs = to_bytes(crcs(rows[:, BODY_AT:body_end]) & 0x7FFF_FFFF, ">u4")
+    return min(
+        count_equal(rows[:, layout.BODY_CRC_AT : layout.QUEUE_ID_AT], body_crcs),
+        count_equal(rows[:, check_at:], checks(crcs(around), physical_offsets)),
+    )
+
+
+def count_equal(rows: Rows, expected: Rows) -> int:
+    """Return the number of leading rows that are as expected: each as its own row, or all as the only one."""
+    if not len(rows) or rows.tobytes() == expected.tobytes() * (len(rows) // len(expected)):
+        return len(rows)  # mostly; that takes the least time
+    return count_leading((rows == expected).all(axis=1))
+
+
+# --- records at any positions -----------------------------------------------------------------------
+
+
+class RecordColumns:
+    """Headers of records anywhere in *data*, and the positions of their fields. The checksums are not compared.
+
+    Args:
+        data: Bytes of the log.
+        at: Start of each record.
+        sizes: Size of each, at least `SMALLEST_RECORD`; no record ends after *data*.
+        physical_offsets: Position of each in the log.
+        require: Called with a truth value for each record, and the reason why False means that a record is invalid. It
+            raises an error, or notes the record: then its columns have any values.
+
+    Attributes:
+        heads: Of `HEAD_DTYPE`.
+        sys_flags: The sys flag of each record.
+        tail_at: Position of the reconsume times; prepared transaction offset and body length follow.
+        ends: Positions after the records.
+        has_check: The record ends with a check: its own, or one that RocketMQ copied from another record.
+        properties_end: Position of the check, or after the record.
+    """
+
+    def __init__(
+        self,
+        data: Rows,
+        at: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        physical_offsets: NDArray[np.int64],
+        require: Callable[[NDArray[np.bool_], str], None],
+    ) -> None:
+        self.data = data
+        self.at, self.ends = at, at + sizes
+        self.heads = gather(data, HEAD_DTYPE, at)
+        magic = self.heads["magic"].astype(np.int32)
+        is_v2 = magic == MAGIC_V2
+        require(self.heads["size"] == sizes, "its length is not the one in the consume queue")
+        require((magic == MAGIC_V1) | is_v2, "it has no magic code of a record")
+        require(self.heads["physical_offset"] == physical_offsets, "its own physical offset is another one")
+        self.sys_flags = self.heads["sys_flag"].astype(np.int32)
+        self._born_extra: Extra = 0
+        hosts_extra: Extra = 0
+        if (self.sys_flags & layout.HOST_FLAGS).any():
+            self._born_extra = np.where(self.sys_flags & SysFlag.BORN_HOST_V6, V6_EXTRA, 0)
+            hosts_extra = self._born_extra + np.where(self.sys_flags & SysFlag.STORE_HOST_V6, V6_EXTRA, 0)
+        self.tail_at = at + (layout.RECONSUME_TIMES_AT + hosts_extra)
+        self.body_at = at + (BODY_AT + hosts_extra)
+        # From here on the lengths before the fields: body, topic, properties.
+        ends, reason = self.ends, "the lengths inside it do not add up"
+        has_v2 = bool(is_v2.any())
+        topic_length_size: Extra = np.where(is_v2, 2, 1) if has_v2 else 1
+        require(self.body_at + (topic_length_size + 2) <= ends, reason)
+        body_lengths = gather(data, ">i4", self.body_at - 4).astype(np.int64)
+        self.body_end = self.body_at + body_lengths
+        require((body_lengths >= 0) & (self.body_end + (topic_length_size + 2) <= ends), reason)
+        topic_lengths = gather(data, "u1", self.body_end).astype(np.int64)
+        if has_v2:
+            topic_lengths = np.where(is_v2, gather(data, ">u2", self.body_end).astype(np.int64), topic_lengths)
+        self.topic_at = self.body_end + topic_length_size
+        self.topic_end = self.topic_at + topic_lengths
+        require(self.topic_end + 2 <= ends, reason)
+        self.properties_at = self.topic_end + 2
+        properties_lengths = gather(data, ">i2", self.topic_end).astype(np.int64)
+        require((properties_lengths >= 0) & (self.properties_at + properties_lengths == ends), reason)
+        # Never in valid properties: the last sectors of the record were not written.
+        require((self.properties_at == ends) | (gather(data, "u1", ends - 1) != 0), "its end is missing")
+        check_at = ends - CHECK_SIZE
+        names = gather(data, f"V{len(layout.CHECK_START)}", check_at)
+        self.has_check: NDArray[np.bool_] = (names == _CHECK_NAME) & (check_at >= self.properties_at)
+        self.properties_end = ends - np.where(self.has_check, CHECK_SIZE, 0)
+
+    @property
+    def store_timestamps(self) -> NDArray[np.int64]:
+        return gather(self.data, ">i8", self.at + (layout.STORE_TIMESTAMP_AT + self._born_extra)).astype(np.int64)
+
+    @property
+    def store_host_at(self) -> NDArray[np.int64]:
+        """Positions of the store hosts, which end at ``tail_at``."""
+        return self.at + (layout.STORE_HOST_AT + self._born_extra)
+
+    @property
+    def reconsume_times(self) -> NDArray[np.int32]:
+        return gather(self.data, ">i4", self.tail_at).astype(np.int32)
+
+    @property
+    def prepared_transaction_offsets(self) -> NDArray[np.int64]:
+        at = self.tail_at + (layout.PREPARED_OFFSET_AT - layout.RECONSUME_TIMES_AT)
+        return gather(self.data, ">i8", at).astype(np.int64)
+
+
+class RecordBatch:
+    """Adjacent, whole, verified records, as the recovery reads the whole log. Each array has one row for each record.
+
+    Args:
+        data: Bytes of the log. The batch ends before the first record that is incomplete or invalid.
+        physical_offset: Of the first byte of *data*.
+
+    Attributes:
+        byte_count: Size of all records together.
+        has_check: The record ends with the check of `mqtemplate.record.layout`. RocketMQ wrote those without.
+        topics: Topic of each record.
+    """
+
+    def __init__(self, data: bytes, physical_offset: int) -> None:
+        self._data = data
+        at, sizes = _find_records(data)
+        is_valid = np.ones(len(at), np.bool_)
+
+        def note(good: NDArray[np.bool_], reason: str) -> None:
+            np.logical_and(is_valid, good, out=is_valid)
+
+        columns = RecordColumns(np.frombuffer(data, np.uint8), at, sizes, at + physical_offset, note)
+        count, is_own_check = self._verify(columns, count_leading(is_valid))
+        self.topics = self._decode_topics(columns, count)
+        rows = slice(len(self.topics))
+        self._at, self.size, self.has_check = at[rows], sizes[rows], is_own_check[rows]
+        heads = columns.heads[rows]
+        self.queue_id, self.queue_offset = heads["queue_id"].astype(np.int64), heads["queue_offset"].astype(np.int64)
+        self.physical_offset = at[rows] + physical_offset
+        self.sys_flag = heads["sys_flag"].astype(np.int64)
+        self.store_timestamp = columns.store_timestamps[rows]
+        self.prepared_transaction_offset = columns.prepared_transaction_offsets[rows]
+        self._properties_at = columns.properties_at[rows]
+        self._properties_end = columns.ends[rows] - np.where(self.has_check, CHECK_SIZE, 0)
+        self.byte_count = int(self.size.sum())
+
+    def __len__(self) -> int:
+        return len(self.topics)
+
+    def properties(self, row: int) -> bytes:
+        """Return the encoded properties of one record, without the check."""
+        return self._data[self._properties_at[row] : self._properties_end[row]]
+
+    def labels(self, rows: NDArray[np.int64]) -> list[RecordLabel]:
+        """Return the fields that determine the tags codes of these rows."""
+        columns = (rows, self._properties_at[rows], self._properties_end[rows], self.store_timestamp[rows])
+        data, topics = self._data, self.topics
+        return [
+            (topics[row], data[start:end], timestamp)
+            for row, start, end, timestamp in zip(*(column.tolist() for column in columns), strict=True)
+        ]
+
+    def record(self, row: int) -> StoredRecord:
+        """Return one record."""
+        start = int(self._at[row])
+        return parse_record(self._data[start : start + int(self.size[row])], verify=False)
+
+    def _verify(self, columns: RecordColumns, count: int) -> tuple[int, NDArray[np.bool_]]:
+        """Return how many of the first *count* records have valid checksums, and which have a check of their own."""
+        data, rows = self._data, slice(count)
+        bodies = zip(columns.body_at[rows].tolist(), columns.body_end[rows].tolist(), strict=True)
+        body_crcs = crcs([data[start:end] for start, end in bodies])
+        is_valid = body_crcs & 0x7FFF_FFFF == columns.heads["body_crc"][rows]
+        is_own_check = columns.has_check[rows].copy()
+        checked = np.flatnonzero(is_own_check)
+        spans = (columns.at, columns.body_at, columns.body_end, columns.properties_end)
+        around = [
+            crc32(data[body_end:check_at], crc32(data[at:body_at]))
+            for at, body_at, body_end, check_at in zip(*(each[checked].tolist() for each in spans), strict=True)
+        ]
+        found = gather(columns.data, f"V{CHECK_SIZE}", columns.properties_end[checked])
+        offsets = columns.heads["physical_offset"][checked].astype(np.int64)
+        is_equal = found == checks(np.array(around, np.int64), offsets).view(f"V{CHECK_SIZE}")[:, 0]
+        for row in checked[~is_equal].tolist():
+            is_own_check[row] = False  # perhaps its last property is a check copied from another record
+            try:
+                parse_record(data[columns.at[row] : columns.ends[row]])
+            except BadRecordError:
+                is_valid[row] = False
+                break
+        return count_leading(is_valid), is_own_check
+
+    def _decode_topics(self, columns: RecordColumns, count: int) -> list[str]:
+        """Return the topics up to the first that is not UTF-8."""
+        data, topics = self._data, list[str]()
+        spans = zip(columns.topic_at[:count].tolist(), columns.topic_end[:count].tolist(), strict=True)
+        try:
+            for start, end in spans:
+                topics.append(decode_topic(data[start:end]))
+        except BadRecordError:
+            pass
+        return topics
+
+
+def _find_records(data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return start and size of each whole record, found by the sizes alone."""
+    starts, sizes = list[int](), list[int]()
+    at, last = 0, len(data) - SMALLEST_RECORD
+    while at <= last:
+        size, magic = layout.read_size_and_magic(data, at)
+        if magic not in (MAGIC_V1, MAGIC_V2) or size < SMALLEST_RECORD or at + size > len(data):
+            break
+        starts.append(at)
+        sizes.append(size)
+        at += size
+    return np.array(starts, np.int64), np.array(sizes, np.int64)
