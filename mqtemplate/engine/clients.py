@@ -50,8 +50,8 @@ class HeldQuota(Protocol):
         """Count *count* objects of a client less."""
 
 
-class Subscription(Protocol):
-    """What a group selects from one topic. A version is a time: the newer one is valid."""
+class GroupSubscription(Protocol):
+    """A subscription of a group to one topic. Its version is a time: the newer one is valid."""
 
     @property
     def topic(self) -> str: ...
@@ -75,7 +75,7 @@ class Membership(Protocol):
     @property
     def consume_from_where(self) -> str: ...
     @property
-    def subscription_data_set(self) -> Sequence[Subscription]: ...
+    def subscription_data_set(self) -> Sequence[GroupSubscription]: ...
 
 
 class GroupChanged(NamedTuple):
@@ -153,7 +153,7 @@ class ConsumerGroupInfo:
     message_model: str
     consume_from_where: str
     channels: dict[int, ClientChannel] = field(default_factory=dict)
-    subscriptions: dict[str, Subscription] = field(default_factory=dict)
+    subscriptions: dict[str, GroupSubscription] = field(default_factory=dict)
     expressions: dict[int, dict[str, str]] = field(default_factory=dict)
 
     @property
@@ -219,7 +219,7 @@ class ClientRegistry:
         """Return the members of a consumer group, or None if it has none."""
         return self._consumers.get(group)
 
-    def subscription(self, group: str, topic: str) -> Subscription | None:
+    def subscription(self, group: str, topic: str) -> GroupSubscription | None:
         """Return the subscription of *group* to *topic*, or None if there is none."""
         info = self._consumers.get(group)
         return None if info is None else info.subscriptions.get(topic)
@@ -509,7 +509,7 @@ def _silent(channels: dict[int, ClientChannel], limit_ms: int) -> list[ClientCha
     return [channel for channel in channels.values() if channel.last_update_ms < limit_ms]
 
 
-def _weight(subscription: Subscription) -> int:
+def _weight(subscription: GroupSubscription) -> int:
     """Return how often a subscription counts: its text takes the memory."""
     return 1 + (len(subscription.topic) + 2 * len(subscription.sub_string)) // _CHARACTERS_OF_A_SUBSCRIPTION
 
@@ -519,7 +519,7 @@ def _expressions(data: Membership) -> dict[str, str]:
     return {each.topic: _expression(each) for each in data.subscription_data_set}
 
 
-def _expression(subscription: Subscription) -> str:
+def _expression(subscription: GroupSubscription) -> str:
     if subscription.expression_type == "SQL92":
         return f"SQL92 {subscription.sub_string}"
     tags = sorted({tag.strip() for tag in subscription.sub_string.split("||")})
@@ -531,7 +531,7 @@ def _describe(expressions: dict[str, str]) -> str:
     return ", ".join(f"{topic}:{expression}" for topic, expression in shown) or "no topic"
 
 
-def _update(subscriptions: dict[str, Subscription], received: Iterable[Subscription]) -> bool:
+def _update(subscriptions: dict[str, GroupSubscription], received: Iterable[GroupSubscription]) -> bool:
     """Take over newer subscriptions and remove missing ones. Return True if the set of topics changed.
 
     Another expression for the same topic is no such change. Source: ``ConsumerGroupInfo.updateSubscription``.

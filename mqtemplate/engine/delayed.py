@@ -12,7 +12,7 @@ from mqtemplate.delay.pending import PendingView
 from mqtemplate.delay.recall_handle import decode_handle
 from mqtemplate.delay.timers.settings import TimerSettings
 from mqtemplate.delay.timers.timer_message_store import TimerMessageStore
-from mqtemplate.engine.lifecycle import Lifecycle
+from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.errors import MessageError
 from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange, ScheduleChangeStatus
@@ -25,7 +25,7 @@ class NotRecallableError(MessageError):
     """A message cannot be recalled: the handle is for another broker or topic, or the message was delivered already."""
 
 
-class DelayedMessages:
+class LocalDelayedMessages:
     """The delayed messages of one broker: those with a level, and timers.
 
     Each method raises `BrokerClosedError` if the broker is not running.
@@ -41,7 +41,7 @@ class DelayedMessages:
         store: MessageStore,
         settings: EmbeddedSettings,
         topic_names: Callable[[], Sequence[str]],
-        lifecycle: Lifecycle,
+        lifecycle: EngineLifecycle,
     ) -> None:
         self._lifecycle = lifecycle
         self._broker_name = settings.broker_name
@@ -116,7 +116,7 @@ class DelayedMessages:
         return self.control.reschedule(handle, deliver_ms, key, topic, namespace)
 
     def recall(self, topic: str, handle_text: str) -> str:
-        """Cancel a message for *topic*, as its producer asks for. Unlike RocketMQ, refuse it for a delivered message.
+        """Cancel a message for *topic*, as its producer requests. Unlike RocketMQ, refuse it for a delivered message.
 
         Returns:
             The message id.

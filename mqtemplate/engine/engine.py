@@ -11,13 +11,12 @@ from mqtemplate.broker import Capability
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.delay.levels.table import DelayLevels, tags_code_of
 from mqtemplate.engine.checkers import TransactionChecker
-from mqtemplate.engine.consumers import LocalGroups
-from mqtemplate.engine.delayed import DelayedMessages
+from mqtemplate.engine.delayed import LocalDelayedMessages
 from mqtemplate.engine.drafts import DraftMaker
-from mqtemplate.engine.groups import CommittedOffsets, Groups
-from mqtemplate.engine.lifecycle import Lifecycle
+from mqtemplate.engine.groups import CommittedOffsets, Groups, LocalGroups
+from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.engine.reader import MessageFinder, QueueReader, Reader
-from mqtemplate.engine.requests import LocalRequests, PendingRequests
+from mqtemplate.engine.requests import LocalRequests, UnansweredRequests
 from mqtemplate.engine.sends import LocalSends, MessageWriter
 from mqtemplate.engine.sequences import SequencedSender
 from mqtemplate.engine.settings import EmbeddedSettings
@@ -55,7 +54,7 @@ class Engine:
 
     - On a virtual clock it starts no thread: a harness steps ``services()``.
     - It is started once, and works in the process that starts it.
-    - Five parts do what users of a broker ask for, and check that it is open: *sends*, *reader*, *groups*,
+    - Five parts have the methods that users of a broker call, and check that it is open: *sends*, *reader*, *groups*,
       *transactions* and *delayed*. The other attributes are for servers.
 
     Args:
@@ -98,7 +97,7 @@ class Engine:
             MemoryStoreFiles() if self.path is None else FolderStoreFiles(self.path)
         )
         place = "in memory" if self.path is None else f"store directory {self.path}"
-        self.lifecycle = lifecycle = Lifecycle(name, place)
+        self.lifecycle = lifecycle = EngineLifecycle(name, place)
         self._threads: dict[str, ServiceThread] = {}
         self._remote: ConnectedClients | None = None
         self.levels = DelayLevels.parse(settings.message_delay_level)
@@ -123,7 +122,7 @@ class Engine:
         self.reader = Reader(store, self.queues, self.finder, lifecycle)
         committed = CommittedOffsets(store, settings.flush_consumer_offset_interval_ms)
         self.offsets = committed.clustering
-        self.delayed = DelayedMessages(store, settings, self.topics.names, lifecycle)
+        self.delayed = LocalDelayedMessages(store, settings, self.topics.names, lifecycle)
         self.drafts = DraftMaker(self.levels, settings.timer_limits(), settings.max_message_size, host)
         self.transactions = TransactionService(store, self.topics, self.offsets, self.drafts, settings, lifecycle)
         self.writer = MessageWriter(store, self.drafts, self.transactions.prepare, name, host)
@@ -131,7 +130,7 @@ class Engine:
         self.sends = LocalSends(store, self.routes, self.drafts, self.writer, self.sequences, host, lifecycle)
         self.groups = Groups(store, self.queues, self.routes, local_groups, self.sends.send_back, committed, lifecycle)
         self.requests = LocalRequests(
-            PendingRequests("broker.requests", clock, store.metrics),
+            UnansweredRequests("broker.requests", clock, store.metrics),
             name,
             host,
             clock,

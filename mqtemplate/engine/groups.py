@@ -1,21 +1,331 @@
-"""Consumer groups of a broker: their members in this process, and the offsets that they committed."""
+"""Consumer groups of a broker: their members in this process, the assignment of queues, and the committed offsets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
 from urllib.parse import quote
 
-from mqtemplate.broker import Consumer, ConsumerSpec, MessageModel
-from mqtemplate.engine.consumers import EmbeddedConsumer, LocalGroups
-from mqtemplate.engine.lifecycle import Lifecycle
+from mqtemplate.broker import ConsumeFromWhere, Consumer, ConsumerSpec, MessageModel
+from mqtemplate.engine.group_rules import allocate_averagely, check_same_group
+from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.engine.reader import QueueReader
-from mqtemplate.engine.retries import SentBack
+from mqtemplate.engine.retries import SentBack, send_back_of
 from mqtemplate.engine.topics import TopicRoutes
-from mqtemplate.errors import ListenerError
-from mqtemplate.message import MessageQueue
-from mqtemplate.services import AfterChangeService
+from mqtemplate.errors import BrokerClosedError, CorruptRecordError, DeletedRecordError, ListenerError
+from mqtemplate.event_log import get_logger
+from mqtemplate.message import MessageExt, MessageQueue, Property
+from mqtemplate.processes import OwnerProcess
+from mqtemplate.selectors.tags import Selector
+from mqtemplate.services import AfterChangeService, WakeEvent
 from mqtemplate.store.consumer_offsets import ConsumerOffsets
 from mqtemplate.store.message_store import MessageStore
+from mqtemplate.topics import RETRY_TOPIC_PREFIX
+
+_log = get_logger("mqtemplate.broker")
+
+_DEFAULT_CONSUME_TIMESTAMP_MS = 1_800_000  # before now. Source: DefaultMQPushConsumer.consumeTimestamp
+
+
+class LocalGroups:
+    """The consumer groups that have members in this process, by name."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, ConsumerGroup] = {}
+
+    def has_members(self, group: str) -> bool:
+        """Return True if *group* has members in this process."""
+        found = self._groups.get(group)
+        return found is not None and found.has_members
+
+    def names(self) -> list[str]:
+        """Return the groups that have members in this process."""
+        return [name for name, group in list(self._groups.items()) if group.has_members]
+
+    def members(self, group: str) -> list[tuple[str, ConsumerSpec]]:
+        """Return id and settings of each member of a group in this process."""
+        found = self._groups.get(group)
+        return [] if found is None else found.members()
+
+    def group(self, name: str) -> ConsumerGroup:
+        """Return the group of this name; create it if needed."""
+        return self._groups.setdefault(name, ConsumerGroup())
+
+    def rebalance(self) -> None:
+        """Assign the queues of all groups again."""
+        for group in list(self._groups.values()):
+            group.rebalance()
+
+    def close(self) -> None:
+        """Close all members of all groups."""
+        for group in list(self._groups.values()):
+            group.close()
+
+
+class ConsumerGroup:
+    """The members of one group in this process, and the locks of its queues."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._members: dict[str, EmbeddedConsumer] = {}
+        self._joined = 0
+        self._queue_locks: dict[MessageQueue, EmbeddedConsumer] = {}
+
+    @property
+    def has_members(self) -> bool:
+        """True if the group has members."""
+        return bool(self._members)
+
+    def members(self) -> list[tuple[str, ConsumerSpec]]:
+        """Return id and settings of each member."""
+        with self._lock:
+            return [(key, member.spec) for key, member in sorted(self._members.items())]
+
+    def join(self, member: EmbeddedConsumer) -> None:
+        """Add a member.
+
+        Raises:
+            ListenerError: Its subscriptions or its message model differ from those of the other members.
+        """
+        with self._lock:
+            for other in self._members.values():
+                check_same_group(other.spec, member.spec)
+            self._joined += 1
+            self._members[f"{member.spec.instance_name}@{self._joined:06d}"] = member
+        self.rebalance()
+
+    def leave(self, member: EmbeddedConsumer) -> None:
+        """Remove a member, and release its queue locks."""
+        with self._lock:
+            self._members = {key: other for key, other in self._members.items() if other is not member}
+            self._queue_locks = {queue: owner for queue, owner in self._queue_locks.items() if owner is not member}
+        self.rebalance()
+
+    def rebalance(self) -> None:
+        """Assign the queues to the members. Called when a member joins or leaves, or a topic gets queues."""
+        with self._lock:
+            ids = sorted(self._members)
+            for member_id, member in self._members.items():
+                assigned: set[MessageQueue] = set()
+                for queues in member.subscribed_queues():
+                    is_clustering = member.spec.message_model is MessageModel.CLUSTERING
+                    assigned.update(allocate_averagely(member_id, ids, queues) if is_clustering else queues)
+                member.assign(assigned)
+
+    def close(self) -> None:
+        """Close all members."""
+        for member in list(self._members.values()):
+            member.close()
+
+    def lock(self, queue: MessageQueue, member: EmbeddedConsumer) -> bool:
+        """Lock a queue for *member*; return False if another member has the lock."""
+        with self._lock:
+            return self._queue_locks.setdefault(queue, member) is member
+
+    def unlock(self, queue: MessageQueue, member: EmbeddedConsumer) -> None:
+        """Release the lock of a queue, if *member* has it."""
+        with self._lock:
+            if self._queue_locks.get(queue) is member:
+                del self._queue_locks[queue]
+
+
+class EmbeddedConsumer(Consumer):
+    """A member of a group in the process of the broker. Its ``poll`` waits until the store wakes it.
+
+    In a process that was forked later each use raises `ForkedError`, and `close` does nothing.
+    """
+
+    def __init__(
+        self,
+        store: MessageStore,
+        queues: QueueReader,
+        routes: TopicRoutes,
+        group: ConsumerGroup,
+        spec: ConsumerSpec,
+        offsets: ConsumerOffsets,
+        send_back: Callable[[SentBack], None],
+    ) -> None:
+        self.spec = spec
+        self._owner = OwnerProcess(f"this member of group {spec.group!r}")
+        self._store = store
+        self._queues = queues
+        self._routes = routes
+        self._group = group
+        self._offsets = offsets
+        self._send_back = send_back
+        self._wake_event = WakeEvent()
+        self._lock = threading.Lock()
+        self._assignment: frozenset[MessageQueue] = frozenset()
+        self._turn: list[MessageQueue] = []
+        self._positions: dict[MessageQueue, int] = {}
+        self._is_closed = False
+        self._is_woken = False
+        self._has_skipped = False  # the last read only skipped messages that a selector did not match
+        self._selectors: dict[str, Selector | None] = {
+            topic: None if selector.selects_all else selector for topic, selector in spec.subscriptions.items()
+        }
+        self._retry_topic = RETRY_TOPIC_PREFIX + spec.group
+        if spec.message_model is MessageModel.CLUSTERING:
+            self._selectors[self._retry_topic] = None
+            routes.create(self._retry_topic, 1)
+        for topic in self._selectors:
+            store.watch(topic, self._wake_event.set)
+        group.join(self)
+
+    # --- membership ----------------------------------------------------------------------------
+
+    def subscribed_queues(self) -> Iterable[list[MessageQueue]]:
+        """Return the queues of each topic, including the retry topic."""
+        return [sorted(self._routes.queues(topic)) for topic in self._selectors]
+
+    def assign(self, queues: set[MessageQueue]) -> None:
+        """Read these queues from now on. A queue that was not assigned before is read from the committed offset."""
+        with self._lock:
+            self._positions = {queue: at for queue, at in self._positions.items() if queue in queues}
+            self._turn = sorted(queues)
+            self._assignment = frozenset(queues)
+        self._wake_event.set()
+
+    def assignment(self) -> frozenset[MessageQueue]:
+        return self._assignment
+
+    def lock(self, queue: MessageQueue) -> bool:
+        self._owner.check()
+        return self._group.lock(queue, self)
+
+    def unlock(self, queue: MessageQueue) -> None:
+        self._owner.check()
+        self._group.unlock(queue, self)
+
+    def close(self) -> None:
+        if self._is_closed or not self._owner.is_current:
+            return
+        self._is_closed = True
+        for topic in self._selectors:
+            self._store.unwatch(topic, self._wake_event.set)
+        self._group.leave(self)
+        self._wake_event.set()
+
+    # --- reading -------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        self._is_woken = True
+        self._wake_event.set()
+
+    def poll(
+        self, max_count: int, wait_ms: int = 0, *, without: frozenset[MessageQueue] = frozenset()
+    ) -> list[MessageExt]:
+        deadline = time.monotonic() + wait_ms / 1_000
+        is_virtual = self._store.clock.is_virtual
+        while True:
+            messages = self._read(max_count, without)
+            left = deadline - time.monotonic()
+            if not messages and self._has_skipped and not self._is_woken and (is_virtual or left > 0):
+                continue  # matching messages may follow the skipped ones
+            if messages or left <= 0 or self._is_woken or is_virtual:
+                self._is_woken = False
+                return messages
+            self._wake_event.wait(left)
+
+    def _read(self, max_count: int, without: frozenset[MessageQueue]) -> list[MessageExt]:
+        """Read without waiting. Each call starts with another queue, so that all queues are read."""
+        self._has_skipped = False
+        self._owner.check()
+        if self._is_closed:
+            raise BrokerClosedError(f"this member of group {self.spec.group!r} was closed")
+        messages: list[MessageExt] = []
+        with self._lock:
+            turn = self._turn
+            self._turn = turn[1:] + turn[:1]
+            for queue in turn:
+                if queue not in without and len(messages) < max_count:
+                    self._read_queue(queue, max_count - len(messages), messages)
+        return messages
+
+    def _read_queue(self, queue: MessageQueue, max_count: int, messages: list[MessageExt]) -> None:
+        at = self._positions.get(queue)
+        if at is None:
+            at = self._positions[queue] = self._first_position(queue)
+        reader = self._queues
+        if at < (low := reader.min_offset(queue)):
+            at = self._positions[queue] = self._skip_deleted(queue, at, low)
+        selector = self._selectors[queue.topic]
+        try:
+            found, self._positions[queue] = reader.read(queue, at, max_count, selector)
+            self._has_skipped |= not found and self._positions[queue] > at
+        except DeletedRecordError:  # retention deleted the record after `min_offset` was read
+            self._positions[queue] = self._skip_deleted(queue, at, max(reader.first_readable_offset(queue), at + 1))
+            self._read_queue(queue, max_count, messages)
+            return
+        except CorruptRecordError as exc:
+            if messages:
+                return  # return the messages first; the next poll reads the corrupt record again and raises
+            self._positions[queue] = (at if exc.queue_offset is None else exc.queue_offset) + 1
+            raise
+        if queue.topic == self._retry_topic:
+            for message in found:
+                message.topic = message.properties.get(Property.RETRY_TOPIC, message.topic)
+        messages += found
+
+    def _skip_deleted(self, queue: MessageQueue, queue_offset: int, next_offset: int) -> int:
+        """Log that retention deleted messages that this group had not read, and return *next_offset*."""
+        _log.warning(
+            "consumer.messages_deleted",
+            group=self.spec.group,
+            topic=queue.topic,
+            queue=queue.queue_id,
+            offset=queue_offset,
+            next_offset=next_offset,
+            reason="retention deleted their file; see file-reserved-time",
+        )
+        return next_offset
+
+    def _first_position(self, queue: MessageQueue) -> int:
+        committed = self.committed(queue)
+        reader = self._queues
+        low, high = reader.min_offset(queue), reader.max_offset(queue)
+        if committed is not None:
+            return min(committed, high)  # if it is below `low`, the read skips and logs the deleted messages
+        start = self.spec.consume_from_where
+        if queue.topic == self._retry_topic or start is ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET:
+            return low
+        if start is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP:
+            timestamp = self.spec.consume_timestamp
+            default = self._store.clock.now_ms() - _DEFAULT_CONSUME_TIMESTAMP_MS
+            return reader.search_offset(queue, default if timestamp is None else timestamp)
+        return low if reader.is_young(queue) else high  # as RocketMQ
+
+    def position(self, queue: MessageQueue) -> int:
+        self._owner.check()
+        with self._lock:
+            at = self._positions.get(queue)
+            return self._first_position(queue) if at is None else at
+
+    def seek(self, queue: MessageQueue, queue_offset: int) -> None:
+        self._owner.check()
+        with self._lock:
+            self._positions[queue] = queue_offset
+        self._wake_event.set()
+
+    # --- progress ------------------------------------------------------------------------------
+
+    def committed(self, queue: MessageQueue) -> int | None:
+        return self._offsets.offset(self.spec.group, queue.topic, queue.queue_id)
+
+    def commit(self, queue: MessageQueue, queue_offset: int) -> None:
+        self._owner.check()
+        self._offsets.commit(self.spec.group, queue.topic, queue.queue_id, queue_offset)
+
+    def send_back(
+        self,
+        message: MessageExt,
+        delay_level: int = 0,
+        *,
+        delay_ms: int | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        self._send_back(send_back_of(self.spec, message, delay_level, delay_ms, properties))
 
 
 class CommittedOffsets:
@@ -72,7 +382,7 @@ class Groups:
         local: LocalGroups,
         send_back: Callable[[SentBack], None],
         committed: CommittedOffsets,
-        lifecycle: Lifecycle,
+        lifecycle: EngineLifecycle,
     ) -> None:
         self._store = store
         self._queues = queues

@@ -8,8 +8,8 @@ from mqtemplate.errors import BrokerClosedError
 from mqtemplate.processes import OwnerProcess
 
 
-class Lifecycle:
-    """Whether an engine is open. Its parts check it before they do what a user asks for.
+class EngineLifecycle:
+    """State of an engine: open or not, and its process. The parts check it at each call of a user.
 
     Args:
         name: Name of the broker.

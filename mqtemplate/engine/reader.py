@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from mqtemplate.engine.key_query import KeyQuery
-from mqtemplate.engine.lifecycle import Lifecycle
+from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.errors import CorruptRecordError, DeletedRecordError, MessageError, OffsetOutOfRangeError
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import HostAddress, MessageExt, MessageQueue, parse_offset_msg_id
@@ -23,6 +23,7 @@ from mqtemplate.store.queues.consume_queue import ConsumeQueue
 _log = get_logger("mqtemplate.broker")
 
 _NO_LIMIT = 1 << 62
+_YOUNG_QUEUE_BYTES = 1 << 30
 _UNITS_PER_PAGE = 1_024
 _MAX_SCANNED_UNITS = 4_096
 """Most consume queue units that one read with a selector looks at, if it finds no message."""
@@ -154,10 +155,16 @@ class QueueReader:
         except CorruptRecordError:
             return _NO_LIMIT  # as if it were newer, so that the search does not skip messages
 
-    def bytes_after(self, queue: MessageQueue, queue_offset: int) -> int:
-        """Return the distance in bytes from a message to the end of the log; 0 if there is no message."""
-        units = self._queue(queue).unit_tuples(queue_offset, 1)
-        return self._store.end_offset - units[0][0] if units else 0
+    def is_young(self, queue: MessageQueue) -> bool:
+        """Return True if a queue has its first message, near the end of the log: a new group reads the whole queue.
+
+        RocketMQ: ``ConsumerManageProcessor.queryConsumerOffset`` checks whether the message is still in memory.
+        """
+        consume_queue = self._queue(queue)
+        if consume_queue.min_offset > 0:
+            return False
+        units = consume_queue.unit_tuples(0, 1)
+        return not units or self._store.end_offset - units[0][0] <= _YOUNG_QUEUE_BYTES
 
     def _queue(self, queue: MessageQueue) -> ConsumeQueue:
         return self._store.consume_queue(queue.topic, queue.queue_id)
@@ -235,7 +242,9 @@ class Reader:
         ForkedError: The parent process has started it.
     """
 
-    def __init__(self, store: MessageStore, queues: QueueReader, finder: MessageFinder, lifecycle: Lifecycle) -> None:
+    def __init__(
+        self, store: MessageStore, queues: QueueReader, finder: MessageFinder, lifecycle: EngineLifecycle
+    ) -> None:
         self._store = store
         self._queues = queues
         self._finder = finder

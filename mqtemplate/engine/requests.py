@@ -104,7 +104,7 @@ class _PendingRequest(NamedTuple):
     future: Future[MessageExt]
 
 
-class PendingRequests:
+class UnansweredRequests:
     """Requests of one client that have no reply yet. A `Service`: its step ends the requests that timed out."""
 
     def __init__(self, name: str, clock: Clock, metrics: Metrics) -> None:
@@ -195,7 +195,7 @@ class LocalRequests:
 
     def __init__(
         self,
-        pending: PendingRequests,
+        pending: UnansweredRequests,
         broker_name: str,
         host: HostAddress,
         clock: Clock,

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from mqtemplate.delay.recall_handle import handle_of
 from mqtemplate.engine.drafts import DraftMaker, SendOrigin
-from mqtemplate.engine.lifecycle import Lifecycle
+from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.engine.retries import SentBack
 from mqtemplate.engine.sequences import SequencedSender
 from mqtemplate.errors import MessageError, SendError, SendTimeoutError, StoreError
@@ -196,7 +196,7 @@ class LocalSends:
         writer: MessageWriter,
         sequences: SequencedSender,
         host: HostAddress,
-        lifecycle: Lifecycle,
+        lifecycle: EngineLifecycle,
     ) -> None:
         self._store = store
         self._routes = routes

@@ -1,18 +1,69 @@
-"""Routes of a broker: the queues of each topic, and the creation of topics that a message uses first."""
+"""Topics of a broker: the queues of each, and the creation of a topic that a message uses first."""
 
 from __future__ import annotations
 
 import itertools
 import threading
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from mqtemplate.engine.unknown_topics import UnknownTopics
 from mqtemplate.errors import DestinationError
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import EventLogger, get_logger
 from mqtemplate.message import MessageQueue
-from mqtemplate.store.topics import TopicTable
-from mqtemplate.topics import TRANS_CHECK_MAX_TIME_TOPIC, check_send_topic
+from mqtemplate.topics import (
+    DLQ_TOPIC_PREFIX,
+    RETRY_TOPIC_PREFIX,
+    TRANS_CHECK_MAX_TIME_TOPIC,
+    check_send_topic,
+    nearest_topic,
+)
+
+
+class UnknownTopics:
+    """Check of a topic that does not exist, before it is created.
+
+    A topic is known if a listener of the application reads it, or the configuration names it. The retry and dead letter
+    topics of groups are known.
+
+    Args:
+        auto_create: False: an unknown topic is refused. True: its creation is logged.
+    """
+
+    def __init__(self, log: EventLogger, *, auto_create: bool, known: Iterable[str] = ()) -> None:
+        self._log = log
+        self._auto_create = auto_create
+        self._known = frozenset(known)
+
+    def expect(self, topics: Iterable[str]) -> None:
+        """Note topics that the application reads."""
+        self._known = self._known.union(topics)
+
+    def check(self, topic: str, existing: Callable[[], Iterable[str]], reason: str) -> None:
+        """Log that a topic is created by its first use, unless it is known.
+
+        Args:
+            existing: Returns the names of the topics that exist, for the most similar one.
+            reason: Of the creation, for the log.
+
+        Raises:
+            DestinationError: Unknown topics must not be created.
+        """
+        if topic in self._known or topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)):
+            return
+        nearest = self.nearest(topic, existing)
+        if not self._auto_create:
+            meant = f"did you mean {nearest!r}? " if nearest else ""
+            raise DestinationError(
+                f"topic {topic!r} does not exist, no listener of the application reads it, and "
+                f"mqtemplate.broker.auto-create-topic-enable is false; {meant}Add it to mqtemplate.broker.topics, or "
+                "create it by Broker.create_topic"
+            )
+        self._log.info("topic.created", topic=topic, reason=reason, **({"nearest": nearest} if nearest else {}))
+
+    def nearest(self, topic: str, existing: Callable[[], Iterable[str]]) -> str | None:
+        """Return the known or existing topic whose name is most similar; None if none is similar."""
+        return nearest_topic(topic, self._known.union(existing()))
+
 
 _log = get_logger("mqtemplate.broker")
 _REASON = "a client used it, and no listener or setting names it"
@@ -23,6 +74,14 @@ class _Route(NamedTuple):
 
     queues: tuple[MessageQueue, ...]
     next_queue: Callable[[], MessageQueue]
+
+
+class StoredTopics(Protocol):
+    """The topics of a store; see `mqtemplate.store.topics.TopicTable`."""
+
+    def names(self) -> list[str]: ...
+    def queue_count(self, topic: str) -> int: ...
+    def create(self, topic: str, queue_count: int) -> int: ...
 
 
 class TopicRoutes:
@@ -37,7 +96,7 @@ class TopicRoutes:
 
     def __init__(
         self,
-        table: TopicTable,
+        table: StoredTopics,
         broker_name: str,
         default_queue_count: int,
         on_grow: Callable[[], None],

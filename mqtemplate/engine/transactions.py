@@ -22,7 +22,7 @@ from mqtemplate.engine.half_messages import (
     op_draft,
     renewed_draft,
 )
-from mqtemplate.engine.lifecycle import Lifecycle
+from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.engine.open_transactions import (
     OpenTransaction,
     OpenTransactions,
@@ -96,7 +96,7 @@ class TransactionService:
         offsets: ConsumerOffsets,
         drafts: DraftMaker,
         settings: EmbeddedSettings,
-        lifecycle: Lifecycle,
+        lifecycle: EngineLifecycle,
     ) -> None:
         self._store = store
         self._topics = topics

@@ -1,4 +1,4 @@
-"""The processors of one server, and the parts that they share: what is made of what."""
+"""The processors of one server, and the parts that they share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from mqtemplate.server.processors.broker_admin import BrokerAdminProcessor
 from mqtemplate.server.processors.client import ClientProcessor, LockProcessor
 from mqtemplate.server.processors.delayed import (
     DelayedMessageProcessor,
-    PendingPositionsProcessor,
     RecallProcessor,
     announced_capabilities,
 )
@@ -60,6 +59,9 @@ class ServerAssembly:
         hold: Held pulls.
         deferred_work: Threads for requests that must not block the I/O thread.
         traffic: Samples of the counts.
+        fast_path: Of sends and pulls; None if it is switched off.
+        send, pull, send_back, sequenced, client, offset, delayed: Processors.
+        client_processors: All processors of the requests that producers and consumers send.
     """
 
     def __init__(
@@ -71,14 +73,13 @@ class ServerAssembly:
         *,
         fast_path: bool = True,
     ) -> None:
-        self._engine, self._settings, self._access, self._is_fast = engine, settings, access, fast_path
         clock, store = engine.clock, engine.store
-        self._boot_ms = clock.now_ms()
+        self._engine, self._settings, self._boot_ms = engine, settings, clock.now_ms()
         self.topics = topics = TopicConfigs(engine, settings)
         self.groups = groups = SubscriptionGroupTable(
             store.store_files, clock, auto_create=settings.auto_create_subscription_group
         )
-        self.limits = ClientLimits(
+        self.limits = limits = ClientLimits(
             settings,
             clock,
             engine.metrics,
@@ -86,85 +87,42 @@ class ServerAssembly:
             groups.count,
             has_accounts=access.settings is not None,
         )
-        self._creations = ClientCreations(topics, groups, self.limits)
+        creations = ClientCreations(topics, groups, limits)
         self.peer_log = LimitedLog(get_logger("mqtemplate.server"), clock.steady_ms)
-        self.clients = ClientRegistry(clock, self.limits.groups, self.limits.subscriptions, self.peer_log)
+        self.clients = ClientRegistry(clock, limits.groups, limits.subscriptions, self.peer_log)
         self.remote_clients = RemoteClients(engine, self.clients, groups, access, self.peer_log)
         self.clients.on_members_changed(self.remote_clients.notify_members)
         topics.on_created(self.remote_clients.notify_topic_created)
-        self._subscriptions = Subscriptions(self.clients, settings)
-        self.locks = QueueLockTable(clock, settings.rebalance_lock_max_live_ms, self.limits.locks)
-        self._raw = RawReader(store, engine.queues, ReadAhead(store) if fast_path else None)
-        self._pull_checks = PullChecks(engine, topics, groups, self._subscriptions, settings)
-        self.hold = PullHold(self._raw, clock, self.limits.pulls)
-        self.deferred_work = DeferredWork(clock, heavy)
+        subscriptions = Subscriptions(self.clients, settings)
+        self.locks = QueueLockTable(clock, settings.rebalance_lock_max_live_ms, limits.locks)
+        self._raw = raw = RawReader(store, engine.queues, ReadAhead(store) if fast_path else None)
+        checks = PullChecks(engine, topics, groups, subscriptions, settings)
+        self.fast_path = FastPath(engine, settings, topics, raw, checks) if fast_path else None
+        self.hold = PullHold(raw, clock, limits.pulls)
+        self.deferred_work = work = DeferredWork(clock, heavy)
         self.traffic = Traffic(store, engine.offsets, clock)
-
-    # --- processors ----------------------------------------------------------------------------
-
-    def send(self) -> SendProcessor:
-        """Return the processor of sends."""
-        return SendProcessor(
-            *(self._engine, self._settings, self.topics, self._creations),
-            *(self.locks, self._access, self.deferred_work),
-            fast_path=self._is_fast,
-        )
-
-    def pull(self) -> PullProcessor:
-        """Return the processor of pulls."""
-        return PullProcessor(
-            *(self._engine, self._settings, self._creations, self._pull_checks),
-            *(self._subscriptions, self._raw, self.hold, self.deferred_work),
-        )
-
-    def fast_path(self) -> FastPath:
-        """Return the fast path of sends and pulls."""
-        return FastPath(self._engine, self._settings, self.topics, self._raw, self._pull_checks)
-
-    def send_back(self) -> SendBackProcessor:
-        """Return the processor of messages that consumers send back."""
-        return SendBackProcessor(
-            self._engine, self.topics, self._creations, self._access, self.deferred_work, self.peer_log
-        )
-
-    def sequenced(self) -> SequencedSendProcessor:
-        """Return the processor of sequenced sends."""
-        return SequencedSendProcessor(
-            self._engine, self._creations, self._access, self._settings.default_topic_queue_nums
-        )
-
-    def client(self) -> ClientProcessor:
-        """Return the processor of heartbeats."""
-        registration = ClientRegistration(
-            self._engine, self.clients, self._creations, self._settings.strict_subscriptions
-        )
-        capabilities = announced_capabilities(self._engine, self._settings)
-        return ClientProcessor(registration, self._access, self.deferred_work, self._subscriptions, capabilities)
-
-    def offset(self) -> OffsetProcessor:
-        """Return the processor of offsets."""
-        return OffsetProcessor(self._engine, self.topics, self._creations, self._raw, self.deferred_work)
-
-    def delayed(self) -> DelayedMessageProcessor:
-        """Return the processor of pending messages."""
-        return DelayedMessageProcessor(self._engine, self._settings)
-
-    def pending_positions(self) -> PendingPositionsProcessor:
-        """Return the processor of positions in the files."""
-        return PendingPositionsProcessor(self._engine.delayed)
-
-    def clients_processors(self) -> Sequence[object]:
-        """Return the processors of the requests that producers and consumers send, without sends and pulls."""
-        return (
-            LockProcessor(self.locks, self.limits),
-            self.send_back(),
-            self.offset(),
-            self.client(),
-            TransactionProcessor(self._engine, self._access, self.peer_log),
-            ReplyProcessor(self._engine, self.remote_clients),
-            self.delayed(),
-            RecordBlockProcessor(self.topics, self._raw),
-            self.sequenced(),
+        # --- processors of producers and consumers
+        self.send = SendProcessor(engine, settings, topics, creations, self.locks, access, work, fast_path=fast_path)
+        self.pull = PullProcessor(engine, settings, creations, checks, subscriptions, raw, self.hold, work)
+        self.send_back = SendBackProcessor(engine, topics, creations, access, work, self.peer_log)
+        self.sequenced = SequencedSendProcessor(engine, creations, access, settings.default_topic_queue_nums)
+        registration = ClientRegistration(engine, self.clients, creations, settings.strict_subscriptions)
+        capabilities = announced_capabilities(engine, settings)
+        self.client = ClientProcessor(registration, access, work, subscriptions, capabilities)
+        self.offset = OffsetProcessor(engine, topics, creations, raw, work)
+        self.delayed = DelayedMessageProcessor(engine, settings)
+        self.client_processors: Sequence[object] = (
+            self.send,
+            self.pull,
+            LockProcessor(self.locks, limits),
+            self.send_back,
+            self.offset,
+            self.client,
+            TransactionProcessor(engine, access, self.peer_log),
+            ReplyProcessor(engine, self.remote_clients),
+            self.delayed,
+            RecordBlockProcessor(topics, raw),
+            self.sequenced,
         )
 
     def admin_processors(self, address: Callable[[], str]) -> Sequence[object]:

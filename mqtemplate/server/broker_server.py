@@ -109,9 +109,9 @@ class BrokerServer(Generic[EngineT]):
         self.remoting.on_close(lambda connection: self.clients.forget(connection.id))
         self.remoting.on_close(self.hold.forget)
         self.remoting.on_close(access.forget)
-        if fast_path:
-            self.remoting.use_pipelines(parts.fast_path().pipeline)
-        self.processors = register(self.remoting, parts.send(), parts.pull(), *parts.clients_processors())
+        if parts.fast_path is not None:
+            self.remoting.use_pipelines(parts.fast_path.pipeline)
+        self.processors = register(self.remoting, *parts.client_processors)
         admin = register(self.remoting, *parts.admin_processors(lambda: str(self.address)))
         self.all_processors = self.processors | admin | self.name_server.register(self.remoting)
         logs = (parts.peer_log, parts.topics.peer_log, self.remoting.peer_log)

@@ -10,16 +10,15 @@ import json
 import re
 from pathlib import Path
 from typing import Any, get_type_hints
+from zlib import crc32
 
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
-from mqtemplate.message import MessageQueue
+from mqtemplate.message import MessageExt, MessageQueue, parse_offset_msg_id
 from mqtemplate.remoting.protocol import LanguageCode, RemotingCommand, RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.messages import decode_messages
 from mqtemplate.server import BrokerServerSettings
 from tests.server.serving import RecordingConnection, Serving
-
-_RECORD_CODES = {RequestCode.VIEW_MESSAGE_BY_ID, RequestCode.QUERY_MESSAGE}
 
 
 class ServerCommands:
@@ -108,20 +107,46 @@ class ServerCommands:
     # --- requests ------------------------------------------------------------------------------
 
     def send(
-        self, topic: str, body: str = "x", queue: str = "0", handle: str = "", over: str = "", **properties: str
+        self,
+        topic: str,
+        body: str = "x",
+        queue: str = "0",
+        handle: str = "",
+        half: str = "",
+        over: str = "",
+        **more: str,
     ) -> list[str]:
         """Send a message with the id ``ID-n``. Print the response if it is not SUCCESS.
 
         Args:
             handle: Name under which the handle of a delayed message is stored.
+            half: Name of a half message: its offsets are stored as ``name_queue`` and ``name_physical``.
+            more: Properties, whose names have capital letters, and fields of the header.
         """
         self._sent += 1
-        properties = {"UNIQ_KEY": f"ID-{self._sent}", **properties}
-        response = self.serving.send(topic, body.encode(), properties, queue_id=int(queue), over=self._connection(over))
+        properties = {"UNIQ_KEY": f"ID-{self._sent}", **{name: each for name, each in more.items() if name.isupper()}}
+        header: dict[str, Any] = {name: json.loads(each) for name, each in more.items() if not name.isupper()}
+        if half:
+            properties, header["sys_flag"] = {**properties, "TRAN_MSG": "true", "PGROUP": "producers"}, 4
+        response = self.serving.send(
+            topic, body.encode(), properties, queue_id=int(queue), over=self._connection(over), **header
+        )
         assert response is not None
         if handle:
             self._values[handle] = response.ext_fields["recallHandle"]
+        if half:
+            self._values[f"{half}_queue"] = response.ext_fields["queueOffset"]
+            self._values[f"{half}_physical"] = str(parse_offset_msg_id(response.ext_fields["msgId"])[1])
         return [] if response.code == ResponseCode.SUCCESS else _shown(response)
+
+    def read(self, topic: str, queue: str = "0") -> list[str]:
+        """Print the messages of a queue, as a client decodes them."""
+        found = self.serving.read(topic, queue_id=int(queue))
+        return [f"{each.msg_id} {each.body.decode()}" for each in found] or ["nothing"]
+
+    def open(self) -> list[str]:
+        """Print the number of open transactions."""
+        return [str(self.serving.engine.engine.transactions.open_count)]
 
     def heartbeat(
         self, group: str, *topics: str, client: str = "client@1", producers: str = "", over: str = "", **more: str
@@ -133,20 +158,18 @@ class ServerCommands:
 
     def ask(self, code: str, body: str = "", over: str = "", version: str = "V5_5_0", **fields: str) -> list[str]:
         """Send any request, and print its response."""
-        request = RemotingCommand.request(RequestCode[code], None, self._filled(body).encode(), opaque=7)
+        sent = self._filled(body).encode()
+        self._values["crc"] = str(crc32(sent) & 0x7FFF_FFFF)
+        request = RemotingCommand.request(RequestCode[code], None, sent, opaque=7)
         request.version, request.language = Version[version], LanguageCode.JAVA
         request.ext_fields = {name: self._filled(value) for name, value in fields.items()}
         response = self.serving.process(self._connection(over), request)
         if response is None:
             return ["no response yet"]
-        if request.code in _RECORD_CODES and response.body:
-            found = decode_messages(response.body, self.serving.engine.name)
-            lines = [f"{each.msg_id} {each.body.decode()} at {each.queue_offset} {each.properties}" for each in found]
-            return [ResponseCode.SUCCESS.name, *lines]
         return _shown(response)
 
     def pushed(self, over: str = "") -> list[str]:
-        """Print and forget the requests that the server sent over a connection."""
+        """Print the requests that the server sent over a connection since the last time."""
         connection = self._connection(over)
         pushed, connection.pushed = connection.pushed, []
         return [line for each in pushed for line in _shown(each, RequestCode)] or ["nothing"]
@@ -165,6 +188,13 @@ def _shown(command: RemotingCommand, codes: Any = ResponseCode) -> list[str]:
     one_way = " (one-way)" if command.is_one_way else ""
     lines = [f"{codes(command.code).name}{one_way} {fields}".rstrip()]
     lines += [f"  {command.remark}"] if command.remark else []
-    text = command.body.decode()
-    lines += [f"  {line}" for line in text.splitlines()]
-    return lines
+    try:
+        shown = command.body.decode().splitlines()
+    except UnicodeDecodeError:
+        shown = list(map(_record, decode_messages(command.body, "broker-a")))
+    return lines + [f"  {line}" for line in shown]
+
+
+def _record(message: MessageExt) -> str:
+    place = f"{message.topic} {message.queue_id} at {message.queue_offset}"
+    return f"{message.msg_id} {message.body.decode()} in {place} {message.properties}"

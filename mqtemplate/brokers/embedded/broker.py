@@ -213,7 +213,7 @@ class EmbeddedBroker(Broker):
         return self.engine.delayed.count_pending(query, bucket_ms)
 
     def pending_positions(self, query: PendingQuery, after: tuple[int, int], max_count: int) -> bytes:
-        """Return where the records of pending messages are; see `DelayedMessages.pending_positions`."""
+        """Return where the records of pending messages are; see `LocalDelayedMessages.pending_positions`."""
         return self.engine.delayed.pending_positions(query, after, max_count)
 
     def change_delay_levels(self, text: str) -> None:

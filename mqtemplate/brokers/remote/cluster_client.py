@@ -21,7 +21,7 @@ from mqtemplate.brokers.remote.queries import Queries
 from mqtemplate.brokers.remote.routes import NameServers, RouteTable
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.clock import Clock
-from mqtemplate.engine.unknown_topics import UnknownTopics
+from mqtemplate.engine.topics import UnknownTopics
 from mqtemplate.errors import BrokerError, RemoteConnectError
 from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.connection import Connection

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from mqtemplate.brokers.remote.errors import check_response
 from mqtemplate.brokers.remote.namespace import Namespace
 from mqtemplate.clock import Clock
-from mqtemplate.engine.unknown_topics import UnknownTopics
+from mqtemplate.engine.topics import UnknownTopics
 from mqtemplate.errors import BrokerError, RemoteConnectError, RemoteTimeoutError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from mqtemplate.broker import Capability
 from mqtemplate.delay.pending import cursor_after
-from mqtemplate.engine.delayed import DelayedMessages
+from mqtemplate.engine.delayed import LocalDelayedMessages
 from mqtemplate.engine.engine import Engine
 from mqtemplate.pending import PendingMessage, PendingQuery, ScheduleChange
 from mqtemplate.remoting.protocol.bodies.delayed import (
@@ -120,7 +120,7 @@ class DelayedMessageProcessor:
 class PendingPositionsProcessor:
     """Positions of pending messages in the files of this broker, for Spark's processes on the same machine."""
 
-    delayed: DelayedMessages
+    delayed: LocalDelayedMessages
 
     @answers(RequestCode.GET_PENDING_POSITIONS, slow=True)
     def _positions(self, header: GetPendingPositionsRequestHeader) -> bytes:

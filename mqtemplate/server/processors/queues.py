@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from mqtemplate.engine.clients import ClientRegistry, Subscription
+from mqtemplate.engine.clients import ClientRegistry, GroupSubscription
 from mqtemplate.engine.engine import Engine
 from mqtemplate.engine.key_query import KeyQuery
 from mqtemplate.hashes.java_hash import java_string_hash
@@ -35,12 +35,6 @@ from mqtemplate.server.state.creations import ClientCreations
 from mqtemplate.server.state.remote_clients import subscription_data
 from mqtemplate.server.state.topics import TopicConfigs, queue_id_error
 
-_YOUNG_QUEUE_BYTES = 1 << 30
-"""A queue is young while its first message is within this distance of the log's end: a new group starts at offset 0.
-
-RocketMQ: ``ConsumerManageProcessor`` checks whether the message is still in memory.
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class OffsetProcessor:
@@ -60,20 +54,15 @@ class OffsetProcessor:
     @answers(RequestCode.QUERY_CONSUMER_OFFSET)
     def _query(self, header: headers.QueryConsumerOffsetRequestHeader) -> headers.OffsetResponseHeader:
         offset = self.engine.offsets.offset(header.consumer_group, header.topic, header.queue_id)
-        if offset is None and header.set_zero_if_not_found is not False and self._is_young(header):
-            offset = 0
+        if offset is None and header.set_zero_if_not_found is not False:
+            queue = self._queue(header)
+            offset = 0 if queue is not None and self.engine.queues.is_young(queue) else None
         if offset is None:
             raise RefusedError(
                 ResponseCode.QUERY_NOT_FOUND,
                 f"group {header.consumer_group!r} has no offset in queue {header.queue_id} of {header.topic!r}",
             )
         return headers.OffsetResponseHeader(offset=offset)
-
-    def _is_young(self, header: headers.TopicQueueRequestHeader) -> bool:
-        queue, reader = self._queue(header), self.engine.queues
-        if queue is None:
-            return False
-        return reader.min_offset(queue) == 0 and reader.bytes_after(queue, 0) <= _YOUNG_QUEUE_BYTES
 
     @handles(RequestCode.UPDATE_CONSUMER_OFFSET)
     def _update(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
@@ -235,7 +224,7 @@ class QueryProcessor:
         )
 
 
-def _matches(subscription: Subscription | None, tags_code: int) -> bool:
+def _matches(subscription: GroupSubscription | None, tags_code: int) -> bool:
     """Return True if a unit matches the tags of a subscription."""
     if subscription is None or subscription.expression_type != "TAG":
         return False

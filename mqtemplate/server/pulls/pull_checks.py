@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mqtemplate.engine.clients import Subscription
+from mqtemplate.engine.clients import GroupSubscription
 from mqtemplate.engine.engine import Engine
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
@@ -25,13 +25,13 @@ class CheckedPull(NamedTuple):
 
     Attributes:
         topics: `TopicConfigs.state`.
-        subscription: Subscription of the group; None for pulls that have a subscription of their own.
+        subscription: GroupSubscription of the group; None for pulls that have a subscription of their own.
     """
 
     query: RawQuery
     topics: object
     group: SubscriptionGroupConfig | None
-    subscription: Subscription | None
+    subscription: GroupSubscription | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class PullChecks:
             and not self.engine.groups.local.has_members(pull.consumer_group)
         )
 
-    def _subscription(self, pull: PullMessageRequestHeader) -> Subscription | None:
+    def _subscription(self, pull: PullMessageRequestHeader) -> GroupSubscription | None:
         if pull.sys_flag & PullSysFlag.SUBSCRIPTION:
             return None
         return self.subscriptions.clients.subscription(pull.consumer_group, pull.topic)

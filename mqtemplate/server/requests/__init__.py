@@ -1,1 +1,1 @@
-"""How requests reach their processors, and how they are answered."""
+"""The way of a request to its processor, and of the response to the client."""

@@ -1,1 +1,1 @@
-"""What a server knows: its settings, topics, groups and clients, and the limits of the clients."""
+"""Knowledge of a server: its settings, topics, groups and clients, and the limits of the clients."""

@@ -81,7 +81,7 @@ class ClientCreations:
 
 @dataclass(slots=True)
 class Registered:
-    """What became of the groups in a heartbeat.
+    """Result of the registration of a client.
 
     Attributes:
         differences: Texts: members of a group have other subscriptions.

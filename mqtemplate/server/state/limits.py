@@ -263,37 +263,26 @@ class ClientLimits:
         self._has_accounts = has_accounts
         share = settings.max_address_share
 
-        def quota(kind: str, what: str, total: int, per_connection: int, key: str) -> Quota:
-            limits = QuotaLimits.shared(total, per_connection, share)
+        def quota(kind: str, what: str, setting: str) -> Quota:
+            total, per_connection = getattr(settings, setting), getattr(settings, f"{setting}_per_connection")
+            key = setting.replace("_", "-")
             names = f"{key}, {key}-per-connection or max-address-share"
+            limits = QuotaLimits.shared(total, per_connection, share)
             return Quota(what, names, limits, metrics.counter(f"server.refused.{kind}"))
 
-        self.pulls = quota(
-            "pulls", "held pulls", settings.max_held_pulls, settings.max_held_pulls_per_connection, "max-held-pulls"
-        )
-        self.locks = quota(
-            "locks", "locks", settings.max_queue_locks, settings.max_queue_locks_per_connection, "max-queue-locks"
-        )
-        self.groups = quota(
-            "groups", "groups", settings.max_client_groups, settings.max_client_groups_per_connection,
-            "max-client-groups",
-        )  # fmt: skip
-        self.subscriptions = quota(
-            "subscriptions", "subscriptions", settings.max_subscriptions, settings.max_subscriptions_per_connection,
-            "max-subscriptions",
-        )  # fmt: skip
+        self.pulls = quota("pulls", "held pulls", "max_held_pulls")
+        self.locks = quota("locks", "locks", "max_queue_locks")
+        self.groups = quota("groups", "groups", "max_client_groups")
+        self.subscriptions = quota("subscriptions", "subscriptions", "max_subscriptions")
         rate = CreationRate(settings.auto_create_burst, settings.auto_create_per_second)
         refused = metrics.counter("server.refused.created")
-        self.topics = CreationLimit(
-            "topics",
-            "max-topics, max-address-share, auto-create-burst or auto-create-per-second",
-            clock, topic_count, settings.max_topics, share, rate, refused,
-        )  # fmt: skip
-        self.new_groups = CreationLimit(
-            "groups",
-            "max-groups, max-address-share, auto-create-burst or auto-create-per-second",
-            clock, group_count, settings.max_groups, share, rate, refused,
-        )  # fmt: skip
+
+        def creation(what: str, count: Callable[[], int], total: int) -> CreationLimit:
+            names = f"max-{what}, max-address-share, auto-create-burst or auto-create-per-second"
+            return CreationLimit(what, names, clock, count, total, share, rate, refused)
+
+        self.topics = creation("topics", topic_count, settings.max_topics)
+        self.new_groups = creation("groups", group_count, settings.max_groups)
 
     def owner(self, connection: Connection, request: RemotingCommand) -> Owner:
         """Return the client that sent a request."""

@@ -15,7 +15,7 @@ from mqtemplate.engine.clients import (
     ClientRegistry,
     ConsumerGroupInfo,
     GroupChanged,
-    Subscription,
+    GroupSubscription,
 )
 from mqtemplate.engine.engine import Engine
 from mqtemplate.errors import BrokerError
@@ -90,7 +90,7 @@ def connection_of(channel: ClientChannel) -> Connection:
     raise RefusedError(ResponseCode.SYSTEM_ERROR, f"client {channel.client_id!r} does not answer such requests")
 
 
-def subscription_data(found: Subscription) -> SubscriptionData:
+def subscription_data(found: GroupSubscription) -> SubscriptionData:
     """Return a subscription for a response: as the client sent it, if it speaks RocketMQ's protocol."""
     if isinstance(found, SubscriptionData):
         return found

@@ -20,6 +20,7 @@ from mqtemplate.server.assembly import ServerAssembly
 from mqtemplate.server.local_address import LocalServerAddress
 from mqtemplate.server.name_server.name_server import KVConfig, NameServer
 from mqtemplate.server.name_server.registered_brokers import RegisteredBrokers
+from mqtemplate.server.processors.delayed import PendingPositionsProcessor
 from mqtemplate.server.requests.registration import register
 from mqtemplate.server.requests.response import problem_response
 from mqtemplate.server.state.settings import BrokerServerSettings
@@ -45,8 +46,8 @@ class FolderServer:
         )
         self._drain_s = limits.drain_ms / 1_000
         self._parts = parts = ServerAssembly(broker.engine, settings, access, heavy)
-        processors = (parts.client(), parts.offset(), parts.sequenced(), parts.delayed(), parts.pending_positions())
-        register(remoting, *processors, parts.pull(), parts.send_back())
+        processors = (parts.client, parts.offset, parts.sequenced, parts.delayed, parts.pull, parts.send_back)
+        register(remoting, *processors, PendingPositionsProcessor(broker.engine.delayed))
         others = RegisteredBrokers(broker.name, clock, is_open=False)
         NameServer(parts.topics, KVConfig(broker.store.store_files), others, lambda: str(remoting.address)).register(
             remoting

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from mqtemplate.brokers.remote.namespace import Namespace
 from mqtemplate.brokers.remote.routes import NameServers, RouteTable
 from mqtemplate.clock import SystemClock, VirtualClock
-from mqtemplate.engine.unknown_topics import UnknownTopics
+from mqtemplate.engine.topics import UnknownTopics
 from mqtemplate.errors import BrokerError, RemoteConnectError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue

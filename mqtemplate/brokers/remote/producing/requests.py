@@ -11,7 +11,7 @@ from functools import partial
 
 from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.producing.producer import Producer
-from mqtemplate.engine.requests import PendingRequests, create_reply, create_request
+from mqtemplate.engine.requests import UnansweredRequests, create_reply, create_request
 from mqtemplate.errors import ConversionError
 from mqtemplate.hashes.checksum import crc32
 from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue, Property
@@ -36,7 +36,7 @@ class Requests:
     """
 
     def __init__(self, context: ClientContext, producer: Producer) -> None:
-        self.pending = PendingRequests("remote.requests", context.clock, Metrics())
+        self.pending = UnansweredRequests("remote.requests", context.clock, Metrics())
         self._max_body_bytes = context.settings.max_body_bytes
         self._instance = context.instance
         self._routes = context.routes

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -66,6 +67,23 @@ class Killed(BaseException):
     """Stands for a kill in the middle of an append; no code catches it."""
 
 
+class PartlyWritten:
+    """A file whose process is killed when a part of a write is done."""
+
+    def __init__(self, file: Any, written: float) -> None:
+        self._file = file
+        self._written = written
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, at: int, data: bytes) -> None:
+        self._file.write(at, data[: round(len(data) * self._written)])
+        raise Killed
+
+    write_mapped = write
+
+
 def kill_during_end(broker: EmbeddedBroker, half: HalfMessage, state: TransactionState, written: float) -> bool:
     """End a transaction in a process that is killed after this part of the append.
 
@@ -73,19 +91,14 @@ def kill_during_end(broker: EmbeddedBroker, half: HalfMessage, state: Transactio
         True if the process was killed; False if there was no append.
     """
     log = broker.store._commit_log
-
-    def write_some(data: bytes, *, through_map: bool) -> None:
-        assert log._file is not None
-        log._file.write(log._at, data[: round(len(data) * written)])
-        raise Killed
-
-    log._write = write_some  # type: ignore[method-assign]
+    file = log._file
+    log._file = PartlyWritten(file, written)  # type: ignore[assignment]
     try:
         broker.end_transaction(half, state)
     except Killed:
         return True
     finally:
-        del log._write  # type: ignore[attr-defined]
+        log._file = file
     return False
 
 

@@ -18,7 +18,7 @@ from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 
 SETTINGS = EmbeddedSettings(mapped_file_size_commit_log=1 << 20, timer_roll_window_slot=60)
 HOUR_MS = 3_600_000
-PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
 @pytest.fixture

@@ -9,11 +9,9 @@ import pytest
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.message import Message, MessageQueue
-from mqtemplate.remoting.protocol import RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies.group import ConsumeStats
-from mqtemplate.remoting.protocol.bodies.route import BrokerStatsData, KVTable
-from mqtemplate.remoting.protocol.headers.admin import GetBrokerConfigResponseHeader, ViewBrokerStatsDataRequestHeader
-from mqtemplate.remoting.protocol.headers.group import GetConsumeStatsRequestHeader
+from mqtemplate.remoting.protocol import RequestCode
+from mqtemplate.remoting.protocol.bodies.route import KVTable
+from mqtemplate.remoting.protocol.headers.admin import GetBrokerConfigResponseHeader
 from mqtemplate.server import BrokerServer, BrokerServerSettings
 from tests.server.tool import ANY_PORT, Tool, make_engine
 
@@ -126,33 +124,6 @@ def test_an_empty_log_has_no_first_message(tool: Tool) -> None:
     assert runtime_info(tool)["earliestMessageTimeStamp"] == "-1"
 
 
-def test_statistics_of_a_topic_and_of_a_group_are_returned(served: Served, tool: Tool) -> None:
-    served.send(12)
-    served.engine.commit_offset("billing", MessageQueue("orders", "broker-a", 0), 6)
-    served.advance(10_000)
-
-    of_topic = ViewBrokerStatsDataRequestHeader(stats_name="TOPIC_PUT_NUMS", stats_key="orders")
-    of_group = ViewBrokerStatsDataRequestHeader(stats_name="GROUP_GET_NUMS", stats_key="orders@billing")
-    put = BrokerStatsData.decode(tool.request_ok(RequestCode.VIEW_BROKER_STATS_DATA, of_topic).body)
-    got = BrokerStatsData.decode(tool.request_ok(RequestCode.VIEW_BROKER_STATS_DATA, of_group).body)
-    stats = tool.request_ok(RequestCode.GET_CONSUME_STATS, GetConsumeStatsRequestHeader(consumer_group="billing"))
-
-    assert (put.stats_minute.sum, put.stats_minute.tps) == (12, 1.2)
-    assert (got.stats_minute.sum, got.stats_minute.tps) == (6, 0.6)
-    assert ConsumeStats.decode(stats.body).consume_tps == 0.6
-
-
-@pytest.mark.parametrize(
-    ("name", "key"), [("TOPIC_PUT_NUMS", "missing"), ("GROUP_GET_NUMS", "orders@missing"), ("SNDBCK_PUT_NUMS", "x")]
-)
-def test_unknown_statistics_are_refused(tool: Tool, name: str, key: str) -> None:
-    header = ViewBrokerStatsDataRequestHeader(stats_name=name, stats_key=key)
-
-    response = tool.request(RequestCode.VIEW_BROKER_STATS_DATA, header)
-
-    assert (response.code, response.remark) == (ResponseCode.SYSTEM_ERROR, f"no statistics {name!r} of {key!r}")
-
-
 def test_settings_have_rocketmqs_names(served: Served, tool: Tool) -> None:
     response = tool.request_ok(RequestCode.GET_BROKER_CONFIG)
 
@@ -161,47 +132,3 @@ def test_settings_have_rocketmqs_names(served: Served, tool: Tool) -> None:
     assert lines["listenPort"] == str(served.server.address.port)
     assert (lines["autoCreateTopicEnable"], lines["flushDiskType"]) == ("true", "SYNC_FLUSH")
     assert json.loads(response.header(GetBrokerConfigResponseHeader).version)["counter"] == 0
-
-
-def test_the_delay_levels_can_be_changed_while_the_broker_runs(served: Served, tool: Tool) -> None:
-    tool.request_ok(RequestCode.UPDATE_BROKER_CONFIG, body=b"#comment\nmessageDelayLevel=1s 2m\n")
-
-    assert served.engine.engine.levels.text == "1s 2m"
-
-
-@pytest.mark.parametrize(
-    ("body", "code", "text"),
-    [
-        (
-            b"flushDiskType=ASYNC_FLUSH\nmessageDelayLevel=1s",
-            ResponseCode.NO_PERMISSION,
-            (
-                "flushDiskType cannot be changed while the broker runs, only messageDelayLevel can; change "
-                "application.yml and restart the broker"
-            ),
-        ),
-        (
-            b"messageDelayLevel=soon",
-            ResponseCode.INVALID_PARAMETER,
-            (
-                "message-delay-level: entry 1 is 'soon'; allowed is a whole number and a unit, s, m, h or d, such as "
-                "'30s' or '2h', up to 36500d"
-            ),
-        ),
-    ],
-)
-def test_a_request_with_a_fixed_or_invalid_setting_changes_nothing(
-    served: Served, tool: Tool, body: bytes, code: ResponseCode, text: str
-) -> None:
-    before = served.engine.engine.levels.text
-
-    response = tool.request(RequestCode.UPDATE_BROKER_CONFIG, body=body)
-
-    assert response.code == code
-    assert response.remark is not None
-    assert response.remark.startswith(text)
-    assert served.engine.engine.levels.text == before
-
-
-def test_a_fixed_setting_with_its_current_value_is_accepted(tool: Tool) -> None:
-    tool.request_ok(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerName=broker-a")
