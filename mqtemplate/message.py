@@ -15,7 +15,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple, Self
 
-from mqtemplate.errors import MessageError
+from mqtemplate.errors import DelayError, MessageError
 from mqtemplate.numbers import parse_number
 from mqtemplate.user_code import shown
 
@@ -36,6 +36,7 @@ __all__ = [
     "SendSequence",
     "copy_properties",
     "create_unique_id",
+    "delay_number",
     "joined_keys",
     "key_text",
     "offset_msg_id",
@@ -436,6 +437,18 @@ _unique_ids = _UniqueIds()
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
     os.register_at_fork(after_in_child=_unique_ids.restart)
 create_unique_id = _unique_ids.next
+
+
+def delay_number(name: str, text: str) -> int:
+    """Return the number that the property *name* of a delay has.
+
+    Raises:
+        DelayError: It is not a number.
+    """
+    number = parse_number(text)
+    if number is None:
+        raise DelayError(f"property {name} is {text[:40]!r}, expected a whole number of at most 18 digits")
+    return number
 
 
 def valid_time(time_ms: int) -> int:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from mqtemplate.errors import DelayError
-
-__all__ = ["delay_number", "parse_number"]
+__all__ = ["parse_number"]
 
 _MAX_DIGITS = 18
 """Such a number fits into Java's ``long``. Python's `int` refuses texts of more than 4,300 digits with a ValueError."""
@@ -20,15 +18,3 @@ def parse_number(text: object) -> int | None:
         return None
     digits = text[1:] if text[:1] in ("-", "+") else text
     return int(text) if digits.isascii() and digits.isdecimal() and len(digits) <= _MAX_DIGITS else None
-
-
-def delay_number(name: str, text: str) -> int:
-    """Return the number that the property *name* of a delay has.
-
-    Raises:
-        DelayError: It is not a number.
-    """
-    number = parse_number(text)
-    if number is None:
-        raise DelayError(f"property {name} is {text[:40]!r}, expected a whole number of at most 18 digits")
-    return number

@@ -13,8 +13,7 @@ from mqtemplate.delay.levels import DelayLevels
 from mqtemplate.delay.settings import slot_of
 from mqtemplate.durations import format_ms
 from mqtemplate.errors import DelayError
-from mqtemplate.message import BROKER_PROPERTIES, Property
-from mqtemplate.numbers import delay_number
+from mqtemplate.message import BROKER_PROPERTIES, Property, delay_number
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 
 

@@ -59,8 +59,8 @@ class ServerAssembly:
         hold: Held pulls.
         deferred_work: Threads for requests that must not block the I/O thread.
         traffic: Samples of the counts.
+        fast_path: Of sends and pulls; None if it is switched off.
         send, pull, send_back, sequenced, client, offset, delayed: Processors.
-        fast_path: Sends and pulls without commands; None if it is off.
         client_processors: All processors of the requests that producers and consumers send.
     """
 
@@ -97,13 +97,13 @@ class ServerAssembly:
         self.locks = QueueLockTable(clock, settings.rebalance_lock_max_live_ms, limits.locks)
         self._raw = raw = RawReader(store, engine.queues, ReadAhead(store) if fast_path else None)
         checks = PullChecks(engine, topics, groups, subscriptions, settings)
+        self.fast_path = FastPath(engine, settings, topics, raw, checks) if fast_path else None
         self.hold = PullHold(raw, clock, limits.pulls)
         self.deferred_work = work = DeferredWork(clock, heavy)
         self.traffic = Traffic(store, engine.offsets, clock)
         # --- processors of producers and consumers
         self.send = SendProcessor(engine, settings, topics, creations, self.locks, access, work, fast_path=fast_path)
         self.pull = PullProcessor(engine, settings, creations, checks, subscriptions, raw, self.hold, work)
-        self.fast_path = FastPath(engine, settings, topics, raw, checks) if fast_path else None
         self.send_back = SendBackProcessor(engine, topics, creations, access, work, self.peer_log)
         self.sequenced = SequencedSendProcessor(engine, creations, access, settings.default_topic_queue_nums)
         registration = ClientRegistration(engine, self.clients, creations, settings.strict_subscriptions)

@@ -43,7 +43,7 @@ class Pipeline:
 
 
 class FastPath:
-    """What the pipelines of all connections of one server share: templates, and the properties that it adds.
+    """Creator of the pipelines of all connections, which share templates, and the properties that the server adds.
 
     A server without one processes each request as a command: it stores the same bytes, and gives the same answers.
     """

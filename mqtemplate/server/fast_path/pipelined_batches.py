@@ -17,8 +17,8 @@ from mqtemplate.engine.engine import Engine
 from mqtemplate.errors import StoreError
 from mqtemplate.message import offset_msg_ids
 from mqtemplate.record.appends import PutBatch
-from mqtemplate.record.arrays import Rows
 from mqtemplate.record.codec import Drafts, RecordDraft, pack_host
+from mqtemplate.record.columns import Rows
 from mqtemplate.record.properties_template import AddedProperties, CompleteProperties, PropertiesTemplate
 from mqtemplate.record.uniform_batch import BatchOrigin, UniformBatch
 from mqtemplate.remoting.connection import Connection

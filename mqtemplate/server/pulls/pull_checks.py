@@ -25,7 +25,7 @@ class CheckedPull(NamedTuple):
 
     Attributes:
         topics: `TopicConfigs.state`.
-        subscription: Subscription of the group; None for pulls that have a subscription of their own.
+        subscription: GroupSubscription of the group; None for pulls that have a subscription of their own.
     """
 
     query: RawQuery

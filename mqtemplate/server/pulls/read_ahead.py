@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
 from mqtemplate.record import layout
 from mqtemplate.record.codec import read_without_check
-from mqtemplate.record.columns import Rows, count_equal, count_verified
-from mqtemplate.record.layout import BODY_AT
-from mqtemplate.record.layout import CHECK_SIZE
-from mqtemplate.record.layout import HEADER
-from mqtemplate.record.layout import MAGIC_V1
-from mqtemplate.record.layout import SMALLEST_RECORD
-from mqtemplate.record.layout import read_size_and_magic
-from mqtemplate.store.consume_queue import ConsumeQueue
-from mqtemplate.store.files.layout import CQ_UNIT_SIZE
+from mqtemplate.record.columns import Rows, count_equal, count_leading, count_verified
+from mqtemplate.record.layout import BODY_AT, CHECK_SIZE, HEADER, MAGIC_V1, SMALLEST_RECORD, read_size_and_magic
+from mqtemplate.store.layout import CQ_UNIT_SIZE
 from mqtemplate.store.message_store import MessageStore
-from mqtemplate.store.message_store import read_records
-from numpy.typing import NDArray
-from typing import NamedTuple
-import numpy as np
-import threading
-
+from mqtemplate.store.queues.consume_queue import ConsumeQueue
+from mqtemplate.store.record_reads import read_records
 
 _MAX_UNITS = 256
 _MAX_BYTES = 256 << 10
@@ -145,26 +141,27 @@ class ReadAhead:
 def rows_without_check(
     data: bytes, topic: str, queue_id: int, queue_offset: int, physical_offsets: Sequence[int]
 ) -> tuple[memoryview, int]:
-    """Return what `read_without_check` returns for each record in *data*, up to the first that has another shape.
+    """Return what `read_without_check` returns for each record in *data*, up to the first that differs in more.
 
-    The records are joined: a response contains them so. The second value is their number.
+    The records are joined, as in a response. The second value is their number.
 
     Args:
         data: As many records as there are physical offsets, all of one size, one after the other.
-        queue_offset: That of the first record.
+        queue_offset: Of the first record.
     """
     count = len(physical_offsets)
     size = len(data) // count
     first = read_without_check(data[:size], topic, queue_id, queue_offset, physical_offsets[0])
     if first is None or read_size_and_magic(data) != (size, MAGIC_V1):
         return memoryview(b""), 0
+    # The first record determines where the fields are. The others are verified if they have the same lengths.
     rows, numbers = np.frombuffer(data, np.uint8).reshape(count, size), np.empty((count, 2), ">i8")
     numbers[:, 0], numbers[:, 1] = queue_offset + np.arange(count), physical_offsets
     body_end, check_at = BODY_AT + HEADER.unpack_from(data)[14], size - CHECK_SIZE
     length_at = body_end + 1 + data[body_end]
-    shapes = _shapes(rows, slice(body_end, length_at + 2))
+    fixed = _fixed_columns(rows, slice(body_end, length_at + 2))
     good = min(
-        count_equal(shapes, shapes[:1]),
+        count_equal(fixed, fixed[:1]),
         count_equal(rows[:, layout.QUEUE_OFFSET_AT : layout.SYS_FLAG_AT], numbers.view(np.uint8)),
         count_verified(rows, body_end, numbers[:, 1]),
     )
@@ -174,8 +171,8 @@ def rows_without_check(
     return plain.reshape(-1).data, good
 
 
-def _shapes(rows: Rows, names: slice) -> Rows:
-    """Return the columns that are equal in records of one shape.
+def _fixed_columns(rows: Rows, names: slice) -> Rows:
+    """Return the columns that must equal those of the first record, which was verified alone.
 
     Size and magic, queue ID, flags and body length, then *names*: the topic, and the lengths of topic and properties.
     """

@@ -348,7 +348,7 @@ class MessageAccumulator:
         """Send each message alone that a broker refused together with the others.
 
         Args:
-            for_good: The broker accepts no batches of the topic, so no more are made.
+            for_good: The broker accepts no batches of the topic, so no more are joined.
         """
         with self._lock:
             if for_good:

@@ -13,8 +13,15 @@ from mqtemplate.broker import Capability
 from mqtemplate.brokers.remote.cluster.settings import Namespace, RemoteSettings
 from mqtemplate.clock import Clock
 from mqtemplate.errors import DelayError, MessageError
-from mqtemplate.message import BROKER_PROPERTIES, DELAY_PROPERTIES, Message, MessageQueue, Property, create_unique_id
-from mqtemplate.numbers import delay_number
+from mqtemplate.message import (
+    BROKER_PROPERTIES,
+    DELAY_PROPERTIES,
+    Message,
+    MessageQueue,
+    Property,
+    create_unique_id,
+    delay_number,
+)
 from mqtemplate.record.compression import compress_body
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import encode_properties
