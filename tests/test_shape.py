@@ -55,7 +55,6 @@ LEVELS: dict[str, float] = {
     "mqtemplate.listener": 8,
     "mqtemplate.scheduling": 8,
     "mqtemplate.template": 8,
-    "mqtemplate.admin": 9,
     "mqtemplate.operations": 9,
     "mqtemplate.context": 10,
     "mqtemplate.http": 10,
@@ -66,11 +65,9 @@ LEVELS: dict[str, float] = {
     "mqtemplate.running.hosting": 10,
     "mqtemplate.spark": 10,
     "mqtemplate.testing": 10,
-    "mqtemplate.actuator": 11,
     "mqtemplate.asyncapi": 11,
     "mqtemplate.cli": 11,
     "mqtemplate.console": 11,
-    "mqtemplate.dashboard": 11,
     "mqtemplate.__main__": 12,
     "mqtemplate": 11.5,  # the public names: starters, examples and users import from here
     "starters": 12,
@@ -81,9 +78,6 @@ SAME_LEVEL = {
     # importer -> imported, where both stand on one level
     ("mqtemplate.converter", "mqtemplate.converters"),  # the types of payloads
     ("mqtemplate.server", "mqtemplate.brokers"),  # until the engine is a package of its own
-    ("mqtemplate.operations", "mqtemplate.admin"),
-    ("mqtemplate.console", "mqtemplate.dashboard"),
-    ("mqtemplate.console", "mqtemplate.actuator"),
     ("mqtemplate.cli", "mqtemplate.console"),
     ("mqtemplate.calls", "mqtemplate.middlewares"),
     ("mqtemplate.running.hosting", "mqtemplate.context"),
@@ -97,9 +91,6 @@ SAME_LEVEL = {
     ("mqtemplate.listener", "mqtemplate.template"),  # the options of what a handler sends on
     ("mqtemplate.context", "mqtemplate.observability"),
     ("mqtemplate.context", "mqtemplate.http"),  # the least length of tokens
-    ("mqtemplate.cli", "mqtemplate.actuator"),
-    ("mqtemplate.cli", "mqtemplate.dashboard"),
-    ("mqtemplate.dashboard", "mqtemplate.actuator"),
     ("mqtemplate.cli", "mqtemplate.asyncapi"),
 }
 

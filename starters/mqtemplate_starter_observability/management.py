@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from mqtemplate import Broker, Schedules
-from mqtemplate.actuator import Actuator, ActuatorSources, ManagementServer
+from mqtemplate.console import Actuator, ActuatorSources, ManagementServer
 from mqtemplate.context import ApplicationContext, AppSettings, explain_settings
 from mqtemplate.http import HttpRequest, HttpResponse
 from mqtemplate.listener import ListenerRegistry

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from mqtemplate.admin.folder import FolderAdmin
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.brokers.embedded.settings import EmbeddedSettings
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.clock import SystemClock
+from mqtemplate.console.changes import AuditLog
 from mqtemplate.context.application import MQApplication
 from mqtemplate.context.config.source import load_settings
 from mqtemplate.context.settings.remote_settings import remote_settings
-from mqtemplate.dashboard.audit import AuditLog
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.message import Message, MessageQueue
+from mqtemplate.operations.embedded import FolderAdmin
 from mqtemplate.pending import PendingQuery
 from mqtemplate.processes import absolute_path
 from mqtemplate.remoting.tls import ClientTls, ServerTls

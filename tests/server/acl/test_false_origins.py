@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from mqtemplate.admin import DeadLetters, EmbeddedAdmin
 from mqtemplate.errors import MessageError
 from mqtemplate.message import Message, MessageExt
+from mqtemplate.operations import DeadLetters, EmbeddedAdmin
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.headers.message import ConsumerSendMsgBackRequestHeader
 from mqtemplate.remoting.protocol.headers.sequenced import SendSequencedRequestHeader

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from mqtemplate.admin.doctor.report import examine
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.message import INTERNAL_PROPERTIES, ORIGIN_PROPERTIES, Message
+from mqtemplate.operations.doctor import examine
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import decode_properties

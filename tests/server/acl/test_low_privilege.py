@@ -15,7 +15,6 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from mqtemplate.admin.doctor.report import examine
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.delay.recall_handle import decode_handle, encode_handle
@@ -27,6 +26,7 @@ from mqtemplate.message import (
     SendSequence,
     parse_offset_msg_id,
 )
+from mqtemplate.operations.doctor import examine
 from mqtemplate.pending import PendingQuery
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.acl import sign_command

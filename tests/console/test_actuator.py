@@ -1,0 +1,612 @@
+"""The actuator of an application: documents in Spring's shapes, and changes of listeners behind a token."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+from wsgiref.util import setup_testing_defaults
+
+import pytest
+
+from mqtemplate import MQApplication, RocketMQTemplate, message_listener
+from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.clock import VirtualClock
+from mqtemplate.console import Actuator, ActuatorSources, ManagementServer, asgi_app, wsgi_app
+from mqtemplate.context import AutoConfiguration, load_settings
+from mqtemplate.errors import ConfigurationError
+from mqtemplate.observability import HealthChecks
+from mqtemplate.testing import Harness
+from tests.console.actuators import respond
+
+TOKEN = "open-sesame-0123456789"
+BEARER = f"Bearer {TOKEN}"
+KEYS = {
+    "rocketmq.name-server": "embedded:memory",
+    "mqtemplate.management.enabled": True,
+    "mqtemplate.management.token": TOKEN,
+    "mqtemplate.management.name": "shop",
+}
+
+
+@message_listener(topic="orders", consumer_group="billing", id="bill")
+def bill(order: str) -> None: ...
+
+
+class Shop:
+    """An application with an actuator, on a virtual clock."""
+
+    def __init__(self, app: MQApplication) -> None:
+        self.app = app
+        self.harness = Harness(app)
+        self.actuator = app.get(Actuator)
+
+    def get(self, path: str, *tags: str) -> Any:
+        status, document = self.answer("GET", path, [("tag", tag) for tag in tags])
+        assert status == 200, document
+        return document
+
+    def answer(
+        self,
+        method: str,
+        path: str,
+        query: list[tuple[str, str]] | None = None,
+        change: object = None,
+        token: str = BEARER,
+    ) -> tuple[int, Any]:
+        body = b"" if change is None else json.dumps(change).encode()
+        response = respond(self.actuator, method, path, token, body, query)
+        return response.status, json.loads(response.body)
+
+    def change(self, **change: object) -> tuple[int, Any]:
+        return self.answer("POST", "/listeners/bill", change=change, token=BEARER)
+
+
+@pytest.fixture
+def shop() -> Iterator[Shop]:
+    with MQApplication(bill, settings=KEYS, clock=VirtualClock()) as app:
+        yield Shop(app)
+
+
+# --- documents ----------------------------------------------------------------------------------
+
+
+@pytest.mark.feature("14.3")
+def test_health_has_the_shape_of_springs(shop: Shop) -> None:
+    health = shop.get("/health")
+
+    assert health["status"] == "UP"
+    assert health["groups"] == ["liveness", "readiness"]
+    assert health["components"]["broker"] == {"status": "UP", "details": {"name": "broker-a", "brokers": ["broker-a"]}}
+    assert shop.get("/health/broker") == health["components"]["broker"]
+    assert set(shop.get("/health/liveness")["components"]) == {"flush", "handlers"}
+
+
+@pytest.mark.feature("14.3")
+def test_health_that_is_down_has_status_503(shop: Shop) -> None:
+    shop.app.containers[0].stop()
+
+    status, health = shop.answer("GET", "/health")
+    live, _ = shop.answer("GET", "/health/liveness")
+
+    assert (status, health["status"], health["components"]["listeners"]["status"]) == (503, "DOWN", "DOWN")
+    assert live == 200
+
+
+def test_an_application_that_is_not_ready_is_out_of_service(shop: Shop) -> None:
+    shop.app.is_ready.clear()
+
+    assert shop.answer("GET", "/health/readiness")[0] == 503
+    assert shop.answer("GET", "/health/readiness")[1]["status"] == "OUT_OF_SERVICE"
+    assert shop.answer("GET", "/health")[0] == 200
+
+
+def test_info_has_versions(shop: Shop) -> None:
+    info = shop.get("/info")
+
+    assert info["app"] == {"name": "shop"}
+    assert info["mqtemplate"]["version"]
+    assert info["process"]["pid"] > 0
+
+
+@pytest.mark.feature("14.3")
+def test_metrics_have_the_shape_of_springs(shop: Shop) -> None:
+    shop.app.template.sync_send("orders", "x")
+    shop.app.template.sync_send("invoices", ["x", "y"])
+    shop.harness.advance("1s")
+
+    sent = shop.get("/metrics/messaging.client.sent.messages")
+    of_orders = shop.get("/metrics/messaging.client.sent.messages", "messaging.destination.name:orders")
+    process = shop.get("/metrics/messaging.process.duration")
+
+    assert "messaging.client.sent.messages" in shop.get("/metrics")["names"]
+    assert sent["measurements"] == [{"statistic": "COUNT", "value": 3}]
+    assert sent["baseUnit"] == "message"
+    assert {"tag": "messaging.destination.name", "values": ["invoices", "orders"]} in sent["availableTags"]
+    assert of_orders["measurements"] == [{"statistic": "COUNT", "value": 1}]
+    assert [each["statistic"] for each in process["measurements"]] == ["COUNT", "TOTAL_TIME", "MAX"]
+    assert process["baseUnit"] == "seconds"
+    assert shop.answer("GET", "/metrics/nothing")[0] == 404
+    assert shop.answer("GET", "/metrics/messaging.process.duration", [("tag", "orders")])[0] == 400
+
+
+def test_prometheus_scrapes_it(shop: Shop) -> None:
+    response = respond(shop.actuator, "GET", "/prometheus")
+
+    assert response.content_type.startswith("text/plain; version=0.0.4")
+    assert b"mqtemplate_store_appended_total" in response.body
+
+
+@pytest.mark.feature("14.3")
+def test_listeners_are_shown_with_lag_and_queues(shop: Shop) -> None:
+    shop.app.containers[0].pause()
+    for _ in range(3):
+        shop.app.template.sync_send("orders", "x", hash_key="same")
+    [listener] = shop.get("/listeners")["listeners"]
+
+    assert {key: listener[key] for key in ("id", "group", "topics", "state", "lag", "inFlight", "hanging")} == {
+        "id": "bill", "group": "billing", "topics": ["orders"], "state": "paused", "lag": 3, "inFlight": 0, "hanging": 0
+    }  # fmt: skip
+    assert sum(queue["lag"] for queue in listener["queues"]) == 3
+    assert shop.get("/listeners/bill") == listener
+    status, error = shop.answer("GET", "/listeners/other")
+    assert (status, error["error"]) == (404, "there is no listener 'other'; there is: bill")
+
+
+def test_late_deliveries_are_shown(shop: Shop) -> None:
+    [container] = shop.app.containers
+    container.pause()
+    shop.app.template.sync_send("orders", "x", delay=1)
+    shop.harness.advance("31s")
+    container.resume()
+    shop.harness.advance("1s")
+
+    [late] = shop.get("/lateness")["deliveries"]
+
+    assert (late["lateMs"], late["mainCause"], late["causes"]) == (30_000, "consumer_lag", {"consumer_lag": 30_000})
+    assert late["listener"] == "bill"
+
+
+def test_conditions_have_the_shape_of_springs(shop: Shop) -> None:
+    found = shop.get("/conditions")["contexts"]["application"]
+
+    assert {"embedded", "observability"} <= found["positiveMatches"].keys()
+    assert found["negativeMatches"]["rocketmq"]["notMatched"][0]["message"] == "rocketmq.name-server names no cluster"
+
+
+@pytest.mark.feature("14.3")
+def test_configprops_have_values_and_origins_and_no_secrets(shop: Shop) -> None:
+    beans = shop.get("/configprops")["contexts"]["application"]["beans"]
+    management = beans["mqtemplate.management"]
+
+    assert management["properties"]["name"] == "shop"
+    assert management["inputs"]["name"] == {"value": "shop", "origin": "argument settings"}
+    assert management["properties"]["token"] == "********"
+    assert TOKEN not in json.dumps(beans)
+
+
+def test_the_root_links_to_the_endpoints(shop: Shop) -> None:
+    assert shop.get("/")["_links"]["health"] == {"href": "/actuator/health"}
+    status, error = shop.answer("GET", "/beans")
+    assert status == 404
+    assert "there is no endpoint 'beans'; there is: health, info" in error["error"]
+
+
+def test_only_chosen_endpoints_are_exposed() -> None:
+    keys = KEYS | {"mqtemplate.management.endpoints": "health,info"}
+    with MQApplication(bill, settings=keys, clock=VirtualClock()) as app:
+        shop = Shop(app)
+        assert set(shop.get("/")["_links"]) == {"self", "health", "info"}
+        assert shop.answer("GET", "/configprops")[0] == 404
+        assert shop.change(action="pause")[0] == 405
+
+
+# --- changes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.feature("14.3")
+def test_a_listener_is_paused_and_resumed(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    paused = shop.change(action="pause")
+    shop.app.template.sync_send("orders", "x")
+    shop.harness.advance("1s")
+    waiting = shop.get("/listeners/bill")["lag"]
+    resumed = shop.change(action="resume")
+    shop.harness.advance("1s")
+
+    assert (paused[0], paused[1]["state"], waiting) == (200, "paused", 1)
+    assert (resumed[0], resumed[1]["state"], shop.get("/listeners/bill")["lag"]) == (200, "running", 0)
+    [event] = [vars(each) for each in caplog.records if "listener.changed" in each.msg and "pause" in each.msg]
+    assert (event["listener"], event["action"], event["remote"]) == ("bill", "pause", "10.0.0.7")
+
+
+@pytest.mark.feature("14.3")
+def test_a_listener_continues_at_another_position(shop: Shop) -> None:
+    for _ in range(3):
+        shop.app.template.sync_send("orders", "x", hash_key="same")
+    shop.harness.advance("1h")
+    shop.app.template.sync_send("orders", "x", hash_key="same")
+    shop.harness.advance("1s")
+    queue = next(each for each in shop.get("/listeners/bill")["queues"] if each["committed"] == 4)
+    handled = []
+    for change in (
+        {"to": "first"},
+        {"back": "30m"},
+        {"to": "latest"},
+        {"topic": "orders", "queue": queue["queue"], "offset": 2},
+    ):
+        before = len(shop.harness.assert_received("bill"))
+        assert shop.change(action="seek", **change)[0] == 200
+        shop.harness.advance("1s")
+        handled.append(len(shop.harness.assert_received("bill")) - before)
+
+    assert handled == [4, 1, 0, 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"action": "stop"}, "action must be one of pause, resume, seek, concurrency, got 'stop'"),
+        ({"action": "concurrency"}, "concurrency needs number, a whole number of handlers, got None"),
+        ({"action": "concurrency", "number": True}, "concurrency needs number, a whole number of handlers, got True"),
+        ({"action": "concurrency", "number": 0}, "must be 1..64, its consume_thread_max, got 0"),
+        ({"action": "seek"}, "seek needs one of: to (first, latest, a time), back (a duration), offset"),
+        ({"action": "seek", "to": "first", "back": "1h"}, "got to, back"),
+        ({"action": "seek", "to": "yesterday"}, "an ISO time such as 2026-07-01T12:00:00+02:00, got 'yesterday'"),
+        ({"action": "seek", "back": "soon"}, "span must be"),
+        ({"action": "seek", "topic": "orders", "queue": 99, "offset": 1}, "queue 99 of topic 'orders' is not assigned"),
+        ({"action": "seek", "topic": "orders", "queue": 0, "offset": -1}, "offset must be a whole number"),
+        (["pause"], "the body must be a JSON object, got list"),
+    ],
+)
+def test_an_invalid_change_is_refused(shop: Shop, change: object, text: str) -> None:
+    status, error = shop.answer("POST", "/listeners/bill", change=change, token=BEARER)
+
+    assert status == 400
+    assert text in error["error"]
+
+
+@pytest.mark.feature("14.3")
+@pytest.mark.parametrize("token", ["", "Bearer", "Bearer wrong", f"Basic {TOKEN}", "Bearer é"])
+def test_a_change_needs_the_token(shop: Shop, token: str) -> None:
+    status, error = shop.answer("POST", "/listeners/bill", change={"action": "pause"}, token=token)
+
+    assert status == 401
+    assert "Authorization: Bearer <mqtemplate.management.token>" in error["error"]
+    assert shop.app.containers[0].is_running
+
+
+def test_without_a_token_changes_are_off() -> None:
+    keys = {key: value for key, value in KEYS.items() if not key.endswith("token")}
+    with MQApplication(bill, settings=keys, clock=VirtualClock()) as app:
+        status, error = Shop(app).change(action="pause")
+
+    assert status == 403
+    assert "set mqtemplate.management.token" in error["error"]
+
+
+def test_a_listener_that_is_stopped_cannot_be_changed(shop: Shop) -> None:
+    shop.app.containers[0].stop()
+
+    status, error = shop.change(action="resume")
+
+    assert (status, error["error"]) == (409, "listener bill is stopped; only a running listener can be changed")
+    assert shop.answer("POST", "/listeners/other", change={}, token=BEARER)[0] == 404
+    assert shop.answer("DELETE", "/listeners/bill")[0] == 405
+
+
+def test_a_change_without_a_running_listener_is_not_logged_as_done(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop.change(action="seek", topic="orders", queue=0, offset=2**62)
+    shop.change(action="seek", back="soon")
+
+    events = [each.msg.split()[0] for each in caplog.records if "listener.change" in each.msg]
+    assert events == ["listener.changed", "listener.change_failed"]
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"action": "pause", "until": "x"}, "pause has no field 'until'; there is: action"),
+        (
+            {"action": "concurrency", "number": 4, "listner": "x"},
+            "concurrency has no field 'listner'; there is: action, number",
+        ),
+        ({"action": "seek", "too": "first"}, "seek has no field 'too'; did you mean 'to'? there is: action, to, back"),
+        ({"action": "seek", "to": "first", "topic": "orders"}, "to is for all queues of the listener; give topic with"),
+        ({"action": "pause", "event": "x", "listener": "y"}, "pause has no field 'event'"),
+        ({"action": ["pause"]}, "action must be one of pause, resume, seek, concurrency, got ['pause']"),
+        ({"action": "seek", "to": 10**400}, "got a larger number"),
+        ({"action": "seek", "to": "9" * 5_000}, "to must be first, latest, epoch milliseconds"),
+        ({"action": "seek", "to": "-5"}, "to must be first, latest, epoch milliseconds"),
+        ({"action": "seek", "topic": "orders", "queue": 0, "offset": 10**400}, "got a larger number"),
+        ({"action": "concurrency", "number": 10**400}, "got a larger number"),
+    ],
+)
+def test_a_change_with_an_unknown_field_is_refused_and_not_applied(
+    shop: Shop, caplog: pytest.LogCaptureFixture, change: dict[str, object], text: str
+) -> None:
+    """A field that is ignored may be what the client meant most, and broke the log of the change."""
+    status, error = shop.answer("POST", "/listeners/bill", change=change)
+
+    assert (status, text in error["error"]) == (400, True), error
+    assert shop.app.containers[0].state.value == "running"
+    assert "listener.change" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b'{"action": "pause", "action": "resume"}', "the body has the field 'action' twice, allowed is once"),
+        (b"[" * 100_000, 'the body must be a JSON object, such as {"action": "pause"}'),
+        (b'{"action": "pause"', "the body must be a JSON object"),
+        (b"\xff", "the body must be a JSON object"),
+        (b'{"action": "seek", "to": ' + b"9" * 5_000 + b"}", "the body must be a JSON object"),
+    ],
+)
+def test_a_body_that_is_no_single_object_is_refused(shop: Shop, body: bytes, text: str) -> None:
+    response = respond(shop.actuator, "POST", "/listeners/bill", BEARER, body)
+
+    assert response.status == 400
+    assert text in json.loads(response.body)["error"]
+    assert shop.app.containers[0].state.value == "running"
+
+
+# --- who may read -------------------------------------------------------------------------------
+
+OPEN = ("health", "info", "metrics", "prometheus")
+CLOSED = ("listeners", "listeners/bill", "schedules", "lateness", "conditions", "configprops")
+
+
+@pytest.mark.parametrize("path", CLOSED)
+def test_what_tells_the_configuration_needs_the_token(shop: Shop, path: str) -> None:
+    """Every local user can connect to a loopback port."""
+    without = shop.answer("GET", f"/{path}", token="")
+    wrong = shop.answer("HEAD", f"/{path}", token="Bearer wrong")
+
+    assert (without[0], wrong[0]) == (401, 401)
+    assert "needs the header 'Authorization: Bearer <mqtemplate.management.token>'" in without[1]["error"]
+    assert shop.answer("GET", f"/{path}")[0] == 200
+
+
+def test_probes_and_scrapers_need_no_token(shop: Shop) -> None:
+    assert [respond(shop.actuator, "GET", f"/{path}").status for path in OPEN] == [200] * 4
+
+
+def test_without_a_token_what_needs_it_is_off() -> None:
+    keys = {key: value for key, value in KEYS.items() if not key.endswith("token")}
+    with MQApplication(bill, settings=keys, clock=VirtualClock()) as app:
+        answers = [respond(app.get(Actuator), "GET", f"/{path}", BEARER) for path in CLOSED]
+
+        assert {answer.status for answer in answers} == {403}
+        assert b"reading configprops is off; set mqtemplate.management.token, and send it" in answers[-1].body
+
+
+def test_the_open_endpoints_can_be_chosen() -> None:
+    keys = KEYS | {"mqtemplate.management.open-endpoints": "health"}
+    with MQApplication(bill, settings=keys, clock=VirtualClock()) as app:
+        found = {path: respond(app.get(Actuator), "GET", f"/{path}").status for path in OPEN}
+
+    assert found == {"health": 200, "info": 401, "metrics": 401, "prometheus": 401}
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        (None, 200),
+        ("127.0.0.1:9090", 200),
+        ("[::1]:9090", 200),
+        ("10.1.2.3:9090", 200),
+        ("shop:9090", 200),
+        ("shop.default.svc", 200),
+        ("shop.default.svc.cluster.local:9090", 200),
+        ("host.docker.internal", 200),
+        ("shop.example.com", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("evil.example:9090", 421),
+        ("a b", 421),
+        ("", 421),
+    ],
+)
+def test_a_public_name_is_allowed_for_the_health_only(shop: Shop, host: str | None, status: int) -> None:
+    """The page of another site can point its own name to this address (DNS rebinding), but only a public name."""
+    for path in ("info", "metrics", "configprops", ""):
+        answer = respond(shop.actuator, "GET", f"/{path}", BEARER, host=host)
+        assert answer.status == status, path
+    change = respond(shop.actuator, "POST", "/listeners/bill", BEARER, b'{"action": "resume"}', host=host)
+
+    assert change.status == status
+    assert respond(shop.actuator, "GET", "/health/liveness", host=host).status == 200
+    if status == 421:
+        assert b"name it in mqtemplate.management.allowed-hosts" in change.body
+
+
+def test_a_public_name_can_be_allowed() -> None:
+    keys = KEYS | {"mqtemplate.management.allowed-hosts": "Shop.example.com"}
+    with MQApplication(bill, settings=keys, clock=VirtualClock()) as app:
+        actuator = app.get(Actuator)
+
+        assert respond(actuator, "GET", "/info", host="shop.example.com:443").status == 200
+        assert respond(actuator, "GET", "/info", host="other.example.com").status == 421
+
+
+def test_wrong_tokens_are_limited_and_the_right_one_always_passes(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    def status(token: str, remote: str = "10.0.0.7") -> int:
+        return respond(shop.actuator, "GET", "/configprops", f"Bearer {token}", remote=remote).status
+
+    statuses = [status(f"guess {number}") for number in range(20)]
+    right, elsewhere = status(TOKEN), status("guess", "10.0.0.8")
+
+    assert statuses == [401] * 10 + [429] * 10
+    assert (right, elsewhere) == (200, 401)
+    assert caplog.text.count("management.token_refused") == 11
+    assert "guess" not in caplog.text
+
+
+@pytest.mark.parametrize("token", ["t-1", "a" * 30, "line\n0123456789abcdef", "ä0123456789abcdefgh"])
+def test_a_token_that_can_be_guessed_or_not_sent_is_refused_at_the_start(token: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"mqtemplate\.management\.token.* must ") as refused:
+        load_settings(None, (), {}, KEYS | {"mqtemplate.management.token": token})
+    with pytest.raises(ConfigurationError, match=r"mqtemplate\.management\.token must "):
+        Actuator(ActuatorSources(health=HealthChecks({})), token=token)
+
+    assert token not in str(refused.value)
+
+
+# --- over HTTP ----------------------------------------------------------------------------------
+
+
+def fetch(url: str, body: bytes | None = None) -> tuple[int, bytes]:
+    request = urllib.request.Request(url, body, {"Authorization": BEARER})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as exc:
+        return exc.code, exc.read()
+
+
+@pytest.fixture
+def served(shop: Shop) -> Iterator[str]:
+    server = ManagementServer(shop.actuator, 0)
+    server.start()
+    yield f"http://{server.address}/actuator"
+    server.stop()
+
+
+def test_the_management_port_serves_documents_and_takes_changes(shop: Shop, served: str) -> None:
+    assert json.loads(fetch(f"{served}/health")[1])["status"] == "UP"
+    assert fetch(served)[0] == 200
+    assert fetch(f"{served}/metrics/mqtemplate.store.appended?tag=a:b")[0] == 404
+    status, body = fetch(f"{served}/listeners/bill", b'{"action": "pause"}')
+    assert (status, json.loads(body)["state"]) == (200, "paused")
+    assert fetch(f"{served}/listeners/bill", b"x" * 70_000)[0] == 413
+    assert fetch(served.replace("/actuator", "/"))[0] == 404
+
+
+def test_a_port_in_use_is_an_error_that_names_it(shop: Shop) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=f"127.0.0.1:{port} cannot be used: .*choose another port"):
+            ManagementServer(shop.actuator, port).start()
+
+
+def test_clients_that_send_nothing_do_not_keep_out_a_probe(served: str) -> None:
+    """All places are taken by connections that never finish a request; the oldest of them is closed."""
+    address = ("127.0.0.1", int(served.split(":")[2].split("/", maxsplit=1)[0]))
+    held = [socket.create_connection(address, timeout=30) for _ in range(40)]
+    try:
+        for each in held:
+            with suppress(OSError):
+                each.sendall(b"GET /actuator/health HTTP/1.1\r\nX-Drip: ")
+        assert fetch(f"{served}/health/liveness")[0] == 200
+        assert held[0].recv(1) == b""
+    finally:
+        for each in held:
+            each.close()
+
+
+def test_a_wsgi_framework_mounts_it(shop: Shop) -> None:
+    app = wsgi_app(shop.actuator)
+    answers: list[str] = []
+
+    def call(method: str, path: str, body: bytes = b"", length: int | None = None) -> bytes:
+        environ: dict[str, Any] = {
+            "REQUEST_METHOD": method, "PATH_INFO": path, "wsgi.input": io.BytesIO(body),
+            "CONTENT_LENGTH": str(len(body) if length is None else length), "HTTP_AUTHORIZATION": BEARER,
+        }  # fmt: skip
+        setup_testing_defaults(environ)
+        return b"".join(app(environ, lambda status, headers: answers.append(status)))
+
+    assert json.loads(call("GET", "/actuator/health"))["status"] == "UP"
+    assert json.loads(call("GET", "/health"))["status"] == "UP"
+    assert json.loads(call("POST", "/listeners/bill", b'{"action": "pause"}'))["state"] == "paused"
+    assert call("HEAD", "/health") == b""
+    call("POST", "/listeners/bill", b"", 100_000)
+    assert answers == ["200 OK"] * 4 + ["413 Request Entity Too Large"]
+
+
+def test_an_asgi_framework_mounts_it(shop: Shop) -> None:
+    sent: list[dict[str, Any]] = []
+
+    async def call(method: str, path: str, body: bytes = b"", **scope: object) -> None:
+        chunks = [{"body": body[:5], "more_body": True}, {"body": body[5:]}]
+
+        async def receive() -> dict[str, Any]:
+            return chunks.pop(0)
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        headers = [(b"Authorization", BEARER.encode())]
+        await asgi_app(shop.actuator)(
+            {"type": "http", "method": method, "path": path, "headers": headers, **scope}, receive, send
+        )
+
+    asyncio.run(call("GET", "/actuator/health", root_path="/actuator"))
+    asyncio.run(call("POST", "/listeners/bill", b'{"action": "pause"}', client=("10.0.0.7", 1)))
+    asyncio.run(call("POST", "/listeners/bill", b"x" * 70_000))
+
+    assert [message["status"] for message in sent[::2]] == [200, 200, 413]
+    assert json.loads(sent[1]["body"])["status"] == "UP"
+    assert json.loads(sent[3]["body"])["state"] == "paused"
+
+
+# --- in an application --------------------------------------------------------------------------
+
+
+@pytest.mark.feature("14.3")
+def test_an_application_serves_its_actuator_on_the_management_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with MQApplication(bill, settings=KEYS | {"mqtemplate.management.port": port}) as app:
+        app.template.sync_send("orders", "x")
+        assert json.loads(fetch(f"http://127.0.0.1:{port}/actuator/health/readiness")[1])["status"] == "UP"
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/actuator", timeout=5)
+
+
+def test_nothing_is_observed_unless_it_is_enabled() -> None:
+    with MQApplication(bill, settings={"rocketmq.name-server": "embedded:memory"}, clock=VirtualClock()) as app:
+        broker = app.broker
+        assert isinstance(broker, EmbeddedBroker)
+        app.template.sync_send("orders", "x")
+        Harness(app).advance("1s")
+
+        assert [name for name in broker.metrics.snapshot() if name.startswith(("client.", "listener."))] == []
+        outcome = next(each for each in app.context.conditions if each.starter == "observability")
+        assert outcome.reason == "mqtemplate.management.enabled is not true"
+        assert app.get(RocketMQTemplate)._sends is broker
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        ({"port": 9090}, "'enabled' is not true"),
+        ({"enabled": True, "address": "localhost"}, "must be a numeric address"),
+        ({"enabled": True, "endpoints": "health,beans"}, "there is no beans"),
+        ({"enabled": True, "tracing.sampling-probability": 2}, "less than or equal to 1"),
+        ({"enabled": True, "metrics.max-series": 1}, "greater than or equal to 10"),
+        ({"enabled": True, "lateness.threshold-ms": "soon"}, "must be a duration"),
+    ],
+)
+def test_invalid_settings_are_refused(keys: dict[str, object], text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        load_settings(None, (), {}, {f"mqtemplate.management.{key}": value for key, value in keys.items()})
+
+
+def test_the_starter_is_installed() -> None:
+    from importlib.metadata import entry_points
+
+    [found] = [each for each in entry_points(group="mqtemplate.autoconfigure") if each.name == "observability"]
+    assert issubclass(found.load(), AutoConfiguration)
+
+
+def test_an_unknown_endpoint_is_refused_in_code(shop: Shop) -> None:
+    with pytest.raises(ConfigurationError, match="there is no endpoint 'beans'; there is: health, info"):
+        Actuator(shop.actuator.sources, endpoints=["beans"])
