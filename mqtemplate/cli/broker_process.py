@@ -77,7 +77,7 @@ def _management(cluster: LocalCluster, settings: AppSettings) -> Iterator[None]:
     if not management.enabled:
         yield
         return
-    from mqtemplate.console.actuator import Actuator, ActuatorSources
+    from mqtemplate.console.actuator import ActuatorSources, managed_actuator
     from mqtemplate.console.server import ManagementServer
     from mqtemplate.context.config.explain import explain_settings
     from mqtemplate.observability.health import HealthChecks, broker_checks
@@ -94,13 +94,7 @@ def _management(cluster: LocalCluster, settings: AppSettings) -> Iterator[None]:
     with ExitStack() as closing:
         closing.callback(health.close)
         if management.port is not None:
-            actuator = Actuator(
-                sources,
-                token=None if management.token is None else management.token.get_secret_value(),
-                endpoints=management.endpoints,
-                open_endpoints=management.open_endpoints,
-                allowed_hosts=management.allowed_hosts,
-            )
+            actuator = managed_actuator(sources, management)
             mounted: dict[str, HttpHandler] = {}
             if management.dashboard.enabled:
                 from mqtemplate.console.server import MOUNT, check_installed

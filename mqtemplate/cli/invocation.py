@@ -19,6 +19,7 @@ from mqtemplate.processes import is_terminal
 from mqtemplate.user_code import escaped
 
 if TYPE_CHECKING:
+    from mqtemplate.brokers.remote.broker import RemoteBroker
     from mqtemplate.context.settings.app import AppSettings
     from mqtemplate.context.settings.name_server import RemoteCluster
     from mqtemplate.operations import BrokerAdmin
@@ -102,15 +103,12 @@ class CommandCall:
             StoreError: The store directory is missing.
             BrokerError: No name server answers.
         """
-        from mqtemplate.brokers.remote.broker import RemoteBroker
-        from mqtemplate.context.settings.name_server import RemoteCluster
-        from mqtemplate.context.settings.remote_settings import remote_settings
-        from mqtemplate.operations import FolderAdmin, RemoteAdmin
+        from mqtemplate.operations import FolderAdmin, admin_of
 
         settings = self.settings()
-        if isinstance(settings.broker_choice, RemoteCluster):
-            broker = RemoteBroker(remote_settings(settings))
-            with broker, RemoteAdmin(broker, broker.client_context) as remote:
+        cluster = cluster_of(settings)
+        if cluster is not None:
+            with cluster, admin_of(cluster) as remote:
                 yield remote
             return
         if settings.store_path is None:
@@ -138,6 +136,16 @@ class CommandCall:
         if not typer.confirm(escaped(question), err=True):
             self.output.note("nothing was changed")
             raise typer.Exit(1)
+
+
+def cluster_of(settings: AppSettings) -> RemoteBroker | None:
+    """Return the client of the cluster that the settings choose, to open; None if they choose an embedded broker."""
+    from mqtemplate.brokers.remote.broker import RemoteBroker
+    from mqtemplate.context.settings.name_server import RemoteCluster
+    from mqtemplate.context.settings.remote_settings import remote_settings
+
+    is_cluster = isinstance(settings.broker_choice, RemoteCluster)
+    return RemoteBroker(remote_settings(settings)) if is_cluster else None
 
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]

@@ -26,8 +26,7 @@ from mqtemplate.operations.application import InvalidChangeError, change_listene
 from mqtemplate.scheduling.schedules import Schedules
 
 if TYPE_CHECKING:
-    from mqtemplate.context import ConditionOutcome
-    from mqtemplate.context.config.explain import ExplainedSetting
+    from mqtemplate.context.settings.management import ManagementSettings
 
 _log = get_logger("mqtemplate.actuator")
 
@@ -69,8 +68,8 @@ class ActuatorSources:
     schedules: Schedules | None = None
     lags: GroupLags | None = None
     lateness: LatenessRecorder | None = None
-    conditions: Sequence[ConditionOutcome] | None = None
-    settings: Callable[[], Iterable[ExplainedSetting]] | None = None
+    conditions: Sequence[documents.StarterOutcome] | None = None
+    settings: Callable[[], Iterable[documents.Setting]] | None = None
     name: str | None = None
     info: Mapping[str, object] = field(default_factory=dict)
     is_ready: Callable[[], bool] = lambda: True
@@ -280,6 +279,17 @@ def _error(status: int, text: str) -> HttpResponse:
 def _response(status: int, document: Mapping[str, Any]) -> HttpResponse:
     body = json.dumps(document, ensure_ascii=False, default=str).encode()
     return HttpResponse(status, body, _JSON, _HEADERS)
+
+
+def managed_actuator(sources: ActuatorSources, settings: ManagementSettings) -> Actuator:
+    """Return the actuator of an application or of a server, as ``mqtemplate.management`` sets it up."""
+    return Actuator(
+        sources,
+        token=None if settings.token is None else settings.token.get_secret_value(),
+        endpoints=settings.endpoints,
+        open_endpoints=settings.open_endpoints,
+        allowed_hosts=settings.allowed_hosts,
+    )
 
 
 def wsgi_app(actuator: Actuator) -> WsgiApp:

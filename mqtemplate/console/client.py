@@ -8,7 +8,7 @@ import json
 import time
 import urllib.error
 import urllib.request
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from mqtemplate.console.actuator import Actuator
@@ -23,25 +23,6 @@ _TIMEOUT_S = 30.0
 _MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
 _DOWN = 503
 """Status of a health document of an application that is not well; it is a document all the same."""
-
-
-class ApplicationDocuments(Protocol):
-    """Documents of a running application, and changes of its listeners."""
-
-    @property
-    def address(self) -> str:
-        """Address of the actuator, for a reader."""
-
-    def get(self, path: str) -> Any:
-        """Return a document, such as ``listeners``.
-
-        Raises:
-            UnknownNameError: There is no such document.
-            BrokerError: The application does not answer, or refuses.
-        """
-
-    def post(self, path: str, change: dict[str, Any]) -> Any:
-        """Send a change, and return the document after it. Raises as `get`."""
 
 
 class ActuatorClient:
@@ -75,11 +56,11 @@ class ActuatorClient:
         return self._base
 
     def get(self, path: str) -> Any:
-        """See `ApplicationDocuments`."""
+        """See `mqtemplate.console.site.ApplicationDocuments`."""
         return self._call("GET", path)
 
     def post(self, path: str, change: dict[str, Any]) -> Any:
-        """See `ApplicationDocuments`."""
+        """See `mqtemplate.console.site.ApplicationDocuments`."""
         return self._call("POST", path, json.dumps(change).encode(), {"Content-Type": "application/json"})
 
     def _call(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> Any:
@@ -181,11 +162,11 @@ class LocalActuator:
         return "this process"
 
     def get(self, path: str) -> Any:
-        """See `ApplicationDocuments`."""
+        """See `mqtemplate.console.site.ApplicationDocuments`."""
         return self._call("GET", path)
 
     def post(self, path: str, change: dict[str, Any]) -> Any:
-        """See `ApplicationDocuments`."""
+        """See `mqtemplate.console.site.ApplicationDocuments`."""
         return self._call("POST", path, json.dumps(change).encode())
 
     def _call(self, method: str, path: str, body: bytes = b"") -> Any:

@@ -8,15 +8,15 @@ from pathlib import Path
 
 from mqtemplate.broker import Broker
 from mqtemplate.clock import Clock, SystemClock
+from mqtemplate.console import application, dead_letters, delayed, messages, overview, topics
 from mqtemplate.console.access import Access
 from mqtemplate.console.actuator import Actuator
 from mqtemplate.console.cache import BackgroundCache, Rates
 from mqtemplate.console.changes import AuditLog, Job, Jobs, JobState, default_audit_path
-from mqtemplate.console.client import ApplicationDocuments, LocalActuator
-from mqtemplate.console.pages import application, dead_letters, delayed, messages, overview, topics
+from mqtemplate.console.client import LocalActuator
 from mqtemplate.console.rendering import STATIC_TYPES, compile_templates, static_files
-from mqtemplate.console.server import MAX_FORM_BYTES
-from mqtemplate.console.site import Call, Site, merged
+from mqtemplate.console.server import MAX_FORM_BYTES, ConsoleServer
+from mqtemplate.console.site import ApplicationDocuments, Call, Site, merged
 from mqtemplate.console.sources import BrokerSource, OpenSource
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.settings.management import ManagementSettings
@@ -240,6 +240,27 @@ def dashboard_wsgi_app(dashboard: Dashboard) -> WsgiApp:
 def dashboard_asgi_app(dashboard: Dashboard) -> AsgiApp:
     """Return the dashboard as an ASGI application, to mount below any path."""
     return asgi_application(dashboard.handle, MAX_FORM_BYTES)
+
+
+class DashboardServer(ConsoleServer):
+    """Serves a dashboard on an address of its own.
+
+    Args:
+        port: 0 for a free one.
+    """
+
+    def __init__(self, dashboard: Dashboard, host: str, port: int) -> None:
+        super().__init__({"": dashboard.handle}, host, port, part="dashboard", events=_log)
+        self._dashboard = dashboard
+
+    def start(self) -> None:
+        self._dashboard.prepare()
+        super().start()
+
+    def stop(self) -> None:
+        """Stop listening, and close the dashboard."""
+        super().stop()
+        self._dashboard.close()
 
 
 # --- in an application --------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import MAXYEAR
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.metrics import HistogramSnapshot, MetricKind, Metrics
@@ -16,11 +16,40 @@ from mqtemplate.observability.health import ApplicationHealth, ComponentHealth
 from mqtemplate.observability.lateness import LateDelivery
 from mqtemplate.scheduling.schedules import Schedules, ScheduleState
 
-if TYPE_CHECKING:
-    from mqtemplate.context import ConditionOutcome
-    from mqtemplate.context.config.explain import ExplainedSetting
-
 _CONTEXT = "application"
+_LATENESS_TIMES = ("due", "released", "started", "handled", "late")
+
+
+class StarterOutcome(Protocol):
+    """The outcome of a starter; see `mqtemplate.context.ConditionOutcome`."""
+
+    @property
+    def starter(self) -> str: ...
+
+    @property
+    def applied(self) -> bool: ...
+
+    @property
+    def reason(self) -> str: ...
+
+    @property
+    def is_installed(self) -> bool: ...
+
+
+class Setting(Protocol):
+    """A setting with its origin; see `mqtemplate.context.config.explain.ExplainedSetting`."""
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def value(self) -> Any: ...
+
+    @property
+    def origin(self) -> str: ...
+
+    @property
+    def is_default(self) -> bool: ...
 
 
 def health_document(health: ApplicationHealth) -> dict[str, Any]:
@@ -144,14 +173,8 @@ def lateness_document(deliveries: Iterable[LateDelivery]) -> dict[str, Any]:
         "deliveries": [
             {
                 "msgId": each.msg_id,
-                "topic": each.topic,
-                "listener": each.listener,
-                "group": each.group,
-                "dueMs": each.due_ms,
-                "releasedMs": each.released_ms,
-                "startedMs": each.started_ms,
-                "handledMs": each.handled_ms,
-                "lateMs": each.late_ms,
+                **{name: getattr(each, name) for name in ("topic", "listener", "group")},
+                **{f"{name}Ms": getattr(each, f"{name}_ms") for name in _LATENESS_TIMES},
                 "mainCause": None if each.main_cause is None else each.main_cause.value,
                 "causes": {cause.value: part_ms for cause, part_ms in each.causes.items()},
             }
@@ -180,7 +203,7 @@ def _schedule_document(state: ScheduleState) -> dict[str, Any]:
 # --- the application ----------------------------------------------------------------------------
 
 
-def conditions_document(outcomes: Iterable[ConditionOutcome]) -> dict[str, Any]:
+def conditions_document(outcomes: Iterable[StarterOutcome]) -> dict[str, Any]:
     """Return the document of ``/actuator/conditions``: the starters that acted, and those that did not."""
     positive: dict[str, Any] = {}
     negative: dict[str, Any] = {}
@@ -194,7 +217,7 @@ def conditions_document(outcomes: Iterable[ConditionOutcome]) -> dict[str, Any]:
     return {"contexts": {_CONTEXT: found}}
 
 
-def configprops_document(settings: Iterable[ExplainedSetting]) -> dict[str, Any]:
+def configprops_document(settings: Iterable[Setting]) -> dict[str, Any]:
     """Return the document of ``/actuator/configprops``: the values and origins, secrets hidden."""
     beans: dict[str, dict[str, Any]] = {}
     for each in settings:

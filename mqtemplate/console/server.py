@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 from mqtemplate.console.actuator import MAX_BODY_BYTES, Actuator
 from mqtemplate.errors import ConfigurationError
@@ -13,9 +12,6 @@ from mqtemplate.event_log import EventLogger, get_logger
 from mqtemplate.http.exchange import HttpHandler, HttpRequest, HttpResponse, below
 from mqtemplate.http.server import HttpServer
 from mqtemplate.message import HostAddress
-
-if TYPE_CHECKING:
-    from mqtemplate.console.dashboard import Dashboard
 
 MOUNT = "/dashboard"
 """Path of the dashboard on the management port."""
@@ -135,26 +131,3 @@ class ManagementServer(ConsoleServer):
             super().start()
         except ConfigurationError as exc:
             raise ConfigurationError(f"mqtemplate.management: {exc}") from exc
-
-
-class DashboardServer(ConsoleServer):
-    """Serves a dashboard on an address of its own.
-
-    Args:
-        port: 0 for a free one.
-    """
-
-    def __init__(self, dashboard: Dashboard, host: str, port: int) -> None:
-        super().__init__(
-            {"": dashboard.handle}, host, port, part="dashboard", events=get_logger("mqtemplate.dashboard")
-        )
-        self._dashboard = dashboard
-
-    def start(self) -> None:
-        self._dashboard.prepare()
-        super().start()
-
-    def stop(self) -> None:
-        """Stop listening, and close the dashboard."""
-        super().stop()
-        self._dashboard.close()

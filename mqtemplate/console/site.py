@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 from urllib.parse import parse_qsl, quote, urlencode
 
 from mqtemplate.console.access import Access
 from mqtemplate.console.cache import BackgroundCache, Rates
 from mqtemplate.console.changes import AuditLog, Job, Jobs, Work
-from mqtemplate.console.client import ApplicationDocuments
 from mqtemplate.console.rendering import FORM_END, render
 from mqtemplate.console.sources import BrokerSource
 from mqtemplate.errors import MessageError, UnknownNameError, UnsupportedError
@@ -205,6 +204,25 @@ def time_of(text: str | None, name: str) -> int | None:
 
 
 # --- the site -----------------------------------------------------------------------------------
+
+
+class ApplicationDocuments(Protocol):
+    """Documents of a running application, and changes of its listeners."""
+
+    @property
+    def address(self) -> str:
+        """Address of the actuator, for a reader."""
+
+    def get(self, path: str) -> Any:
+        """Return a document, such as ``listeners``.
+
+        Raises:
+            UnknownNameError: There is no such document.
+            BrokerError: The application does not answer, or refuses.
+        """
+
+    def post(self, path: str, change: dict[str, Any]) -> Any:
+        """Send a change, and return the document after it. Raises as `get`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,6 +49,7 @@ class RemoteAdmin(BrokerAdmin):
     def __init__(self, broker: Broker, context: ClientContext) -> None:
         self._broker = broker
         self._context = context
+        self._names = context.namespace
 
     @property
     def broker(self) -> Broker:
@@ -67,19 +68,19 @@ class RemoteAdmin(BrokerAdmin):
             "list topics",
         )
         kinds = {
-            self._unwrap(name): TopicKind.of(self._unwrap(name), config.perm)
+            self._names.unwrap(name): TopicKind.of(self._names.unwrap(name), config.perm)
             for _, table in tables
             for name, config in table.topic_config_table.items()
         }
         return dict(sorted(kinds.items()))
 
     def queue_spans(self, topic: str) -> list[QueueSpan]:
-        header = TopicNameRequestHeader(topic=self._wrap(topic))
+        header = TopicNameRequestHeader(topic=self._names.wrap(topic))
         code = RequestCode.GET_TOPIC_STATS_INFO
         tables = self._read(code, header, TopicStatsTable, f"read topic {topic!r}", _NO_TOPIC)
         found = [
             QueueSpan(
-                self._unwrap_queue(queue),
+                self._names.unwrap_queue(queue),
                 max(0, each.min_offset),
                 max(0, each.max_offset),
                 each.last_update_timestamp if each.last_update_timestamp > 0 else None,
@@ -92,11 +93,11 @@ class RemoteAdmin(BrokerAdmin):
         return sorted(found, key=lambda span: span.queue)
 
     def groups_of(self, topic: str) -> list[str]:
-        header = TopicNameRequestHeader(topic=self._wrap(topic))
+        header = TopicNameRequestHeader(topic=self._names.wrap(topic))
         code = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO
         lists = self._read(code, header, bodies.GroupList, f"list the groups of topic {topic!r}", _NO_TOPIC)
         names = {name for _, found in lists for name in found.group_list}
-        return sorted(self._unwrap(name) for name in names if not is_system_group(name))
+        return sorted(self._names.unwrap(name) for name in names if not is_system_group(name))
 
     # --- groups --------------------------------------------------------------------------------
 
@@ -104,7 +105,7 @@ class RemoteAdmin(BrokerAdmin):
         code, header = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, headers.GetAllSubscriptionGroupRequestHeader()
         tables = self._read(code, header, bodies.SubscriptionGroupWrapper, "list groups")
         names = {name for _, table in tables for name in table.subscription_group_table}
-        return sorted(self._unwrap(name) for name in names if not is_system_group(name))
+        return sorted(self._names.unwrap(name) for name in names if not is_system_group(name))
 
     def group(self, name: str) -> GroupInfo:
         progress = self._progress(name)
@@ -120,7 +121,7 @@ class RemoteAdmin(BrokerAdmin):
                 for client_id in sorted(members)
             ),
             subscriptions=tuple(
-                GroupSubscription(self._unwrap(topic), data.sub_string or "*", data.expression_type or "TAG")
+                GroupSubscription(self._names.unwrap(topic), data.sub_string or "*", data.expression_type or "TAG")
                 for topic, data in sorted(subscriptions.items())
             ),
             progress=tuple(progress),
@@ -129,18 +130,18 @@ class RemoteAdmin(BrokerAdmin):
         )
 
     def _connections(self, group: str) -> list[bodies.ConsumerConnection]:
-        header = headers.ConsumerGroupRequestHeader(consumer_group=self._wrap(group))
+        header = headers.ConsumerGroupRequestHeader(consumer_group=self._names.wrap(group))
         code = RequestCode.GET_CONSUMER_CONNECTION_LIST
         found = self._read(code, header, bodies.ConsumerConnection, f"list the members of {group!r}", _NO_MEMBERS)
         return [each for _, each in found if each.connection_set]
 
     def _progress(self, group: str) -> list[QueueProgress]:
-        header = headers.GetConsumeStatsRequestHeader(consumer_group=self._wrap(group))
+        header = headers.GetConsumeStatsRequestHeader(consumer_group=self._names.wrap(group))
         code = RequestCode.GET_CONSUME_STATS
         found = self._read(code, header, bodies.ConsumeStats, f"read the progress of {group!r}", _NO_GROUP)
         progress = [
             QueueProgress(
-                self._unwrap_queue(queue),
+                self._names.unwrap_queue(queue),
                 each.consumer_offset if each.consumer_offset >= 0 else None,
                 each.broker_offset,
                 last_consumed_ms=each.last_timestamp if each.last_timestamp > 0 else None,
@@ -171,8 +172,8 @@ class RemoteAdmin(BrokerAdmin):
 
     def _reset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
         header = headers.ResetOffsetRequestHeader(
-            topic=self._wrap(queue.topic),
-            group=self._wrap(group),
+            topic=self._names.wrap(queue.topic),
+            group=self._names.wrap(group),
             queue_id=queue.queue_id,
             offset=queue_offset,
             timestamp=_END,
@@ -183,15 +184,6 @@ class RemoteAdmin(BrokerAdmin):
         self._context.call(address, request, f"set the offset of group {group!r} in {queue}")
 
     # --- requests ------------------------------------------------------------------------------
-
-    def _wrap(self, name: str) -> str:
-        return self._context.namespace.wrap(name)
-
-    def _unwrap(self, name: str) -> str:
-        return self._context.namespace.unwrap(name)
-
-    def _unwrap_queue(self, queue: MessageQueue) -> MessageQueue:
-        return self._context.namespace.unwrap_queue(queue)
 
     def _masters(self) -> dict[str, str]:
         brokers = self._context.routes.brokers()

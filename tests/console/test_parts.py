@@ -13,7 +13,7 @@ from mqtemplate.console import FolderSource, sources
 from mqtemplate.console.cache import BackgroundCache, OffsetSample, Rates
 from mqtemplate.console.changes import default_audit_path
 from mqtemplate.console.histogram import DAY_MS, HOUR_MS, MINUTE_MS, histogram
-from mqtemplate.console.pages.messages import _MAX_STREAMS, events
+from mqtemplate.console.messages import _MAX_STREAMS, events
 from mqtemplate.errors import BrokerError, MQTemplateError
 from mqtemplate.message import Message
 from tests.console.pages import SCRIPT, Shop

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mqtemplate.broker import Capability
-from mqtemplate.cli.invocation import TOP, CommandCall, command
+from mqtemplate.cli.invocation import TOP, CommandCall, cluster_of, command
 
 if TYPE_CHECKING:
     from mqtemplate.broker import Broker
@@ -52,15 +52,12 @@ def capabilities_of(settings: AppSettings) -> tuple[str, frozenset[Capability]]:
         MQTemplateError: The settings are invalid, or the broker does not answer.
     """
     from mqtemplate.brokers.embedded.broker import EmbeddedBroker
-    from mqtemplate.brokers.remote.broker import RemoteBroker
-    from mqtemplate.context.settings.name_server import RemoteCluster
-    from mqtemplate.context.settings.remote_settings import remote_settings
 
-    name = settings.rocketmq.name_server
-    if not isinstance(settings.broker_choice, RemoteCluster):
+    name, cluster = settings.rocketmq.name_server, cluster_of(settings)
+    if cluster is None:
         return name, EmbeddedBroker(settings.store_path).capabilities  # without opening the store
-    with RemoteBroker(remote_settings(settings)) as broker:
-        return name, broker.capabilities
+    with cluster:
+        return name, cluster.capabilities
 
 
 def capability_report(found: Mapping[str, frozenset[Capability]]) -> str:

@@ -6,14 +6,14 @@ import dataclasses
 import ipaddress
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mqtemplate.cli.commands.listeners import TOKEN_FILE_HELP, refuse_app_token, token_of
-from mqtemplate.cli.invocation import TOP, CommandCall, command
+from mqtemplate.cli.invocation import TOP, CommandCall, cluster_of, command
 from mqtemplate.cli.output import print_line
 from mqtemplate.console.client import ActuatorClient
 from mqtemplate.context.config.masking import masked_text
@@ -110,18 +110,15 @@ def _source(call: CommandCall, *, needed: bool) -> Iterator[BrokerSource | None]
     if call.name_server is None and call.folder is None and not needed:
         yield None
         return
-    from mqtemplate.brokers.remote.broker import RemoteBroker
     from mqtemplate.console.sources import FolderSource, OpenSource
-    from mqtemplate.context.settings.name_server import RemoteCluster
-    from mqtemplate.context.settings.remote_settings import remote_settings
-    from mqtemplate.operations import RemoteAdmin
+    from mqtemplate.operations import admin_of
 
     settings = call.settings()
-    if isinstance(settings.broker_choice, RemoteCluster):
-        with ExitStack() as closing:
-            broker = closing.enter_context(RemoteBroker(remote_settings(settings)))
+    cluster = cluster_of(settings)
+    if cluster is not None:
+        with cluster:
             label = call.name_server or settings.rocketmq.name_server or "cluster"
-            yield OpenSource(RemoteAdmin(broker, broker.client_context), str(label))
+            yield OpenSource(admin_of(cluster), str(label))
         return
     if settings.store_path is None:
         raise ConfigurationError(

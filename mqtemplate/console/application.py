@@ -6,8 +6,7 @@ from collections import Counter
 from typing import Any
 from urllib.parse import quote
 
-from mqtemplate.console.client import ApplicationDocuments
-from mqtemplate.console.site import Call, Routes, Site
+from mqtemplate.console.site import ApplicationDocuments, Call, Routes, Site
 from mqtemplate.context.config.masking import masked
 from mqtemplate.errors import MessageError, UnsupportedError
 from mqtemplate.http.exchange import HttpResponse
