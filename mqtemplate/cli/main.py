@@ -72,13 +72,13 @@ def _program(words: Sequence[str]) -> Any:
 
     To build all of them takes 0.1 s.
     """
-    from typer.main import get_group
+    from typer.main import get_command
 
     from mqtemplate.cli.invocation import TOP
 
     names = [words[0]] if words and words[0] in _COMMANDS else list(_COMMANDS)
     for module in dict.fromkeys(_COMMANDS[name] for name in names):
         import_module(f"mqtemplate.cli.commands.{module}")
-    program = get_group(TOP)
+    program: Any = get_command(TOP)
     program.commands = {name: program.commands[name] for name in names}
     return program

@@ -21,7 +21,7 @@ from mqtemplate.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from mqtemplate.console.access import Access
-    from mqtemplate.console.server import DashboardServer
+    from mqtemplate.console.dashboard import DashboardServer
     from mqtemplate.console.sources import BrokerSource
 
 _LOOPBACK = "127.0.0.1"
@@ -80,8 +80,7 @@ def dashboard(
         call = dataclasses.replace(call, folder=store)
     from mqtemplate.console.access import Access
     from mqtemplate.console.changes import AuditLog, default_audit_path
-    from mqtemplate.console.dashboard import Dashboard
-    from mqtemplate.console.server import DashboardServer
+    from mqtemplate.console.dashboard import Dashboard, DashboardServer
 
     audit_path = audit_log or (default_audit_path() if allow_changes else None)
     audit = AuditLog(audit_path, SystemClock())
