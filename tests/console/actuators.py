@@ -5,6 +5,15 @@ from __future__ import annotations
 from mqtemplate.console import Actuator
 from mqtemplate.http import HttpRequest, HttpResponse
 
+TOKEN = "open-sesame-0123456789"
+BEARER = f"Bearer {TOKEN}"
+KEYS = {
+    "rocketmq.name-server": "embedded:memory",
+    "mqtemplate.management.enabled": True,
+    "mqtemplate.management.token": TOKEN,
+    "mqtemplate.management.name": "shop",
+}
+
 
 def respond(
     actuator: Actuator,

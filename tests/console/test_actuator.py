@@ -23,16 +23,7 @@ from mqtemplate.context import AutoConfiguration, load_settings
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.observability import HealthChecks
 from mqtemplate.testing import Harness
-from tests.console.actuators import respond
-
-TOKEN = "open-sesame-0123456789"
-BEARER = f"Bearer {TOKEN}"
-KEYS = {
-    "rocketmq.name-server": "embedded:memory",
-    "mqtemplate.management.enabled": True,
-    "mqtemplate.management.token": TOKEN,
-    "mqtemplate.management.name": "shop",
-}
+from tests.console.actuators import BEARER, KEYS, TOKEN, respond
 
 
 @message_listener(topic="orders", consumer_group="billing", id="bill")
@@ -77,36 +68,6 @@ def shop() -> Iterator[Shop]:
 # --- documents ----------------------------------------------------------------------------------
 
 
-@pytest.mark.feature("14.3")
-def test_health_has_the_shape_of_springs(shop: Shop) -> None:
-    health = shop.get("/health")
-
-    assert health["status"] == "UP"
-    assert health["groups"] == ["liveness", "readiness"]
-    assert health["components"]["broker"] == {"status": "UP", "details": {"name": "broker-a", "brokers": ["broker-a"]}}
-    assert shop.get("/health/broker") == health["components"]["broker"]
-    assert set(shop.get("/health/liveness")["components"]) == {"flush", "handlers"}
-
-
-@pytest.mark.feature("14.3")
-def test_health_that_is_down_has_status_503(shop: Shop) -> None:
-    shop.app.containers[0].stop()
-
-    status, health = shop.answer("GET", "/health")
-    live, _ = shop.answer("GET", "/health/liveness")
-
-    assert (status, health["status"], health["components"]["listeners"]["status"]) == (503, "DOWN", "DOWN")
-    assert live == 200
-
-
-def test_an_application_that_is_not_ready_is_out_of_service(shop: Shop) -> None:
-    shop.app.is_ready.clear()
-
-    assert shop.answer("GET", "/health/readiness")[0] == 503
-    assert shop.answer("GET", "/health/readiness")[1]["status"] == "OUT_OF_SERVICE"
-    assert shop.answer("GET", "/health")[0] == 200
-
-
 def test_info_has_versions(shop: Shop) -> None:
     info = shop.get("/info")
 
@@ -115,62 +76,11 @@ def test_info_has_versions(shop: Shop) -> None:
     assert info["process"]["pid"] > 0
 
 
-@pytest.mark.feature("14.3")
-def test_metrics_have_the_shape_of_springs(shop: Shop) -> None:
-    shop.app.template.sync_send("orders", "x")
-    shop.app.template.sync_send("invoices", ["x", "y"])
-    shop.harness.advance("1s")
-
-    sent = shop.get("/metrics/messaging.client.sent.messages")
-    of_orders = shop.get("/metrics/messaging.client.sent.messages", "messaging.destination.name:orders")
-    process = shop.get("/metrics/messaging.process.duration")
-
-    assert "messaging.client.sent.messages" in shop.get("/metrics")["names"]
-    assert sent["measurements"] == [{"statistic": "COUNT", "value": 3}]
-    assert sent["baseUnit"] == "message"
-    assert {"tag": "messaging.destination.name", "values": ["invoices", "orders"]} in sent["availableTags"]
-    assert of_orders["measurements"] == [{"statistic": "COUNT", "value": 1}]
-    assert [each["statistic"] for each in process["measurements"]] == ["COUNT", "TOTAL_TIME", "MAX"]
-    assert process["baseUnit"] == "seconds"
-    assert shop.answer("GET", "/metrics/nothing")[0] == 404
-    assert shop.answer("GET", "/metrics/messaging.process.duration", [("tag", "orders")])[0] == 400
-
-
 def test_prometheus_scrapes_it(shop: Shop) -> None:
     response = respond(shop.actuator, "GET", "/prometheus")
 
     assert response.content_type.startswith("text/plain; version=0.0.4")
     assert b"mqtemplate_store_appended_total" in response.body
-
-
-@pytest.mark.feature("14.3")
-def test_listeners_are_shown_with_lag_and_queues(shop: Shop) -> None:
-    shop.app.containers[0].pause()
-    for _ in range(3):
-        shop.app.template.sync_send("orders", "x", hash_key="same")
-    [listener] = shop.get("/listeners")["listeners"]
-
-    assert {key: listener[key] for key in ("id", "group", "topics", "state", "lag", "inFlight", "hanging")} == {
-        "id": "bill", "group": "billing", "topics": ["orders"], "state": "paused", "lag": 3, "inFlight": 0, "hanging": 0
-    }  # fmt: skip
-    assert sum(queue["lag"] for queue in listener["queues"]) == 3
-    assert shop.get("/listeners/bill") == listener
-    status, error = shop.answer("GET", "/listeners/other")
-    assert (status, error["error"]) == (404, "there is no listener 'other'; there is: bill")
-
-
-def test_late_deliveries_are_shown(shop: Shop) -> None:
-    [container] = shop.app.containers
-    container.pause()
-    shop.app.template.sync_send("orders", "x", delay=1)
-    shop.harness.advance("31s")
-    container.resume()
-    shop.harness.advance("1s")
-
-    [late] = shop.get("/lateness")["deliveries"]
-
-    assert (late["lateMs"], late["mainCause"], late["causes"]) == (30_000, "consumer_lag", {"consumer_lag": 30_000})
-    assert late["listener"] == "bill"
 
 
 def test_conditions_have_the_shape_of_springs(shop: Shop) -> None:
@@ -191,13 +101,6 @@ def test_configprops_have_values_and_origins_and_no_secrets(shop: Shop) -> None:
     assert TOKEN not in json.dumps(beans)
 
 
-def test_the_root_links_to_the_endpoints(shop: Shop) -> None:
-    assert shop.get("/")["_links"]["health"] == {"href": "/actuator/health"}
-    status, error = shop.answer("GET", "/beans")
-    assert status == 404
-    assert "there is no endpoint 'beans'; there is: health, info" in error["error"]
-
-
 def test_only_chosen_endpoints_are_exposed() -> None:
     keys = KEYS | {"mqtemplate.management.endpoints": "health,info"}
     with MQApplication(bill, settings=keys, clock=VirtualClock()) as app:
@@ -210,77 +113,6 @@ def test_only_chosen_endpoints_are_exposed() -> None:
 # --- changes ------------------------------------------------------------------------------------
 
 
-@pytest.mark.feature("14.3")
-def test_a_listener_is_paused_and_resumed(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
-    paused = shop.change(action="pause")
-    shop.app.template.sync_send("orders", "x")
-    shop.harness.advance("1s")
-    waiting = shop.get("/listeners/bill")["lag"]
-    resumed = shop.change(action="resume")
-    shop.harness.advance("1s")
-
-    assert (paused[0], paused[1]["state"], waiting) == (200, "paused", 1)
-    assert (resumed[0], resumed[1]["state"], shop.get("/listeners/bill")["lag"]) == (200, "running", 0)
-    [event] = [vars(each) for each in caplog.records if "listener.changed" in each.msg and "pause" in each.msg]
-    assert (event["listener"], event["action"], event["remote"]) == ("bill", "pause", "10.0.0.7")
-
-
-@pytest.mark.feature("14.3")
-def test_a_listener_continues_at_another_position(shop: Shop) -> None:
-    for _ in range(3):
-        shop.app.template.sync_send("orders", "x", hash_key="same")
-    shop.harness.advance("1h")
-    shop.app.template.sync_send("orders", "x", hash_key="same")
-    shop.harness.advance("1s")
-    queue = next(each for each in shop.get("/listeners/bill")["queues"] if each["committed"] == 4)
-    handled = []
-    for change in (
-        {"to": "first"},
-        {"back": "30m"},
-        {"to": "latest"},
-        {"topic": "orders", "queue": queue["queue"], "offset": 2},
-    ):
-        before = len(shop.harness.assert_received("bill"))
-        assert shop.change(action="seek", **change)[0] == 200
-        shop.harness.advance("1s")
-        handled.append(len(shop.harness.assert_received("bill")) - before)
-
-    assert handled == [4, 1, 0, 2]
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({"action": "stop"}, "action must be one of pause, resume, seek, concurrency, got 'stop'"),
-        ({"action": "concurrency"}, "concurrency needs number, a whole number of handlers, got None"),
-        ({"action": "concurrency", "number": True}, "concurrency needs number, a whole number of handlers, got True"),
-        ({"action": "concurrency", "number": 0}, "must be 1..64, its consume_thread_max, got 0"),
-        ({"action": "seek"}, "seek needs one of: to (first, latest, a time), back (a duration), offset"),
-        ({"action": "seek", "to": "first", "back": "1h"}, "got to, back"),
-        ({"action": "seek", "to": "yesterday"}, "an ISO time such as 2026-07-01T12:00:00+02:00, got 'yesterday'"),
-        ({"action": "seek", "back": "soon"}, "span must be"),
-        ({"action": "seek", "topic": "orders", "queue": 99, "offset": 1}, "queue 99 of topic 'orders' is not assigned"),
-        ({"action": "seek", "topic": "orders", "queue": 0, "offset": -1}, "offset must be a whole number"),
-        (["pause"], "the body must be a JSON object, got list"),
-    ],
-)
-def test_an_invalid_change_is_refused(shop: Shop, change: object, text: str) -> None:
-    status, error = shop.answer("POST", "/listeners/bill", change=change, token=BEARER)
-
-    assert status == 400
-    assert text in error["error"]
-
-
-@pytest.mark.feature("14.3")
-@pytest.mark.parametrize("token", ["", "Bearer", "Bearer wrong", f"Basic {TOKEN}", "Bearer é"])
-def test_a_change_needs_the_token(shop: Shop, token: str) -> None:
-    status, error = shop.answer("POST", "/listeners/bill", change={"action": "pause"}, token=token)
-
-    assert status == 401
-    assert "Authorization: Bearer <mqtemplate.management.token>" in error["error"]
-    assert shop.app.containers[0].is_running
-
-
 def test_without_a_token_changes_are_off() -> None:
     keys = {key: value for key, value in KEYS.items() if not key.endswith("token")}
     with MQApplication(bill, settings=keys, clock=VirtualClock()) as app:
@@ -290,60 +122,13 @@ def test_without_a_token_changes_are_off() -> None:
     assert "set mqtemplate.management.token" in error["error"]
 
 
-def test_a_listener_that_is_stopped_cannot_be_changed(shop: Shop) -> None:
-    shop.app.containers[0].stop()
-
-    status, error = shop.change(action="resume")
-
-    assert (status, error["error"]) == (409, "listener bill is stopped; only a running listener can be changed")
-    assert shop.answer("POST", "/listeners/other", change={}, token=BEARER)[0] == 404
-    assert shop.answer("DELETE", "/listeners/bill")[0] == 405
-
-
-def test_a_change_without_a_running_listener_is_not_logged_as_done(
-    shop: Shop, caplog: pytest.LogCaptureFixture
-) -> None:
-    shop.change(action="seek", topic="orders", queue=0, offset=2**62)
-    shop.change(action="seek", back="soon")
-
-    events = [each.msg.split()[0] for each in caplog.records if "listener.change" in each.msg]
-    assert events == ["listener.changed", "listener.change_failed"]
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({"action": "pause", "until": "x"}, "pause has no field 'until'; there is: action"),
-        (
-            {"action": "concurrency", "number": 4, "listner": "x"},
-            "concurrency has no field 'listner'; there is: action, number",
-        ),
-        ({"action": "seek", "too": "first"}, "seek has no field 'too'; did you mean 'to'? there is: action, to, back"),
-        ({"action": "seek", "to": "first", "topic": "orders"}, "to is for all queues of the listener; give topic with"),
-        ({"action": "pause", "event": "x", "listener": "y"}, "pause has no field 'event'"),
-        ({"action": ["pause"]}, "action must be one of pause, resume, seek, concurrency, got ['pause']"),
-        ({"action": "seek", "to": 10**400}, "got a larger number"),
-        ({"action": "seek", "to": "9" * 5_000}, "to must be first, latest, epoch milliseconds"),
-        ({"action": "seek", "to": "-5"}, "to must be first, latest, epoch milliseconds"),
-        ({"action": "seek", "topic": "orders", "queue": 0, "offset": 10**400}, "got a larger number"),
-        ({"action": "concurrency", "number": 10**400}, "got a larger number"),
-    ],
-)
-def test_a_change_with_an_unknown_field_is_refused_and_not_applied(
-    shop: Shop, caplog: pytest.LogCaptureFixture, change: dict[str, object], text: str
-) -> None:
-    """A field that is ignored may be what the client meant most, and broke the log of the change."""
-    status, error = shop.answer("POST", "/listeners/bill", change=change)
-
-    assert (status, text in error["error"]) == (400, True), error
-    assert shop.app.containers[0].state.value == "running"
-    assert "listener.change" not in caplog.text
-
-
 @pytest.mark.parametrize(
     ("body", "text"),
     [
         (b'{"action": "pause", "action": "resume"}', "the body has the field 'action' twice, allowed is once"),
+        (json.dumps({"action": "seek", "to": "9" * 5_000}).encode(), "to must be first, latest, epoch milliseconds"),
+        (b'{"action": "seek", "to": 1' + b"0" * 400 + b"}", "got a larger number"),
+        (b'{"action": "concurrency", "number": 1' + b"0" * 400 + b"}", "got a larger number"),
         (b"[" * 100_000, 'the body must be a JSON object, such as {"action": "pause"}'),
         (b'{"action": "pause"', "the body must be a JSON object"),
         (b"\xff", "the body must be a JSON object"),
