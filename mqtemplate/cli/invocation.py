@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from mqtemplate.cli.output import Output, print_line
+from mqtemplate.cli.output import Columns, Output, Record, print_line
 from mqtemplate.errors import ConfigurationError, MQTemplateError
 from mqtemplate.processes import is_terminal
 from mqtemplate.user_code import escaped
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from mqtemplate.context.settings.app import AppSettings
     from mqtemplate.context.settings.name_server import RemoteCluster
     from mqtemplate.operations import BrokerAdmin
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +139,23 @@ class CommandCall:
         if not typer.confirm(escaped(question), err=True):
             self.output.note("nothing was changed")
             raise typer.Exit(1)
+
+    def may_change(
+        self,
+        found: Sequence[T],
+        noun: str,
+        record: Callable[[T], Record],
+        columns: Columns,
+        question: str,
+        confirmation: Confirmation,
+    ) -> bool:
+        """Ask before a change of many messages. Return False if nothing shall be done; then they are shown."""
+        if confirmation.dry_run or not found:
+            self.output.table([record(each) for each in found], columns, f"no {noun} matches")
+            self.output.note(f"{len(found)} {noun}s match; nothing was changed")
+            return False
+        self.confirm(question, yes=confirmation.yes)
+        return True
 
 
 def cluster_of(settings: AppSettings) -> RemoteBroker | None:

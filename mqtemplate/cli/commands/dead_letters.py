@@ -307,11 +307,10 @@ def _resend(
     confirmation: Confirmation,
     rate: float | None = None,
 ) -> None:
-    if confirmation.dry_run or not found:
-        _show_only(call, found)
-        return
     target = "the retry topic of the group" if only_group else "their original topics"
-    call.confirm(f"Send {len(found)} dead letters to {target} again?", yes=confirmation.yes)
+    question = f"Send {len(found)} dead letters to {target} again?"
+    if not call.may_change(found, "dead letter", _record, _COLUMNS, question, confirmation):
+        return
     with call.output.progress("sending", len(found)) as advance:
         results = letters.resend(found, changes, only_group=only_group, rate=rate, on_progress=advance)
     records = [
@@ -338,16 +337,10 @@ def purge(
     with call.admin() as admin:
         letters = DeadLetters(admin)
         found = choice.selected(letters, group, ids)
-        if confirmation.dry_run or not found:
-            _show_only(call, found)
+        question = f"Purge {len(found)} dead letters?"
+        if not call.may_change(found, "dead letter", _record, _COLUMNS, question, confirmation):
             return
-        call.confirm(f"Purge {len(found)} dead letters?", yes=confirmation.yes)
         with call.output.progress("purging", len(found)) as advance:
             count = letters.purge(found, advance)
     call.output.document({"purged": count})
     call.output.line(f"purged {count} dead letters")
-
-
-def _show_only(call: CommandCall, found: list[DeadLetterMessage]) -> None:
-    call.output.table([_record(each) for each in found], _COLUMNS, "no dead letter matches")
-    call.output.note(f"{len(found)} dead letters match; nothing was changed")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,10 +13,11 @@ from mqtemplate.cli.output import Columns
 from mqtemplate.converters.readable import properties_text, size_text, span_text, time_text
 
 if TYPE_CHECKING:
-    from mqtemplate.operations import BulkChange
+    from mqtemplate.operations import BulkChange, DelayedOperations, PendingChange
     from mqtemplate.pending import PendingMessage, PendingQuery, ScheduleChange
 
 _BAR = 40
+_DOING = {"cancel": "cancelling", "shift": "rescheduling"}
 _COLUMNS: Columns = {
     "DUE": lambda record: time_text(record["deliver_ms"]),
     "IN": lambda record: span_text(record["in_ms"]),
@@ -212,12 +213,9 @@ def reschedule(
                 "name one message, or move all that match with --shift", param_hint="HANDLE|KEY|ID"
             )
         found = list(pending.all(options.query(now_ms, key))) if name is None else pending.find(name, options.topic)
-        shift_ms = duration(shift, "--shift")
+        change = PendingChange(PendingAction.SHIFT, duration(shift, "--shift"))
         question = f"Move the deliver times of {len(found)} pending messages by {shift}?"
-        if _may_change(call, found, now_ms, question, confirmation):
-            with call.output.progress("rescheduling", len(found)) as advance:
-                changed = pending.change_all(found, PendingChange(PendingAction.SHIFT, shift_ms), rate, advance)
-            _print_bulk(call, changed)
+        _change_all(call, pending, found, change, question, rate, confirmation)
 
 
 @command(
@@ -238,31 +236,32 @@ def purge(
     """Cancel all pending messages that match."""
     from mqtemplate.operations import DelayedOperations, PendingAction, PendingChange
 
-    if not all_messages and options == DueOptions() and not key:
+    if not all_messages and not any((*astuple(options), key)):
         raise typer.BadParameter("give a filter such as --topic, or --all", param_hint="--all")
     with call.admin() as admin:
-        pending, now_ms = DelayedOperations(admin), admin.broker.clock.now_ms()
-        found = list(pending.all(options.query(now_ms, key)))
+        pending = DelayedOperations(admin)
+        found = list(pending.all(options.query(admin.broker.clock.now_ms(), key)))
         question = f"Cancel {len(found)} pending messages?"
-        if _may_change(call, found, now_ms, question, confirmation):
-            with call.output.progress("cancelling", len(found)) as advance:
-                changed = pending.change_all(found, PendingChange(PendingAction.CANCEL), rate, advance)
-            _print_bulk(call, changed)
+        _change_all(call, pending, found, PendingChange(PendingAction.CANCEL), question, rate, confirmation)
 
 
-def _may_change(
-    call: CommandCall, found: list[PendingMessage], now_ms: int, question: str, confirmation: Confirmation
-) -> bool:
-    """Show the messages of a change, and ask. Return False if there is nothing to do."""
-    if confirmation.dry_run or not found:
-        call.output.table([_record(each, now_ms) for each in found], _COLUMNS, "no pending message matches")
-        call.output.note(f"{len(found)} pending messages match; nothing was changed")
-        return False
-    if not confirmation.yes:
+def _change_all(
+    call: CommandCall,
+    pending: DelayedOperations,
+    found: list[PendingMessage],
+    change: PendingChange,
+    question: str,
+    rate: float | None,
+    confirmation: Confirmation,
+) -> None:
+    now_ms, doing = pending.admin.broker.clock.now_ms(), _DOING[change.action.value]
+    if found and confirmation == Confirmation():
         for each in found[:5]:
             call.output.note(f"  {time_text(each.deliver_ms)}  {each.topic}  {each.keys or each.msg_id}")
-    call.confirm(question, yes=confirmation.yes)
-    return True
+    if call.may_change(found, "pending message", lambda each: _record(each, now_ms), _COLUMNS, question, confirmation):
+        with call.output.progress(doing, len(found)) as advance:
+            changed = pending.change_all(found, change, rate, advance)
+        _print_bulk(call, changed)
 
 
 def _print_bulk(call: CommandCall, change: BulkChange) -> None:
