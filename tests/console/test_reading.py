@@ -6,7 +6,7 @@ import pytest
 
 from mqtemplate.console.site import time_of
 from mqtemplate.message import Property
-from tests.console.pages import HOUR_MS, SCRIPT, Shop
+from tests.console.pages import SCRIPT, Shop
 
 PAGES = (
     "/",
@@ -33,85 +33,6 @@ def test_each_page_of_the_menu_opens(shop: Shop, path: str) -> None:
     assert f'href="{path}" aria-current="page"' in page.html
 
 
-@pytest.mark.feature("14.2")
-def test_the_overview_has_pending_messages_rates_lag_and_dead_letters(shop: Shop) -> None:
-    [listener] = shop.app.containers
-    listener.pause()
-    shop.send("orders", b"first")
-    shop.page("/")
-    shop.harness.advance("10s")
-    for _ in range(20):
-        shop.send("orders", b"x")
-    shop.send_due(2, "due", topic="orders")
-
-    page = shop.page("/")
-
-    assert "1 pending messages" in page.text
-    assert "2.0 stored per second, 1 topic" in page.text
-    assert "21 lag of all groups" in page.text
-    assert "0 dead letters in 0 groups" in page.text
-    assert "UP 1 listener, 0 recent late deliveries" in page.text
-
-
-def test_topics_are_listed_by_kind_and_name(shop: Shop) -> None:
-    shop.send("orders")
-    shop.send("invoices")
-
-    assert "orders" in shop.page("/topics").text
-    assert "SCHEDULE_TOPIC_XXXX" not in shop.page("/topics").text
-    assert "SCHEDULE_TOPIC_XXXX" in shop.page("/topics", kind="system").text
-    assert "invoices" not in shop.page("/topics", search="ORD").text
-
-
-def test_a_topic_has_queues_and_groups(shop: Shop) -> None:
-    shop.send("orders")
-    shop.harness.advance("1s")
-
-    page = shop.page("/topics", name="orders")
-
-    assert "Groups Group Lag in this topic billing 0" in page.text
-    assert "broker-a" in page.text
-
-
-def test_a_missing_topic_is_named(shop: Shop) -> None:
-    shop.send("orders")
-
-    page = shop.get("/topics", name="order")
-
-    assert page.status == 404
-    assert "topic 'order' does not exist; did you mean 'orders'?" in page.text
-
-
-@pytest.mark.feature("14.2")
-def test_a_group_has_members_subscriptions_and_lag(shop: Shop) -> None:
-    shop.app.containers[0].pause()
-    shop.send("orders")
-
-    page = shop.page("/groups", name="billing")
-
-    assert "this process PYTHON" in page.text
-    assert "Subscriptions Topic Selector orders *" in page.text
-    assert "1 lag" in page.text
-
-
-@pytest.mark.feature("14.2")
-def test_messages_are_found_by_topic_key_and_time(shop: Shop) -> None:
-    for number in range(3):
-        shop.send("orders", b'{"number": %d}' % number, f"order-{number}")
-        shop.harness.advance("1h")
-    middle_ms = shop.broker.clock.now_ms() - 2 * HOUR_MS
-
-    newest = shop.page("/messages", topic="orders")
-    by_key = shop.page("/messages", topic="orders", key="order-1")
-    by_time = shop.page("/messages", topic="orders", **{"from": middle_ms})
-
-    assert newest.html.index("order-2") < newest.html.index("order-0")
-    assert "order-1" in by_key.html
-    assert "order-2" not in by_key.html
-    assert "order-0" not in by_time.html
-    assert by_time.html.index("order-1") < by_time.html.index("order-2")
-
-
 def test_messages_come_in_pages(shop: Shop) -> None:
     for number in range(120):
         shop.send("orders", b"x", f"order-{number:03}")
@@ -124,37 +45,6 @@ def test_messages_come_in_pages(shop: Shop) -> None:
 
     assert seen == [f"order-{number:03}" for number in range(120)]
     assert address == ""
-
-
-@pytest.mark.feature("14.2")
-def test_a_message_has_its_decoded_body_and_its_path(shop: Shop) -> None:
-    sent = shop.send_due(1, "key-1", topic="orders", body=b'{"card":"refused","total":30}')
-    shop.harness.advance("3h")
-
-    page = shop.page("/message", id=sent.msg_id, topic="orders")
-
-    steps = ["sent", "delayed", "delivered", "retry delayed", "retry delivered", "dead letter"]
-    assert [step for step in steps if f"<h3>{step}" in page.html] == steps
-    assert "on time" in page.text
-    assert "billing: consumed" in page.text
-    assert '{ "card": "refused", "total": 30 }' in page.text
-
-
-def test_an_id_finds_a_pending_message(shop: Shop) -> None:
-    sent = shop.send_due(1, "key-1", body=b"later")
-
-    page = shop.page("/message", id=sent.msg_id)
-
-    assert "Pending: due" in page.text
-    assert "(in 1h)" in page.text
-    assert "later" in page.text
-
-
-def test_a_missing_message_is_named(shop: Shop) -> None:
-    page = shop.get("/message", id="nothing")
-
-    assert page.status == 404
-    assert "message 'nothing' does not exist" in page.text
 
 
 # --- the delay timeline -------------------------------------------------------------------------
@@ -183,24 +73,6 @@ def shop_link(html: str, number: int) -> str:
     from html import unescape
 
     return unescape(re.findall(r'<a href="([^"]*)" aria-label="[^"]* messages from', html)[number])
-
-
-@pytest.mark.feature("14.2")
-def test_pending_messages_are_searched_by_topic_key_tag_and_time(shop: Shop) -> None:
-    shop.send_due(1, "first", tag="trial")
-    shop.send_due(2, "second", topic="invoices")
-    shop.send_due(30, "third", tag="trial")
-    now_ms = shop.broker.clock.now_ms()
-
-    def listed(**query: object) -> list[str]:
-        html = shop.page("/delayed/list", **query).html
-        return [key for key in ("first", "second", "third") if f">{key}<" in html]
-
-    assert listed() == ["first", "second", "third"]
-    assert listed(tag="trial") == ["first", "third"]
-    assert listed(topic="invoices") == ["second"]
-    assert listed(key="third") == ["third"]
-    assert listed(**{"from": now_ms + HOUR_MS + 1, "to": now_ms + 3 * HOUR_MS}) == ["second"]
 
 
 def test_pending_messages_come_in_pages(shop: Shop) -> None:
@@ -232,83 +104,6 @@ def test_a_time_that_cannot_be_read_is_named(shop: Shop) -> None:
     assert (far.status, "from must be a time such as" in far.text) == (400, True)
     assert shop.page("/delayed", **{"from": "9" * 14, "to": "1"}).status == 200
     assert time_of("2026-01-31T08:00:00+00:00", "from") == 1_769_846_400_000
-
-
-# --- dead letters, levels, the application ------------------------------------------------------
-
-
-@pytest.mark.feature("14.2")
-def test_dead_letters_have_their_cause(shop: Shop) -> None:
-    shop.send("orders", b"refused 1", "order-1")
-    shop.harness.advance("1h")
-
-    groups = shop.page("/dead-letters")
-    letters = shop.page("/dead-letters", group="billing")
-    letter = shop.page(letters.link("order-1"))
-
-    assert "billing 1" in groups.text
-    assert "CardRefusedError: card of refused 1" in letters.text
-    assert "Attempts 2" in letter.text
-    assert "Listener bill" in letter.text
-    assert "Body: the same" in letter.text
-    assert "order-1" not in shop.page("/dead-letters", group="billing", cause="TimeoutError").text
-    assert "order-1" not in shop.page("/dead-letters", group="billing", state="purged").text
-
-
-def test_an_unknown_state_is_named(shop: Shop) -> None:
-    shop.send("orders", b"refused 1")
-    shop.harness.advance("1h")
-
-    page = shop.get("/dead-letters", group="billing", state="lost")
-
-    assert page.status == 400
-    assert "state must be one of open, resent, purged and all, got 'lost'" in page.text
-
-
-def test_delay_levels_have_delays_and_counts(shop: Shop) -> None:
-    shop.send("orders", **{Property.DELAY: "3"})
-
-    assert "3 10s 1 " in shop.page("/levels").text
-    assert "18 2h 0" in shop.page("/levels").text
-
-
-@pytest.mark.feature("14.2")
-def test_listeners_have_state_and_lag(shop: Shop) -> None:
-    shop.app.containers[0].pause()
-    shop.send("orders")
-
-    page = shop.page("/listeners")
-
-    assert "bill paused" in page.text
-    assert "Lag 1" in page.text
-
-
-@pytest.mark.feature("14.4")
-def test_lateness_is_split_by_cause(shop: Shop) -> None:
-    [listener] = shop.app.containers
-    listener.pause()
-    sent = shop.send_due(0.001, topic="orders")
-    shop.harness.advance("35s")
-    listener.resume()
-    shop.harness.advance("1s")
-
-    page = shop.page("/lateness")
-
-    assert "consumer lag the listener did not fetch it" in page.text
-    assert "100 %" in page.text
-    assert sent.msg_id in page.text
-    assert 'class="cause-consumer_lag"' in page.html
-
-
-@pytest.mark.feature("14.2")
-def test_the_configuration_has_origins_and_no_secrets(shop: Shop) -> None:
-    page = shop.page("/configuration")
-
-    assert "mqtemplate.management.name shop argument settings" in page.text
-    assert "mqtemplate.management.token ********" in page.text
-    assert "mqtemplate.management.address" not in page.text
-    assert "mqtemplate.management.address 127.0.0.1 default" in shop.page("/configuration", defaults=1).text
-    assert "rocketmq does not act" in page.text
 
 
 # --- foreign text -------------------------------------------------------------------------------
