@@ -8,14 +8,16 @@ import json
 import time
 import urllib.error
 import urllib.request
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from mqtemplate.console.actuator import Actuator
 from mqtemplate.context.config.masking import masked_text
 from mqtemplate.errors import BrokerError, ConfigurationError, UnknownNameError
 from mqtemplate.event_log import get_logger
 from mqtemplate.http.exchange import HttpRequest
+
+if TYPE_CHECKING:
+    from mqtemplate.console.actuator import Actuator
 
 _log = get_logger("mqtemplate.actuator")
 

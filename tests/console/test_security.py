@@ -293,7 +293,7 @@ def test_nothing_runs_that_is_not_of_this_site(shop: Shop) -> None:
 
 def test_pages_have_no_scripts_or_styles_inside_and_nothing_from_elsewhere() -> None:
     """The policy would block them in a browser; here it is seen without one."""
-    folder = Path(__file__).parents[2] / "mqtemplate" / "dashboard"
+    folder = Path(__file__).parents[2] / "mqtemplate" / "console"
     for template in sorted((folder / "templates").glob("*.html")):
         text = template.read_text("utf-8")
         assert " style=" not in text, template

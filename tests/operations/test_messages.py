@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
-from mqtemplate.errors import UnknownNameError
 from mqtemplate.message import Message
 from mqtemplate.operations import BrokerAdmin, MessageSearch, Tail
 from mqtemplate.selectors.tags import TagSelector
 from tests.waiting import eventually
-
-
-def test_messages_are_found_by_key_and_by_both_ids(admin: BrokerAdmin) -> None:
-    search = MessageSearch(admin)
-
-    [message] = search.by_key("orders", "order-7")
-
-    assert message.body == b'{"number": 7}'
-    assert search.by_id(message.msg_id).body == message.body
-    assert search.by_id(message.msg_id, "orders").body == message.body
-    assert search.by_id(message.offset_msg_id).body == message.body
 
 
 def test_messages_are_found_by_time_the_oldest_first(admin: BrokerAdmin) -> None:
@@ -42,13 +28,6 @@ def test_the_newest_messages_of_a_topic(admin: BrokerAdmin) -> None:
     assert {message.queue_offset for message in found} <= {3, 4}
     assert len(found) == 4
     assert MessageSearch(admin).newest("orders", 0) == []
-
-
-def test_an_unknown_message_is_an_error(admin: BrokerAdmin) -> None:
-    with pytest.raises(UnknownNameError, match="message 'nothing' is not in any topic"):
-        MessageSearch(admin).by_id("nothing")
-    with pytest.raises(UnknownNameError, match="topic 'nothing' does not exist"):
-        MessageSearch(admin).by_key("nothing", "key")
 
 
 def test_a_tail_returns_what_is_stored_after_its_start(admin: BrokerAdmin) -> None:

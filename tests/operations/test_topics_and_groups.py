@@ -8,7 +8,7 @@ import pytest
 
 from mqtemplate.broker import ConsumerSpec
 from mqtemplate.brokers import EmbeddedBroker
-from mqtemplate.errors import MessageError, StoreLockedError, UnknownNameError, UnsupportedError
+from mqtemplate.errors import MessageError, StoreLockedError, UnsupportedError
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.operations import (
     BrokerAdmin,
@@ -38,38 +38,7 @@ def test_topics_have_their_messages_and_their_kind(admin: BrokerAdmin) -> None:
     assert topics["SCHEDULE_TOPIC_XXXX"].kind is TopicKind.SYSTEM
 
 
-def test_a_topic_names_its_groups(admin: BrokerAdmin) -> None:
-    assert admin.topic("orders").groups == ("billing",)
-
-
-def test_an_unknown_topic_is_an_error_with_the_nearest_name(admin: BrokerAdmin) -> None:
-    with pytest.raises(UnknownNameError, match=r"topic 'order' does not exist; did you mean 'orders'\?"):
-        admin.topic("order")
-
-    assert "order" not in admin.topic_names()
-
-
 # --- groups -------------------------------------------------------------------------------------
-
-
-def test_a_group_has_its_lag_by_queue(admin: BrokerAdmin) -> None:
-    group = admin.group("billing")
-
-    progress = [each for each in group.progress if each.queue.topic == "orders"]
-    assert [(each.queue.queue_id, each.committed, each.max_offset, each.lag) for each in progress] == [
-        (0, 3, 5, 2),
-        (1, 3, 5, 2),
-    ]
-    assert all(each.last_consumed_ms for each in progress)
-    assert group.lag == 4
-    assert group.topics == ("orders",)
-    assert admin.group_names() == ["billing"]
-    assert [each.name for each in admin.groups()] == ["billing"]
-
-
-def test_an_unknown_group_is_an_error(admin: BrokerAdmin) -> None:
-    with pytest.raises(UnknownNameError, match=r"group 'bill' does not exist; did you mean 'billing'\?"):
-        admin.group("bill")
 
 
 @pytest.mark.parametrize("kind", ["memory", "server"])
@@ -117,14 +86,6 @@ def test_a_reset_is_planned_and_applied(
         assert plan_reset(admin, "billing", "orders", target) == [] or target.shift
 
 
-def test_a_reset_of_one_queue_leaves_the_others(admin: BrokerAdmin) -> None:
-    target = OffsetTarget(position=OffsetPosition.EARLIEST)
-    changes = plan_reset(admin, "billing", "orders", target, queue_id=1)
-    apply_reset(admin, "billing", changes)
-
-    assert [each.committed for each in admin.progress("billing", "orders")] == [3, 0]
-
-
 def test_connected_members_of_a_server_continue_at_the_new_offset(tmp_path: Path) -> None:
     with admin_of("server", tmp_path) as admin:
         member = admin.broker.subscribe(ConsumerSpec(group="billing", subscriptions={"orders": TagSelector()}))
@@ -152,11 +113,6 @@ def test_a_group_with_listeners_in_this_process_is_refused() -> None:
         with pytest.raises(UnsupportedError, match="has listeners in this process, with read positions of their own"):
             EmbeddedAdmin(broker).set_offsets("billing", {MessageQueue("orders", broker.name, 0): 1})
         member.close()
-
-
-def test_an_unknown_queue_is_an_error(tmp_path: Path) -> None:
-    with admin_of("memory", tmp_path) as admin, pytest.raises(UnknownNameError, match="has no queue 7"):
-        plan_reset(admin, "billing", "orders", OffsetTarget(time_ms=1), queue_id=7)
 
 
 def test_a_target_needs_one_value() -> None:
