@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from mqtemplate.console.changes import Job
 from mqtemplate.console.site import Call, Routes, Site, time_of
@@ -11,7 +12,7 @@ from mqtemplate.converters.readable import body_text
 from mqtemplate.errors import MessageError, UnknownNameError
 from mqtemplate.http.exchange import HttpResponse
 from mqtemplate.operations.broker_admin import BrokerAdmin
-from mqtemplate.operations.bulk import at_most, check_count, parse_rate
+from mqtemplate.operations.bulk import parse_rate
 from mqtemplate.operations.dead_letters import (
     DeadLetterMessage,
     DeadLetters,
@@ -140,32 +141,32 @@ def preview(site: Site, call: Call) -> HttpResponse:
 def apply(site: Site, call: Call) -> HttpResponse:
     """Resend or purge the dead letters that were shown before."""
     group, action = call.field("group"), call.action_field(_ACTIONS)
-    expected, until_ms = call.previewed(), call.time_field("until") or 0
-    rate, only_group, remote = parse_rate(call.field("rate")), call.field("only_group") == "1", call.request.remote
-    ids = call.fields("letter") if call.scope_field() == "chosen" else None
-    with site.reading() as admin:
-        check_count(expected, _seen(admin, call, until_ms))
+    until_ms, rate = call.time_field("until") or 0, parse_rate(call.field("rate"))
+    only_group = call.field("only_group") == "1"
 
-    def work(job: Job) -> str:
-        target = {
+    def change(admin: BrokerAdmin, chosen: Iterator[DeadLetterMessage], job: Job, result: dict[str, Any]) -> str:
+        letters = DeadLetters(admin)
+        if action == "purge":
+            result["count"] = letters.purge(chosen, job.advance)
+            return f"{result['count']:,} purged"
+        # The list is complete before the first send: a resend that fails again would be found too.
+        sent = letters.resend(list(chosen), only_group=only_group, rate=rate, on_progress=job.advance)
+        result["count"] = len(sent)
+        return f"{len(sent):,} sent again"
+
+    return site.change_previewed(
+        call,
+        title=f"{_ACTIONS[action]} {call.previewed():,} dead letters of {group}",
+        back=call.url("/dead-letters", group=group),
+        action=f"dead_letters.{action}",
+        target={
             "group": group,
-            "letters": ids,
+            "letters": call.fields("letter") if call.scope_field() == "chosen" else None,
             "filter": dict(call.given_fields(*_FILTERS)) or None,
-            "shown": expected,
-        }
-        with site.changing() as admin, site.audit.change(f"dead_letters.{action}", remote, **target) as result:
-            chosen = at_most(expected, _seen(admin, call, until_ms))
-            letters = DeadLetters(admin)
-            if action == "purge":
-                result["count"] = letters.purge(chosen, job.advance)
-                return f"{result['count']:,} purged"
-            # The list is complete before the first send: a resend that fails again would be found too.
-            sent = letters.resend(list(chosen), only_group=only_group, rate=rate, on_progress=job.advance)
-            result["count"] = len(sent)
-            return f"{len(sent):,} sent again"
-
-    title, back = f"{_ACTIONS[action]} {expected:,} dead letters of {group}", call.url("/dead-letters", group=group)
-    return site.start_job(call, title, expected or None, back, work)
+        },
+        reached=lambda admin: _seen(admin, call, until_ms),
+        change=change,
+    )
 
 
 def edit(site: Site, call: Call) -> HttpResponse:

@@ -23,7 +23,7 @@ from mqtemplate.console.site import HTML, Call, Routes, Site
 from mqtemplate.errors import MessageError, MQTemplateError
 from mqtemplate.http.exchange import HttpResponse
 from mqtemplate.operations.broker_admin import BrokerAdmin
-from mqtemplate.operations.bulk import at_most, check_count, parse_rate, parse_span
+from mqtemplate.operations.bulk import parse_rate, parse_span
 from mqtemplate.operations.delayed import BulkChange, DelayedOperations, PendingAction, PendingChange
 from mqtemplate.pending import PendingMessage, PendingQuery
 
@@ -264,23 +264,27 @@ def preview(site: Site, call: Call) -> HttpResponse:
 
 def apply(site: Site, call: Call) -> HttpResponse:
     """Make a change that was shown before."""
-    change, expected, remote = _change_of(call), call.previewed(), call.request.remote
-    with site.reading() as admin:
-        check_count(expected, change.reached(admin))
+    wanted = _change_of(call)
 
-    def work(job: Job) -> str:
-        target = {"handles": list(change.handles) or None, "filter": _filter_text(change.query), "shown": expected}
-        with (
-            site.changing() as admin,
-            site.audit.change(f"delayed.{change.action}", remote, **target, shift_ms=change.shift_ms or None) as result,
-        ):
-            messages = at_most(expected, change.reached(admin))
-            done = DelayedOperations(admin).change_all(messages, change.change, change.rate, job.advance)
-            result.update({status.value: count for status, count in done.counts.items()}, unsupported=done.unsupported)
+    def change(admin: BrokerAdmin, messages: Iterator[PendingMessage], job: Job, result: dict[str, Any]) -> str:
+        done = DelayedOperations(admin).change_all(messages, wanted.change, wanted.rate, job.advance)
+        result.update({status.value: count for status, count in done.counts.items()}, unsupported=done.unsupported)
         return _result_text(done)
 
-    title = f"{change.name} {expected:,} pending messages"
-    return site.start_job(call, title, expected or None, _back(call), work)
+    return site.change_previewed(
+        call,
+        title=f"{wanted.name} {call.previewed():,} pending messages",
+        back=_back(call),
+        action=f"delayed.{wanted.action}",
+        target={
+            "handles": list(wanted.handles) or None,
+            "filter": _filter_text(wanted.query),
+            "shown": None,
+            "shift_ms": wanted.shift_ms or None,
+        },
+        reached=wanted.reached,
+        change=change,
+    )
 
 
 def _filter_text(query: PendingQuery) -> dict[str, object] | None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
 from mqtemplate.console.access import Access
@@ -18,7 +18,7 @@ from mqtemplate.errors import MessageError, UnknownNameError, UnsupportedError
 from mqtemplate.http.exchange import HttpRequest, HttpResponse
 from mqtemplate.numbers import parse_number
 from mqtemplate.operations.broker_admin import BrokerAdmin
-from mqtemplate.operations.bulk import parse_time
+from mqtemplate.operations.bulk import at_most, check_count, parse_time
 
 _FORM = "application/x-www-form-urlencoded"
 _MAX_FIELDS = 3_000
@@ -26,6 +26,8 @@ _REPEATED = frozenset({"handle", "letter", "name", "value"})
 _MAX_DIGITS = 14
 """Epoch milliseconds with 14 digits are before the year 5139; Python's dates end in 9999."""
 
+
+T = TypeVar("T")
 
 HTML = "text/html; charset=utf-8"
 
@@ -296,6 +298,38 @@ class Site:
     def redirect(self, address: str, *headers: tuple[str, str]) -> HttpResponse:
         """Return a redirect to another page, after a change."""
         return HttpResponse(303, b"", HTML, (("Location", address), *headers))
+
+    def change_previewed(
+        self,
+        call: Call,
+        *,
+        title: str,
+        back: str,
+        action: str,
+        target: Mapping[str, object],
+        reached: Callable[[BrokerAdmin], Iterator[T]],
+        change: Callable[[BrokerAdmin, Iterator[T], Job, dict[str, Any]], str],
+    ) -> HttpResponse:
+        """Start the change of the messages that a preview has shown, and of no more. Return a redirect to its page.
+
+        Args:
+            action: Name in the audit log, where *target* is beside it.
+            reached: Yields the messages.
+            change: Changes them, and returns the result for a reader. It adds to the second line of the audit log.
+
+        Raises:
+            MessageError: There was no preview, or it showed fewer messages.
+        """
+        expected, remote = call.previewed(), call.request.remote
+        with self.reading() as admin:
+            check_count(expected, reached(admin))
+
+        def work(job: Job) -> str:
+            fields = {**target, "shown": expected}
+            with self.changing() as admin, self.audit.change(action, remote, **fields) as result:
+                return change(admin, at_most(expected, reached(admin)), job, result)
+
+        return self.start_job(call, title, expected, back, work)
 
     def start_job(self, call: Call, title: str, total: int | None, back: str, work: Work) -> HttpResponse:
         """Start a job, and return a redirect to its page.
