@@ -60,7 +60,7 @@ def run(
 
 
 def _keys_of(file: Path) -> ConfigNode:
-    """Return the keys of a property file, and print those that mean nothing here."""
+    """Return the keys of a property file, and print the keys that mean nothing here."""
     conf = read_broker_conf(file)
     if conf.without_meaning:
         count = len(conf.without_meaning)

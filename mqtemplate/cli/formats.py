@@ -58,7 +58,7 @@ def past_time(text: str | None, now_ms: int, option: str) -> int | None:
     """Return the time (epoch ms) of an option: ``2h`` is two hours ago.
 
     Raises:
-        typer.BadParameter: It is no time.
+        typer.BadParameter: The text is not a time.
     """
     return None if text is None else _time(text, now_ms, -1, option)
 
@@ -67,7 +67,7 @@ def future_time(text: str | None, now_ms: int, option: str) -> int | None:
     """Return the time (epoch ms) of an option: ``2h`` is in two hours.
 
     Raises:
-        typer.BadParameter: It is no time.
+        typer.BadParameter: The text is not a time.
     """
     return None if text is None else _time(text, now_ms, 1, option)
 
@@ -92,7 +92,7 @@ def duration(text: str, option: str) -> int:
     """Return the duration of an option in milliseconds. It may be negative.
 
     Raises:
-        typer.BadParameter: It is no duration.
+        typer.BadParameter: The text is not a duration.
     """
     from mqtemplate.operations.bulk import parse_span
 

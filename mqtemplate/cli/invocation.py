@@ -33,7 +33,7 @@ class CommandCall:
     """The common options of a command.
 
     Attributes:
-        name_server: Value of ``rocketmq.name-server``; None for that of the configuration.
+        name_server: Value of ``rocketmq.name-server``; None for the value of the configuration.
         config: Folder of ``application.yml``; None for the current folder.
         folder: Store directory that an option of the command names, whatever its name is; it wins over the others.
     """
@@ -306,7 +306,7 @@ def existing_file(path: Path) -> bytes:
 
 
 def refuse_dangling_link(path: Path, option: str) -> None:
-    """Check the path of a file that a command writes: the target of a link has to exist, as that of /dev/stdout does.
+    """Check the path of a file that a command writes: the target of a link has to exist, as the target of /dev/stdout does.
 
     Raises:
         typer.BadParameter: It is a link to a missing file, which writing would create elsewhere.

@@ -54,7 +54,7 @@ class Access:
     Args:
         token: Token of the link to sign in; by default a new random one.
         reads_need_token: Reading needs a session. False if something else protects the pages, such as a proxy.
-        allowed_hosts: Names or addresses without port, beside those of loopback.
+        allowed_hosts: Names or addresses without port, beside the names of loopback.
 
     Raises:
         ConfigurationError: The token can be guessed.

@@ -53,7 +53,7 @@ Query = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActuatorSources:
-    """Sources of the documents. Those that are None have no endpoint.
+    """Sources of the documents. A source that is None has no endpoint.
 
     Attributes:
         listeners: The registry of the listeners.
@@ -84,7 +84,7 @@ class Actuator:
     Args:
         token: Token of reads and changes, as ``Authorization: Bearer <token>``; None refuses them.
         endpoints: Names of the endpoints to expose; by default all that have a source.
-        open_endpoints: Names of those that can be read without the token.
+        open_endpoints: Names of the endpoints that can be read without the token.
         allowed_hosts: Public names in the header ``Host``. Addresses and private names are always allowed.
 
     Raises:

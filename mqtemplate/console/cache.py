@@ -122,7 +122,7 @@ class OffsetSample:
 
 
 class Rates:
-    """The last samples. Rates are those of about the last minute."""
+    """The last samples. Rates are for about the last minute."""
 
     def __init__(self) -> None:
         self._samples: deque[OffsetSample] = deque(maxlen=_MAX_SAMPLES)

@@ -189,7 +189,7 @@ class Jobs:
         return job
 
     def get(self, job_id: str) -> Job | None:
-        """Return a job; None if there is no such one any more."""
+        """Return a job; None if it is not kept any more."""
         return self._jobs.get(job_id)
 
     def close(self) -> None:

@@ -106,7 +106,7 @@ class Dashboard:
     Args:
         source: The broker; None without one.
         application: The documents of a running application; None without one.
-        title: Name for a reader; by default that of the broker.
+        title: Name for a reader; by default the broker's.
         clock: A virtual clock lets all work run in the calling thread.
     """
 

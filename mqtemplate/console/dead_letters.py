@@ -217,7 +217,7 @@ def _seen(admin: BrokerAdmin, call: Call, until_ms: int) -> Iterator[DeadLetterM
 
 
 def _chosen(admin: BrokerAdmin, call: Call) -> Iterator[DeadLetterMessage]:
-    """Yield the dead letters of a form: those that are ticked, or all that match."""
+    """Yield the dead letters of a form: the ticked ones, or all that match."""
     letters, group = DeadLetters(admin), call.field("group")
     if call.scope_field() == "chosen":
         ids = call.fields("letter")

@@ -126,7 +126,7 @@ def _timeline(site: Site, call: Call, now_ms: int, wait_s: float) -> dict[str, A
 
 
 def _window(counted: Counted, query: PendingQuery, now_ms: int) -> tuple[int, int]:
-    """Return start and end: those of the filter, or those of the messages."""
+    """Return start and end: from the filter, or from the messages."""
     buckets = counted.counts.buckets
     first = min(now_ms, next(iter(buckets), now_ms))
     last = max(buckets, default=now_ms) + counted.unit_ms
@@ -194,7 +194,7 @@ class ChosenChange:
         return self.change.shift_ms
 
     def reached(self, admin: BrokerAdmin) -> Iterator[PendingMessage]:
-        """Yield the chosen messages that are still pending, or those that match and were stored before the preview."""
+        """Yield the chosen messages that are still pending, or all that match and were stored before the preview."""
         pending = DelayedOperations(admin)
         if self.handles:
             yield from pending.chosen(self.handles)

@@ -134,7 +134,7 @@ def listeners_document(listeners: Iterable[ListenerContainer], lags: Sequence[Gr
 
 
 def listener_document(container: ListenerContainer, lags: Sequence[GroupLag]) -> dict[str, Any]:
-    """Return the document of ``/actuator/listeners/<id>``. Its queues are those that this process has."""
+    """Return the document of ``/actuator/listeners/<id>``. It has the queues of this process."""
     settings = container.endpoint.settings
     own = container.positions()
     found = [each for each in lags if each.is_of(container)]
@@ -204,7 +204,7 @@ def _schedule_document(state: ScheduleState) -> dict[str, Any]:
 
 
 def conditions_document(outcomes: Iterable[StarterOutcome]) -> dict[str, Any]:
-    """Return the document of ``/actuator/conditions``: the starters that acted, and those that did not."""
+    """Return the document of ``/actuator/conditions``: the starters that acted, and the others."""
     positive: dict[str, Any] = {}
     negative: dict[str, Any] = {}
     for outcome in outcomes:

@@ -75,7 +75,7 @@ def message(site: Site, call: Call) -> HttpResponse:
 
 
 def _stored(admin: BrokerAdmin, msg_id: str, topic: str | None) -> MessageExt | None:
-    """Return the stored message, or the record of a pending one; None if there is none."""
+    """Return the stored message, or the record of a pending one; None if there are no messages."""
     search = MessageSearch(admin)
     try:
         return search.by_id(msg_id, topic)

@@ -130,7 +130,7 @@ class Call:
         """Return a whole number of the form; 0 if it is missing.
 
         Raises:
-            MessageError: It is no number.
+            MessageError: It is not a number.
         """
         text = self.field(name) or "0"
         number = parse_number(text)
@@ -195,7 +195,7 @@ def time_of(text: str | None, name: str) -> int | None:
     """Return a time (epoch ms): of digits, or a local time such as ``2026-01-31T08:00``; None without a text.
 
     Raises:
-        MessageError: It is no time.
+        MessageError: The text is not a time.
     """
     if not text:
         return None

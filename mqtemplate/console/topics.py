@@ -79,7 +79,7 @@ class LevelRow:
 
     Attributes:
         stored: Messages that were delayed by it and still exist, delivered or not.
-        last_stored_ms: Time of the last one (epoch ms); None if there is none.
+        last_stored_ms: Time of the last one (epoch ms); None if there are no messages.
     """
 
     level: int

@@ -291,7 +291,7 @@ class _HttpConnection:
             return b""
 
     def _read_head(self) -> RequestHead | None:
-        """Return the head of the next request; None if there is none."""
+        """Return the head of the next request; None if there are no messages."""
         try:
             self._received = self._received or self._receive(time.monotonic() + _IDLE_S)
         except TimeoutError:

@@ -40,7 +40,7 @@ def parse_change(body: bytes) -> dict[str, Any]:
     """Return the change that a body describes.
 
     Raises:
-        InvalidChangeError: It is no JSON object, or has a field twice.
+        InvalidChangeError: It is not a JSON object, or has a field twice.
     """
     try:
         change = json.loads(body, object_pairs_hook=_without_repetition)

@@ -190,7 +190,7 @@ class OffsetTarget:
 def plan_reset(
     admin: BrokerAdmin, group: str, topic: str, target: OffsetTarget, queue_id: int | None = None
 ) -> list[OffsetChange]:
-    """Return the changes that reset *group* in *topic*, without those that change nothing.
+    """Return the changes that reset *group* in *topic*, without changes that have no effect.
 
     An offset that a queue does not have becomes the nearest that it has.
 

@@ -45,7 +45,7 @@ def parse_rate(text: str) -> float | None:
     """Return a rate per second; None without a text.
 
     Raises:
-        MessageError: It is no number above 0.
+        MessageError: It is not a number above 0.
     """
     if not text:
         return None

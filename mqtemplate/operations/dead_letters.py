@@ -147,7 +147,7 @@ class LetterEdit:
 
     Attributes:
         body: New body; None leaves it.
-        properties: Properties to set, such as ``KEYS`` or those of the application; None removes one.
+        properties: Properties to set, such as ``KEYS`` or properties of the application; None removes one.
     """
 
     body: bytes | None = None
@@ -330,7 +330,7 @@ class DeadLetters:
         return found[0]
 
     def get_all(self, group: str, ids: Sequence[str]) -> list[DeadLetterMessage]:
-        """Return dead letters by their ids, or by those of their messages.
+        """Return dead letters by their ids, or by the ids of their messages.
 
         Raises:
             UnknownNameError: One of them does not exist.
@@ -371,7 +371,7 @@ class DeadLetters:
     ) -> list[SendResult]:
         """Send the messages of dead letters to their original topics again, and mark the dead letters.
 
-        If a send fails, or the program is interrupted, those that were sent are marked.
+        If a send fails, or the program is interrupted, the dead letters that were sent are marked.
 
         Args:
             only_group: Send to the retry topic of the group: other groups of the topic do not get the message again.

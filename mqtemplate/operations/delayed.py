@@ -26,7 +26,7 @@ _PAGE = 500
 
 
 class PendingAction(Enum):
-    """What a change does with a pending message."""
+    """Action of a change on a pending message."""
 
     CANCEL = "cancel"
     DELIVER = "deliver"

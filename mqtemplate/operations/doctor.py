@@ -233,7 +233,7 @@ def _check_files(
             report.log = check_log(queue, on_progress)
         finally:
             queue.close()
-        if report.used_by is not None:  # a record that the owner is writing is no damage
+        if report.used_by is not None:  # a record that the owner is writing is not damage
             report.log.damages = [each for each in report.log.damages if not each.is_tail]
         return checkpoint.replay_start
     finally:

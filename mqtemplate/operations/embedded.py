@@ -28,8 +28,8 @@ _GROUPS_FILE = "config/subscriptionGroup.json"
 class StoreAdmin(BrokerAdmin):
     """Topics, groups and offsets of an embedded broker: one that is open, or one on a store directory.
 
-    Groups are those of this process, those with offsets, and those that a server has stored. Members are those of this
-    process.
+    It knows the groups of this process, groups with offsets, and groups that a server has stored; and the members of
+    this process.
     """
 
     is_embedded = True

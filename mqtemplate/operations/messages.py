@@ -189,7 +189,7 @@ def parse_cursor(text: str | None) -> tuple[int, int]:
     """Return store time and physical offset of a cursor; (0, -1) for the first page.
 
     Raises:
-        MessageError: It is no cursor.
+        MessageError: The text is not a cursor.
     """
     if text is None:
         return 0, -1

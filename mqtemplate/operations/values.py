@@ -24,7 +24,7 @@ class TopicKind(Enum):
         """Return the kind of the topic with this name.
 
         Args:
-            perm: Its permission. New topics inherit from those that brokers create with the bit 1: the default topic,
+            perm: Its permission. New topics inherit from topics that brokers create with the bit 1: the default topic,
                 and one for each broker and cluster.
         """
         if perm & _INHERIT:
@@ -45,7 +45,7 @@ class QueueSpan:
     Attributes:
         min_offset: Queue offset of the first message.
         max_offset: One past the queue offset of the last message.
-        last_stored_ms: Store time (epoch ms) of the last message; None if there is none.
+        last_stored_ms: Store time (epoch ms) of the last message; None if there are no messages.
     """
 
     queue: MessageQueue
@@ -81,7 +81,7 @@ class TopicInfo:
 
     @property
     def last_stored_ms(self) -> int | None:
-        """Store time (epoch ms) of the last message; None if there is none."""
+        """Store time (epoch ms) of the last message; None if there are no messages."""
         return max((span.last_stored_ms for span in self.queues if span.last_stored_ms is not None), default=None)
 
 
@@ -118,7 +118,7 @@ class QueueProgress:
     """Progress of a group in one queue.
 
     Attributes:
-        committed: The committed offset: the first queue offset not yet consumed; None if there is none.
+        committed: The committed offset: the first queue offset not yet consumed; None if it has none.
         max_offset: One past the queue offset of the last message.
         min_offset: First queue offset that exists; None if the broker does not report it.
         last_consumed_ms: Store time (epoch ms) of the last consumed message; None if unknown.

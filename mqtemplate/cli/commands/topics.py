@@ -155,7 +155,7 @@ def show_offsets(
     group: Annotated[str, typer.Argument(metavar="GROUP")],
     topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]")] = None,
 ) -> None:
-    """Show the committed offsets of a group in all queues, or in those of one topic."""
+    """Show the committed offsets of a group in all queues, or in the queues of one topic."""
     with call.admin() as admin:
         progress = admin.progress(group, topic)
     call.output.table([record_of(each, *_PROGRESS) for each in progress], _PROGRESS_COLUMNS, "no offsets")
