@@ -306,7 +306,7 @@ def existing_file(path: Path) -> bytes:
 
 
 def refuse_dangling_link(path: Path, option: str) -> None:
-    """Check the path of a file that a command writes: the target of a link has to exist, as the target of /dev/stdout does.
+    """Check the path of a file that a command writes: the target of a link has to exist, as for /dev/stdout.
 
     Raises:
         typer.BadParameter: It is a link to a missing file, which writing would create elsewhere.

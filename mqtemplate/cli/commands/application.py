@@ -77,7 +77,7 @@ def _value_text(value: object) -> str:
 
 @command(TOP, "beans", "beans shop.app", "beans shop.app:application --json")
 def beans(call: CommandCall, components: Components = None) -> None:
-    """Show the objects of an application with their origins, each after the objects that it uses. Nothing is started."""
+    """Show the objects of an application with their origins, each after those that it uses. Nothing is started."""
     from mqtemplate.context.injection.components import is_listener
     from mqtemplate.context.injection.marks import name_of
 
