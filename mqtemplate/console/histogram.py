@@ -9,7 +9,6 @@ from datetime import datetime
 
 from mqtemplate.console.site import Site
 from mqtemplate.errors import MessageError
-from mqtemplate.operations.delayed import DelayedOperations
 from mqtemplate.pending import PendingCounts, PendingQuery
 
 MINUTE_MS = 60_000
@@ -155,9 +154,9 @@ def _read(site: Site, query: PendingQuery, units: list[int]) -> tuple[PendingCou
     with site.reading() as admin:
         for unit_ms in units[:-1]:
             try:
-                counts = DelayedOperations(admin).counts(query, unit_ms)
+                counts = admin.broker.count_pending(query, unit_ms)
             except MessageError:  # a server refuses more spans than fit into a response
                 continue
             if len(counts.buckets) <= _MAX_SPANS:
                 return counts, unit_ms
-        return DelayedOperations(admin).counts(query, units[-1]), units[-1]
+        return admin.broker.count_pending(query, units[-1]), units[-1]

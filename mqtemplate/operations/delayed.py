@@ -13,9 +13,7 @@ from mqtemplate.message import MessageExt
 from mqtemplate.operations.broker_admin import BrokerAdmin
 from mqtemplate.operations.bulk import OnProgress, no_progress, paced
 from mqtemplate.pending import (
-    PendingCounts,
     PendingMessage,
-    PendingPage,
     PendingQuery,
     ScheduleChange,
     ScheduleChangeStatus,
@@ -79,24 +77,16 @@ class DelayedOperations:
 
     # --- queries -------------------------------------------------------------------------------
 
-    def page(self, query: PendingQuery, max_count: int = 100, cursor: str | None = None) -> PendingPage:
-        """See `DelayedMessages.pending`."""
-        return self.admin.broker.pending(query, max_count, cursor)
-
     def all(self, query: PendingQuery, max_count: int | None = None) -> Iterator[PendingMessage]:
         """Yield all pending messages that match, by deliver time; at most *max_count*."""
-        cursor, left = None, max_count
+        broker, cursor, left = self.admin.broker, None, max_count
         while left is None or left > 0:
-            page = self.page(query, _PAGE if left is None else min(_PAGE, left), cursor)
+            page = broker.pending(query, _PAGE if left is None else min(_PAGE, left), cursor)
             yield from page.messages
             left = None if left is None else left - len(page.messages)
             cursor = page.cursor
             if cursor is None:
                 return
-
-    def counts(self, query: PendingQuery, bucket_ms: int = 60_000) -> PendingCounts:
-        """See `DelayedMessages.count_pending`."""
-        return self.admin.broker.count_pending(query, bucket_ms)
 
     def find(self, name: str, topic: str | None = None) -> list[PendingMessage]:
         """Return the pending messages with a handle, a key or a message id.
@@ -106,9 +96,9 @@ class DelayedOperations:
         """
         handle = _parse_handle(name)
         if handle is None:
-            found = self.page(PendingQuery(key=name, topic=topic)).messages
+            found = self.admin.broker.pending(PendingQuery(key=name, topic=topic)).messages
         elif _is_key(handle.msg_id):
-            found = self.page(PendingQuery(key=handle.msg_id, topic=handle.topic)).messages
+            found = self.admin.broker.pending(PendingQuery(key=handle.msg_id, topic=handle.topic)).messages
         else:  # its producer wrote an id by which nothing is found
             found = tuple(each for each in self.all(PendingQuery(topic=handle.topic)) if each.handle == name)
         if not found:
@@ -121,7 +111,7 @@ class DelayedOperations:
         """Yield the messages with these handles that are still pending."""
         for text in handles:
             handle = decode_handle(text)
-            page = self.page(PendingQuery(key=handle.msg_id, topic=handle.topic))
+            page = self.admin.broker.pending(PendingQuery(key=handle.msg_id, topic=handle.topic))
             offset = handle.physical_offset
             yield from [each for each in page.messages if decode_handle(each.handle).physical_offset == offset][:1]
 

@@ -131,14 +131,12 @@ def histogram(
     by: Annotated[str, typer.Option(metavar="DURATION", help="length of a time span")] = "1h",
 ) -> None:
     """Show the number of pending messages that are due in each time span."""
-    from mqtemplate.operations import DelayedOperations
-
     bucket_ms = duration(by, "--by")
     if bucket_ms < 1:
         raise typer.BadParameter("it must be longer than 0", param_hint="--by")
     with call.admin() as admin:
         query = options.query(admin.broker.clock.now_ms())
-        counts = DelayedOperations(admin).counts(query, bucket_ms)
+        counts = admin.broker.count_pending(query, bucket_ms)
     top = max(counts.buckets.values(), default=1)
     records = [{"start_ms": start, "count": count} for start, count in counts.buckets.items()]
     if call.as_json:
