@@ -53,7 +53,6 @@ _log = get_logger("mqtemplate.dashboard")
 
 _LEAST_AGE_S = 5.0
 _COST_FACTOR = 20
-"""A snapshot is used at least this many times as long as it took to open."""
 
 
 class OpenSource(BrokerSource):
@@ -81,9 +80,9 @@ class OpenSource(BrokerSource):
 class _Opened:
     """A `FolderAdmin` that is closed when it was replaced and its last reader has finished."""
 
-    def __init__(self, admin: FolderAdmin, cost_s: float) -> None:
+    def __init__(self, admin: FolderAdmin, age_s: float) -> None:
         self.admin = admin
-        self.expires_s = time.monotonic() + max(_LEAST_AGE_S, _COST_FACTOR * cost_s)
+        self.expires_s = time.monotonic() + age_s
         self.readers = 0
         self.is_replaced = False
 
@@ -95,15 +94,25 @@ class FolderSource(BrokerSource):
 
     Args:
         path: The store directory of a broker that was started at least once.
+        least_age_s: Time that a snapshot is used at least.
+        cost_factor: A snapshot is used at least this many times as long as it took to open.
 
     Raises:
         StoreError: The directory is missing, or is not a store.
     """
 
-    def __init__(self, path: Path, settings: EmbeddedSettings | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        settings: EmbeddedSettings | None = None,
+        *,
+        least_age_s: float = _LEAST_AGE_S,
+        cost_factor: float = _COST_FACTOR,
+    ) -> None:
         self.label = str(path)
         self.path = path
         self._settings = settings
+        self._least_age_s, self._cost_factor = least_age_s, cost_factor
         self._lock = threading.Lock()
         self._refresh: threading.Thread | None = None
         self._is_owner = False
@@ -150,7 +159,8 @@ class FolderSource(BrokerSource):
         assert self.path is not None
         admin = FolderAdmin(self.path, self._settings)
         admin.broker.clock.now_ms()  # the first use of the broker opens it
-        return _Opened(admin, time.monotonic() - start_s)
+        cost_s = time.monotonic() - start_s
+        return _Opened(admin, max(self._least_age_s, self._cost_factor * cost_s))
 
     def _replace(self) -> None:
         try:
@@ -158,7 +168,7 @@ class FolderSource(BrokerSource):
         except MQTemplateError as exc:
             _log.warning("dashboard.snapshot_failed", path=self.label, reason=str(exc))
             with self._lock:
-                self._current.expires_s = time.monotonic() + _LEAST_AGE_S
+                self._current.expires_s = time.monotonic() + self._least_age_s
                 self._refresh = None
             return
         self._swap(opened)

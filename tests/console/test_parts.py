@@ -9,7 +9,7 @@ from threading import Event
 import pytest
 
 from mqtemplate.brokers import EmbeddedBroker
-from mqtemplate.console import FolderSource, sources
+from mqtemplate.console import FolderSource
 from mqtemplate.console.cache import BackgroundCache, OffsetSample, Rates
 from mqtemplate.console.changes import default_audit_path
 from mqtemplate.console.histogram import DAY_MS, HOUR_MS, MINUTE_MS, histogram
@@ -189,12 +189,10 @@ def test_the_audit_log_is_in_the_state_folder_of_the_user(monkeypatch: pytest.Mo
     assert default_audit_path() == Path("/home/me/.local/state/mqtemplate/dashboard-audit.jsonl")
 
 
-def test_an_old_snapshot_is_replaced_beside_its_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "_LEAST_AGE_S", 0.0)
-    monkeypatch.setattr(sources, "_COST_FACTOR", 0)
+def test_an_old_snapshot_is_replaced_beside_its_readers(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path / "store") as owner:
         owner.send(Message("orders", b"x"))
-        source = FolderSource(tmp_path / "store")
+        source = FolderSource(tmp_path / "store", least_age_s=0, cost_factor=0)
         owner.send(Message("invoices", b"x"))
 
         def topics() -> list[str]:
