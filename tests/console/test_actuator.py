@@ -19,6 +19,7 @@ from mqtemplate import MQApplication, RocketMQTemplate, message_listener
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.console import Actuator, ActuatorSources, ManagementServer, asgi_app, wsgi_app
+from mqtemplate.console.client import LocalActuator
 from mqtemplate.context import AutoConfiguration, load_settings
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.observability import HealthChecks
@@ -395,3 +396,9 @@ def test_the_starter_is_installed() -> None:
 def test_an_unknown_endpoint_is_refused_in_code(shop: Shop) -> None:
     with pytest.raises(ConfigurationError, match="there is no endpoint 'beans'; there is: health, info"):
         Actuator(shop.actuator.sources, endpoints=["beans"])
+
+
+def test_a_path_is_decoded_once(shop: Shop) -> None:
+    """By the server, or by the caller in this process: an id may have a percent sign."""
+    assert respond(shop.actuator, "GET", "/listeners/b%69ll", BEARER).status == 404
+    assert LocalActuator(shop.actuator, TOKEN).get("listeners/b%69ll")["id"] == "bill"
