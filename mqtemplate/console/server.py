@@ -11,7 +11,6 @@ from mqtemplate.errors import ConfigurationError
 from mqtemplate.event_log import EventLogger, get_logger
 from mqtemplate.http.exchange import HttpHandler, HttpRequest, HttpResponse, below
 from mqtemplate.http.server import HttpServer
-from mqtemplate.message import HostAddress
 
 MOUNT = "/dashboard"
 """Path of the dashboard on the management port."""
@@ -31,7 +30,7 @@ def check_installed() -> None:
         raise ConfigurationError("the dashboard needs jinja2: pip install 'mqtemplate[dashboard]'")
 
 
-class ConsoleServer:
+class ConsoleServer(HttpServer):
     """Serves handlers on one address. Idle connections are closed after 10 s, or earlier for new ones.
 
     Args:
@@ -56,12 +55,7 @@ class ConsoleServer:
         urgent_path: str | None = None,
         facts: Mapping[str, str] | None = None,
     ) -> None:
-        self.name = f"{part} server"
-        self._handlers = dict(handlers)
-        self._part = part
-        self._events = events
-        self._facts = dict(facts or {})
-        self._server = HttpServer(
+        super().__init__(
             self._handle,
             host,
             port,
@@ -72,6 +66,9 @@ class ConsoleServer:
             max_body_bytes=max_body_bytes,
             urgent_path=urgent_path,
         )
+        self.name = f"{part} server"
+        self._handlers = dict(handlers)
+        self._facts = dict(facts or {})
 
     def _handle(self, request: HttpRequest) -> HttpResponse:
         for mount, handler in self._handlers.items():
@@ -80,23 +77,14 @@ class ConsoleServer:
                 return handler(dataclasses.replace(request, path=path, mount=mount))
         return HttpResponse(404, f"there is: {', '.join(self._handlers)}\n".encode())
 
-    @property
-    def address(self) -> HostAddress:
-        """The address, with the real port."""
-        return self._server.address
-
     def start(self) -> None:
         """Listen.
 
         Raises:
             ConfigurationError: The address cannot be used.
         """
-        self._server.start()
-        self._events.info(f"{self._part}.started", address=str(self.address), **self._facts)
-
-    def stop(self) -> None:
-        """Stop listening. Stopping twice is harmless."""
-        self._server.stop()
+        super().start()
+        self.events.info(f"{self.event}.started", address=str(self.address), **self._facts)
 
 
 class ManagementServer(ConsoleServer):

@@ -15,6 +15,7 @@ import pytest
 from mqtemplate.console import DashboardServer, dashboard_asgi_app, dashboard_wsgi_app
 from mqtemplate.console.rendering import environment
 from mqtemplate.console.site import FORM_END
+from mqtemplate.http.server import HttpServer
 from tests.console.pages import HOST, Answer, Shop
 
 pytestmark = pytest.mark.feature("14.2")
@@ -31,7 +32,7 @@ def cookie(shop: Shop) -> str:
 
 def own_server(shop: Shop, body: bytes, length: int) -> None:
     server = DashboardServer(shop.dashboard, "127.0.0.1", 0)
-    server._server.start()
+    HttpServer.start(server)
     lines = f"POST {CHANGE} HTTP/1.1\r\nHost: {HOST}\r\nCookie: {cookie(shop)}\r\nContent-Type: {FORM}\r\n"
     try:
         with socket.create_connection((server.address.ip, server.address.port), timeout=30) as client:
@@ -40,7 +41,7 @@ def own_server(shop: Shop, body: bytes, length: int) -> None:
             while client.recv(65_536):
                 continue
     finally:
-        server._server.stop()
+        HttpServer.stop(server)
 
 
 def asgi(shop: Shop, body: bytes, length: int) -> None:
