@@ -20,9 +20,9 @@ from pathlib import Path
 
 from bench.dashboard import fill
 from bench.measure import report, run, scratch_folder
-from mqtemplate.admin.delayed import PendingMessages
-from mqtemplate.admin.embedded import EmbeddedAdmin
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
+from mqtemplate.operations.delayed import DelayedOperations, PendingAction, PendingChange
+from mqtemplate.operations.embedded import EmbeddedAdmin
 from mqtemplate.pending import PendingQuery
 from mqtemplate.store import FlushDiskType
 
@@ -56,9 +56,10 @@ def measure_pages(broker: EmbeddedBroker, first_ms: int, span_ms: int) -> None:
 
 
 def measure_cancel(broker: EmbeddedBroker, middle_ms: int, count: int) -> None:
-    pending = PendingMessages(EmbeddedAdmin(broker))
+    pending = DelayedOperations(EmbeddedAdmin(broker))
     start, cpu_start = time.perf_counter(), time.thread_time()
-    change = pending.cancel_all(pending.all(PendingQuery(after_ms=middle_ms), count))
+    messages = pending.all(PendingQuery(after_ms=middle_ms), count)
+    change = pending.change_all(messages, PendingChange(PendingAction.CANCEL))
     cpu_s, wall_s = time.thread_time() - cpu_start, time.perf_counter() - start
     assert change.total == count
     report(f"cancel of {count:,} from the middle: processor time of each", cpu_s * 1e6 / count, "us", "none")

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import ast
-import importlib
-import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
-from graphlib import CycleError, TopologicalSorter
+from graphlib import CycleError
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
-
+import ast
+import importlib
 import pytest
+import re
+
 
 ROOT = Path(__file__).parents[1]
 
@@ -28,7 +29,7 @@ LEVELS: dict[str, float] = {
     "mqtemplate.hashes": 0,
     "mqtemplate.metrics": 0,
     "mqtemplate.numbers": 0,
-    "mqtemplate.private_files": 0,
+    "mqtemplate.processes": 0,
     "mqtemplate.processes": 0,
     "mqtemplate.services": 0,
     "mqtemplate.topics": 0,
@@ -55,7 +56,6 @@ LEVELS: dict[str, float] = {
     "mqtemplate.listener": 8,
     "mqtemplate.scheduling": 8,
     "mqtemplate.template": 8,
-    "mqtemplate.admin": 9,
     "mqtemplate.operations": 9,
     "mqtemplate.context": 10,
     "mqtemplate.http": 10,
@@ -66,11 +66,9 @@ LEVELS: dict[str, float] = {
     "mqtemplate.running.hosting": 10,
     "mqtemplate.spark": 10,
     "mqtemplate.testing": 10,
-    "mqtemplate.actuator": 11,
     "mqtemplate.asyncapi": 11,
     "mqtemplate.cli": 11,
     "mqtemplate.console": 11,
-    "mqtemplate.dashboard": 11,
     "mqtemplate.__main__": 12,
     "mqtemplate": 11.5,  # the public names: starters, examples and users import from here
     "starters": 12,
@@ -80,9 +78,6 @@ LEVELS: dict[str, float] = {
 SAME_LEVEL = {
     # importer -> imported, where both stand on one level
     ("mqtemplate.converter", "mqtemplate.converters"),  # the types of payloads
-    ("mqtemplate.operations", "mqtemplate.admin"),
-    ("mqtemplate.console", "mqtemplate.dashboard"),
-    ("mqtemplate.console", "mqtemplate.actuator"),
     ("mqtemplate.cli", "mqtemplate.console"),
     ("mqtemplate.calls", "mqtemplate.middlewares"),
     ("mqtemplate.running.hosting", "mqtemplate.context"),
@@ -96,9 +91,6 @@ SAME_LEVEL = {
     ("mqtemplate.listener", "mqtemplate.template"),  # the options of what a handler sends on
     ("mqtemplate.context", "mqtemplate.observability"),
     ("mqtemplate.context", "mqtemplate.http"),  # the least length of tokens
-    ("mqtemplate.cli", "mqtemplate.actuator"),
-    ("mqtemplate.cli", "mqtemplate.dashboard"),
-    ("mqtemplate.dashboard", "mqtemplate.actuator"),
     ("mqtemplate.cli", "mqtemplate.asyncapi"),
 }
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.cli.output import print_line
-from mqtemplate.cli.port_owner import port_owner
 from mqtemplate.context.config.source import load_settings
 from mqtemplate.context.config.tree import ConfigNode, insert_mapping
 from mqtemplate.context.logging import has_handlers, show_events
@@ -62,7 +61,7 @@ def run(
 
 
 def _keys_of(file: Path) -> ConfigNode:
-    """Return the keys of a property file, and print those that mean nothing here."""
+    """Return the keys of a property file, and print the keys that mean nothing here."""
     conf = read_broker_conf(file)
     if conf.without_meaning:
         count = len(conf.without_meaning)
@@ -79,8 +78,8 @@ def _management(cluster: LocalCluster[EmbeddedBroker], settings: AppSettings) ->
     if not management.enabled:
         yield
         return
-    from mqtemplate.actuator.actuator import Actuator, ActuatorSources
-    from mqtemplate.actuator.http_server import ManagementServer
+    from mqtemplate.console.actuator import ActuatorSources, managed_actuator
+    from mqtemplate.console.server import ManagementServer
     from mqtemplate.context.config.explain import explain_settings
     from mqtemplate.observability.health import HealthChecks, broker_checks
     from mqtemplate.observability.observability import Observability
@@ -96,19 +95,13 @@ def _management(cluster: LocalCluster[EmbeddedBroker], settings: AppSettings) ->
     with ExitStack() as closing:
         closing.callback(health.close)
         if management.port is not None:
-            actuator = Actuator(
-                sources,
-                token=None if management.token is None else management.token.get_secret_value(),
-                endpoints=management.endpoints,
-                open_endpoints=management.open_endpoints,
-                allowed_hosts=management.allowed_hosts,
-            )
+            actuator = managed_actuator(sources, management)
             mounted: dict[str, HttpHandler] = {}
             if management.dashboard.enabled:
-                from mqtemplate.dashboard.installation import MOUNT, check_installed
+                from mqtemplate.console.server import MOUNT, check_installed
 
                 check_installed()
-                from mqtemplate.dashboard.managed import managed_dashboard
+                from mqtemplate.console.dashboard import managed_dashboard
 
                 dashboard = managed_dashboard(cluster.engine, actuator, management, name)
                 closing.callback(dashboard.close)
@@ -149,3 +142,36 @@ def _print_addresses(cluster: LocalCluster[EmbeddedBroker], settings: AppSetting
         f"{cluster.engine.name} listens on {cluster.address}, its name server on {cluster.name_server_address}, "
         f"store {store}; press Ctrl-C to stop"
     )
+
+
+_LISTENING = "0A"
+
+
+def port_owner(port: int, proc: Path = Path("/proc")) -> str | None:
+    """Return the process that listens on a TCP port, as ``process 4711 (java)``. None if it cannot be found.
+
+    Args:
+        proc: Process information of Linux.
+    """
+    inodes = {f"socket:[{inode}]" for inode in _listener_inodes(port, proc)}
+    for folder in proc.glob("[0-9]*/fd") if inodes else ():
+        try:
+            if any(str(link.readlink()) in inodes for link in folder.iterdir()):
+                name = (folder.parent / "comm").read_text(encoding="utf-8", errors="replace").strip()
+                return f"process {folder.parent.name} ({name})"
+        except OSError:
+            continue  # The process belongs to another user, or has ended.
+    return None
+
+
+def _listener_inodes(port: int, proc: Path) -> Iterator[str]:
+    """Yield the inodes of the sockets that listen on *port*. Format: ``proc_net_tcp`` in the kernel's documentation."""
+    for table in ("net/tcp", "net/tcp6"):
+        try:
+            lines = (proc / table).read_text(encoding="ascii").splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            columns = line.split()
+            if columns[3] == _LISTENING and int(columns[1].rpartition(":")[2], 16) == port:
+                yield columns[9]

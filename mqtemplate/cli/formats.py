@@ -3,39 +3,24 @@
 from __future__ import annotations
 
 import base64
-from datetime import datetime
+from enum import Enum
+from operator import attrgetter
 from typing import Any
 
 import typer
 
-from mqtemplate.converters.readable import (
-    body_text,
-    pretty_body,
-    properties_text,
-    short_body,
-    size_text,
-    span_text,
-    time_text,
-)
+from mqtemplate.converters.readable import body_text, pretty_body
 from mqtemplate.durations import duration_ms, is_duration_text
 from mqtemplate.message import MessageExt
-from mqtemplate.numbers import parse_number
 
-__all__ = [
-    "body_fields",
-    "body_text",
-    "duration",
-    "future_time",
-    "message_fields",
-    "named_values",
-    "past_time",
-    "pretty_body",
-    "properties_text",
-    "short_body",
-    "size_text",
-    "span_text",
-    "time_text",
-]
+
+def record_of(value: object, *names: str) -> dict[str, Any]:
+    """Return attributes of a value for JSON: ``queue.topic`` is the attribute ``topic`` of its ``queue``."""
+    return {name.rpartition(".")[2]: _plain(attrgetter(name)(value)) for name in names}
+
+
+def _plain(value: object) -> object:
+    return value.value if isinstance(value, Enum) else value
 
 
 def body_fields(body: bytes) -> dict[str, str]:
@@ -44,19 +29,21 @@ def body_fields(body: bytes) -> dict[str, str]:
     return {"body_base64": base64.b64encode(body).decode()} if text is None else {"body": text}
 
 
+def body_of(record: Any) -> bytes:
+    """Return the body of a record with `body_fields`."""
+    return record["body"].encode() if "body" in record else base64.b64decode(record["body_base64"])
+
+
+def record_body(record: Any) -> str | None:
+    """Return the body of a record for a reader: text as it is, other bytes in base64; None without a body."""
+    return pretty_body(record["body"].encode()) if "body" in record else record.get("body_base64")
+
+
 def message_fields(message: MessageExt) -> dict[str, Any]:
     """Return a message for JSON. Times are epoch milliseconds."""
     return {
-        "msg_id": message.msg_id,
-        "offset_msg_id": message.offset_msg_id,
-        "topic": message.topic,
-        "tags": message.tags,
-        "keys": message.keys,
-        "broker_name": message.broker_name,
-        "queue_id": message.queue_id,
-        "queue_offset": message.queue_offset,
-        "store_timestamp": message.store_timestamp,
-        "born_timestamp": message.born_timestamp,
+        **record_of(message, "msg_id", "offset_msg_id", "topic", "tags", "keys", "broker_name", "queue_id"),
+        **record_of(message, "queue_offset", "store_timestamp", "born_timestamp"),
         "born_host": str(message.born_host),
         "reconsume_times": message.reconsume_times,
         "properties": dict(message.properties),
@@ -71,7 +58,7 @@ def past_time(text: str | None, now_ms: int, option: str) -> int | None:
     """Return the time (epoch ms) of an option: ``2h`` is two hours ago.
 
     Raises:
-        typer.BadParameter: It is no time.
+        typer.BadParameter: The text is not a time.
     """
     return None if text is None else _time(text, now_ms, -1, option)
 
@@ -80,40 +67,44 @@ def future_time(text: str | None, now_ms: int, option: str) -> int | None:
     """Return the time (epoch ms) of an option: ``2h`` is in two hours.
 
     Raises:
-        typer.BadParameter: It is no time.
+        typer.BadParameter: The text is not a time.
     """
     return None if text is None else _time(text, now_ms, 1, option)
 
 
 def _time(text: str, now_ms: int, sign: int, option: str) -> int:
+    from mqtemplate.operations.bulk import parse_time
+
     if is_duration_text(text):
         return now_ms + sign * duration_ms(text)
-    if (number := parse_number(text)) is not None and number >= 0:
-        return number
-    try:
-        return round(datetime.fromisoformat(text).astimezone().timestamp() * 1_000)
-    except ValueError:
+    time_ms = parse_time(text)
+    if time_ms is None:
         form = "from now" if sign > 0 else "ago"
         raise typer.BadParameter(
             f"{text!r} is no time; give a duration ({form}) such as 2h or '1h 30m', a time such as 2026-01-31T08:00 "
             "(local, or with its offset), or epoch milliseconds",
             param_hint=option,
-        ) from None
+        )
+    return time_ms
 
 
 def duration(text: str, option: str) -> int:
     """Return the duration of an option in milliseconds. It may be negative.
 
     Raises:
-        typer.BadParameter: It is no duration.
+        typer.BadParameter: The text is not a duration.
     """
-    sign, rest = (-1, text[1:]) if text.startswith("-") else (1, text)
+    from mqtemplate.operations.bulk import parse_span
+
     try:
-        if not is_duration_text(rest):
-            raise ValueError(f"a duration with units, such as 90s, 2h or '1h 30m', got {text!r}")
-        return sign * duration_ms(rest)
+        span_ms = parse_span(text)
     except ValueError as exc:
         raise typer.BadParameter(f"it must be {exc}", param_hint=option) from None
+    if span_ms is None:
+        raise typer.BadParameter(
+            f"it must be a duration with units, such as 90s, 2h or '1h 30m', got {text!r}", param_hint=option
+        )
+    return span_ms
 
 
 def named_values(texts: list[str], option: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""One call of a command: its common options, the broker that they name, its output."""
+"""One call of a command: its common options, the broker that they name, its output; and the program of all commands."""
 
 from __future__ import annotations
 
@@ -6,29 +6,34 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from mqtemplate.cli.output import Output
+from mqtemplate.cli.output import Columns, Output, Record, print_line
 from mqtemplate.errors import ConfigurationError, MQTemplateError
 from mqtemplate.processes import is_terminal
 from mqtemplate.user_code import escaped
 
 if TYPE_CHECKING:
-    from mqtemplate.admin import BrokerAdmin
+    from mqtemplate.brokers.remote.broker import RemoteBroker
     from mqtemplate.context.settings.app import AppSettings
     from mqtemplate.context.settings.name_server import RemoteCluster
+    from mqtemplate.operations import BrokerAdmin
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Invocation:
+class CommandCall:
     """The common options of a command.
 
     Attributes:
-        name_server: Value of ``rocketmq.name-server``; None for that of the configuration.
+        name_server: Value of ``rocketmq.name-server``; None for the value of the configuration.
         config: Folder of ``application.yml``; None for the current folder.
         folder: Store directory that an option of the command names, whatever its name is; it wins over the others.
     """
@@ -101,15 +106,12 @@ class Invocation:
             StoreError: The store directory is missing.
             BrokerError: No name server answers.
         """
-        from mqtemplate.admin import FolderAdmin, RemoteAdmin
-        from mqtemplate.brokers.remote.broker import RemoteBroker
-        from mqtemplate.context.settings.name_server import RemoteCluster
-        from mqtemplate.context.settings.remote_settings import remote_settings
+        from mqtemplate.operations import FolderAdmin, admin_of
 
         settings = self.settings()
-        if isinstance(settings.broker_choice, RemoteCluster):
-            broker = RemoteBroker(remote_settings(settings))
-            with broker, RemoteAdmin(broker, broker.client_context) as remote:
+        cluster = cluster_of(settings)
+        if cluster is not None:
+            with cluster, admin_of(cluster) as remote:
                 yield remote
             return
         if settings.store_path is None:
@@ -138,9 +140,44 @@ class Invocation:
             self.output.note("nothing was changed")
             raise typer.Exit(1)
 
+    def may_change(
+        self,
+        found: Sequence[T],
+        noun: str,
+        record: Callable[[T], Record],
+        columns: Columns,
+        question: str,
+        confirmation: Confirmation,
+    ) -> bool:
+        """Ask before a change of many messages. Return False if nothing shall be done; then they are shown."""
+        if confirmation.dry_run or not found:
+            self.output.table([record(each) for each in found], columns, f"no {noun} matches")
+            self.output.note(f"{len(found)} {noun}s match; nothing was changed")
+            return False
+        self.confirm(question, yes=confirmation.yes)
+        return True
+
+
+def cluster_of(settings: AppSettings) -> RemoteBroker | None:
+    """Return the client of the cluster that the settings choose, to open; None if they choose an embedded broker."""
+    from mqtemplate.brokers.remote.broker import RemoteBroker
+    from mqtemplate.context.settings.name_server import RemoteCluster
+    from mqtemplate.context.settings.remote_settings import remote_settings
+
+    is_cluster = isinstance(settings.broker_choice, RemoteCluster)
+    return RemoteBroker(remote_settings(settings)) if is_cluster else None
+
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="show the changes, and change nothing")]
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """Options of a command that changes something."""
+
+    yes: Yes = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="show the changes, and change nothing")] = False
+
 
 _NAME_SERVER = typer.Option(
     "--name-server",
@@ -162,10 +199,46 @@ _COMMON: dict[str, tuple[Any, object]] = {
 }
 
 
+# --- the program --------------------------------------------------------------------------------
+
+# Plain help: with rich each call for help would take another tenth of a second.
+TOP = typer.Typer(
+    epilog="docs/cli.md has all commands and exit codes.",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+"""The program: the modules of commands add theirs when they are imported."""
+
+
+def _show_version(is_given: bool) -> None:
+    if is_given:
+        print_line(f"mqtemplate {version('mqtemplate')}")
+        raise typer.Exit
+
+
+@TOP.callback()
+def _program(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="show the version")
+    ] = False,
+) -> None:
+    """Delayed messages for Python, with RocketMQ's protocol: commands for operators."""
+
+
+def command_group(name: str, text: str) -> typer.Typer:
+    """Add a group of commands to the program, with the first line of its help, and return it."""
+    group = typer.Typer(help=text, no_args_is_help=True)
+    TOP.add_typer(group, name=name)
+    return group
+
+
 def command(
     app: typer.Typer, name: str, *examples: str, without: Sequence[str] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that adds a function as a command. Its first argument is the `Invocation`.
+    """Return a decorator that adds a function as a command. Its first argument is the `CommandCall`.
+
+    A parameter whose type is a dataclass stands for one option for each field.
 
     Args:
         examples: Command lines for ``--help``, without the name of the program.
@@ -174,22 +247,40 @@ def command(
     common = {option: each for option, each in _COMMON.items() if option not in without}
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        def run(**arguments: Any) -> None:
-            options = {option: arguments.pop(option) for option in common}
-            function(Invocation(**options), **arguments)
+        parameters: list[inspect.Parameter] = []
+        bundles: dict[str, tuple[type, list[str]]] = {}
+        for each in list(inspect.signature(function, eval_str=True).parameters.values())[1:]:
+            if isinstance(each.annotation, type) and is_dataclass(each.annotation):
+                options = _options_of(each.annotation)
+                bundles[each.name] = each.annotation, [option.name for option in options]
+                parameters += options
+            else:
+                parameters.append(each.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+        parameters += [_option(option, *given) for option, given in common.items()]
 
-        own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
-        parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
-        parameters += [
-            inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
-            for option, (annotation, default) in common.items()
-        ]
+        def run(**arguments: Any) -> None:
+            call = CommandCall(**{option: arguments.pop(option) for option in common})
+            for bundle, (kind, names) in bundles.items():
+                arguments[bundle] = kind(**{option: arguments.pop(option) for option in names})
+            function(call, **arguments)
+
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads the options from it
         run.__annotations__ = {each.name: each.annotation for each in parameters}
+        run.__module__ = function.__module__
         app.command(name, help=_help(function, examples))(run)
         return function
 
     return decorate
+
+
+def _options_of(kind: type) -> list[inspect.Parameter]:
+    """Return the fields of a dataclass as parameters."""
+    hints = get_type_hints(kind, include_extras=True)
+    return [_option(field.name, hints[field.name], field.default) for field in fields(kind)]
+
+
+def _option(name: str, annotation: Any, default: object) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
 def _help(function: Callable[..., None], examples: Sequence[str]) -> str:
@@ -215,7 +306,7 @@ def existing_file(path: Path) -> bytes:
 
 
 def refuse_dangling_link(path: Path, option: str) -> None:
-    """Check the path of a file that a command writes: the target of a link has to exist, as that of /dev/stdout does.
+    """Check the path of a file that a command writes: the target of a link has to exist, as for /dev/stdout.
 
     Raises:
         typer.BadParameter: It is a link to a missing file, which writing would create elsewhere.

@@ -8,18 +8,17 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any
 
-from mqtemplate.cli import exit_codes
-from mqtemplate.cli.output import print_line
+from mqtemplate.cli.output import ExitCode, print_line
 from mqtemplate.errors import MQTemplateError, StoreLockedError, UnknownNameError, UnsupportedError
 
 PROGRAM = "mqtemplate"
 
 _COMMANDS = {
     # command -> its module in `mqtemplate.cli.commands`, in the order of the help
-    "init": "init",
+    "init": "run",
     "run": "run",
-    "broker": "broker",
-    "capabilities": "capabilities",
+    "broker": "run",
+    "capabilities": "bench",
     "send": "messages",
     "tail": "messages",
     "messages": "messages",
@@ -30,42 +29,42 @@ _COMMANDS = {
     "dlq": "dead_letters",
     "beans": "application",
     "conditions": "application",
-    "docs": "docs",
+    "docs": "application",
     "config": "application",
     "listeners": "listeners",
-    "schedules": "schedules",
+    "schedules": "listeners",
     "dashboard": "dashboard",
     "bench": "bench",
     "doctor": "folder",
     "simulate": "folder",
-    "spark": "spark",
+    "spark": "run",
 }
 
 _CODES: dict[type[MQTemplateError], int] = {
-    UnknownNameError: exit_codes.UNKNOWN_NAME,
-    UnsupportedError: exit_codes.UNSUPPORTED,
-    StoreLockedError: exit_codes.IN_USE,
+    UnknownNameError: ExitCode.UNKNOWN_NAME,
+    UnsupportedError: ExitCode.UNSUPPORTED,
+    StoreLockedError: ExitCode.IN_USE,
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command, and return its exit code; see `mqtemplate.cli.exit_codes`."""
+    """Run a command, and return its exit code; see `ExitCode`."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words == ["--version"]:  # needs none of the imports below
         print_line(f"{PROGRAM} {version(PROGRAM)}")
-        return exit_codes.SUCCESS
+        return ExitCode.SUCCESS
     from mqtemplate.context.failure_report import is_debug
 
     try:
         _program(words).main(words, prog_name=PROGRAM)
     except SystemExit as exc:
-        return exc.code if isinstance(exc.code, int) else exit_codes.SUCCESS
+        return exc.code if isinstance(exc.code, int) else ExitCode.SUCCESS
     except MQTemplateError as exc:
         if is_debug() or "--debug" in words:
             raise
         print_line(f"error: {exc}", sys.stderr)
-        return next((code for kind, code in _CODES.items() if isinstance(exc, kind)), exit_codes.FAILED)
-    return exit_codes.SUCCESS
+        return next((code for kind, code in _CODES.items() if isinstance(exc, kind)), ExitCode.FAILED)
+    return ExitCode.SUCCESS
 
 
 def _program(words: Sequence[str]) -> Any:
@@ -75,10 +74,11 @@ def _program(words: Sequence[str]) -> Any:
     """
     from typer.main import get_command
 
-    from mqtemplate.cli.program import new_program
+    from mqtemplate.cli.invocation import TOP
 
-    names = [_COMMANDS[words[0]]] if words and words[0] in _COMMANDS else dict.fromkeys(_COMMANDS.values())
-    program = new_program()
-    for name in names:
-        import_module(f"mqtemplate.cli.commands.{name}").add_commands(program)
-    return get_command(program)
+    names = [words[0]] if words and words[0] in _COMMANDS else list(_COMMANDS)
+    for module in dict.fromkeys(_COMMANDS[name] for name in names):
+        import_module(f"mqtemplate.cli.commands.{module}")
+    program: Any = get_command(TOP)
+    program.commands = {name: program.commands[name] for name in names}
+    return program

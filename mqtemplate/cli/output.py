@@ -1,4 +1,4 @@
-"""Output of the command line to a terminal or a pipe: lines, tables, JSON, progress."""
+"""Output of the command line to a terminal or a pipe: lines, tables, JSON, progress, exit codes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,34 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import IntEnum
 from io import StringIO
 from types import EllipsisType
 from typing import Any, TextIO, TypeAlias
 
 from mqtemplate.processes import discard_output, is_terminal, write_text
 from mqtemplate.user_code import escaped
+
+
+class ExitCode(IntEnum):
+    """Exit codes of the command line; docs/cli.md has them too."""
+
+    SUCCESS = 0
+    FAILED = 1
+    """The command failed: invalid settings, no connection, a full disk, a refused request."""
+    USAGE = 2
+    """The arguments are wrong, or a confirmation is missing."""
+    UNKNOWN_NAME = 3
+    """A topic, group or message does not exist, or nothing matches."""
+    UNSUPPORTED = 4
+    """This kind of broker does not support the operation."""
+    IN_USE = 5
+    """The command changes a store directory, and another process has it open."""
+    DAMAGED = 6
+    """``doctor`` has found damage."""
+    INTERRUPTED = 130
+    """Ctrl-C."""
+
 
 Record: TypeAlias = Mapping[str, Any]
 """One row of a table, as JSON has it."""

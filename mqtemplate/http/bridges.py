@@ -10,8 +10,16 @@ from http import HTTPStatus
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
-from mqtemplate.http.exchange import HttpHandler, HttpRequest, HttpResponse, refused
-from mqtemplate.http.request_head import RefusedRequestError, body_length, combined_headers, short_body
+from mqtemplate.http.exchange import (
+    HttpHandler,
+    HttpRequest,
+    HttpResponse,
+    RefusedRequestError,
+    body_length,
+    combined_headers,
+    refused,
+    short_body,
+)
 
 T = TypeVar("T")
 

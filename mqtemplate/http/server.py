@@ -6,27 +6,34 @@ the one that has waited longest for its client is closed for a new one.
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 import socketserver
+import struct
+import sys
 import threading
 import time
 from collections import Counter
 from email.utils import formatdate
 from functools import cached_property
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.event_log import EventLogger
-from mqtemplate.http.exchange import HttpHandler, HttpRequest, HttpResponse, below, refused
-from mqtemplate.http.local_users import local_user
-from mqtemplate.http.request_head import (
+from mqtemplate.http.exchange import (
     MAX_HEAD_BYTES,
+    HttpHandler,
+    HttpRequest,
+    HttpResponse,
     RefusedRequestError,
     RequestHead,
+    below,
     body_length,
     parse_head,
+    refused,
     short_body,
 )
 from mqtemplate.message import HostAddress
@@ -132,12 +139,12 @@ class _Places:
     def __init__(self, most: int, most_handled: int) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._waiting: dict[_Connection, float] = {}
-        self._handled: set[_Connection] = set()
+        self._waiting: dict[_HttpConnection, float] = {}
+        self._handled: set[_HttpConnection] = set()
         self._handlers = threading.BoundedSemaphore(most_handled)
         self.is_closed = False
 
-    def add(self, connection: _Connection) -> bool:
+    def add(self, connection: _HttpConnection) -> bool:
         """Add a new connection; return False if all places have handlers that work."""
         with self._lock:
             if len(self._waiting) + len(self._handled) >= self._most:
@@ -149,12 +156,12 @@ class _Places:
             self._waiting[connection] = time.monotonic()
             return True
 
-    def _longest_waiting(self) -> _Connection:
+    def _longest_waiting(self) -> _HttpConnection:
         """Return the one that has waited longest, of the address with the most: it cannot push out other addresses."""
         counts = Counter(each.client_address[0] for each in self._waiting)
         return max(self._waiting, key=lambda each: (counts[each.client_address[0]], -self._waiting[each]))
 
-    def wait(self, connection: _Connection) -> bool:
+    def wait(self, connection: _HttpConnection) -> bool:
         """Note that the connection waits for its client; return False if it is closed."""
         with self._lock:
             if connection in self._handled:
@@ -162,7 +169,7 @@ class _Places:
                 self._waiting[connection] = time.monotonic()
             return connection in self._waiting and not self.is_closed
 
-    def handle(self, connection: _Connection) -> bool:
+    def handle(self, connection: _HttpConnection) -> bool:
         """Note that a handler works for the connection; return False if it was closed for another."""
         with self._lock:
             if self._waiting.pop(connection, None) is None:
@@ -177,7 +184,7 @@ class _Places:
     def free_handler(self) -> None:
         self._handlers.release()
 
-    def remove(self, connection: _Connection) -> None:
+    def remove(self, connection: _HttpConnection) -> None:
         with self._lock:
             self._waiting.pop(connection, None)
             self._handled.discard(connection)
@@ -204,14 +211,14 @@ class _Server(socketserver.ThreadingTCPServer):
         super().__init__(address, socketserver.BaseRequestHandler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        connection = _Connection(self, request, client_address)
+        connection = _HttpConnection(self, request, client_address)
         if self.places.add(connection):
             thread = threading.Thread(target=self._serve, args=(connection,), daemon=True)
             thread.start()
         else:
             self.shutdown_request(request)
 
-    def _serve(self, connection: _Connection) -> None:
+    def _serve(self, connection: _HttpConnection) -> None:
         try:
             connection.serve()
         except _ClientGoneError:
@@ -227,7 +234,7 @@ class _Server(socketserver.ThreadingTCPServer):
         self.owner.events.warning(event, remote=str(client_address[0]), exc_info=True)
 
 
-class _Connection:
+class _HttpConnection:
     """One connection: requests are read, handled and answered one after the other."""
 
     def __init__(self, server: _Server, connected: socket.socket, client_address: Any) -> None:
@@ -284,7 +291,7 @@ class _Connection:
             return b""
 
     def _read_head(self) -> RequestHead | None:
-        """Return the head of the next request; None if there is none."""
+        """Return the head of the next request; None if there are no messages."""
         try:
             self._received = self._received or self._receive(time.monotonic() + _IDLE_S)
         except TimeoutError:
@@ -419,3 +426,34 @@ class _Connection:
                 left -= len(more)
         except OSError:
             pass  # the client was faster, or sends without an end
+
+
+_TABLES = {socket.AF_INET: Path("/proc/net/tcp"), socket.AF_INET6: Path("/proc/net/tcp6")}
+# man 5 proc, /proc/pid/net/tcp: after the number of the line, the two addresses, the state, and in the eighth column
+# the user id.
+_LOCAL, _REMOTE, _USER = 1, 2, 7
+
+
+def local_user(connected: socket.socket) -> int | None:
+    """Return the user id of the client of a connection; None if it is on another machine, or unknown."""
+    try:
+        here, there = connected.getsockname(), connected.getpeername()
+        if not ipaddress.ip_address(there[0].partition("%")[0]).is_loopback:
+            return None
+        # The socket of the client has the same two addresses, the other way round.
+        wanted = (_as_in_table(there), _as_in_table(here))
+        with _TABLES[connected.family].open("r", encoding="ascii") as lines:
+            for line in lines:
+                columns = line.split()
+                if (columns[_LOCAL], columns[_REMOTE]) == wanted:
+                    return int(columns[_USER])
+    except (OSError, ValueError, LookupError):
+        return None  # another system, a closed connection, or /proc is hidden
+    return None
+
+
+def _as_in_table(address: tuple[str, int]) -> str:
+    """Return an address as the tables show it: words of four bytes in the order of the processor."""
+    packed = ipaddress.ip_address(address[0].partition("%")[0]).packed
+    words = struct.unpack(f"{'<' if sys.byteorder == 'little' else '>'}{len(packed) // 4}I", packed)
+    return f"{''.join(f'{word:08X}' for word in words)}:{address[1]:04X}"

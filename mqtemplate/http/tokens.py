@@ -93,7 +93,7 @@ def monotonic_ms(clock: Clock) -> int:
 
 
 def _digest(token: str) -> bytes:
-    # Digests have one length, so the time of the comparison does not tell that of the token.
+    # Digests have one length, so the time of the comparison does not tell the length of the token.
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 

@@ -31,7 +31,7 @@ class ObservabilityAutoConfiguration(AutoConfiguration):
         context.register(actuator)
         mounts: dict[str, type[Mounted]] = {}
         if context.settings.mqtemplate.management.dashboard.enabled:
-            from mqtemplate.dashboard import MOUNT, Dashboard, application_dashboard, check_installed
+            from mqtemplate.console import MOUNT, Dashboard, application_dashboard, check_installed
 
             check_installed()
             context.register(application_dashboard)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from mqtemplate import Broker, Schedules
-from mqtemplate.actuator import Actuator, ActuatorSources, ManagementServer
+from mqtemplate.console import Actuator, ActuatorSources, ManagementServer, managed_actuator
 from mqtemplate.context import ApplicationContext, AppSettings, explain_settings
 from mqtemplate.http import HttpRequest, HttpResponse
 from mqtemplate.listener import ListenerRegistry
@@ -97,11 +97,4 @@ def actuator(context: ApplicationContext, health: HealthChecks, observed: Observ
         name=settings.name,
         is_ready=context.is_ready.is_set,
     )
-    token = None if settings.token is None else settings.token.get_secret_value()
-    return Actuator(
-        sources,
-        token=token,
-        endpoints=settings.endpoints,
-        open_endpoints=settings.open_endpoints,
-        allowed_hosts=settings.allowed_hosts,
-    )
+    return managed_actuator(sources, settings)

@@ -14,7 +14,7 @@ import pytest
 from mqtemplate.broker import Broker
 from mqtemplate.brokers import EmbeddedBroker, RemoteBroker
 from mqtemplate.cli import main
-from tests.admin.brokers import create_dead_letters, fill, server
+from tests.operations.brokers import create_dead_letters, fill, server
 
 
 @dataclass(frozen=True)

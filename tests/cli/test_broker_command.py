@@ -16,8 +16,8 @@ import pytest
 
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.cli import main
+from mqtemplate.cli.broker_process import port_owner
 from mqtemplate.cli.output import print_line
-from mqtemplate.cli.port_owner import port_owner
 from mqtemplate.message import HostAddress, Message, Property, parse_offset_msg_id
 from mqtemplate.pending import PendingQuery
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode

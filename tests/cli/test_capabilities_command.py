@@ -8,7 +8,7 @@ import pytest
 
 from mqtemplate.broker import Capability
 from mqtemplate.cli import main
-from mqtemplate.cli.commands.capabilities import capability_report
+from mqtemplate.cli.commands.bench import capability_report
 from tests.server.process import BrokerProcess
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from mqtemplate import MQApplication, message_listener
-from mqtemplate.actuator import Actuator, ManagementServer
+from mqtemplate.console import Actuator, ManagementServer
 from tests.cli.running import CommandLine, place, prepare
 from tests.server.process import BrokerProcess
 

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from mqtemplate.admin.values import MARKS_TOPIC
 from mqtemplate.broker import Broker
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.cli import output
 from mqtemplate.converters.readable import pretty_body, time_text
 from mqtemplate.errors import MessageError
 from mqtemplate.message import Message, Property
+from mqtemplate.operations.values import MARKS_TOPIC
 from mqtemplate.pending import PendingQuery
-from tests.admin.brokers import CAUSE, HOUR_MS
 from tests.cli.running import CommandLine, place
+from tests.operations.brokers import CAUSE, HOUR_MS
 
 NUMBERS = ["9" * 5_000, "9" * 18, "-9", "1e9", "1_000", " 7", "\u0663", "\u00b2", "NaN", "0x10", "+", "-", "\x1b[2J"]
 """Texts where a number is expected; `int` refuses the first one, and takes some that no other program writes."""

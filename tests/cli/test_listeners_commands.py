@@ -1,115 +1,97 @@
-"""``listeners``: the listeners of a running application; and the management port of ``broker``."""
+"""``listeners`` and ``schedules`` of a running application; and the management port of ``broker``."""
 
 from __future__ import annotations
 
 import io
 import json
-import re
 import socket
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from mqtemplate import MQApplication, message_listener
+from mqtemplate.message import MessageQueue
+from mqtemplate.scheduling import scheduled
+from tests.cli.operator import Operator
 from tests.cli.running import CommandLine, Result
+from tests.golden import check_script, scripts_in
 from tests.server.process import BrokerProcess
 from tests.waiting import eventually
 
 TOKEN = "t-0123456789abcde"
+SCRIPTS = scripts_in(Path(__file__).parent / "application_scripts")
+runs: list[str] = []
 
 
 @message_listener(topic="orders", consumer_group="billing", id="bill")
 def bill(order: str) -> None: ...
 
 
-class Running:
+@scheduled(every="1h", name="report")
+def report() -> None:
+    runs.append("report")
+
+
+class Running(Operator):
     """A running application, and the command line for it."""
 
     def __init__(self, app: MQApplication, url: str, config: Path, line: CommandLine) -> None:
+        super().__init__(self._of_application)
         self.app = app
         self.url = url
         self._config = config
         self._line = line
+        self._names: dict[str, str] = {}
 
     def __call__(self, *arguments: str, url: str | None = None, token: str | None = TOKEN) -> Result:
-        words = ["listeners", *arguments, "--config", str(self._config)]
-        words += [] if arguments[0] == "--help" else ["--url", url or self.url]
+        return self._of_application("listeners", *arguments, url=url, token=token)
+
+    def _of_application(self, *arguments: str, url: str | None = None, token: str | None = TOKEN) -> Result:
+        words = [*arguments, "--config", str(self._config), "--url", url or self.url]
         if token:
             file = self._config / "token"
             file.write_text(f"{token}\n", "utf-8")
-            words += [] if arguments[0] == "--help" else ["--token-file", str(file)]
+            words += ["--token-file", str(file)]
         return self._line.plain(*words)
+
+    def _named(self, word: str) -> str:
+        return self._names.get(word, word)
+
+    def send(self, count: str) -> None:
+        """Send messages to one queue of the listener, ``@queue``, and wait until they are handled."""
+        for _ in range(int(count)):
+            self.app.template.sync_send("orders", "x", hash_key="same")
+        eventually(lambda: sum(at or 0 for at in self._positions().values()) == int(count), "all are committed")
+        self._names["@queue"] = next(str(queue.queue_id) for queue, at in self._positions().items() if at)
+
+    def _positions(self) -> Mapping[MessageQueue, int | None]:
+        return next(each for each in self.app.containers if each.endpoint.id == "bill").positions()
+
+    def wait_for_run(self) -> None:
+        """Wait until the schedule has run."""
+        eventually(lambda: runs == ["report"], "the schedule has run")
 
 
 @pytest.fixture
 def running(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Running]:
+    runs.clear()
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     keys = {"enabled": True, "port": port, "token": TOKEN}
     settings = {"rocketmq.name-server": "embedded:memory"}
     settings |= {f"mqtemplate.management.{key}": value for key, value in keys.items()}
     (tmp_path / "config").mkdir()
-    with MQApplication(bill, settings=settings) as app:
+    with MQApplication(bill, report, settings=settings) as app:
         line = CommandLine("", tmp_path / "config", capsys)
         yield Running(app, f"http://127.0.0.1:{port}", tmp_path / "config", line)
 
 
 @pytest.mark.feature("14.1")
-def test_listeners_are_listed_paused_and_resumed(running: Running) -> None:
-    listed = running("ls")
-    paused = running("pause", "bill")
-    as_json = running("ls", "--json")
-    resumed = running("resume", "bill")
-
-    assert listed.output.splitlines()[0].split() == [
-        "LISTENER",
-        "GROUP",
-        "TOPICS",
-        "STATE",
-        "THREADS",
-        "IN",
-        "FLIGHT",
-        "HANGING",
-        "LAG",
-    ]
-    assert listed.output.splitlines()[1].split() == ["bill", "billing", "orders", "running", "20", "0", "0", "0"]
-    assert (paused.code, paused.output) == (0, "bill is paused; lag 0, in flight 0\n")
-    assert [(each["id"], each["state"]) for each in json.loads(as_json.output)] == [("bill", "paused")]
-    assert (resumed.code, resumed.output) == (0, "bill is running; lag 0, in flight 0\n")
-
-
-@pytest.mark.feature("14.1")
-def test_a_listener_is_repositioned(running: Running) -> None:
-    for _ in range(3):
-        running.app.template.sync_send("orders", "x", hash_key="same")
-    [container] = running.app.containers
-    eventually(lambda: sum(offset or 0 for offset in container.positions().values()) == 3, "all are committed")
-    queue = next(str(queue.queue_id) for queue, offset in container.positions().items() if offset)
-    running("pause", "bill")
-
-    first = running("seek", "bill", "--to", "first")
-    back = running("seek", "bill", "--back", "1h")
-    one = running("seek", "bill", "--topic", "orders", "--queue", queue, "--offset", "2")
-    latest = running("seek", "bill", "--to", "latest")
-
-    lags = [re.findall(r"lag (\d+)", each.output) for each in (first, back, one, latest)]
-    assert lags == [["3"], ["3"], ["1"], ["0"]]
-
-
-@pytest.mark.feature("14.1")
-def test_the_concurrency_of_a_listener_is_changed(running: Running) -> None:
-    fewer = running("concurrency", "bill", "2")
-    listed = json.loads(running("ls", "--json").output)
-    too_many = running("concurrency", "bill", "65")
-    none = running("concurrency", "bill", "0")
-    no_number = running("concurrency", "bill", "many")
-
-    assert (fewer.code, fewer.output) == (0, "bill is running; lag 0, in flight 0, 2 handlers at a time\n")
-    assert [(each["threads"], each["maxThreads"]) for each in listed] == [(2, 64)]
-    assert (too_many.code, none.code, no_number.code) == (1, 1, 2)
-    assert "the concurrency of listener bill must be 1..64, its consume_thread_max, got 65" in too_many.errors
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_commands_write_what_the_script_says(running: Running, script: Path) -> None:
+    check_script(script, running)
 
 
 def test_the_address_and_the_token_are_those_of_the_configuration(running: Running, tmp_path: Path) -> None:
@@ -123,17 +105,13 @@ def test_the_address_and_the_token_are_those_of_the_configuration(running: Runni
 
 
 def test_errors_name_the_cause(running: Running) -> None:
-    unknown = running("pause", "mail")
     no_token = running("pause", "bill", token=None)
     wrong = running("pause", "bill", token="t-other-0123456789")
-    no_place = running("seek", "bill")
     not_there = running("ls", url="http://127.0.0.1:1")
     no_url = running("ls", url="shop:9090")
 
-    assert (unknown.code, unknown.errors) == (3, "error: there is no listener 'mail'; there is: bill\n")
     assert (no_token.code, wrong.code) == (1, 1)
     assert "Authorization: Bearer" in wrong.errors
-    assert (no_place.code, "seek needs one of" in no_place.errors) == (1, True)
     assert (not_there.code, "no actuator answers at http://127.0.0.1:1/actuator" in not_there.errors) == (1, True)
     assert (no_url.code, "must be http://host:port" in no_url.errors) == (2, True)
 

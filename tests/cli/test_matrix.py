@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from mqtemplate.brokers import EmbeddedBroker
-from tests.admin.brokers import server
 from tests.cli.matrix import COMMANDS, PAGE, Place, application, check, is_of_application, table
 from tests.cli.running import CommandLine, place, prepare
 from tests.cli.test_dashboard_command import Client, dashboard
+from tests.operations.brokers import server
 
 pytestmark = pytest.mark.feature("14.1")
 

@@ -188,7 +188,7 @@ def test_check_imports_neither_spark_nor_a_web_framework_nor_the_client_of_a_clu
     program = (
         "import sys; from mqtemplate.cli import main; main(['run', 'shop:app', '--check']); "
         "names = ('pyspark', 'pandas', 'pyarrow', 'django', 'fastapi', 'starlette', 'flask', 'werkzeug', 'watchfiles', "
-        "'opentelemetry', 'mqtemplate.spark', 'mqtemplate.brokers.remote.broker', 'mqtemplate.actuator.actuator'); "
+        "'opentelemetry', 'mqtemplate.spark', 'mqtemplate.brokers.remote.broker', 'mqtemplate.console.actuator'); "
         "print([name for name in names if name in sys.modules])"
     )
 

@@ -21,7 +21,7 @@ from bench.peer.jvm import unavailable_reason
 from bench.peer.rocketmq import NameServer, RocketMQ, free_port
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.store import FlushDiskType
-from tests.admin.brokers import create_dead_letters, fill
+from tests.operations.brokers import create_dead_letters, fill
 from tests.waiting import eventually
 
 REAL = "REAL_ROCKETMQ"

@@ -8,16 +8,16 @@ from typing import NamedTuple
 
 import pytest
 
-from mqtemplate.admin import RemoteAdmin
 from mqtemplate.broker import ConsumerSpec
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.clock import SystemClock
-from mqtemplate.dashboard import Access, AuditLog, Dashboard, OpenSource
+from mqtemplate.console import Access, AuditLog, Dashboard, OpenSource
 from mqtemplate.message import Message, Property
+from mqtemplate.operations import RemoteAdmin
 from mqtemplate.selectors.tags import TagSelector
 from tests.cli.running import CommandLine
 from tests.conformance.servers import filled_rocketmq
-from tests.dashboard.pages import Answer, Shop
+from tests.console.pages import Answer, Shop
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.conformance, pytest.mark.thorough, pytest.mark.timeout(300)]

@@ -230,7 +230,7 @@ with EmbeddedBroker() as broker:
         """
 from fastapi import FastAPI
 
-from mqtemplate.actuator import Actuator, asgi_app
+from mqtemplate.console import Actuator, asgi_app
 
 web = FastAPI()
 with MQApplication(settings=MEMORY | {"mqtemplate.management.enabled": True}) as app:

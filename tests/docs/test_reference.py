@@ -24,7 +24,7 @@ COMPLETE = (
     "mqtemplate.outbox.django",
     "mqtemplate.converters",
     "mqtemplate.server",
-    "mqtemplate.admin",
+    "mqtemplate.operations",
     "mqtemplate_starter_fastapi",
     "mqtemplate_starter_flask",
     "mqtemplate_starter_django",

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from mqtemplate.admin.dead_letters.dead_letters import LetterFilter
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import MessageError
 from mqtemplate.message import joined_keys, key_text, split_keys
+from mqtemplate.operations.dead_letters import LetterFilter
 from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
 from mqtemplate.store.index_keys import keys_of
 from mqtemplate.template import RocketMQTemplate

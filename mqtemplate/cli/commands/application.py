@@ -1,20 +1,23 @@
-"""``config``, ``beans`` and ``conditions``: the configuration of an application, and what it consists of."""
+"""``config``, ``beans``, ``conditions`` and ``docs``: configuration, objects and documents of an application."""
 
 from __future__ import annotations
 
 import json
 import sys
+from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mqtemplate.cli.invocation import Invocation, command
-from mqtemplate.errors import DependencyError
+from mqtemplate.cli.invocation import TOP, CommandCall, command, command_group, refuse_dangling_link
+from mqtemplate.cli.output import print_line
+from mqtemplate.errors import ConfigurationError, DependencyError
 
 if TYPE_CHECKING:
     from mqtemplate.context.injection.application_context import ApplicationContext
+
 
 Components = Annotated[
     list[str] | None,
@@ -22,26 +25,21 @@ Components = Annotated[
 ]
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Add the commands to the program."""
-    config = typer.Typer(help="Show the configuration.", no_args_is_help=True)
-    command(
-        config,
-        "show",
-        "config show --origins",
-        "config show mqtemplate.broker --all --origins",
-        "config show --profile prod --json",
-    )(show_config)
-    app.add_typer(config, name="config")
-    command(app, "beans", "beans shop.app", "beans shop.app:application --json")(beans)
-    command(app, "conditions", "conditions", "conditions shop.app --profile prod")(conditions)
+_CONFIG = command_group("config", "Show the configuration.")
 
 
 # --- config -------------------------------------------------------------------------------------
 
 
+@command(
+    _CONFIG,
+    "show",
+    "config show --origins",
+    "config show mqtemplate.broker --all --origins",
+    "config show --profile prod --json",
+)
 def show_config(
-    call: Invocation,
+    call: CommandCall,
     prefix: Annotated[str, typer.Argument(metavar="[KEY]", help="only this key, and the keys below it")] = "",
     origins: Annotated[bool, typer.Option("--origins", help="show where each value comes from")] = False,
     show_all: Annotated[bool, typer.Option("--all", help="show defaults too")] = False,
@@ -77,7 +75,8 @@ def _value_text(value: object) -> str:
 # --- beans and conditions -----------------------------------------------------------------------
 
 
-def beans(call: Invocation, components: Components = None) -> None:
+@command(TOP, "beans", "beans shop.app", "beans shop.app:application --json")
+def beans(call: CommandCall, components: Components = None) -> None:
     """Show the objects of an application with their origins, each after those that it uses. Nothing is started."""
     from mqtemplate.context.injection.components import is_listener
     from mqtemplate.context.injection.marks import name_of
@@ -116,7 +115,8 @@ def beans(call: Invocation, components: Components = None) -> None:
     call.output.table(records, columns, "no objects")
 
 
-def conditions(call: Invocation, components: Components = None) -> None:
+@command(TOP, "conditions", "conditions", "conditions shop.app --profile prod")
+def conditions(call: CommandCall, components: Components = None) -> None:
     """Show which starters act in an application, and why the others do not. Nothing is started."""
     context = _linked(call, components)
     records = [{"starter": each.starter, "applied": each.applied, "reason": each.reason} for each in context.conditions]
@@ -128,7 +128,7 @@ def conditions(call: Invocation, components: Components = None) -> None:
     call.output.table(records, columns, "no starters are installed")
 
 
-def _linked(call: Invocation, names: list[str] | None) -> ApplicationContext:
+def _linked(call: CommandCall, names: list[str] | None) -> ApplicationContext:
     """Return the context of an application, with resolved dependencies. No object is opened.
 
     Raises:
@@ -168,3 +168,89 @@ def _imported(name: str) -> tuple[object, ...]:
             f"{name!r} cannot be imported: {exc}; give a module, or module:name, from the folder {folder}"
         ) from exc
     return found.context.components if isinstance(found, MQApplication) else (found,)
+
+
+class Format(StrEnum):
+    """Format of a document."""
+
+    YAML = "yaml"
+    JSON = "json"
+    MARKDOWN = "markdown"
+
+
+_DOCS = command_group("docs", "Write documents about an application.")
+
+
+@command(
+    _DOCS,
+    "asyncapi",
+    "docs asyncapi shop.main:app",
+    "docs asyncapi shop.main:app --format json --output asyncapi.json",
+    "docs asyncapi shop.main:app --title shop --app-version 1.2.0",
+    without=("config", "as_json", "name_server"),
+)
+def asyncapi(
+    call: CommandCall,
+    target: Annotated[
+        str, typer.Argument(metavar="MODULE[:NAME]", help="an MQApplication, a web application with one, or a module")
+    ],
+    form: Annotated[
+        Format, typer.Option("--format", "-f", help="yaml, json, or markdown: tables for readers")
+    ] = Format.YAML,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="write this file (default: the terminal)")
+    ] = None,
+    title: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="title of the application (default: the first part of MODULE)")
+    ] = None,
+    app_version: Annotated[str, typer.Option(metavar="VERSION", help="version of the application")] = "0.0.0",
+) -> None:
+    """Write the AsyncAPI 3 document of an application: its topics, messages and listeners.
+
+    All objects are built, and nothing is started. What handlers return with @publishes is in the document; other sends
+    are declared by @documents_send.
+    """
+    from mqtemplate.asyncapi import asyncapi_document
+    from mqtemplate.running.options import RunOptions
+    from mqtemplate.running.target import load_application
+
+    app = load_application(RunOptions(target=target, profiles=tuple(call.profile)))
+    app.check()
+    name = title or target.partition(":")[0].partition(".")[0]
+    text = _text(asyncapi_document(app, title=name, version=app_version), form)
+    if output is None:
+        print_line(text)
+        return
+    refuse_dangling_link(output, "--output")
+    try:
+        output.write_text(f"{text}\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"--output {output}: {error.strerror}; name a file in a folder that exists") from error
+    print_line(f"{output} written", sys.stderr)
+
+
+def _text(document: dict[str, object], form: Format) -> str:
+    """Return a document in a format."""
+    if form is Format.JSON:
+        import json
+
+        return json.dumps(document, indent=2, ensure_ascii=False)
+    if form is Format.MARKDOWN:
+        from mqtemplate.asyncapi import markdown_of
+
+        return markdown_of(document)
+    return _yaml(document)
+
+
+def _yaml(document: dict[str, object]) -> str:
+    """Return a document as YAML without anchors: what stands in two places is written twice."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        """Dumper without anchors."""
+
+        def ignore_aliases(self, data: object) -> bool:
+            return True
+
+    text: str = yaml.dump(document, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return text.rstrip()

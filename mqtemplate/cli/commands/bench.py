@@ -1,10 +1,10 @@
-"""``bench``: message rates of a broker."""
+"""``capabilities`` and ``bench``: what brokers can do, and how fast one is."""
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,30 +12,82 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mqtemplate.cli.invocation import Invocation, command
+from mqtemplate.broker import Capability
+from mqtemplate.cli.invocation import TOP, CommandCall, cluster_of, command
 
 if TYPE_CHECKING:
-    from mqtemplate.admin import BrokerAdmin
     from mqtemplate.broker import Broker
+    from mqtemplate.context.settings.app import AppSettings
     from mqtemplate.message import Message
+    from mqtemplate.operations import BrokerAdmin
+
+
+@command(
+    TOP, "capabilities", "capabilities", "capabilities embedded:./data 127.0.0.1:9876 --json", without=("name_server",)
+)
+def capabilities(
+    call: CommandCall,
+    name_servers: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME-SERVER]...", help="name server of a broker (default: rocketmq.name-server)"),
+    ] = None,
+) -> None:
+    """Show the capabilities of brokers, and their differences.
+
+    All brokers guarantee what the Broker interface specifies; a capability is what only some brokers have. A name
+    server is a value of rocketmq.name-server: 'embedded:./data', or 'host:port;host:port'. Access keys and TLS are
+    read from application.yml.
+    """
+    calls = [replace(call, name_server=name_server) for name_server in name_servers or (None,)]
+    found = dict(capabilities_of(each.settings()) for each in calls)
+    call.output.document({name: sorted(each.value for each in given) for name, given in found.items()})
+    for line in capability_report(found).splitlines():
+        call.output.line(line)
+
+
+def capabilities_of(settings: AppSettings) -> tuple[str, frozenset[Capability]]:
+    """Return name server and capabilities of the broker that the settings choose.
+
+    Raises:
+        MQTemplateError: The settings are invalid, or the broker does not answer.
+    """
+    from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+
+    name, cluster = settings.rocketmq.name_server, cluster_of(settings)
+    if cluster is None:
+        return name, EmbeddedBroker(settings.store_path).capabilities  # without opening the store
+    with cluster:
+        return name, cluster.capabilities
+
+
+def capability_report(found: Mapping[str, frozenset[Capability]]) -> str:
+    """Return a table: one line per capability, one column per broker. A star marks the differences."""
+    width = max(len(capability.value) for capability in Capability) + 2
+    lines = [" " * (width + 2) + "  ".join(found)]
+    for capability in Capability:
+        answers = [capability in capabilities for capabilities in found.values()]
+        cells = ["yes" if answer else "no" for answer in answers]
+        columns = "  ".join(cell.ljust(len(name)) for cell, name in zip(cells, found, strict=True))
+        mark = "* " if len(set(answers)) > 1 else "  "
+        lines.append((mark + capability.value.ljust(width) + columns).rstrip())
+    if len(found) > 1:
+        lines.append("* marks a difference")
+    return "\n".join(lines)
+
 
 _TOPIC = "mqtemplate_bench"
 _SLICES = 100
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Add the command to the program."""
-    command(
-        app,
-        "bench",
-        "bench",
-        "bench --count 100000 --size 1000 --threads 8",
-        "bench --delay 1h --name-server 127.0.0.1:9876 --json",
-    )(bench)
-
-
+@command(
+    TOP,
+    "bench",
+    "bench",
+    "bench --count 100000 --size 1000 --threads 8",
+    "bench --delay 1h --name-server 127.0.0.1:9876 --json",
+)
 def bench(
-    call: Invocation,
+    call: CommandCall,
     count: Annotated[int, typer.Option(min=1, help="number of messages")] = 10_000,
     size: Annotated[int, typer.Option(min=1, help="bytes of each body")] = 200,
     threads: Annotated[int, typer.Option(min=1, max=256, help="threads that send")] = 4,
@@ -77,7 +129,7 @@ def bench(
 
 
 @contextmanager
-def _broker(call: Invocation) -> Iterator[BrokerAdmin]:
+def _broker(call: CommandCall) -> Iterator[BrokerAdmin]:
     if call.name_server is not None:
         with call.admin(create=True) as admin:
             yield admin
@@ -90,7 +142,7 @@ def _broker(call: Invocation) -> Iterator[BrokerAdmin]:
 
 
 def _send(
-    call: Invocation, broker: Broker, message: Message, count: int, threads: int
+    call: CommandCall, broker: Broker, message: Message, count: int, threads: int
 ) -> tuple[list[float], list[str], float]:
     """Send; return the latencies (s) of the sends, the handles, and the time (s) of all."""
     latencies: list[float] = []
@@ -116,7 +168,7 @@ def _send(
 
 def _read(broker: Broker, starts: dict[Any, int]) -> tuple[int, float]:
     """Read what was sent; return the number of messages and the time (s)."""
-    from mqtemplate.admin.messages import read_queue
+    from mqtemplate.operations.messages import read_queue
 
     started = time.perf_counter()
     found = sum(
@@ -125,7 +177,7 @@ def _read(broker: Broker, starts: dict[Any, int]) -> tuple[int, float]:
     return found, time.perf_counter() - started
 
 
-def _cancel(call: Invocation, broker: Broker, handles: list[str]) -> tuple[int, float]:
+def _cancel(call: CommandCall, broker: Broker, handles: list[str]) -> tuple[int, float]:
     """Cancel what was sent; return the number of messages and the time (s)."""
     started = time.perf_counter()
     with call.output.progress("cancelling", len(handles)) as advance:

@@ -6,40 +6,36 @@ import dataclasses
 import ipaddress
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mqtemplate.actuator.client import ActuatorClient
 from mqtemplate.cli.commands.listeners import TOKEN_FILE_HELP, refuse_app_token, token_of
-from mqtemplate.cli.invocation import Invocation, command
+from mqtemplate.cli.invocation import TOP, CommandCall, cluster_of, command
 from mqtemplate.cli.output import print_line
+from mqtemplate.console.client import ActuatorClient
 from mqtemplate.context.config.masking import masked_text
 from mqtemplate.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from mqtemplate.dashboard.access import Access
-    from mqtemplate.dashboard.server import DashboardServer
-    from mqtemplate.dashboard.sources.broker_source import BrokerSource
+    from mqtemplate.console.access import Access
+    from mqtemplate.console.dashboard import DashboardServer
+    from mqtemplate.console.sources import BrokerSource
 
 _LOOPBACK = "127.0.0.1"
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Add the command to the program."""
-    command(
-        app,
-        "dashboard",
-        "dashboard --store ./data",
-        "dashboard --name-server 10.0.0.1:9876 --allow-changes",
-        "dashboard --app http://127.0.0.1:9090 --store ./data",
-    )(dashboard)
-
-
+@command(
+    TOP,
+    "dashboard",
+    "dashboard --store ./data",
+    "dashboard --name-server 10.0.0.1:9876 --allow-changes",
+    "dashboard --app http://127.0.0.1:9090 --store ./data",
+)
 def dashboard(
-    call: Invocation,
+    call: CommandCall,
     store: Annotated[
         str | None, typer.Option("--store", metavar="FOLDER", help="store directory; the same as -n embedded:FOLDER")
     ] = None,
@@ -68,7 +64,7 @@ def dashboard(
 ) -> None:
     """Serve pages that show a broker, an application, or both, in a browser."""
     from mqtemplate.clock import SystemClock
-    from mqtemplate.dashboard.installation import check_installed
+    from mqtemplate.console.server import check_installed
 
     check_installed()
     is_loopback = _is_loopback(host)
@@ -82,10 +78,9 @@ def dashboard(
         if call.name_server is not None:
             raise typer.BadParameter("give --store or --name-server, not both", param_hint="--store")
         call = dataclasses.replace(call, folder=store)
-    from mqtemplate.dashboard.access import Access
-    from mqtemplate.dashboard.audit import AuditLog, default_audit_path
-    from mqtemplate.dashboard.dashboard import Dashboard
-    from mqtemplate.dashboard.server import DashboardServer
+    from mqtemplate.console.access import Access
+    from mqtemplate.console.changes import AuditLog, default_audit_path
+    from mqtemplate.console.dashboard import Dashboard, DashboardServer
 
     audit_path = audit_log or (default_audit_path() if allow_changes else None)
     audit = AuditLog(audit_path, SystemClock())
@@ -109,23 +104,20 @@ def _is_loopback(host: str) -> bool:
 
 
 @contextmanager
-def _source(call: Invocation, *, needed: bool) -> Iterator[BrokerSource | None]:
+def _source(call: CommandCall, *, needed: bool) -> Iterator[BrokerSource | None]:
     """Yield the broker that the options name; None if they name none and only an application is shown."""
     if call.name_server is None and call.folder is None and not needed:
         yield None
         return
-    from mqtemplate.admin import RemoteAdmin
-    from mqtemplate.brokers.remote.broker import RemoteBroker
-    from mqtemplate.context.settings.name_server import RemoteCluster
-    from mqtemplate.context.settings.remote_settings import remote_settings
-    from mqtemplate.dashboard.sources.source import FolderSource, OpenSource
+    from mqtemplate.console.sources import FolderSource, OpenSource
+    from mqtemplate.operations import admin_of
 
     settings = call.settings()
-    if isinstance(settings.broker_choice, RemoteCluster):
-        with ExitStack() as closing:
-            broker = closing.enter_context(RemoteBroker(remote_settings(settings)))
+    cluster = cluster_of(settings)
+    if cluster is not None:
+        with cluster:
             label = call.name_server or settings.rocketmq.name_server or "cluster"
-            yield OpenSource(RemoteAdmin(broker, broker.client_context), str(label))
+            yield OpenSource(admin_of(cluster), str(label))
         return
     if settings.store_path is None:
         raise ConfigurationError(
@@ -139,7 +131,7 @@ def _title(source: BrokerSource | None, application: str | None) -> str:
     return masked_text(" · ".join(part for part in (None if source is None else source.label, application) if part))
 
 
-def _actuator(call: Invocation, url: str, token_file: Path | None) -> ActuatorClient:
+def _actuator(call: CommandCall, url: str, token_file: Path | None) -> ActuatorClient:
     if not url.startswith(("http://", "https://")):
         raise typer.BadParameter(f"must be http://host:port, got {masked_text(url)!r}", param_hint="--app")
     return ActuatorClient(url, token_of(call, token_file))

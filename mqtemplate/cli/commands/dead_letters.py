@@ -8,27 +8,20 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mqtemplate.cli.formats import (
-    body_fields,
-    body_text,
-    message_fields,
-    named_values,
-    past_time,
-    pretty_body,
-    properties_text,
-    time_text,
-)
-from mqtemplate.cli.invocation import DryRun, Invocation, Yes, command, existing_file
+from mqtemplate.cli.formats import body_fields, message_fields, named_values, past_time, record_body, record_of
+from mqtemplate.cli.invocation import CommandCall, Confirmation, command, command_group, existing_file
 from mqtemplate.cli.output import Columns
+from mqtemplate.converters.readable import body_text, pretty_body, properties_text, time_text
 from mqtemplate.processes import is_terminal
 
 if TYPE_CHECKING:
-    from mqtemplate.admin import BrokerAdmin, DeadLetter, DeadLetters, LetterEdit, LetterFilter
+    from mqtemplate.operations import BrokerAdmin, DeadLetterMessage, DeadLetters, LetterEdit, LetterFilter
 
 _GROUP_COLUMNS: Columns = {"GROUP": "group", "DEAD LETTERS": "count"}
 _COLUMNS: Columns = {
@@ -56,66 +49,81 @@ _FIELDS: Columns = {
     "born": lambda record: time_text(record["born_timestamp"]),
     "stored": lambda record: time_text(record["store_timestamp"]),
     "properties": lambda record: properties_text(record["properties"]),
-    "body": lambda record: pretty_body(record["body"].encode()) if "body" in record else record.get("body_base64"),
+    "body": record_body,
 }
 
 Group = Annotated[str, typer.Argument(metavar="GROUP", help="the consumer group")]
 Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="ids of dead letters, or of their messages")]
 Letter = Annotated[str, typer.Argument(metavar="ID", help="id of the dead letter, or of its message")]
-Since = Annotated[str | None, typer.Option(metavar="TIME", help="stored since: 2h (ago), a time")]
-Until = Annotated[str | None, typer.Option(metavar="TIME", help="stored before: 1h (ago), a time")]
-Cause = Annotated[str | None, typer.Option(metavar="TEXT", help="part of the exception or its text")]
-Topic = Annotated[str | None, typer.Option(metavar="TOPIC", help="the topic that the message was sent to")]
-Key = Annotated[str | None, typer.Option(metavar="KEY", help="a key of the message")]
-Tag = Annotated[str | None, typer.Option(metavar="TAG", help="the tag of the message")]
-All = Annotated[bool, typer.Option("--all", help="all that are neither sent again nor purged")]
 Rate = Annotated[float | None, typer.Option(help="most messages per second")]
 OnlyGroup = Annotated[
     bool, typer.Option("--only-group", help="send to the retry topic: other groups of the topic do not get it again")
 ]
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Add the commands to the program."""
-    dlq = typer.Typer(help="Show dead letters with their causes, and send them again.", no_args_is_help=True)
-    command(dlq, "ls", "dlq ls", "dlq ls billing", "dlq ls billing --cause TimeoutError --since 24h --json")(ls)
-    command(dlq, "show", "dlq show billing 7F00000100002A9F000000000000041B")(show)
-    command(dlq, "diff", "dlq diff billing ID", "dlq diff billing ID OTHER-ID")(diff)
-    command(
-        dlq,
-        "edit",
-        "dlq edit billing ID",
-        "dlq edit billing ID --body-file order.json --yes",
-        "dlq edit billing ID --set region=eu --unset card --yes",
-    )(edit)
-    command(
-        dlq,
-        "resend",
-        "dlq resend billing ID",
-        "dlq resend billing --cause TimeoutError --since 2h --dry-run",
-        "dlq resend billing --all --rate 50 --yes",
-    )(resend)
-    command(dlq, "purge", "dlq purge billing ID", "dlq purge billing --until 24h --yes")(purge)
-    app.add_typer(dlq, name="dlq")
+@dataclass(frozen=True, slots=True)
+class LetterOptions:
+    """Options that filter dead letters."""
+
+    since: Annotated[str | None, typer.Option(metavar="TIME", help="stored since: 2h (ago), a time")] = None
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="stored before: 1h (ago), a time")] = None
+    cause: Annotated[str | None, typer.Option(metavar="TEXT", help="part of the exception or its text")] = None
+    topic: Annotated[str | None, typer.Option(metavar="TOPIC", help="the topic that the message was sent to")] = None
+    key: Annotated[str | None, typer.Option(metavar="KEY", help="a key of the message")] = None
+    tag: Annotated[str | None, typer.Option(metavar="TAG", help="the tag of the message")] = None
+
+    def wanted(self, admin: BrokerAdmin, *, any_state: bool = False) -> LetterFilter:
+        """Return the filter."""
+        from mqtemplate.operations import LetterFilter, LetterState
+
+        now_ms = admin.broker.clock.now_ms()
+        return LetterFilter(
+            state=None if any_state else LetterState.OPEN,
+            after_ms=past_time(self.since, now_ms, "--since"),
+            before_ms=past_time(self.until, now_ms, "--until"),
+            cause=self.cause,
+            topic=self.topic,
+            key=self.key,
+            tag=self.tag,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LetterChoice(LetterOptions):
+    """Options that choose the dead letters of a change: by id, by a filter, or all."""
+
+    all_letters: Annotated[bool, typer.Option("--all", help="all that are neither sent again nor purged")] = False
+
+    def selected(self, letters: DeadLetters, group: str, ids: list[str] | None) -> list[DeadLetterMessage]:
+        """Return the dead letters that the arguments name.
+
+        Raises:
+            typer.BadParameter: They name none, or ids and a filter.
+        """
+        from mqtemplate.operations import LetterFilter
+
+        wanted = self.wanted(letters.admin)
+        if sum((bool(ids), wanted != LetterFilter(), self.all_letters)) != 1:
+            raise typer.BadParameter("give ids, or a filter such as --cause, or --all", param_hint="[ID]...")
+        return letters.get_all(group, ids) if ids else list(letters.find(group, wanted))
+
+
+_DLQ = command_group("dlq", "Show dead letters with their causes, and send them again.")
 
 
 # --- reading ------------------------------------------------------------------------------------
 
 
+@command(_DLQ, "ls", "dlq ls", "dlq ls billing", "dlq ls billing --cause TimeoutError --since 24h --json")
 def ls(
-    call: Invocation,
+    call: CommandCall,
     group: Annotated[str | None, typer.Argument(metavar="[GROUP]")] = None,
-    since: Since = None,
-    until: Until = None,
-    cause: Cause = None,
-    topic: Topic = None,
-    key: Key = None,
-    tag: Tag = None,
+    options: LetterOptions = LetterOptions(),
     any_state: Annotated[bool, typer.Option("--all", help="show those that were sent again or purged too")] = False,
     max_count: Annotated[int, typer.Option(min=1, help="most dead letters")] = 100,
 ) -> None:
     """List the groups that have dead letters, or the dead letters of one group."""
-    from mqtemplate.admin import DeadLetters
+    from mqtemplate.operations import DeadLetters
 
     with call.admin() as admin:
         letters = DeadLetters(admin)
@@ -123,32 +131,34 @@ def ls(
             counts = [{"group": name, "count": count} for name, count in letters.groups().items()]
             call.output.table(counts, _GROUP_COLUMNS, "no dead letters")
             return
-        wanted = _filter(admin, since, until, cause, topic, key, tag, any_state=any_state)
+        wanted = options.wanted(admin, any_state=any_state)
         found = [each for each, _ in zip(letters.find(group, wanted), range(max_count + 1), strict=False)]
     call.output.table([_record(each) for each in found[:max_count]], _COLUMNS, "no dead letters")
     if len(found) > max_count:
         call.output.note(f"there are more than {max_count}; see more with --max-count, or filter")
 
 
-def show(call: Invocation, group: Group, letter_id: Letter) -> None:
+@command(_DLQ, "show", "dlq show billing 7F00000100002A9F000000000000041B")
+def show(call: CommandCall, group: Group, letter_id: Letter) -> None:
     """Show one dead letter: cause, stack, properties and body."""
-    from mqtemplate.admin import DeadLetters
+    from mqtemplate.operations import DeadLetters
 
     with call.admin() as admin:
         letter = DeadLetters(admin).get(group, letter_id)
     call.output.fields(_record(letter), _FIELDS)
 
 
+@command(_DLQ, "diff", "dlq diff billing ID", "dlq diff billing ID OTHER-ID")
 def diff(
-    call: Invocation,
+    call: CommandCall,
     group: Group,
     letter_id: Letter,
     other: Annotated[str | None, typer.Argument(metavar="[OTHER-ID]", help="another dead letter of the group")] = None,
 ) -> None:
     """Show how a dead letter differs from the message that was sent, or from another dead letter."""
-    from mqtemplate.admin import DeadLetters
-    from mqtemplate.admin.messages import property_differences
     from mqtemplate.errors import UnknownNameError
+    from mqtemplate.operations import DeadLetters
+    from mqtemplate.operations.messages import property_differences
 
     with call.admin() as admin:
         letters = DeadLetters(admin)
@@ -179,50 +189,12 @@ def _body_diff(before: bytes, after: bytes) -> list[str]:
     return list(difflib.unified_diff(*texts, "before", "after", lineterm=""))
 
 
-def _filter(
-    admin: BrokerAdmin,
-    since: str | None,
-    until: str | None,
-    cause: str | None,
-    topic: str | None,
-    key: str | None,
-    tag: str | None,
-    *,
-    any_state: bool = False,
-) -> LetterFilter:
-    from mqtemplate.admin import LetterFilter, LetterState
-
-    now_ms = admin.broker.clock.now_ms()
-    return LetterFilter(
-        state=None if any_state else LetterState.OPEN,
-        after_ms=past_time(since, now_ms, "--since"),
-        before_ms=past_time(until, now_ms, "--until"),
-        cause=cause,
-        topic=topic,
-        key=key,
-        tag=tag,
-    )
-
-
-def _record(letter: DeadLetter) -> dict[str, Any]:
+def _record(letter: DeadLetterMessage) -> dict[str, Any]:
     message = letter.message
     return {
-        "id": letter.id,
-        "msg_id": message.msg_id,
-        "group": letter.group,
-        "state": letter.state.value,
-        "state_ms": letter.state_ms,
-        "origin_topic": letter.origin_topic,
-        "origin_msg_id": letter.origin_msg_id,
-        "tags": message.tags,
-        "keys": message.keys,
-        "attempts": letter.attempts,
-        "failed_at": letter.failed_at,
-        "listener": letter.listener,
-        "cause": letter.cause,
-        "stack": letter.stack,
-        "born_timestamp": message.born_timestamp,
-        "store_timestamp": message.store_timestamp,
+        **record_of(letter, "id", "message.msg_id", "group", "state", "state_ms", "origin_topic", "origin_msg_id"),
+        **record_of(letter, "message.tags", "message.keys", "attempts", "failed_at", "listener", "cause", "stack"),
+        **record_of(message, "born_timestamp", "store_timestamp"),
         "properties": dict(message.properties),
         **body_fields(message.body),
     }
@@ -231,8 +203,15 @@ def _record(letter: DeadLetter) -> dict[str, Any]:
 # --- changes ------------------------------------------------------------------------------------
 
 
+@command(
+    _DLQ,
+    "edit",
+    "dlq edit billing ID",
+    "dlq edit billing ID --body-file order.json --yes",
+    "dlq edit billing ID --set region=eu --unset card --yes",
+)
 def edit(
-    call: Invocation,
+    call: CommandCall,
     group: Group,
     letter_id: Letter,
     body: Annotated[str | None, typer.Option(metavar="TEXT", help="the new body")] = None,
@@ -242,11 +221,11 @@ def edit(
     ] = [],  # noqa: B006
     unset: Annotated[list[str], typer.Option(metavar="NAME", help="remove a property; may be repeated")] = [],  # noqa: B006
     only_group: OnlyGroup = False,
-    yes: Yes = False,
-    dry_run: DryRun = False,
+    *,
+    confirmation: Confirmation,
 ) -> None:
     """Change body or properties of a dead letter, and send it again. Without an option $EDITOR opens the body."""
-    from mqtemplate.admin import DeadLetters, LetterEdit
+    from mqtemplate.operations import DeadLetters, LetterEdit
 
     if body is not None and body_file is not None:
         raise typer.BadParameter("give --body or --body-file, not both", param_hint="--body")
@@ -260,7 +239,7 @@ def edit(
             new_body = _edited(letter.message.body)
         changes = LetterEdit(new_body, properties)
         _show_edit(call, letter, changes)
-        _resend(call, letters, [letter], changes, only_group=only_group, yes=yes, dry_run=dry_run)
+        _resend(call, letters, [letter], changes, only_group=only_group, confirmation=confirmation)
 
 
 def _edited(body: bytes) -> bytes:
@@ -281,7 +260,7 @@ def _edited(body: bytes) -> bytes:
         return path.read_bytes()
 
 
-def _show_edit(call: Invocation, letter: DeadLetter, changes: LetterEdit) -> None:
+def _show_edit(call: CommandCall, letter: DeadLetterMessage, changes: LetterEdit) -> None:
     lines = [] if changes.body is None else _body_diff(letter.message.body, changes.body)
     for name, value in (changes.properties or {}).items():
         lines.append(f"{name}: {letter.message.properties.get(name)!r} -> {value!r}")
@@ -289,51 +268,49 @@ def _show_edit(call: Invocation, letter: DeadLetter, changes: LetterEdit) -> Non
         call.output.note(line)
 
 
+@command(
+    _DLQ,
+    "resend",
+    "dlq resend billing ID",
+    "dlq resend billing --cause TimeoutError --since 2h --dry-run",
+    "dlq resend billing --all --rate 50 --yes",
+)
 def resend(
-    call: Invocation,
+    call: CommandCall,
     group: Group,
     ids: Ids = None,
-    since: Since = None,
-    until: Until = None,
-    cause: Cause = None,
-    topic: Topic = None,
-    key: Key = None,
-    tag: Tag = None,
-    all_letters: All = False,
+    choice: LetterChoice = LetterChoice(),
     only_group: OnlyGroup = False,
     rate: Rate = None,
-    yes: Yes = False,
-    dry_run: DryRun = False,
+    *,
+    confirmation: Confirmation,
 ) -> None:
     """Send dead letters to their original topics again: by id, or all that match.
 
     They are marked as sent again, so a second call leaves them out; an id sends one in any state.
     """
-    from mqtemplate.admin import DeadLetters
+    from mqtemplate.operations import DeadLetters
 
     with call.admin() as admin:
         letters = DeadLetters(admin)
-        wanted = _filter(admin, since, until, cause, topic, key, tag)
-        found = _selected(letters, group, ids, wanted, all_letters=all_letters)
-        _resend(call, letters, found, None, only_group=only_group, rate=rate, yes=yes, dry_run=dry_run)
+        found = choice.selected(letters, group, ids)
+        _resend(call, letters, found, None, only_group=only_group, rate=rate, confirmation=confirmation)
 
 
 def _resend(
-    call: Invocation,
+    call: CommandCall,
     letters: DeadLetters,
-    found: list[DeadLetter],
+    found: list[DeadLetterMessage],
     changes: LetterEdit | None,
     *,
     only_group: bool,
-    yes: bool,
-    dry_run: bool,
+    confirmation: Confirmation,
     rate: float | None = None,
 ) -> None:
-    if dry_run or not found:
-        _show_only(call, found)
-        return
     target = "the retry topic of the group" if only_group else "their original topics"
-    call.confirm(f"Send {len(found)} dead letters to {target} again?", yes=yes)
+    question = f"Send {len(found)} dead letters to {target} again?"
+    if not call.may_change(found, "dead letter", _record, _COLUMNS, question, confirmation):
+        return
     with call.output.progress("sending", len(found)) as advance:
         results = letters.resend(found, changes, only_group=only_group, rate=rate, on_progress=advance)
     records = [
@@ -345,53 +322,25 @@ def _resend(
     call.output.line(f"sent {len(records)} messages to {', '.join(topics)}")
 
 
+@command(_DLQ, "purge", "dlq purge billing ID", "dlq purge billing --until 24h --yes")
 def purge(
-    call: Invocation,
+    call: CommandCall,
     group: Group,
     ids: Ids = None,
-    since: Since = None,
-    until: Until = None,
-    cause: Cause = None,
-    topic: Topic = None,
-    key: Key = None,
-    tag: Tag = None,
-    all_letters: All = False,
-    yes: Yes = False,
-    dry_run: DryRun = False,
+    choice: LetterChoice = LetterChoice(),
+    *,
+    confirmation: Confirmation,
 ) -> None:
     """Mark dead letters as purged: by id, or all that match. Lists leave them out, and retention deletes them."""
-    from mqtemplate.admin import DeadLetters
+    from mqtemplate.operations import DeadLetters
 
     with call.admin() as admin:
         letters = DeadLetters(admin)
-        wanted = _filter(admin, since, until, cause, topic, key, tag)
-        found = _selected(letters, group, ids, wanted, all_letters=all_letters)
-        if dry_run or not found:
-            _show_only(call, found)
+        found = choice.selected(letters, group, ids)
+        question = f"Purge {len(found)} dead letters?"
+        if not call.may_change(found, "dead letter", _record, _COLUMNS, question, confirmation):
             return
-        call.confirm(f"Purge {len(found)} dead letters?", yes=yes)
         with call.output.progress("purging", len(found)) as advance:
             count = letters.purge(found, advance)
     call.output.document({"purged": count})
     call.output.line(f"purged {count} dead letters")
-
-
-def _selected(
-    letters: DeadLetters, group: str, ids: list[str] | None, wanted: LetterFilter, *, all_letters: bool
-) -> list[DeadLetter]:
-    """Return the dead letters that the arguments name.
-
-    Raises:
-        typer.BadParameter: They name none, or ids and a filter.
-    """
-    from mqtemplate.admin import LetterFilter
-
-    has_filter = wanted != LetterFilter()
-    if sum((bool(ids), has_filter, all_letters)) != 1:
-        raise typer.BadParameter("give ids, or a filter such as --cause, or --all", param_hint="[ID]...")
-    return letters.get_all(group, ids) if ids else list(letters.find(group, wanted))
-
-
-def _show_only(call: Invocation, found: list[DeadLetter]) -> None:
-    call.output.table([_record(each) for each in found], _COLUMNS, "no dead letter matches")
-    call.output.note(f"{len(found)} dead letters match; nothing was changed")

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import datetime
+from mqtemplate.cli.formats import duration
+from mqtemplate.cli.formats import named_values
+from mqtemplate.cli.formats import record_of
+from mqtemplate.cli.invocation import CommandCall
+from mqtemplate.cli.invocation import TOP
+from mqtemplate.cli.invocation import Yes
+from mqtemplate.cli.invocation import command
+from mqtemplate.cli.output import ExitCode
+from mqtemplate.converters.readable import size_text
+from mqtemplate.converters.readable import span_text
+from mqtemplate.converters.readable import time_text
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
+from typing import Annotated
+from typing import Any
+from typing import TYPE_CHECKING
 import typer
 
-from mqtemplate.cli import exit_codes
-from mqtemplate.cli.formats import duration, named_values, size_text, span_text, time_text
-from mqtemplate.cli.invocation import Invocation, Yes, command
-
 if TYPE_CHECKING:
-    from mqtemplate.admin.doctor.report import FolderReport
-    from mqtemplate.admin.simulation import Simulation
     from mqtemplate.engine.settings import EmbeddedSettings
+    from mqtemplate.operations.doctor import FolderReport
+    from mqtemplate.operations.simulation import Simulation
+
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="a store directory, of this library or of RocketMQ")]
 Assignments = Annotated[
@@ -23,31 +33,19 @@ Assignments = Annotated[
 ]
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Add the commands to the program."""
-    command(
-        app,
-        "doctor",
-        "doctor ./data",
-        "doctor /var/lib/rocketmq/store --json",
-        "doctor ./data --repair --copy-to /backup/data",
-        without=("name_server",),
-    )(doctor)
-    command(
-        app,
-        "simulate",
-        "simulate ./data --for 24h",
-        "simulate ./data --consume-rate 50 --json",
-        "simulate ./data --stopped 2h --set mqtemplate.broker.flush-disk-type=ASYNC_FLUSH",
-        without=("name_server",),
-    )(simulate)
-
-
 # --- doctor -------------------------------------------------------------------------------------
 
 
+@command(
+    TOP,
+    "doctor",
+    "doctor ./data",
+    "doctor /var/lib/rocketmq/store --json",
+    "doctor ./data --repair --copy-to /backup/data",
+    without=("name_server",),
+)
 def doctor(
-    call: Invocation,
+    call: CommandCall,
     folder: Folder,
     repair: Annotated[
         bool, typer.Option("--repair", help="keep a copy, and rebuild what the commit log determines")
@@ -62,7 +60,7 @@ def doctor(
     Without --repair it changes nothing, and another process may have the directory open. The exit code is 6 after
     damage. With --repair it copies the directory first, and checks it again afterwards. Damaged records stay damaged.
     """
-    from mqtemplate.admin.doctor.report import examine, part_sizes
+    from mqtemplate.operations.doctor import examine, part_sizes
 
     if repair:
         _repair(call, folder, copy_to, yes=yes)
@@ -74,12 +72,12 @@ def doctor(
     if not call.as_json:
         _print_report(call, report)
     if report.is_damaged:
-        raise typer.Exit(exit_codes.DAMAGED)
+        raise typer.Exit(ExitCode.DAMAGED)
 
 
-def _repair(call: Invocation, folder: Path, copy_to: Path | None, *, yes: bool) -> None:
-    from mqtemplate.admin.doctor.repair import repair
-    from mqtemplate.admin.doctor.report import part_sizes
+def _repair(call: CommandCall, folder: Path, copy_to: Path | None, *, yes: bool) -> None:
+    from mqtemplate.operations.doctor import part_sizes
+    from mqtemplate.operations.repair import repair
 
     real = folder.resolve()
     copy = copy_to or real.with_name(f"{real.name}.copy-{datetime.now().astimezone():%Y%m%d-%H%M%S}")
@@ -91,8 +89,8 @@ def _repair(call: Invocation, folder: Path, copy_to: Path | None, *, yes: bool) 
         call.output.note(action)
 
 
-def _settings(call: Invocation, assignments: list[str]) -> EmbeddedSettings:
-    from mqtemplate.context.config.source import load_settings
+def _settings(call: CommandCall, assignments: list[str]) -> EmbeddedSettings:
+    from mqtemplate.context.settings.source import load_settings
 
     return load_settings(call.config, call.profile, arguments=named_values(assignments, "--set")).mqtemplate.broker
 
@@ -106,44 +104,21 @@ def _report_record(report: FolderReport) -> dict[str, Any]:
         "is_damaged": report.is_damaged,
         "problem": report.problem,
         "free_bytes": report.free_bytes,
-        "parts": [
-            {
-                "name": each.name,
-                "file_count": each.file_count,
-                "byte_count": each.byte_count,
-                "disk_bytes": each.disk_bytes,
-            }
-            for each in report.parts
-        ],
+        "parts": [asdict(each) for each in report.parts],
         "log": None
         if log is None
-        else {
-            "start_offset": log.start_offset,
-            "end_offset": log.end_offset,
-            "record_count": log.record_count,
-            "oldest_ms": log.oldest_ms,
-            "newest_ms": max(log.newest_ms.values(), default=None),
-        },
-        "damages": [
-            {
-                "file": each.file,
-                "file_offset": each.file_offset,
-                "physical_offset": each.physical_offset,
-                "size": each.size,
-                "reason": each.reason,
-                "is_tail": each.is_tail,
-            }
-            for each in (log.damages if log else ())
-        ],
+        else record_of(log, "start_offset", "end_offset", "record_count", "oldest_ms")
+        | {"newest_ms": max(log.newest_ms.values(), default=None)},
+        "damages": [asdict(each) for each in (log.damages if log else ())],
         "topics": report.message_counts,
         "pending": report.pending,
-        "groups": [{"name": each.name, "lag": each.lag} for each in report.groups],
+        "groups": [asdict(each) for each in report.groups],
         "start": report.start,
         "warnings": report.warnings,
     }
 
 
-def _print_report(call: Invocation, report: FolderReport) -> None:
+def _print_report(call: CommandCall, report: FolderReport) -> None:
     out = call.output
     known = report.used_by is not None and report.used_by[0].isdigit()
     owner = f"in use by {'process ' if known else ''}{report.used_by}" if report.used_by else "not in use"
@@ -168,7 +143,7 @@ def _print_report(call: Invocation, report: FolderReport) -> None:
     _print_findings(call, report)
 
 
-def _print_contents(call: Invocation, report: FolderReport) -> None:
+def _print_contents(call: CommandCall, report: FolderReport) -> None:
     lines = {
         "topics": [f"{name} {count}" for name, count in report.message_counts.items()],
         "pending": [f"{count} {name}" for name, count in report.pending.items() if count],
@@ -178,7 +153,7 @@ def _print_contents(call: Invocation, report: FolderReport) -> None:
         call.output.line(f"{title.ljust(8)}  {', '.join(parts) or 'none'}")
 
 
-def _print_findings(call: Invocation, report: FolderReport) -> None:
+def _print_findings(call: CommandCall, report: FolderReport) -> None:
     out = call.output
     for each in report.log.damages if report.log else ():
         kind = "incomplete tail" if each.is_tail else "DAMAGE"
@@ -196,8 +171,16 @@ def _print_findings(call: Invocation, report: FolderReport) -> None:
 # --- simulate -----------------------------------------------------------------------------------
 
 
+@command(
+    TOP,
+    "simulate",
+    "simulate ./data --for 24h",
+    "simulate ./data --consume-rate 50 --json",
+    "simulate ./data --stopped 2h --set mqtemplate.broker.flush-disk-type=ASYNC_FLUSH",
+    without=("name_server",),
+)
 def simulate(
-    call: Invocation,
+    call: CommandCall,
     folder: Folder,
     span: Annotated[str, typer.Option("--for", metavar="DURATION", help="length of the simulated time")] = "24h",
     assign: Assignments = [],  # noqa: B006
@@ -211,9 +194,9 @@ def simulate(
     The broker of the simulation works on a copy in memory, under the settings of application.yml and of --set. Nothing
     on the disk changes.
     """
-    from mqtemplate.admin.simulation import Consumption
-    from mqtemplate.admin.simulation import simulate as run
     from mqtemplate.clock import SystemClock
+    from mqtemplate.operations.simulation import Consumption
+    from mqtemplate.operations.simulation import simulate as run
 
     settings, span_ms = _settings(call, assign), duration(span, "--for")
     start_ms = SystemClock().now_ms() + duration(stopped, "--stopped")
@@ -229,29 +212,12 @@ def simulate(
     _print_simulation(call, result)
 
 
-def _print_simulation(call: Invocation, result: Simulation) -> None:
-    records = [
-        {
-            "start_ms": each.start_ms,
-            "due": each.due,
-            "delivered": each.delivered,
-            "consumed": each.consumed,
-            "backlog": each.backlog,
-            "lateness_ms": each.lateness_ms,
-        }
-        for each in result.minutes
-    ]
+def _print_simulation(call: CommandCall, result: Simulation) -> None:
+    records = [asdict(each) for each in result.minutes]
     if call.as_json:
         percentiles = {f"p{each}": value for each, value in result.lateness_ms.items()}
-        call.output.document(
-            {
-                "start_ms": result.start_ms,
-                "delivered": result.delivered,
-                "undelivered": result.undelivered,
-                "lateness_ms": percentiles,
-                "minutes": records,
-            }
-        )
+        record = record_of(result, "start_ms", "delivered", "undelivered")
+        call.output.document(record | {"lateness_ms": percentiles, "minutes": records})
         return
     columns: dict[str, Any] = {
         "MINUTE": lambda record: time_text(record["start_ms"]),

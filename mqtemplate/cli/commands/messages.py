@@ -9,23 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mqtemplate.cli.formats import (
-    duration,
-    future_time,
-    message_fields,
-    named_values,
-    past_time,
-    pretty_body,
-    properties_text,
-    short_body,
-    time_text,
-)
-from mqtemplate.cli.invocation import Invocation, command, existing_file
+from mqtemplate.cli.formats import body_of, duration, future_time, message_fields, named_values, past_time, record_of
+from mqtemplate.cli.invocation import TOP, CommandCall, command, existing_file
 from mqtemplate.cli.output import Columns
+from mqtemplate.converters.readable import pretty_body, properties_text, short_body, time_text
 
 if TYPE_CHECKING:
-    from mqtemplate.admin import BrokerAdmin, Tail
     from mqtemplate.message import MessageExt
+    from mqtemplate.operations import BrokerAdmin, Tail
     from mqtemplate.results import SendResult
     from mqtemplate.selectors.tags import Selector
 
@@ -38,7 +29,7 @@ _MESSAGE_COLUMNS: Columns = {
     "TAG": "tags",
     "KEYS": "keys",
     "ID": "msg_id",
-    "BODY": lambda record: short_body(_body(record)),
+    "BODY": lambda record: short_body(body_of(record)),
 }
 _FIELDS: Columns = {
     "id": "msg_id",
@@ -53,7 +44,7 @@ _FIELDS: Columns = {
     "stored": lambda record: time_text(record["store_timestamp"]),
     "retries": "reconsume_times",
     "properties": lambda record: properties_text(record["properties"]),
-    "body": lambda record: pretty_body(_body(record)),
+    "body": lambda record: pretty_body(body_of(record)),
 }
 
 Tags = Annotated[str | None, typer.Option("--tags", metavar="TAGS", help="tags, as 'paid || refunded'")]
@@ -61,39 +52,20 @@ Sql = Annotated[str | None, typer.Option(metavar="EXPRESSION", help="an SQL92 ex
 Key = Annotated[str | None, typer.Option(metavar="KEY", help="only messages with this key or id")]
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Add the commands to the program."""
-    command(
-        app,
-        "send",
-        "send orders:paid '{\"id\": 4466}' --key 4466",
-        "send reminders 'call back' --delay 3h",
-        "send reminders 'call back' --at 2026-01-31T08:00",
-        "send orders --file order.json --property region=eu",
-        "send orders --lines < orders.jsonl",
-    )(send)
-    command(
-        app,
-        "tail",
-        "tail orders",
-        "tail orders --tags paid --from 10m",
-        "tail orders --from earliest --no-follow --json",
-        "tail '%DLQ%billing' --last 50",
-    )(tail)
-    command(
-        app,
-        "messages",
-        "messages --id 7F0000010000000000000000000000A1",
-        "messages orders --key 4466",
-        "messages orders --from 2h --to 1h --max-count 500 --json",
-    )(messages)
-
-
 # --- send ---------------------------------------------------------------------------------------
 
 
+@command(
+    TOP,
+    "send",
+    "send orders:paid '{\"id\": 4466}' --key 4466",
+    "send reminders 'call back' --delay 3h",
+    "send reminders 'call back' --at 2026-01-31T08:00",
+    "send orders --file order.json --property region=eu",
+    "send orders --lines < orders.jsonl",
+)
 def send(
-    call: Invocation,
+    call: CommandCall,
     destination: Annotated[str, typer.Argument(metavar="TOPIC[:TAG]")],
     body: Annotated[str | None, typer.Argument(metavar="[BODY]", help="the text of the message")] = None,
     file: Annotated[Path | None, typer.Option(metavar="PATH", help="read the body from a file; - is the input")] = None,
@@ -112,7 +84,7 @@ def send(
     rate: Annotated[float | None, typer.Option(help="most messages per second")] = None,
 ) -> None:
     """Send a message, at once or delayed; or many."""
-    from mqtemplate.admin.pace import paced
+    from mqtemplate.operations.bulk import paced
     from mqtemplate.template.rocketmq_template import RocketMQTemplate
 
     bodies = _bodies(body, file, lines=lines)
@@ -144,20 +116,10 @@ def _bodies(body: str | None, file: Path | None, *, lines: bool) -> Iterator[byt
     return iter([existing_file(file) if file is not None else (body or "").encode()])
 
 
-def _print_results(call: Invocation, results: list[SendResult]) -> None:
-    records = [
-        {
-            "send_status": each.send_status.value,
-            "msg_id": each.msg_id,
-            "offset_msg_id": each.offset_msg_id,
-            "topic": each.message_queue.topic,
-            "broker_name": each.message_queue.broker_name,
-            "queue_id": each.message_queue.queue_id,
-            "queue_offset": each.queue_offset,
-            "handle": each.handle,
-        }
-        for each in results
-    ]
+def _print_results(call: CommandCall, results: list[SendResult]) -> None:
+    queue = ("message_queue.topic", "message_queue.broker_name", "message_queue.queue_id")
+    names = ("send_status", "msg_id", "offset_msg_id", *queue, "queue_offset", "handle")
+    records = [record_of(each, *names) for each in results]
     columns = {"STATUS": "send_status", "ID": "msg_id", "TOPIC": "topic", "QUEUE": "queue_id", "OFFSET": "queue_offset"}
     if any(record["handle"] for record in records):
         columns["HANDLE"] = "handle"
@@ -170,8 +132,16 @@ def _print_results(call: Invocation, results: list[SendResult]) -> None:
 # --- tail and messages --------------------------------------------------------------------------
 
 
+@command(
+    TOP,
+    "tail",
+    "tail orders",
+    "tail orders --tags paid --from 10m",
+    "tail orders --from earliest --no-follow --json",
+    "tail '%DLQ%billing' --last 50",
+)
 def tail(
-    call: Invocation,
+    call: CommandCall,
     topic: Annotated[str, typer.Argument(metavar="TOPIC")],
     tags: Tags = None,
     sql: Sql = None,
@@ -212,7 +182,7 @@ def _tail(
     admin: BrokerAdmin, topic: str, start: str | None, last: int, selector: Selector | None
 ) -> Callable[[], list[MessageExt]]:
     """Return a function that returns the next messages: the older ones at its first call."""
-    from mqtemplate.admin import MessageSearch, Tail
+    from mqtemplate.operations import MessageSearch, Tail
 
     if start is not None:
         return _tail_from(admin, topic, start, selector).poll
@@ -223,7 +193,7 @@ def _tail(
 
 
 def _tail_from(admin: BrokerAdmin, topic: str, start: str, selector: Selector | None) -> Tail:
-    from mqtemplate.admin import Tail
+    from mqtemplate.operations import Tail
 
     if start == "latest":
         return Tail.from_end(admin, topic, selector)
@@ -231,7 +201,7 @@ def _tail_from(admin: BrokerAdmin, topic: str, start: str, selector: Selector | 
     return Tail.from_time(admin, topic, time_ms or 1, selector)
 
 
-def _print_message(call: Invocation, message: MessageExt) -> None:
+def _print_message(call: CommandCall, message: MessageExt) -> None:
     record = message_fields(message)
     if call.as_json:
         call.output.json_line(record)
@@ -240,8 +210,15 @@ def _print_message(call: Invocation, message: MessageExt) -> None:
     call.output.line(f"{time_text(message.store_timestamp)}  {'  '.join(words)}  {short_body(message.body)}")
 
 
+@command(
+    TOP,
+    "messages",
+    "messages --id 7F0000010000000000000000000000A1",
+    "messages orders --key 4466",
+    "messages orders --from 2h --to 1h --max-count 500 --json",
+)
 def messages(
-    call: Invocation,
+    call: CommandCall,
     topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]")] = None,
     msg_id: Annotated[str | None, typer.Option("--id", metavar="ID", help="show one message; both ids work")] = None,
     key: Key = None,
@@ -252,8 +229,8 @@ def messages(
     max_count: Annotated[int, typer.Option(min=1, help="most messages")] = 100,
 ) -> None:
     """Find stored messages by id, by key, or by time."""
-    from mqtemplate.admin import MessageSearch
     from mqtemplate.errors import UnknownNameError
+    from mqtemplate.operations import MessageSearch
 
     if topic is None and msg_id is None:
         raise typer.BadParameter("give a topic, or --id", param_hint="TOPIC")
@@ -283,9 +260,3 @@ def _selector(tags: str | None, sql: str | None) -> Selector | None:
     if sql is not None:
         return make_selector(SelectorType.SQL92, sql)
     return None if tags is None else make_selector(SelectorType.TAG, tags)
-
-
-def _body(record: Any) -> bytes:
-    import base64
-
-    return record["body"].encode() if "body" in record else base64.b64decode(record["body_base64"])

@@ -1,31 +1,97 @@
-"""Command that runs an application: ``mqtemplate run``."""
+"""``init``, ``run``, ``broker`` and ``spark``: what writes a project and starts programs."""
 
 from __future__ import annotations
 
+import os
+import re
 import sys
+from importlib.resources import files
 from pathlib import Path
+from string import Template
 from typing import Annotated
 
 import typer
 
-from mqtemplate.cli import exit_codes
-from mqtemplate.cli.invocation import Invocation, command
-from mqtemplate.cli.output import print_line
+from mqtemplate.cli.invocation import TOP, CommandCall, command, command_group, refuse_dangling_link
+from mqtemplate.cli.output import ExitCode, print_line
+from mqtemplate.converters.readable import size_text
+from mqtemplate.errors import ConfigurationError, MQTemplateError
+
+_FILES = {
+    # file of the project -> its template beside this package
+    "app.py": "app.py.txt",
+    "listeners.py": "listeners.py.txt",
+    "test_listeners.py": "test_listeners.py.txt",
+    "application.yml": "application.yml.txt",
+    "README.md": "README.md.txt",
+    ".gitignore": "gitignore.txt",
+}
+_NAME = re.compile(r"[A-Za-z][\w-]{0,62}")
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Add the command to the program."""
-    examples = (
-        "run shop.main:app",
-        "run shop.main:app --workers 4 --profile prod --env-file prod.env",
-        "run shop.main:app --reload",
-        "run shop.main:app --check",
-    )
-    command(app, "run", *examples, without=("config", "as_json"))(run)
+@command(
+    TOP,
+    "init",
+    "init shop",
+    "init shop --directory ./services/shop",
+    without=("name_server", "config", "profile", "as_json"),
+)
+def init(
+    _call: CommandCall,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="name of the project and of its consumer group")],
+    directory: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="directory to write to (default: NAME in the current one)")
+    ] = None,
+) -> None:
+    """Write a small project: an application, a listener, a test, and a configuration.
+
+    It runs and passes its test at once. Existing files are never changed.
+    """
+    if _NAME.fullmatch(name) is None:
+        raise typer.BadParameter(
+            f"must begin with a letter and have only letters, digits, '-' and '_', 63 at most, got {name!r}",
+            param_hint="NAME",
+        )
+    folder = Path(name) if directory is None else directory
+    # Links count as existing: what is written stays in the folder, even if another user prepared it.
+    existing = [file for file in _FILES if os.path.lexists(folder / file)]
+    if existing:
+        raise _refused(f"{folder} has {', '.join(existing)} already")
+    if folder.is_symlink():
+        raise _refused(f"{folder} is a symbolic link")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise _refused(f"the folder {folder} cannot be created: {exc.strerror}") from exc
+    templates = files("mqtemplate.cli") / "new_project"
+    for file, template in _FILES.items():
+        text = (templates / template).read_text(encoding="utf-8")
+        try:
+            with (folder / file).open("x", encoding="utf-8") as new:  # it follows no link, and replaces no file
+                new.write(Template(text).substitute(name=name))
+        except OSError as exc:
+            raise ConfigurationError(
+                f"{folder / file} cannot be written: {exc.strerror}; make that possible, or give another --directory"
+            ) from exc
+    print_line(f"{folder}: wrote {', '.join(_FILES)}")
+    print_line(f"next: cd {folder}; mqtemplate run app; in another terminal, or after Ctrl-C: pytest")
 
 
+def _refused(reason: str) -> typer.BadParameter:
+    return typer.BadParameter(f"{reason}; nothing was written. Give another name, or --directory", param_hint="NAME")
+
+
+@command(
+    TOP,
+    "run",
+    "run shop.main:app",
+    "run shop.main:app --workers 4 --profile prod --env-file prod.env",
+    "run shop.main:app --reload",
+    "run shop.main:app --check",
+    without=("config", "as_json"),
+)
 def run(
-    call: Invocation,
+    call: CommandCall,
     target: Annotated[
         str, typer.Argument(metavar="MODULE[:NAME]", help="an MQApplication, a function that returns one, or a module")
     ],
@@ -80,4 +146,103 @@ def run(
             stop_timeout_s=stop_timeout,
         )
     if code:
-        raise typer.Exit(exit_codes.FAILED)
+        raise typer.Exit(ExitCode.FAILED)
+
+
+_KEYS = {
+    # option -> key
+    "store": "mqtemplate.broker.store-path",
+    "listen": "mqtemplate.server.listen",
+    "name_server": "mqtemplate.server.name-server",
+    "advertise": "mqtemplate.server.advertise",
+    "cluster_name": "mqtemplate.server.cluster-name",
+    "broker_name": "mqtemplate.broker.broker-name",
+}
+
+
+@command(
+    TOP,
+    "broker",
+    "broker --store ./data",
+    "broker --listen 127.0.0.1:10911 --name-server 127.0.0.1:9876",
+    "broker -c broker.conf",
+    without=("name_server", "as_json"),
+)
+def broker(
+    call: CommandCall,
+    store: Annotated[str | None, typer.Option(metavar="DIR", help="the store directory; one process owns it")] = None,
+    listen: Annotated[
+        str | None, typer.Option(metavar="IP:PORT", help="address of the broker (default 127.0.0.1:10911)")
+    ] = None,
+    name_server: Annotated[
+        str | None,
+        typer.Option(
+            metavar="IP:PORT",
+            help="address of the name server (default 127.0.0.1:9876); 'none': the broker's address",
+        ),
+    ] = None,
+    advertise: Annotated[
+        str | None, typer.Option(metavar="IP:PORT", help="address that clients connect to (default: --listen)")
+    ] = None,
+    cluster_name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="the cluster's name (default DefaultCluster)")
+    ] = None,
+    broker_name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="the broker's name (default broker-a)")
+    ] = None,
+    config_file: Annotated[
+        Path | None, typer.Option("--config-file", "-c", metavar="FILE", help="property file of RocketMQ's broker")
+    ] = None,
+) -> None:
+    """Run a broker and its name server.
+
+    Both run in this process, for RocketMQ's clients of every language and for applications of mqtemplate
+    (rocketmq.name-server: 127.0.0.1:9876).
+
+    All other settings are read from application.yml (keys mqtemplate.server.* and mqtemplate.broker.*)
+    and from the environment; or, with -c, from a file of RocketMQ's mqbroker. Ctrl-C or SIGTERM stops
+    the broker cleanly.
+    """
+    from mqtemplate.cli.broker_process import run
+    from mqtemplate.context.failure_report import failure_report, is_debug
+
+    given = (store, listen, name_server, advertise, cluster_name, broker_name)
+    arguments = {key: value for key, value in zip(_KEYS.values(), given, strict=True) if value is not None}
+    try:
+        run(call.config, call.profile, arguments, config_file)
+    except MQTemplateError as exc:
+        if call.debug or is_debug():
+            raise
+        print_line(failure_report(exc), sys.stderr)
+        raise typer.Exit(ExitCode.FAILED) from exc
+
+
+_SPARK = command_group("spark", "Prepare a Spark cluster.")
+
+
+@command(
+    _SPARK,
+    "package",
+    "spark package",
+    "spark package job.zip && spark-submit --py-files job.zip job.py",
+    without=("name_server", "config", "profile"),
+)
+def package(
+    call: CommandCall,
+    file: Annotated[Path, typer.Argument(help="the zip to write")] = Path("mqtemplate-spark.zip"),
+) -> None:
+    """Write the package for Spark's executors, for the option --py-files of spark-submit.
+
+    The executors need numpy and pyarrow, and the Python version of the driver. A session of mqtemplate.spark.session
+    sends the package by itself.
+    """
+    from mqtemplate.spark.package import write_package
+
+    refuse_dangling_link(file, "FILE")
+    try:
+        path = write_package(file)
+    except OSError as exc:
+        raise typer.BadParameter(f"{file} cannot be written: {exc.strerror}", param_hint="FILE") from exc
+    record = {"file": str(path), "bytes": path.stat().st_size}
+    call.output.document(record)
+    call.output.line(f"{path}: {size_text(path.stat().st_size)}; give it to spark-submit as --py-files {path}")

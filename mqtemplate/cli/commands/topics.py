@@ -6,13 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mqtemplate.cli.formats import past_time, time_text
-from mqtemplate.cli.invocation import DryRun, Invocation, Yes, command
+from mqtemplate.cli.formats import past_time, record_of
+from mqtemplate.cli.invocation import TOP, CommandCall, Confirmation, command, command_group
 from mqtemplate.cli.output import Columns
+from mqtemplate.converters.readable import time_text
 
 if TYPE_CHECKING:
-    from mqtemplate.admin import GroupInfo, OffsetTarget, QueueProgress, TopicInfo
+    from mqtemplate.operations import GroupInfo, OffsetTarget, TopicInfo
 
+_QUEUE_KEY = ("queue.broker_name", "queue.queue_id")
+_QUEUE = (*_QUEUE_KEY, "min_offset", "max_offset", "message_count", "last_stored_ms")
+_PROGRESS = ("queue.topic", *_QUEUE_KEY, "committed", "max_offset", "lag", "last_consumed_ms")
+_CHANGE = ("queue.topic", *_QUEUE_KEY, "before", "after")
 _TOPIC_COLUMNS: Columns = {
     "TOPIC": "name",
     "KIND": "kind",
@@ -53,34 +58,20 @@ _CHANGE_COLUMNS: Columns = {
 }
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Add the commands to the program."""
-    command(app, "topics", "topics", "topics orders", "topics --all --json --name-server 127.0.0.1:9876")(topics)
-    command(app, "groups", "groups", "groups billing", "groups --json --name-server embedded:./data")(groups)
-    offsets = typer.Typer(help="Show or reset the committed offsets of a group.", no_args_is_help=True)
-    command(offsets, "show", "offsets show billing", "offsets show billing orders --json")(show_offsets)
-    command(
-        offsets,
-        "reset",
-        "offsets reset billing orders --to earliest --dry-run",
-        "offsets reset billing orders --to 2h --yes",
-        "offsets reset billing orders --to 2026-01-31T08:00",
-        "offsets reset billing orders --offset 4711 --queue 2",
-        "offsets reset billing orders --shift -100",
-    )(reset_offsets)
-    app.add_typer(offsets, name="offsets")
+_OFFSETS = command_group("offsets", "Show or reset the committed offsets of a group.")
 
 
 # --- topics -------------------------------------------------------------------------------------
 
 
+@command(TOP, "topics", "topics", "topics orders", "topics --all --json --name-server 127.0.0.1:9876")
 def topics(
-    call: Invocation,
+    call: CommandCall,
     topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]", help="show the queues of this topic")] = None,
     show_all: Annotated[bool, typer.Option("--all", help="show retry, dead-letter and system topics too")] = False,
 ) -> None:
     """List topics with their messages, or the queues and groups of one topic."""
-    from mqtemplate.admin import TopicKind
+    from mqtemplate.operations import TopicKind
 
     with call.admin() as admin:
         if topic is not None:
@@ -90,8 +81,11 @@ def topics(
     call.output.table([_topic_record(each) for each in found], _TOPIC_COLUMNS, "no topics")
 
 
-def _show_topic(call: Invocation, topic: TopicInfo) -> None:
-    record = _topic_record(topic) | {"groups": list(topic.groups), "queues": _queue_records(topic)}
+def _show_topic(call: CommandCall, topic: TopicInfo) -> None:
+    record = _topic_record(topic) | {
+        "groups": list(topic.groups),
+        "queues": [record_of(each, *_QUEUE) for each in topic.queues],
+    }
     if call.as_json:
         call.output.document(record)
         return
@@ -101,33 +95,18 @@ def _show_topic(call: Invocation, topic: TopicInfo) -> None:
 
 def _topic_record(topic: TopicInfo) -> dict[str, Any]:
     return {
-        "name": topic.name,
-        "kind": topic.kind.value,
+        **record_of(topic, "name", "kind"),
         "queue_count": len(topic.queues),
-        "message_count": topic.message_count,
-        "last_stored_ms": topic.last_stored_ms,
+        **record_of(topic, "message_count", "last_stored_ms"),
     }
-
-
-def _queue_records(topic: TopicInfo) -> list[dict[str, Any]]:
-    return [
-        {
-            "broker_name": span.queue.broker_name,
-            "queue_id": span.queue.queue_id,
-            "min_offset": span.min_offset,
-            "max_offset": span.max_offset,
-            "message_count": span.message_count,
-            "last_stored_ms": span.last_stored_ms,
-        }
-        for span in topic.queues
-    ]
 
 
 # --- groups -------------------------------------------------------------------------------------
 
 
+@command(TOP, "groups", "groups", "groups billing", "groups --json --name-server embedded:./data")
 def groups(
-    call: Invocation,
+    call: CommandCall,
     group: Annotated[
         str | None, typer.Argument(metavar="[GROUP]", help="show members and queues of this group")
     ] = None,
@@ -141,7 +120,7 @@ def groups(
     call.output.table([_group_record(each) for each in found], _GROUP_COLUMNS, "no groups")
 
 
-def _show_group(call: Invocation, group: GroupInfo) -> None:
+def _show_group(call: CommandCall, group: GroupInfo) -> None:
     record = _group_record(group)
     if call.as_json:
         call.output.document(record)
@@ -159,50 +138,40 @@ def _show_group(call: Invocation, group: GroupInfo) -> None:
 
 def _group_record(group: GroupInfo) -> dict[str, Any]:
     return {
-        "name": group.name,
-        "lag": group.lag,
-        "message_model": group.message_model,
-        "consume_from_where": group.consume_from_where,
+        **record_of(group, "name", "lag", "message_model", "consume_from_where"),
         "topics": list(group.topics),
-        "members": [
-            {"client_id": each.client_id, "address": each.address, "language": each.language} for each in group.members
-        ],
-        "subscriptions": [
-            {"topic": each.topic, "expression": each.expression, "expression_type": each.expression_type}
-            for each in group.subscriptions
-        ],
-        "progress": [_progress_record(each) for each in group.progress],
-    }
-
-
-def _progress_record(progress: QueueProgress) -> dict[str, Any]:
-    return {
-        "topic": progress.queue.topic,
-        "broker_name": progress.queue.broker_name,
-        "queue_id": progress.queue.queue_id,
-        "committed": progress.committed,
-        "max_offset": progress.max_offset,
-        "lag": progress.lag,
-        "last_consumed_ms": progress.last_consumed_ms,
+        "members": [record_of(each, "client_id", "address", "language") for each in group.members],
+        "subscriptions": [record_of(each, "topic", "expression", "expression_type") for each in group.subscriptions],
+        "progress": [record_of(each, *_PROGRESS) for each in group.progress],
     }
 
 
 # --- offsets ------------------------------------------------------------------------------------
 
 
+@command(_OFFSETS, "show", "offsets show billing", "offsets show billing orders --json")
 def show_offsets(
-    call: Invocation,
+    call: CommandCall,
     group: Annotated[str, typer.Argument(metavar="GROUP")],
     topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]")] = None,
 ) -> None:
-    """Show the committed offsets of a group in all queues, or in those of one topic."""
+    """Show the committed offsets of a group in all queues, or in the queues of one topic."""
     with call.admin() as admin:
         progress = admin.progress(group, topic)
-    call.output.table([_progress_record(each) for each in progress], _PROGRESS_COLUMNS, "no offsets")
+    call.output.table([record_of(each, *_PROGRESS) for each in progress], _PROGRESS_COLUMNS, "no offsets")
 
 
+@command(
+    _OFFSETS,
+    "reset",
+    "offsets reset billing orders --to earliest --dry-run",
+    "offsets reset billing orders --to 2h --yes",
+    "offsets reset billing orders --to 2026-01-31T08:00",
+    "offsets reset billing orders --offset 4711 --queue 2",
+    "offsets reset billing orders --shift -100",
+)
 def reset_offsets(
-    call: Invocation,
+    call: CommandCall,
     group: Annotated[str, typer.Argument(metavar="GROUP")],
     topic: Annotated[str, typer.Argument(metavar="TOPIC")],
     to: Annotated[
@@ -212,37 +181,28 @@ def reset_offsets(
     offset: Annotated[int | None, typer.Option(help="a queue offset")] = None,
     shift: Annotated[int | None, typer.Option(help="messages to go forward, or back if negative")] = None,
     queue: Annotated[int | None, typer.Option(help="only this queue of each broker")] = None,
-    yes: Yes = False,
-    dry_run: DryRun = False,
+    *,
+    confirmation: Confirmation,
 ) -> None:
     """Set the committed offsets of a group in a topic. Connected members continue at the new offsets.
 
     Offsets that a queue does not have become the nearest that it has. The command shows the changes first.
     """
-    from mqtemplate.admin import apply_reset, plan_reset
+    from mqtemplate.operations import apply_reset, plan_reset
 
     with call.admin() as admin:
         target = _target(to, offset, shift, admin.broker.clock.now_ms())
         changes = plan_reset(admin, group, topic, target, queue)
-        records = [
-            {
-                "topic": change.queue.topic,
-                "broker_name": change.queue.broker_name,
-                "queue_id": change.queue.queue_id,
-                "before": change.before,
-                "after": change.after,
-            }
-            for change in changes
-        ]
+        records = [record_of(change, *_CHANGE) for change in changes]
         call.output.table(records, _CHANGE_COLUMNS, "all offsets are there already")
-        if changes and not dry_run:
-            call.confirm(f"Set {len(changes)} offsets of group {group!r}?", yes=yes)
+        if changes and not confirmation.dry_run:
+            call.confirm(f"Set {len(changes)} offsets of group {group!r}?", yes=confirmation.yes)
             apply_reset(admin, group, changes)
             call.output.note(f"set {len(changes)} offsets of group {group!r}")
 
 
 def _target(to: str | None, offset: int | None, shift: int | None, now_ms: int) -> OffsetTarget:
-    from mqtemplate.admin import OffsetPosition, OffsetTarget
+    from mqtemplate.operations import OffsetPosition, OffsetTarget
 
     if [to, offset, shift].count(None) != 2:
         raise typer.BadParameter("give one of --to, --offset and --shift", param_hint="--to")

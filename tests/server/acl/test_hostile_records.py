@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from mqtemplate.admin import EmbeddedAdmin
-from mqtemplate.admin.doctor.report import examine
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.message import INTERNAL_PROPERTIES, ORIGIN_PROPERTIES, Message, MessageQueue, SendSequence
+from mqtemplate.operations import EmbeddedAdmin
+from mqtemplate.operations.doctor import examine
 from mqtemplate.pending import PendingQuery
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.layout import SysFlag

@@ -1,1 +1,0 @@
-"""Dead letters: their causes, and what administrators do with them."""

@@ -1,1 +1,0 @@
-"""Offline check of a store directory: sizes, damage, pending messages, groups, and what a start would do."""

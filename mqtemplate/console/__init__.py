@@ -1,0 +1,60 @@
+"""Console over HTTP: health, metrics and listeners in the shapes of Spring Boot's actuator, and pages in a browser."""
+
+from typing import TYPE_CHECKING
+
+from mqtemplate.exports import late_import
+
+if TYPE_CHECKING:
+    from mqtemplate.console.access import Access
+    from mqtemplate.console.actuator import Actuator, ActuatorSources, asgi_app, managed_actuator, wsgi_app
+    from mqtemplate.console.changes import AuditLog
+    from mqtemplate.console.dashboard import (
+        Dashboard,
+        DashboardServer,
+        application_dashboard,
+        dashboard_asgi_app,
+        dashboard_wsgi_app,
+        managed_dashboard,
+    )
+    from mqtemplate.console.server import MOUNT, ManagementServer, check_installed
+    from mqtemplate.console.sources import BrokerSource, FolderSource, OpenSource
+
+__all__ = [
+    "MOUNT",
+    "Access",
+    "Actuator",
+    "ActuatorSources",
+    "AuditLog",
+    "BrokerSource",
+    "Dashboard",
+    "DashboardServer",
+    "FolderSource",
+    "ManagementServer",
+    "OpenSource",
+    "application_dashboard",
+    "asgi_app",
+    "check_installed",
+    "dashboard_asgi_app",
+    "dashboard_wsgi_app",
+    "managed_actuator",
+    "managed_dashboard",
+    "wsgi_app",
+]
+
+_ACTUATOR = "mqtemplate.console.actuator"
+_DASHBOARD = "mqtemplate.console.dashboard"
+_SERVER = "mqtemplate.console.server"
+_SOURCES = "mqtemplate.console.sources"
+
+__getattr__ = late_import(
+    __name__,
+    {
+        "Access": "mqtemplate.console.access",
+        "AuditLog": "mqtemplate.console.changes",
+        **dict.fromkeys(("Actuator", "ActuatorSources", "asgi_app", "managed_actuator", "wsgi_app"), _ACTUATOR),
+        **dict.fromkeys(("Dashboard", "DashboardServer", "dashboard_asgi_app", "dashboard_wsgi_app"), _DASHBOARD),
+        **dict.fromkeys(("application_dashboard", "managed_dashboard"), _DASHBOARD),
+        **dict.fromkeys(("MOUNT", "ManagementServer", "check_installed"), _SERVER),
+        **dict.fromkeys(("BrokerSource", "FolderSource", "OpenSource"), _SOURCES),
+    },
+)

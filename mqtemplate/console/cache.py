@@ -1,0 +1,165 @@
+"""Values that take long to read, and rates of a broker from the offsets that the dashboard reads from time to time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Generic, TypeVar
+
+from mqtemplate.errors import MQTemplateError
+
+T = TypeVar("T")
+
+_MAX_KEYS = 64
+_LEAST_AGE_S = 2.0
+_COST_FACTOR = 20
+"""A value is used at least this many times as long as it took to read."""
+_PAUSE_S = 0.3
+"""Time before an old value is read again: the page that shows the old one is sent first, which takes processor time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cached(Generic[T]):
+    """A value, and its age in seconds."""
+
+    value: T
+    age_s: float
+
+
+class _CacheEntry:
+    def __init__(self) -> None:
+        self.is_read = threading.Event()
+        self.is_reading = False
+        self.value: Any = None
+        self.error: MQTemplateError | None = None
+        self.at_s = 0.0
+        self.expires_s = 0.0
+
+
+class BackgroundCache:
+    """Values by key. A value that is too old is returned all the same, while a thread reads it again.
+
+    So only the first reader of a key waits, and no longer than it wants to.
+
+    Args:
+        in_background: False: values are read by the caller, each time. For a virtual clock.
+    """
+
+    def __init__(self, *, in_background: bool = True) -> None:
+        self._in_background = in_background
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[Hashable, _CacheEntry] = OrderedDict()
+
+    def get(self, key: Hashable, read: Callable[[], T], wait_s: float) -> Cached[T] | None:
+        """Return the value of a key; None if it was never read and reading takes longer than *wait_s*.
+
+        Raises:
+            MQTemplateError: The last read raised it.
+        """
+        if not self._in_background:
+            return Cached(read(), 0.0)
+        entry = self._entry(key, read)
+        if not entry.is_read.wait(wait_s):
+            return None
+        if entry.error is not None:
+            raise entry.error
+        return Cached(entry.value, time.monotonic() - entry.at_s)
+
+    def clear(self) -> None:
+        """Forget all values: after a change."""
+        with self._lock:
+            self._entries.clear()
+
+    def _entry(self, key: Hashable, read: Callable[[], object]) -> _CacheEntry:
+        with self._lock:
+            entry = self._entries.setdefault(key, _CacheEntry())
+            self._entries.move_to_end(key)
+            if len(self._entries) > _MAX_KEYS:
+                self._entries.popitem(last=False)
+            must_read = not entry.is_reading and time.monotonic() >= entry.expires_s
+            entry.is_reading = entry.is_reading or must_read
+        if must_read:
+            thread = threading.Timer(_PAUSE_S if entry.is_read.is_set() else 0.0, self._read, (entry, read))
+            thread.name, thread.daemon = "mqtemplate-dashboard", True
+            thread.start()
+        return entry
+
+    def _read(self, entry: _CacheEntry, read: Callable[[], object]) -> None:
+        start_s = time.monotonic()
+        try:
+            entry.value, entry.error = read(), None
+        except MQTemplateError as exc:
+            entry.error = exc
+        except Exception as exc:
+            entry.error = MQTemplateError(f"{type(exc).__name__}: {exc}")
+        entry.at_s = time.monotonic()
+        entry.expires_s = entry.at_s + max(_LEAST_AGE_S, _COST_FACTOR * (entry.at_s - start_s))
+        entry.is_reading = False
+        entry.is_read.set()
+
+
+_MAX_SAMPLES = 120
+_LEAST_MS = 1_000
+_WINDOW_MS = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetSample:
+    """Sums of offsets at a time.
+
+    Attributes:
+        stored: Topic -> sum of the maximum offsets of its queues.
+        consumed: Group -> sum of its committed offsets.
+    """
+
+    time_ms: int
+    stored: Mapping[str, int] = field(default_factory=dict)
+    consumed: Mapping[str, int] = field(default_factory=dict)
+
+
+class Rates:
+    """The last samples. Rates are for about the last minute."""
+
+    def __init__(self) -> None:
+        self._samples: deque[OffsetSample] = deque(maxlen=_MAX_SAMPLES)
+        self._lock = threading.Lock()
+
+    def add(self, sample: OffsetSample) -> None:
+        """Add a sample, unless the last one is younger than a second."""
+        with self._lock:
+            if not self._samples or sample.time_ms >= self._samples[-1].time_ms + _LEAST_MS:
+                self._samples.append(sample)
+
+    def stored(self) -> dict[str, float]:
+        """Return messages per second by topic; empty before the second sample."""
+        return self._rates(lambda sample: sample.stored)
+
+    def consumed(self) -> dict[str, float]:
+        """Return messages per second by group; empty before the second sample."""
+        return self._rates(lambda sample: sample.consumed)
+
+    def history(self) -> list[tuple[int, float]]:
+        """Return times and messages stored per second, the oldest first: the sums of all topics."""
+        with self._lock:
+            samples = list(self._samples)
+        found = []
+        for before, after in pairwise(samples):
+            grown = sum(max(0, count - before.stored.get(name, 0)) for name, count in after.stored.items())
+            found.append((after.time_ms, grown * 1_000 / (after.time_ms - before.time_ms)))
+        return found
+
+    def _rates(self, values: Callable[[OffsetSample], Mapping[str, int]]) -> dict[str, float]:
+        with self._lock:
+            samples = list(self._samples)
+        if len(samples) < 2:
+            return {}
+        last = samples[-1]
+        first = next(each for each in samples if each.time_ms >= last.time_ms - _WINDOW_MS)
+        if first is last:
+            first = samples[-2]
+        seconds, before = (last.time_ms - first.time_ms) / 1_000, values(first)
+        return {name: max(0, count - before.get(name, 0)) / seconds for name, count in values(last).items()}

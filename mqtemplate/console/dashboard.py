@@ -1,0 +1,299 @@
+"""The dashboard: it checks access to each request, finds its page, and turns errors into pages."""
+
+from __future__ import annotations
+
+import ipaddress
+from http import HTTPStatus
+from pathlib import Path
+
+from mqtemplate.broker import Broker
+from mqtemplate.clock import Clock, SystemClock
+from mqtemplate.console import application, dead_letters, delayed, messages, overview, topics
+from mqtemplate.console.access import Access
+from mqtemplate.console.actuator import Actuator
+from mqtemplate.console.cache import BackgroundCache, Rates
+from mqtemplate.console.changes import AuditLog, Job, Jobs, JobState, default_audit_path
+from mqtemplate.console.client import LocalActuator
+from mqtemplate.console.rendering import STATIC_TYPES, compile_templates, static_files
+from mqtemplate.console.server import MAX_FORM_BYTES, ConsoleServer
+from mqtemplate.console.site import ApplicationDocuments, Call, Site, merged
+from mqtemplate.console.sources import BrokerSource, OpenSource
+from mqtemplate.context.settings.app import AppSettings
+from mqtemplate.context.settings.management import ManagementSettings
+from mqtemplate.errors import (
+    BrokerError,
+    MessageError,
+    MQTemplateError,
+    StoreLockedError,
+    UnknownNameError,
+    UnsupportedError,
+)
+from mqtemplate.event_log import get_logger
+from mqtemplate.http.bridges import AsgiApp, WsgiApp, asgi_application, wsgi_application
+from mqtemplate.http.exchange import HttpRequest, HttpResponse
+from mqtemplate.http.tokens import TokenAnswer
+from mqtemplate.operations.choice import admin_of
+
+_log = get_logger("mqtemplate.dashboard")
+
+_CSP = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'"
+)
+_HEADERS = (
+    ("Content-Security-Policy", _CSP),
+    ("X-Content-Type-Options", "nosniff"),
+    ("X-Frame-Options", "DENY"),
+    # Not no-referrer: with that a browser sends "Origin: null" with the forms of this site.
+    ("Referrer-Policy", "same-origin"),
+    ("Cross-Origin-Opener-Policy", "same-origin"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+)
+_NO_STORE = ("Cache-Control", "no-store")
+_FOREVER = ("Cache-Control", "public, max-age=31536000, immutable")
+_STATUS: tuple[tuple[type[MQTemplateError], int], ...] = (
+    (UnknownNameError, 404),
+    (UnsupportedError, 501),
+    (StoreLockedError, 409),
+    (MessageError, 400),
+    (BrokerError, 503),
+)
+
+
+# --- pages of changes ---------------------------------------------------------------------------
+
+
+def _show_job(site: Site, call: Call) -> HttpResponse:
+    """Return the page of a job. It reloads itself while the job runs."""
+    job = _job(site, call.needed("id"))
+    return site.page(call, "job.html", job=job, is_running=job.state is JobState.RUNNING)
+
+
+def _stop_job(site: Site, call: Call) -> HttpResponse:
+    """Stop a job before its next message."""
+    job = _job(site, call.field("id"))
+    with site.audit.change("job.stop", call.request.remote, job=job.title):
+        job.stop()
+    return site.redirect(call.url("/jobs", id=job.id))
+
+
+def _job(site: Site, job_id: str) -> Job:
+    job = site.jobs.get(job_id)
+    if job is None:
+        raise UnknownNameError("there is no such change; the dashboard was restarted, or it is too long ago")
+    return job
+
+
+_ROUTES = merged(
+    [
+        overview.ROUTES,
+        topics.ROUTES,
+        messages.ROUTES,
+        delayed.ROUTES,
+        dead_letters.ROUTES,
+        application.ROUTES,
+        {("GET", "/jobs"): _show_job, ("POST", "/jobs/stop"): _stop_job},
+    ]
+)
+
+
+# --- the dashboard ------------------------------------------------------------------------------
+
+
+class Dashboard:
+    """Pages for one broker, for one application, or for both.
+
+    Args:
+        source: The broker; None without one.
+        application: The documents of a running application; None without one.
+        title: Name for a reader; by default the broker's.
+        clock: A virtual clock lets all work run in the calling thread.
+    """
+
+    def __init__(
+        self,
+        source: BrokerSource | None,
+        application: ApplicationDocuments | None = None,
+        *,
+        access: Access,
+        audit: AuditLog,
+        title: str = "",
+        clock: Clock = SystemClock(),
+    ) -> None:
+        self._source = source
+        self._site = Site(
+            title=title or (source.label if source is not None else "mqtemplate"),
+            source=source,
+            application=application,
+            access=access,
+            audit=audit,
+            cache=BackgroundCache(in_background=not clock.is_virtual),
+            jobs=Jobs(in_background=not clock.is_virtual),
+            rates=Rates(),
+        )
+
+    def prepare(self) -> None:
+        """Compile the pages, and start to read what takes long: the first page comes as fast as later ones."""
+        compile_templates()
+        static_files()
+        if self._source is not None:
+            overview.prepare(self._site)
+
+    def close(self) -> None:
+        """Stop the running job, and close the source."""
+        self._site.jobs.close()
+        if self._source is not None:
+            self._source.close()
+
+    def handle(self, request: HttpRequest) -> HttpResponse:
+        """Return the response to a request."""
+        if not self._site.access.is_host_allowed(request):
+            return _secured(_refused_host(request))
+        call = Call(request)
+        path = request.path or "/"
+        if path.startswith("/static/"):
+            return _static(path.removeprefix("/static/"))
+        try:
+            return _secured(self._respond(call, path))
+        except MQTemplateError as exc:
+            status = next((status for kind, status in _STATUS if isinstance(exc, kind)), 500)
+            return _secured(self._error(call, status, str(exc)))
+        except Exception as exc:
+            _log.exception("dashboard.request_failed", path=path)
+            return _secured(self._error(call, 500, f"{type(exc).__name__}: {exc}"))
+
+    def _respond(self, call: Call, path: str) -> HttpResponse:
+        method = "GET" if call.request.method == "HEAD" else call.request.method
+        if path == "/sign-in" or (method == "GET" and call.text("token")):
+            return self._sign_in(call, method, path)
+        if not self._site.access.may_read(call.request):
+            return self._site.page(call, "sign_in.html", 401, error="")
+        page = _ROUTES.get((method, path))
+        if page is None:
+            known = any(route == path for _, route in _ROUTES)
+            return self._error(call, 405 if known else 404, f"there is no page {path}")
+        if method == "POST":
+            refusal = self._site.access.refusal_of_change(call.request, call.field("form_token"))
+            if refusal is not None:
+                return self._error(call, 403, refusal)
+            call.check_complete()
+        return page(self._site, call)
+
+    def _error(self, call: Call, status: int, text: str) -> HttpResponse:
+        return self._site.page(call, "error.html", status, reason=HTTPStatus(status).phrase, text=text)
+
+    def _sign_in(self, call: Call, method: str, path: str) -> HttpResponse:
+        """Sign in by the link of the start (GET), or by the token in a form (POST); or sign out."""
+        access = self._site.access
+        if method not in ("GET", "POST"):
+            return self._error(call, 405, f"{method} is not allowed here")
+        if method == "POST" and (foreign := access.foreign_origin(call.request)) is not None:
+            return self._error(call, 403, f"the form was sent by another site, {foreign}")
+        if method == "POST" and call.field("action") == "sign-out":
+            if not access.is_form_token(call.field("form_token"), call.request):
+                return self._error(call, 403, "the form is not from this dashboard; reload the page")
+            return self._site.redirect(call.url("/sign-in"), ("Set-Cookie", access.sign_out(call.request)))
+        token = call.field("token") if method == "POST" else call.text("token")
+        if not token:
+            return self._site.page(call, "sign_in.html", error="")
+        cookie = access.sign_in(token.strip(), call.request)
+        if cookie is TokenAnswer.TOO_MANY:
+            error = (
+                "The token is wrong. There were too many wrong ones, so this one is not logged; the right one works."
+            )
+            return self._site.page(call, "sign_in.html", 429, error=error)
+        if isinstance(cookie, TokenAnswer):
+            _log.warning("dashboard.sign_in_failed", remote=call.request.remote)
+            return self._site.page(call, "sign_in.html", 403, error="The token is wrong.")
+        # The token leaves the address, and so the history of the browser.
+        target = call.url("/") if path == "/sign-in" else call.same_page(token=None)
+        return self._site.redirect(target, ("Set-Cookie", cookie))
+
+
+def _refused_host(request: HttpRequest) -> HttpResponse:
+    host = request.headers.get("host", "")
+    text = (
+        f"host {host!r} is not allowed; name it with --allowed-host, or mqtemplate.management.dashboard.allowed-hosts"
+    )
+    return HttpResponse(421, f"{text}\n".encode())
+
+
+def _static(name: str) -> HttpResponse:
+    body = static_files().get(name)
+    if body is None:
+        return _secured(HttpResponse(404, b"no such file\n"))
+    content_type = STATIC_TYPES[f".{name.rpartition('.')[2]}"]
+    return HttpResponse(200, body, content_type, (*_HEADERS, _FOREVER))
+
+
+def _secured(response: HttpResponse) -> HttpResponse:
+    return HttpResponse(
+        response.status, response.body, response.content_type, (*response.headers, *_HEADERS, _NO_STORE)
+    )
+
+
+def dashboard_wsgi_app(dashboard: Dashboard) -> WsgiApp:
+    """Return the dashboard as a WSGI application, to mount below any path."""
+    return wsgi_application(dashboard.handle, MAX_FORM_BYTES)
+
+
+def dashboard_asgi_app(dashboard: Dashboard) -> AsgiApp:
+    """Return the dashboard as an ASGI application, to mount below any path."""
+    return asgi_application(dashboard.handle, MAX_FORM_BYTES)
+
+
+class DashboardServer(ConsoleServer):
+    """Serves a dashboard on an address of its own.
+
+    Args:
+        port: 0 for a free one.
+    """
+
+    def __init__(self, dashboard: Dashboard, host: str, port: int) -> None:
+        super().__init__({"": dashboard.handle}, host, port, part="dashboard", events=_log)
+        self._dashboard = dashboard
+
+    def start(self) -> None:
+        self._dashboard.prepare()
+        super().start()
+
+    def stop(self) -> None:
+        """Stop listening, and close the dashboard."""
+        super().stop()
+        self._dashboard.close()
+
+
+# --- in an application --------------------------------------------------------------------------
+
+
+def managed_dashboard(broker: Broker, actuator: Actuator, settings: ManagementSettings, title: str) -> Dashboard:
+    """Return the dashboard of the application of this process, or of its server. Reading needs the token too.
+
+    Raises:
+        ConfigurationError: The audit log cannot be written.
+    """
+    section = settings.dashboard
+    assert settings.token is not None, "the settings are checked"
+    token = settings.token.get_secret_value()
+    is_loopback = ipaddress.ip_address(settings.address).is_loopback
+    access = Access(
+        token,
+        allow_changes=section.allow_changes,
+        reads_need_token=True,
+        allowed_hosts=(*section.allowed_hosts, *(() if is_loopback else (settings.address,))),
+        clock=broker.clock,
+    )
+    path = Path(section.audit_log) if section.audit_log is not None else default_audit_path()
+    return Dashboard(
+        OpenSource(admin_of(broker), title),
+        LocalActuator(actuator, token),
+        access=access,
+        audit=AuditLog(path if section.allow_changes else None, broker.clock),
+        clock=broker.clock,
+    )
+
+
+def application_dashboard(broker: Broker, settings: AppSettings, actuator: Actuator) -> Dashboard:
+    """Return the dashboard of an application, for its context."""
+    management = settings.mqtemplate.management
+    return managed_dashboard(broker, actuator, management, management.name or broker.name)

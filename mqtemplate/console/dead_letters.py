@@ -1,0 +1,244 @@
+"""Dead letters with their causes: edit, resend, purge."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from mqtemplate.console.changes import Job
+from mqtemplate.console.site import Call, Routes, Site, time_of
+from mqtemplate.converters.readable import body_text
+from mqtemplate.errors import MessageError, UnknownNameError
+from mqtemplate.http.exchange import HttpResponse
+from mqtemplate.operations.broker_admin import BrokerAdmin
+from mqtemplate.operations.bulk import parse_rate
+from mqtemplate.operations.dead_letters import (
+    DeadLetterMessage,
+    DeadLetters,
+    LetterEdit,
+    LetterFilter,
+    LetterState,
+    resent_message,
+)
+from mqtemplate.operations.messages import cursor_of, first_of, is_after, parse_cursor, property_differences
+
+_PAGE = 50
+_SHOWN = 20
+_MAX_EDITED_BYTES = 128 * 1024
+"""Larger bodies do not fit into a form."""
+_FILTERS = ("topic", "key", "tag", "cause", "state", "from", "to")
+_ACTIONS = {"resend": "Resend", "purge": "Purge"}
+
+
+# --- lists --------------------------------------------------------------------------------------
+
+
+def dead_letters(site: Site, call: Call) -> HttpResponse:
+    """Return the groups with dead letters, or the dead letters of one group."""
+    group = call.text("group")
+    if group is None:
+        with site.reading() as admin:
+            counts = DeadLetters(admin).groups()
+        return site.page(call, "letter_groups.html", counts=counts)
+    after = parse_cursor(call.text("cursor"))
+    wanted = _filter(dict(call.query), after[0])
+    with site.reading() as admin:
+        matching = (each for each in DeadLetters(admin).find(group, wanted) if is_after(each.message, after))
+        found, has_more = first_of(matching, _PAGE)
+    return site.page(
+        call,
+        "letters.html",
+        group=group,
+        letters=found,
+        causes=Counter(each.exception or "unknown" for each in found).most_common(5),
+        states=["open", "resent", "purged", "all"],
+        filters=[(name, call.query[name]) for name in _FILTERS if name in call.query],
+        next=call.same_page(cursor=cursor_of(found[-1].message)) if has_more else None,
+        after_ms=call.time_ms("from"),
+        before_ms=call.time_ms("to"),
+    )
+
+
+def _filter(given: dict[str, str], after_ms: int = 0) -> LetterFilter:
+    text = given.get("state") or "open"
+    known = {state.value: state for state in LetterState}
+    if text != "all" and text not in known:
+        raise MessageError(f"state must be one of {', '.join(known)} and all, got {text!r}")
+    begin_ms = max(time_of(given.get("from"), "from") or 0, after_ms)
+    return LetterFilter(
+        state=known.get(text),
+        after_ms=begin_ms or None,
+        before_ms=time_of(given.get("to"), "to"),
+        cause=given.get("cause") or None,
+        topic=given.get("topic") or None,
+        key=given.get("key") or None,
+        tag=given.get("tag") or None,
+    )
+
+
+# --- one dead letter ----------------------------------------------------------------------------
+
+
+def letter(site: Site, call: Call) -> HttpResponse:
+    """Return one dead letter with its cause, and the difference from the message that was sent."""
+    group, letter_id = call.needed("group"), call.needed("id")
+    with site.reading() as admin:
+        letters = DeadLetters(admin)
+        found = letters.get(group, letter_id)
+        original = letters.original(found)
+    text = body_text(found.message.body)
+    can_edit = text is not None and len(found.message.body) <= _MAX_EDITED_BYTES
+    return site.page(
+        call,
+        "letter.html",
+        letter=found,
+        original=original,
+        differences=None
+        if original is None
+        else property_differences(original.properties, resent_message(found).properties),
+        same_body=original is not None and original.body == found.message.body,
+        text=text if can_edit else None,
+        properties=_own_properties(found),
+    )
+
+
+def _own_properties(found: DeadLetterMessage) -> dict[str, str]:
+    """Return the properties that a resend keeps."""
+    kept = resent_message(found).properties
+    return {name: value for name, value in found.message.properties.items() if kept.get(name) == value}
+
+
+# --- changes ------------------------------------------------------------------------------------
+
+
+def preview(site: Site, call: Call) -> HttpResponse:
+    """Show what a change of dead letters would do."""
+    group, action = call.field("group"), call.action_field(_ACTIONS)
+    with site.reading() as admin:
+        shown: list[DeadLetterMessage] = []
+        total = 0
+        for each in _chosen(admin, call):
+            total += 1
+            if total <= _SHOWN:
+                shown.append(each)
+        now_ms = admin.broker.clock.now_ms()
+    return site.page(
+        call,
+        "letters_preview.html",
+        group=group,
+        name=_ACTIONS[action],
+        action=action,
+        total=total,
+        shown=shown,
+        fields=call.given_fields("action", "scope", "group", *_FILTERS),
+        ids=call.fields("letter"),
+        now_ms=now_ms,
+        back=call.url("/dead-letters", group=group),
+    )
+
+
+def apply(site: Site, call: Call) -> HttpResponse:
+    """Resend or purge the dead letters that were shown before."""
+    group, action = call.field("group"), call.action_field(_ACTIONS)
+    until_ms, rate = call.time_field("until") or 0, parse_rate(call.field("rate"))
+    only_group = call.field("only_group") == "1"
+
+    def change(admin: BrokerAdmin, chosen: Iterator[DeadLetterMessage], job: Job, result: dict[str, Any]) -> str:
+        letters = DeadLetters(admin)
+        if action == "purge":
+            result["count"] = letters.purge(chosen, job.advance)
+            return f"{result['count']:,} purged"
+        # The list is complete before the first send: a resend that fails again would be found too.
+        sent = letters.resend(list(chosen), only_group=only_group, rate=rate, on_progress=job.advance)
+        result["count"] = len(sent)
+        return f"{len(sent):,} sent again"
+
+    return site.change_previewed(
+        call,
+        title=f"{_ACTIONS[action]} {call.previewed():,} dead letters of {group}",
+        back=call.url("/dead-letters", group=group),
+        action=f"dead_letters.{action}",
+        target={
+            "group": group,
+            "letters": call.fields("letter") if call.scope_field() == "chosen" else None,
+            "filter": dict(call.given_fields(*_FILTERS)) or None,
+        },
+        reached=lambda admin: _seen(admin, call, until_ms),
+        change=change,
+    )
+
+
+def edit(site: Site, call: Call) -> HttpResponse:
+    """Send one dead letter again, with another body or other properties."""
+    group, letter_id = call.field("group"), call.field("id")
+    with site.changing() as admin:
+        letters = DeadLetters(admin)
+        found = letters.get(group, letter_id)
+        changes = _edit(call, found)
+        changed = {"body": changes.body is not None, "properties": sorted(changes.properties or {})}
+        with site.audit.change(
+            "dead_letters.edit", call.request.remote, group=group, letters=[found.id], changed=changed
+        ) as result:
+            [sent] = letters.resend([found], changes, only_group=call.field("only_group") == "1")
+            result["offset_msg_id"] = sent.offset_msg_id
+    site.cache.clear()
+    return site.redirect(call.url("/message", id=sent.offset_msg_id))
+
+
+def _edit(call: Call, found: DeadLetterMessage) -> LetterEdit:
+    """Return the changes of a form, relative to the dead letter."""
+    names = call.fields("name")
+    values = call.fields("value")
+    if len(names) != len(values):
+        raise MessageError("the form lacks a name or a value of a property")
+    given = {name.strip(): value for name, value in zip(names, values, strict=True) if name.strip()}
+    before = _own_properties(found)
+    properties: dict[str, str | None] = {name: None for name in before if name not in given}
+    properties |= {name: value for name, value in given.items() if before.get(name) != value}
+    body = None
+    if any(name == "body" for name, _ in call.form):
+        body = _body(call.field("body"), found.message.body)
+    return LetterEdit(body, properties or None)
+
+
+def _body(text: str, before: bytes) -> bytes | None:
+    """Return the new body; None if it is the same.
+
+    A browser sends each end of a line in a form as CR LF.
+    """
+    after = text.encode() if b"\r\n" in before else text.replace("\r\n", "\n").encode()
+    return None if after == before else after
+
+
+def _seen(admin: BrokerAdmin, call: Call, until_ms: int) -> Iterator[DeadLetterMessage]:
+    """Yield the dead letters of a form that were stored before its preview."""
+    return (each for each in _chosen(admin, call) if each.message.store_timestamp <= until_ms)
+
+
+def _chosen(admin: BrokerAdmin, call: Call) -> Iterator[DeadLetterMessage]:
+    """Yield the dead letters of a form: the ticked ones, or all that match."""
+    letters, group = DeadLetters(admin), call.field("group")
+    if call.scope_field() == "chosen":
+        ids = call.fields("letter")
+        if not ids:
+            raise MessageError("no dead letter is chosen; tick some, or change all that match")
+        yield from _existing(letters, group, ids)
+        return
+    yield from letters.find(group, _filter(dict(call.given_fields(*_FILTERS))))
+
+
+def _existing(letters: DeadLetters, group: str, ids: Sequence[str]) -> list[DeadLetterMessage]:
+    try:
+        return letters.get_all(group, ids)
+    except UnknownNameError as exc:
+        raise MessageError(f"{exc}; reload the list") from exc
+
+
+ROUTES: Routes = {
+    ("GET", "/dead-letters"): dead_letters,
+    ("GET", "/dead-letters/letter"): letter,
+    ("POST", "/dead-letters/preview"): preview,
+    ("POST", "/dead-letters/change"): apply,
+    ("POST", "/dead-letters/edit"): edit,
+}

@@ -1,0 +1,312 @@
+"""Pending messages: a histogram of what falls due, the list, and changes, each with a preview."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from mqtemplate.broker import Capability
+from mqtemplate.console.changes import Job
+from mqtemplate.console.histogram import (
+    DAY_MS,
+    HOUR_MS,
+    MINUTE_MS,
+    Counted,
+    DueHistogram,
+    histogram,
+    pending_counts,
+    unit_of,
+)
+from mqtemplate.console.rendering import render
+from mqtemplate.console.site import HTML, Call, Routes, Site
+from mqtemplate.errors import MessageError, MQTemplateError
+from mqtemplate.http.exchange import HttpResponse
+from mqtemplate.operations.broker_admin import BrokerAdmin
+from mqtemplate.operations.bulk import parse_rate, parse_span
+from mqtemplate.operations.delayed import BulkChange, DelayedOperations, PendingAction, PendingChange
+from mqtemplate.pending import PendingMessage, PendingQuery
+
+_PAGE = 50
+_FIRST_PAINT_S = 0.02
+_PATIENT_S = 60.0
+_SPANS = (("minute", HOUR_MS), ("hour", 2 * DAY_MS), ("day", 30 * DAY_MS))
+
+
+def delayed(site: Site, call: Call) -> HttpResponse:
+    """Return the page. What takes long to read comes later, as parts of the page."""
+    query = query_of(call)
+    is_quick = query.tag is None and query.after_ms is None
+    with site.reading() as admin:
+        now_ms = admin.broker.clock.now_ms()
+        can_change = Capability.SCHEDULE_CHANGE in admin.broker.capabilities
+        can_change = can_change or Capability.TIMER_CHANGE in admin.broker.capabilities
+    # The list first: beside the thread that counts it would take longer.
+    listing = _listing(site, call, query) if is_quick else None
+    timeline = _timeline(site, call, now_ms, _FIRST_PAINT_S)
+    values: dict[str, Any] = {
+        "query": query,
+        "now_ms": now_ms,
+        "can_change": can_change,
+        "spans": [
+            (name, call.same_page(**{"from": now_ms, "to": now_ms + length, "cursor": None})) for name, length in _SPANS
+        ],
+        "everything": call.same_page(**{"from": None, "to": None, "cursor": None}),
+        "timeline": timeline,
+        "listing": listing,
+    }
+    return site.page(call, "delayed.html", **values)
+
+
+def timeline_part(site: Site, call: Call) -> HttpResponse:
+    """Return the histogram, as a part of the page."""
+    with site.reading() as admin:
+        now_ms = admin.broker.clock.now_ms()
+    timeline = _timeline(site, call, now_ms, _PATIENT_S)
+    return HttpResponse(200, render("delayed_timeline.html", {"timeline": timeline, "url": call.url}), HTML)
+
+
+def list_part(site: Site, call: Call) -> HttpResponse:
+    """Return the list, as a part of the page."""
+    listing = _listing(site, call, query_of(call))
+    return site.page(call, "delayed_list.html", listing=listing, query=query_of(call))
+
+
+def query_of(call: Call) -> PendingQuery:
+    """Return the filter of the address."""
+    return PendingQuery(
+        topic=call.text("topic"),
+        key=call.text("key"),
+        tag=call.text("tag"),
+        after_ms=call.time_ms("from"),
+        before_ms=call.time_ms("to"),
+    )
+
+
+def _listing(site: Site, call: Call, query: PendingQuery) -> dict[str, Any]:
+    with site.reading() as admin:
+        page = admin.broker.pending(query, _PAGE, call.text("cursor"))
+        now_ms = admin.broker.clock.now_ms()
+    following = None if page.cursor is None else call.url("/delayed", **{**call.query, "cursor": page.cursor})
+    return {"messages": page.messages, "next": following, "now_ms": now_ms}
+
+
+# --- the histogram ------------------------------------------------------------------------------
+
+
+def _timeline(site: Site, call: Call, now_ms: int, wait_s: float) -> dict[str, Any]:
+    """Return the histogram, or why there is none."""
+    query = query_of(call)
+    # Topic and time are in the timing wheel and cost little to compare; key and tag are in each record.
+    wanted = PendingQuery(topic=query.topic)
+    if query.key is not None or query.tag is not None:
+        return {"state": "filtered", "histogram": None}
+    try:
+        counted = pending_counts(site, wanted, wait_s)
+        if counted is None:
+            return {"state": "counting", "histogram": None, "address": _part_address(call, "/delayed/timeline")}
+        start_ms, end_ms = _window(counted, query, now_ms)
+        unit_ms, _ = unit_of(end_ms - start_ms)
+        if counted.unit_ms > unit_ms:
+            exact = PendingQuery(topic=query.topic, after_ms=start_ms, before_ms=end_ms)
+            counted = pending_counts(site, exact, wait_s, unit_ms)
+            if counted is None:
+                return {"state": "counting", "histogram": None, "address": _part_address(call, "/delayed/timeline")}
+    except MQTemplateError as exc:
+        return {"state": "failed", "histogram": None, "reason": str(exc)}
+    drawn = histogram(counted.counts.buckets, start_ms, end_ms, lambda start, end: _address(call, start, end))
+    return {
+        "state": "counted",
+        "histogram": drawn,
+        "pending": counted.counts.total,
+        "age_s": counted.age_s,
+        "now_ms": now_ms,
+        **_moves(call, drawn),
+    }
+
+
+def _window(counted: Counted, query: PendingQuery, now_ms: int) -> tuple[int, int]:
+    """Return start and end: from the filter, or from the messages."""
+    buckets = counted.counts.buckets
+    first = min(now_ms, next(iter(buckets), now_ms))
+    last = max(buckets, default=now_ms) + counted.unit_ms
+    start_ms = query.after_ms if query.after_ms is not None else first
+    end_ms = query.before_ms if query.before_ms is not None else max(last, start_ms + HOUR_MS)
+    return start_ms, max(end_ms, start_ms + MINUTE_MS)
+
+
+def _moves(call: Call, drawn: DueHistogram) -> dict[str, str | None]:
+    """Return the addresses of the spans before and after, and of a longer one."""
+    length = drawn.end_ms - drawn.start_ms
+    middle = (drawn.start_ms + drawn.end_ms) // 2
+    longer = next((span for span in (HOUR_MS, DAY_MS, 7 * DAY_MS, 30 * DAY_MS) if span > length), None)
+    return {
+        "earlier": _address(call, max(0, drawn.start_ms - length), drawn.start_ms),
+        "later": _address(call, drawn.end_ms, drawn.end_ms + length),
+        "longer": None if longer is None else _address(call, max(0, middle - longer // 2), middle + longer // 2),
+    }
+
+
+def _address(call: Call, start_ms: int, end_ms: int) -> str:
+    return call.url("/delayed", **{**call.query, "from": start_ms, "to": end_ms, "cursor": None})
+
+
+def _part_address(call: Call, path: str) -> str:
+    return call.url(path, **call.query)
+
+
+# --- changes ------------------------------------------------------------------------------------
+
+
+_ACTIONS = {"cancel": "Cancel", "deliver": "Deliver now", "shift": "Shift"}
+_FILTERS = ("topic", "key", "tag", "from", "to")
+_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenChange:
+    """A change of some messages, from a form.
+
+    Attributes:
+        handles: The chosen messages; empty for all that match the query.
+        until_ms: Messages stored later are left alone: the user has not seen them.
+    """
+
+    change: PendingChange
+    handles: tuple[str, ...]
+    query: PendingQuery
+    until_ms: int | None
+    rate: float | None
+
+    @property
+    def action(self) -> str:
+        """The action in forms and in the audit log."""
+        return self.change.action.value
+
+    @property
+    def name(self) -> str:
+        """The change as a title."""
+        return _ACTIONS[self.action]
+
+    @property
+    def shift_ms(self) -> int:
+        """Time by which the change moves each message; 0 for other changes."""
+        return self.change.shift_ms
+
+    def reached(self, admin: BrokerAdmin) -> Iterator[PendingMessage]:
+        """Yield the chosen messages that are still pending, or all that match and were stored before the preview."""
+        pending = DelayedOperations(admin)
+        if self.handles:
+            yield from pending.chosen(self.handles)
+            return
+        for message in pending.all(self.query):
+            if self.until_ms is None or message.store_timestamp <= self.until_ms:
+                yield message
+
+
+def _change_of(call: Call) -> ChosenChange:
+    """Return the change that a form describes.
+
+    Raises:
+        MessageError: The form is incomplete.
+    """
+    scope = call.scope_field()
+    action = PendingAction(call.action_field(_ACTIONS))
+    handles = tuple(call.fields("handle"))
+    if scope == "chosen" and not handles:
+        raise MessageError("no message is chosen; tick some, or change all that match")
+    return ChosenChange(
+        change=PendingChange(action, _shift_of(call) if action is PendingAction.SHIFT else 0),
+        handles=handles if scope == "chosen" else (),
+        query=PendingQuery(
+            topic=call.field("topic") or None,
+            key=call.field("key") or None,
+            tag=call.field("tag") or None,
+            after_ms=call.time_field("from"),
+            before_ms=call.time_field("to"),
+        ),
+        until_ms=call.time_field("until"),
+        rate=parse_rate(call.field("rate")),
+    )
+
+
+def _shift_of(call: Call) -> int:
+    text = call.field("shift")
+    span_ms = parse_span(text)
+    if span_ms is None:
+        raise MessageError(f"shift must be a duration such as 30m, 2h or -15m, got {text!r}")
+    return span_ms
+
+
+def preview(site: Site, call: Call) -> HttpResponse:
+    """Show what a change would do."""
+    change = _change_of(call)
+    with site.reading() as admin:
+        pending, now_ms = DelayedOperations(admin), admin.broker.clock.now_ms()
+        if change.handles:
+            shown = list(pending.chosen(change.handles))
+            total = len(shown)
+        else:
+            shown = list(pending.all(change.query, _SHOWN))
+            total = admin.broker.count_pending(change.query, DAY_MS).total
+    return site.page(
+        call,
+        "delayed_preview.html",
+        change=change,
+        total=total,
+        shown=shown[:_SHOWN],
+        missing=len(change.handles) - total if change.handles else 0,
+        fields=call.given_fields("action", "scope", "shift", *_FILTERS),
+        now_ms=now_ms,
+        back=_back(call),
+    )
+
+
+def apply(site: Site, call: Call) -> HttpResponse:
+    """Make a change that was shown before."""
+    wanted = _change_of(call)
+
+    def change(admin: BrokerAdmin, messages: Iterator[PendingMessage], job: Job, result: dict[str, Any]) -> str:
+        done = DelayedOperations(admin).change_all(messages, wanted.change, wanted.rate, job.advance)
+        result.update({status.value: count for status, count in done.counts.items()}, unsupported=done.unsupported)
+        return _result_text(done)
+
+    return site.change_previewed(
+        call,
+        title=f"{wanted.name} {call.previewed():,} pending messages",
+        back=_back(call),
+        action=f"delayed.{wanted.action}",
+        target={
+            "handles": list(wanted.handles) or None,
+            "filter": _filter_text(wanted.query),
+            "shown": None,
+            "shift_ms": wanted.shift_ms or None,
+        },
+        reached=wanted.reached,
+        change=change,
+    )
+
+
+def _filter_text(query: PendingQuery) -> dict[str, object] | None:
+    given = {name: getattr(query, name) for name in ("topic", "key", "tag", "after_ms", "before_ms")}
+    return {name: value for name, value in given.items() if value is not None} or None
+
+
+def _result_text(done: BulkChange) -> str:
+    parts = [f"{count:,} {status.value}" for status, count in done.counts.items()]
+    if done.unsupported:
+        parts.append(f"{done.unsupported:,} that this broker cannot change")
+    return ", ".join(parts) or "no message was pending any more"
+
+
+def _back(call: Call) -> str:
+    return call.url("/delayed", **dict(call.given_fields(*_FILTERS)))
+
+
+ROUTES: Routes = {
+    ("GET", "/delayed"): delayed,
+    ("GET", "/delayed/timeline"): timeline_part,
+    ("GET", "/delayed/list"): list_part,
+    ("POST", "/delayed/preview"): preview,
+    ("POST", "/delayed/change"): apply,
+}

@@ -1,0 +1,218 @@
+"""Messages by id, by key and by time; one message with its body and its path; the live tail of a topic."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from mqtemplate.console.site import Call, Routes, Site
+from mqtemplate.converters.readable import body_text, short_body, time_text
+from mqtemplate.errors import MessageError, MQTemplateError, UnknownNameError
+from mqtemplate.http.exchange import HttpResponse
+from mqtemplate.message import MessageExt, MessageQueue, Property
+from mqtemplate.operations.broker_admin import BrokerAdmin
+from mqtemplate.operations.message_path import MessagePath, StepKind, message_path
+from mqtemplate.operations.messages import MessageSearch, Tail, cursor_of, first_of, is_after, parse_cursor
+from mqtemplate.pending import PendingQuery
+from mqtemplate.selectors.tags import Selector, TagSelector
+
+_PAGE = 50
+
+
+def messages(site: Site, call: Call) -> HttpResponse:
+    """Return the form for a search, and what it finds."""
+    topic, key, msg_id = call.text("topic"), call.text("key"), call.text("id")
+    if msg_id is not None:
+        return site.redirect(call.url("/message", id=msg_id, topic=topic))
+    cursor = call.text("cursor")
+    begin_ms, end_ms = call.time_ms("from"), call.time_ms("to")
+    found: list[MessageExt] = []
+    has_more = False
+    with site.reading() as admin:
+        names = admin.readable_topics()
+        search = MessageSearch(admin)
+        if topic is None:
+            pass
+        elif key is not None:
+            found = search.by_key(topic, key, _PAGE, begin_ms or 0, end_ms)
+        elif begin_ms is None and end_ms is None and cursor is None:
+            found = search.newest(topic, _PAGE)[::-1]
+        else:
+            after = parse_cursor(cursor)
+            start_ms = max(begin_ms or 0, after[0])
+            matching = (each for each in search.by_time(topic, start_ms, end_ms) if is_after(each, after))
+            found, has_more = first_of(matching, _PAGE)
+    return site.page(
+        call,
+        "messages.html",
+        topics=names,
+        messages=found,
+        next=call.same_page(cursor=cursor_of(found[-1])) if has_more else None,
+        begin_ms=begin_ms,
+        end_ms=end_ms,
+    )
+
+
+# --- one message --------------------------------------------------------------------------------
+
+
+def message(site: Site, call: Call) -> HttpResponse:
+    """Return one message, by the id of its producer or of the broker."""
+    msg_id, topic = call.needed("id"), call.text("topic")
+    with site.reading() as admin:
+        shown = _stored(admin, msg_id, topic)
+        origin = topic if shown is None else origin_topic(shown)
+        path = _path(admin, msg_id if shown is None else shown.msg_id, origin)
+        if shown is None and path is None:
+            raise UnknownNameError(f"message {msg_id!r} does not exist; it was deleted, or the id is another one")
+        now_ms = admin.broker.clock.now_ms()
+    if shown is None and path is not None:
+        shown = _last_record(path)
+    pending = [] if path is None else [step for step in path.steps if step.kind is StepKind.PENDING]
+    return site.page(call, "message.html", message=shown, topic=origin or "", path=path, pending=pending, now_ms=now_ms)
+
+
+def _stored(admin: BrokerAdmin, msg_id: str, topic: str | None) -> MessageExt | None:
+    """Return the stored message, or the record of a pending one; None if there are no messages."""
+    search = MessageSearch(admin)
+    try:
+        return search.by_id(msg_id, topic)
+    except UnknownNameError:
+        pass  # it may be pending
+    found = admin.broker.pending(PendingQuery(key=msg_id, topic=topic), 1).messages
+    if not found:
+        return None
+    path = _path(admin, found[0].msg_id, found[0].topic)
+    return None if path is None else _last_record(path)
+
+
+def _path(admin: BrokerAdmin, msg_id: str, topic: str | None) -> MessagePath | None:
+    try:
+        return None if topic is None else message_path(admin, msg_id, topic)
+    except UnknownNameError:
+        return None
+
+
+def _last_record(path: MessagePath) -> MessageExt | None:
+    """Return the last record that has the body: a delete marker has none."""
+    records = [step.record for step in path.steps if step.record is not None and step.kind is not StepKind.CANCELLED]
+    return records[-1] if records else None
+
+
+def origin_topic(message: MessageExt) -> str:
+    """Return the topic that a message was sent to."""
+    found = message.properties
+    by_retry = found.get(Property.DLQ_ORIGIN_TOPIC) or found.get(Property.RETRY_TOPIC)
+    return by_retry or found.get(Property.REAL_TOPIC) or message.topic
+
+
+# --- the live tail ------------------------------------------------------------------------------
+
+
+_MAX_STREAMS = 8
+_INTERVAL_S = 1.0
+_MAX_SECONDS = 600.0
+"""A stream ends after this time; the browser connects again."""
+_MAX_EVENTS = 200
+"""Most messages of one interval; further ones are counted only."""
+
+_places = threading.BoundedSemaphore(_MAX_STREAMS)
+
+
+def tail(site: Site, call: Call) -> HttpResponse:
+    """Return the page. Its script reads the stream."""
+    with site.reading() as admin:
+        names = admin.readable_topics()
+    topic = call.text("topic")
+    stream = None if topic is None else call.url("/tail/stream", topic=topic, tag=call.text("tag"))
+    return site.page(call, "tail.html", topics=names, stream=stream)
+
+
+def stream(site: Site, call: Call) -> HttpResponse:
+    """Return new messages as events."""
+    topic, tag = call.needed("topic"), call.text("tag")
+    selector = TagSelector(tag) if tag else None
+    with site.reading() as admin:
+        positions = Tail.from_end(admin, topic, selector).positions
+    if not _places.acquire(blocking=False):
+        raise MessageError(f"{_MAX_STREAMS} pages follow topics already; close one")
+    headers = (("X-Accel-Buffering", "no"),)
+    found = events(site, topic, selector, positions, time.sleep, time.monotonic)
+    return HttpResponse(200, _Placed(found), "text/event-stream", headers)
+
+
+class _Placed(Iterator[bytes]):
+    """Events of a stream that has one of the places. `close` frees it, also if no event was read."""
+
+    def __init__(self, found: Iterator[bytes]) -> None:
+        self._found = found
+        self._has_place = True
+
+    def __next__(self) -> bytes:
+        return next(self._found)
+
+    def close(self) -> None:
+        """Free the place."""
+        if self._has_place:
+            self._has_place = False
+            _places.release()
+
+
+def events(
+    site: Site,
+    topic: str,
+    selector: Selector | None,
+    positions: dict[MessageQueue, int],
+    pause: Callable[[float], object],
+    now_s: Callable[[], float],
+) -> Iterator[bytes]:
+    """Yield an event for each new message, and a comment in each second without one.
+
+    Args:
+        positions: Queue offset of the next message by queue.
+        pause: Waits for some seconds.
+        now_s: Returns seconds since any moment.
+    """
+    end_s = now_s() + _MAX_SECONDS
+    yield b"retry: 2000\n\n"
+    while now_s() < end_s:
+        try:
+            with site.reading() as admin:
+                found = Tail(admin, topic, selector, positions).poll()
+        except MQTemplateError as exc:
+            yield _event("failed", {"text": str(exc)})
+            return
+        for message in found[:_MAX_EVENTS]:
+            yield _event("message", _fields(message))
+        if len(found) > _MAX_EVENTS:
+            yield _event("skipped", {"count": len(found) - _MAX_EVENTS})
+        # A comment lets the server notice that the browser is away.
+        yield b": \n\n"
+        pause(_INTERVAL_S)
+
+
+def _event(name: str, fields: dict[str, object]) -> bytes:
+    return f"event: {name}\ndata: {json.dumps(fields)}\n\n".encode()
+
+
+def _fields(message: MessageExt) -> dict[str, object]:
+    return {
+        "time": time_text(message.store_timestamp),
+        "topic": message.topic,
+        "id": message.msg_id,
+        "tag": message.tags or "",
+        "keys": message.keys or "",
+        "queue": f"{message.broker_name}/{message.queue_id}",
+        "body": short_body(message.body),
+        "is_text": body_text(message.body) is not None,
+    }
+
+
+ROUTES: Routes = {
+    ("GET", "/messages"): messages,
+    ("GET", "/message"): message,
+    ("GET", "/tail"): tail,
+    ("GET", "/tail/stream"): stream,
+}

@@ -1,0 +1,108 @@
+"""Templates of the pages. All values are escaped."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from mqtemplate.converters.readable import body_text, pretty_body, short_body, size_text, span_text, time_text
+
+_HERE = Path(__file__).parent
+FORM_END = ("form_end", "complete")
+"""Last field of each form for a change: without it the form was cut off, and a missing field would widen the change."""
+_FORM_END = Markup('<input type="hidden" name="{}" value="{}">').format(*FORM_END)
+STATIC_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+
+@cache
+def environment() -> Environment:
+    """Return the templates. A name that a template uses and a page does not give is an error."""
+    found = Environment(
+        loader=FileSystemLoader(_HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    found.filters |= {
+        "time": _time,
+        "size": size_text,
+        "span": span_text,
+        "count": lambda number: f"{number:,}",
+        "plural": _plural,
+        "body": pretty_body,
+        "short": short_body,
+        "body_text": body_text,
+        "field_time": field_time,
+    }
+    found.globals |= {"static_version": static_version(), "time_zone": _time_zone, "form_end": _FORM_END}
+    return found
+
+
+def compile_templates() -> None:
+    """Compile all templates now, so that the first page does not wait for it."""
+    for name in environment().list_templates():
+        environment().get_template(name)
+
+
+def render(template: str, values: Mapping[str, Any]) -> bytes:
+    """Return a page."""
+    # A message may contain half of a surrogate pair, as an escape of its JSON.
+    return environment().get_template(template).render(values).encode("utf-8", "backslashreplace")
+
+
+def _time(time_ms: int | None) -> Markup | str:
+    """Return a local time as an element that also has the exact one."""
+    if time_ms is None:
+        return ""
+    try:
+        exact = datetime.fromtimestamp(time_ms / 1_000).astimezone().isoformat(timespec="milliseconds")
+        text = time_text(time_ms)
+    except (ValueError, OverflowError, OSError):
+        return f"{time_ms} ms"
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(exact, exact, text)
+
+
+def _plural(number: int, singular: str, plural: str = "") -> str:
+    """Return a number with its noun."""
+    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
+
+
+def field_time(time_ms: int | None) -> str:
+    """Return a time for a field of the type ``datetime-local``."""
+    if time_ms is None:
+        return ""
+    return datetime.fromtimestamp(time_ms / 1_000).astimezone().replace(tzinfo=None).isoformat(timespec="seconds")
+
+
+def _time_zone() -> str:
+    return datetime.now().astimezone().strftime("%Z, UTC%z")
+
+
+# --- scripts and styles -------------------------------------------------------------------------
+
+
+@cache
+def static_files() -> Mapping[str, bytes]:
+    """Return the scripts and styles by name."""
+    return {
+        path.name: path.read_bytes() for path in sorted((_HERE / "static").iterdir()) if path.suffix in STATIC_TYPES
+    }
+
+
+@cache
+def static_version() -> str:
+    """Return a code that changes with the files, so that browsers may keep them."""
+    return hashlib.sha256(b"".join(static_files().values())).hexdigest()[:12]

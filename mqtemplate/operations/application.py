@@ -1,0 +1,231 @@
+"""Changes that the actuator takes.
+
+Listeners: pause, resume, seek, concurrency. Schedules: pause, resume, trigger.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+from mqtemplate.errors import ListenerError, MQTemplateError, did_you_mean
+from mqtemplate.event_log import get_logger
+from mqtemplate.listener.consuming.container import ListenerContainer
+from mqtemplate.message import MessageQueue
+from mqtemplate.numbers import parse_number
+from mqtemplate.scheduling.schedules import Schedules
+
+_log = get_logger("mqtemplate.actuator")
+
+ACTIONS: Mapping[str, Sequence[str]] = {
+    "pause": (),
+    "resume": (),
+    "seek": ("to", "back", "offset", "topic", "queue", "broker"),
+    "concurrency": ("number",),
+}
+"""Actions on a listener -> fields beside ``action``."""
+SCHEDULE_ACTIONS: Mapping[str, Sequence[str]] = {"pause": ("until",), "resume": (), "trigger": ()}
+_MAX_LONG = 2**63 - 1
+
+
+class InvalidChangeError(MQTemplateError):
+    """A change that was requested is not allowed. The text says what is."""
+
+
+def parse_change(body: bytes) -> dict[str, Any]:
+    """Return the change that a body describes.
+
+    Raises:
+        InvalidChangeError: It is not a JSON object, or has a field twice.
+    """
+    try:
+        change = json.loads(body, object_pairs_hook=_without_repetition)
+    except (ValueError, RecursionError) as exc:
+        raise InvalidChangeError('the body must be a JSON object, such as {"action": "pause"}') from exc
+    if not isinstance(change, dict):
+        raise InvalidChangeError(f"the body must be a JSON object, got {type(change).__name__}")
+    return change
+
+
+def _without_repetition(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twice = next(name for index, (name, _) in enumerate(pairs) if name in dict(pairs[:index]))
+        raise InvalidChangeError(f"the body has the field {twice[:40]!r} twice, allowed is once")
+    return found
+
+
+def _action_of(change: Mapping[str, Any], actions: Mapping[str, Sequence[str]]) -> str:
+    """Return the action, all fields checked: one that is ignored may be what the client meant most."""
+    action = change.get("action")
+    if not isinstance(action, str) or action not in actions:
+        raise InvalidChangeError(f"action must be one of {', '.join(actions)}, got {action!r}")
+    known = ("action", *actions[action])
+    for name in change:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise InvalidChangeError(
+                f"{action} has no field {name[:40]!r}; {f'{hint} ' if hint else ''}there is: {', '.join(known)}"
+            )
+    return action
+
+
+@contextmanager
+def _logged(kind: str, remote: str, **fields: object) -> Iterator[None]:
+    """Log the change in the ``with`` block, whether it succeeds or not: a part of it may have happened."""
+    try:
+        yield
+    except BaseException as exc:
+        _log.warning(f"{kind}.change_failed", remote=remote, error=f"{type(exc).__name__}: {exc}", **fields)
+        raise
+    _log.warning(f"{kind}.changed", remote=remote, **fields)
+
+
+def change_listener(container: ListenerContainer, change: Mapping[str, Any], remote: str) -> None:
+    """Pause, resume or reposition a listener, or change its concurrency, and log who did it.
+
+    ``{"action": "pause"}``, ``{"action": "resume"}``, ``{"action": "concurrency", "number": 8}``, and for
+    ``{"action": "seek"}`` one of
+
+    - ``"to": "first"``, ``"latest"``, an ISO time with a time zone, or epoch milliseconds;
+    - ``"back": "1h"``: the messages of the last hour again;
+    - ``"topic"``, ``"queue"``, ``"offset"`` and, with several brokers, ``"broker"``: one queue.
+
+    Args:
+        remote: Address of the client, for the log.
+
+    Raises:
+        InvalidChangeError: The change is not one of these.
+        ListenerError: The listener is not running, or does not have the queue.
+    """
+    action = _action_of(change, ACTIONS)
+    if not container.is_running:
+        raise ListenerError(f"{container.name} is {container.state.value}; only a running listener can be changed")
+    apply = _apply_of(container, action, change)
+    with _logged("listener", remote, listener=container.endpoint.id, **change):
+        apply()
+
+
+def _apply_of(container: ListenerContainer, action: str, change: Mapping[str, Any]) -> Callable[[], None]:
+    if action == "seek":
+        return _seek_of(container, change)
+    if action == "concurrency":
+        return _concurrency_of(container, change.get("number"))
+    return container.pause if action == "pause" else container.resume
+
+
+def change_schedule(schedules: Schedules, name: str, change: Mapping[str, Any], remote: str) -> None:
+    """Pause or resume a schedule in all processes, or run it now, and log who did it.
+
+    ``{"action": "pause"}`` with ``"until"``, an ISO time with a time zone, or without an end; ``{"action": "resume"}``;
+    ``{"action": "trigger"}``.
+
+    Raises:
+        InvalidChangeError: The change is not one of these.
+        ScheduleError: There is no such schedule.
+    """
+    action, until = _action_of(change, SCHEDULE_ACTIONS), change.get("until")
+    end = None if until is None else _aware_time(until)
+    with _logged("schedule", remote, schedule=name, action=action, until=until):
+        if action == "trigger":
+            schedules.trigger(name)
+        elif action == "resume":
+            schedules.resume(name)
+        else:
+            schedules.pause(name, end)
+
+
+def _aware_time(text: object) -> datetime:
+    try:
+        time = datetime.fromisoformat(str(text))
+        if time.tzinfo is not None and time.timestamp() > 0:
+            return time
+    except (ValueError, OverflowError):
+        pass  # such as the first hour of the year 1, east of Greenwich
+    raise InvalidChangeError(
+        f"until must be an ISO time with a time zone, such as 2026-07-01T12:00:00+02:00, got {_shown(text)}"
+    )
+
+
+def _seek_of(container: ListenerContainer, change: Mapping[str, Any]) -> Callable[[], None]:
+    given = [key for key in ("to", "back", "offset") if key in change]
+    if len(given) != 1:
+        raise InvalidChangeError(
+            "seek needs one of: to (first, latest, a time), back (a duration), offset (with topic and queue); "
+            f"got {', '.join(given) or 'none'}"
+        )
+    queue_fields = [key for key in ("topic", "queue", "broker") if key in change]
+    if queue_fields and "offset" not in change:
+        raise InvalidChangeError(
+            f"{given[0]} is for all queues of the listener; give {queue_fields[0]} with offset only"
+        )
+    if "offset" in change:
+        queue, queue_offset = _queue_of(container, change), change["offset"]
+        if type(queue_offset) is not int or not 0 <= queue_offset <= _MAX_LONG:
+            raise InvalidChangeError(f"offset must be a whole number of at least 0, got {_shown(queue_offset)}")
+        return lambda: container.seek(queue, queue_offset)
+    if "back" in change:
+        return lambda: _checked(lambda: container.rewind(str(change["back"])))
+    to = change["to"]
+    if to == "first":
+        return container.rewind
+    if to == "latest":
+        return container.skip_to_latest
+    time = _time(to)
+    return lambda: _checked(lambda: container.reset_to_time(time))
+
+
+def _concurrency_of(container: ListenerContainer, number: object) -> Callable[[], None]:
+    if type(number) is not int or abs(number) > _MAX_LONG:
+        raise InvalidChangeError(f"concurrency needs number, a whole number of handlers, got {_shown(number)}")
+    wanted = number
+
+    def apply() -> None:
+        try:
+            container.set_concurrency(wanted)
+        except ListenerError as exc:
+            raise InvalidChangeError(str(exc)) from exc
+
+    return apply
+
+
+def _checked(seek: Callable[[], None]) -> None:
+    try:
+        seek()
+    except (ValueError, OverflowError) as exc:
+        raise InvalidChangeError(str(exc)) from exc
+
+
+def _time(text: object) -> datetime | int:
+    if type(text) is int and 0 <= text <= _MAX_LONG:
+        return text
+    try:
+        number = parse_number(text)
+        return datetime.fromisoformat(str(text)) if number is None or number < 0 else number
+    except ValueError:
+        raise InvalidChangeError(
+            "to must be first, latest, epoch milliseconds, or an ISO time such as 2026-07-01T12:00:00+02:00, "
+            f"got {_shown(text)}"
+        ) from None
+
+
+def _shown(value: object) -> str:
+    # A number of thousands of digits has no text in Python.
+    return f"{repr(value)[:60]}" if not isinstance(value, int) or abs(value) <= _MAX_LONG else "a larger number"
+
+
+def _queue_of(container: ListenerContainer, change: Mapping[str, Any]) -> MessageQueue:
+    wanted = (change.get("topic"), change.get("queue"))
+    found = [
+        queue
+        for queue in container.positions()
+        if (queue.topic, queue.queue_id) == wanted and change.get("broker") in (None, queue.broker_name)
+    ]
+    if len(found) == 1:
+        return found[0]
+    own = ", ".join(f"{queue.topic}/{queue.broker_name}/{queue.queue_id}" for queue in sorted(container.positions()))
+    problem = "is not assigned to this listener here" if not found else "is on several brokers; add broker"
+    raise InvalidChangeError(f"queue {wanted[1]!r} of topic {wanted[0]!r} {problem}; it has: {own or 'none'}")

@@ -1,0 +1,210 @@
+"""Administration of a cluster: RocketMQ brokers, or servers of this library, by the requests of ``mqadmin``."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TypeVar
+
+from mqtemplate.broker import Broker
+from mqtemplate.brokers.remote.cluster.client import ClientContext
+from mqtemplate.brokers.remote.cluster.routes import MASTER_ID
+from mqtemplate.errors import UnsupportedError
+from mqtemplate.message import MessageQueue
+from mqtemplate.operations.broker_admin import BrokerAdmin, unknown
+from mqtemplate.operations.values import GroupInfo, GroupSubscription, Member, QueueProgress, QueueSpan, TopicKind
+from mqtemplate.remoting.protocol.bodies import group as bodies
+from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
+from mqtemplate.remoting.protocol.bodies.route import TopicConfigSerializeWrapper, TopicStatsTable
+from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.remoting.protocol.headers import group as headers
+from mqtemplate.remoting.protocol.headers.admin import GetAllTopicConfigRequestHeader, TopicNameRequestHeader
+from mqtemplate.remoting.protocol.headers.fields import CommandHeader
+from mqtemplate.topics import is_system_group
+
+_SUCCESS = (ResponseCode.SUCCESS,)
+_NO_TOPIC = (ResponseCode.SUCCESS, ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SYSTEM_ERROR)
+_NO_MEMBERS = (
+    ResponseCode.SUCCESS,
+    ResponseCode.CONSUMER_NOT_ONLINE,
+    ResponseCode.BROADCAST_CONSUMPTION,
+    ResponseCode.SYSTEM_ERROR,  # 4.x, for a group without members
+)
+_NO_GROUP = (ResponseCode.SUCCESS, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, ResponseCode.SYSTEM_ERROR)
+_END = -1
+
+Body = TypeVar("Body", bound=JsonBody)
+
+
+class RemoteAdmin(BrokerAdmin):
+    """Topics, groups and offsets of a cluster. Each request goes to all masters, and the responses are merged.
+
+    With access control the account needs the rights of an administrator.
+
+    Args:
+        broker: A started client of the cluster, a `mqtemplate.brokers.RemoteBroker`. `close` closes it.
+        context: Its ``client_context``.
+    """
+
+    def __init__(self, broker: Broker, context: ClientContext) -> None:
+        self._broker = broker
+        self._context = context
+        self._names = context.namespace
+
+    @property
+    def broker(self) -> Broker:
+        return self._broker
+
+    def close(self) -> None:
+        self._broker.close()
+
+    # --- topics --------------------------------------------------------------------------------
+
+    def topic_kinds(self) -> dict[str, TopicKind]:
+        tables = self._read(
+            RequestCode.GET_ALL_TOPIC_CONFIG,
+            GetAllTopicConfigRequestHeader(),
+            TopicConfigSerializeWrapper,
+            "list topics",
+        )
+        kinds = {
+            self._names.unwrap(name): TopicKind.of(self._names.unwrap(name), config.perm)
+            for _, table in tables
+            for name, config in table.topic_config_table.items()
+        }
+        return dict(sorted(kinds.items()))
+
+    def queue_spans(self, topic: str) -> list[QueueSpan]:
+        header = TopicNameRequestHeader(topic=self._names.wrap(topic))
+        code = RequestCode.GET_TOPIC_STATS_INFO
+        tables = self._read(code, header, TopicStatsTable, f"read topic {topic!r}", _NO_TOPIC)
+        found = [
+            QueueSpan(
+                self._names.unwrap_queue(queue),
+                max(0, each.min_offset),
+                max(0, each.max_offset),
+                each.last_update_timestamp if each.last_update_timestamp > 0 else None,
+            )
+            for _, table in tables
+            for queue, each in table.offset_table.items()
+        ]
+        if not found:
+            raise unknown("topic", topic, self.topic_names())
+        return sorted(found, key=lambda span: span.queue)
+
+    def groups_of(self, topic: str) -> list[str]:
+        header = TopicNameRequestHeader(topic=self._names.wrap(topic))
+        code = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO
+        lists = self._read(code, header, bodies.GroupList, f"list the groups of topic {topic!r}", _NO_TOPIC)
+        names = {name for _, found in lists for name in found.group_list}
+        return sorted(self._names.unwrap(name) for name in names if not is_system_group(name))
+
+    # --- groups --------------------------------------------------------------------------------
+
+    def group_names(self) -> list[str]:
+        code, header = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, headers.GetAllSubscriptionGroupRequestHeader()
+        tables = self._read(code, header, bodies.SubscriptionGroupWrapper, "list groups")
+        names = {name for _, table in tables for name in table.subscription_group_table}
+        return sorted(self._names.unwrap(name) for name in names if not is_system_group(name))
+
+    def group(self, name: str) -> GroupInfo:
+        progress = self._progress(name)
+        connections = self._connections(name)
+        if not progress and not connections and name not in (names := self.group_names()):
+            raise unknown("group", name, names)
+        members = {each.client_id: each for found in connections for each in found.connection_set}
+        subscriptions = {topic: data for found in connections for topic, data in found.subscription_table.items()}
+        return GroupInfo(
+            name,
+            members=tuple(
+                Member(client_id, members[client_id].client_addr, members[client_id].language)
+                for client_id in sorted(members)
+            ),
+            subscriptions=tuple(
+                GroupSubscription(self._names.unwrap(topic), data.sub_string or "*", data.expression_type or "TAG")
+                for topic, data in sorted(subscriptions.items())
+            ),
+            progress=tuple(progress),
+            message_model=connections[0].message_model if connections else None,
+            consume_from_where=connections[0].consume_from_where if connections else None,
+        )
+
+    def _connections(self, group: str) -> list[bodies.ConsumerConnection]:
+        header = headers.ConsumerGroupRequestHeader(consumer_group=self._names.wrap(group))
+        code = RequestCode.GET_CONSUMER_CONNECTION_LIST
+        found = self._read(code, header, bodies.ConsumerConnection, f"list the members of {group!r}", _NO_MEMBERS)
+        return [each for _, each in found if each.connection_set]
+
+    def _progress(self, group: str) -> list[QueueProgress]:
+        header = headers.GetConsumeStatsRequestHeader(consumer_group=self._names.wrap(group))
+        code = RequestCode.GET_CONSUME_STATS
+        found = self._read(code, header, bodies.ConsumeStats, f"read the progress of {group!r}", _NO_GROUP)
+        progress = [
+            QueueProgress(
+                self._names.unwrap_queue(queue),
+                each.consumer_offset if each.consumer_offset >= 0 else None,
+                each.broker_offset,
+                last_consumed_ms=each.last_timestamp if each.last_timestamp > 0 else None,
+            )
+            for _, stats in found
+            for queue, each in stats.offset_table.items()
+        ]
+        return sorted(progress, key=lambda each: each.queue)
+
+    # --- offsets -------------------------------------------------------------------------------
+
+    def set_offsets(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
+        if not self._connections(group):
+            for queue, queue_offset in offsets.items():
+                self._broker.commit_offset(group, queue, queue_offset)
+            return
+        old = sorted({queue.broker_name for queue in offsets if self._is_before_5(queue.broker_name)})
+        if old:
+            raise UnsupportedError(
+                f"group {group!r} has connected members, and broker {', '.join(old)} is RocketMQ 4, which notifies "
+                "members about whole topics only; stop the members, then set the offsets"
+            )
+        for queue, queue_offset in offsets.items():
+            self._reset(group, queue, queue_offset)
+
+    def _is_before_5(self, broker_name: str) -> bool:
+        return self._context.instance.is_before_5(self._context.routes.address(broker_name))
+
+    def _reset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
+        header = headers.ResetOffsetRequestHeader(
+            topic=self._names.wrap(queue.topic),
+            group=self._names.wrap(group),
+            queue_id=queue.queue_id,
+            offset=queue_offset,
+            timestamp=_END,
+            is_force=True,
+        )
+        request = RemotingCommand.request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
+        address = self._context.routes.address(queue.broker_name)
+        self._context.call(address, request, f"set the offset of group {group!r} in {queue}")
+
+    # --- requests ------------------------------------------------------------------------------
+
+    def _masters(self) -> dict[str, str]:
+        brokers = self._context.routes.brokers()
+        return {name: by_id[MASTER_ID] for name, by_id in sorted(brokers.items()) if MASTER_ID in by_id}
+
+    def _read(
+        self,
+        code: int,
+        header: CommandHeader,
+        body: type[Body],
+        operation: str,
+        accept: Collection[int] = _SUCCESS,
+    ) -> list[tuple[str, Body]]:
+        """Send a request to each master. Return broker names and bodies of the responses with SUCCESS.
+
+        Args:
+            accept: Codes of responses that are not errors.
+        """
+        found = []
+        for name, address in self._masters().items():
+            response = self._context.call(address, RemotingCommand.request(code, header), operation, accept=accept)
+            if response.code == ResponseCode.SUCCESS and response.body:
+                found.append((name, body.decode(response.body)))
+        return found

@@ -1,0 +1,185 @@
+"""Values that administrators read: topics, groups, members, progress."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from mqtemplate.message import MessageQueue
+from mqtemplate.topics import (
+    DLQ_TOPIC_PREFIX,
+    MARKS_TOPIC,
+    RETRY_TOPIC_PREFIX,
+    SYSTEM_TOPIC_PREFIX,
+    SYSTEM_TOPICS,
+    is_reply_topic,
+)
+
+_INHERIT = 1
+
+
+class TopicKind(Enum):
+    """Use of a topic, by its name."""
+
+    NORMAL = "normal"
+    RETRY = "retry"
+    DEAD_LETTER = "dead letter"
+    SYSTEM = "system"
+
+    @classmethod
+    def of(cls, topic: str, perm: int = 0) -> TopicKind:
+        """Return the kind of the topic with this name.
+
+        Args:
+            perm: Its permission. New topics inherit from topics that brokers create with the bit 1: the default topic,
+                and one for each broker and cluster.
+        """
+        if perm & _INHERIT:
+            return cls.SYSTEM
+        if topic.startswith(RETRY_TOPIC_PREFIX):
+            return cls.RETRY
+        if topic.startswith(DLQ_TOPIC_PREFIX):
+            return cls.DEAD_LETTER
+        is_own = topic == MARKS_TOPIC or is_reply_topic(topic)
+        is_system = is_own or topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
+        return cls.SYSTEM if is_system else cls.NORMAL
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSpan:
+    """Messages of one queue that still exist.
+
+    Attributes:
+        min_offset: Queue offset of the first message.
+        max_offset: One past the queue offset of the last message.
+        last_stored_ms: Store time (epoch ms) of the last message; None if there are no messages.
+    """
+
+    queue: MessageQueue
+    min_offset: int
+    max_offset: int
+    last_stored_ms: int | None = None
+
+    @property
+    def message_count(self) -> int:
+        """Number of messages."""
+        return max(0, self.max_offset - self.min_offset)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """One topic.
+
+    Attributes:
+        kind: Use of the topic.
+        queues: The readable queues of all brokers.
+        groups: Groups that have committed an offset in the topic or subscribe to it.
+    """
+
+    name: str
+    kind: TopicKind
+    queues: tuple[QueueSpan, ...]
+    groups: tuple[str, ...] = ()
+
+    @property
+    def message_count(self) -> int:
+        """Number of messages that still exist."""
+        return sum(span.message_count for span in self.queues)
+
+    @property
+    def last_stored_ms(self) -> int | None:
+        """Store time (epoch ms) of the last message; None if there are no messages."""
+        return max((span.last_stored_ms for span in self.queues if span.last_stored_ms is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One connected member of a group.
+
+    Attributes:
+        address: ``host:port`` as the broker sees it; ``this process`` for a listener in the broker's process.
+        language: Language of the client, such as ``JAVA``.
+    """
+
+    client_id: str
+    address: str
+    language: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSubscription:
+    """Subscription of a group to a topic.
+
+    Attributes:
+        expression: ``*``, tags as ``a || b``, or an SQL92 expression.
+        expression_type: ``TAG`` or ``SQL92``.
+    """
+
+    topic: str
+    expression: str
+    expression_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueueProgress:
+    """Progress of a group in one queue.
+
+    Attributes:
+        committed: The committed offset: the first queue offset not yet consumed; None if it has none.
+        max_offset: One past the queue offset of the last message.
+        min_offset: First queue offset that exists; None if the broker does not report it.
+        last_consumed_ms: Store time (epoch ms) of the last consumed message; None if unknown.
+    """
+
+    queue: MessageQueue
+    committed: int | None
+    max_offset: int
+    min_offset: int | None = None
+    last_consumed_ms: int | None = None
+
+    @property
+    def lag(self) -> int:
+        """Number of messages that the group has not consumed."""
+        start = self.committed if self.committed is not None else self.min_offset or 0
+        return max(0, self.max_offset - start)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInfo:
+    """One consumer group.
+
+    Attributes:
+        message_model: ``CLUSTERING`` or ``BROADCASTING``; None without a connected member.
+        consume_from_where: Start position in a queue without a committed offset; None without a connected member.
+    """
+
+    name: str
+    members: tuple[Member, ...]
+    subscriptions: tuple[GroupSubscription, ...]
+    progress: tuple[QueueProgress, ...]
+    message_model: str | None = None
+    consume_from_where: str | None = None
+
+    @property
+    def lag(self) -> int:
+        """Number of messages in all queues that the group has not consumed."""
+        return sum(each.lag for each in self.progress)
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Topics that it subscribes to or has an offset in, without its retry topic."""
+        names = {each.queue.topic for each in self.progress} | {each.topic for each in self.subscriptions}
+        return tuple(sorted(name for name in names if not name.startswith(RETRY_TOPIC_PREFIX)))
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetChange:
+    """New committed offset of a group in one queue.
+
+    Attributes:
+        before: The committed offset before the change; None if there was none.
+    """
+
+    queue: MessageQueue
+    before: int | None
+    after: int

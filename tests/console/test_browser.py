@@ -1,0 +1,238 @@
+"""The dashboard in a real browser: headless Chromium. Set ``DASHBOARD_SHOTS`` to a folder to get screenshots."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqtemplate.pending import PendingQuery
+from tests.console.browser import Visitor, chromium, served
+from tests.console.pages import SCRIPT, TOKEN, Shop, bill, open_shop, report
+
+pytestmark = [pytest.mark.feature("14.2"), pytest.mark.slow]
+
+SHOTS = Path(os.environ["DASHBOARD_SHOTS"]) if "DASHBOARD_SHOTS" in os.environ else None
+DESKTOP = {"viewport": {"width": 1280, "height": 900}}
+PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    """A dashboard that allows changes, over a broker with messages of each kind."""
+    with open_shop(tmp_path, components=(bill, report)) as shop:
+        for number in range(60):
+            shop.send_due(number, f"due-{number}", tag="trial" if number % 2 else "paid", body=b'{"total": 30}')
+        for number in range(3):
+            shop.send("orders", f"refused {number}".encode(), f"lost-{number}", note="gift")
+        shop.send("orders", SCRIPT.encode(), "hostile", tag=SCRIPT, **{SCRIPT: SCRIPT})
+        shop.harness.advance("30m")
+        late(shop)
+        yield shop
+
+
+def late(shop: Shop) -> None:
+    """Have the listener handle a delayed message late."""
+    shop.app.containers[0].pause()
+    shop.send_due(0.001, "late", topic="orders")
+    shop.harness.advance("1m")
+    shop.app.containers[0].resume()
+    shop.harness.advance("1s")
+
+
+def visitor(browser: Any, base: str, **context: Any) -> Visitor:
+    return Visitor(browser.new_context(**context).new_page(), base)
+
+
+def test_a_bar_of_the_timeline_is_reached_with_the_keyboard_and_a_message_is_cancelled(
+    browser: Any, shop: Shop
+) -> None:
+    """The short form of the walk below: zoom, choose, preview, cancel, without a mouse."""
+    with served(shop) as base:
+        user = visitor(browser, base, **DESKTOP)
+        user.go(f"/sign-in?token={TOKEN}")
+        user.go("/delayed")
+        bar = user.page.locator("svg.histogram a").first
+        bar.focus()
+        with user.page.expect_navigation():
+            user.page.keyboard.press("Enter")
+        # The list of a zoomed span is a part that comes after the first paint.
+        box = user.page.locator("tbody input[type=checkbox]").first
+        box.wait_for()
+        box.focus()
+        user.page.keyboard.press("Space")
+        key = box.get_attribute("aria-label")
+        with user.page.expect_navigation():
+            user.page.get_by_role("button", name="Cancel", exact=True).press("Enter")
+        user.press("Cancel 1 message")
+
+        assert "1 cancelled" in user.text
+        assert key not in shop.pending_keys()
+        assert len(shop.pending_keys()) == 59
+        assert user.problems == []
+
+
+PAGES = {
+    "overview": "/",
+    "delayed": "/delayed",
+    "delayed-by-tag": "/delayed?tag=trial",
+    "messages": "/messages?topic=orders",
+    "topics": "/topics?kind=all",
+    "topic": "/topics?name=orders",
+    "groups": "/groups",
+    "group": "/groups?name=billing",
+    "dead-letter-groups": "/dead-letters",
+    "dead-letters": "/dead-letters?group=billing",
+    "levels": "/levels",
+    "listeners": "/listeners",
+    "schedules": "/schedules",
+    "lateness": "/lateness",
+    "configuration": "/configuration?defaults=1",
+    "sign-in": "/sign-in",
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("look", ["light", "dark", "phone"])
+def test_every_page_is_shown_without_an_error(browser: Any, shop: Shop, look: str) -> None:
+    sent = shop.page("/messages", topic="orders", key="hostile").link("hostile")
+    letter = shop.page("/dead-letters", group="billing").link("lost-1")
+    due = shop.broker.pending(PendingQuery(key="due-40")).messages[0]
+    pages = PAGES | {"message": sent, "dead-letter": letter, "pending": f"/message?id={due.msg_id}&topic=reminders"}
+    context = PHONE if look == "phone" else DESKTOP
+    with served(shop) as base:
+        user = visitor(browser, base, color_scheme="dark" if look == "dark" else "light", **context)
+        user.go(f"/sign-in?token={TOKEN}")
+        for name, path in pages.items():
+            user.go(path)
+            user.await_parts()
+            user.check_width(name)
+            assert user.page.get_by_role("heading", level=1).count() == 1, name
+            user.screenshot(SHOTS, f"{look}-{name}")
+
+        assert user.problems == []
+
+
+@pytest.mark.thorough
+def test_every_change_is_made_once(browser: Any, shop: Shop) -> None:
+    with served(shop) as base:
+        user = visitor(browser, base, **DESKTOP)
+        user.go(f"/sign-in?token={TOKEN}")
+
+        user.go("/delayed?tag=trial")
+        user.press("Shift all")
+        user.screenshot(SHOTS, "change-shift")
+        user.press("Shift 30 messages")
+        assert "30 rescheduled" in user.text
+        user.screenshot(SHOTS, "change-job")
+
+        user.go("/delayed?key=due-40")
+        user.page.locator("[data-tick-all]").check()
+        user.press("Deliver now")
+        user.press("Deliver now 1 message")
+        assert "1 rescheduled" in user.text
+
+        user.go("/delayed?key=due-42")
+        user.page.get_by_role("link", name="due-42").click()
+        user.press("Cancel")
+        user.press("Cancel 1 message")
+        assert "1 cancelled" in user.text
+
+        user.go("/dead-letters?group=billing")
+        user.page.get_by_role("link", name="lost-0").click()
+        user.page.get_by_label("Body").fill("accepted\nin two lines")
+        user.page.get_by_role("button", name="remove note").click()
+        user.page.get_by_label("name of a new property").fill("reviewed")
+        user.page.get_by_label("value of a new property").fill("yes")
+        user.press("Resend")
+        assert "accepted\nin two lines" in user.text
+        assert "reviewed" in user.text
+
+        user.go("/dead-letters?group=billing")
+        user.page.get_by_label("lost-1").check()
+        user.press("Resend")
+        user.page.get_by_label("only to group billing").check()
+        user.press("Resend 1 dead letter")
+        assert "1 sent again" in user.text
+        user.go("/dead-letters?group=billing")
+        user.press("Purge all")
+        user.press("Purge 1 dead letter")
+        assert "1 purged" in user.text
+
+        user.go("/listeners")
+        user.press("Pause")
+        assert "paused" in user.text
+        user.page.get_by_label("or back by").first.fill("2h")
+        user.press("Seek")
+        user.press("Resume")
+        assert "running" in user.text
+        user.page.get_by_label("Handlers at a time").first.fill("3")
+        user.page.keyboard.press("Enter")  # not the button that is first on the page: it pauses
+        user.page.wait_for_selector("text=3 handlers at a time")
+        assert "running" in user.text
+        user.screenshot(SHOTS, "change-concurrency")
+
+        user.go("/schedules")
+        user.press("pause report")
+        assert "paused" in user.text
+        user.press("run report now")
+        user.press("resume report")
+        assert "active" in user.text
+
+        user.press("Sign out")
+        assert "read only" in user.page.inner_text("body")
+        assert user.problems == []
+    shop.harness.advance("1s")
+    accepted = [each for each in shop.harness.assert_received("bill") if each.body == b"accepted\nin two lines"]
+    assert [each.properties.get("note") for each in accepted] == [None]
+    assert accepted[0].properties["reviewed"] == "yes"
+
+
+@pytest.mark.thorough
+def test_the_live_tail_the_theme_and_the_keys_work(browser: Any, shop: Shop) -> None:
+    with served(shop) as base:
+        user = visitor(browser, base, color_scheme="light", **DESKTOP)
+        user.go(f"/sign-in?token={TOKEN}")
+        user.go("/tail?topic=orders")
+        user.page.locator("#tail-state.good").wait_for()
+        shop.send("orders", SCRIPT.encode(), "live-1", tag=SCRIPT)
+        user.page.locator("table.tail tbody tr").wait_for()
+        assert SCRIPT in user.text
+        user.screenshot(SHOTS, "tail")
+        background = "getComputedStyle(document.body).backgroundColor"
+        light = user.page.evaluate(background)
+        user.page.locator("[data-do=theme]").click()
+        dark = user.page.evaluate(background)
+        user.page.keyboard.press("g")
+        with user.page.expect_navigation():
+            user.page.keyboard.press("t")
+        user.page.keyboard.press("j")
+        focused = user.page.evaluate("document.activeElement.textContent")
+        user.page.keyboard.press("?")
+
+        assert user.page.url.endswith("/topics")
+        assert light != dark
+        assert user.page.evaluate(background) == dark
+        assert focused in shop.broker.topics.names()
+        assert user.page.get_by_role("dialog").is_visible()
+        assert user.problems == []
+
+
+def test_a_page_without_scripts_shows_the_same_list(browser: Any, shop: Shop) -> None:
+    with served(shop) as base:
+        user = visitor(browser, base, java_script_enabled=False, **DESKTOP)
+        user.go(f"/sign-in?token={TOKEN}")
+        user.go("/delayed?tag=trial")
+        user.page.get_by_role("link", name="Show the list").click()
+
+        assert "due-1" in user.page.inner_text("body")
+        assert "due-2" not in user.page.inner_text("body").split()

@@ -1,0 +1,195 @@
+"""Pages that show a broker and an application."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqtemplate.console.site import time_of
+from mqtemplate.message import Property
+from tests.console.pages import SCRIPT, Shop
+
+PAGES = (
+    "/",
+    "/delayed",
+    "/messages",
+    "/topics",
+    "/groups",
+    "/dead-letters",
+    "/tail",
+    "/levels",
+    "/listeners",
+    "/schedules",
+    "/lateness",
+    "/configuration",
+)
+
+
+@pytest.mark.feature("14.2")
+@pytest.mark.parametrize("path", PAGES)
+def test_each_page_of_the_menu_opens(shop: Shop, path: str) -> None:
+    page = shop.page(path)
+
+    assert page.headers["Content-Type"] == "text/html; charset=utf-8"
+    assert f'href="{path}" aria-current="page"' in page.html
+
+
+def test_messages_come_in_pages(shop: Shop) -> None:
+    for number in range(120):
+        shop.send("orders", b"x", f"order-{number:03}")
+
+    address, seen = "/messages?topic=orders&from=0", []
+    for _ in range(3):
+        page = shop.page(address)
+        seen += [f"order-{number:03}" for number in range(120) if f">order-{number:03}<" in page.html]
+        address = page.link("Later messages") if "Later messages" in page.html else ""
+
+    assert seen == [f"order-{number:03}" for number in range(120)]
+    assert address == ""
+
+
+# --- the delay timeline -------------------------------------------------------------------------
+
+
+@pytest.mark.feature("14.2")
+def test_the_histogram_zooms_from_days_over_hours_to_minutes(shop: Shop) -> None:
+    for days in range(10):
+        shop.send_due(24 * days + 1, f"day-{days}")
+
+    days = shop.page("/delayed")
+    hours = shop.page(shop_link(days.html, 5))
+    minutes = shop.page(shop_link(hours.html, 0))
+
+    assert "10 due in this span of 10 counted" in days.text
+    assert "by day, at most" in days.text
+    assert "by hour, at most 1" in hours.text
+    assert "1 due in this span" in hours.text
+    assert "by minute, at most 1" in minutes.text
+    assert "1 due in this span" in minutes.text
+
+
+def shop_link(html: str, number: int) -> str:
+    """Return the address of a bar."""
+    import re
+    from html import unescape
+
+    return unescape(re.findall(r'<a href="([^"]*)" aria-label="[^"]* messages from', html)[number])
+
+
+def test_pending_messages_come_in_pages(shop: Shop) -> None:
+    for number in range(70):
+        shop.send_due(1 + number / 100, f"due-{number:02}")
+
+    first = shop.page("/delayed")
+    second = shop.page(first.link("Next page"))
+
+    assert ">due-49<" in first.html
+    assert ">due-50<" not in first.html
+    assert ">due-50<" in second.html
+    assert "Next page" not in second.html
+
+
+def test_a_search_that_takes_long_comes_after_the_first_paint(shop: Shop) -> None:
+    """A tag is in each record: with a million messages the page must not wait for it."""
+    page = shop.page("/delayed", tag="trial")
+
+    assert 'data-src="/delayed/list?tag=trial"' in page.html
+
+
+def test_a_time_that_cannot_be_read_is_named(shop: Shop) -> None:
+    page = shop.get("/delayed", **{"from": "soon"})
+    far = shop.get("/delayed", **{"from": "9" * 30})
+
+    assert page.status == 400
+    assert "from must be a time such as 2026-01-31T08:00, or epoch milliseconds, got 'soon'" in page.text
+    assert (far.status, "from must be a time such as" in far.text) == (400, True)
+    assert shop.page("/delayed", **{"from": "9" * 14, "to": "1"}).status == 200
+    assert time_of("2026-01-31T08:00:00+00:00", "from") == 1_769_846_400_000
+
+
+# --- foreign text -------------------------------------------------------------------------------
+
+
+@pytest.mark.feature("14.2")
+def test_text_of_messages_is_escaped_on_every_page(shop: Shop) -> None:
+    sent = shop.send_due(1, SCRIPT, tag=SCRIPT, body=SCRIPT.encode())
+    shop.broker.send(_hostile("orders"))
+    shop.app.containers[0].pause()
+    dead = _hostile("orders")
+    dead.properties |= {
+        "dead_letter_exception": SCRIPT,
+        "dead_letter_message": SCRIPT,
+        "dead_letter_stack": SCRIPT,
+        "dead_letter_listener": SCRIPT,
+        "DLQ_ORIGIN_TOPIC": "orders",
+    }
+    dead.topic = "%DLQ%billing"
+    shop.broker.create_topic("%DLQ%billing", 1)
+    letter = shop.broker.send(dead)
+    addresses = [
+        ("/delayed", {}),
+        ("/delayed/list", {"tag": SCRIPT}),
+        ("/delayed", {"topic": SCRIPT, "key": SCRIPT}),
+        ("/messages", {"topic": "orders"}),
+        ("/messages", {"topic": SCRIPT}),
+        ("/message", {"id": sent.msg_id}),
+        ("/message", {"id": SCRIPT}),
+        ("/dead-letters", {"group": "billing"}),
+        ("/dead-letters", {"group": SCRIPT}),
+        ("/dead-letters/letter", {"group": "billing", "id": letter.offset_msg_id}),
+        ("/topics", {"search": SCRIPT}),
+        ("/topics", {"name": SCRIPT}),
+        ("/groups", {"name": SCRIPT}),
+        ("/configuration", {"search": SCRIPT}),
+        ("/tail", {"topic": SCRIPT, "tag": SCRIPT}),
+        (f"/{SCRIPT}", {}),
+    ]
+
+    pages = [shop.get(path, **query) for path, query in addresses]
+
+    assert [page.html.count("<script>") for page in pages] == [0] * len(pages)
+    assert sum("alert(1)" in page.text for page in pages) >= 10
+
+
+def _hostile(topic: str):  # type: ignore[no-untyped-def]
+    from mqtemplate.message import Message
+
+    properties = {Property.KEYS: "hostile", Property.TAGS: SCRIPT, SCRIPT: SCRIPT}
+    return Message(topic, SCRIPT.encode(), properties)
+
+
+# --- bodies that are hard to show ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b"[" * 100_000 + b"]" * 100_000, "[[[[[["),
+        (b'{"a":' * 5_000 + b"1" + b"}" * 5_000, "{&#34;a&#34;:{&#34;a&#34;:"),
+        (b"[" * 100_000, "[[[[[["),
+        (b'{"name": "\\ud800"}', "name"),
+        (b'{"number": ' + b"9" * 5_000 + b"}", "9" * 100),
+        (b'{"number": 1e999, "nan": NaN}', "number"),
+    ],
+)
+def test_any_body_is_shown_on_each_page(shop: Shop, body: bytes, text: str) -> None:
+    """JSON may be nested more deeply than Python's stack allows, and have half of a surrogate pair."""
+    sent = shop.send("orders", body, "hard")
+    shop.send_due(1, "hard-later", body=body)
+
+    pages = [
+        shop.page("/message", id=sent.msg_id, topic="orders"),
+        shop.page("/messages", topic="orders"),
+        shop.page("/delayed"),
+    ]
+
+    assert text in pages[0].html
+    assert all("hard" in page.html for page in pages)
+
+
+def test_a_dead_letter_with_a_body_that_is_nested_deeply_is_shown(shop: Shop) -> None:
+    shop.send("orders", b'"refused"'.join((b"[" * 50_000, b"]" * 50_000)), "hard")
+    shop.harness.advance("1h")
+
+    letters = shop.page("/dead-letters", group="billing")
+
+    assert "[[[[[[" in shop.page(letters.link("hard")).html

@@ -1,0 +1,146 @@
+"""Topics, groups and offsets, the same for every kind of broker."""
+
+from __future__ import annotations
+
+from mqtemplate.broker import ConsumerSpec
+from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.errors import MessageError
+from mqtemplate.errors import StoreLockedError
+from mqtemplate.errors import UnsupportedError
+from mqtemplate.message import Message
+from mqtemplate.message import MessageQueue
+from mqtemplate.operations import BrokerAdmin
+from mqtemplate.operations import EmbeddedAdmin
+from mqtemplate.operations import FolderAdmin
+from mqtemplate.operations import OffsetPosition
+from mqtemplate.operations import OffsetTarget
+from mqtemplate.operations import TopicKind
+from mqtemplate.operations import apply_reset
+from mqtemplate.operations import plan_reset
+from mqtemplate.selectors.sql92 import Sql92Selector
+from mqtemplate.selectors.tags import TagSelector
+from pathlib import Path
+from tests.operations.brokers import admin_of
+from tests.operations.brokers import fill
+import pytest
+
+
+# --- topics -------------------------------------------------------------------------------------
+
+
+def test_topics_have_their_messages_and_their_kind(admin: BrokerAdmin) -> None:
+    topics = {topic.name: topic for topic in admin.topics()}
+
+    orders = topics["orders"]
+    assert (orders.message_count, len(orders.queues), orders.kind) == (10, 2, TopicKind.NORMAL)
+    assert orders.last_stored_ms is not None
+    assert topics["%DLQ%billing"].kind is TopicKind.DEAD_LETTER
+    assert topics["%RETRY%billing"].kind is TopicKind.RETRY
+    assert topics["SCHEDULE_TOPIC_XXXX"].kind is TopicKind.SYSTEM
+
+
+# --- groups -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["memory", "server"])
+def test_connected_members_and_their_subscriptions_are_listed(kind: str, tmp_path: Path) -> None:
+    with admin_of(kind, tmp_path) as admin:
+        tags, sql = TagSelector("paid"), Sql92Selector("number > 3")
+        spec = ConsumerSpec(group="mailing", subscriptions={"orders": tags, "reminders": sql})
+        member = admin.broker.subscribe(spec)
+        group = admin.group("mailing")
+        member.close()
+
+    assert len(group.members) == 1
+    assert group.members[0].language == "PYTHON"
+    assert group.message_model == "CLUSTERING"
+    assert [(each.topic, each.expression, each.expression_type) for each in group.subscriptions][-2:] == [
+        ("orders", "paid", "TAG"),
+        ("reminders", "number > 3", "SQL92"),
+    ]
+
+
+# --- offsets ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        (OffsetTarget(position=OffsetPosition.EARLIEST), [(3, 0), (3, 0)]),
+        (OffsetTarget(position=OffsetPosition.LATEST), [(3, 5), (3, 5)]),
+        (OffsetTarget(time_ms=1), [(3, 0), (3, 0)]),
+        (OffsetTarget(queue_offset=4), [(3, 4), (3, 4)]),
+        (OffsetTarget(shift=-2), [(3, 1), (3, 1)]),
+        (OffsetTarget(shift=1_000), [(3, 5), (3, 5)]),
+        (OffsetTarget(shift=0), []),
+    ],
+)
+def test_a_reset_is_planned_and_applied(
+    tmp_path: Path, target: OffsetTarget, expected: list[tuple[int | None, int]]
+) -> None:
+    with admin_of("memory", tmp_path) as admin:
+        changes = plan_reset(admin, "billing", "orders", target)
+
+        assert [(change.before, change.after) for change in changes] == expected
+        assert [each.committed for each in admin.progress("billing", "orders")] == [3, 3]  # nothing is changed yet
+        apply_reset(admin, "billing", changes)
+        assert plan_reset(admin, "billing", "orders", target) == [] or target.shift
+
+
+def test_connected_members_of_a_server_continue_at_the_new_offset(tmp_path: Path) -> None:
+    with admin_of("server", tmp_path) as admin:
+        member = admin.broker.subscribe(ConsumerSpec(group="billing", subscriptions={"orders": TagSelector()}))
+        first: list[int] = []
+        while len(first) < 4:
+            first += [message.queue_offset for message in member.poll(32, 500)]
+        apply_reset(
+            admin,
+            "billing",
+            plan_reset(admin, "billing", "orders", OffsetTarget(position=OffsetPosition.EARLIEST)),
+        )
+        again: list[int] = []
+        while len(again) < 10:
+            again += [message.queue_offset for message in member.poll(32, 500)]
+        member.close()
+
+    assert sorted(first) == [3, 3, 4, 4]
+    assert sorted(again) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+
+
+def test_a_group_with_listeners_in_this_process_is_refused() -> None:
+    with EmbeddedBroker() as broker:
+        fill(broker)
+        member = broker.subscribe(ConsumerSpec(group="billing", subscriptions={"orders": TagSelector()}))
+        with pytest.raises(UnsupportedError, match="has listeners in this process, with read positions of their own"):
+            EmbeddedAdmin(broker).set_offsets("billing", {MessageQueue("orders", broker.name, 0): 1})
+        member.close()
+
+
+def test_a_target_needs_one_value() -> None:
+    with pytest.raises(MessageError, match="a reset needs one target: earliest, latest, a time"):
+        OffsetTarget(time_ms=1, shift=2)
+
+
+# --- a store directory in use -------------------------------------------------------------------
+
+
+def test_a_directory_in_use_is_read_and_not_changed(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path) as owner, FolderAdmin(tmp_path) as admin:
+        fill(owner)
+        assert admin.topic("orders").message_count == 10
+        with pytest.raises(StoreLockedError, match="is in use by process"):
+            admin.set_offsets("billing", {MessageQueue("orders", owner.name, 0): 1})
+        owner.send(Message("orders", b"new"))
+        before = admin.topic("orders").message_count
+        admin.refresh()
+
+        assert (before, admin.topic("orders").message_count) == (10, 11)
+
+
+def test_reading_a_directory_delivers_and_changes_nothing(tmp_path: Path) -> None:
+    with admin_of("folder", tmp_path) as admin:
+        files = {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*")}
+        admin.topics()
+        admin.groups()
+
+        assert {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*")} == files
