@@ -52,7 +52,7 @@ class StoreAdmin(BrokerAdmin):
         return [
             QueueSpan(queue, low, high, self._stored_ms(queue, high - 1) if high > low else None)
             for queue in self._queues(topic)
-            for low, high in [(self.broker.reader.min_offset(queue), self.broker.reader.max_offset(queue))]
+            for low, high in [(self.broker.engine.queues.min_offset(queue), self.broker.engine.queues.max_offset(queue))]
         ]
 
     def _queues(self, topic: str) -> list[MessageQueue]:
@@ -65,22 +65,22 @@ class StoreAdmin(BrokerAdmin):
     def _stored_ms(self, queue: MessageQueue, queue_offset: int) -> int | None:
         """Return the store time of a message; None if it was deleted or is corrupt."""
         try:
-            messages, _ = self.broker.reader.read(queue, queue_offset, 1, None)
+            messages, _ = self.broker.engine.queues.read(queue, queue_offset, 1, None)
         except CorruptRecordError:
             return None
         return messages[0].store_timestamp if messages else None
 
     def groups_of(self, topic: str) -> list[str]:
         subscribed = {
-            name for name in self.group_names() if any(topic in s.subscriptions for _, s in self.broker.members(name))
+            name for name in self.group_names() if any(topic in s.subscriptions for _, s in self.broker.engine.groups.local.members(name))
         }
-        committed = {name for name in self.broker.offsets.groups_of(topic) if not is_system_group(name)}
+        committed = {name for name in self.broker.engine.offsets.groups_of(topic) if not is_system_group(name)}
         return sorted(subscribed | committed)
 
     # --- groups --------------------------------------------------------------------------------
 
     def group_names(self) -> list[str]:
-        names = self.broker.offsets.groups() | set(self.broker.member_groups()) | self._named_by_topics()
+        names = self.broker.engine.offsets.groups() | set(self.broker.engine.groups.local.names()) | self._named_by_topics()
         names |= set(_stored_groups(self.broker.store.store_files))
         return sorted(name for name in names if not is_system_group(name))
 
@@ -93,7 +93,7 @@ class StoreAdmin(BrokerAdmin):
         names = self.group_names()
         if name not in names:
             raise unknown("group", name, names)
-        specs = self.broker.members(name)
+        specs = self.broker.engine.groups.local.members(name)
         subscriptions = {topic: selector for _, spec in specs for topic, selector in spec.subscriptions.items()}
         return GroupInfo(
             name,
@@ -105,7 +105,7 @@ class StoreAdmin(BrokerAdmin):
         )
 
     def _progress(self, group: str, subscribed: set[str]) -> list[QueueProgress]:
-        offsets, reader = self.broker.offsets, self.broker.reader
+        offsets, reader = self.broker.engine.offsets, self.broker.engine.queues
         topics = sorted(offsets.topics_of(group) | subscribed)
         found = []
         for queue in (queue for topic in topics if self.broker.topics.config(topic) for queue in self._queues(topic)):
@@ -117,12 +117,12 @@ class StoreAdmin(BrokerAdmin):
 
     def set_offsets(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
         broker = self.open_for_changes()
-        if broker.has_members(group):
+        if broker.engine.groups.local.has_members(group):
             raise UnsupportedError(
                 f"group {group!r} has listeners in this process, with read positions of their own; call seek of their "
                 "containers (MQApplication.containers), or stop the application first"
             )
-        if broker.has_remote_members(group):
+        if broker.engine.groups.has_remote_members(group):
             raise UnsupportedError(
                 f"group {group!r} has members that are clients of this broker's server; connect to the server, which "
                 "notifies them"

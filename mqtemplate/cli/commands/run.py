@@ -236,7 +236,7 @@ def package(
     The executors need numpy and pyarrow, and the Python version of the driver. A session of mqtemplate.spark.session
     sends the package by itself.
     """
-    from mqtemplate.spark.package import write_package
+    from mqtemplate.spark.driver.package import write_package
 
     refuse_dangling_link(file, "FILE")
     try:
