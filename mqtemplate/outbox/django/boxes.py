@@ -9,11 +9,11 @@ from typing import Any, Unpack
 
 from django.db import close_old_connections, connections, transaction
 
+from mqtemplate.calls.handling import Delivery, ListenerInfo
 from mqtemplate.clock import Clock
 from mqtemplate.durations import Duration
 from mqtemplate.errors import ConfigurationError, ListenerError
 from mqtemplate.message import Message
-from mqtemplate.middlewares.delivery import Delivery, ListenerInfo
 from mqtemplate.outbox.database import Execute, Result, add_rows, check_database
 from mqtemplate.outbox.inbox import InboxCore, check_single_messages
 from mqtemplate.outbox.relay import LEASE, OutboxRelay
