@@ -35,7 +35,7 @@ from mqtemplate.scheduling.listeners import ScheduleWatch, register_schedules
 from mqtemplate.scheduling.runner import ScheduleRunner
 from mqtemplate.scheduling.schedules import Schedules
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
-from mqtemplate.template.transaction_spec import DEFAULT_TEMPLATE_BEAN_NAME, transaction_listener_spec
+from mqtemplate.template.transactions import DEFAULT_TEMPLATE_BEAN_NAME, transaction_listener_spec
 from mqtemplate.user_code import reworded
 
 _log = get_logger("mqtemplate.context")

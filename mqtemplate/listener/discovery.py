@@ -30,7 +30,7 @@ from mqtemplate.listener.resolution import default_resolve, resolve_spec, resolv
 from mqtemplate.listener.settings import ListenerSettings
 from mqtemplate.listener.signature import plan_handler
 from mqtemplate.selectors.tags import SelectorType
-from mqtemplate.template.destination import parse_destination
+from mqtemplate.template.options import parse_destination
 
 _OTHER_RESULTS = {
     True: ", or the indices of those that failed as list[int]",

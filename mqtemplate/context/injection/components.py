@@ -23,7 +23,7 @@ from mqtemplate.listener.decorator import (
 )
 from mqtemplate.listener.registration.enhancers import ENHANCER_ATTRIBUTE
 from mqtemplate.scheduling.decorator import SCHEDULED_ATTRIBUTE, schedule_specs
-from mqtemplate.template.transaction_spec import TRANSACTION_LISTENER_ATTRIBUTE
+from mqtemplate.template.transactions import TRANSACTION_LISTENER_ATTRIBUTE
 
 _MARKS = (
     EXT_TEMPLATE_ATTRIBUTE,
