@@ -17,8 +17,7 @@ from mqtemplate.calls.send import SendCall, SendKind, SendNext, SendWrapper, sen
 from mqtemplate.clock import Clock
 from mqtemplate.message import MessageExt, Property
 from mqtemplate.metrics import OTHER, HistogramSnapshot, MetricKind, Sample
-from mqtemplate.observability.busy import BusyTimes
-from mqtemplate.observability.lateness import LatenessRecorder
+from mqtemplate.observability.lateness import BusyTimes, LatenessRecorder
 from mqtemplate.user_code import type_name
 
 _SEND = SendKind.SEND

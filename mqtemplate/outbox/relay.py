@@ -12,8 +12,7 @@ from mqtemplate.broker import Broker
 from mqtemplate.durations import Duration, duration_ms
 from mqtemplate.errors import ConfigurationError, MessageError, MQTemplateError
 from mqtemplate.event_log import get_logger
-from mqtemplate.outbox.database import Execute, delete_rows, end_lease, read_rows, refuse_row, take_lease
-from mqtemplate.outbox.row import OutboxRow
+from mqtemplate.outbox.database import Execute, OutboxRow, delete_rows, end_lease, read_rows, refuse_row, take_lease
 from mqtemplate.services import Service, ServiceThread, wall_time
 from mqtemplate.template.options import select_queue_by_hash
 from mqtemplate.user_code import error_text

@@ -27,6 +27,7 @@ from mqtemplate.message import Message, MessageQueue
 from mqtemplate.results import SendResult, TransactionSendResult
 from mqtemplate.selectors.tags import SelectorType
 from mqtemplate.template.asynchronous import Background, Requests, add_callbacks, awaitable
+from mqtemplate.template.delays import PendingVerbs, check_count
 from mqtemplate.template.options import (
     QUEUE_OPTIONS,
     SEND_OPTIONS,
@@ -37,7 +38,6 @@ from mqtemplate.template.options import (
     unknown_option,
 )
 from mqtemplate.template.outbound import NO_EXTRAS, Extras, MessageFactory, read_options
-from mqtemplate.template.pending_verbs import PendingVerbs, check_count
 from mqtemplate.template.receiving import LitePullConsumer, PullSettings, Receipt, ReceiveFuture, Subscription
 from mqtemplate.template.spring_names import SpringNames
 from mqtemplate.template.transactions import Transactions
@@ -98,7 +98,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         self.broker = broker
         observation = Observation() if observation is None else observation
         wrappers = (middleware_sends(middlewares), observation.sends(broker.clock))
-        self._sends = SendPipeline(broker, broker.clock, wrappers)
+        self._sends = SendPipeline(broker, wrappers)
         self.converter: MessageConverter = JsonMessageConverter() if converter is None else converter
         self.send_message_timeout = _check_timeout(send_message_timeout)
         self.default_destination = default_destination

@@ -15,8 +15,7 @@ from mqtemplate import (
     transaction_listener,
 )
 from mqtemplate.broker import Broker
-from mqtemplate.calls.message_trace import TraceDispatcher
-from mqtemplate.calls.trace_records import TraceRecord
+from mqtemplate.calls.message_trace import TraceDispatcher, TraceRecord
 from mqtemplate.testing import Harness, messages_in
 from mqtemplate.topics import TRACE_TOPIC
 

@@ -25,8 +25,7 @@ from mqtemplate import (
     Timing,
     message_listener,
 )
-from mqtemplate.calls import TimeLimitError
-from mqtemplate.calls.time_limit import _Call, _Interruptions
+from mqtemplate.calls.timing import TimeLimitError, _Call, _Interruptions
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.testing import Harness, RecordingTemplate
 from mqtemplate.testing.start_app import StartApp

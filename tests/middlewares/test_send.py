@@ -251,7 +251,7 @@ def test_a_template_without_middlewares_uses_the_broker_itself(mqtemplate_broker
         def consume(self, delivery: Delivery) -> Generator[Delivery, object, None]:
             yield delivery
 
-    pipeline = SendPipeline(mqtemplate_broker, mqtemplate_broker.clock, [middleware_sends([ConsumeOnly()])])
+    pipeline = SendPipeline(mqtemplate_broker, [middleware_sends([ConsumeOnly()])])
 
     assert pipeline.send == mqtemplate_broker.send
 

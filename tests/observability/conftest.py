@@ -11,7 +11,7 @@ import pytest
 
 from mqtemplate import MQApplication
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker, RemoteSettings
-from mqtemplate.calls import ListenerInfo
+from mqtemplate.calls.handling import ListenerInfo
 from mqtemplate.clock import Clock, VirtualClock
 from mqtemplate.message import HostAddress
 from mqtemplate.observability import Observability

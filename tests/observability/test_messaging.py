@@ -8,7 +8,7 @@ import pytest
 
 from mqtemplate import RetryLater, message_listener
 from mqtemplate.brokers import EmbeddedBroker
-from mqtemplate.calls import HandlerCall
+from mqtemplate.calls.handling import HandlerCall
 from mqtemplate.errors import MessageError
 from mqtemplate.message import Message, MessageExt
 from mqtemplate.metrics import OTHER, HistogramSnapshot

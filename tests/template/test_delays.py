@@ -13,7 +13,7 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import DelayError, MessageError
 from mqtemplate.message import Message
 from mqtemplate.template import RocketMQTemplate
-from mqtemplate.template.delay_options import delay_properties
+from mqtemplate.template.delays import delay_properties
 from mqtemplate.testing import Harness, RecordingTemplate, messages_in
 
 NOW_MS = VirtualClock().now_ms()

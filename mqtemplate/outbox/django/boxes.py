@@ -17,7 +17,7 @@ from mqtemplate.message import Message
 from mqtemplate.outbox.database import Execute, Result, add_rows, check_database
 from mqtemplate.outbox.inbox import InboxCore, check_single_messages
 from mqtemplate.outbox.relay import LEASE, OutboxRelay
-from mqtemplate.outbox.row import RowFactory
+from mqtemplate.outbox.sending import RowFactory
 from mqtemplate.template.options import SendOptions
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 

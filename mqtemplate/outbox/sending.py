@@ -1,39 +1,18 @@
-"""Rows of the outbox: messages, as they are stored in the user's database."""
+"""Sending through an outbox: rows for messages, and the results of a handler in its transaction."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Protocol, TypeVar, Unpack
 
 from mqtemplate.errors import MessageError
+from mqtemplate.listener.calling.send import ResultSender
 from mqtemplate.message import Message, Property, create_unique_id
+from mqtemplate.outbox.database import OutboxRow
 from mqtemplate.template.options import SendOptions, hash_key_text
 from mqtemplate.template.outbound import MessageFactory, read_options
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutboxRow:
-    """One message that is to be sent.
-
-    Attributes:
-        id: Position in the order of the table; 0 for a row that is not stored yet.
-        msg_id: Message id; the same each time that the row is sent.
-        hash_key: Messages with equal keys go to one queue; None for any queue.
-        properties: Properties of the message as JSON.
-    """
-
-    id: int
-    msg_id: str
-    topic: str
-    hash_key: str | None
-    properties: str
-    body: bytes
-
-    def to_message(self) -> Message:
-        """Return the message to send."""
-        return Message(self.topic, self.body, json.loads(self.properties))
 
 
 class RowFactory:
@@ -78,3 +57,40 @@ class RowFactory:
             properties=json.dumps(properties, separators=(",", ":")),
             body=message.body,
         )
+
+
+SessionType = TypeVar("SessionType")
+
+
+class _Outbox(Protocol):
+    @property
+    def send(self) -> Callable[..., Any]:
+        """Function that adds messages in a transaction."""
+
+
+class OutboxSession(ResultSender, Generic[SessionType]):
+    """Outbox together with the transaction that a handler works in.
+
+    A handler that takes one by ``Annotated[..., Depends(...)]`` sends what it returns through the outbox: the messages
+    are stored in the same transaction as its other changes, or not at all. It works with all outboxes::
+
+        def transaction(outbox: SQLAlchemyOutbox, engine: Engine) -> Iterator[OutboxSession[Session]]:
+            with Session(engine) as session, session.begin():
+                yield OutboxSession(outbox, session)
+
+    Args:
+        outbox: A `SQLAlchemyOutbox`, `AsyncSQLAlchemyOutbox` or `DjangoOutbox`.
+        session: Session or connection of the transaction; None for Django, whose outbox uses the current one.
+
+    Attributes:
+        session: The same, for the changes of the handler.
+    """
+
+    def __init__(self, outbox: _Outbox, session: SessionType) -> None:
+        self.session = session
+        self._outbox = outbox
+
+    def send(self, destination: str, payload: object, delay_level: int = 0, **options: Unpack[SendOptions]) -> object:
+        """Send a message if the transaction is committed. With an async outbox, await the result."""
+        target = () if self.session is None else (self.session,)
+        return self._outbox.send(*target, destination, payload, delay_level, **options)
