@@ -74,36 +74,32 @@ class Timing:
         self._sent(outgoing, _now_ms(outgoing.clock) - started_ms, "done")
 
     def _handled(self, delivery: Delivery, took_ms: float, outcome: str) -> None:
-        is_slow = took_ms >= self._slow_ms
         message = delivery.message
-        self._write(
-            "handler.slow" if is_slow else "message.handled",
-            is_slow,
-            listener=delivery.listener.id,
-            topic=message.topic,
-            msg_id=message.msg_id,
-            attempt=delivery.attempt,
-            count=len(delivery.messages),
-            took_ms=round(took_ms, 3),
-            outcome=outcome,
-        )
+        own = {"listener": delivery.listener.id, "msg_id": message.msg_id, "attempt": delivery.attempt}
+        self._write(("message.handled", "handler.slow"), delivery, took_ms, outcome, own)
 
     def _sent(self, outgoing: Outgoing, took_ms: float, outcome: str) -> None:
+        own = {"tag": outgoing.message.tags, "verb": outgoing.verb}
+        self._write(("message.sent", "send.slow"), outgoing, took_ms, outcome, own)
+
+    def _write(
+        self,
+        events: tuple[str, str],
+        call: Delivery | Outgoing,
+        took_ms: float,
+        outcome: str,
+        own: dict[str, Any],
+    ) -> None:
         is_slow = took_ms >= self._slow_ms
-        message = outgoing.message
-        self._write(
-            "send.slow" if is_slow else "message.sent",
-            is_slow,
-            topic=message.topic,
-            tag=message.tags,
-            verb=outgoing.verb,
-            count=len(outgoing.messages),
+        _log.log(
+            max(logging.WARNING, self._level) if is_slow else self._level,
+            events[is_slow],
+            topic=call.message.topic,
+            count=len(call.messages),
             took_ms=round(took_ms, 3),
             outcome=outcome,
+            **own,
         )
-
-    def _write(self, event: str, is_slow: bool, **fields: Any) -> None:
-        _log.log(max(logging.WARNING, self._level) if is_slow else self._level, event, **fields)
 
 
 def _now_ms(clock: Clock) -> float:

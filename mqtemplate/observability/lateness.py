@@ -6,13 +6,16 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from mqtemplate.calls.handling import ListenerInfo
 from mqtemplate.clock import Clock
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import MessageExt
 from mqtemplate.metrics import OTHER, Histogram, MetricKind, Sample
+
+if TYPE_CHECKING:
+    from mqtemplate.delay.causes import ReleaseCauses
 
 _log = get_logger("mqtemplate.lateness")
 
@@ -37,13 +40,6 @@ class Cause(Enum):
     RELEASE = "release"  # one of these three: the broker is another process, whose metrics tell which
     CONSUMER_LAG = "consumer_lag"  # the listener did not fetch it: stopped, paused, or far behind
     SLOW_HANDLER = "slow_handler"  # it waited while handlers of the listener ran
-
-
-class ReleaseCauses(Protocol):
-    """The knowledge of a broker why a message left it late; see `mqtemplate.delay.causes`."""
-
-    def split(self, topic: str, due_ms: int, released_ms: int) -> tuple[int, int, int]:
-        """Return the parts of the time from *due_ms* to *released_ms*: broker stopped, backlog, rate limit."""
 
 
 @dataclass(frozen=True, slots=True)

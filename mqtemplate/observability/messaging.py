@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from mqtemplate.calls.handling import HandlerCall, HandlerFailure, HandlerWrapper, ListenerInfo
+from mqtemplate.calls.handling import FailedMessages, HandlerCall, HandlerWrapper, ListenerInfo
 from mqtemplate.calls.send import SendCall, SendKind, SendNext, SendWrapper, send_and_note
 from mqtemplate.clock import Clock
 from mqtemplate.message import MessageExt, Property
@@ -26,7 +26,7 @@ _SKEW_WINDOW_MS = 60_000
 _DELIVER_MS = Property.TIMER_DELIVER_MS
 
 
-class Operation:
+class OperationCounts:
     """Messages, durations and errors of one kind of operation with one topic. `Operations` has the lock."""
 
     __slots__ = ("counts", "errors", "messages", "total_ns")
@@ -70,15 +70,15 @@ class Operations:
         self._labels = labels
         self._max_topics = max_topics
         self.lock = threading.Lock()
-        self._by_topic: dict[str, Operation] = {}
+        self._by_topic: dict[str, OperationCounts] = {}
         self.find = self._by_topic.get
 
-    def of(self, topic: str) -> Operation:
+    def of(self, topic: str) -> OperationCounts:
         """With the lock: return the operations with a topic."""
         found = self._by_topic.get(topic)
         if found is None:
             key = topic if len(self._by_topic) < self._max_topics - 1 else OTHER
-            found = self._by_topic.setdefault(key, Operation())
+            found = self._by_topic.setdefault(key, OperationCounts())
         return found
 
     def samples(self) -> Iterator[Sample]:
@@ -138,21 +138,21 @@ def measured_handling(
     lock, find, of = operations.lock, operations.find, operations.of
 
     def wrap(next_: Any) -> Any:
-        def measured(call: HandlerCall) -> Sequence[HandlerFailure]:
+        def measured(call: HandlerCall) -> Sequence[FailedMessages]:
             start_ns = now_ns()
-            failures: Sequence[HandlerFailure] = next_(call)
+            failures: Sequence[FailedMessages] = next_(call)
             note(call.messages, failures, start_ns, now_ns())
             return failures
 
-        async def measured_async(call: HandlerCall) -> Sequence[HandlerFailure]:
+        async def measured_async(call: HandlerCall) -> Sequence[FailedMessages]:
             start_ns = now_ns()
-            failures: Sequence[HandlerFailure] = await next_(call)
+            failures: Sequence[FailedMessages] = await next_(call)
             note(call.messages, failures, start_ns, now_ns())
             return failures
 
         return measured_async if inspect.iscoroutinefunction(next_) else measured
 
-    def note(messages: Sequence[MessageExt], failures: Sequence[HandlerFailure], start_ns: int, end_ns: int) -> None:
+    def note(messages: Sequence[MessageExt], failures: Sequence[FailedMessages], start_ns: int, end_ns: int) -> None:
         topic, end_ms = messages[0].topic, end_ns // 1_000_000
         with lock:
             operation = find(topic) or of(topic)

@@ -6,10 +6,12 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar, Unpack
 
+from mqtemplate.durations import Duration
 from mqtemplate.errors import MessageError
 from mqtemplate.listener.calling.send import ResultSender
 from mqtemplate.message import Message, Property, create_unique_id
-from mqtemplate.outbox.database import OutboxRow
+from mqtemplate.outbox.database import Execute, OutboxRow, add_rows, check_database
+from mqtemplate.outbox.relay import OutboxRelay, Transaction
 from mqtemplate.template.options import SendOptions, hash_key_text
 from mqtemplate.template.outbound import MessageFactory, read_options
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
@@ -57,6 +59,41 @@ class RowFactory:
             properties=json.dumps(properties, separators=(",", ":")),
             body=message.body,
         )
+
+
+class RelayedOutbox:
+    """Base of the outboxes with blocking connections: a row in the caller's transaction, and a relay that sends it.
+
+    As an object of an `MQApplication` it starts and stops its relay with the application.
+
+    Args:
+        database: Name of the database.
+        transaction: Opens a transaction for the relay.
+        lease: Time after which another process relays, if one dies.
+
+    Attributes:
+        relay: The relay; on a virtual clock add it to the harness.
+    """
+
+    def __init__(self, database: str, template: RocketMQTemplate, transaction: Transaction, lease: Duration) -> None:
+        check_database(database)
+        self._rows = RowFactory(template)
+        self._clock = template.broker.clock
+        self.relay = OutboxRelay(template.broker, transaction, lease)
+
+    def _add(self, execute: Execute, destination: str, payload: object, delay_level: int, options: SendOptions) -> str:
+        """Add rows, and return the message id of the first one."""
+        rows = self._rows.rows(destination, payload, delay_level, options)
+        add_rows(execute, rows, self._clock.now_ms())
+        return rows[0].msg_id
+
+    def on_start(self) -> None:
+        """Start the relay."""
+        self.relay.start()
+
+    def on_stop(self) -> None:
+        """Stop the relay."""
+        self.relay.stop()
 
 
 SessionType = TypeVar("SessionType")

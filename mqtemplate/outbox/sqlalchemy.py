@@ -26,8 +26,8 @@ from mqtemplate.event_log import get_logger
 from mqtemplate.message import Message
 from mqtemplate.outbox.database import INBOX, LEASE_TABLE, OUTBOX, Execute, Result, add_rows, check_database
 from mqtemplate.outbox.inbox import InboxCore, check_single_messages
-from mqtemplate.outbox.relay import LEASE, POLL_MS, OutboxRelay, Outcome, RelaySteps
-from mqtemplate.outbox.sending import RowFactory
+from mqtemplate.outbox.relay import LEASE, POLL_MS, RelayOutcome, RelaySteps
+from mqtemplate.outbox.sending import RelayedOutbox, RowFactory
 from mqtemplate.template.options import SendOptions
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 from mqtemplate.user_code import error_text
@@ -79,7 +79,7 @@ def outbox_tables(metadata: sa.MetaData) -> tuple[sa.Table, ...]:
     )
 
 
-class SQLAlchemyOutbox:
+class SQLAlchemyOutbox(RelayedOutbox):
     """Outbox on a sync engine: ``send`` adds a row in the caller's transaction, and a relay sends it after the commit.
 
     As an object of an `MQApplication` it starts and stops its relay with the application.
@@ -93,11 +93,8 @@ class SQLAlchemyOutbox:
     """
 
     def __init__(self, engine: Engine, template: RocketMQTemplate, lease: Duration = LEASE) -> None:
-        check_database(engine.dialect.name)
         self._engine = engine
-        self._rows = RowFactory(template)
-        self._clock = template.broker.clock
-        self.relay = OutboxRelay(template.broker, self._transaction, lease)
+        super().__init__(engine.dialect.name, template, self._transaction, lease)
 
     def send(
         self,
@@ -117,24 +114,15 @@ class SQLAlchemyOutbox:
         Raises:
             MessageError: The message cannot be sent.
         """
-        rows = self._rows.rows(destination, payload, delay_level, options)
-        add_rows(_executor(target), rows, self._clock.now_ms())
+        msg_id = self._add(_executor(target), destination, payload, delay_level, options)
         if isinstance(target, Session):
             _after_commit(target, self.relay.wake)
-        return rows[0].msg_id
+        return msg_id
 
     @contextmanager
     def _transaction(self) -> Iterator[Execute]:
         with self._engine.begin() as connection:
             yield _executor(connection)
-
-    def on_start(self) -> None:
-        """Start the relay."""
-        self.relay.start()
-
-    def on_stop(self) -> None:
-        """Stop the relay."""
-        self.relay.stop()
 
 
 class AsyncSQLAlchemyOutbox:
@@ -198,7 +186,7 @@ class AsyncSQLAlchemyOutbox:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._woken.wait(), POLL_MS / 1_000)
 
-    async def _relay(self) -> Outcome | None:
+    async def _relay(self) -> RelayOutcome | None:
         async with self._engine.connect() as connection:
             if not await connection.run_sync(lambda inner: self._steps.peek(_executor(inner))):
                 return None

@@ -26,7 +26,7 @@ from mqtemplate.futures import AwaitableFuture, refuse_on_handler_loop
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.results import SendResult, TransactionSendResult
 from mqtemplate.selectors.tags import SelectorType
-from mqtemplate.template.asynchronous import Background, Requests, add_callbacks, awaitable
+from mqtemplate.template.asynchronous import Background, TemplateRequests, add_callbacks, awaitable
 from mqtemplate.template.delays import PendingVerbs, check_count
 from mqtemplate.template.options import (
     QUEUE_OPTIONS,
@@ -40,7 +40,7 @@ from mqtemplate.template.options import (
 from mqtemplate.template.outbound import NO_EXTRAS, Extras, MessageFactory, read_options
 from mqtemplate.template.receiving import LitePullConsumer, PullSettings, Receipt, ReceiveFuture, Subscription
 from mqtemplate.template.spring_names import SpringNames
-from mqtemplate.template.transactions import Transactions
+from mqtemplate.template.transactions import TemplateTransactions
 from mqtemplate.user_code import shown
 
 T = TypeVar("T")
@@ -110,8 +110,8 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         self._max_message_size = max_message_size
         self._messages = MessageFactory(self.converter, self._now_ms, max_message_size)
         self._background = Background(is_virtual=broker.clock.is_virtual)
-        self._requests = Requests(self._sends, broker.clock, self.converter)
-        self._transactions = Transactions(broker, self._sends, observation, self.converter, producer_group)
+        self._requests = TemplateRequests(self._sends, broker.clock, self.converter)
+        self._transactions = TemplateTransactions(broker, self._sends, observation, self.converter, producer_group)
         self._subscriptions: WeakSet[Subscription[Any]] = WeakSet()
         self._pull: LitePullConsumer | None = None
         if consumer_group is not None and consumer_topic is not None:
