@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 
 from mqtemplate.broker import Broker
 from mqtemplate.calls.handling import HandlerCall, HandlerWrapper, ListenerInfo, Observation
-from mqtemplate.calls.send import SendCall, SendKind, SendNext, SendWrapper, send_and_note
+from mqtemplate.calls.send import HALF, ONE_WAY, REQUEST, SendCall, SendNext, SendWrapper, send_and_note
 from mqtemplate.calls.steps import Steps, chained, wrapper_of
 from mqtemplate.clock import Clock, VirtualClock
 from mqtemplate.errors import MQTemplateError
@@ -274,7 +274,7 @@ class MessageTrace(Observation):
 
         def wrap(next_: SendNext) -> SendNext:
             def traced(call: SendCall) -> Any:
-                if call.kind in (SendKind.ONE_WAY, SendKind.REQUEST):
+                if call.kind in (ONE_WAY, REQUEST):
                     return next_(call)
                 started_ms = self._now_ms()
                 return send_and_note(next_, call, lambda result, _: self._sent(call, result, started_ms))
@@ -286,7 +286,7 @@ class MessageTrace(Observation):
     def _sent(self, call: SendCall, result: Any, started_ms: int) -> None:
         if result is None:  # the send has failed
             return
-        messages, is_half = call.messages, call.kind is SendKind.HALF
+        messages, is_half = call.messages, call.kind is HALF
         sent: SendResult = result.send_result if is_half else result
         if not sent.trace_on or not self._dispatcher.is_traced(messages[0].topic):
             return

@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from mqtemplate.calls.handling import FailedMessages, HandlerCall, HandlerWrapper, ListenerInfo
-from mqtemplate.calls.send import SendCall, SendKind, SendNext, SendWrapper, send_and_note
+from mqtemplate.calls.send import SEND, SendCall, SendNext, SendWrapper, send_and_note
 from mqtemplate.clock import Clock
 from mqtemplate.message import MessageExt, Property
 from mqtemplate.metrics import OTHER, HistogramSnapshot, MetricKind, Sample
 from mqtemplate.observability.lateness import BusyTimes, LatenessRecorder
 from mqtemplate.user_code import type_name
 
-_SEND = SendKind.SEND
 _MAX_ERROR_TYPES = 50
 _SKEW_WINDOW_MS = 60_000
 _DELIVER_MS = Property.TIMER_DELIVER_MS
@@ -104,7 +103,7 @@ def measured_sends(operations: Operations, clock: Clock) -> SendWrapper:
         # All that most sends need is in variables: attributes would cost more than the counting (measured).
         def measured(call: SendCall) -> Any:
             start_ns = now_ns()
-            if call.kind is not _SEND:
+            if call.kind is not SEND:
                 return send_and_note(next_, call, lambda _, error: note(call, start_ns, error))
             try:
                 result = next_(call)
