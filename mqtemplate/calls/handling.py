@@ -50,7 +50,7 @@ class HandlerCall:
 
     Attributes:
         listener: The listener that handles them.
-        messages: One message, or those of a batch.
+        messages: One message, or the messages of a batch.
     """
 
     __slots__ = ("_origins", "listener", "messages")

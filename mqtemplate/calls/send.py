@@ -48,7 +48,7 @@ class SendCall:
 
     Attributes:
         kind: Kind of the send.
-        messages: One message, or those of a batch, with body and properties as the broker gets them.
+        messages: One message, or the messages of a batch, with body and properties as the broker gets them.
         queue: The selected queue; None if the broker selects it.
         timeout_ms: The rest of the caller's timeout. A one-way send has none.
         clock: Clock of the broker.

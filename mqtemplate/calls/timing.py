@@ -117,8 +117,8 @@ class TimeLimitError(TimeoutError):
 class TimeLimit:
     """Middleware that raises `TimeLimitError` in a handler that runs too long.
 
-    - ``async def``: the task is cancelled where it awaits, as by ``asyncio.timeout``. On a virtual clock the time is
-      that of the clock.
+    - ``async def``: the task is cancelled where it awaits, as by ``asyncio.timeout``. On a virtual clock the time
+      of the clock counts.
     - Plain: the exception is raised in the thread, between two steps of Python. A call that does not return to Python,
       such as a read from a socket without a timeout, ends first; ``consume_timeout`` of the listener finds such a
       handler. On a virtual clock a plain handler takes no time, and has no limit.

@@ -38,7 +38,7 @@ class Observability(Observation):
     An application creates it if ``mqtemplate.management.enabled`` is true.
 
     Attributes:
-        metrics: The metrics of the application, and those of an embedded broker.
+        metrics: The metrics of the application and of an embedded broker.
         lateness: Lateness of the deliveries, and the recent late ones.
     """
 

@@ -24,7 +24,7 @@ def export_metrics(metrics: Metrics, meter: Meter | None = None) -> None:
     """Register an observable instrument for each metric of `INSTRUMENTS`.
 
     Args:
-        meter: Creates the instruments; by default that of the program's meter provider.
+        meter: Creates the instruments; by default from the program's meter provider.
     """
     meter = otel.get_meter("mqtemplate") if meter is None else meter
     reader = _CollectedPoints(metrics)

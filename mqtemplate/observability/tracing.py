@@ -1,7 +1,7 @@
 """Spans of sends and of calls of handlers, and W3C trace context in message properties.
 
-It uses the API of OpenTelemetry only: the program installs and configures an SDK. The names are those of its semantic
-conventions for messaging.
+It uses the API of OpenTelemetry only: the program installs and configures an SDK. The names come from its
+semantic conventions for messaging.
 
 - A send is a ``PRODUCER`` span ``send <topic>``. Its context becomes the properties ``traceparent`` and ``tracestate``,
   which stay with the message: through the delay, each retry, and the dead-letter topic.
@@ -70,7 +70,7 @@ class Tracing:
     Args:
         probability: Share of the sends and calls outside of a trace that start one.
         max_traces_per_second: Most traces that they start in a second, on average; at most five at once.
-        tracer: Creates the spans; by default that of the program's tracer provider.
+        tracer: Creates the spans; by default from the program's tracer provider.
         chance: Returns a random number from 0 to below 1.
         now: Returns a time in seconds.
 

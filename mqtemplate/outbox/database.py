@@ -22,7 +22,7 @@ OUTBOX, LEASE_TABLE, INBOX = "mqtemplate_outbox", "mqtemplate_outbox_lease", "mq
 DATABASES = ("sqlite", "postgresql")
 
 _LONGEST_LEASE = 10
-"""A lease that is longer than this many times that of this process was set by a clock that was ahead."""
+"""A lease that is longer than this many times the lease of this process was set by a clock that was ahead."""
 _CLOCK_SKEW_MS = 60_000
 
 _ADD = (
@@ -123,8 +123,8 @@ def read_rows(execute: Execute, count: int) -> list[OutboxRow]:
 def take_lease(execute: Execute, owner: str, now_ms: int, until_ms: int) -> bool:
     """Take or extend the right to relay; return False if another process has it.
 
-    A process whose clock was ahead may have left a lease that ends in years. So one that is far longer than that of
-    this process does not count.
+    A process whose clock was ahead may have left a lease that ends in years. So one that is far longer than the
+    lease of this process does not count.
     """
     latest_ms = now_ms + _LONGEST_LEASE * (until_ms - now_ms) + _CLOCK_SKEW_MS
     parameters = {"owner": owner, "now_ms": now_ms, "until_ms": until_ms, "latest_ms": latest_ms}

@@ -18,7 +18,7 @@ from mqtemplate.template.rocketmq_template import RocketMQTemplate
 
 
 class RowFactory:
-    """Factory of rows from payloads: destinations, converter and options are those of a template."""
+    """Factory of rows from payloads: with the destinations, converter and options of a template."""
 
     def __init__(self, template: RocketMQTemplate) -> None:
         self._now_ms = template.broker.clock.now_ms

@@ -230,7 +230,7 @@ class PendingVerbs:
     ) -> ScheduleChange:
         """Change the deliver time of pending messages; without *delay* and *deliver_at*, deliver them now.
 
-        A message keeps its id, keys and handle. The other arguments are those of `cancel`.
+        A message keeps its id, keys and handle. The other arguments are as in `cancel`.
 
         Args:
             delay: Counted from now; a number is seconds.

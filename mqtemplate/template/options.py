@@ -130,7 +130,7 @@ def unknown_option(verb: Callable[..., object], given: Iterable[str], known: Ite
     """Return the error for a call with an option that the verb does not have; it names the nearest known option.
 
     Args:
-        known: Names that the verb takes as ``**options``; those of its own parameters are added.
+        known: Names that the verb takes as ``**options``; the names of its own parameters are added.
     """
     parameters = inspect.signature(verb).parameters.values()
     names = [each.name for each in parameters if each.name != "self" and each.kind is not each.VAR_KEYWORD]

@@ -360,7 +360,7 @@ class Subscription(Generic[T]):
             consumer.commit(queue, message.queue_offset + 1)
 
     def _queue_of(self, message: MessageExt) -> MessageQueue:
-        """Return the queue of a message; that of a retry belongs to the retry topic of the group."""
+        """Return the queue of a message; the queue of a retry belongs to the retry topic of the group."""
         is_retry: Any = message.properties.get(Property.RETRY_TOPIC) == message.topic
         topic = f"{RETRY_TOPIC_PREFIX}{self._settings.group}" if is_retry else message.topic
         return MessageQueue(topic, message.broker_name, message.queue_id)

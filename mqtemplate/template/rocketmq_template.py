@@ -221,8 +221,11 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         queue.
         """
         call = self._call(ONE_WAY, "send_one_way", destination, payload, None, delay_level, options)
-        for each in [call] if len(call.messages) == 1 else [call.replace(messages=[one]) for one in call.messages]:
-            self._sends.call(each)
+        if len(call.messages) == 1:
+            self._sends.call(call)
+            return
+        for message in call.messages:
+            self._sends.call(call.replace(messages=[message]))
 
     @overload
     def convert_and_send(

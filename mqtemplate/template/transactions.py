@@ -46,7 +46,7 @@ DEFAULT_TEMPLATE_BEAN_NAME = "rocketmqTemplate"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionListenerSpec:
-    """Attributes of one ``@transaction_listener``. The names are those of ``@RocketMQTransactionListener``.
+    """Attributes of one ``@transaction_listener``. The names are as in ``@RocketMQTransactionListener``.
 
     Attributes:
         destination: ``"topic"`` or ``"topic:tag"`` whose transactions the listener handles. Empty: all transactions for

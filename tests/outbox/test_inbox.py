@@ -30,7 +30,7 @@ def recorded(engine: sa.Engine) -> int:
 
 @pytest.mark.mqtemplate(raise_handler_errors=False)
 def test_a_repeat_has_no_effect_and_a_failure_records_nothing(
-    kit: Kit, engine: sa.Engine, mqtemplate_clock: VirtualClock
+    engine: sa.Engine, mqtemplate_clock: VirtualClock, kit: Kit
 ) -> None:
     """The same message id arrives twice; the first call also fails after it has recorded the id."""
     inbox, calls = SQLAlchemyInbox(clock=mqtemplate_clock), []

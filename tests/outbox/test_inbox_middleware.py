@@ -49,7 +49,7 @@ def once(request: pytest.FixtureRequest, engine: sa.Engine) -> SQLAlchemyInboxMi
 
 
 def test_a_repeat_is_dropped_and_a_failure_stores_nothing(
-    kit: Kit, engine: sa.Engine, once: SQLAlchemyInboxMiddleware
+    engine: sa.Engine, once: SQLAlchemyInboxMiddleware, kit: Kit
 ) -> None:
     """The first call fails after its effect, the second one succeeds, and the repeat reaches no handler."""
     calls: list[str] = []
@@ -71,7 +71,7 @@ def test_a_repeat_is_dropped_and_a_failure_stores_nothing(
 
 
 def test_a_message_that_is_requested_again_stores_nothing(
-    kit: Kit, engine: sa.Engine, once: SQLAlchemyInboxMiddleware
+    engine: sa.Engine, once: SQLAlchemyInboxMiddleware, kit: Kit
 ) -> None:
     calls: list[str] = []
 
@@ -89,7 +89,7 @@ def test_a_message_that_is_requested_again_stores_nothing(
 
 
 def test_two_listeners_of_one_message_have_an_effect_each(
-    kit: Kit, engine: sa.Engine, once: SQLAlchemyInboxMiddleware
+    engine: sa.Engine, once: SQLAlchemyInboxMiddleware, kit: Kit
 ) -> None:
     """The consumer in the inbox is the group."""
 
@@ -105,7 +105,7 @@ def test_two_listeners_of_one_message_have_an_effect_each(
 
 
 def test_what_a_handler_publishes_is_in_the_transaction(
-    kit: Kit, engine: sa.Engine, once: SQLAlchemyInboxMiddleware
+    engine: sa.Engine, once: SQLAlchemyInboxMiddleware, kit: Kit
 ) -> None:
     """Effect, id of the message, and the messages that it causes, through an outbox."""
     outbox, receipts = SQLAlchemyOutbox(engine, kit.template), []

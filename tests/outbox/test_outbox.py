@@ -54,7 +54,7 @@ def order(engine: sa.Engine, outbox: SQLAlchemyOutbox, number: int) -> str:
 
 
 def test_messages_of_committed_transactions_are_sent_in_order(
-    kit: Kit, engine: sa.Engine, outbox: SQLAlchemyOutbox
+    engine: sa.Engine, outbox: SQLAlchemyOutbox, kit: Kit
 ) -> None:
     ids = [order(engine, outbox, number) for number in range(3)]
     assert bodies(kit.broker) == []
@@ -69,7 +69,7 @@ def test_messages_of_committed_transactions_are_sent_in_order(
 
 
 def test_nothing_is_sent_for_a_transaction_that_is_rolled_back(
-    kit: Kit, engine: sa.Engine, outbox: SQLAlchemyOutbox
+    engine: sa.Engine, outbox: SQLAlchemyOutbox, kit: Kit
 ) -> None:
     with Session(engine) as session:
         outbox.send(session, "orders", "never")
@@ -80,7 +80,7 @@ def test_nothing_is_sent_for_a_transaction_that_is_rolled_back(
     assert (bodies(kit.broker), left(engine)) == ([], [])
 
 
-def test_a_connection_works_like_a_session(kit: Kit, engine: sa.Engine, outbox: SQLAlchemyOutbox) -> None:
+def test_a_connection_works_like_a_session(engine: sa.Engine, outbox: SQLAlchemyOutbox, kit: Kit) -> None:
     with engine.begin() as connection:
         outbox.send(connection, "orders", ["one", "two"])
 
@@ -101,7 +101,7 @@ def test_a_delay_counts_from_the_call(
     assert bodies(mqtemplate_broker) == [b"late"]
 
 
-def test_messages_of_one_key_go_to_one_queue(kit: Kit, engine: sa.Engine, outbox: SQLAlchemyOutbox) -> None:
+def test_messages_of_one_key_go_to_one_queue(engine: sa.Engine, outbox: SQLAlchemyOutbox, kit: Kit) -> None:
     with Session(engine) as session, session.begin():
         for number in range(5):
             outbox.send(session, "orders", f"{number}", hash_key="customer 7")
@@ -142,7 +142,7 @@ def mqtemplate_broker(mqtemplate_clock: VirtualClock) -> object:
         yield broker
 
 
-def test_rows_wait_while_the_broker_is_down(kit: Kit, engine: sa.Engine, outbox: SQLAlchemyOutbox) -> None:
+def test_rows_wait_while_the_broker_is_down(engine: sa.Engine, outbox: SQLAlchemyOutbox, kit: Kit) -> None:
     kit.broker.refuses = SendError
     order(engine, outbox, 1)
     order(engine, outbox, 2)
@@ -156,7 +156,7 @@ def test_rows_wait_while_the_broker_is_down(kit: Kit, engine: sa.Engine, outbox:
 
 
 def test_a_message_is_sent_again_with_the_same_id_if_its_answer_is_lost(
-    kit: Kit, engine: sa.Engine, outbox: SQLAlchemyOutbox
+    engine: sa.Engine, outbox: SQLAlchemyOutbox, kit: Kit
 ) -> None:
     """As if the relay had been killed before it deleted the row. An inbox recognises the repeat."""
     kit.broker.answers = False
@@ -170,7 +170,7 @@ def test_a_message_is_sent_again_with_the_same_id_if_its_answer_is_lost(
 
 
 def test_a_message_that_the_broker_refuses_for_good_stays_with_the_reason(
-    kit: Kit, engine: sa.Engine, outbox: SQLAlchemyOutbox
+    engine: sa.Engine, outbox: SQLAlchemyOutbox, kit: Kit
 ) -> None:
     """It does not block the messages after it."""
     kit.broker.refuses = MessageError

@@ -86,12 +86,10 @@ def test_an_invalid_call_raises_at_once(
         mqtemplate_template.async_send(*arguments, **options)
 
 
-def test_the_error_of_a_closed_broker_is_in_the_future(
-    mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker
-) -> None:
-    mqtemplate_broker.close()
+def test_the_error_of_a_closed_broker_is_in_the_future(kit: Kit) -> None:
+    kit.broker.close()
 
-    future = mqtemplate_template.async_send("orders", b"body")
+    future = kit.template.async_send("orders", b"body")
 
     assert isinstance(future.exception(), BrokerClosedError)
 

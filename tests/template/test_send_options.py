@@ -9,6 +9,7 @@ import pytest
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.template import RocketMQTemplate
 from mqtemplate.testing import RecordingTemplate, messages_in
+from tests.kit import Kit
 
 VERBS: dict[str, tuple[Any, ...]] = {
     # verb -> arguments before the options
@@ -26,13 +27,11 @@ VERBS: dict[str, tuple[Any, ...]] = {
     ("given", "nearest"),
     [("delya", "delay"), ("hashKey", "hash_key"), ("header", "headers"), ("delay_levels", "delay_level")],
 )
-def test_the_error_for_an_unknown_option_names_the_nearest_one(
-    mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker, verb: str, given: str, nearest: str
-) -> None:
+def test_the_error_for_an_unknown_option_names_the_nearest_one(kit: Kit, verb: str, given: str, nearest: str) -> None:
     with pytest.raises(TypeError, match=rf"\(\) has no option '{given}'; did you mean '{nearest}'\?"):
-        getattr(mqtemplate_template, verb)("orders", b"body", *VERBS[verb], **{given: "x"})
+        getattr(kit.template, verb)("orders", b"body", *VERBS[verb], **{given: "x"})
 
-    assert messages_in(mqtemplate_broker, "orders") == []
+    assert messages_in(kit.broker, "orders") == []
 
 
 def test_the_error_for_an_unknown_option_names_verb_and_options_if_none_is_near(

@@ -70,35 +70,29 @@ def test_a_service_sends_checks_the_status_and_logs_the_id(kit: Kit, caplog: pyt
     assert message.msg_id == result.msg_id
 
 
-def test_the_result_contains_ids_queue_and_offset(
-    mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker
-) -> None:
-    result = mqtemplate_template.sync_send("orders:paid", b"body")
+def test_the_result_contains_ids_queue_and_offset(kit: Kit) -> None:
+    result = kit.template.sync_send("orders:paid", b"body")
 
-    message = only_message(mqtemplate_broker, "orders")
+    message = only_message(kit.broker, "orders")
     assert (result.msg_id, result.offset_msg_id) == (message.msg_id, message.offset_msg_id)
     assert (result.message_queue, result.queue_offset) == (message.message_queue, message.queue_offset)
 
 
 @pytest.mark.feature("A6")
-def test_keys_are_stored_with_the_message(
-    mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker
-) -> None:
-    mqtemplate_template.sync_send("orders", b"body", keys=["4466", "4467"])
+def test_keys_are_stored_with_the_message(kit: Kit) -> None:
+    kit.template.sync_send("orders", b"body", keys=["4466", "4467"])
 
-    assert only_message(mqtemplate_broker, "orders").keys == "4466 4467"
+    assert only_message(kit.broker, "orders").keys == "4466 4467"
 
 
 @pytest.mark.feature("G1")
-def test_a_message_object_can_be_sent(
-    mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker
-) -> None:
+def test_a_message_object_can_be_sent(kit: Kit) -> None:
     """Topic, flag, properties and body are used; the object is not changed."""
     message = Message("orders", b"body", {"KEYS": "4466", "region": "EU"}, flag=7)
 
-    mqtemplate_template.sync_send("orders:paid", message)
+    kit.template.sync_send("orders:paid", message)
 
-    stored = only_message(mqtemplate_broker, "orders")
+    stored = only_message(kit.broker, "orders")
     assert (stored.body, stored.flag, stored.tags, stored.keys) == (b"body", 7, "paid", "4466")
     assert stored.user_properties == {"region": "EU"}
     assert message == Message("orders", b"body", {"KEYS": "4466", "region": "EU"}, flag=7)
@@ -109,32 +103,26 @@ def test_a_message_for_another_topic_is_refused(mqtemplate_template: RecordingTe
         mqtemplate_template.sync_send("orders", Message("bills", b"body"))
 
 
-def test_a_received_message_cannot_be_sent_unchanged(
-    mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker
-) -> None:
+def test_a_received_message_cannot_be_sent_unchanged(kit: Kit) -> None:
     """The broker has set its id and times. Body and user properties can be sent."""
-    mqtemplate_template.sync_send("orders", b"body", headers={"region": "EU"})
-    received = only_message(mqtemplate_broker, "orders")
+    kit.template.sync_send("orders", b"body", headers={"region": "EU"})
+    received = only_message(kit.broker, "orders")
 
     with pytest.raises(MessageError, match=r"send message\.body with headers=message\.user_properties"):
-        mqtemplate_template.sync_send("orders", received)
+        kit.template.sync_send("orders", received)
 
-    mqtemplate_template.sync_send("copies", received.body, headers=received.user_properties)
-    assert only_message(mqtemplate_broker, "copies").properties["region"] == "EU"
+    kit.template.sync_send("copies", received.body, headers=received.user_properties)
+    assert only_message(kit.broker, "copies").properties["region"] == "EU"
 
 
 # --- queues ----------------------------------------------------------------------------------------
 
 
-def test_equal_keys_go_to_one_queue_in_the_order_sent(
-    mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker
-) -> None:
-    queues = {
-        mqtemplate_template.sync_send("orders", str(number), hash_key="customer-1").message_queue for number in range(9)
-    }
+def test_equal_keys_go_to_one_queue_in_the_order_sent(kit: Kit) -> None:
+    queues = {kit.template.sync_send("orders", str(number), hash_key="customer-1").message_queue for number in range(9)}
 
     assert len(queues) == 1
-    assert [message.body for message in messages_in(mqtemplate_broker, "orders")] == [b"%d" % n for n in range(9)]
+    assert [message.body for message in messages_in(kit.broker, "orders")] == [b"%d" % n for n in range(9)]
 
 
 def test_the_message_queue_selector_can_be_replaced(mqtemplate_broker: EmbeddedBroker) -> None:
@@ -146,12 +134,10 @@ def test_the_message_queue_selector_can_be_replaced(mqtemplate_broker: EmbeddedB
     assert template.sync_send("orders", b"body", hash_key="3").message_queue.queue_id == 0
 
 
-def test_a_message_goes_to_the_given_queue(
-    mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker
-) -> None:
-    queue = mqtemplate_broker.queues("orders")[2]
+def test_a_message_goes_to_the_given_queue(kit: Kit) -> None:
+    queue = kit.broker.queues("orders")[2]
 
-    assert mqtemplate_template.sync_send("orders", b"body", queue=queue).message_queue == queue
+    assert kit.template.sync_send("orders", b"body", queue=queue).message_queue == queue
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ class DjangoInboxMiddleware:
 
     Args:
         inbox: The inbox; by default one that keeps ids for seven days.
-        using: Alias of the database, that of the inbox.
+        using: Alias of the database of the inbox.
     """
 
     def __init__(self, inbox: DjangoInbox | None = None, using: str = "default") -> None:
