@@ -20,7 +20,7 @@ from mqtemplate.listener.endpoint import Endpoint, HandlerPlan
 from mqtemplate.listener.registration.tag_routes import TagRoutedPlan
 from mqtemplate.scheduling.schedules import Schedules
 from mqtemplate.selectors.tags import TagSelector
-from mqtemplate.template.destination import parse_destination
+from mqtemplate.template.options import parse_destination
 
 _DEAD_LETTERS = "%DLQ%"
 _NO_REPLY = (NoneType, None, ConsumeStatus, Send, Any)

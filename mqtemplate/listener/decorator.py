@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Annotated, TypedDict, TypeVar, Unpack
 
 from mqtemplate.broker import ConsumeFromWhere, MessageModel
+from mqtemplate.calls.middlewares import read_middlewares
 from mqtemplate.durations import Duration
 from mqtemplate.listener.attributes import (
     Attribute,
@@ -25,7 +26,6 @@ from mqtemplate.listener.failures.schedule import SCHEDULE_FORMS, Backoff, read_
 from mqtemplate.listener.registration.payloads import read_converter
 from mqtemplate.listener.registration.tags import has_tag_methods
 from mqtemplate.listener.settings import ConsumeMode
-from mqtemplate.middlewares.declaration import read_middlewares
 from mqtemplate.selectors.tags import SelectorType
 
 LISTENER_ATTRIBUTE = "__mqtemplate_listener__"

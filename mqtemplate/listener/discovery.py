@@ -10,6 +10,7 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 from mqtemplate.callables import name_of_callable
+from mqtemplate.calls.middlewares import check_middleware, name_of
 from mqtemplate.errors import ConfigurationError, DependencyError, DestinationError, ListenerError
 from mqtemplate.listener.attributes import ListenerSpec, Resolve
 from mqtemplate.listener.calling.objects import ObjectSource
@@ -28,9 +29,8 @@ from mqtemplate.listener.registration.topic_patterns import is_pattern
 from mqtemplate.listener.resolution import default_resolve, resolve_spec, resolve_topics
 from mqtemplate.listener.settings import ListenerSettings
 from mqtemplate.listener.signature import plan_handler
-from mqtemplate.middlewares.declaration import check_middleware, name_of
 from mqtemplate.selectors.tags import SelectorType
-from mqtemplate.template.destination import parse_destination
+from mqtemplate.template.options import parse_destination
 
 _OTHER_RESULTS = {
     True: ", or the indices of those that failed as list[int]",

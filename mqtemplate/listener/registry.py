@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from mqtemplate.broker import Broker
+from mqtemplate.calls.handling import Observation
+from mqtemplate.calls.message_trace import TraceDispatcher, TraceOf
 from mqtemplate.converter import MessageConverter, TypeChecks
 from mqtemplate.errors import ConversionError, ListenerError
 from mqtemplate.event_log import get_logger
@@ -24,9 +26,6 @@ from mqtemplate.listener.registration.payloads import ConverterOf, converter_of
 from mqtemplate.listener.registration.topic_watch import TopicWatch
 from mqtemplate.listener.resolution import default_resolve
 from mqtemplate.listener.settings import ListenerSettings, RetryDefaults
-from mqtemplate.message_trace.dispatcher import TraceDispatcher
-from mqtemplate.message_trace.traces import TraceOf
-from mqtemplate.observation.interface import Observation
 from mqtemplate.selectors.tags import SelectorType, TagSelector
 
 IsEnabled = Callable[[str, str], bool]

@@ -31,7 +31,7 @@ class GroupLag:
     Attributes:
         lag: Messages after the committed offset.
         committed: Committed queue offset; None if there is none yet.
-        listener: Id of the listener, if it reads from another broker than that of the application.
+        listener: Id of the listener, if it does not read from the broker of the application.
     """
 
     group: str
@@ -72,7 +72,7 @@ class GroupLags:
         self._next_ms = 0
 
     def read(self, listeners: Iterable[ListenerContainer]) -> list[GroupLag]:
-        """Return the lags now, or those of the last seconds if the broker is another process.
+        """Return the lags now, or the lags of the last seconds if the broker is another process.
 
         Raises:
             BrokerError: The broker does not answer.
@@ -90,7 +90,7 @@ class GroupLags:
         )
 
     def _remote(self, listeners: Iterable[ListenerContainer]) -> list[GroupLag]:
-        """Return the lags of listeners whose broker may be another process: now, or those of the last seconds."""
+        """Return the lags of listeners whose broker may be another process: now, or the lags of the last seconds."""
         with self._lock:
             now_ms = self._broker.clock.steady_ms()
             if now_ms >= self._next_ms:

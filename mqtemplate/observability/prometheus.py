@@ -23,7 +23,7 @@ class PrometheusCollector(Collector):
 
         REGISTRY.register(PrometheusCollector(observability.metrics))
 
-    Nothing is counted twice: the values are those of `Metrics`, read at each scrape.
+    Nothing is counted twice: the values come from `Metrics`, read at each scrape.
     """
 
     def __init__(self, metrics: Metrics) -> None:

@@ -34,7 +34,7 @@ _FRAMES = 8
 _MAX_PROPERTIES_BYTES = 32_767 - 1_500
 _SEPARATORS = dict.fromkeys(range(3), " ")  # RocketMQ separates properties by \x01 and \x02
 _CAUSE = BaseException.__dict__["__cause__"]
-_LIBRARY = tuple(str(Path(__file__).parents[1] / package) for package in ("listener", "middlewares"))
+_LIBRARY = tuple(str(Path(__file__).parents[1] / package) for package in ("listener", "calls"))
 
 
 def dead_letter_properties(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
-from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 from weakref import WeakSet
 
 from mqtemplate.broker import Broker, ConsumeFromWhere, MessageModel
+from mqtemplate.calls.handling import Observation
+from mqtemplate.calls.middlewares import middleware_sends
+from mqtemplate.calls.send import ASYNC, BATCH, HALF, ONE_WAY, REQUEST, SEND, Reselect, SendCall, SendKind, SendPipeline
 from mqtemplate.converter import JsonMessageConverter, MessageConverter
 from mqtemplate.durations import Duration, duration_ms, format_ms
 from mqtemplate.errors import (
@@ -18,32 +20,27 @@ from mqtemplate.errors import (
     DestinationError,
     MessageError,
     MQTemplateError,
-    SendError,
     SendTimeoutError,
 )
 from mqtemplate.futures import AwaitableFuture, refuse_on_handler_loop
 from mqtemplate.message import Message, MessageQueue
-from mqtemplate.middlewares.sender import sends_with_middlewares
-from mqtemplate.observation.interface import Observation
 from mqtemplate.results import SendResult, TransactionSendResult
 from mqtemplate.selectors.tags import SelectorType
-from mqtemplate.template.background import Background, awaitable
-from mqtemplate.template.callbacks import add_callbacks
-from mqtemplate.template.destination import (
+from mqtemplate.template.asynchronous import Background, TemplateRequests, add_callbacks, awaitable
+from mqtemplate.template.delays import PendingVerbs, check_count
+from mqtemplate.template.options import (
+    QUEUE_OPTIONS,
+    SEND_OPTIONS,
     MessageQueueSelector,
+    SendOptions,
     hash_key_text,
     select_queue_by_hash,
-    send_again,
-    send_async_again,
+    unknown_option,
 )
-from mqtemplate.template.lite_pull import LitePullConsumer, PullSettings, Receipt, ReceiveFuture
 from mqtemplate.template.outbound import NO_EXTRAS, Extras, MessageFactory, read_options
-from mqtemplate.template.pending_verbs import PendingVerbs, check_count
-from mqtemplate.template.requests import Requests
-from mqtemplate.template.send_options import QUEUE_OPTIONS, SEND_OPTIONS, SendOptions, SendPlan, unknown_option
+from mqtemplate.template.receiving import LitePullConsumer, PullSettings, Receipt, ReceiveFuture, Subscription
 from mqtemplate.template.spring_names import SpringNames
-from mqtemplate.template.subscription import Subscription
-from mqtemplate.template.transactions import Transactions
+from mqtemplate.template.transactions import TemplateTransactions
 from mqtemplate.user_code import shown
 
 T = TypeVar("T")
@@ -99,8 +96,9 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         observation: Observation | None = None,
     ) -> None:
         self.broker = broker
-        sends = broker if observation is None else observation.sends(broker, broker.clock)
-        self._sends = sends_with_middlewares(sends, middlewares, broker.clock)
+        observation = Observation() if observation is None else observation
+        wrappers = (middleware_sends(middlewares), observation.sends(broker.clock))
+        self._sends = SendPipeline(broker, wrappers)
         self.converter: MessageConverter = JsonMessageConverter() if converter is None else converter
         self.send_message_timeout = _check_timeout(send_message_timeout)
         self.default_destination = default_destination
@@ -112,8 +110,8 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         self._max_message_size = max_message_size
         self._messages = MessageFactory(self.converter, self._now_ms, max_message_size)
         self._background = Background(is_virtual=broker.clock.is_virtual)
-        self._requests = Requests(self._sends, broker.clock, self.converter)
-        self._transactions = Transactions(broker, self._sends, self.converter, producer_group)
+        self._requests = TemplateRequests(self._sends, broker.clock, self.converter)
+        self._transactions = TemplateTransactions(broker, self._sends, observation, self.converter, producer_group)
         self._subscriptions: WeakSet[Subscription[Any]] = WeakSet()
         self._pull: LitePullConsumer | None = None
         if consumer_group is not None and consumer_topic is not None:
@@ -176,21 +174,11 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         timeout_ms = self.send_message_timeout if timeout is None else _check_timeout(timeout)
         is_batch = isinstance(payload, list)
         if is_batch or not QUEUE_OPTIONS.isdisjoint(options):
-            plan = self._prepared(destination, payload, extras, options, timeout_ms)
-            send = self._send_batch if is_batch else self._send_one
-            try:
-                return send(plan)
-            except SendError as exc:
-                if not exc.queue_is_away or "hash_key" not in options:
-                    raise
-                return send_again(plan, partial(self._selected_queue, options=options), send, exc)
+            kind = BATCH if is_batch else SEND
+            return self._sends.call(  # type: ignore[no-any-return]
+                self._prepared(kind, destination, payload, extras, options, timeout_ms)
+            )
         return self._sends.send(self._messages.one(destination, payload, extras), None, timeout_ms)
-
-    def _send_one(self, plan: SendPlan) -> SendResult:
-        return self._sends.send(plan.messages[0], plan.queue, plan.timeout_ms)
-
-    def _send_batch(self, plan: SendPlan) -> SendResult:
-        return self._sends.send_batch(*plan)
 
     def async_send(
         self,
@@ -213,12 +201,8 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
             MessageError: At once, for an invalid call. Errors of the broker are in the future.
         """
         try:
-            plan = self._plan("async_send", destination, payload, timeout, delay_level, options)
-            if "hash_key" in options:
-                select = partial(self._selected_queue, options=options)
-                future = send_async_again(plan, select, lambda plan: self._sends.send_async(*plan))
-            else:
-                future = self._sends.send_async(*plan)
+            call = self._call(ASYNC, "async_send", destination, payload, timeout, delay_level, options)
+            future: AwaitableFuture[SendResult] = self._sends.call(call)
         except MessageError:
             raise
         except MQTemplateError as exc:
@@ -236,9 +220,12 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         Arguments as `sync_send`. The messages of a list are sent one by one; *hash_key* or *queue* keeps them in one
         queue.
         """
-        plan = self._plan("send_one_way", destination, payload, None, delay_level, options)
-        for message in plan.messages:
-            self._sends.send_one_way(message, plan.queue)
+        call = self._call(ONE_WAY, "send_one_way", destination, payload, None, delay_level, options)
+        if len(call.messages) == 1:
+            self._sends.call(call)
+            return
+        for message in call.messages:
+            self._sends.call(call.replace(messages=[message]))
 
     @overload
     def convert_and_send(
@@ -337,8 +324,9 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         """
         if isinstance(payload, list):
             raise MessageError("a request is one message, got a list; pass a tuple to send one JSON array")
-        plan = self._plan("async_send_and_receive", destination, payload, timeout, delay_level, options)
-        answer = self._requests.send(plan, reply_type)
+        verb = "async_send_and_receive"
+        call = self._call(REQUEST, verb, destination, payload, timeout, delay_level, options)
+        answer = self._requests.send(call, reply_type)
         executor = self.callback_executor
         add_callbacks(answer, on_success, on_error, kind="request", destination=destination, executor=executor)
         return answer
@@ -381,8 +369,9 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         """
         if isinstance(payload, list):
             raise MessageError("a transaction has one message, got a list; pass a tuple to send one JSON array")
-        plan = self._plan("send_in_transaction", destination, payload, timeout, delay_level, options)
-        return self._transactions.send(plan, destination, arg)
+        verb = "send_in_transaction"
+        call = self._call(HALF, verb, destination, payload, timeout, delay_level, options)
+        return self._transactions.send(call, destination, arg)
 
     async_send_in_transaction = awaitable(send_in_transaction)
     """The same in another thread: returns a future that threads and coroutines can wait for."""
@@ -393,7 +382,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         """Return up to *max_count* messages of the consumer group; wait up to *timeout* ms for the first.
 
         Delivery is at least once: the next call, or `close`, commits the messages of this one. If the program ends
-        without either, the group receives them again. See `mqtemplate.template.lite_pull`.
+        without either, the group receives them again. See `mqtemplate.template.receiving`.
 
         Args:
             target_type: Type of each payload; `MessageExt` for the whole message. A body that cannot be converted goes
@@ -494,40 +483,41 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
             raise unknown_option(getattr(RocketMQTemplate, verb), options, SEND_OPTIONS)
         return read_options(delay_level, options, self._now_ms)
 
-    def _plan(
+    def _call(
         self,
+        kind: SendKind,
         verb: str,
         destination: str,
         payload: object,
         timeout: Duration | None,
         delay_level: int,
         options: SendOptions,
-    ) -> SendPlan:
-        """Return the plan of one call."""
+    ) -> SendCall:
+        """Return one call as a value."""
         extras = self._extras(verb, delay_level, options)
         timeout_ms = self.send_message_timeout if timeout is None else _check_timeout(timeout)
-        return self._prepared(destination, payload, extras, options, timeout_ms)
+        return self._prepared(kind, destination, payload, extras, options, timeout_ms)
 
     def _prepared(
-        self, destination: str, payload: object, extras: Extras, options: SendOptions, timeout_ms: int
-    ) -> SendPlan:
-        """Return the messages, their queue, and the rest of the timeout after the time that finding both took."""
+        self, kind: SendKind, destination: str, payload: object, extras: Extras, options: SendOptions, timeout_ms: int
+    ) -> SendCall:
+        """Return the call with its messages, their queue, and the timeout that is left after finding both."""
         started = self._monotonic_s()
         if isinstance(payload, list):
             messages = self._messages.batch(destination, payload, extras)
         else:
             messages = [self._messages.one(destination, payload, extras)]
-        queue = self._selected_queue(messages[0], options) if options else None
+        queue, reselect = self._selected_queue(messages[0], options) if options else (None, None)
         left_ms = timeout_ms - int((self._monotonic_s() - started) * 1_000)
         if left_ms <= 0:
             raise SendTimeoutError(
                 f"the timeout of {format_ms(timeout_ms)} was over before the message reached the broker; "
                 "nothing was sent"
             )
-        return SendPlan(messages, queue, left_ms)
+        return SendCall(kind, messages, queue, left_ms, self.broker.clock, reselect=reselect)
 
-    def _selected_queue(self, message: Message, options: SendOptions) -> MessageQueue | None:
-        """Return the queue that the caller chose, directly or by a key; None if the broker selects it."""
+    def _selected_queue(self, message: Message, options: SendOptions) -> tuple[MessageQueue | None, Reselect | None]:
+        """Return the queue that the caller chose; None if the broker selects it. A key may select another one later."""
         hash_key, queue = options.get("hash_key"), options.get("queue")
         if hash_key is None:
             if queue is not None:
@@ -536,11 +526,15 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
                 raise DestinationError(
                     f"the queue belongs to topic {queue.topic!r}, the destination to topic {message.topic!r}"
                 )
-            return queue
+            return queue, None
         if queue is not None:
             raise MessageError("hash_key and queue both choose the queue; pass one of them")
         key = hash_key_text(hash_key)
-        return self.message_queue_selector(self.broker.queues(message.topic), message, key)
+
+        def select() -> MessageQueue:
+            return self.message_queue_selector(self.broker.queues(message.topic), message, key)
+
+        return select(), select
 
     def _default_destination(self) -> str:
         if self.default_destination is None:

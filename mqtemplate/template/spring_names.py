@@ -15,7 +15,7 @@ from mqtemplate.durations import Duration
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt
 from mqtemplate.results import SendResult, TransactionSendResult
-from mqtemplate.template.destination import MessageQueueSelector
+from mqtemplate.template.options import MessageQueueSelector
 
 
 class SendCallback(Protocol):
@@ -161,7 +161,7 @@ class SpringNames:
         self.message_queue_selector = messageQueueSelector
 
     def send(self: _Verbs, destination: str, message: object) -> SendResult:
-        """Call ``sync_send``; the name is that of Spring's base class."""
+        """Call ``sync_send``; the name comes from Spring's base class."""
         return self.sync_send(destination, message)
 
     def getDefaultDestination(self: _Verbs) -> str | None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from mqtemplate.calls.pauses import PauseListener
 from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.listener.failures.failure import Failure
 from mqtemplate.listener.failures.outcomes import DeadLetter, RetryLater
 from mqtemplate.message import MessageExt
-from mqtemplate.middlewares.pause import PauseListener
 from mqtemplate.user_code import error_text
 
 _REQUESTS = (RetryLater, DeadLetter, PauseListener)

@@ -8,12 +8,18 @@ import pytest
 
 from mqtemplate import RetryLater, message_listener
 from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.calls.handling import HandlerCall
+from mqtemplate.calls.send import SendCall, SendKind
+from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import MessageError
 from mqtemplate.message import Message, MessageExt
 from mqtemplate.metrics import OTHER, HistogramSnapshot
 from mqtemplate.observability import Observability, ObservabilitySettings
-from mqtemplate.observability.settings import MetricsSettings
+from mqtemplate.observability.lateness import LatenessRecorder
+from mqtemplate.observability.messaging import ClockSkew, Operations, measured_handling, measured_sends
+from mqtemplate.observability.settings import MetricsSettings, TracingSettings
 from mqtemplate.template import RocketMQTemplate
+from tests.calls.listeners import listener_info
 from tests.waiting import eventually
 
 from .conftest import Observe
@@ -127,6 +133,34 @@ def test_a_batch_is_one_call_with_many_messages(observe: Observe) -> None:
     assert (messages, duration.count) == (3, 1)
 
 
+def test_a_clock_that_is_set_back_does_not_lower_the_sums() -> None:
+    clock = SettableClock()
+    with EmbeddedBroker() as broker:
+        queue = broker.send(Message("orders", b"x")).message_queue
+        [message] = broker.pull(queue, 0).messages
+    operations, listener = Operations("send", {}, 10), listener_info("bill", clock)
+    lateness, skew = LatenessRecorder(clock, 10_000), ClockSkew(clock)
+
+    def set_back(call: object) -> tuple[()]:
+        clock.now -= 1_000
+        return ()
+
+    measured_sends(operations, clock)(set_back)(SendCall(SendKind.SEND, [message], None, 1, clock))
+    measured_handling(listener, operations, lateness, skew)(set_back)(HandlerCall(listener, [message]))
+
+    durations = next(each.value for each in operations.samples() if each.name == "send.duration_ns")
+    assert durations == HistogramSnapshot(2, 0, {1: 2})
+
+
+class SettableClock(VirtualClock):
+    """A clock of a machine that somebody sets."""
+
+    now = 1_700_000_000_000
+
+    def now_ms(self) -> int:
+        return self.now
+
+
 @pytest.mark.feature("14.3")
 def test_many_topics_do_not_make_many_series() -> None:
     settings = ObservabilitySettings(metrics=MetricsSettings(max_series=10))
@@ -145,17 +179,12 @@ def test_many_topics_do_not_make_many_series() -> None:
 
 def test_nothing_is_wrapped_while_the_metrics_are_off() -> None:
     """Neither the template nor a handler pays for what is off."""
-    off = ObservabilitySettings(metrics=MetricsSettings(enabled=False))
+    off, no_tracing = ObservabilitySettings(metrics=MetricsSettings(enabled=False)), TracingSettings(enabled=False)
     with EmbeddedBroker() as broker:
-        observed = Observability(broker, ObservabilitySettings(metrics=off.metrics, tracing=_no_tracing()))
+        observed = Observability(broker, ObservabilitySettings(metrics=off.metrics, tracing=no_tracing))
 
-        assert observed.sends(broker, broker.clock) is broker
-
-
-def _no_tracing() -> object:
-    from mqtemplate.observability import TracingSettings
-
-    return TracingSettings(enabled=False)
+        assert observed.sends(broker.clock)(broker.send) == broker.send
+        assert observed.handling(listener_info("bill", broker.clock))(print) is print
 
 
 def test_messages_of_producers_with_another_clock_show_the_skew(observe: Observe) -> None:
@@ -172,24 +201,17 @@ def test_messages_of_producers_with_another_clock_show_the_skew(observe: Observe
     observed.harness.advance("1s")
     assert observed.samples("clock.ahead_ms") == {(): 0}
 
-    handler = observed.observability._measured(_listener_of(observed.app.containers[0].endpoint.id), broker.clock).one(
-        lambda message: None
-    )
+    info = listener_info(observed.app.containers[0].endpoint.id, broker.clock)
+    handler = observed.observability.handling(info)(lambda call: ())
     ahead = seen[0]
     ahead.born_timestamp = ahead.store_timestamp + 2_500
-    handler(ahead)
+    handler(HandlerCall(info, [ahead]))
     assert observed.samples("clock.ahead_ms") == {(): 2_500}
     ahead.store_timestamp = broker.clock.now_ms() + 700
-    handler(ahead)
+    handler(HandlerCall(info, [ahead]))
     assert observed.samples("clock.behind_ms") == {(): 700}
     observed.harness.advance("2m")
     assert observed.samples("clock.ahead_ms") == {(): 0}
-
-
-def _listener_of(listener_id: str) -> object:
-    from mqtemplate.observation import ObservedListener
-
-    return ObservedListener(listener_id, "billing")
 
 
 def test_threads_lose_no_count() -> None:

@@ -16,7 +16,7 @@ from mqtemplate.listener import message_listener, resolve_spec
 from mqtemplate.listener.decorator import listener_specs
 from mqtemplate.selectors.sql92 import Sql92Selector, make_selector
 from mqtemplate.selectors.tags import SelectorType, TagSelector
-from mqtemplate.template.destination import parse_destination
+from mqtemplate.template.options import parse_destination
 
 
 @pytest.mark.parametrize("kind", SelectorType)

@@ -10,14 +10,13 @@ from mqtemplate.message import Message
 from mqtemplate.results import SendStatus
 from mqtemplate.template import RocketMQTemplate
 from mqtemplate.testing import RecordingTemplate, messages_in
+from tests.kit import Kit
 
 
-def test_a_payload_is_sent_with_headers(
-    mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker
-) -> None:
-    result = mqtemplate_template.convert_and_send("orders:paid", {"id": 1}, {"KEYS": "4466"})
+def test_a_payload_is_sent_with_headers(kit: Kit) -> None:
+    result = kit.template.convert_and_send("orders:paid", {"id": 1}, {"KEYS": "4466"})
 
-    [message] = messages_in(mqtemplate_broker, "orders")
+    [message] = messages_in(kit.broker, "orders")
     assert result.send_status is SendStatus.SEND_OK
     assert (message.body, message.tags, message.keys) == (b'{"id":1}', "paid", "4466")
 
@@ -36,16 +35,14 @@ def test_a_payload_alone_without_a_default_destination_is_refused(mqtemplate_tem
         mqtemplate_template.convert_and_send({"id": 1})
 
 
-def test_a_post_processor_may_change_the_message(
-    mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker
-) -> None:
+def test_a_post_processor_may_change_the_message(kit: Kit) -> None:
     def stamp(message: Message) -> Message:
         message.properties["stamped"] = "yes"
         return message
 
-    mqtemplate_template.convert_and_send("orders", {"id": 1}, {"region": "EU"}, stamp)
+    kit.template.convert_and_send("orders", {"id": 1}, {"region": "EU"}, stamp)
 
-    [message] = messages_in(mqtemplate_broker, "orders")
+    [message] = messages_in(kit.broker, "orders")
     assert message.user_properties == {"region": "EU", "stamped": "yes", "contentType": "application/json"}
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from mqtemplate.brokers import EmbeddedBroker
-from mqtemplate.template import RocketMQTemplate, SendOptions
+from mqtemplate.template import RocketMQTemplate
 from mqtemplate.testing import RecordingTemplate, messages_in
+from tests.kit import Kit
 
 VERBS: dict[str, tuple[Any, ...]] = {
     # verb -> arguments before the options
@@ -26,13 +27,11 @@ VERBS: dict[str, tuple[Any, ...]] = {
     ("given", "nearest"),
     [("delya", "delay"), ("hashKey", "hash_key"), ("header", "headers"), ("delay_levels", "delay_level")],
 )
-def test_the_error_for_an_unknown_option_names_the_nearest_one(
-    mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker, verb: str, given: str, nearest: str
-) -> None:
+def test_the_error_for_an_unknown_option_names_the_nearest_one(kit: Kit, verb: str, given: str, nearest: str) -> None:
     with pytest.raises(TypeError, match=rf"\(\) has no option '{given}'; did you mean '{nearest}'\?"):
-        getattr(mqtemplate_template, verb)("orders", b"body", *VERBS[verb], **{given: "x"})
+        getattr(kit.template, verb)("orders", b"body", *VERBS[verb], **{given: "x"})
 
-    assert messages_in(mqtemplate_broker, "orders") == []
+    assert messages_in(kit.broker, "orders") == []
 
 
 def test_the_error_for_an_unknown_option_names_verb_and_options_if_none_is_near(
@@ -52,24 +51,6 @@ def test_an_option_of_one_verb_is_not_suggested_for_another(mqtemplate_template:
         mqtemplate_template.async_send("orders", b"body", on_succes=print)
     with pytest.raises(TypeError, match=r"sync_send\(\) has no option 'on_success'; it has"):
         mqtemplate_template.sync_send("orders", b"body", on_success=print)
-
-
-def test_an_option_that_is_none_counts_as_not_given(
-    mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker
-) -> None:
-    options: SendOptions = {
-        "delay": None,
-        "deliver_at": None,
-        "hash_key": None,
-        "keys": (),
-        "headers": None,
-        "queue": None,
-    }
-
-    mqtemplate_template.sync_send("orders:paid", "body", **options)
-
-    [message] = messages_in(mqtemplate_broker, "orders")
-    assert (message.tags, message.keys, message.user_properties) == ("paid", None, {})
 
 
 def test_the_repr_of_a_template_names_broker_and_converter(mqtemplate_broker: EmbeddedBroker) -> None:

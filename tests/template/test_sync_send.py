@@ -16,7 +16,8 @@ from mqtemplate.errors import DestinationError, MessageError, SendTimeoutError
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.results import SendResult, SendStatus
 from mqtemplate.template import RocketMQTemplate
-from mqtemplate.testing import Harness, RecordingTemplate, messages_in
+from mqtemplate.testing import RecordingTemplate, messages_in
+from tests.kit import Kit
 
 
 def only_message(broker: Broker, topic: str) -> Any:
@@ -25,28 +26,21 @@ def only_message(broker: Broker, topic: str) -> Any:
 
 
 @pytest.mark.feature("C1")
-def test_timeout_and_delay_level_work_by_position_and_by_name(
-    mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker, mqtemplate_harness: Harness
-) -> None:
+def test_timeout_and_delay_level_work_by_position_and_by_name(kit: Kit) -> None:
     """(destination, payload, timeout, delay level), in this order."""
-    by_position = mqtemplate_template.sync_send("orders:paid", b"one", 3000, 3)
-    by_name = mqtemplate_template.sync_send("orders:paid", b"two", timeout=3000, delay_level=3)
-    as_in_java = mqtemplate_template.syncSend("orders:paid", b"three", 3000, 3)
+    by_position = kit.template.sync_send("orders:paid", b"one", 3000, 3)
+    by_name = kit.template.sync_send("orders:paid", b"two", timeout=3000, delay_level=3)
+    as_in_java = kit.template.syncSend("orders:paid", b"three", 3000, 3)
 
     assert {result.send_status for result in (by_position, by_name, as_in_java)} == {SendStatus.SEND_OK}
-    mqtemplate_harness.advance("9999ms")
-    assert messages_in(mqtemplate_broker, "orders") == []
-    mqtemplate_harness.advance("1ms")
-    assert sorted(message.body for message in messages_in(mqtemplate_broker, "orders")) == [b"one", b"three", b"two"]
+    kit.harness.advance("9999ms")
+    assert messages_in(kit.broker, "orders") == []
+    kit.harness.advance("1ms")
+    assert sorted(message.body for message in messages_in(kit.broker, "orders")) == [b"one", b"three", b"two"]
 
 
 @pytest.mark.feature("B10", "B11", "B12", "B14", "B16")
-def test_a_service_sends_checks_the_status_and_logs_the_id(
-    mqtemplate_template: RecordingTemplate,
-    mqtemplate_broker: EmbeddedBroker,
-    mqtemplate_harness: Harness,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_service_sends_checks_the_status_and_logs_the_id(kit: Kit, caplog: pytest.LogCaptureFixture) -> None:
     """A service as in a Spring application, with a timeout of 100 ms."""
 
     class ScheduleMessageService:
@@ -67,44 +61,38 @@ def test_a_service_sends_checks_the_status_and_logs_the_id(
 
     key = str(uuid4())
     with caplog.at_level(logging.INFO):
-        result = ScheduleMessageService(mqtemplate_template).send_sync_schedule_message(key, "hello" + key, 100, 3)
+        result = ScheduleMessageService(kit.template).send_sync_schedule_message(key, "hello" + key, 100, 3)
 
     assert f"sent {result.msg_id}" in caplog.text
-    mqtemplate_harness.advance("10s")
-    message = only_message(mqtemplate_broker, "schedule-message-topic")
+    kit.harness.advance("10s")
+    message = only_message(kit.broker, "schedule-message-topic")
     assert (message.body, message.tags, message.keys) == (f"hello{key}".encode(), "sync-tags", key)
     assert message.msg_id == result.msg_id
 
 
-def test_the_result_contains_ids_queue_and_offset(
-    mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker
-) -> None:
-    result = mqtemplate_template.sync_send("orders:paid", b"body")
+def test_the_result_contains_ids_queue_and_offset(kit: Kit) -> None:
+    result = kit.template.sync_send("orders:paid", b"body")
 
-    message = only_message(mqtemplate_broker, "orders")
+    message = only_message(kit.broker, "orders")
     assert (result.msg_id, result.offset_msg_id) == (message.msg_id, message.offset_msg_id)
     assert (result.message_queue, result.queue_offset) == (message.message_queue, message.queue_offset)
 
 
 @pytest.mark.feature("A6")
-def test_keys_are_stored_with_the_message(
-    mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker
-) -> None:
-    mqtemplate_template.sync_send("orders", b"body", keys=["4466", "4467"])
+def test_keys_are_stored_with_the_message(kit: Kit) -> None:
+    kit.template.sync_send("orders", b"body", keys=["4466", "4467"])
 
-    assert only_message(mqtemplate_broker, "orders").keys == "4466 4467"
+    assert only_message(kit.broker, "orders").keys == "4466 4467"
 
 
 @pytest.mark.feature("G1")
-def test_a_message_object_can_be_sent(
-    mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker
-) -> None:
+def test_a_message_object_can_be_sent(kit: Kit) -> None:
     """Topic, flag, properties and body are used; the object is not changed."""
     message = Message("orders", b"body", {"KEYS": "4466", "region": "EU"}, flag=7)
 
-    mqtemplate_template.sync_send("orders:paid", message)
+    kit.template.sync_send("orders:paid", message)
 
-    stored = only_message(mqtemplate_broker, "orders")
+    stored = only_message(kit.broker, "orders")
     assert (stored.body, stored.flag, stored.tags, stored.keys) == (b"body", 7, "paid", "4466")
     assert stored.user_properties == {"region": "EU"}
     assert message == Message("orders", b"body", {"KEYS": "4466", "region": "EU"}, flag=7)
@@ -115,32 +103,26 @@ def test_a_message_for_another_topic_is_refused(mqtemplate_template: RecordingTe
         mqtemplate_template.sync_send("orders", Message("bills", b"body"))
 
 
-def test_a_received_message_cannot_be_sent_unchanged(
-    mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker
-) -> None:
+def test_a_received_message_cannot_be_sent_unchanged(kit: Kit) -> None:
     """The broker has set its id and times. Body and user properties can be sent."""
-    mqtemplate_template.sync_send("orders", b"body", headers={"region": "EU"})
-    received = only_message(mqtemplate_broker, "orders")
+    kit.template.sync_send("orders", b"body", headers={"region": "EU"})
+    received = only_message(kit.broker, "orders")
 
     with pytest.raises(MessageError, match=r"send message\.body with headers=message\.user_properties"):
-        mqtemplate_template.sync_send("orders", received)
+        kit.template.sync_send("orders", received)
 
-    mqtemplate_template.sync_send("copies", received.body, headers=received.user_properties)
-    assert only_message(mqtemplate_broker, "copies").properties["region"] == "EU"
+    kit.template.sync_send("copies", received.body, headers=received.user_properties)
+    assert only_message(kit.broker, "copies").properties["region"] == "EU"
 
 
 # --- queues ----------------------------------------------------------------------------------------
 
 
-def test_equal_keys_go_to_one_queue_in_the_order_sent(
-    mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker
-) -> None:
-    queues = {
-        mqtemplate_template.sync_send("orders", str(number), hash_key="customer-1").message_queue for number in range(9)
-    }
+def test_equal_keys_go_to_one_queue_in_the_order_sent(kit: Kit) -> None:
+    queues = {kit.template.sync_send("orders", str(number), hash_key="customer-1").message_queue for number in range(9)}
 
     assert len(queues) == 1
-    assert [message.body for message in messages_in(mqtemplate_broker, "orders")] == [b"%d" % n for n in range(9)]
+    assert [message.body for message in messages_in(kit.broker, "orders")] == [b"%d" % n for n in range(9)]
 
 
 def test_the_message_queue_selector_can_be_replaced(mqtemplate_broker: EmbeddedBroker) -> None:
@@ -152,12 +134,10 @@ def test_the_message_queue_selector_can_be_replaced(mqtemplate_broker: EmbeddedB
     assert template.sync_send("orders", b"body", hash_key="3").message_queue.queue_id == 0
 
 
-def test_a_message_goes_to_the_given_queue(
-    mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker
-) -> None:
-    queue = mqtemplate_broker.queues("orders")[2]
+def test_a_message_goes_to_the_given_queue(kit: Kit) -> None:
+    queue = kit.broker.queues("orders")[2]
 
-    assert mqtemplate_template.sync_send("orders", b"body", queue=queue).message_queue == queue
+    assert kit.template.sync_send("orders", b"body", queue=queue).message_queue == queue
 
 
 @pytest.mark.parametrize(

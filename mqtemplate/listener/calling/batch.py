@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+from mqtemplate.calls.handling import Delivery, ListenerInfo
+from mqtemplate.calls.steps import AnyAround, RunAwaitable, wrapper_of
 from mqtemplate.listener.calling.parameters import Read
 from mqtemplate.listener.failures.failure import Failure, raise_if_not_of_handler
 from mqtemplate.listener.handler_result import BatchFailure, failed_indices
 from mqtemplate.message import MessageExt
-from mqtemplate.middlewares.delivery import Delivery, ListenerInfo
-from mqtemplate.middlewares.steps import (
-    AnyAround,
-    RunAwaitable,
-    call_around,
-    call_around_async,
-    is_async_around,
-    waiting,
-)
 
 BatchCall = Callable[[list[object], list[MessageExt]], Any]
 """Function that calls a batch handler with its payloads and their messages."""
@@ -62,8 +56,7 @@ class BatchCalls:
         self._info = info
         self._run = run
         self._is_async = info.is_async
-        self._pairs = [(around, is_async_around(around)) for around in arounds]
-        self._plain: list[Any] = [waiting(each, run) if is_async else each for each, is_async in self._pairs]  # type: ignore[arg-type]
+        self._around = wrapper_of(arounds, run)
 
     def handle(self, messages: Sequence[MessageExt]) -> list[Failure]:
         """Handle messages in one call."""
@@ -71,9 +64,9 @@ class BatchCalls:
         try:
             try:
                 if self._is_async:
-                    self._run(call_around_async(self._pairs, delivery, lambda each: self._handle_async(each, outcome)))
+                    self._run(self._around(partial(self._handle_async, outcome=outcome))(delivery))
                 else:
-                    call_around(self._plain, delivery, lambda each: self._handle(each, outcome))
+                    self._around(partial(self._handle, outcome=outcome))(delivery)
             except BatchFailure as failure:
                 if outcome.failed is None or outcome.failed.error is not failure:  # a middleware raised it
                     outcome.note_indices(messages, failure.failed, failure)
@@ -137,14 +130,9 @@ def single_call(
     run: RunAwaitable,
 ) -> Callable[[MessageExt], Any]:
     """Return a handler of single messages with its middlewares; a coroutine function if the handler is async."""
-    if info.is_async:
-        pairs = [(around, is_async_around(around)) for around in arounds]
 
-        async def handle_async(delivery: Delivery) -> object:
-            return await call(delivery.messages[0]) if delivery.messages else None
-
-        return lambda message: call_around_async(pairs, Delivery(info, (message,)), handle_async)
-    plain: list[Any] = [waiting(each, run) if is_async_around(each) else each for each in arounds]  # type: ignore[arg-type]
+    async def handle_async(delivery: Delivery) -> object:
+        return await call(delivery.messages[0]) if delivery.messages else None
 
     def handle(delivery: Delivery) -> object:
         if not delivery.messages:
@@ -152,4 +140,5 @@ def single_call(
         result = call(delivery.messages[0])
         return run(result) if result is not None and inspect.isawaitable(result) else result
 
-    return lambda message: call_around(plain, Delivery(info, (message,)), handle)
+    around = wrapper_of(arounds, run)(handle_async if info.is_async else handle)
+    return lambda message: around(Delivery(info, (message,)))

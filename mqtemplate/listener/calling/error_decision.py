@@ -6,12 +6,12 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from mqtemplate.calls.pauses import PauseListener
+from mqtemplate.calls.steps import RunAwaitable
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener.consume_status import ConsumeStatus
 from mqtemplate.listener.failures.failure import raise_if_not_of_handler
 from mqtemplate.listener.handler_result import BatchFailure
-from mqtemplate.middlewares.pause import PauseListener
-from mqtemplate.middlewares.steps import RunAwaitable
 from mqtemplate.user_code import safe_text
 
 ErrorHandler = Callable[[BaseException, Any], object]

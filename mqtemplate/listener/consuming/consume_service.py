@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from mqtemplate.broker import Consumer
+from mqtemplate.calls.pauses import PauseListener
 from mqtemplate.clock import Clock
 from mqtemplate.listener.consuming.process_queue import ProcessQueues
 from mqtemplate.listener.consuming.watchdog import ReplaceThread, RunningCall, Watchdog
@@ -23,7 +24,6 @@ from mqtemplate.listener.failures.failure_log import FailureLog
 from mqtemplate.listener.failures.send_back import SendBack
 from mqtemplate.listener.settings import ListenerSettings
 from mqtemplate.message import MessageExt, MessageQueue
-from mqtemplate.middlewares.pause import PauseListener
 from mqtemplate.user_code import error_text, safe_text
 
 _Item = TypeVar("_Item")

@@ -10,12 +10,13 @@ from datetime import datetime
 from typing import Any
 
 from mqtemplate.broker import Broker, ConsumeFromWhere, Consumer
+from mqtemplate.calls.handling import Observation
+from mqtemplate.calls.message_trace import MessageTrace, TraceDispatcher
 from mqtemplate.clock import VirtualClock
 from mqtemplate.converter import MessageConverter
 from mqtemplate.durations import Duration
 from mqtemplate.errors import BrokerClosedError, BrokerError, CorruptRecordError, ForkedError, ListenerError
 from mqtemplate.event_log import get_logger
-from mqtemplate.listener.calling.traced import TracedHandling
 from mqtemplate.listener.consume_status import ContainerState
 from mqtemplate.listener.consuming.async_loop import choose_loop
 from mqtemplate.listener.consuming.async_pool import AsyncConsumePool, StartTask
@@ -36,8 +37,6 @@ from mqtemplate.listener.failures.failure_log import FailureLog
 from mqtemplate.listener.failures.policy import FailurePolicy
 from mqtemplate.listener.registration.topic_patterns import matching
 from mqtemplate.message import MessageExt, MessageQueue
-from mqtemplate.message_trace.dispatcher import TraceDispatcher
-from mqtemplate.observation.interface import Observation
 from mqtemplate.services import wall_time
 from mqtemplate.user_code import safe_text
 
@@ -221,6 +220,10 @@ class ListenerContainer:
         return OrderlyConsumeService(context) if settings.is_orderly else ConcurrentConsumeService(context)
 
     def _make_handling(self) -> Handling:
+        observation = self._observation
+        if self._trace is not None:
+            group = self.endpoint.settings.group
+            observation = MessageTrace(self._trace, group, self._clock, observation or Observation())
         self._invocation = invocation = Invocation(
             self.endpoint,
             self._broker,
@@ -228,14 +231,11 @@ class ListenerContainer:
             self._loop.run,
             self._failures,
             self._end_requested_pause,
-            self._observation,
+            observation,
         )
-        handling: Invocation | TracedHandling = invocation
-        if self._trace is not None:
-            handling = TracedHandling(invocation, self._trace, self.endpoint.settings.group, self._clock.now_ms)
-        self._task_of = handling.task_of
+        self._task_of = invocation.task_of
         # A virtual clock is that of a test. On a real clock an observer would cost time for each message.
-        return ObservedHandling(handling, self._observers) if self._clock.is_virtual else handling
+        return ObservedHandling(invocation, self._observers) if self._clock.is_virtual else invocation
 
     def around(self, middlewares: Iterable[object], call: Callable[[MessageExt], Any]) -> Callable[[MessageExt], Any]:
         """Return a function of a message with middlewares around it, for a handler that calls them itself."""

@@ -9,6 +9,9 @@ from functools import partial
 from typing import Any
 
 from mqtemplate.broker import Broker
+from mqtemplate.calls.handling import HandlerCall, ListenerInfo, Observation
+from mqtemplate.calls.middlewares import arounds, check_listener
+from mqtemplate.calls.steps import is_async_around
 from mqtemplate.converter import CONTENT_TYPE, MessageConverter
 from mqtemplate.listener.calling.batch import BatchCalls, single_call
 from mqtemplate.listener.calling.error_decision import deciding
@@ -21,10 +24,6 @@ from mqtemplate.listener.failures.failure import Failure, raise_if_not_of_handle
 from mqtemplate.listener.failures.failure_log import FailureLog
 from mqtemplate.listener.handler_result import check_result, is_batch_done, is_done
 from mqtemplate.message import MessageExt, Property
-from mqtemplate.middlewares.declaration import arounds, check_listener
-from mqtemplate.middlewares.delivery import ListenerInfo
-from mqtemplate.middlewares.steps import is_async_around
-from mqtemplate.observation.interface import Observation, ObservedListener
 
 
 def _no_properties(payload: object) -> Mapping[str, str]:
@@ -52,7 +51,8 @@ class Invocation:
         self._topics = endpoint.settings.topics or endpoint.settings.topic_patterns
         self._context = handler_context(self._group, self._topics)
         self._reply_timeout_ms = endpoint.settings.reply_timeout
-        self._sends = broker if observation is None else observation.sends(broker, broker.clock)
+        self._broker = broker
+        self._observation = observation = observation or Observation()
         self._converter = converter
         self._properties_of: Callable[[object], Mapping[str, str]] = getattr(converter, "properties_of", _no_properties)
         self._run_awaitable = run_awaitable
@@ -61,12 +61,16 @@ class Invocation:
         self._warned = endpoint.plan.publishes
         self._info = _info(endpoint, broker, resume)
         self._call, self._sends_results, batch = _composed(endpoint, converter, run_awaitable, self._info)
-        observed, listener = observation or Observation(), ObservedListener(endpoint.id, self._group)
-        self._run_one = observed.one(listener, self._handle_one, broker.clock)
-        self._run_on_loop = observed.one_async(listener, self._handle_on_loop, broker.clock)
-        self._run_batch = (
-            None if batch is None else observed.many(listener, partial(self._handle_batch, batch), broker.clock)
-        )
+        wrap, info, handle_call = observation.handling(self._info), self._info, _one_of(self._handle_one)
+        one, on_loop = wrap(handle_call), wrap(_on_loop_of(self._handle_on_loop))
+        direct = one is handle_call  # nothing is around the calls
+        self._run_one = self._handle_one if direct else lambda message: _first(one(HandlerCall(info, (message,))))
+        self._run_on_loop = self._handle_on_loop if direct else _failure_on_loop(on_loop, info)
+        self._run_batch: Callable[[Sequence[MessageExt]], list[Failure]] | None = None
+        if batch is not None:
+            handle_batch = partial(self._handle_batch, batch)
+            many = wrap(lambda call: handle_batch(call.messages))
+            self._run_batch = lambda messages: many(HandlerCall(info, messages))
 
     def around(self, middlewares: Iterable[object], call: Callable[[MessageExt], Any]) -> Callable[[MessageExt], Any]:
         """Return a function of a message with middlewares around it, in place of those around the handler."""
@@ -148,7 +152,8 @@ class Invocation:
             properties = self._properties_of(result)
             if content_type is not None:
                 properties = {**properties, CONTENT_TYPE: content_type}
-            self._sends.reply(request, body, properties, self._reply_timeout_ms)
+            properties = self._observation.reply_properties(properties)
+            self._broker.reply(request, body, properties, self._reply_timeout_ms)
         except BaseException as exc:
             raise_if_not_of_handler(exc)
             self._log.reply_failed(request, exc)
@@ -156,6 +161,28 @@ class Invocation:
     def _awaited(self, result: object) -> object:
         """Return the result of an ``async def`` handler; other results unchanged."""
         return self._run_awaitable(result) if inspect.isawaitable(result) else result
+
+
+def _one_of(handle: Callable[[MessageExt], Failure | None]) -> Callable[[HandlerCall], Sequence[Failure]]:
+    return lambda call: () if (failure := handle(call.messages[0])) is None else (failure,)
+
+
+def _on_loop_of(handle: Callable[[MessageExt], Any]) -> Callable[[HandlerCall], Any]:
+    async def on_loop(call: HandlerCall) -> Sequence[Failure]:
+        return () if (failure := await handle(call.messages[0])) is None else (failure,)
+
+    return on_loop
+
+
+def _failure_on_loop(on_loop: Callable[[HandlerCall], Any], info: ListenerInfo) -> Callable[[MessageExt], Any]:
+    async def failure(message: MessageExt) -> Failure | None:
+        return _first(await on_loop(HandlerCall(info, (message,))))
+
+    return failure
+
+
+def _first(failures: Sequence[Failure]) -> Failure | None:
+    return failures[0] if failures else None
 
 
 def _info(endpoint: Endpoint, broker: Broker, resume: Callable[[], None]) -> ListenerInfo:

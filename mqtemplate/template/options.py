@@ -1,0 +1,148 @@
+"""Destinations ``topic`` and ``topic:tag``, and the options that every sending verb has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from datetime import datetime
+from functools import lru_cache
+from mqtemplate.durations import Duration
+from mqtemplate.errors import DestinationError, did_you_mean
+from mqtemplate.errors import MessageError
+from mqtemplate.hashes import java_string_hash
+from mqtemplate.message import Message
+from mqtemplate.message import MessageQueue
+from mqtemplate.message import Property
+from mqtemplate.message import property_text
+from mqtemplate.selectors.tags import tag_problem
+from mqtemplate.topics import check_topic
+from mqtemplate.user_code import shown
+from typing import NamedTuple
+from typing import TypeAlias
+from typing import TypedDict
+import inspect
+
+
+MessageQueueSelector: TypeAlias = Callable[[Sequence[MessageQueue], Message, str], MessageQueue]
+"""Selects the queue for a message with a hash key: (queues of the topic, message, hash key) -> one of the queues."""
+
+
+class Destination(NamedTuple):
+    """A parsed destination.
+
+    Attributes:
+        properties: Message properties that the tag sets. Messages share them: copy before a change.
+    """
+
+    topic: str
+    tag: str | None
+    properties: dict[str, str]
+
+
+def parse_destination(destination: str) -> Destination:
+    """Parse ``"topic"`` or ``"topic:tag"``; the first colon separates them, so a tag may contain colons.
+
+    Raises:
+        DestinationError: It is not text, a part is empty, or a part is not a legal name.
+    """
+    if not isinstance(destination, str):
+        raise _not_text(destination)
+    return _parse(destination)
+
+
+@lru_cache(maxsize=4_096)
+def _parse(destination: str) -> Destination:
+    topic, colon, tag = destination.partition(":")
+    if not topic:
+        raise DestinationError(f"destination {shown(destination)} has no topic; give 'topic' or 'topic:tag'")
+    check_topic(topic)
+    if not colon:
+        return Destination(topic, None, {})
+    _check_tag(destination, topic, tag)
+    return Destination(topic, tag, {Property.TAGS: tag})
+
+
+def _check_tag(destination: str, topic: str, tag: str) -> None:
+    """Refuse a tag that no selector expression can name: no consumer could select the message."""
+    if not tag:
+        raise DestinationError(f"destination {destination!r} has an empty tag; without a tag write {topic!r}")
+    if (problem := tag_problem(tag)) is not None:
+        raise DestinationError(f"destination {shown(destination)}: {problem}")
+
+
+def _not_text(destination: object) -> DestinationError:
+    return DestinationError(
+        f"the destination must be text, 'topic' or 'topic:tag', got {type(destination).__name__}; "
+        "the order of arguments is (destination, payload, timeout, delay_level)"
+    )
+
+
+def hash_key_text(hash_key: object) -> str:
+    """Return a hash key as text, as ``keys`` does: ``7`` is ``"7"``.
+
+    Raises:
+        MessageError: It is empty, or not one value.
+    """
+    text = property_text("hash_key", hash_key)
+    if not text:
+        raise MessageError("hash_key is empty, which would send all such messages to one queue; pass None for no order")
+    return text
+
+
+def select_queue_by_hash(queues: Sequence[MessageQueue], message: Message, hash_key: str) -> MessageQueue:
+    """Return the queue that a Java client selects for this key: ``|hashCode % queues|``.
+
+    Java's remainder has the sign of the dividend, so its absolute value is the remainder of the absolute value.
+
+    Source: RocketMQ ``SelectMessageQueueByHash``.
+    """
+    return queues[abs(java_string_hash(hash_key)) % len(queues)]
+
+
+# --- options ----------------------------------------------------------------------------------------
+
+
+class SendOptions(TypedDict, total=False):
+    """Options of the sending verbs, by name. Each has one meaning on every verb, for one message and for a list."""
+
+    delay: Duration | None
+    """Time to wait before the delivery, of any length: ``"3h"``, a timedelta, or seconds. The broker's clock
+    counts it."""
+
+    deliver_at: datetime | int | None
+    """Time of the delivery: an aware datetime, or epoch milliseconds."""
+
+    hash_key: str | int | None
+    """Messages with equal keys go to one queue, in the order in which they were sent."""
+
+    keys: str | int | Sequence[str]
+    """Business keys by which the message can be found. A text is one key, or several separated by blanks; a number is
+    one key."""
+
+    headers: Mapping[str, object] | None
+    """``KEYS``, ``TAGS``, ``FLAG``, ``WAIT_STORE_MSG_OK``, ``DELAY`` and ``TIMER_…``, with or without the prefix
+    ``rocketmq_``. Any other name becomes a user property of the message."""
+
+    queue: MessageQueue | None
+    """A queue of the topic. Without it, and without *hash_key*, the queues take turns."""
+
+
+SEND_OPTIONS = frozenset(SendOptions.__annotations__)
+QUEUE_OPTIONS = frozenset({"hash_key", "queue"})
+"""Options that select the queue."""
+
+
+def unknown_option(verb: Callable[..., object], given: Iterable[str], known: Iterable[str]) -> TypeError:
+    """Return the error for a call with an option that the verb does not have; it names the nearest known option.
+
+    Args:
+        known: Names that the verb takes as ``**options``; the names of its own parameters are added.
+    """
+    parameters = inspect.signature(verb).parameters.values()
+    names = [each.name for each in parameters if each.name != "self" and each.kind is not each.VAR_KEYWORD]
+    names += sorted(known)
+    name = min(set(given) - set(names))
+    hint = did_you_mean(name, names, f"it has {', '.join(names)}")
+    return TypeError(f"{verb.__name__}() has no option {name!r}; {hint}")
