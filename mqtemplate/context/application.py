@@ -15,7 +15,6 @@ from typing import Any, NoReturn, Self, TypeVar, overload
 from mqtemplate.broker import Broker
 from mqtemplate.clock import Clock
 from mqtemplate.context.autoconfigure import StarterSource, apply_starters, find_starters
-from mqtemplate.context.config.source import load_settings
 from mqtemplate.context.failure_report import reported_failures
 from mqtemplate.context.health import Health, read_health
 from mqtemplate.context.hooks import AwaitingCaller, BlockingCaller, HookCaller, finish
@@ -24,6 +23,7 @@ from mqtemplate.context.injection.components import collect_components
 from mqtemplate.context.injection.marks import name_of
 from mqtemplate.context.process_exit import stop_at_exit
 from mqtemplate.context.settings.app import AppSettings
+from mqtemplate.context.settings.source import load_settings
 from mqtemplate.context.signals import StopRequests
 from mqtemplate.context.startup import check_all, link, log_ready, open_all, register_components
 from mqtemplate.errors import ConfigurationError, DependencyError, EventLoopBlockedError, MQTemplateError

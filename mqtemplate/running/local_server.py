@@ -7,7 +7,7 @@ import socket
 
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.context.settings.server import AccountSettings, AclSection, ServerSettings, ServerTlsSettings
+from mqtemplate.context.settings.broker import AccountSettings, AclSection, ServerSettings, ServerTlsSettings
 from mqtemplate.message import HostAddress
 from mqtemplate.remoting.settings import RemotingServerSettings
 from mqtemplate.remoting.tls import ClientAuth, ServerTls, TlsMode

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.context.settings.name_server import EmbeddedStore
-from mqtemplate.context.settings.server import ServerSettings
+from mqtemplate.context.settings.broker import ServerSettings
+from mqtemplate.context.settings.rocketmq import EmbeddedStore
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.message import HostAddress
 from mqtemplate.running.local_server import local_cluster

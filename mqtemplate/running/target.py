@@ -12,9 +12,9 @@ from types import ModuleType
 from typing import Any
 
 from mqtemplate.context.application import MQApplication
-from mqtemplate.context.config.command_line import PROCESS, CommandLine
-from mqtemplate.context.config.env_file import below_environment, read_env_file
+from mqtemplate.context.config.files import below_environment, read_env_file
 from mqtemplate.context.injection.components import is_injectable, is_listener
+from mqtemplate.context.settings.source import PROCESS, CommandLine
 from mqtemplate.errors import ConfigurationError, DependencyError
 from mqtemplate.running.hosting import process_of
 from mqtemplate.running.options import RunOptions

@@ -12,8 +12,8 @@ from mqtemplate import MQApplication, RocketMQTemplate, message_listener
 from mqtemplate.broker import ConsumerSpec, MessageModel
 from mqtemplate.brokers import EmbeddedBroker, RemoteBroker, RemoteSettings
 from mqtemplate.cli.main import main
-from mqtemplate.context.config.source import load_settings
-from mqtemplate.context.settings.remote_settings import remote_settings
+from mqtemplate.context.settings.clients import remote_settings
+from mqtemplate.context.settings.source import load_settings
 from mqtemplate.dashboard.audit import default_audit_path
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.processes import home_folder

@@ -16,7 +16,7 @@ from mqtemplate.cli.main import main
 from mqtemplate.cli.output import Output, print_line
 from mqtemplate.context.failure_report import print_report, reported_failures
 from mqtemplate.context.logging import configure_logging, show_events
-from mqtemplate.context.settings.starters import LoggingSettings
+from mqtemplate.context.settings.features import LoggingSettings
 from mqtemplate.errors import MessageError
 from mqtemplate.event_log import get_logger
 from mqtemplate.processes import is_terminal, write_text

@@ -14,8 +14,8 @@ from mqtemplate.brokers.embedded.settings import EmbeddedSettings
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.clock import SystemClock
 from mqtemplate.context.application import MQApplication
-from mqtemplate.context.config.source import load_settings
-from mqtemplate.context.settings.remote_settings import remote_settings
+from mqtemplate.context.settings.clients import remote_settings
+from mqtemplate.context.settings.source import load_settings
 from mqtemplate.dashboard.audit import AuditLog
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.message import Message, MessageQueue

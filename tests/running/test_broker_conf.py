@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mqtemplate.context.config.source import load_settings
 from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.context.settings.server import ServerSettings
+from mqtemplate.context.settings.broker import ServerSettings
+from mqtemplate.context.settings.source import load_settings
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.message import HostAddress
 from mqtemplate.running.broker_conf.broker_conf import read_broker_conf

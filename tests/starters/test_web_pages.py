@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mqtemplate.context.config.source import load_settings
+from mqtemplate.context.settings.source import load_settings
 
 ROOT = Path(__file__).parents[2]
 WEB = ROOT / "docs" / "web"

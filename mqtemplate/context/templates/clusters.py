@@ -16,9 +16,8 @@ from mqtemplate.context.injection.definitions import Definition
 from mqtemplate.context.injection.marks import type_hints
 from mqtemplate.context.lifecycle import Lifecycle
 from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.context.settings.name_server import EmbeddedStore, parse_name_server
-from mqtemplate.context.settings.rocketmq import TemplateSettings
-from mqtemplate.context.settings.template_settings import settings_of_template
+from mqtemplate.context.settings.clients import settings_of_template
+from mqtemplate.context.settings.rocketmq import EmbeddedStore, TemplateSettings, parse_name_server
 from mqtemplate.context.templates.template_specs import TemplateSpec
 from mqtemplate.errors import ConfigurationError, ListenerError
 from mqtemplate.listener.registration.cluster_choice import ClusterChoice
@@ -242,5 +241,5 @@ def _address(settings: AppSettings) -> object:
 def _address_of(choice: object, settings: AppSettings) -> object:
     """Return a value that is equal for two names of one cluster or folder; each store in memory differs."""
     if not isinstance(choice, EmbeddedStore):
-        return frozenset(choice.addresses)  # type: ignore[attr-defined]  # a RemoteCluster
+        return frozenset(choice.addresses)  # type: ignore[attr-defined]  # a ClusterAddresses
     return settings.folder_of(choice) or object()

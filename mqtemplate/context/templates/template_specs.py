@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from mqtemplate.context.failure_report import pointing_to
 from mqtemplate.context.injection.marks import name_of
 from mqtemplate.context.settings.app import AppSettings
+from mqtemplate.context.settings.clients import settings_of_template
 from mqtemplate.context.settings.rocketmq import TemplateSettings
-from mqtemplate.context.settings.template_settings import settings_of_template
 from mqtemplate.context.templates.decorator import ExtTemplateMark, ext_template_mark
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.template.rocketmq_template import RocketMQTemplate

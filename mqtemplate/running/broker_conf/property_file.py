@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from mqtemplate.context.config.text_file import read_text
+from mqtemplate.context.config.files import read_text
 
 # The key ends at the first separator that no backslash escapes: "=", ":", or blanks.
 _LINE = re.compile(r"(?P<key>(?:\\.|[^\\\s=:])*)\s*[=:]?\s*(?P<value>.*)", re.DOTALL)

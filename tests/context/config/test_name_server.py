@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mqtemplate.context.config.source import load_settings
-from mqtemplate.context.settings.name_server import EmbeddedStore, RemoteCluster, parse_name_server
+from mqtemplate.context.settings.rocketmq import ClusterAddresses, EmbeddedStore, parse_name_server
+from mqtemplate.context.settings.source import load_settings
 from mqtemplate.errors import ConfigurationError
 
 
@@ -84,4 +84,4 @@ def test_a_folder_with_any_name_can_be_given_as_store_path(tmp_path: Path) -> No
 
 
 def test_addresses_are_those_of_a_cluster() -> None:
-    assert parse_name_server("a:9876; b:9877") == RemoteCluster(("a:9876", "b:9877"))
+    assert parse_name_server("a:9876; b:9877") == ClusterAddresses(("a:9876", "b:9877"))

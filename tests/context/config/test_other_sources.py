@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mqtemplate.context.config.command_line import PROCESS, CommandLine
-from mqtemplate.context.config.env_file import read_env_file
-from mqtemplate.context.config.source import load_settings
+from mqtemplate.context.config.files import read_env_file
+from mqtemplate.context.settings.source import PROCESS, CommandLine, load_settings
 from mqtemplate.errors import ConfigurationError
 
 TOML = """

@@ -8,8 +8,8 @@ import pytest
 
 from mqtemplate.broker import MessageModel
 from mqtemplate.context import AppSettings
-from mqtemplate.context.config.relaxed_keys import canonical_key
 from mqtemplate.context.config.schema import all_fields
+from mqtemplate.context.config.tree import canonical_key
 from mqtemplate.store.settings import FlushDiskType
 from tests.context.loading import Load, Refusal
 

@@ -1,24 +1,31 @@
-"""Sources of settings: files, profiles, the environment and arguments, and their order."""
+"""The sources of the settings in their order, and the explanation of all settings, which hides secrets."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from mqtemplate.context.config.binding import bind
-from mqtemplate.context.config.command_line import PROCESS
-from mqtemplate.context.config.configuration import Configuration
-from mqtemplate.context.config.env_file import with_env_file
-from mqtemplate.context.config.environment import bind_environment
+from mqtemplate.context.config.configuration import Configuration, bind_environment
+from mqtemplate.context.config.files import YamlDocument, read_toml, read_yaml, split_names, with_env_file
+from mqtemplate.context.config.masking import HIDDEN, masked
 from mqtemplate.context.config.placeholders import Placeholders
-from mqtemplate.context.config.relaxed_keys import canonical_key, same_key
-from mqtemplate.context.config.schema import drop_empty, field_named, fields_of
-from mqtemplate.context.config.toml_reader import read_toml
-from mqtemplate.context.config.tree import UNSET, ConfigNode, ConfigOrigins, insert_mapping
-from mqtemplate.context.config.yaml_reader import YamlDocument, read_yaml, split_names
+from mqtemplate.context.config.schema import drop_empty, field_named, fields_of, is_secret, is_section
+from mqtemplate.context.config.tree import (
+    UNSET,
+    ConfigNode,
+    ConfigOrigins,
+    canonical_key,
+    insert_mapping,
+    is_empty_text,
+    kebab,
+    same_key,
+)
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.processes import absolute_path
@@ -192,3 +199,118 @@ def _refuse_profiles(documents: Sequence[YamlDocument]) -> None:
                 f"{node.origin}: mqtemplate.profiles.active cannot stand in a part that is itself for a profile; "
                 "move it to the head of application.yml, or set MQTEMPLATE_PROFILES_ACTIVE"
             )
+
+
+_NAME_SERVER = "rocketmq.name-server"
+_STORE_PATH = ("mqtemplate", "broker", "store-path")
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """Options of ``mqtemplate run`` that change settings.
+
+    Attributes:
+        profiles: Active profiles; empty for those of the configuration.
+        keys: Dotted key -> value.
+    """
+
+    profiles: tuple[str, ...] = ()
+    keys: Mapping[str, object] = field(default_factory=dict)
+
+    def apply(self, root: ConfigNode) -> None:
+        """Set the keys in the tree of all sources.
+
+        Another broker makes the store directory of the configuration meaningless, so that is removed.
+        """
+        given = {key: value for key, value in self.keys.items() if not is_empty_text(value)}
+        if _NAME_SERVER in given:
+            _remove(root, _STORE_PATH)
+        overlay = ConfigNode()
+        insert_mapping(overlay, given, "the command line")
+        root.merge(overlay)
+
+
+class ProcessCommandLine:
+    """The command line of this process. Only a program that owns its process sets it."""
+
+    def __init__(self) -> None:
+        self.given = CommandLine()
+
+
+PROCESS = ProcessCommandLine()
+
+
+def _remove(root: ConfigNode, path: tuple[str, ...]) -> None:
+    parent = root.find(path[:-1])
+    for name in [name for name in (parent.children if parent else {}) if same_key(name, path[-1])]:
+        assert parent is not None
+        del parent.children[name]
+
+
+_DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedSetting:
+    """One setting.
+
+    Attributes:
+        key: The key as a file writes it, such as ``rocketmq.name-server``.
+        value: A text, number, truth value, list or map, or None; `HIDDEN` for a secret.
+        origin: ``application.yml:4``, ``environment ROCKETMQ_NAME_SERVER``, ``argument settings``, or ``default``.
+    """
+
+    key: str
+    value: Any
+    origin: str
+
+    @property
+    def is_default(self) -> bool:
+        """True if no source sets the key."""
+        return self.origin == _DEFAULT
+
+
+def explain_settings(settings: AppSettings) -> list[ExplainedSetting]:
+    """Return all settings of the library, defaults included, then those of the application itself."""
+    return [*_of_section(settings, type(settings), ()), *_of_application(settings)]
+
+
+def _of_section(settings: AppSettings, section: type, path: tuple[str, ...]) -> Iterator[ExplainedSetting]:
+    value: Any = settings
+    for part in path:
+        value = getattr(value, part)
+    for name in fields_of(section):
+        below, at = getattr(value, name), (*path, name)
+        if is_section(type(below)):
+            yield from _of_section(settings, type(below), at)
+            continue
+        key = ".".join(map(kebab, at))
+        yield ExplainedSetting(key, _plain(below, at, settings), settings.origins.of(key))
+
+
+def _of_application(settings: AppSettings) -> Iterator[ExplainedSetting]:
+    """Yield the keys of sections that belong to the application. A name like ``api-token`` hides its value."""
+    for path, node in settings.origins.root.leaves():
+        if field_named(type(settings), path[0]) is None:
+            hidden = is_secret(type(settings), path)
+            key = ".".join(path)
+            origin = settings.origin_of(key) or node.origin  # a variable of the environment wins over a file
+            value = settings.get(key)
+            yield ExplainedSetting(key, HIDDEN if hidden and _may_be_secret(value) else masked(value), origin)
+
+
+def _plain(value: Any, path: tuple[str | int, ...], settings: AppSettings) -> Any:
+    """Return a value as JSON has it, without secrets."""
+    if is_secret(type(settings), path) and _may_be_secret(value):
+        return HIDDEN
+    if is_section(type(value)):
+        return {kebab(name): _plain(getattr(value, name), (*path, name), settings) for name in fields_of(type(value))}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each, (*path, str(key)), settings) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset) and not hasattr(value, "_fields"):
+        return [_plain(each, (*path, index), settings) for index, each in enumerate(value)]
+    return masked(value)
+
+
+def _may_be_secret(value: Any) -> bool:
+    return value is not None and not isinstance(value, bool)
