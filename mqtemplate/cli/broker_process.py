@@ -10,11 +10,11 @@ from pathlib import Path
 
 from mqtemplate.cli.output import print_line
 from mqtemplate.cli.port_owner import port_owner
-from mqtemplate.context.config.source import load_settings
 from mqtemplate.context.config.tree import ConfigNode, insert_mapping
 from mqtemplate.context.logging import has_handlers, show_events
 from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.context.settings.server import ServerSettings
+from mqtemplate.context.settings.broker import ServerSettings
+from mqtemplate.context.settings.source import load_settings
 from mqtemplate.context.signals import StopRequests
 from mqtemplate.errors import BrokerError
 from mqtemplate.http.exchange import HttpHandler
@@ -80,7 +80,7 @@ def _management(cluster: LocalCluster, settings: AppSettings) -> Iterator[None]:
         return
     from mqtemplate.actuator.actuator import Actuator, ActuatorSources
     from mqtemplate.actuator.http_server import ManagementServer
-    from mqtemplate.context.config.explain import explain_settings
+    from mqtemplate.context.settings.source import explain_settings
     from mqtemplate.observability.health import HealthChecks, broker_checks
     from mqtemplate.observability.observability import Observability
 

@@ -20,7 +20,7 @@ from mqtemplate.user_code import escaped
 if TYPE_CHECKING:
     from mqtemplate.admin import BrokerAdmin
     from mqtemplate.context.settings.app import AppSettings
-    from mqtemplate.context.settings.name_server import RemoteCluster
+    from mqtemplate.context.settings.rocketmq import ClusterAddresses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +56,8 @@ class Invocation:
         Args:
             arguments: Further keys, with ``__`` for each dot and ``_`` for each hyphen.
         """
-        from mqtemplate.context.config.source import load_settings
-        from mqtemplate.context.settings.name_server import EmbeddedStore, RemoteCluster, parse_name_server
+        from mqtemplate.context.settings.rocketmq import ClusterAddresses, EmbeddedStore, parse_name_server
+        from mqtemplate.context.settings.source import load_settings
 
         keys = {name.replace("__", ".").replace("_", "-"): value for name, value in arguments.items()}
         if self.name_server is not None:
@@ -68,15 +68,15 @@ class Invocation:
                 raise typer.BadParameter(f"{exc}, got {self.name_server!r}", param_hint="--name-server") from exc
             if isinstance(choice, EmbeddedStore) and choice.path is not None:
                 keys["mqtemplate.broker.store-path"] = str(choice.path)
-            elif isinstance(choice, RemoteCluster):
+            elif isinstance(choice, ClusterAddresses):
                 keys |= self._account_at(choice)
         if self.folder is not None:
             keys |= {"rocketmq.name-server": "embedded", "mqtemplate.broker.store-path": self.folder}
         return load_settings(self.config, self.profile, arguments=keys)
 
-    def _account_at(self, cluster: RemoteCluster) -> dict[str, object]:
+    def _account_at(self, cluster: ClusterAddresses) -> dict[str, object]:
         """Return the keys of the account of ``mqtemplate run``, if that serves the store of the configuration there."""
-        from mqtemplate.context.config.source import load_settings
+        from mqtemplate.context.settings.source import load_settings
         from mqtemplate.server.local_address import LocalServerAddress
 
         try:
@@ -103,11 +103,11 @@ class Invocation:
         """
         from mqtemplate.admin import FolderAdmin, RemoteAdmin
         from mqtemplate.brokers.remote.broker import RemoteBroker
-        from mqtemplate.context.settings.name_server import RemoteCluster
-        from mqtemplate.context.settings.remote_settings import remote_settings
+        from mqtemplate.context.settings.clients import remote_settings
+        from mqtemplate.context.settings.rocketmq import ClusterAddresses
 
         settings = self.settings()
-        if isinstance(settings.broker_choice, RemoteCluster):
+        if isinstance(settings.broker_choice, ClusterAddresses):
             broker = RemoteBroker(remote_settings(settings))
             with broker, RemoteAdmin(broker, broker.client_context) as remote:
                 yield remote

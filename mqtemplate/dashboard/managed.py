@@ -15,7 +15,7 @@ from mqtemplate.broker import Broker
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.brokers.remote.broker import RemoteBroker
 from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.context.settings.management import ManagementSettings
+from mqtemplate.context.settings.features import ManagementSettings
 from mqtemplate.dashboard.access import Access
 from mqtemplate.dashboard.audit import AuditLog, default_audit_path
 from mqtemplate.dashboard.dashboard import Dashboard

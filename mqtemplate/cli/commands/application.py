@@ -47,7 +47,7 @@ def show_config(
     show_all: Annotated[bool, typer.Option("--all", help="show defaults too")] = False,
 ) -> None:
     """Show the settings that files, profiles, the environment and options set. Secrets are hidden."""
-    from mqtemplate.context.config.explain import explain_settings
+    from mqtemplate.context.settings.source import explain_settings
 
     settings = call.settings()
     found = [

@@ -49,11 +49,11 @@ def capabilities_of(settings: AppSettings) -> tuple[str, frozenset[Capability]]:
     """
     from mqtemplate.brokers.embedded.broker import EmbeddedBroker
     from mqtemplate.brokers.remote.broker import RemoteBroker
-    from mqtemplate.context.settings.name_server import RemoteCluster
-    from mqtemplate.context.settings.remote_settings import remote_settings
+    from mqtemplate.context.settings.clients import remote_settings
+    from mqtemplate.context.settings.rocketmq import ClusterAddresses
 
     name = settings.rocketmq.name_server
-    if not isinstance(settings.broker_choice, RemoteCluster):
+    if not isinstance(settings.broker_choice, ClusterAddresses):
         return name, EmbeddedBroker(settings.store_path).capabilities  # without opening the store
     with RemoteBroker(remote_settings(settings)) as broker:
         return name, broker.capabilities

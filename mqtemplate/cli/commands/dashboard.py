@@ -116,12 +116,12 @@ def _source(call: Invocation, *, needed: bool) -> Iterator[BrokerSource | None]:
         return
     from mqtemplate.admin import RemoteAdmin
     from mqtemplate.brokers.remote.broker import RemoteBroker
-    from mqtemplate.context.settings.name_server import RemoteCluster
-    from mqtemplate.context.settings.remote_settings import remote_settings
+    from mqtemplate.context.settings.clients import remote_settings
+    from mqtemplate.context.settings.rocketmq import ClusterAddresses
     from mqtemplate.dashboard.sources.source import FolderSource, OpenSource
 
     settings = call.settings()
-    if isinstance(settings.broker_choice, RemoteCluster):
+    if isinstance(settings.broker_choice, ClusterAddresses):
         with ExitStack() as closing:
             broker = closing.enter_context(RemoteBroker(remote_settings(settings)))
             label = call.name_server or settings.rocketmq.name_server or "cluster"

@@ -92,7 +92,7 @@ def _repair(call: Invocation, folder: Path, copy_to: Path | None, *, yes: bool) 
 
 
 def _settings(call: Invocation, assignments: list[str]) -> EmbeddedSettings:
-    from mqtemplate.context.config.source import load_settings
+    from mqtemplate.context.settings.source import load_settings
 
     return load_settings(call.config, call.profile, arguments=named_values(assignments, "--set")).mqtemplate.broker
 
