@@ -5,22 +5,21 @@ from typing import TYPE_CHECKING
 from mqtemplate.exports import late_import
 
 if TYPE_CHECKING:
-    from mqtemplate.context.application import MQApplication
+    from mqtemplate.context.application import Health, MQApplication
     from mqtemplate.context.autoconfigure import AutoConfiguration
-    from mqtemplate.context.health import Health
+    from mqtemplate.context.components import is_spark_listener
     from mqtemplate.context.injection.application_context import (
         ApplicationContext,
+        BrokerFactory,
         ConditionOutcome,
         Part,
     )
-    from mqtemplate.context.injection.components import is_spark_listener
     from mqtemplate.context.injection.marks import Named, Section, Value, service
     from mqtemplate.context.logging import configure_logging, event_formatter, has_handlers, show_events
     from mqtemplate.context.settings.app import AppSettings
     from mqtemplate.context.settings.clients import check_embedded_support, remote_settings, unneeded_keys
     from mqtemplate.context.settings.source import ExplainedSetting, explain_settings, load_settings
-    from mqtemplate.context.templates.clusters import BrokerFactory
-    from mqtemplate.context.templates.decorator import ext_consumer, ext_template
+    from mqtemplate.context.templates.declaration import ext_consumer, ext_template
 
 __all__ = [
     "AppSettings",
@@ -58,7 +57,7 @@ __getattr__ = late_import(
         "AutoConfiguration": "mqtemplate.context.autoconfigure",
         "BrokerFactory": "mqtemplate.context.templates.clusters",
         "ConditionOutcome": "mqtemplate.context.injection.application_context",
-        "Health": "mqtemplate.context.health",
+        "Health": "mqtemplate.context.application",
         "ExplainedSetting": "mqtemplate.context.settings.source",
         "MQApplication": "mqtemplate.context.application",
         "Named": "mqtemplate.context.injection.marks",
@@ -68,11 +67,11 @@ __getattr__ = late_import(
         "check_embedded_support": "mqtemplate.context.settings.clients",
         "configure_logging": "mqtemplate.context.logging",
         "event_formatter": "mqtemplate.context.logging",
-        "ext_consumer": "mqtemplate.context.templates.decorator",
-        "ext_template": "mqtemplate.context.templates.decorator",
+        "ext_consumer": "mqtemplate.context.templates.declaration",
+        "ext_template": "mqtemplate.context.templates.declaration",
         "explain_settings": "mqtemplate.context.settings.source",
         "has_handlers": "mqtemplate.context.logging",
-        "is_spark_listener": "mqtemplate.context.injection.components",
+        "is_spark_listener": "mqtemplate.context.components",
         "load_settings": "mqtemplate.context.settings.source",
         "remote_settings": "mqtemplate.context.settings.clients",
         "service": "mqtemplate.context.injection.marks",

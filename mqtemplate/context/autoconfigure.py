@@ -10,10 +10,9 @@ from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from typing import ClassVar, TypeAlias
 
-from mqtemplate.context.injection.application_context import ApplicationContext, ConditionOutcome
-from mqtemplate.context.injection.definitions import snake_case
+from mqtemplate.context.injection.application_context import ApplicationContext, BrokerFactory, ConditionOutcome
+from mqtemplate.context.injection.wiring import snake_case
 from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.context.templates.clusters import BrokerFactory
 from mqtemplate.errors import ConfigurationError
 
 GROUP = "mqtemplate.autoconfigure"

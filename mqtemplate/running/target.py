@@ -12,8 +12,8 @@ from types import ModuleType
 from typing import Any
 
 from mqtemplate.context.application import MQApplication
+from mqtemplate.context.components import is_injectable, is_listener
 from mqtemplate.context.config.files import below_environment, read_env_file
-from mqtemplate.context.injection.components import is_injectable, is_listener
 from mqtemplate.context.settings.source import PROCESS, CommandLine
 from mqtemplate.errors import ConfigurationError, DependencyError
 from mqtemplate.running.hosting import process_of
