@@ -10,7 +10,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from mqtemplate.asyncapi.declaration import DocumentedSend, documented_sends
 from mqtemplate.context import MQApplication
-from mqtemplate.context.injection.components import is_spark_listener
+from mqtemplate.context.components import is_spark_listener
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.listener.attributes import ListenerSpec
 from mqtemplate.listener.calling.send import PublishSpec, Send
