@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from mqtemplate.context.application import MQApplication
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 
-__all__ = ["RUN_ATTRIBUTE", "Health", "ProcessApplication", "health_of", "process_of"]
+__all__ = ["RUN_ATTRIBUTE", "HealthAnswer", "ProcessApplication", "health_of", "process_of"]
 
 T = TypeVar("T")
 
@@ -143,7 +143,7 @@ def process_of(web_application: object) -> ProcessApplication | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class HealthAnswer:
     """Answer to a probe.
 
     Attributes:
@@ -155,13 +155,13 @@ class Health:
     body: dict[str, str]
 
 
-def health_of(app: MQApplication | None) -> Health:
+def health_of(app: MQApplication | None) -> HealthAnswer:
     """Return the readiness of an application; None: this process has started none yet.
 
     503 during start and stop, and while a part that has failed keeps the application from working.
     """
     if app is None:
-        return Health(_UNAVAILABLE, {"status": "DOWN", "reason": "the application is not started"})
+        return HealthAnswer(_UNAVAILABLE, {"status": "DOWN", "reason": "the application is not started"})
     if not app.is_ready.is_set():
-        return Health(_UNAVAILABLE, {"status": "DOWN", "reason": "the application is not ready"})
-    return Health(_OK, {"status": "UP", "broker": app.broker.name})
+        return HealthAnswer(_UNAVAILABLE, {"status": "DOWN", "reason": "the application is not ready"})
+    return HealthAnswer(_OK, {"status": "UP", "broker": app.broker.name})

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from mqtemplate.broker import Broker
 from mqtemplate.clock import VirtualClock
@@ -15,12 +16,12 @@ from mqtemplate.message import MessageExt
 from mqtemplate.pending import PendingMessage, PendingQuery
 from mqtemplate.services import Service
 from mqtemplate.template.destination import parse_destination
-from mqtemplate.testing.handled import HandledMessages, HandlerFailedError, HandlerFailure
-from mqtemplate.testing.recording import messages_in
+from mqtemplate.testing.recording import HandledMessages, HandlerFailedError, HandlerFailure, messages_in
 from mqtemplate.topics import DLQ_TOPIC_PREFIX
 
 if TYPE_CHECKING:
     from mqtemplate.context.application import MQApplication
+    from mqtemplate.context.autoconfigure import StarterSource
 
 _MAX_ROUNDS = 100_000
 _MAX_PENDING = 10_000
@@ -279,3 +280,19 @@ def span_ms(span: str | timedelta | int) -> int:
         return duration_ms(span)
     except ValueError as exc:
         raise ValueError(f"a span of time must be {exc}; VirtualClock.move_ms sets a clock back") from None
+
+
+class StartApp(Protocol):
+    """Function that starts an application over the broker, the clock and the template of the test."""
+
+    def __call__(
+        self,
+        *components: object,
+        config_folder: Path | str | None = None,
+        profiles: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        overrides: Mapping[type, object] | None = None,
+        settings: Mapping[str, object] | None = None,
+        starters: Iterable[StarterSource] | None = None,
+    ) -> MQApplication:
+        """Start an application; the arguments are those of `MQApplication`. The end of the test stops it."""

@@ -17,7 +17,7 @@ from mqtemplate.context.settings.source import load_settings
 from mqtemplate.dashboard.audit import default_audit_path
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.processes import home_folder
-from mqtemplate.running.broker_conf.broker_conf import read_broker_conf
+from mqtemplate.running.broker_conf import read_broker_conf
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.server import BrokerServerSettings, LocalCluster
 from tests.forking import in_child

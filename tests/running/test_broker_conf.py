@@ -11,10 +11,8 @@ from mqtemplate.context.settings.broker import ServerSettings
 from mqtemplate.context.settings.source import load_settings
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.message import HostAddress
-from mqtemplate.running.broker_conf.broker_conf import read_broker_conf
-from mqtemplate.running.broker_conf.names import KNOWN_NAMES
-from mqtemplate.running.broker_conf.property_file import read_property_file
-from mqtemplate.running.broker_conf.reasons import reason_for
+from mqtemplate.running.broker_conf import read_broker_conf, read_property_file
+from mqtemplate.running.broker_conf_keys import KNOWN_NAMES, reason_for
 
 SINGLE_MASTER = """
 # the first level has 90 seconds; levels are positions, and need not be sorted

@@ -1,10 +1,19 @@
-"""``String.hashCode`` of Java. RocketMQ writes it into its files and chooses queues by it."""
+"""Hash functions of Java and of files.
+
+RocketMQ writes ``String.hashCode`` of Java into its files and chooses queues by it. CRC-32 is computed by zlib-ng where
+it is installed (the extra ``speed``): the same sum, several times as fast.
+"""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-__all__ = ["java_string_hash", "tags_code"]
+try:
+    from zlib_ng.zlib_ng import crc32
+except ImportError:
+    from zlib import crc32
+
+__all__ = ["crc32", "java_string_hash", "tags_code"]
 
 
 @lru_cache(maxsize=65_536)

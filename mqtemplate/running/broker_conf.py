@@ -1,20 +1,77 @@
-"""A property file of RocketMQ's broker, such as ``broker.conf``, as settings of our server."""
+"""A property file of RocketMQ's broker, such as ``broker.conf``, as settings of our server.
+
+The reader of property files takes Java's form (``java.util.Properties``): ``key=value``, comments, long lines, escapes.
+"""
 
 from __future__ import annotations
 
 import difflib
 import ipaddress
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
+from typing import NamedTuple
 
+from mqtemplate.context.config.files import read_text
 from mqtemplate.context.config.tree import ConfigNode
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.processes import home_folder
-from mqtemplate.running.broker_conf.names import KNOWN_NAMES
-from mqtemplate.running.broker_conf.property_file import Entry, read_property_file
-from mqtemplate.running.broker_conf.reasons import reason_for
+from mqtemplate.running.broker_conf_keys import KNOWN_NAMES, reason_for
+
+# The key ends at the first separator that no backslash escapes: "=", ":", or blanks.
+_KEY_AND_VALUE = re.compile(r"(?P<key>(?:\\.|[^\\\s=:])*)\s*[=:]?\s*(?P<value>.*)", re.DOTALL)
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
+_CONTROL = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+
+
+class PropertyEntry(NamedTuple):
+    """One key of a file."""
+
+    key: str
+    value: str
+    line: int
+
+
+def read_property_file(file: Path) -> list[PropertyEntry]:
+    """Return the entries of a file, in order.
+
+    Raises:
+        ConfigurationError: The file cannot be read, is not UTF-8, or too long.
+    """
+    text = read_text(file, "{file} cannot be read: {reason}; give the property file of a broker")
+    return [_entry(line, number) for number, line in _logical_lines(text)]
+
+
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield each line with its number; one that ends with a backslash continues in the next one."""
+    parts: list[str] = []
+    start = 0
+    for number, line in enumerate(text.splitlines(), start=1):
+        stripped = line.lstrip()
+        if not parts and (not stripped or stripped[0] in "#!"):
+            continue
+        start = start if parts else number
+        backslashes = len(stripped) - len(stripped.rstrip("\\"))
+        if backslashes % 2:
+            parts.append(stripped[:-1])
+            continue
+        yield start, "".join([*parts, stripped])
+        parts = []
+    if parts:
+        yield start, "".join(parts)
+
+
+def _entry(line: str, number: int) -> PropertyEntry:
+    found = _KEY_AND_VALUE.match(line)
+    assert found is not None  # every part of the pattern may be empty
+    return PropertyEntry(_unescaped(found["key"]), _unescaped(found["value"]).strip(), number)
+
+
+def _unescaped(text: str) -> str:
+    return _ESCAPE.sub(lambda found: chr(int(found[1], 16)) if found[1] else _CONTROL.get(found[2], found[2]), text)
+
 
 _KEYS = {
     # key of RocketMQ -> key here
@@ -117,7 +174,7 @@ def read_broker_conf(file: Path) -> BrokerConf:
     return BrokerConf(root, {name: reason_for(name) for name in entries if name not in acting})
 
 
-def _problem(entry: Entry, entries: Mapping[str, Entry]) -> str | None:
+def _problem(entry: PropertyEntry, entries: Mapping[str, PropertyEntry]) -> str | None:
     """Return why an entry cannot be honoured; None if it can, or means nothing here."""
     name, value = entry.key, entry.value
     if name not in KNOWN_NAMES:
@@ -139,7 +196,7 @@ def _problem(entry: Entry, entries: Mapping[str, Entry]) -> str | None:
     return None
 
 
-def _value(entry: Entry) -> str:
+def _value(entry: PropertyEntry) -> str:
     if entry.key == "storePathRootDir":
         return str(_folder(entry.value))
     return entry.value.lower() if entry.value in ("True", "False", "TRUE", "FALSE") else entry.value
@@ -153,7 +210,7 @@ def _folder(text: str) -> PurePath:
     return PurePath(os.path.normpath(text))
 
 
-def _put_addresses(root: ConfigNode, entries: Mapping[str, Entry], file: str) -> None:
+def _put_addresses(root: ConfigNode, entries: Mapping[str, PropertyEntry], file: str) -> None:
     """Set the addresses. An address for other machines opens the listener sockets to them, as in RocketMQ."""
     given = {name: entries[name] for name in _ADDRESS_KEYS if name in entries}
     if not given:

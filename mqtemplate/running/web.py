@@ -1,8 +1,8 @@
-"""An ASGI application together with its `MQApplication`, which starts and stops with the lifespan of the server."""
+"""ASGI and WSGI applications together with their `MQApplication`, which starts and stops with the server."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, Protocol, TypeAlias
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -13,8 +13,11 @@ ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 _ENDS = ("lifespan.startup.failed", "lifespan.shutdown.complete", "lifespan.shutdown.failed")
 
 
-class Messages(Protocol):
+class HostedMessages(Protocol):
     """A `mqtemplate.running.hosting.ProcessApplication`."""
+
+    def start(self) -> object:
+        """Start, unless it is started, and return the application."""
 
     async def start_async(self) -> object:
         """Start, unless it is started, and return the application."""
@@ -32,7 +35,7 @@ class MQTemplateASGI:
     ``scope["mqtemplate"]`` of each request is the started `MQApplication`.
     """
 
-    def __init__(self, app: ASGIApp, messages: Messages) -> None:
+    def __init__(self, app: ASGIApp, messages: HostedMessages) -> None:
         self._app = app
         self._messages = self.__mqtemplate__ = messages  # `mqtemplate.running.hosting.process_of`
 
@@ -76,3 +79,24 @@ class MQTemplateASGI:
         await receive()
         await self._messages.stop_async()
         await send({"type": "lifespan.shutdown.complete"})
+
+
+WSGIApp: TypeAlias = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+
+class MQTemplateWSGI:
+    """WSGI application around another one.
+
+    WSGI has no start and no end of a process, so the first request starts the messages, and the end of the process
+    stops them. `mqtemplate.running.gunicorn` starts them with each worker of gunicorn.
+
+    ``environ["mqtemplate"]`` of each request is the started `MQApplication`.
+    """
+
+    def __init__(self, app: WSGIApp, messages: HostedMessages) -> None:
+        self._app = app
+        self._messages = self.__mqtemplate__ = messages  # `mqtemplate.running.hosting.process_of`
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        environ["mqtemplate"] = self._messages.start()
+        return self._app(environ, start_response)

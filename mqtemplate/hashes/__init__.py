@@ -1,1 +1,0 @@
-"""Hash functions of Java and of files."""
