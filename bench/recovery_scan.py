@@ -20,7 +20,7 @@ from mqtemplate.clock import SystemClock
 from mqtemplate.delay.levels.schedule_message_service import ScheduleMessageService
 from mqtemplate.delay.levels.table import DEFAULT_DELAY_LEVELS, DelayLevels, tags_code_of
 from mqtemplate.delay.timers.timer_message_store import TimerMessageStore
-from mqtemplate.hashes.java_hash import tags_code
+from mqtemplate.hashes import tags_code
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.properties import encode_properties
 from mqtemplate.store import FlushDiskType, FolderStoreFiles, MessageStore, StoreSettings

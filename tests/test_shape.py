@@ -28,7 +28,6 @@ LEVELS: dict[str, float] = {
     "mqtemplate.hashes": 0,
     "mqtemplate.metrics": 0,
     "mqtemplate.numbers": 0,
-    "mqtemplate.private_files": 0,
     "mqtemplate.processes": 0,
     "mqtemplate.services": 0,
     "mqtemplate.topics": 0,

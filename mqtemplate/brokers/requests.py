@@ -19,7 +19,7 @@ from mqtemplate.clock import Clock
 from mqtemplate.durations import format_ms
 from mqtemplate.errors import BrokerClosedError, MessageError, RequestTimeoutError
 from mqtemplate.event_log import get_logger
-from mqtemplate.hashes.checksum import crc32
+from mqtemplate.hashes import crc32
 from mqtemplate.message import DELAY_PROPERTIES, HostAddress, Message, MessageExt, Property, create_unique_id
 from mqtemplate.metrics import Metrics
 from mqtemplate.services import wall_time

@@ -18,9 +18,9 @@ from mqtemplate.context.settings.source import load_settings
 from mqtemplate.context.signals import StopRequests
 from mqtemplate.errors import BrokerError
 from mqtemplate.http.exchange import HttpHandler
-from mqtemplate.running.broker_conf.broker_conf import read_broker_conf
-from mqtemplate.running.local_server import local_cluster
-from mqtemplate.running.prompt_threads import prompt_threads
+from mqtemplate.processes import prompt_threads
+from mqtemplate.running.broker_conf import read_broker_conf
+from mqtemplate.running.server import local_cluster
 from mqtemplate.server.broker_server import LocalCluster
 
 

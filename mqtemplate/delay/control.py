@@ -20,7 +20,7 @@ from mqtemplate.delay.pending_rows import PendingEntry
 from mqtemplate.delay.recall_handle import RecallHandle, check_selection, decode_handle, handle_of
 from mqtemplate.delay.record_lookup import RecordLookup, has_key, is_marker
 from mqtemplate.delay.release import copy_of
-from mqtemplate.hashes.java_hash import tags_code
+from mqtemplate.hashes import tags_code
 from mqtemplate.message import DELAY_PROPERTIES, Property
 from mqtemplate.pending import ScheduleChange, ScheduleChangeStatus
 from mqtemplate.record.codec import RecordDraft, StoredRecord

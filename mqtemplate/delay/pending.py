@@ -16,7 +16,7 @@ from mqtemplate.delay.recall_handle import decode_handle, handle_of
 from mqtemplate.delay.record_lookup import RecordLookup, has_key, is_marker
 from mqtemplate.durations import format_ms
 from mqtemplate.errors import MessageError
-from mqtemplate.hashes.java_hash import java_string_hash
+from mqtemplate.hashes import java_string_hash
 from mqtemplate.message import Property
 from mqtemplate.numbers import parse_number
 from mqtemplate.pending import PendingCounts, PendingMessage, PendingPage, PendingQuery

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from mqtemplate.errors import DestinationError
-from mqtemplate.hashes.java_hash import tags_code
+from mqtemplate.hashes import tags_code
 from mqtemplate.message import Property
 from mqtemplate.numbers import parse_number
 from mqtemplate.record.codec import RecordDraft, StoredRecord

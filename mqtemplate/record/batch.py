@@ -10,7 +10,7 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
-from mqtemplate.hashes.checksum import crc32
+from mqtemplate.hashes import crc32
 from mqtemplate.record import layout
 from mqtemplate.record.arrays import count_leading
 from mqtemplate.record.codec import BadRecordError, StoredRecord, decode_topic, parse_record

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from mqtemplate.errors import MessageError
-from mqtemplate.hashes.checksum import crc32
+from mqtemplate.hashes import crc32
 from mqtemplate.message import HostAddress
 from mqtemplate.record import layout
 from mqtemplate.topics import is_file_name

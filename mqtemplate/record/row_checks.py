@@ -7,7 +7,7 @@ from binascii import hexlify
 import numpy as np
 from numpy.typing import NDArray
 
-from mqtemplate.hashes.checksum import crc32
+from mqtemplate.hashes import crc32
 from mqtemplate.record import layout
 from mqtemplate.record.arrays import Rows
 from mqtemplate.record.layout import CHECK_SIZE

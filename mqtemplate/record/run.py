@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from mqtemplate.hashes.java_hash import tags_code
+from mqtemplate.hashes import tags_code
 from mqtemplate.record import layout
 from mqtemplate.record.arrays import Rows, count_leading, read_column, to_bytes
 from mqtemplate.record.codec import RecordDraft, StoredRecord

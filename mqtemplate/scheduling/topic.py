@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from mqtemplate.broker import Broker, Capability
 from mqtemplate.errors import DelayError, MessageError, UnsupportedError
 from mqtemplate.event_log import get_logger
-from mqtemplate.hashes.java_hash import java_string_hash
+from mqtemplate.hashes import java_string_hash
 from mqtemplate.message import MessageExt, MessageQueue
 from mqtemplate.pending import PendingMessage, PendingQuery
 from mqtemplate.scheduling.run_message import LONG_STEP_MS, SHORT_STEP_MS, RunKey, RunMessage, find_run_key

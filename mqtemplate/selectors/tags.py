@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Protocol
 
 from mqtemplate.errors import ListenerError
-from mqtemplate.hashes.java_hash import java_string_hash
+from mqtemplate.hashes import java_string_hash
 from mqtemplate.message import Property
 from mqtemplate.user_code import shown
 

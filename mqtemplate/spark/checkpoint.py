@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from mqtemplate.errors import SparkError
-from mqtemplate.hashes.checksum import crc32
-from mqtemplate.private_files import write_private
+from mqtemplate.hashes import crc32
+from mqtemplate.processes import write_private
 from mqtemplate.spark.offsets import OffsetTable, from_spark, to_spark
 
 _FIRST_OFFSETS = "mqtemplate-first-offsets.json"

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mqtemplate.hashes.checksum import crc32
+from mqtemplate.hashes import crc32
 from mqtemplate.spark.property_columns import cell_parts
 
 _TO_ZERO = np.uint32(0x6DD9_0A9D)

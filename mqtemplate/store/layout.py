@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mqtemplate.hashes.checksum import crc32
+from mqtemplate.hashes import crc32
 
 
 def file_name(start_offset: int) -> str:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreError, StoreFullError
 from mqtemplate.event_log import get_logger
-from mqtemplate.hashes.java_hash import tags_code
+from mqtemplate.hashes import tags_code
 from mqtemplate.metrics import Metrics
 from mqtemplate.processes import OwnerProcess, Unusable, call_after_fork, descriptor_limit
 from mqtemplate.record.codec import RecordDraft, StoredRecord

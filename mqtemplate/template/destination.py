@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 from mqtemplate.errors import DestinationError, MessageError, MQTemplateError, SendError
 from mqtemplate.futures import AwaitableFuture
-from mqtemplate.hashes.java_hash import java_string_hash
+from mqtemplate.hashes import java_string_hash
 from mqtemplate.message import Message, MessageQueue, Property, property_text
 from mqtemplate.results import SendResult
 from mqtemplate.selectors.tags import tag_problem

@@ -29,7 +29,7 @@ from mqtemplate.errors import ConfigurationError
 from mqtemplate.middlewares import TimeLimitError
 from mqtemplate.middlewares.time_limit import _Call, _Interruptions
 from mqtemplate.testing import Harness, RecordingTemplate
-from mqtemplate.testing.start_app import StartApp
+from mqtemplate.testing.harness import StartApp
 from tests.waiting import eventually
 
 BOTH = pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])

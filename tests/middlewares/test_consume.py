@@ -27,7 +27,7 @@ from mqtemplate import (
 )
 from mqtemplate.errors import ConfigurationError, DependencyError, ListenerError
 from mqtemplate.testing import Harness, RecordingTemplate
-from mqtemplate.testing.start_app import StartApp
+from mqtemplate.testing.harness import StartApp
 
 Consuming = Generator[Delivery, object, object]
 

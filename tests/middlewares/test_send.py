@@ -29,7 +29,7 @@ from mqtemplate.errors import (
     RequestTimeoutError,
 )
 from mqtemplate.testing import Harness, messages_in
-from mqtemplate.testing.start_app import StartApp
+from mqtemplate.testing.harness import StartApp
 
 Sending = Generator[Outgoing, object, object]
 

@@ -12,8 +12,7 @@ from sqlalchemy.orm import Session
 from mqtemplate import Message, MessageExt, RocketMQTemplate, VirtualClock, message_listener
 from mqtemplate.errors import ConfigurationError, ListenerError
 from mqtemplate.outbox import SQLAlchemyInbox
-from mqtemplate.testing.harness import Harness
-from mqtemplate.testing.start_app import StartApp
+from mqtemplate.testing.harness import Harness, StartApp
 
 pytestmark = pytest.mark.feature("X15")
 EFFECT = sa.text("INSERT INTO orders (id, state) SELECT coalesce(max(id), 0) + 1, :state FROM orders")

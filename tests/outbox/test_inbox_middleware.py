@@ -20,8 +20,7 @@ from mqtemplate.outbox import (
     async_inbox_session,
     inbox_session,
 )
-from mqtemplate.testing.harness import Harness
-from mqtemplate.testing.start_app import StartApp
+from mqtemplate.testing.harness import Harness, StartApp
 from tests.outbox.test_inbox import EFFECT, effects, recorded
 
 pytestmark = [pytest.mark.feature("X15"), pytest.mark.mqtemplate(raise_handler_errors=False)]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mqtemplate.hashes.java_hash import tags_code
+from mqtemplate.hashes import tags_code
 from mqtemplate.message import HostAddress
 from mqtemplate.record.codec import RecordDraft, pack_host, parse_record
 from mqtemplate.record.properties import find_property

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
-from mqtemplate.hashes.java_hash import java_string_hash
+from mqtemplate.hashes import java_string_hash
 from mqtemplate.message import HostAddress, Message, MessageExt
 from mqtemplate.remoting.protocol import LanguageCode, RemotingCommand, RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.acl import sign_command

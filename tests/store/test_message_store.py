@@ -13,7 +13,7 @@ import pytest
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import CorruptRecordError, MessageError, StoreFormatError, StoreFullError, StoreLockedError
-from mqtemplate.hashes.java_hash import java_string_hash
+from mqtemplate.hashes import java_string_hash
 from mqtemplate.message import HostAddress
 from mqtemplate.record.codec import pack_host
 from mqtemplate.store import FolderStoreFiles, MemoryStoreFiles, MessageStore

@@ -10,7 +10,7 @@ from mqtemplate.brokers.retry import FIRST_RETRY_LEVEL, SentBack
 from mqtemplate.delay.divert import TimerLimits, divert, strip_broker_properties
 from mqtemplate.delay.levels.table import DelayLevels
 from mqtemplate.errors import MessageError, UnsupportedError
-from mqtemplate.hashes.java_hash import tags_code
+from mqtemplate.hashes import tags_code
 from mqtemplate.message import (
     DELAY_PROPERTIES,
     INTERNAL_PROPERTIES,

@@ -147,7 +147,7 @@ def _actuator(call: Invocation, url: str, token_file: Path | None) -> ActuatorCl
 
 def _serve(server: DashboardServer, access: Access, *, is_loopback: bool, audit: Path | None) -> None:
     from mqtemplate.context.signals import StopRequests
-    from mqtemplate.running.prompt_threads import prompt_threads
+    from mqtemplate.processes import prompt_threads
 
     stop_requests = StopRequests()
     # A count of a million messages must not delay the pages beside it.

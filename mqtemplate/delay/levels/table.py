@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mqtemplate.durations import format_ms
 from mqtemplate.errors import ConfigurationError
-from mqtemplate.hashes.java_hash import tags_code
+from mqtemplate.hashes import tags_code
 from mqtemplate.record.properties import (
     DELAY,
     LEVEL_DELAY_MS,

@@ -11,7 +11,7 @@ from mqtemplate.delay.causes import ReleaseCauses
 from mqtemplate.delay.shaping.held import HeldTimers
 from mqtemplate.delay.shaping.shape import HEAD_START_MS, TopicShape
 from mqtemplate.event_log import get_logger
-from mqtemplate.hashes.java_hash import java_string_hash
+from mqtemplate.hashes import java_string_hash
 
 _log = get_logger("mqtemplate.delay")
 

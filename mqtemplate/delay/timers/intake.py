@@ -12,7 +12,7 @@ from mqtemplate.delay.timers.settings import slot_of
 from mqtemplate.delay.timers.timer_unit import Magic, deliver_times
 from mqtemplate.errors import CorruptRecordError
 from mqtemplate.event_log import get_logger
-from mqtemplate.hashes.java_hash import java_string_hash
+from mqtemplate.hashes import java_string_hash
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.record.layout import HEAD, HOST_FLAGS, MAGIC_V1
 from mqtemplate.record.properties import (

@@ -12,7 +12,7 @@ from typing import Protocol
 from mqtemplate.broker import Broker, Capability
 from mqtemplate.brokers.remote.broker import RemoteBroker
 from mqtemplate.errors import MessageError, UnsupportedError
-from mqtemplate.hashes.java_hash import java_string_hash
+from mqtemplate.hashes import java_string_hash
 from mqtemplate.message import DELAY_PROPERTIES, Message, MessageQueue, SendSequence
 from mqtemplate.remoting.protocol.messages import EncodedBatch
 from mqtemplate.results import SendResult, SequencedResult

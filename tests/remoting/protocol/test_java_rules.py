@@ -10,8 +10,7 @@ import json
 import pytest
 
 from mqtemplate.errors import MessageError, RemoteProtocolError
-from mqtemplate.hashes.checksum import crc32
-from mqtemplate.hashes.java_hash import java_string_hash, tags_code
+from mqtemplate.hashes import crc32, java_string_hash, tags_code
 from mqtemplate.message import HostAddress, Message, MessageQueue, offset_msg_id, parse_offset_msg_id
 from mqtemplate.record.codec import pack_host, parse_record
 from mqtemplate.record.compression import CompressionType, compress_body, decompress_body

@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 
 from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.errors import StoreFormatError, StoreFullError
-from mqtemplate.hashes.java_hash import java_string_hash
+from mqtemplate.hashes import java_string_hash
 from mqtemplate.message import HostAddress
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.layout import SysFlag

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from mqtemplate.hashes.java_hash import tags_code
+from mqtemplate.hashes import tags_code
 from mqtemplate.message import Property, copy_properties, create_unique_id
 from mqtemplate.numbers import parse_number
 from mqtemplate.record.codec import RecordDraft, StoredRecord

@@ -13,7 +13,7 @@ from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.brokers.requests import PendingRequests, create_reply, create_request
 from mqtemplate.errors import ConversionError
-from mqtemplate.hashes.checksum import crc32
+from mqtemplate.hashes import crc32
 from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue, Property
 from mqtemplate.metrics import Metrics
 from mqtemplate.numbers import parse_number

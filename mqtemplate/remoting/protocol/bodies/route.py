@@ -142,7 +142,7 @@ class SubscriptionData(JsonBody):
 
     Attributes:
         sub_string: ``*``, or tags separated by ``||``, or an SQL92 expression.
-        code_set: `mqtemplate.hashes.java_hash.java_string_hash` of each tag.
+        code_set: `mqtemplate.hashes.java_string_hash` of each tag.
         sub_version: Creation time in milliseconds. Pulls repeat it; the larger one is the newer subscription.
         expression_type: ``TAG`` or ``SQL92``.
     """

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from mqtemplate.brokers.embedded.draft import SPECIAL_PROPERTIES
-from mqtemplate.hashes.java_hash import tags_code
+from mqtemplate.hashes import tags_code
 from mqtemplate.message import Property
 from mqtemplate.record.properties import (
     KEYS,
