@@ -18,7 +18,7 @@ _NAME = "mqtemplate"
 _SETTINGS, _HEALTH = "MQTEMPLATE", "MQTEMPLATE_HEALTH_URL"
 
 
-class MQTemplate:
+class FlaskMQTemplate:
     """Flask extension: one `MQApplication` for each process, started by its first use.
 
     ::
