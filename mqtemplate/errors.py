@@ -39,6 +39,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Self
 
 from mqtemplate.user_code import Picklable, escaped
 
@@ -87,9 +88,19 @@ class MQTemplateError(Picklable):
 
     Attributes:
         source: File and line of the class or function that caused the error, if that is known.
+        problem: The text without the name of the value that is wrong, if it begins with one. Configuration errors show
+            the key of the file instead.
     """
 
     source: str | None = None
+    problem: str | None = None
+
+    @classmethod
+    def of_value(cls, name: str, problem: str) -> Self:
+        """Return an error whose text is the name of a value and the problem with it."""
+        error = cls(f"{name}: {problem}")
+        error.problem = problem
+        return error
 
     def __str__(self) -> str:
         text = escaped(super().__str__(), keep="\n\t")

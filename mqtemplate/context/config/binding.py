@@ -170,7 +170,7 @@ def bind(
             field is given in two spellings.
     """
     binding = Binding(section, prefix)
-    binding.values = _Reader(binding, placeholders, empty_is_given=empty_is_given).section(node, section, ())
+    binding.values = _TreeReader(binding, placeholders, empty_is_given=empty_is_given).section(node, section, ())
     return binding
 
 
@@ -183,7 +183,7 @@ def with_durations(value: object) -> object:
     return value
 
 
-class _Reader:
+class _TreeReader:
     """Reader of one tree of keys into the values and origins of a `Binding`."""
 
     def __init__(self, binding: Binding, placeholders: Placeholders, *, empty_is_given: bool) -> None:

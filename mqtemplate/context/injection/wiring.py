@@ -167,7 +167,7 @@ _NOTHING = object()
 
 
 @dataclass(slots=True)
-class Arguments:
+class ProvidedArguments:
     """Arguments of a call, as providers.
 
     Attributes:
@@ -276,9 +276,9 @@ class Wiring:
             self.link(used, (*above, definition))
         self._uses[definition] = uses
 
-    def arguments(self, target: Callable[..., object]) -> Arguments:
+    def arguments(self, target: Callable[..., object]) -> ProvidedArguments:
         """Return the arguments for a class or function. The definitions that it uses need not be linked yet."""
-        arguments = Arguments()
+        arguments = ProvidedArguments()
         for parameter in self._parameters(target):
             argument = self._argument(target, parameter, arguments.uses)
             if argument is _NOTHING:

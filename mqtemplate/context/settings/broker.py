@@ -98,7 +98,7 @@ class BrokerSettings(EmbeddedSettings):
         try:
             parse_delete_when(text)
         except ConfigurationError as exc:
-            raise ValueError(str(exc).removeprefix("delete-when: ")) from exc
+            raise ValueError(exc.problem or str(exc)) from exc
         return text
 
     @field_validator("message_delay_level", mode="before")
@@ -109,7 +109,7 @@ class BrokerSettings(EmbeddedSettings):
             try:
                 DelayLevels.parse(text)
             except ConfigurationError as exc:
-                raise ValueError(str(exc).removeprefix("message-delay-level: ")) from exc
+                raise ValueError(exc.problem or str(exc)) from exc
         return text
 
     def __post_init__(self) -> None:

@@ -119,7 +119,7 @@ class ListenerDefaultSettings(Properties):
         try:
             self._schedule()
         except ListenerError as exc:
-            raise ContradictionError(str(exc).removeprefix("Backoff: "), "backoff") from exc
+            raise ContradictionError(exc.problem or str(exc), "backoff") from exc
         return self
 
     def _schedule(self) -> RetrySchedule | None:
