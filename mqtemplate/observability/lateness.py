@@ -11,7 +11,7 @@ from typing import Protocol
 from mqtemplate.clock import Clock
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import MessageExt
-from mqtemplate.metrics import OTHER, Histogram, MetricKind, Sample
+from mqtemplate.metrics import OTHER, MetricKind, MetricSample, ValueHistogram
 from mqtemplate.observability.busy import BusyTimes
 from mqtemplate.observation.interface import ObservedListener
 
@@ -83,7 +83,7 @@ class _ListenerLateness:
     __slots__ = ("by_cause", "histogram", "worst")
 
     def __init__(self) -> None:
-        self.histogram = Histogram()
+        self.histogram = ValueHistogram()
         self.by_cause: dict[Cause, int] = {}
         self.worst: tuple[int, int, int] = (0, 0, 0)  # start of a minute, the worst in it, and in the one before
 
@@ -208,10 +208,10 @@ class LatenessRecorder:
             **{f"{cause.value}_ms": part_ms for cause, part_ms in delivery.causes.items()},
         )
 
-    def samples(self) -> Iterator[Sample]:
+    def samples(self) -> Iterator[MetricSample]:
         """Yield ``lateness.delivery_ms`` and ``lateness.caused_ms`` of each listener."""
         for (listener, group), each in list(self._listeners.items()):
             labels = {"listener": listener, "group": group}
-            yield Sample("lateness.delivery_ms", MetricKind.HISTOGRAM, each.histogram.snapshot(), labels)
+            yield MetricSample("lateness.delivery_ms", MetricKind.HISTOGRAM, each.histogram.snapshot(), labels)
             for cause, total_ms in list(each.by_cause.items()):
-                yield Sample("lateness.caused_ms", MetricKind.COUNTER, total_ms, labels | {"cause": cause.value})
+                yield MetricSample("lateness.caused_ms", MetricKind.COUNTER, total_ms, labels | {"cause": cause.value})

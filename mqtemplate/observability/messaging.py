@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from mqtemplate.clock import Clock
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property
-from mqtemplate.metrics import OTHER, HistogramSnapshot, MetricKind, Sample
+from mqtemplate.metrics import OTHER, HistogramSnapshot, MetricKind, MetricSample
 from mqtemplate.observability.busy import GAP_NS, BusyTimes
 from mqtemplate.observability.lateness import LatenessRecorder
 from mqtemplate.observation.interface import HandleAsync, HandleMany, HandleOne, ObservedListener, Sends
@@ -38,7 +38,7 @@ class Operation:
     def __init__(self) -> None:
         self.messages = 0
         self.total_ns = 0
-        self.counts = [0] * 128  # durations by their number of bits, as in `Histogram`; the callers count in place
+        self.counts = [0] * 128  # durations by their number of bits, as in `ValueHistogram`; the callers count in place
         self.errors: dict[str, int] = {}
 
     def took(self, duration_ns: int) -> None:
@@ -98,7 +98,7 @@ class Operations:
             operation.took(duration_ns)
             operation.failed("RECONSUME_LATER" if error is None else type_name(error, "__qualname__"), count)
 
-    def samples(self) -> Iterator[Sample]:
+    def samples(self) -> Iterator[MetricSample]:
         """Yield ``<name>.messages``, ``<name>.duration_ns`` and ``<name>.errors``."""
         with self.lock:
             read = [
@@ -106,10 +106,10 @@ class Operations:
             ]
         for topic, messages, durations, errors in read:
             labels = self._labels | {"topic": topic}
-            yield Sample(f"{self._name}.messages", MetricKind.COUNTER, messages, labels)
-            yield Sample(f"{self._name}.duration_ns", MetricKind.HISTOGRAM, durations, labels)
+            yield MetricSample(f"{self._name}.messages", MetricKind.COUNTER, messages, labels)
+            yield MetricSample(f"{self._name}.duration_ns", MetricKind.HISTOGRAM, durations, labels)
             for error, count in errors.items():
-                yield Sample(f"{self._name}.errors", MetricKind.COUNTER, count, labels | {"error": error})
+                yield MetricSample(f"{self._name}.errors", MetricKind.COUNTER, count, labels | {"error": error})
 
 
 class MeasuredSends:

@@ -11,7 +11,7 @@ from mqtemplate.broker import Broker
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.clock import Clock
 from mqtemplate.listener.consuming.container import ListenerContainer
-from mqtemplate.metrics import Metrics, Sample
+from mqtemplate.metrics import Metrics, MetricSample
 from mqtemplate.observability.collectors import GroupLags, PendingByHorizon, listener_samples
 from mqtemplate.observability.lateness import LatenessRecorder
 from mqtemplate.observability.messaging import ClockSkew, MeasuredHandler, MeasuredSends, Operations
@@ -112,7 +112,7 @@ class Observability(Observation):
                 self._handled[listener] = operations
         return MeasuredHandler(listener, operations, self.lateness, self._skew, clock)
 
-    def _samples(self) -> Iterable[Sample]:
+    def _samples(self) -> Iterable[MetricSample]:
         yield from self._sends.samples()
         for operations in list(self._handled.values()):
             yield from operations.samples()

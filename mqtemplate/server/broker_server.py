@@ -12,7 +12,7 @@ from typing import Self
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import HostAddress
-from mqtemplate.metrics import MetricKind, Sample
+from mqtemplate.metrics import MetricKind, MetricSample
 from mqtemplate.remoting.heavy_work import HeavyWork
 from mqtemplate.remoting.server import RemotingServer
 from mqtemplate.remoting.settings import RemotingServerSettings
@@ -145,10 +145,10 @@ class BrokerServer:
         self._thread: ServiceThread | None = None
         engine.metrics.add_collector(self._samples)
 
-    def _samples(self) -> list[Sample]:
+    def _samples(self) -> list[MetricSample]:
         return [
-            Sample("server.connections", MetricKind.GAUGE, len(self.remoting.connections()), {}),
-            Sample("server.requests", MetricKind.COUNTER, self.remoting.request_count, {}),
+            MetricSample("server.connections", MetricKind.GAUGE, len(self.remoting.connections()), {}),
+            MetricSample("server.requests", MetricKind.COUNTER, self.remoting.request_count, {}),
         ]
 
     def listener(self, listen: HostAddress) -> RemotingServer:
