@@ -21,6 +21,7 @@ from mqtemplate.context.settings.rocketmq import (
     TemplateSettings,
 )
 from mqtemplate.errors import ConfigurationError, UnsupportedError
+from mqtemplate.listener.unsupported import NO_NAMESPACE, NO_USERS
 from mqtemplate.remoting.settings import Credentials
 from mqtemplate.remoting.tls import ClientTls
 
@@ -32,18 +33,16 @@ class UnneededKey(NamedTuple):
     reason: str
 
 
-_NO_NAMESPACE = "the embedded broker serves one application and has no namespaces; put the prefix into topic and group"
-_NO_USERS = "the embedded broker runs inside this process and has no users"
 _NO_TRACE = "template.receive writes no traces; senders and listeners do: rocketmq.producer, rocketmq.consumer"
 _NO_RETRY = "a send inside this process has a definite result, so there is nothing to retry"
 _IN_THE_DECORATOR = "each listener sets it; write ${{{key}}} in @message_listener to take it from here"
 
 REFUSED_BY_EMBEDDED: dict[str, dict[str, str]] = {
     section: {
-        "namespace": _NO_NAMESPACE,
-        "namespace_v2": _NO_NAMESPACE,
-        "access_key": _NO_USERS,
-        "secret_key": _NO_USERS,
+        "namespace": NO_NAMESPACE,
+        "namespace_v2": NO_NAMESPACE,
+        "access_key": NO_USERS,
+        "secret_key": NO_USERS,
         "tls_enable": "the embedded broker uses no network connection",
     }
     for section in ("producer", "consumer", "pull_consumer")
