@@ -21,8 +21,8 @@ from mqtemplate.listener.registration.tag_routes import TagRoutedPlan
 from mqtemplate.scheduling.schedules import Schedules
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.template.destination import parse_destination
+from mqtemplate.topics import DLQ_TOPIC_PREFIX
 
-_DEAD_LETTERS = "%DLQ%"
 _NO_REPLY = (NoneType, None, ConsumeStatus, Send, Any)
 
 
@@ -80,7 +80,7 @@ def _listener_operations(endpoint: Endpoint) -> Iterator[Operation]:
     if settings.is_broadcasting:
         extensions["x-message-model"] = settings.message_model.value
     else:
-        extensions["x-dead-letter-topic"] = f"{_DEAD_LETTERS}{settings.group}"
+        extensions["x-dead-letter-topic"] = f"{DLQ_TOPIC_PREFIX}{settings.group}"
     if not isinstance(settings.selector, TagSelector):
         extensions["x-selector"] = settings.selector.expression
     if plan.is_batch:

@@ -14,6 +14,7 @@ from typing import cast
 from lark import Lark, Token, Transformer, UnexpectedCharacters, UnexpectedToken, v_args
 
 from mqtemplate.errors import SelectorError
+from mqtemplate.numbers import INT_MAX, LONG_MAX
 from mqtemplate.selectors.sql92 import expressions
 from mqtemplate.selectors.sql92.expressions import Expression, OperandError
 from mqtemplate.selectors.sql92.syntax_errors import describe_error
@@ -79,9 +80,6 @@ _KEYWORDS = {
     **{word: f"_{word}" for word in ("AND", "OR", "BETWEEN", "IN", "IS")},
     **dict.fromkeys(("CONTAINS", "STARTSWITH", "ENDSWITH"), "TEST"),
 }
-
-_INT_MAX = (1 << 31) - 1
-_LONG_MAX = (1 << 63) - 1
 
 
 def compile_expression(expression: str) -> Evaluate:
@@ -197,12 +195,12 @@ class _Builder(Transformer[Token, Expression]):
 
     def whole_number(self, token: Token) -> Expression:
         digits = token.rstrip("lL")
-        if len(digits) > len(str(_LONG_MAX)) or int(digits) > _LONG_MAX:
+        if len(digits) > len(str(LONG_MAX)) or int(digits) > LONG_MAX:
             raise OperandError(
-                _at(token), f"integers go up to {_LONG_MAX}; write a larger number with an exponent, as in 1e19"
+                _at(token), f"integers go up to {LONG_MAX}; write a larger number with an exponent, as in 1e19"
             )
         number = int(digits)
-        return expressions.constant(number, ValueType.INTEGER if number <= _INT_MAX else ValueType.LONG, _at(token))
+        return expressions.constant(number, ValueType.INTEGER if number <= INT_MAX else ValueType.LONG, _at(token))
 
     def decimal_number(self, token: Token) -> Expression:
         number = float(token)
