@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from mqtemplate.context import AppSettings, load_settings
+from mqtemplate.brokers.remote.settings import RemoteSettings
+from mqtemplate.context import AppSettings, check_embedded_support, load_settings, remote_settings, unneeded_keys
 from mqtemplate.context.config.masking import is_secret_name, masked_text
 from mqtemplate.context.config.tree import ConfigNode
 from mqtemplate.context.settings.rocketmq import parse_name_server
 from mqtemplate.context.settings.source import PROCESS, CommandLine
-from mqtemplate.errors import ConfigurationError
+from mqtemplate.errors import ConfigurationError, MQTemplateError
 from mqtemplate.running.broker_conf import read_broker_conf
 from tests.golden import check_script
 
@@ -80,28 +82,25 @@ class ConfigScript:
 
     def show(self, *keys: str) -> Iterator[str]:
         """Print the values of keys with their origins: those of the library typed, those of the application as read."""
-        assert self._settings is not None
         for key in keys:
-            value: Any = self._settings
+            value: Any = self._loaded
             for part in key.split("."):
                 value = getattr(value, part.replace("-", "_"), self)
             try:
                 if value is self:
-                    yield f"{key}: {self._settings.get(key)!r} ({self._settings.origin_of(key)})"
+                    yield f"{key}: {self._loaded.get(key)!r} ({self._loaded.origin_of(key)})"
                 else:
-                    yield f"{key}: {value!r} ({self._settings.origins.of(key)})"
+                    yield f"{key}: {value!r} ({self._loaded.origins.of(key)})"
             except ConfigurationError as refused:
                 yield from self._lines(refused)
 
     def profiles(self) -> Iterator[str]:
-        assert self._settings is not None
-        origins = self._settings.origins
+        origins = self._loaded.origins
         files = ", ".join(Path(file).name for file in origins.files)
         yield f"profiles {origins.profiles}, unmatched {origins.unmatched_profiles}, files {files}"
 
     def unused(self) -> Iterator[str]:
-        assert self._settings is not None
-        for variable, meant in self._settings.origins.unused_variables.items():
+        for variable, meant in self._loaded.origins.unused_variables.items():
             yield f"{variable}: {meant}"
 
     def name_servers(self, text: str) -> Iterator[str]:
@@ -111,6 +110,33 @@ class ConfigScript:
                 yield f"{line} -> {parse_name_server(line)}"
             except ValueError as refused:
                 yield f"{line} -> {refused}"
+
+    def remote(self) -> Iterator[str]:
+        """Print the settings of the client of a cluster that differ from the defaults, or why there is none."""
+        try:
+            found = remote_settings(self._loaded)
+        except MQTemplateError as refused:
+            yield from self._lines(refused)
+            return
+        defaults = RemoteSettings(name_servers=("host:1",))
+        for each in fields(found):
+            if getattr(found, each.name) != getattr(defaults, each.name):
+                yield f"{each.name}: {getattr(found, each.name)!r}"
+        if found.credentials is not None:  # whose repr does not show the secret key
+            yield f"secret key: {found.credentials.secret_key}"
+
+    def embedded(self) -> Iterator[str]:
+        """Print the first key that the embedded broker does not support, and keys that it does not need."""
+        try:
+            check_embedded_support(self._loaded)
+        except MQTemplateError as refused:
+            yield from self._lines(refused)
+        yield from (f"{key} is not needed: {reason}" for key, reason in unneeded_keys(self._loaded))
+
+    @property
+    def _loaded(self) -> AppSettings:
+        assert self._settings is not None, "load comes first"
+        return self._settings
 
     def mask(self, text: str) -> Iterator[str]:
         """Print texts without their secrets."""
@@ -124,7 +150,7 @@ class ConfigScript:
         """Print which names of keys mean that the value is a secret."""
         yield from (f"{name}: {'secret' if is_secret_name(name) else 'shown'}" for name in names)
 
-    def _lines(self, refused: ConfigurationError) -> list[str]:
+    def _lines(self, refused: MQTemplateError) -> list[str]:
         assert "hunter2" not in str(refused), "an error shows a secret"
         return str(refused).replace(str(self._folder), "FOLDER").splitlines()
 
