@@ -173,11 +173,6 @@ class Metrics:
         """Register *read*, which returns values whose labels are known only when they are read, such as lags."""
         self._collectors.append(read)
 
-    def remove_collector(self, read: Callable[[], Iterable[MetricSample]]) -> None:
-        """Forget what `add_collector` registered, if it is there."""
-        if read in self._collectors:
-            self._collectors.remove(read)
-
     def samples(self) -> list[MetricSample]:
         """Return the value of each series, sorted by name and labels.
 

@@ -22,7 +22,20 @@ from mqtemplate.event_log import get_logger
 
 _log = get_logger("mqtemplate.context")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_LONGEST_WAIT_S = 0.25
+LONGEST_WAIT_S = 0.25
+"""Python handles a signal between two instructions: one that arrives just before a wait blocks is handled when the
+wait ends."""
+
+
+@contextmanager
+def handled_signals(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
+    """Handle signals inside the context, in the main thread; afterwards their former handlers are back."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
 def _interrupt_main_thread() -> None:
@@ -49,10 +62,8 @@ class StopRequests:
     def wait(self) -> str:
         """Wait for the first request and return its reason."""
         while True:
-            # Python handles a signal between two instructions: one that arrives just before a wait blocks is handled
-            # when the wait ends.
             with suppress(queue.Empty):
-                return self._reasons.get(timeout=_LONGEST_WAIT_S)
+                return self._reasons.get(timeout=LONGEST_WAIT_S)
 
     def wait_up_to(self, seconds: float) -> bool:
         """Wait for a request, but no longer than *seconds*. Return True if there is one."""
@@ -69,12 +80,8 @@ class StopRequests:
             _log.debug("application.no_signals", reason="not in the main thread; end it with stop()")
             yield
             return
-        before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
-        try:
+        with handled_signals(self._handle, *_SIGNALS):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     @contextmanager
     def interrupting(self, interrupt: Callable[[], object] = _interrupt_main_thread) -> Iterator[None]:

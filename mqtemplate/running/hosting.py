@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -88,29 +89,31 @@ class ProcessApplication:
         """
         current = self._of_this_process()
         with current.lock:
-            if current.app is None:
-                current.app = self.new_application()
-                try:
-                    current.app.start()
-                except BaseException:
-                    current.app = None
-                    raise
-                current.is_started = True
-            return current.app
+            if current.app is not None:
+                return current.app
+            with self._starting(current) as app:
+                app.start()
+            return app
 
     async def start_async(self) -> MQApplication:
         """Start the application of this process, once; its ``async def`` handlers run on this event loop."""
         current = self._of_this_process()
         async with current.async_lock:
-            if current.app is None:
-                current.app = self.new_application()
-                try:
-                    await current.app.start_async()
-                except BaseException:
-                    current.app = None
-                    raise
-                current.is_started = True
-            return current.app
+            if current.app is not None:
+                return current.app
+            with self._starting(current) as app:
+                await app.start_async()
+            return app
+
+    @contextmanager
+    def _starting(self, current: _Current) -> Iterator[MQApplication]:
+        current.app = app = self.new_application()
+        try:
+            yield app
+        except BaseException:
+            current.app = None
+            raise
+        current.is_started = True
 
     def stop(self) -> None:
         """Stop the application of this process, if there is one: running handlers finish."""

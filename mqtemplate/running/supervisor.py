@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 from mqtemplate.context.settings.app import AppSettings
+from mqtemplate.context.signals import LONGEST_WAIT_S, handled_signals
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.running.target import READY, RunOptions
 from mqtemplate.server.local_address import LocalServerAddress
@@ -170,7 +171,6 @@ Report = Callable[[str], None]
 Serve = Callable[[AppSettings, int, Report], AbstractContextManager[LocalServerAddress | None]]
 """Context that serves the store directory of settings to so many workers: `mqtemplate.running.server`."""
 
-_LONGEST_WAIT_S = 0.25  # see `mqtemplate.context.signals`: a signal may arrive just before a wait
 _MANY_FILES = 3
 
 
@@ -251,7 +251,7 @@ class Supervisor:
         """
         count = len(self._slots)
         with (
-            self._signals(),
+            handled_signals(self._on_signal, signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
             self._serve(self._settings, count, self._report) as server,
             file_changes(self._watched, lambda files: self._calls.put(lambda: self._reload(_named(files)))),
         ):
@@ -371,7 +371,7 @@ class Supervisor:
     def _wait_s(self) -> float:
         """Return the time until something is due."""
         due = [at for slot in self._slots for at in (slot.restart_at, slot.kill_at) if at is not None]
-        return max(0.001, min(_LONGEST_WAIT_S, min(due, default=float("inf")) - time.monotonic()))
+        return max(0.001, min(LONGEST_WAIT_S, min(due, default=float("inf")) - time.monotonic()))
 
     def _do_what_is_due(self) -> None:
         now = time.monotonic()
@@ -381,17 +381,6 @@ class Supervisor:
             if slot.kill_at is not None and slot.kill_at <= now and slot.process is not None:
                 slot.kill_at = None
                 slot.process.kill()
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        before = {
-            number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        }
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         name = signal.Signals(number).name

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from mqtemplate.callables import takes_no_arguments
 from mqtemplate.context.application import MQApplication
 from mqtemplate.context.components import is_injectable, is_listener
 from mqtemplate.context.config.files import below_environment, read_env_file
@@ -163,21 +164,13 @@ def _application(found: Any, target: str) -> MQApplication:
     if inspect.isclass(found) or is_listener(found) or (inspect.isroutine(found) and is_injectable(found)):
         return MQApplication(found)
     if inspect.isroutine(found):
-        if not _takes_no_arguments(found):
+        if not takes_no_arguments(found):
             raise DependencyError(f"{target} is a function that needs arguments; {_EXPECTED}")
         created = found()
         if (known := _known(created)) is not None:
             return known
         raise DependencyError(f"{target}() returned {_described(created)}, which is no MQApplication; {_EXPECTED}")
     raise DependencyError(f"{target} is {_described(found)}, which is no MQApplication; {_EXPECTED}")
-
-
-def _takes_no_arguments(function: Any) -> bool:
-    try:
-        inspect.signature(function).bind()
-    except (TypeError, ValueError):  # an argument is missing, or a function in C shows no signature
-        return False
-    return True
 
 
 def _known(found: Any) -> MQApplication | None:

@@ -115,7 +115,7 @@ class Binding:
             in_list = any(isinstance(part, int) for part in location)  # a variable cannot name an item of a list
             variable = "" if in_list else f" or as {variable_name(map(str, (*self.prefix, *location)))}"
             return f"{where}: required; set it in application.yml{variable}"
-        text = f"{where}: {masked_text(problem['msg'].removeprefix('Value error, '))}"
+        text = f"{where}: {masked_text(message_of(problem))}"
         if problem["type"] in _NOT_A_DURATION:
             text = f"{where}: must be a duration: {ALLOWED}, or a number of seconds"
         if schema.is_secret(self.section, location):
@@ -150,6 +150,11 @@ class Binding:
         if close := difflib.get_close_matches(wanted, anywhere, 1, cutoff=0.75):
             return f"; did you mean '{dotted((*self.prefix, *anywhere[close[0]]))}'?"
         return f"; here may stand: {', '.join(siblings)}" if siblings else ""
+
+
+def message_of(problem: ErrorDetails) -> str:
+    """Return the text of one of pydantic's problems, as the validator wrote it."""
+    return problem["msg"].removeprefix("Value error, ")
 
 
 def bind(

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple, TypeVar
 
-from mqtemplate.callables import name_of_callable, unfinished
+from mqtemplate.callables import name_of_callable, takes_no_arguments, unfinished
 from mqtemplate.errors import ConfigurationError, DependencyError, EventLoopBlockedError
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.consuming.handler_loop import HandlerLoop
@@ -166,7 +166,7 @@ def hook_of(instance: object, name: str) -> Callable[[], object] | None:
         DependencyError: The method needs arguments.
     """
     method = _method_of(instance, name)
-    if method is not None and not _needs_no_arguments(method):
+    if method is not None and not takes_no_arguments(method):
         title = f"{type(instance).__qualname__}.{name}"
         raise DependencyError(f"{title} is called without arguments; give its parameters defaults")
     return method
@@ -179,7 +179,7 @@ def closing_of(instance: object) -> Callable[[], object] | None:
     """
     for name in ("aclose", "close", "stop"):
         method = _method_of(instance, name)
-        if method is not None and _needs_no_arguments(method):
+        if method is not None and takes_no_arguments(method):
             return method
     return None
 
@@ -187,11 +187,3 @@ def closing_of(instance: object) -> Callable[[], object] | None:
 def _method_of(instance: object, name: str) -> Callable[[], object] | None:
     method = getattr(instance, name, None) if hasattr(type(instance), name) else None
     return method if callable(method) else None
-
-
-def _needs_no_arguments(method: Callable[..., object]) -> bool:
-    try:
-        inspect.signature(method).bind()
-    except (TypeError, ValueError):  # an argument is missing, or a method in C shows no signature
-        return False
-    return True

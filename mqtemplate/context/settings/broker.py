@@ -24,6 +24,7 @@ from mqtemplate.context.settings.properties import (
     OptionalText,
     Properties,
     UpperCase,
+    as_value_error,
     bytes_of,
     duration_in,
     host_and_port,
@@ -32,7 +33,7 @@ from mqtemplate.context.settings.properties import (
 )
 from mqtemplate.delay.levels.table import DelayLevels
 from mqtemplate.delay.shaping.shape import TopicShape
-from mqtemplate.errors import ConfigurationError, DestinationError
+from mqtemplate.errors import ConfigurationError
 from mqtemplate.message import HostAddress
 from mqtemplate.server.settings import ServerOptions
 from mqtemplate.store.settings import parse_delete_when
@@ -74,31 +75,25 @@ class BrokerSettings(EmbeddedSettings):
     @classmethod
     def _check_topics(cls, value: Any) -> Any:
         names = [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
-        for name in names if isinstance(names, list | tuple) else ():
-            try:
+        with as_value_error():
+            for name in names if isinstance(names, list | tuple) else ():
                 check_send_topic(str(name))
-            except DestinationError as exc:
-                raise ValueError(str(exc)) from exc
         return names
 
     @field_validator("topic_shapes")
     @classmethod
     def _check_shapes(cls, value: Mapping[str, TopicShape]) -> Mapping[str, TopicShape]:
-        for name in value:
-            try:
+        with as_value_error():
+            for name in value:
                 check_send_topic(name)
-            except DestinationError as exc:
-                raise ValueError(str(exc)) from exc
         return value
 
     @field_validator("delete_when", mode="before")
     @classmethod
     def _check_delete_when(cls, value: Any) -> Any:
         text = ";".join(map(str, value)) if isinstance(value, list) else str(value)
-        try:
+        with as_value_error():
             parse_delete_when(text)
-        except ConfigurationError as exc:
-            raise ValueError(exc.problem or str(exc)) from exc
         return text
 
     @field_validator("message_delay_level", mode="before")
@@ -106,10 +101,8 @@ class BrokerSettings(EmbeddedSettings):
     def _check_levels(cls, value: Any) -> Any:
         text = " ".join(map(str, value)) if isinstance(value, list) else value
         if isinstance(text, str):
-            try:
+            with as_value_error():
                 DelayLevels.parse(text)
-            except ConfigurationError as exc:
-                raise ValueError(exc.problem or str(exc)) from exc
         return text
 
     def __post_init__(self) -> None:

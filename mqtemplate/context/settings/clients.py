@@ -96,9 +96,13 @@ def unneeded_keys(settings: AppSettings) -> list[UnneededKey]:
     for section, reasons in UNNEEDED_BY_EMBEDDED.items():
         given: ClientSettings = getattr(settings.rocketmq, section)
         for field in sorted(given.model_fields_set & reasons.keys()):
-            key = f"rocketmq.{kebab(section)}.{kebab(field)}"
+            key = _key(section, field)
             found.append(UnneededKey(key, reasons[field].format(key=key)))
     return found
+
+
+def _key(section: str, field: str) -> str:
+    return f"rocketmq.{kebab(section)}.{kebab(field)}"
 
 
 def _check(settings: AppSettings, refused: Mapping[str, Mapping[str, str]]) -> None:
@@ -106,7 +110,7 @@ def _check(settings: AppSettings, refused: Mapping[str, Mapping[str, str]]) -> N
         keys: ClientSettings = getattr(settings.rocketmq, section)
         for field, reason in reasons.items():
             if getattr(keys, field) != type(keys).model_fields[field].default:
-                raise _unsupported(settings, f"rocketmq.{kebab(section)}.{kebab(field)}", reason)
+                raise _unsupported(settings, _key(section, field), reason)
 
 
 def _unsupported(settings: AppSettings, key: str, reason: str) -> UnsupportedError:
@@ -163,7 +167,7 @@ def _shared(settings: AppSettings, field: str) -> str | None:
         if value:
             values[section] = str(_plain(value))
     if len(set(values.values())) > 1:
-        keys = [f"rocketmq.{kebab(section)}.{kebab(field)}" for section in values]
+        keys = [_key(section, field) for section in values]
         raise ConfigurationError(
             f"{settings.origins.of(keys[0])}: {', '.join(keys)} differ, but one client serves the whole application; "
             "give them one value, or create two applications"

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from mqtemplate.broker import Broker
 from mqtemplate.clock import Clock
+from mqtemplate.context.config.binding import message_of
 from mqtemplate.context.config.masking import masked, masked_text
 from mqtemplate.context.injection.application_context import (
     BUILT_IN,
@@ -194,7 +195,7 @@ class Clusters(FurtherBrokers):
         try:
             keys = TemplateSettings(**given)
         except ValidationError as exc:
-            reasons = "; ".join(each["msg"].removeprefix("Value error, ") for each in exc.errors())
+            reasons = "; ".join(map(message_of, exc.errors()))
             raise ListenerError(f"listener {listener}: name_server={masked(choice.name_server)!r}: {reasons}") from None
         return settings_of_template(self._context.settings, keys, f"listener {listener}")
 

@@ -11,6 +11,7 @@ from typing import Any, TypedDict, TypeVar, Unpack
 from pydantic import ValidationError
 
 from mqtemplate.broker import MessageModel
+from mqtemplate.context.config.binding import message_of
 from mqtemplate.context.injection.marks import name_of, pointing_to
 from mqtemplate.context.injection.wiring import snake_case
 from mqtemplate.context.settings.app import AppSettings
@@ -269,8 +270,7 @@ def _merged(
         return TemplateSettings(**given)
     except ValidationError as exc:
         problems = "; ".join(
-            f"{'.'.join(map(str, each['loc'])) or 'attributes'}: {each['msg'].removeprefix('Value error, ')}"
-            for each in exc.errors()
+            f"{'.'.join(map(str, each['loc'])) or 'attributes'}: {message_of(each)}" for each in exc.errors()
         )
         raise ConfigurationError(f"{name_of(kind)}: the attributes of its decorator are invalid: {problems}") from None
 
