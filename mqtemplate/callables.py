@@ -19,6 +19,7 @@ __all__ = [
     "own_mark",
     "resolved",
     "substituted",
+    "takes_no_arguments",
     "unfinished",
     "variables_of",
 ]
@@ -213,3 +214,12 @@ def bound_in_constructor(kind: type, method: Callable[..., object], alias: Any =
     """Return the values of the type variables in the constructor of a class."""
     owner = _owner_of(kind, getattr(method, "__name__", "__init__"))
     return {} if owner is None else bindings_of(kind, alias).get(owner, {})
+
+
+def takes_no_arguments(function: Callable[..., object]) -> bool:
+    """Return True if a call without arguments is possible."""
+    try:
+        inspect.signature(function).bind()
+    except (TypeError, ValueError):  # an argument is missing, or a function in C shows no signature
+        return False
+    return True

@@ -9,6 +9,7 @@ from decimal import Decimal
 from enum import IntEnum
 from typing import TypeAlias
 
+from mqtemplate.numbers import PARSED_MAX
 from mqtemplate.user_code import shown
 
 __all__ = ["ALLOWED", "DelayLevel", "Duration", "duration_ms", "format_ms", "is_duration_text"]
@@ -24,7 +25,6 @@ _UNIT_NAMES = {1: "milliseconds", 1_000: "seconds", 60_000: "minutes", 3_600_000
 _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|[dhms])(?![a-zA-Z])", re.ASCII | re.IGNORECASE)
 _NUMBER = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 _LONGEST_TEXT = 100  # a longer text is no duration; the limit also bounds the time of the search
-_MAX_MS = 10**18 - 1  # `parse_number` reads 18 digits of the property that requests a delay
 _MILLISECOND = timedelta(milliseconds=1)
 
 
@@ -50,8 +50,8 @@ def duration_ms(value: object, unit_ms: int = 1) -> int:
         raise ValueError(_refusal(value, unit_ms))
     if milliseconds < 0:
         raise ValueError(f"0 or longer, got {shown(value)}")
-    if milliseconds > _MAX_MS:
-        raise ValueError(f"at most {format_ms(_MAX_MS)}, got {shown(value)}")
+    if milliseconds > PARSED_MAX:
+        raise ValueError(f"at most {format_ms(PARSED_MAX)}, got {shown(value)}")
     return milliseconds
 
 

@@ -37,13 +37,16 @@
 
 from __future__ import annotations
 
-import difflib
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from collections.abc import Mapping
+from mqtemplate.user_code import Picklable
+from mqtemplate.user_code import escaped
+from mqtemplate.user_code import reworded
 from pathlib import Path
 from typing import Self
+import difflib
+import re
 
-from mqtemplate.user_code import Picklable, escaped, reworded
 
 __all__ = [
     "BodyTooLargeError",
@@ -93,10 +96,13 @@ class MQTemplateError(Picklable):
     Attributes:
         source: File and line of the class or function that caused the error, if that is known.
         operation: What failed, such as the send of one message, if the text starts with it.
+        problem: The text without the name of the value that is wrong, if it begins with one. Configuration errors show
+            the key of the file instead.
     """
 
     source: str | None = None
     operation: str = ""
+    problem: str | None = None
 
     @classmethod
     def during(cls, operation: str, reason: str) -> Self:
@@ -114,6 +120,13 @@ class MQTemplateError(Picklable):
         error = reworded(self, text)
         error.operation = operation if self.operation else ""
         error.__cause__ = self.__cause__
+        return error
+
+    @classmethod
+    def of_value(cls, name: str, problem: str) -> Self:
+        """Return an error whose text is the name of a value and the problem with it."""
+        error = cls(f"{name}: {problem}")
+        error.problem = problem
         return error
 
     def __str__(self) -> str:

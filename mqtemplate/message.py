@@ -2,6 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field
+from enum import Enum
+from functools import lru_cache
+from mqtemplate.errors import DelayError
+from mqtemplate.errors import MessageError
+from mqtemplate.numbers import INT_MAX
+from mqtemplate.numbers import LONG_MAX
+from mqtemplate.numbers import parse_number
+from mqtemplate.user_code import shown
+from typing import NamedTuple
+from typing import Self
 import itertools
 import os
 import re
@@ -9,15 +24,7 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
-from functools import lru_cache
-from typing import NamedTuple, Self
 
-from mqtemplate.errors import DelayError, MessageError
-from mqtemplate.numbers import parse_number
-from mqtemplate.user_code import shown
 
 __all__ = [
     "BROKER_PROPERTIES",
@@ -196,7 +203,6 @@ KEY_SEPARATOR = " "
 _NO_SEQUENCES = (bytes, bytearray, memoryview, Mapping)
 _NOT_IN_PROPERTIES = re.compile("[\x01\x02\ud800-\udfff]")
 _MAX_APP_ID_LENGTH = 255
-_MAX_LONG = 2**63 - 1
 _MAX_TIME_MS = 253_402_214_400_000 - 1  # the last day of the year 9999 is left out: it has not begun in all time zones
 _OFFSET_MSG_ID = re.compile(r"(?:[0-9a-fA-F]{32}|[0-9a-fA-F]{56})")
 
@@ -358,7 +364,7 @@ class SendSequence:
             raise MessageError(
                 f"app_id must have 1..{_MAX_APP_ID_LENGTH} printable characters without spaces, got {name[:300]!r}"
             )
-        for name, most in (("version", _MAX_LONG), ("partition", 2**31 - 1), ("first", _MAX_LONG)):
+        for name, most in (("version", LONG_MAX), ("partition", INT_MAX), ("first", LONG_MAX)):
             value = getattr(self, name)
             if not 0 <= value <= most:
                 raise MessageError(f"{name} of a sequenced send must be 0..{most}, got {value}")

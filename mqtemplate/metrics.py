@@ -15,7 +15,7 @@ from typing import Generic, TypeAlias, TypeVar
 from mqtemplate.event_log import get_logger
 from mqtemplate.user_code import error_text, is_interrupt
 
-__all__ = ["OTHER", "Counter", "Histogram", "HistogramSnapshot", "MetricKind", "Metrics", "Sample"]
+__all__ = ["OTHER", "Counter", "HistogramSnapshot", "MetricKind", "MetricSample", "Metrics", "ValueHistogram"]
 
 _log = get_logger("mqtemplate.metrics")
 
@@ -64,7 +64,7 @@ class HistogramSnapshot:
         return 0
 
 
-class Histogram:
+class ValueHistogram:
     """Integers, counted in buckets of doubling size: 0, 1, 2..3, 4..7, …"""
 
     __slots__ = ("_counts", "_total")
@@ -99,7 +99,7 @@ class MetricKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class MetricSample:
     """The value of one series of a metric.
 
     Attributes:
@@ -153,15 +153,15 @@ class Metrics:
     def __init__(self, max_series: int = 1_000) -> None:
         self._max_series = max_series
         self._counters: _Family[Counter] = _Family(Counter, max_series)
-        self._histograms: _Family[Histogram] = _Family(Histogram, max_series)
+        self._histograms: _Family[ValueHistogram] = _Family(ValueHistogram, max_series)
         self._gauges: dict[tuple[str, _Labels], Callable[[], float]] = {}
-        self._collectors: list[Callable[[], Iterable[Sample]]] = []
+        self._collectors: list[Callable[[], Iterable[MetricSample]]] = []
 
     def counter(self, name: str, **labels: str) -> Counter:
         """Return the counter of this name and these labels; create it at the first call. Hold it: this looks it up."""
         return self._counters.get(name, labels)
 
-    def histogram(self, name: str, **labels: str) -> Histogram:
+    def histogram(self, name: str, **labels: str) -> ValueHistogram:
         """Return the histogram of this name and these labels; create it at the first call."""
         return self._histograms.get(name, labels)
 
@@ -169,25 +169,22 @@ class Metrics:
         """Register *read*, which returns the current value of a gauge."""
         self._gauges[name, tuple(sorted(labels.items()))] = read
 
-    def add_collector(self, read: Callable[[], Iterable[Sample]]) -> None:
+    def add_collector(self, read: Callable[[], Iterable[MetricSample]]) -> None:
         """Register *read*, which returns values whose labels are known only when they are read, such as lags."""
         self._collectors.append(read)
 
-    def remove_collector(self, read: Callable[[], Iterable[Sample]]) -> None:
-        """Forget what `add_collector` registered, if it is there."""
-        if read in self._collectors:
-            self._collectors.remove(read)
-
-    def samples(self) -> list[Sample]:
+    def samples(self) -> list[MetricSample]:
         """Return the value of each series, sorted by name and labels.
 
         A gauge or collector that raises is left out, and logged: the other values are read all the same.
         """
-        found = [Sample(name, MetricKind.COUNTER, each.value, labels) for name, labels, each in self._counters.items()]
+        found = [
+            MetricSample(name, MetricKind.COUNTER, each.value, labels) for name, labels, each in self._counters.items()
+        ]
         for name, labels, each in self._histograms.items():
-            found.append(Sample(name, MetricKind.HISTOGRAM, each.snapshot(), labels))
+            found.append(MetricSample(name, MetricKind.HISTOGRAM, each.snapshot(), labels))
         gauges = [partial(_read_gauge, name, labels, read) for (name, labels), read in list(self._gauges.items())]
-        collectors: list[Callable[[], Iterable[Sample]]] = [*gauges, *self._collectors]
+        collectors: list[Callable[[], Iterable[MetricSample]]] = [*gauges, *self._collectors]
         for collect in collectors:
             try:
                 found += _limited(collect(), self._max_series)
@@ -202,19 +199,19 @@ class Metrics:
         return {_title(sample): sample.value for sample in self.samples()}
 
 
-def _read_gauge(name: str, labels: _Labels, read: Callable[[], float]) -> list[Sample]:
-    return [Sample(name, MetricKind.GAUGE, read(), dict(labels))]
+def _read_gauge(name: str, labels: _Labels, read: Callable[[], float]) -> list[MetricSample]:
+    return [MetricSample(name, MetricKind.GAUGE, read(), dict(labels))]
 
 
 def _others(labels: Iterable[tuple[str, str]]) -> _Labels:
     return tuple((name, OTHER) for name, _ in labels)
 
 
-def _limited(samples: Iterable[Sample], limit: int) -> list[Sample]:
+def _limited(samples: Iterable[MetricSample], limit: int) -> list[MetricSample]:
     """Return the first *limit* - 1 series of each name, and one with the sum of the others."""
-    kept: list[Sample] = []
+    kept: list[MetricSample] = []
     counts: dict[str, int] = {}
-    rest: dict[tuple[str, _Labels], Sample] = {}
+    rest: dict[tuple[str, _Labels], MetricSample] = {}
     for sample in samples:
         counts[sample.name] = counts.get(sample.name, 0) + 1
         if counts[sample.name] < limit or isinstance(sample.value, HistogramSnapshot):
@@ -223,11 +220,11 @@ def _limited(samples: Iterable[Sample], limit: int) -> list[Sample]:
         key = (sample.name, _others(sorted(sample.labels.items())))
         sum_ = rest[key].value if key in rest else 0
         assert not isinstance(sum_, HistogramSnapshot), "histograms are kept"
-        rest[key] = Sample(sample.name, sample.kind, sum_ + sample.value, dict(key[1]))
+        rest[key] = MetricSample(sample.name, sample.kind, sum_ + sample.value, dict(key[1]))
     return [*kept, *rest.values()]
 
 
-def _title(sample: Sample) -> str:
+def _title(sample: MetricSample) -> str:
     if not sample.labels:
         return sample.name
     pairs = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))

@@ -1,11 +1,17 @@
-"""Whole numbers in texts that a message, a peer or a file gives."""
+"""Whole numbers: those in texts that a message, a peer or a file gives, and the ranges of Java's types."""
 
 from __future__ import annotations
 
-__all__ = ["parse_number"]
+__all__ = ["INT_MAX", "LONG_MAX", "PARSED_MAX", "parse_number"]
 
+INT_MAX = 2**31 - 1
+"""Largest ``int`` of Java."""
+LONG_MAX = 2**63 - 1
+"""Largest ``long`` of Java."""
 _MAX_DIGITS = 18
 """Such a number fits into Java's ``long``. Python's `int` refuses texts of more than 4,300 digits with a ValueError."""
+PARSED_MAX = 10**_MAX_DIGITS - 1
+"""Largest number that `parse_number` reads."""
 
 
 def parse_number(text: object) -> int | None:

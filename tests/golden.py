@@ -8,7 +8,8 @@ A script is a text file of blocks. A block has commands, a line ``---``, and the
     ---
     slot at 5s: 1 unit, last at 0
 
-An empty line ends a block. A line that begins with ``#`` is a comment. ``UPDATE_SCRIPTS=1`` writes what the
+An empty line ends a block. A line that begins with ``#`` is a comment. Lines that begin with ``| `` are a text for the
+command above them, such as the content of a file. ``UPDATE_SCRIPTS=1`` writes what the
 commands print into the scripts: read the difference before it is committed.
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from itertools import takewhile
 from pathlib import Path
 
 _UPDATE = "UPDATE_SCRIPTS"
@@ -31,7 +33,7 @@ def check_script(path: Path, commands: object) -> None:
 
     Args:
         commands: Its methods are the commands. They get the words of their line, ``name=value`` as a keyword argument,
-            and return the lines that they print, or None.
+            and return the lines that they print, or None. A text below the line is the argument ``text``.
     """
     expected = path.read_text(encoding="utf-8")
     actual = "\n\n".join(_run_block(block, commands) for block in expected.strip().split("\n\n")) + "\n"
@@ -43,13 +45,15 @@ def check_script(path: Path, commands: object) -> None:
 
 def _run_block(block: str, commands: object) -> str:
     asked = block.partition("\n---")[0]
-    printed = [line for command in asked.splitlines() for line in _run(command, commands)]
+    printed: list[str] = []
+    lines = asked.splitlines()
+    for at, line in enumerate(lines):
+        text = "".join(f"{each[2:]}\n" for each in takewhile(lambda each: each.startswith("|"), lines[at + 1 :]))
+        printed += [] if line.startswith(("#", "|")) else _run(line, {"text": text} if text else {}, commands)
     return "\n".join([asked, "---", *printed] if printed else [asked])
 
 
-def _run(line: str, commands: object) -> list[str]:
-    if line.startswith("#"):
-        return []
+def _run(line: str, given: dict[str, str], commands: object) -> list[str]:
     name, *words = shlex.split(line)
-    options = dict(word.split("=", 1) for word in words if "=" in word)
+    options = given | dict(word.split("=", 1) for word in words if "=" in word)
     return list(getattr(commands, name)(*(word for word in words if "=" not in word), **options) or ())

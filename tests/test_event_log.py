@@ -6,7 +6,6 @@ import io
 import json
 import logging
 import logging.handlers
-import os
 import pickle
 import re
 import signal
@@ -27,8 +26,7 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.context import event_formatter
 from mqtemplate.event_log import EventLogger, LimitedLog, get_logger, lost_events
 from mqtemplate.user_code import error_text
-
-ROOT = Path(__file__).parents[1]
+from tests.programs import environment
 
 log = get_logger("mqtemplate.shop")
 
@@ -436,14 +434,13 @@ def test_an_event_appears_once_and_never_on_standard_output(configured: str, wit
     """With and without the logging starter, in a process of its own."""
     code, expected = CONFIGURATIONS[configured]
     program = f"{code}\n{dedent(PROGRAM).replace('WITH_STARTER', str(with_starter))}"
-    path = os.pathsep.join([str(ROOT), str(ROOT / "starters")])
 
     ended = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
         check=True,
-        env={**os.environ, "PYTHONPATH": path},
+        env=environment(),
     )
 
     assert ended.stdout == ""

@@ -30,7 +30,6 @@ LEVELS: dict[str, float] = {
     "mqtemplate.metrics": 0,
     "mqtemplate.numbers": 0,
     "mqtemplate.processes": 0,
-    "mqtemplate.processes": 0,
     "mqtemplate.services": 0,
     "mqtemplate.topics": 0,
     "mqtemplate.user_code": 0,

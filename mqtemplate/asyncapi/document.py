@@ -11,7 +11,7 @@ from mqtemplate.asyncapi.operations import MessageType, Operation, operations_of
 from mqtemplate.asyncapi.schemas import Schemas, content_type_of
 from mqtemplate.context import MQApplication
 from mqtemplate.context.config.masking import masked_text
-from mqtemplate.context.settings.name_server import RemoteCluster
+from mqtemplate.context.settings.rocketmq import ClusterAddresses
 from mqtemplate.converter import JsonMessageConverter, MessageConverter
 from mqtemplate.scheduling.schedules import Schedules
 
@@ -55,7 +55,7 @@ def asyncapi_document(
 def _servers(app: MQApplication) -> dict[str, Any]:
     """Return the name servers of a cluster. An embedded broker has no address."""
     choice = app.settings.broker_choice
-    addresses = app.settings.rocketmq.name_server.split(";") if isinstance(choice, RemoteCluster) else ()
+    addresses = app.settings.rocketmq.name_server.split(";") if isinstance(choice, ClusterAddresses) else ()
     return {
         f"name-server-{number}": {
             "host": masked_text(address.strip()),

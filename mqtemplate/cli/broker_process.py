@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import ipaddress
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
-
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from contextlib import ExitStack
+from contextlib import contextmanager
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.cli.output import print_line
-from mqtemplate.context.config.source import load_settings
-from mqtemplate.context.config.tree import ConfigNode, insert_mapping
-from mqtemplate.context.logging import has_handlers, show_events
+from mqtemplate.context.config.tree import ConfigNode
+from mqtemplate.context.config.tree import insert_mapping
+from mqtemplate.context.logging import has_handlers
+from mqtemplate.context.logging import show_events
 from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.context.settings.server import ServerSettings
+from mqtemplate.context.settings.broker import ServerSettings
+from mqtemplate.context.settings.source import load_settings
 from mqtemplate.context.signals import StopRequests
 from mqtemplate.errors import BrokerError
 from mqtemplate.http.exchange import HttpHandler
-from mqtemplate.running.broker_conf.broker_conf import read_broker_conf
-from mqtemplate.running.local_server import local_cluster
-from mqtemplate.running.prompt_threads import prompt_threads
+from mqtemplate.processes import prompt_threads
+from mqtemplate.running.broker_conf import read_broker_conf
+from mqtemplate.running.server import local_cluster
 from mqtemplate.server.broker_server import LocalCluster
+from pathlib import Path
+import ipaddress
+import sys
 
 
 def run(
@@ -80,7 +84,7 @@ def _management(cluster: LocalCluster[EmbeddedBroker], settings: AppSettings) ->
         return
     from mqtemplate.console.actuator import ActuatorSources, managed_actuator
     from mqtemplate.console.server import ManagementServer
-    from mqtemplate.context.config.explain import explain_settings
+    from mqtemplate.context.settings.source import explain_settings
     from mqtemplate.observability.health import HealthChecks, broker_checks
     from mqtemplate.observability.observability import Observability
 

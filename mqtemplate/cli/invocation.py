@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-import inspect
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
+from dataclasses import fields
+from dataclasses import is_dataclass
 from importlib.metadata import version
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
-
-import typer
-
-from mqtemplate.cli.output import Columns, Output, Record, print_line
-from mqtemplate.errors import ConfigurationError, MQTemplateError
+from mqtemplate.cli.output import Columns
+from mqtemplate.cli.output import Output
+from mqtemplate.cli.output import Record
+from mqtemplate.cli.output import print_line
+from mqtemplate.errors import ConfigurationError
+from mqtemplate.errors import MQTemplateError
 from mqtemplate.processes import is_terminal
 from mqtemplate.user_code import escaped
+from pathlib import Path
+from typing import Annotated
+from typing import Any
+from typing import TYPE_CHECKING
+from typing import TypeVar
+from typing import get_type_hints
+import inspect
+import sys
+import typer
 
 if TYPE_CHECKING:
     from mqtemplate.brokers.remote.broker import RemoteBroker
     from mqtemplate.context.settings.app import AppSettings
-    from mqtemplate.context.settings.name_server import RemoteCluster
+    from mqtemplate.context.settings.rocketmq import ClusterAddresses
     from mqtemplate.operations import BrokerAdmin
 
 
@@ -61,8 +71,8 @@ class CommandCall:
         Args:
             arguments: Further keys, with ``__`` for each dot and ``_`` for each hyphen.
         """
-        from mqtemplate.context.config.source import load_settings
-        from mqtemplate.context.settings.name_server import EmbeddedStore, RemoteCluster, parse_name_server
+        from mqtemplate.context.settings.rocketmq import ClusterAddresses, EmbeddedStore, parse_name_server
+        from mqtemplate.context.settings.source import load_settings
 
         keys = {name.replace("__", ".").replace("_", "-"): value for name, value in arguments.items()}
         if self.name_server is not None:
@@ -73,15 +83,15 @@ class CommandCall:
                 raise typer.BadParameter(f"{exc}, got {self.name_server!r}", param_hint="--name-server") from exc
             if isinstance(choice, EmbeddedStore) and choice.path is not None:
                 keys["mqtemplate.broker.store-path"] = str(choice.path)
-            elif isinstance(choice, RemoteCluster):
+            elif isinstance(choice, ClusterAddresses):
                 keys |= self._account_at(choice)
         if self.folder is not None:
             keys |= {"rocketmq.name-server": "embedded", "mqtemplate.broker.store-path": self.folder}
         return load_settings(self.config, self.profile, arguments=keys)
 
-    def _account_at(self, cluster: RemoteCluster) -> dict[str, object]:
+    def _account_at(self, cluster: ClusterAddresses) -> dict[str, object]:
         """Return the keys of the account of ``mqtemplate run``, if that serves the store of the configuration there."""
-        from mqtemplate.context.config.source import load_settings
+        from mqtemplate.context.settings.source import load_settings
         from mqtemplate.server.local_address import LocalServerAddress
 
         try:
@@ -161,10 +171,10 @@ class CommandCall:
 def cluster_of(settings: AppSettings) -> RemoteBroker | None:
     """Return the client of the cluster that the settings choose, to open; None if they choose an embedded broker."""
     from mqtemplate.brokers.remote.broker import RemoteBroker
-    from mqtemplate.context.settings.name_server import RemoteCluster
-    from mqtemplate.context.settings.remote_settings import remote_settings
+    from mqtemplate.context.settings.rocketmq import ClusterAddresses
+    from mqtemplate.context.settings.clients import remote_settings
 
-    is_cluster = isinstance(settings.broker_choice, RemoteCluster)
+    is_cluster = isinstance(settings.broker_choice, ClusterAddresses)
     return RemoteBroker(remote_settings(settings)) if is_cluster else None
 
 

@@ -37,7 +37,7 @@ class StarterOutcome(Protocol):
 
 
 class Setting(Protocol):
-    """A setting with its origin; see `mqtemplate.context.config.explain.ExplainedSetting`."""
+    """A setting with its origin; see `mqtemplate.context.settings.source.ExplainedSetting`."""
 
     @property
     def key(self) -> str: ...

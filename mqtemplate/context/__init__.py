@@ -5,24 +5,21 @@ from typing import TYPE_CHECKING
 from mqtemplate.exports import late_import
 
 if TYPE_CHECKING:
-    from mqtemplate.context.application import MQApplication
+    from mqtemplate.context.application import Health, MQApplication
     from mqtemplate.context.autoconfigure import AutoConfiguration
-    from mqtemplate.context.config.explain import ExplainedSetting, explain_settings
-    from mqtemplate.context.config.source import load_settings
-    from mqtemplate.context.health import Health
+    from mqtemplate.context.components import is_spark_listener
     from mqtemplate.context.injection.application_context import (
         ApplicationContext,
+        BrokerFactory,
         ConditionOutcome,
         Part,
     )
-    from mqtemplate.context.injection.components import is_spark_listener
     from mqtemplate.context.injection.marks import Named, Section, Value, service
     from mqtemplate.context.logging import configure_logging, event_formatter, has_handlers, show_events
     from mqtemplate.context.settings.app import AppSettings
-    from mqtemplate.context.settings.broker_support import check_embedded_support, unneeded_keys
-    from mqtemplate.context.settings.remote_settings import remote_settings
-    from mqtemplate.context.templates.clusters import BrokerFactory
-    from mqtemplate.context.templates.decorator import ext_consumer, ext_template
+    from mqtemplate.context.settings.clients import check_embedded_support, remote_settings, unneeded_keys
+    from mqtemplate.context.settings.source import ExplainedSetting, explain_settings, load_settings
+    from mqtemplate.context.templates.declaration import ext_consumer, ext_template
 
 __all__ = [
     "AppSettings",
@@ -60,25 +57,25 @@ __getattr__ = late_import(
         "AutoConfiguration": "mqtemplate.context.autoconfigure",
         "BrokerFactory": "mqtemplate.context.templates.clusters",
         "ConditionOutcome": "mqtemplate.context.injection.application_context",
-        "Health": "mqtemplate.context.health",
-        "ExplainedSetting": "mqtemplate.context.config.explain",
+        "Health": "mqtemplate.context.application",
+        "ExplainedSetting": "mqtemplate.context.settings.source",
         "MQApplication": "mqtemplate.context.application",
         "Named": "mqtemplate.context.injection.marks",
         "Part": "mqtemplate.context.injection.application_context",
         "Section": "mqtemplate.context.injection.marks",
         "Value": "mqtemplate.context.injection.marks",
-        "check_embedded_support": "mqtemplate.context.settings.broker_support",
+        "check_embedded_support": "mqtemplate.context.settings.clients",
         "configure_logging": "mqtemplate.context.logging",
         "event_formatter": "mqtemplate.context.logging",
-        "ext_consumer": "mqtemplate.context.templates.decorator",
-        "ext_template": "mqtemplate.context.templates.decorator",
-        "explain_settings": "mqtemplate.context.config.explain",
+        "ext_consumer": "mqtemplate.context.templates.declaration",
+        "ext_template": "mqtemplate.context.templates.declaration",
+        "explain_settings": "mqtemplate.context.settings.source",
         "has_handlers": "mqtemplate.context.logging",
-        "is_spark_listener": "mqtemplate.context.injection.components",
-        "load_settings": "mqtemplate.context.config.source",
-        "remote_settings": "mqtemplate.context.settings.remote_settings",
+        "is_spark_listener": "mqtemplate.context.components",
+        "load_settings": "mqtemplate.context.settings.source",
+        "remote_settings": "mqtemplate.context.settings.clients",
         "service": "mqtemplate.context.injection.marks",
         "show_events": "mqtemplate.context.logging",
-        "unneeded_keys": "mqtemplate.context.settings.broker_support",
+        "unneeded_keys": "mqtemplate.context.settings.clients",
     },
 )

@@ -8,24 +8,24 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from contextvars import Context
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self, TypeVar, overload
+from typing import Any, Self, TypeVar, overload
 
 from mqtemplate.broker import Broker
 from mqtemplate.clock import Clock
-from mqtemplate.context.autoconfigure import StarterSource, apply_starters, find_starters
-from mqtemplate.context.config.source import load_settings
+from mqtemplate.context.autoconfigure import StarterSource
+from mqtemplate.context.components import collect_components
 from mqtemplate.context.failure_report import reported_failures
-from mqtemplate.context.health import Health, read_health
-from mqtemplate.context.hooks import AwaitingCaller, BlockingCaller, HookCaller, finish
 from mqtemplate.context.injection.application_context import ApplicationContext
-from mqtemplate.context.injection.components import collect_components
+from mqtemplate.context.injection.lifecycle import AwaitingCaller, BlockingCaller, HookCaller, finish
 from mqtemplate.context.injection.marks import name_of
-from mqtemplate.context.process_exit import stop_at_exit
+from mqtemplate.context.phases import check_all, configure_and_link, log_ready, open_all
 from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.context.signals import StopRequests
-from mqtemplate.context.startup import check_all, link, log_ready, open_all, register_components
+from mqtemplate.context.settings.source import load_settings
+from mqtemplate.context.signals import StopRequests, stop_at_exit
 from mqtemplate.errors import ConfigurationError, DependencyError, EventLoopBlockedError, MQTemplateError
 from mqtemplate.event_log import get_logger
 from mqtemplate.futures import running_loop
@@ -40,9 +40,46 @@ from mqtemplate.template.rocketmq_template import RocketMQTemplate
 
 _log = get_logger("mqtemplate.context")
 
-_UNSTARTED = ("new", "checked")
-
 T = TypeVar("T")
+
+
+class ApplicationState(Enum):
+    """State of an application: new, checked or started; a started one is stopped once."""
+
+    NEW = "new"
+    CHECKED = "checked"
+    STARTED = "started"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """State of an application at one moment, without a request to a broker.
+
+    Attributes:
+        is_ready: True if the application is started and every listener with ``auto_startup`` runs.
+        brokers: Name -> reason why the broker cannot be reached now; None if it can. The names are those of
+            `MQApplication.brokers`.
+        listeners: Id -> state, such as ``running``.
+    """
+
+    is_ready: bool
+    brokers: Mapping[str, str | None]
+    listeners: Mapping[str, str]
+
+    @property
+    def is_up(self) -> bool:
+        """True if the application is ready and all brokers can be reached."""
+        return self.is_ready and not any(self.brokers.values())
+
+
+def read_health(is_started: bool, brokers: Mapping[str, Broker], containers: Sequence[ListenerContainer]) -> Health:
+    """Return the health of an application over all its brokers and listeners."""
+    return Health(
+        is_ready=is_started and all(each.is_running for each in containers if each.endpoint.settings.auto_startup),
+        brokers={name: broker.outage() for name, broker in brokers.items()},
+        listeners={each.endpoint.id: each.state.value for each in containers},
+    )
 
 
 class MQApplication:
@@ -89,6 +126,8 @@ class MQApplication:
         starters: Iterable[StarterSource] | None = None,
     ) -> None:
         self._invalid: MQTemplateError | None = None
+        self._settings: AppSettings | None = None
+        self._context: ApplicationContext | None = None
         self.is_ready = threading.Event()
         given: tuple[object, ...] = ()
         try:
@@ -99,16 +138,16 @@ class MQApplication:
                     "finished settings were given, so config_folder, profiles and environment would not be read; "
                     "pass them to load_settings instead"
                 )
-            self.settings = settings
+            self._settings = settings
             given = collect_components(components)
-            self.context = ApplicationContext(self.settings, overrides, given, is_ready=self.is_ready)
+            self._context = ApplicationContext(settings, overrides, given, is_ready=self.is_ready)
         except MQTemplateError as exc:
             self._invalid = exc  # raised by the first use, so that `run` can report it
         self._clock = clock or _clock_of_broker((*given, *(overrides or {}).values()))
         self._starters = starters
         self._stop_requests = StopRequests()
         self._lock = threading.RLock()
-        self._state = "new"
+        self._state = ApplicationState.NEW
         self._owner: OwnerProcess | None = None
         self._runner: threading.Thread | None = None
         self._runs_loop = False
@@ -116,18 +155,28 @@ class MQApplication:
         self._stopped = threading.Event()
         self._ending: asyncio.Task[None] | None = None
 
-    def __getattr__(self, name: str) -> NoReturn:
-        """Raise the error of an invalid application for ``settings`` and ``context``, which it does not have."""
-        if name in ("settings", "context") and self.__dict__.get("_invalid") is not None:
-            raise self._invalid  # type: ignore[misc]  # checked in the line above
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-
     def __repr__(self) -> str:
         if self._invalid is not None:
             return f"<{type(self).__name__}: invalid: {self._invalid}>"
         components = (each if hasattr(each, "__qualname__") else type(each) for each in self.context.components)
         names = ", ".join(map(name_of, components))
-        return f"<{type(self).__name__}({names}): {self._state}, broker {self.settings.rocketmq.name_server}>"
+        return f"<{type(self).__name__}({names}): {self._state.value}, broker {self.settings.rocketmq.name_server}>"
+
+    @property
+    def settings(self) -> AppSettings:
+        """The settings; an invalid configuration is raised."""
+        return self._valid(self._settings)
+
+    @property
+    def context(self) -> ApplicationContext:
+        """The objects; an invalid configuration or component is raised."""
+        return self._valid(self._context)
+
+    def _valid(self, part: T | None) -> T:
+        if part is None:
+            assert self._invalid is not None  # else the constructor has set it
+            raise self._invalid
+        return part
 
     # --- objects -------------------------------------------------------------------------------
 
@@ -162,7 +211,7 @@ class MQApplication:
         Raises:
             DependencyError: There is none, several have the type, or the application was not started.
         """
-        if self._state == "new":
+        if self._state is ApplicationState.NEW:
             raise DependencyError(
                 "the application is not started; use 'with MQApplication(...) as app:', start() or run()"
             )
@@ -172,6 +221,10 @@ class MQApplication:
     def _check_process(self) -> None:
         if self._owner is not None:
             self._owner.check()
+
+    @property
+    def _is_unstarted(self) -> bool:
+        return self._state in (ApplicationState.NEW, ApplicationState.CHECKED)
 
     @property
     def _is_foreign(self) -> bool:
@@ -210,32 +263,26 @@ class MQApplication:
     async def _start(self, caller: HookCaller) -> None:
         begin = time.monotonic()
         self._check_process()
-        if self._invalid is not None:
-            raise self._invalid
+        context = self.context
         with self._lock:
-            if self._state != "new":
+            if self._state is not ApplicationState.NEW:
                 raise DependencyError("an application is started once; create another MQApplication")
             self._owner = OwnerProcess("this application")
-            self._state = "started"
+            self._state = ApplicationState.STARTED
             try:
-                self._link()
-                await open_all(self.context, caller)
+                configure_and_link(context, self._clock, self._starters)
+                await open_all(context, caller)
             except BaseException as exc:
                 await self._stop_after(exc, caller)
                 raise
             if self._clock is None or not self._clock.is_virtual:
-                self.context.lifecycle.push("process exit", stop_at_exit(self._stop_at_exit))
+                context.lifecycle.push("process exit", stop_at_exit(self._stop_at_exit))
             for container in self.containers:
                 container.on_broken = self.is_ready.clear
             # A part that failed already, such as a query of Spark, keeps the application from becoming ready.
-            if all(getattr(part, "is_ready", True) for part in self.context.parts):
+            if all(getattr(part, "is_ready", True) for part in context.parts):
                 self.is_ready.set()
-        log_ready(self.context, round((time.monotonic() - begin) * 1_000))
-
-    def _link(self) -> None:
-        register_components(self.context, self._clock)
-        apply_starters(find_starters(self._starters), self.context)
-        link(self.context)
+        log_ready(context, round((time.monotonic() - begin) * 1_000))
 
     def check(self) -> None:
         """Build everything and start nothing, to find errors before the application runs. It cannot be started then.
@@ -246,14 +293,13 @@ class MQApplication:
         Raises:
             MQTemplateError: The application could not start; the class of the error names the cause.
         """
-        if self._invalid is not None:
-            raise self._invalid
+        context = self.context
         with self._lock:
-            if self._state != "new":
+            if self._state is not ApplicationState.NEW:
                 raise DependencyError("an application is checked before its start; create another MQApplication")
-            self._state = "checked"
-            self._link()
-            check_all(self.context)
+            self._state = ApplicationState.CHECKED
+            configure_and_link(context, self._clock, self._starters)
+            check_all(context)
 
     def stop(self) -> None:
         """Stop everything: the listeners first, the broker last. Stopping twice has no effect.
@@ -265,7 +311,7 @@ class MQApplication:
             ExceptionGroup: The errors of the stops that failed; all others succeeded.
             EventLoopBlockedError: An async hook would have to run on the loop that this call blocks: use `stop_async`.
         """
-        if self._is_foreign or self._requests_stop() or self._state in _UNSTARTED or self._stopped.is_set():
+        if self._is_foreign or self._requests_stop() or self._is_unstarted or self._stopped.is_set():
             return
         if self._stopper is not None and self._handler_loop().is_current():
             return  # another thread stops it, and may need this loop
@@ -285,7 +331,7 @@ class MQApplication:
     async def _end(self) -> None:
         """Stop in a task of its own: a handler that requested the stop may be cancelled by it."""
         if self._ending is None:
-            if self._state in _UNSTARTED or self._stopped.is_set():
+            if self._is_unstarted or self._stopped.is_set():
                 return
             loop = self._handler_loop()
             if loop.is_current() and not isinstance(loop, RunningLoop):  # a handler, on a loop that ends with this stop
@@ -304,9 +350,9 @@ class MQApplication:
 
     async def _stop(self, caller: HookCaller) -> None:
         with self._lock:
-            is_first = self._state == "started"
+            is_first = self._state is ApplicationState.STARTED
             if is_first:
-                self._state, self._stopper = "stopped", threading.current_thread()
+                self._state, self._stopper = ApplicationState.STOPPED, threading.current_thread()
         if not is_first:
             await caller.call_blocking(self._wait_for_stop)
             return

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import graphlib
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import EntryPoint, entry_points
+from abc import ABC
+from abc import abstractmethod
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint
+from importlib.metadata import entry_points
 from importlib.util import find_spec
-from typing import ClassVar, TypeAlias
-
-from mqtemplate.context.injection.application_context import ApplicationContext, ConditionOutcome
-from mqtemplate.context.injection.definitions import snake_case
+from mqtemplate.context.injection.application_context import ApplicationContext
+from mqtemplate.context.injection.application_context import BrokerFactory
+from mqtemplate.context.injection.application_context import ConditionOutcome
+from mqtemplate.context.injection.wiring import snake_case
 from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.context.templates.clusters import BrokerFactory
-from mqtemplate.errors import ConfigurationError, did_you_mean
+from mqtemplate.errors import ConfigurationError
+from mqtemplate.errors import did_you_mean
+from typing import ClassVar
+from typing import TypeAlias
+import graphlib
+
 
 GROUP = "mqtemplate.autoconfigure"
 """Entry-point group in which a distribution names its starters."""

@@ -15,7 +15,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 import sys
@@ -100,17 +99,6 @@ def failure_report(error: BaseException, caller: FrameType | None = None) -> str
     return f"\n{stars}\n{_TITLE}\n{stars}\n\n{body}\n\n{_HINT}\n"
 
 
-@contextmanager
-def pointing_to(target: object) -> Iterator[None]:
-    """Add the place where a class or function is defined to an error, unless it has a place already."""
-    try:
-        yield
-    except MQTemplateError as exc:
-        if exc.source is None:
-            exc.source = _place_of(target)
-        raise
-
-
 def _split(error: BaseException) -> tuple[str, str]:
     """Return what happened and what to do. The library's errors end with the advice; see `split_advice`."""
     name, text = type(error).__name__, _text(error)
@@ -156,19 +144,6 @@ def _is_users(file: str) -> bool:
     path = Path(file)
     is_installed = "site-packages" in path.parts or any(part.startswith(_STARTERS) for part in path.parts)
     return path.is_file() and not is_installed and not {*_NOT_USERS} & {*path.parents}
-
-
-def _place_of(target: object) -> str | None:
-    for candidate in (target, getattr(target, "on_message", None), getattr(type(target), "on_message", None)):
-        code = getattr(inspect.unwrap(candidate) if callable(candidate) else None, "__code__", None)
-        if code is not None:
-            return f"{code.co_filename}, line {code.co_firstlineno}"
-    try:
-        kind = target if isinstance(target, type) else type(target)
-        _, line = inspect.getsourcelines(kind)
-        return f"{inspect.getsourcefile(kind)}, line {line}"
-    except (OSError, TypeError):  # it was defined in a console, or in C
-        return None
 
 
 def _paragraph(title: str, text: str) -> str:

@@ -20,7 +20,7 @@ from typing import Any, Literal, TextIO
 import structlog
 from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
 
-from mqtemplate.context.settings.starters import LoggingSettings
+from mqtemplate.context.settings.features import LoggingSettings
 from mqtemplate.listener.current import add_current_message
 from mqtemplate.processes import is_terminal, write_text
 from mqtemplate.user_code import escaped

@@ -1,7 +1,16 @@
-"""Ctrl-C and SIGTERM: the first signal requests an orderly stop, the second one ends the process at once."""
+"""Signals and the end of a process: they stop the application in order, so it drains and commits.
+
+In `run`, the first Ctrl-C or SIGTERM requests an orderly stop, and the second one ends the process at once.
+
+Elsewhere `atexit` covers a main thread that ends or raises. SIGTERM would end the process without it, so it becomes
+`SystemExit` in the main thread. That happens only if the application was started in the main thread, and nothing else
+in the process (such as a web server) handles the signal.
+"""
 
 from __future__ import annotations
 
+import atexit
+import os
 import queue
 import signal
 import threading
@@ -13,7 +22,20 @@ from mqtemplate.event_log import get_logger
 
 _log = get_logger("mqtemplate.context")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_LONGEST_WAIT_S = 0.25
+LONGEST_WAIT_S = 0.25
+"""Python handles a signal between two instructions: one that arrives just before a wait blocks is handled when the
+wait ends."""
+
+
+@contextmanager
+def handled_signals(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
+    """Handle signals inside the context, in the main thread; afterwards their former handlers are back."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
 def _interrupt_main_thread() -> None:
@@ -40,10 +62,8 @@ class StopRequests:
     def wait(self) -> str:
         """Wait for the first request and return its reason."""
         while True:
-            # Python handles a signal between two instructions: one that arrives just before a wait blocks is handled
-            # when the wait ends.
             with suppress(queue.Empty):
-                return self._reasons.get(timeout=_LONGEST_WAIT_S)
+                return self._reasons.get(timeout=LONGEST_WAIT_S)
 
     def wait_up_to(self, seconds: float) -> bool:
         """Wait for a request, but no longer than *seconds*. Return True if there is one."""
@@ -60,12 +80,8 @@ class StopRequests:
             _log.debug("application.no_signals", reason="not in the main thread; end it with stop()")
             yield
             return
-        before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
-        try:
+        with handled_signals(self._handle, *_SIGNALS):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     @contextmanager
     def interrupting(self, interrupt: Callable[[], object] = _interrupt_main_thread) -> Iterator[None]:
@@ -89,3 +105,63 @@ class StopRequests:
         self.request(signal.Signals(number).name)
         if self._interrupt is not None:
             self._interrupt()
+
+
+class ProcessExit:
+    """The stops to call when the process ends. A forked child calls none of them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stops: list[Callable[[], object]] = []
+        self._pid = 0
+
+    def add(self, stop: Callable[[], object]) -> Callable[[], None]:
+        """Call *stop* at the end of the process. Return a function that removes it."""
+        with self._lock:
+            if self._pid != os.getpid():
+                if self._pid == 0:
+                    atexit.register(self._at_exit)
+                self._pid, self._stops = os.getpid(), []
+            self._stops.append(stop)
+        self._handle_sigterm()
+
+        def remove() -> None:
+            with self._lock:
+                if stop in self._stops:
+                    self._stops.remove(stop)
+            self._restore_sigterm()
+
+        return remove
+
+    def _at_exit(self) -> None:
+        while self._pid == os.getpid() and self._stops:
+            stop = self._stops.pop()
+            try:
+                stop()
+            except Exception:
+                _log.exception("application.stop_failed", part="application")
+
+    def _handle_sigterm(self) -> None:
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if in_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def _restore_sigterm(self) -> None:
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if not self._stops and in_main_thread and signal.getsignal(signal.SIGTERM) == self._on_sigterm:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _on_sigterm(self, number: int, _frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
+        if self._pid != os.getpid() or not self._stops:
+            os.kill(os.getpid(), number)
+            return
+        raise SystemExit(128 + number)  # as a shell reports a process that a signal ended
+
+
+_PROCESS_EXIT = ProcessExit()
+
+
+def stop_at_exit(stop: Callable[[], object]) -> Callable[[], None]:
+    """Call *stop* when this process ends, by its main thread or by SIGTERM. Return a function that removes it."""
+    return _PROCESS_EXIT.add(stop)

@@ -6,7 +6,7 @@ from collections import deque
 
 import numpy as np
 
-from mqtemplate.metrics import Histogram, Metrics
+from mqtemplate.metrics import Metrics, ValueHistogram
 
 _MAX_SPANS = 256
 _ON_TIME_MS = 20
@@ -87,8 +87,8 @@ def _overlap(span: tuple[int, int], from_ms: int, to_ms: int) -> int:
     return max(0, min(span[1], to_ms) - max(span[0], from_ms))
 
 
-def observe_all(histogram: Histogram, values: np.ndarray) -> None:
-    """Call `Histogram.observe` for all of *values* at the cost of two calls for each bucket."""
+def observe_all(histogram: ValueHistogram, values: np.ndarray) -> None:
+    """Call `ValueHistogram.observe` for all of *values* at the cost of two calls for each bucket."""
     values = np.maximum(values, 0)
     bits = np.frexp(values.astype(np.float64))[1]  # the exponent equals int.bit_length, which chooses the bucket
     for size in np.unique(bits).tolist():

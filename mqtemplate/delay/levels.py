@@ -93,9 +93,10 @@ def _parse_token(token: str, level: int) -> int:
     found = _TOKEN.fullmatch(token)
     delay_ms = int(found[1]) * _UNIT_MS[found[2]] if found else -1
     if not 0 <= delay_ms <= _MAX_MS:
-        raise ConfigurationError(
-            f"message-delay-level: entry {level} is {token!r}; "
-            "allowed is a whole number and a unit, s, m, h or d, such as '30s' or '2h', up to 36500d"
+        raise ConfigurationError.of_value(
+            "message-delay-level",
+            f"entry {level} is {token!r}; allowed is a whole number and a unit, s, m, h or d, such as '30s' or '2h', "
+            "up to 36500d",
         )
     return delay_ms
 

@@ -17,7 +17,7 @@ from mqtemplate.delay.replay import LevelReplay
 from mqtemplate.delay.settings import slot_of
 from mqtemplate.errors import StoreFormatError
 from mqtemplate.event_log import get_logger
-from mqtemplate.metrics import MetricKind, Sample
+from mqtemplate.metrics import MetricKind, MetricSample
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.store.files.json_files import DataVersion, format_errors, load_json, write_table
 from mqtemplate.store.message_store import MessageStore
@@ -167,11 +167,11 @@ class ScheduleMessageService(DelayStore):
     def _next_due_ms(self) -> int:
         return min([queue.due_ms for queue in self._queues.values()], default=NEVER_MS)
 
-    def _pending_by_level(self) -> list[Sample]:
+    def _pending_by_level(self) -> list[MetricSample]:
         with self.lock:
             counts = {level: queue.pending_count for level, queue in self._queues.items()}
         return [
-            Sample("delay.pending_levels", MetricKind.GAUGE, count, {"level": str(level)})
+            MetricSample("delay.pending_levels", MetricKind.GAUGE, count, {"level": str(level)})
             for level, count in counts.items()
         ]
 

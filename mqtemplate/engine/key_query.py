@@ -8,10 +8,9 @@ from operator import attrgetter
 
 from mqtemplate.errors import MessageError
 from mqtemplate.message import MessageExt, key_text, offset_msg_id, split_keys
+from mqtemplate.numbers import LONG_MAX
 from mqtemplate.record.codec import StoredRecord, unpack_host
 from mqtemplate.record.properties import KEYS, UNIQ_KEY, find_property
-
-_LONG_MAX = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class KeyQuery:
     @property
     def last_ms(self) -> int:
         """Largest store timestamp that matches."""
-        return _LONG_MAX if self.end_ms is None else self.end_ms
+        return LONG_MAX if self.end_ms is None else self.end_ms
 
     def matches(self, message: MessageExt) -> bool:
         """Return True if *message* matches. An index stores hash codes only, so it also finds other messages."""

@@ -11,15 +11,15 @@ from mqtemplate.user_code import shown
 _NO_EFFECT: dict[str, set[object]] = {"access_channel": {"", "LOCAL"}}
 """Attribute -> values that are allowed everywhere; of the other attributes, an empty text and False."""
 
-_NO_USERS = "the embedded broker runs inside this process and has no users"
-_NO_NAMESPACE = "the embedded broker serves one application and has no namespaces; put the prefix into topic and group"
+NO_USERS = "the embedded broker runs inside this process and has no users"
+NO_NAMESPACE = "the embedded broker serves one application and has no namespaces; put the prefix into topic and group"
 
 _BY_EMBEDDED = {
-    "access_key": _NO_USERS,
-    "secret_key": _NO_USERS,
+    "access_key": NO_USERS,
+    "secret_key": NO_USERS,
     "tls_enable": "nothing travels over a network here",
-    "namespace": _NO_NAMESPACE,
-    "namespace_v2": _NO_NAMESPACE,
+    "namespace": NO_NAMESPACE,
+    "namespace_v2": NO_NAMESPACE,
     "access_channel": "there is no cloud broker behind this application",
 }
 _OF_APPLICATION = ("access_key", "secret_key", "tls_enable", "namespace", "namespace_v2")

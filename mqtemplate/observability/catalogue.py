@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from mqtemplate.metrics import HistogramSnapshot, MetricKind, Sample
+from mqtemplate.metrics import HistogramSnapshot, MetricKind, MetricSample
 
 _SYSTEM = {"messaging.system": "rocketmq"}
 
@@ -193,7 +193,7 @@ _BY_SOURCE = {each.source: each for each in INSTRUMENTS}
 _SPARK = re.compile(r"spark\.(.+)\.(\w+)")
 
 
-def points(samples: Iterable[Sample]) -> Iterator[Point]:
+def points(samples: Iterable[MetricSample]) -> Iterator[Point]:
     """Yield the exported values of samples. A metric of the program, not in `INSTRUMENTS`, keeps its name."""
     for sample in samples:
         source, labels = sample.name, dict(sample.labels)

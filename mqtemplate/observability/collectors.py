@@ -12,7 +12,7 @@ from mqtemplate.errors import MQTemplateError, UnsupportedError
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.message import MessageQueue
-from mqtemplate.metrics import MetricKind, Sample
+from mqtemplate.metrics import MetricKind, MetricSample
 from mqtemplate.pending import PendingQuery
 
 _log = get_logger("mqtemplate.metrics")
@@ -45,17 +45,17 @@ class GroupLag:
         return self.group == container.endpoint.settings.group and self.listener in ("", container.endpoint.id)
 
 
-def listener_samples(listeners: Iterable[ListenerContainer]) -> Iterator[Sample]:
+def listener_samples(listeners: Iterable[ListenerContainer]) -> Iterator[MetricSample]:
     """Yield states and counts of listeners."""
     for container in listeners:
         labels = {"listener": container.endpoint.id, "group": container.endpoint.settings.group}
-        yield Sample("listener.running", MetricKind.GAUGE, int(container.is_running), labels)
-        yield Sample("listener.paused", MetricKind.GAUGE, int(container.state.value == "paused"), labels)
-        yield Sample("listener.in_flight", MetricKind.GAUGE, container.in_flight, labels)
-        yield Sample("listener.concurrency", MetricKind.GAUGE, container.concurrency, labels)
-        yield Sample("listener.hanging", MetricKind.GAUGE, container.hanging_count, labels)
+        yield MetricSample("listener.running", MetricKind.GAUGE, int(container.is_running), labels)
+        yield MetricSample("listener.paused", MetricKind.GAUGE, int(container.state.value == "paused"), labels)
+        yield MetricSample("listener.in_flight", MetricKind.GAUGE, container.in_flight, labels)
+        yield MetricSample("listener.concurrency", MetricKind.GAUGE, container.concurrency, labels)
+        yield MetricSample("listener.hanging", MetricKind.GAUGE, container.hanging_count, labels)
         for outcome, count in dict(container.outcomes).items():
-            yield Sample("listener.failed", MetricKind.COUNTER, count, labels | {"next_step": outcome})
+            yield MetricSample("listener.failed", MetricKind.COUNTER, count, labels | {"next_step": outcome})
 
 
 class GroupLags:
@@ -98,7 +98,7 @@ class GroupLags:
                 self._next_ms = now_ms + _REMOTE_INTERVAL_MS
             return self._read
 
-    def samples(self, listeners: Iterable[ListenerContainer]) -> Iterator[Sample]:
+    def samples(self, listeners: Iterable[ListenerContainer]) -> Iterator[MetricSample]:
         """Yield ``group.lag``; nothing while the broker does not answer."""
         try:
             lags = self.read(listeners)
@@ -111,7 +111,7 @@ class GroupLags:
                 labels["broker"] = each.queue.broker_name
             if each.listener:  # two clusters may have brokers, groups and topics of the same names
                 labels["listener"] = each.listener
-            yield Sample("group.lag", MetricKind.GAUGE, each.lag, labels)
+            yield MetricSample("group.lag", MetricKind.GAUGE, each.lag, labels)
 
 
 def _lags_of_groups(broker: EmbeddedBroker) -> Iterator[GroupLag]:
@@ -173,7 +173,7 @@ class PendingByHorizon:
             counts[horizon] += count
         return counts
 
-    def samples(self) -> Iterator[Sample]:
+    def samples(self) -> Iterator[MetricSample]:
         """Yield ``delay.pending`` by horizon; nothing if the broker does not list pending messages."""
         try:
             counts = self.counts()
@@ -181,4 +181,4 @@ class PendingByHorizon:
             _log.debug("metrics.pending_unknown", reason=str(exc))
             return
         for horizon, count in counts.items():
-            yield Sample("delay.pending", MetricKind.GAUGE, count, {"horizon": horizon})
+            yield MetricSample("delay.pending", MetricKind.GAUGE, count, {"horizon": horizon})

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
-
 from mqtemplate.calls.handling import ListenerInfo
 from mqtemplate.clock import Clock
-from mqtemplate.event_log import LimitedLog, get_logger
+from mqtemplate.event_log import LimitedLog
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageExt
-from mqtemplate.metrics import OTHER, Histogram, MetricKind, Sample
+from mqtemplate.metrics import MetricKind
+from mqtemplate.metrics import MetricSample
+from mqtemplate.metrics import OTHER
+from mqtemplate.metrics import ValueHistogram
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mqtemplate.delay.causes import ReleaseCauses
+    from mqtemplate.delay.causes import LatenessCauses
+
 
 _log = get_logger("mqtemplate.lateness")
 
@@ -126,7 +131,7 @@ class _ListenerLateness:
     __slots__ = ("by_cause", "histogram", "worst")
 
     def __init__(self) -> None:
-        self.histogram = Histogram()
+        self.histogram = ValueHistogram()
         self.by_cause: dict[Cause, int] = {}
         self.worst: tuple[int, int, int] = (0, 0, 0)  # start of a minute, the worst in it, and in the one before
 
@@ -158,7 +163,7 @@ class LatenessRecorder:
         causes: The knowledge of the broker in this process; None if it is another process.
     """
 
-    def __init__(self, clock: Clock, threshold_ms: int, causes: ReleaseCauses | None = None) -> None:
+    def __init__(self, clock: Clock, threshold_ms: int, causes: LatenessCauses | None = None) -> None:
         self._clock = clock
         self._threshold_ms = threshold_ms
         self._causes = causes
@@ -251,10 +256,10 @@ class LatenessRecorder:
             **{f"{cause.value}_ms": part_ms for cause, part_ms in delivery.causes.items()},
         )
 
-    def samples(self) -> Iterator[Sample]:
+    def samples(self) -> Iterator[MetricSample]:
         """Yield ``lateness.delivery_ms`` and ``lateness.caused_ms`` of each listener."""
         for (listener, group), each in list(self._listeners.items()):
             labels = {"listener": listener, "group": group}
-            yield Sample("lateness.delivery_ms", MetricKind.HISTOGRAM, each.histogram.snapshot(), labels)
+            yield MetricSample("lateness.delivery_ms", MetricKind.HISTOGRAM, each.histogram.snapshot(), labels)
             for cause, total_ms in list(each.by_cause.items()):
-                yield Sample("lateness.caused_ms", MetricKind.COUNTER, total_ms, labels | {"cause": cause.value})
+                yield MetricSample("lateness.caused_ms", MetricKind.COUNTER, total_ms, labels | {"cause": cause.value})

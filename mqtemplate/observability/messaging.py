@@ -6,19 +6,33 @@ labels and sums are computed when the values are read.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from mqtemplate.calls.handling import FailedMessages
+from mqtemplate.calls.handling import HandlerCall
+from mqtemplate.calls.handling import HandlerWrapper
+from mqtemplate.calls.handling import ListenerInfo
+from mqtemplate.calls.send import SEND
+from mqtemplate.calls.send import SendCall
+from mqtemplate.calls.send import SendNext
+from mqtemplate.calls.send import SendWrapper
+from mqtemplate.calls.send import send_and_note
+from mqtemplate.clock import Clock
+from mqtemplate.message import MessageExt
+from mqtemplate.message import Property
+from mqtemplate.metrics import HistogramSnapshot
+from mqtemplate.metrics import MetricKind
+from mqtemplate.metrics import MetricSample
+from mqtemplate.metrics import OTHER
+from mqtemplate.observability.lateness import BusyTimes
+from mqtemplate.observability.lateness import LatenessRecorder
+from mqtemplate.user_code import type_name
+from typing import Any
 import inspect
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
-from mqtemplate.calls.handling import FailedMessages, HandlerCall, HandlerWrapper, ListenerInfo
-from mqtemplate.calls.send import SEND, SendCall, SendNext, SendWrapper, send_and_note
-from mqtemplate.clock import Clock
-from mqtemplate.message import MessageExt, Property
-from mqtemplate.metrics import OTHER, HistogramSnapshot, MetricKind, Sample
-from mqtemplate.observability.lateness import BusyTimes, LatenessRecorder
-from mqtemplate.user_code import type_name
 
 _MAX_ERROR_TYPES = 50
 _SKEW_WINDOW_MS = 60_000
@@ -33,7 +47,7 @@ class OperationCounts:
     def __init__(self) -> None:
         self.messages = 0
         self.total_ns = 0
-        self.counts = [0] * 128  # durations by their number of bits, as in `Histogram`
+        self.counts = [0] * 128  # durations by their number of bits, as in `ValueHistogram`
         self.errors: dict[str, int] = {}
 
     def add(self, messages: int, duration_ns: int) -> None:
@@ -80,7 +94,7 @@ class Operations:
             found = self._by_topic.setdefault(key, OperationCounts())
         return found
 
-    def samples(self) -> Iterator[Sample]:
+    def samples(self) -> Iterator[MetricSample]:
         """Yield ``<name>.messages``, ``<name>.duration_ns`` and ``<name>.errors``."""
         with self.lock:
             read = [
@@ -88,10 +102,10 @@ class Operations:
             ]
         for topic, messages, durations, errors in read:
             labels = self._labels | {"topic": topic}
-            yield Sample(f"{self._name}.messages", MetricKind.COUNTER, messages, labels)
-            yield Sample(f"{self._name}.duration_ns", MetricKind.HISTOGRAM, durations, labels)
+            yield MetricSample(f"{self._name}.messages", MetricKind.COUNTER, messages, labels)
+            yield MetricSample(f"{self._name}.duration_ns", MetricKind.HISTOGRAM, durations, labels)
             for error, count in errors.items():
-                yield Sample(f"{self._name}.errors", MetricKind.COUNTER, count, labels | {"error": error})
+                yield MetricSample(f"{self._name}.errors", MetricKind.COUNTER, count, labels | {"error": error})
 
 
 def measured_sends(operations: Operations, clock: Clock) -> SendWrapper:

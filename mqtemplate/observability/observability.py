@@ -14,7 +14,7 @@ from mqtemplate.calls.send import SendWrapper
 from mqtemplate.calls.steps import chained
 from mqtemplate.clock import Clock
 from mqtemplate.listener.consuming.container import ListenerContainer
-from mqtemplate.metrics import Metrics, Sample
+from mqtemplate.metrics import Metrics, MetricSample
 from mqtemplate.observability.collectors import GroupLags, PendingByHorizon, listener_samples
 from mqtemplate.observability.lateness import LatenessRecorder
 from mqtemplate.observability.messaging import ClockSkew, Operations, measured_handling, measured_sends
@@ -112,7 +112,7 @@ class Observability(Observation):
                 self._handled[key] = operations
         return operations
 
-    def _samples(self) -> Iterable[Sample]:
+    def _samples(self) -> Iterable[MetricSample]:
         yield from self._sends.samples()
         for operations in list(self._handled.values()):
             yield from operations.samples()

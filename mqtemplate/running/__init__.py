@@ -5,15 +5,14 @@ from typing import TYPE_CHECKING
 from mqtemplate.exports import late_import
 
 if TYPE_CHECKING:
-    from mqtemplate.running.asgi import MQTemplateASGI
-    from mqtemplate.running.wsgi import MQTemplateWSGI
+    from mqtemplate.running.web import MQTemplateASGI, MQTemplateWSGI
 
 __all__ = ["MQTemplateASGI", "MQTemplateWSGI"]
 
 __getattr__ = late_import(
     __name__,
     {
-        "MQTemplateASGI": "mqtemplate.running.asgi",
-        "MQTemplateWSGI": "mqtemplate.running.wsgi",
+        "MQTemplateASGI": "mqtemplate.running.web",
+        "MQTemplateWSGI": "mqtemplate.running.web",
     },
 )

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from mqtemplate.context.application import MQApplication
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 
-__all__ = ["RUN_ATTRIBUTE", "Health", "ProcessApplication", "health_of", "process_of"]
+__all__ = ["RUN_ATTRIBUTE", "HealthAnswer", "ProcessApplication", "health_of", "process_of"]
 
 T = TypeVar("T")
 
@@ -88,29 +89,31 @@ class ProcessApplication:
         """
         current = self._of_this_process()
         with current.lock:
-            if current.app is None:
-                current.app = self.new_application()
-                try:
-                    current.app.start()
-                except BaseException:
-                    current.app = None
-                    raise
-                current.is_started = True
-            return current.app
+            if current.app is not None:
+                return current.app
+            with self._starting(current) as app:
+                app.start()
+            return app
 
     async def start_async(self) -> MQApplication:
         """Start the application of this process, once; its ``async def`` handlers run on this event loop."""
         current = self._of_this_process()
         async with current.async_lock:
-            if current.app is None:
-                current.app = self.new_application()
-                try:
-                    await current.app.start_async()
-                except BaseException:
-                    current.app = None
-                    raise
-                current.is_started = True
-            return current.app
+            if current.app is not None:
+                return current.app
+            with self._starting(current) as app:
+                await app.start_async()
+            return app
+
+    @contextmanager
+    def _starting(self, current: _Current) -> Iterator[MQApplication]:
+        current.app = app = self.new_application()
+        try:
+            yield app
+        except BaseException:
+            current.app = None
+            raise
+        current.is_started = True
 
     def stop(self) -> None:
         """Stop the application of this process, if there is one: running handlers finish."""
@@ -143,7 +146,7 @@ def process_of(web_application: object) -> ProcessApplication | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class HealthAnswer:
     """Answer to a probe.
 
     Attributes:
@@ -155,13 +158,13 @@ class Health:
     body: dict[str, str]
 
 
-def health_of(app: MQApplication | None) -> Health:
+def health_of(app: MQApplication | None) -> HealthAnswer:
     """Return the readiness of an application; None: this process has started none yet.
 
     503 during start and stop, and while a part that has failed keeps the application from working.
     """
     if app is None:
-        return Health(_UNAVAILABLE, {"status": "DOWN", "reason": "the application is not started"})
+        return HealthAnswer(_UNAVAILABLE, {"status": "DOWN", "reason": "the application is not started"})
     if not app.is_ready.is_set():
-        return Health(_UNAVAILABLE, {"status": "DOWN", "reason": "the application is not ready"})
-    return Health(_OK, {"status": "UP", "broker": app.broker.name})
+        return HealthAnswer(_UNAVAILABLE, {"status": "DOWN", "reason": "the application is not ready"})
+    return HealthAnswer(_OK, {"status": "UP", "broker": app.broker.name})

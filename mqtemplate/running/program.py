@@ -10,9 +10,8 @@ from pathlib import Path
 from mqtemplate.context.application import MQApplication
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.listener.registry import ListenerRegistry
-from mqtemplate.running.options import RunOptions
 from mqtemplate.running.supervisor import Report, Serve, Supervisor
-from mqtemplate.running.target import load_application
+from mqtemplate.running.target import RunOptions, load_application
 
 
 def run(

@@ -1,10 +1,15 @@
-"""Supervisor of worker processes: it starts, restarts, replaces and stops them."""
+"""Supervisor of worker processes: it starts, restarts, replaces and stops them, and watches source files for it."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import queue
 import signal
+import socket
+import subprocess
+import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -15,19 +20,157 @@ from pathlib import Path
 from types import FrameType
 
 from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.running.backoff import RestartBackoff
-from mqtemplate.running.file_changes import file_changes
-from mqtemplate.running.options import RunOptions
-from mqtemplate.running.worker_process import WorkerProcess, exit_text
+from mqtemplate.context.signals import LONGEST_WAIT_S, handled_signals
+from mqtemplate.errors import ConfigurationError
+from mqtemplate.running.target import READY, RunOptions
 from mqtemplate.server.local_address import LocalServerAddress
+
+
+class WorkerProcess:
+    """One process that runs the application. It is not forked: it starts with an interpreter of its own.
+
+    It has a process group of its own, so Ctrl-C in a terminal reaches the supervisor only, which stops it in order.
+
+    Args:
+        on_ready: Called in a thread when the application is ready.
+        on_end: Called in a thread with the exit code when the process has ended; negative: the signal that ended it.
+
+    Attributes:
+        pid: Id of the process.
+    """
+
+    def __init__(self, options: RunOptions, on_ready: Callable[[], object], on_end: Callable[[int], object]) -> None:
+        self._channel, theirs = socket.socketpair()
+        with theirs:
+            # The target is for readers of lists of processes. The options may contain an account.
+            command = [sys.executable, "-m", "mqtemplate.running.worker", options.target, str(theirs.fileno())]
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], process_group=0)
+        with contextlib.suppress(ConnectionError):  # it has ended already, which `_observe` reports
+            self._channel.sendall(f"{options.to_json()}\n".encode())
+        self.pid = self._process.pid
+        self._on_ready, self._on_end = on_ready, on_end
+        threading.Thread(target=self._observe, name=f"mqtemplate-worker-{self.pid}", daemon=True).start()
+
+    def terminate(self) -> None:
+        """Request an orderly stop: handlers finish, offsets are committed."""
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """End the process at once. Messages of running handlers are delivered again."""
+        self._process.kill()
+
+    def _observe(self) -> None:
+        # A worker that ends before it has read its options resets the connection.
+        with self._channel, contextlib.suppress(ConnectionError):
+            received = b""
+            while part := self._channel.recv(64):
+                received += part
+                if received == READY:
+                    self._on_ready()
+        self._on_end(self._process.wait())
+
+
+def exit_text(code: int) -> str:
+    """Return the end of a process in words, after its name: ``was ended by SIGKILL``."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"
+
+
+FIRST_S = 0.5
+LONGEST_S = 30.0
+HEALTHY_S = 60.0
+
+
+class RestartBackoff:
+    """Pause before each restart of one worker: 0.5 s, 1 s, 2 s, … 30 s.
+
+    After a worker that was ready for a minute the pause is 0.5 s again. Times are in seconds of any clock that does not
+    go back.
+    """
+
+    def __init__(self) -> None:
+        self._failures = 0
+        self._ready_at: float | None = None
+
+    def ready(self, now: float) -> None:
+        """Note that the worker is ready."""
+        self._ready_at = now
+
+    def ended(self, now: float) -> float:
+        """Note that the worker has ended. Return the pause before its restart."""
+        if self._ready_at is not None and now - self._ready_at >= HEALTHY_S:
+            self._failures = 0
+        self._ready_at = None
+        pause = min(LONGEST_S, FIRST_S * (1 << min(self._failures, 10)))
+        self._failures += 1
+        return pause
+
+    def reset(self) -> None:
+        """Forget the failures: the code has changed."""
+        self._failures = 0
+
+
+# Not .json: the store directory has such files, and the broker writes them every few seconds.
+_SUFFIXES = (".py", ".yml", ".yaml", ".toml", ".env")
+
+
+@contextmanager
+def file_changes(folders: Sequence[Path], on_change: Callable[[list[str]], object]) -> Iterator[None]:
+    """Call a function in a thread, inside the context, with the names of files that have changed.
+
+    Args:
+        folders: Folders with all that is in them, except hidden ones, virtual environments and caches. None: no thread.
+
+    Raises:
+        ConfigurationError: watchfiles is not installed, or a folder is missing.
+    """
+    if not folders:
+        yield
+        return
+    try:
+        import watchfiles
+    except ImportError as exc:
+        raise ConfigurationError(
+            "--reload needs watchfiles, which is not installed; pip install 'mqtemplate[reload]'"
+        ) from exc
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigurationError(f"--reload-dir {folder} is no folder; give one with source files")
+    stop = threading.Event()
+
+    class SourceFilter(watchfiles.DefaultFilter):
+        def __call__(self, change: watchfiles.Change, path: str) -> bool:
+            return path.endswith(_SUFFIXES) and super().__call__(change, path)
+
+    def watch() -> None:
+        for changes in watchfiles.watch(
+            *folders, watch_filter=SourceFilter(), stop_event=stop, rust_timeout=500, raise_interrupt=False
+        ):
+            on_change(sorted({_shown(Path(path)) for _, path in changes}))
+
+    thread = threading.Thread(target=watch, name="mqtemplate-reload", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _shown(path: Path) -> str:
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
 
 Report = Callable[[str], None]
 """Function that prints a line for people."""
 
 Serve = Callable[[AppSettings, int, Report], AbstractContextManager[LocalServerAddress | None]]
-"""Context that serves the store directory of settings to so many workers: `mqtemplate.running.shared_server`."""
+"""Context that serves the store directory of settings to so many workers: `mqtemplate.running.server`."""
 
-_LONGEST_WAIT_S = 0.25  # see `mqtemplate.context.signals`: a signal may arrive just before a wait
 _MANY_FILES = 3
 
 
@@ -108,7 +251,7 @@ class Supervisor:
         """
         count = len(self._slots)
         with (
-            self._signals(),
+            handled_signals(self._on_signal, signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
             self._serve(self._settings, count, self._report) as server,
             file_changes(self._watched, lambda files: self._calls.put(lambda: self._reload(_named(files)))),
         ):
@@ -228,7 +371,7 @@ class Supervisor:
     def _wait_s(self) -> float:
         """Return the time until something is due."""
         due = [at for slot in self._slots for at in (slot.restart_at, slot.kill_at) if at is not None]
-        return max(0.001, min(_LONGEST_WAIT_S, min(due, default=float("inf")) - time.monotonic()))
+        return max(0.001, min(LONGEST_WAIT_S, min(due, default=float("inf")) - time.monotonic()))
 
     def _do_what_is_due(self) -> None:
         now = time.monotonic()
@@ -238,17 +381,6 @@ class Supervisor:
             if slot.kill_at is not None and slot.kill_at <= now and slot.process is not None:
                 slot.kill_at = None
                 slot.process.kill()
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        before = {
-            number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        }
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         name = signal.Signals(number).name

@@ -1,23 +1,78 @@
-"""Import of an application by its name, ``module`` or ``module:attribute``, with the options of a run in force."""
+"""Options of one run of an application, as its processes pass them on, and its import by its name."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+import json
 import os
 import sys
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from mqtemplate.callables import takes_no_arguments
 from mqtemplate.context.application import MQApplication
-from mqtemplate.context.config.command_line import PROCESS, CommandLine
-from mqtemplate.context.config.env_file import below_environment, read_env_file
-from mqtemplate.context.injection.components import is_injectable, is_listener
+from mqtemplate.context.components import is_injectable, is_listener
+from mqtemplate.context.config.files import below_environment, read_env_file
+from mqtemplate.context.settings.source import PROCESS, CommandLine
 from mqtemplate.errors import ConfigurationError, DependencyError
 from mqtemplate.running.hosting import process_of
-from mqtemplate.running.options import RunOptions
+
+READY = b"ready\n"
+"""Line that a worker writes when its application is ready."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """Options of ``mqtemplate run`` that each process of the application needs.
+
+    Attributes:
+        target: Name of the application, ``module:attribute``.
+        profiles: Active profiles; empty for those of the configuration.
+        env_file: File with environment variables; those of the process win.
+        listeners: Names of the listeners to run; empty for all.
+        name_server: Broker instead of that of the configuration.
+        access_key: Account of the processes on that broker.
+    """
+
+    target: str
+    profiles: tuple[str, ...] = ()
+    env_file: str | None = None
+    listeners: tuple[str, ...] = ()
+    name_server: str | None = None
+    access_key: str | None = None
+    secret_key: str | None = field(default=None, repr=False)
+
+    def to_json(self) -> str:
+        """Return the options as one line. An account in them must not get into the arguments of a process."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> RunOptions:
+        """Return the options that `to_json` wrote."""
+        fields: dict[str, Any] = json.loads(text)
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
+        }
+        return cls(**values)
+
+    def keys(self) -> dict[str, object]:
+        """Return the settings that the options give."""
+        keys: dict[str, object] = {"mqtemplate.listener.enabled": True}
+        if self.name_server is not None:
+            keys["rocketmq.name-server"] = self.name_server
+        if self.access_key is not None:
+            for section in ("producer", "consumer", "pull-consumer"):
+                keys[f"rocketmq.{section}.access-key"] = self.access_key
+                keys[f"rocketmq.{section}.secret-key"] = self.secret_key
+        if self.listeners:
+            keys["mqtemplate.listener.only"] = list(self.listeners)
+        return keys
+
 
 _EXPECTED = (
     "give module:name of an MQApplication or of a function that returns one, or a module with listeners, "
@@ -109,21 +164,13 @@ def _application(found: Any, target: str) -> MQApplication:
     if inspect.isclass(found) or is_listener(found) or (inspect.isroutine(found) and is_injectable(found)):
         return MQApplication(found)
     if inspect.isroutine(found):
-        if not _takes_no_arguments(found):
+        if not takes_no_arguments(found):
             raise DependencyError(f"{target} is a function that needs arguments; {_EXPECTED}")
         created = found()
         if (known := _known(created)) is not None:
             return known
         raise DependencyError(f"{target}() returned {_described(created)}, which is no MQApplication; {_EXPECTED}")
     raise DependencyError(f"{target} is {_described(found)}, which is no MQApplication; {_EXPECTED}")
-
-
-def _takes_no_arguments(function: Any) -> bool:
-    try:
-        inspect.signature(function).bind()
-    except (TypeError, ValueError):  # an argument is missing, or a function in C shows no signature
-        return False
-    return True
 
 
 def _known(found: Any) -> MQApplication | None:

@@ -17,9 +17,7 @@ from collections.abc import Sequence
 
 from mqtemplate.context.application import MQApplication
 from mqtemplate.context.failure_report import reported_failures
-from mqtemplate.running.options import RunOptions
-from mqtemplate.running.target import load_application
-from mqtemplate.running.worker_process import READY
+from mqtemplate.running.target import READY, RunOptions, load_application
 
 
 def main(arguments: Sequence[str]) -> None:

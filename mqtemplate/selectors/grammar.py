@@ -6,17 +6,26 @@ longest match wins, and a keyword may follow a number without a space: ``a = 1an
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Collection
 from functools import cache
-from typing import cast
-
-from lark import Lark, Token, Transformer, UnexpectedCharacters, UnexpectedToken, v_args
-
+from lark import Lark
+from lark import Token
+from lark import Transformer
+from lark import UnexpectedCharacters
+from lark import UnexpectedToken
+from lark import v_args
 from mqtemplate.errors import SelectorError
+from mqtemplate.numbers import INT_MAX
+from mqtemplate.numbers import LONG_MAX
 from mqtemplate.selectors import expressions
-from mqtemplate.selectors.expressions import Evaluate, Expression, OperandError, ValueType
+from mqtemplate.selectors.expressions import Evaluate
+from mqtemplate.selectors.expressions import Expression
+from mqtemplate.selectors.expressions import OperandError
+from mqtemplate.selectors.expressions import ValueType
+from typing import cast
+import math
+import re
+
 
 # --- syntax errors --------------------------------------------------------------------------------
 
@@ -168,9 +177,6 @@ _KEYWORDS = {
     **dict.fromkeys(("CONTAINS", "STARTSWITH", "ENDSWITH"), "TEST"),
 }
 
-_INT_MAX = (1 << 31) - 1
-_LONG_MAX = (1 << 63) - 1
-
 
 def compile_expression(expression: str) -> Evaluate:
     """Parse an expression.
@@ -285,12 +291,12 @@ class _Builder(Transformer[Token, Expression]):
 
     def whole_number(self, token: Token) -> Expression:
         digits = token.rstrip("lL")
-        if len(digits) > len(str(_LONG_MAX)) or int(digits) > _LONG_MAX:
+        if len(digits) > len(str(LONG_MAX)) or int(digits) > LONG_MAX:
             raise OperandError(
-                _at(token), f"integers go up to {_LONG_MAX}; write a larger number with an exponent, as in 1e19"
+                _at(token), f"integers go up to {LONG_MAX}; write a larger number with an exponent, as in 1e19"
             )
         number = int(digits)
-        return expressions.constant(number, ValueType.INTEGER if number <= _INT_MAX else ValueType.LONG, _at(token))
+        return expressions.constant(number, ValueType.INTEGER if number <= INT_MAX else ValueType.LONG, _at(token))
 
     def decimal_number(self, token: Token) -> Expression:
         number = float(token)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mqtemplate.errors import StoreError
-from mqtemplate.private_files import write_private
+from mqtemplate.processes import write_private
 
 _FILE = Path("config", "localServer.json")
 

@@ -112,8 +112,9 @@ def parse_delete_when(text: str) -> frozenset[int]:
     hours = [hour.strip() for hour in text.split(";") if hour.strip()]
     for hour in hours or [text]:
         if not (hour.isascii() and hour.isdecimal() and int(hour) <= 23):
-            raise ConfigurationError(
-                f"delete-when: {hour!r} is no hour of the day; give 00 to 23, several with a semicolon between them, "
-                "such as 04 or 04;16"
+            raise ConfigurationError.of_value(
+                "delete-when",
+                f"{hour!r} is no hour of the day; give 00 to 23, several with a semicolon between them, such as 04 or "
+                "04;16",
             )
     return frozenset(map(int, hours))

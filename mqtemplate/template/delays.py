@@ -6,19 +6,34 @@ The broker's clock counts delay levels and relative delays, from the arrival at 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import UTC, datetime, timedelta
-from typing import TypedDict, Unpack
-
+from datetime import UTC
+from datetime import datetime
+from datetime import timedelta
 from mqtemplate.broker import Broker
-from mqtemplate.durations import Duration, duration_ms, format_ms
-from mqtemplate.errors import DelayError, MessageError
-from mqtemplate.message import DELAY_PROPERTIES, Property, property_text, storable
+from mqtemplate.durations import Duration
+from mqtemplate.durations import duration_ms
+from mqtemplate.durations import format_ms
+from mqtemplate.errors import DelayError
+from mqtemplate.errors import MessageError
+from mqtemplate.message import DELAY_PROPERTIES
+from mqtemplate.message import Property
+from mqtemplate.message import property_text
+from mqtemplate.message import storable
+from mqtemplate.numbers import INT_MAX
+from mqtemplate.numbers import PARSED_MAX
 from mqtemplate.numbers import parse_number
-from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange
-from mqtemplate.template.asynchronous import Background, awaitable
+from mqtemplate.pending import PendingCounts
+from mqtemplate.pending import PendingPage
+from mqtemplate.pending import PendingQuery
+from mqtemplate.pending import ScheduleChange
+from mqtemplate.template.asynchronous import Background
+from mqtemplate.template.asynchronous import awaitable
 from mqtemplate.template.options import unknown_option
 from mqtemplate.topics import check_given_topic
 from mqtemplate.user_code import shown
+from typing import TypedDict
+from typing import Unpack
+
 
 _ABSOLUTE = frozenset({Property.TIMER_DELIVER_MS, Property.START_DELIVER_TIME})
 
@@ -28,8 +43,6 @@ _MILLISECOND = timedelta(milliseconds=1)
 # A smaller number is epoch seconds until the year 5138; epoch milliseconds have been larger since 1973.
 _SECONDS_BELOW = 100_000_000_000
 
-_INT_MAX = 2**31 - 1
-_MAX_MS = 10**18 - 1  # `parse_number` reads 18 digits of the property
 
 _TWO_DELAYS = "{} and {} are two delays for one message; pass one of them"
 
@@ -87,7 +100,7 @@ def epoch_ms(name: str, time: datetime | int | None) -> int | None:
     if time is None:
         return None
     if isinstance(time, int) and not isinstance(time, bool):
-        if abs(time) > _MAX_MS:
+        if abs(time) > PARSED_MAX:
             raise DelayError(f"{name} must be epoch milliseconds of at most 18 digits, got {shown(time)}")
         return time
     if isinstance(time, datetime) and (since_epoch := _since_epoch(name, time)) is not None:
@@ -107,7 +120,7 @@ def _since_epoch(name: str, time: datetime) -> timedelta | None:
 
 
 def _check_level(delay_level: object) -> None:
-    if not isinstance(delay_level, int) or isinstance(delay_level, bool) or not 0 <= delay_level <= _INT_MAX:
+    if not isinstance(delay_level, int) or isinstance(delay_level, bool) or not 0 <= delay_level <= INT_MAX:
         raise DelayError(
             f"delay_level must be 0 (no delay) or a position in the level table (1 = 1s … 18 = 2h by default), "
             f"got {type(delay_level).__name__} {shown(delay_level)}; for other delays pass delay= or deliver_at="
@@ -146,7 +159,7 @@ def _check_deliver_ms(name: str, deliver_ms: int, now_ms: int) -> int:
     """Refuse epoch seconds, which would be a time in 1970. The broker handles other past times: it delivers at once."""
     if deliver_ms < 0:
         raise DelayError(f"{name} must not be before 1970, got {shown(deliver_ms)}")
-    if deliver_ms > _MAX_MS:
+    if deliver_ms > PARSED_MAX:
         raise DelayError(f"{name} must be epoch milliseconds of at most 18 digits, got {shown(deliver_ms)}")
     if deliver_ms < _SECONDS_BELOW <= now_ms:
         raise DelayError(f"{name}={deliver_ms} looks like seconds; it takes epoch milliseconds: {deliver_ms * 1_000}")

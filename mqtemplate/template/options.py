@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from functools import lru_cache
 from mqtemplate.durations import Duration
-from mqtemplate.errors import DestinationError, did_you_mean
+from mqtemplate.errors import DestinationError
 from mqtemplate.errors import MessageError
+from mqtemplate.errors import did_you_mean
 from mqtemplate.hashes import java_string_hash
 from mqtemplate.message import Message
 from mqtemplate.message import MessageQueue

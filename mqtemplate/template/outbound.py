@@ -17,7 +17,7 @@ from mqtemplate.message import (
     joined_keys,
     storable,
 )
-from mqtemplate.numbers import parse_number
+from mqtemplate.numbers import INT_MAX, parse_number
 from mqtemplate.selectors.tags import tag_problem
 from mqtemplate.template.delays import check_one_delay, delay_header, delay_properties
 from mqtemplate.template.options import Destination, SendOptions, parse_destination
@@ -30,7 +30,6 @@ FLAG = "FLAG"
 """Name of the header that sets the message's flag. It is a field of the record, not a property."""
 
 _WAIT_STORE_MSG_OK = "WAIT_STORE_MSG_OK"
-_LARGEST_FLAG = 2**31 - 1
 
 # With the prefix, rocketmq-spring sets these on received messages only.
 _RECEIVED_HEADERS = frozenset(
@@ -89,7 +88,7 @@ def header_property(given: str, name: str, value: object) -> dict[str, str]:
 def checked_flag(value: object) -> int:
     """Return the value of the header ``FLAG``; raise `MessageError` if it is not a number of 32 bits."""
     number = None if isinstance(value, bool) else parse_number(storable(f"header {FLAG}", value))
-    if number is None or abs(number) > _LARGEST_FLAG:
+    if number is None or abs(number) > INT_MAX:
         raise MessageError(f"header {FLAG} must be a whole number of 32 bits, got {shown(value)}")
     return number
 

@@ -3,30 +3,20 @@
 Names are imported when they are used: pytest loads `mqtemplate.testing.plugin` in every run.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from mqtemplate.exports import late_import
+
 if TYPE_CHECKING:
-    from mqtemplate.testing.handled import HandlerFailedError, HandlerFailure
-    from mqtemplate.testing.harness import Harness, NotIdleError
-    from mqtemplate.testing.recording import Inbox, RecordingTemplate, SentMessage, messages_in
-    from mqtemplate.testing.start_app import StartApp
-else:
-
-    def __getattr__(name):
-        if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        module = _MODULES.get(name, "recording")
-        return getattr(import_module(f"{__name__}.{module}"), name)
-
-    _MODULES = {
-        "Harness": "harness",
-        "NotIdleError": "harness",
-        "HandlerFailedError": "handled",
-        "HandlerFailure": "handled",
-        "StartApp": "start_app",
-    }
-
+    from mqtemplate.testing.harness import Harness, NotIdleError, StartApp
+    from mqtemplate.testing.recording import (
+        HandlerFailedError,
+        HandlerFailure,
+        Inbox,
+        RecordingTemplate,
+        SentMessage,
+        messages_in,
+    )
 
 __all__ = [
     "HandlerFailedError",
@@ -39,3 +29,18 @@ __all__ = [
     "StartApp",
     "messages_in",
 ]
+
+__getattr__ = late_import(
+    __name__,
+    {
+        "HandlerFailedError": "mqtemplate.testing.recording",
+        "HandlerFailure": "mqtemplate.testing.recording",
+        "Harness": "mqtemplate.testing.harness",
+        "Inbox": "mqtemplate.testing.recording",
+        "NotIdleError": "mqtemplate.testing.harness",
+        "RecordingTemplate": "mqtemplate.testing.recording",
+        "SentMessage": "mqtemplate.testing.recording",
+        "StartApp": "mqtemplate.testing.harness",
+        "messages_in": "mqtemplate.testing.recording",
+    },
+)

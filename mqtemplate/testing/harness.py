@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
-
 from mqtemplate.broker import Broker
 from mqtemplate.clock import VirtualClock
-from mqtemplate.durations import duration_ms, is_duration_text
-from mqtemplate.errors import ConfigurationError, DependencyError
-from mqtemplate.listener.consuming.container import ListenerContainer
+from mqtemplate.durations import duration_ms
+from mqtemplate.durations import is_duration_text
+from mqtemplate.errors import ConfigurationError
+from mqtemplate.errors import DependencyError
+from mqtemplate.listener.container.container import ListenerContainer
 from mqtemplate.message import MessageExt
-from mqtemplate.pending import PendingMessage, PendingQuery
+from mqtemplate.pending import PendingMessage
+from mqtemplate.pending import PendingQuery
 from mqtemplate.services import Service
 from mqtemplate.template.options import parse_destination
-from mqtemplate.testing.handled import HandledMessages, HandlerFailedError, HandlerFailure
+from mqtemplate.testing.recording import HandledMessages
+from mqtemplate.testing.recording import HandlerFailedError
+from mqtemplate.testing.recording import HandlerFailure
 from mqtemplate.testing.recording import messages_in
 from mqtemplate.topics import DLQ_TOPIC_PREFIX
+from pathlib import Path
+from typing import Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mqtemplate.context.application import MQApplication
+    from mqtemplate.context.autoconfigure import StarterSource
+
 
 _MAX_ROUNDS = 100_000
 _MAX_PENDING = 10_000
@@ -279,3 +290,19 @@ def span_ms(span: str | timedelta | int) -> int:
         return duration_ms(span)
     except ValueError as exc:
         raise ValueError(f"a span of time must be {exc}; VirtualClock.move_ms sets a clock back") from None
+
+
+class StartApp(Protocol):
+    """Function that starts an application over the broker, the clock and the template of the test."""
+
+    def __call__(
+        self,
+        *components: object,
+        config_folder: Path | str | None = None,
+        profiles: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        overrides: Mapping[type, object] | None = None,
+        settings: Mapping[str, object] | None = None,
+        starters: Iterable[StarterSource] | None = None,
+    ) -> MQApplication:
+        """Start an application; the arguments are those of `MQApplication`. The end of the test stops it."""

@@ -28,9 +28,8 @@ if TYPE_CHECKING:
     from mqtemplate.brokers.embedded.broker import EmbeddedBroker
     from mqtemplate.clock import VirtualClock
     from mqtemplate.context import MQApplication
-    from mqtemplate.testing.harness import Harness
+    from mqtemplate.testing.harness import Harness, StartApp
     from mqtemplate.testing.recording import RecordingTemplate
-    from mqtemplate.testing.start_app import StartApp
 
 
 _MARKER = "mqtemplate"

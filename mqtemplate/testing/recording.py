@@ -1,20 +1,25 @@
-"""Recordings for tests: sent messages, received messages, and the content of a topic."""
+"""Recordings for tests: sent, received and handled messages, handlers that failed, and the content of a topic."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, Unpack, cast
 
 from mqtemplate.broker import Broker
+from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.listener.decorator import ListenerAttributes, message_listener
+from mqtemplate.listener.failures.failure import Failure
+from mqtemplate.listener.failures.outcomes import DeadLetter, RetryLater
 from mqtemplate.message import MessageExt
+from mqtemplate.middlewares.pause import PauseListener
 from mqtemplate.results import PullStatus, SendResult
 from mqtemplate.template.options import parse_destination
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
+from mqtemplate.user_code import error_text
 
 _Verb = TypeVar("_Verb", bound=Callable[..., Any])
 
@@ -123,3 +128,74 @@ def messages_in(broker: Broker, topic: str) -> list[MessageExt]:
             found += page.messages
             queue_offset = page.next_begin_offset
     return found
+
+
+_REQUESTS = (RetryLater, DeadLetter, PauseListener)
+"""Exceptions by which a handler requests something: no failure of the test."""
+
+
+class HandlerFailedError(AssertionError):
+    """Handlers raised during a test that does not expect it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerFailure:
+    """One call of a handler that raised.
+
+    Attributes:
+        listener: Name of the listener.
+        messages: Messages of the call that failed.
+        error: The exception.
+    """
+
+    listener: str
+    messages: Sequence[MessageExt]
+    error: BaseException
+
+    def __str__(self) -> str:
+        first = self.messages[0]
+        return f"{self.listener}: {error_text(self.error)} (topic {first.topic}, msg_id {first.msg_id})"
+
+
+@dataclass(slots=True)
+class HandledMessages:
+    """Record of one listener.
+
+    Attributes:
+        received: Messages that its handler took without an exception, oldest first.
+        failures: Calls that raised, oldest first; shared by all listeners of a harness.
+    """
+
+    container: ListenerContainer
+    failures: list[HandlerFailure]
+    received: list[MessageExt] = field(default_factory=list)
+
+    def note(self, messages: Sequence[MessageExt], failed: Sequence[Failure]) -> None:
+        """Note one call; an observer of the container."""
+        lost = {id(message) for failure in failed for message in failure.messages}
+        self.received += [message for message in messages if id(message) not in lost]
+        self.failures += [
+            HandlerFailure(self.container.endpoint.id, failure.messages, failure.error)
+            for failure in failed
+            if failure.error is not None and not isinstance(failure.error, _REQUESTS)
+        ]
+
+    def is_of(self, listener: object) -> bool:
+        """Return True for the name, the function, the class or the object of this listener."""
+        endpoint = self.container.endpoint
+        return listener == endpoint.id or any(
+            _is_of(handler, listener) for plan in endpoint.plan.plans() for handler in _wrapped(plan.handler)
+        )
+
+
+def _wrapped(handler: object) -> Iterator[object]:
+    """Yield a handler, and the functions inside of it: a starter may have put a context around the handler."""
+    inner: object | None = handler
+    while inner is not None:
+        yield inner
+        inner = getattr(inner, "__wrapped__", None)
+
+
+def _is_of(handler: object, listener: object) -> bool:
+    owner = getattr(handler, "__self__", None)
+    return listener == handler or (owner is not None and (listener is owner or listener is type(owner)))

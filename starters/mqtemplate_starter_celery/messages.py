@@ -12,12 +12,11 @@ from mqtemplate.context import MQApplication
 from mqtemplate.durations import Duration
 from mqtemplate.running.hosting import ProcessApplication
 from mqtemplate.template import RocketMQTemplate
-from mqtemplate_starter_celery.forwarding import task_forwarder
-from mqtemplate_starter_celery.sending import DEFAULT_TOPIC, delay_tasks
-from mqtemplate_starter_celery.trust import SigningKey
+from mqtemplate_starter_celery.sending import DEFAULT_TOPIC, delay_tasks, task_forwarder
+from mqtemplate_starter_celery.tasks import SigningKey
 
 
-class MQTemplate(ProcessApplication):
+class CeleryMQTemplate(ProcessApplication):
     """Delayed tasks of a Celery application: ``eta`` and ``countdown`` wait in mqtemplate.
 
     ::

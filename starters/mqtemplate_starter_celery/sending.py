@@ -1,4 +1,4 @@
-"""Sending: tasks with an eta become delayed messages."""
+"""Tasks with an eta become delayed messages, and a task that is due goes to Celery's broker."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import Any
 
 from celery import Celery
 from celery.utils.time import maybe_make_aware
+from kombu.exceptions import OperationalError
 from kombu.utils.imports import symbol_by_name
 
+from mqtemplate import MessageExt, PauseListener, message_listener
+from mqtemplate.errors import MessageError
 from mqtemplate.template import RocketMQTemplate
-from mqtemplate_starter_celery.stored_task import StoredTask
-from mqtemplate_starter_celery.trust import SigningKey, TaskTrust
+from mqtemplate_starter_celery.tasks import SIGNATURE_HEADER, SigningKey, StoredTask, TaskTrust
 
 DEFAULT_TOPIC = "celery-eta"
 
@@ -98,3 +100,50 @@ class _StoringProducer:
         return self._template.sync_send(
             self._destination, stored, deliver_at=self._eta_ms, keys=[str(headers["id"])], headers=signed
         )
+
+
+_PAUSE = "5s"
+_THREADS = 4  # publishing to Redis or RabbitMQ takes well under a millisecond
+
+
+def task_forwarder(
+    app: Celery, topic: str = DEFAULT_TOPIC, signing_key: SigningKey = None
+) -> Callable[[MessageExt], None]:
+    """Return a listener that publishes the tasks of `delay_tasks` when they are due: a component of an application.
+
+    Several processes may have it: each task is published by one of them, at least once. While the broker of Celery is
+    down the listener is paused, and no task is lost. A message that is no task, or one that the application does not
+    accept, is a dead letter.
+
+    Args:
+        signing_key: Key of `delay_tasks`; only tasks that are signed with it are published.
+
+    Raises:
+        ConfigurationError: The key is too short.
+    """
+    trust = TaskTrust(topic, signing_key)
+
+    @message_listener(
+        topic, consumer_group=topic, id=topic, consume_thread_number=_THREADS, not_retry_for=(MessageError,)
+    )
+    def forward(message: MessageExt) -> None:
+        task = StoredTask.read(message.body)
+        trust.check(app, task, message.body, message.properties.get(SIGNATURE_HEADER, ""))
+        try:
+            with app.producer_or_acquire() as producer:
+                producer.publish(
+                    task.payload,
+                    headers=task.headers,
+                    content_type=task.content_type,
+                    content_encoding=task.content_encoding,
+                    exchange=task.exchange,
+                    routing_key=task.routing_key,
+                    compression=task.compression,
+                    delivery_mode=task.delivery_mode,
+                    declare=[] if task.queue is None else [app.amqp.queues[task.queue]],
+                    **task.properties,
+                )
+        except OperationalError as error:
+            raise PauseListener(_PAUSE, f"the broker of Celery is down: {error}") from error
+
+    return forward

@@ -1,4 +1,8 @@
-"""Creation of the embedded broker."""
+"""Creation of the embedded broker.
+
+A module of its own: the application reads the annotated return type, so it imports the broker, and the module that the
+entry point names must not.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from flask import Flask, Response, current_app, has_app_context, jsonify
 
 from mqtemplate.context import MQApplication
 from mqtemplate.errors import ConfigurationError, DependencyError, MQTemplateError
-from mqtemplate.running.hosting import Health, ProcessApplication, health_of
+from mqtemplate.running.hosting import HealthAnswer, ProcessApplication, health_of
 from mqtemplate.template import RocketMQTemplate
 
 T = TypeVar("T")
@@ -18,7 +18,7 @@ _NAME = "mqtemplate"
 _SETTINGS, _HEALTH = "MQTEMPLATE", "MQTEMPLATE_HEALTH_URL"
 
 
-class MQTemplate:
+class FlaskMQTemplate:
     """Flask extension: one `MQApplication` for each process, started by its first use.
 
     ::
@@ -110,5 +110,5 @@ def _health(process: ProcessApplication) -> tuple[Response, int]:
     try:
         health = health_of(process.start())
     except MQTemplateError as exc:
-        health = Health(503, {"status": "DOWN", "reason": str(exc)})
+        health = HealthAnswer(503, {"status": "DOWN", "reason": str(exc)})
     return jsonify(health.body), health.status_code

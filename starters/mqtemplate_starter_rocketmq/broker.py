@@ -1,4 +1,8 @@
-"""Creation of the client of a cluster."""
+"""Creation of the client of a cluster.
+
+A module of its own: the application reads the annotated return type, so it imports the broker, and the module that the
+entry point names must not.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mqtemplate.context.config.command_line import PROCESS, CommandLine
+from mqtemplate.context.settings.source import PROCESS, CommandLine
 from tests.cli.running import CommandLine as Cli
 from tests.cli.running import Result
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
-from mqtemplate.context import AppSettings, load_settings
+from mqtemplate.context import AppSettings, MQApplication, load_settings
 from mqtemplate.errors import ConfigurationError
-from tests.context.loading import Load, Refusal
+from tests.context.loading import AppOf, Load, Refusal, app_with
 
 
 @pytest.fixture
@@ -43,3 +43,17 @@ def refusal(load: Load) -> Refusal:
         return str(refused.value)
 
     return text_of
+
+
+@pytest.fixture
+def app_of() -> Iterator[AppOf]:
+    """Function `app_with`, whose applications are stopped at the end."""
+    applications: list[MQApplication] = []
+
+    def create(*components: object, **options: object) -> MQApplication:
+        applications.append(app_with(*components, **options))
+        return applications[-1]
+
+    yield create
+    for app in applications:
+        app.stop()

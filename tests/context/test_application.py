@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -19,11 +19,10 @@ from mqtemplate.message import MessageExt
 from mqtemplate.results import SendStatus
 from mqtemplate.template import RocketMQTemplate
 from mqtemplate.testing.harness import Harness
-from mqtemplate_starter_embedded import EmbeddedAutoConfiguration
+from tests.context.loading import IN_MEMORY, AppOf
 from tests.listener.hostile import KINDS
 from tests.waiting import eventually
 
-IN_MEMORY = {"rocketmq.name-server": "embedded:memory"}
 LONG_S = 30.0
 
 
@@ -32,28 +31,6 @@ def events() -> list[str]:
     """Events in the order in which they happened."""
     return []
 
-
-@pytest.fixture
-def app_of() -> Iterator[Callable[..., MQApplication]]:
-    """Function that creates applications with a virtual clock, a store in memory and the embedded starter only."""
-    applications: list[MQApplication] = []
-
-    def create(*components: object, **options: object) -> MQApplication:
-        given = {
-            "settings": IN_MEMORY,
-            "environment": {},
-            "clock": VirtualClock(),
-            "starters": [EmbeddedAutoConfiguration],
-        }
-        applications.append(MQApplication(*components, **{**given, **options}))  # type: ignore[arg-type]
-        return applications[-1]
-
-    yield create
-    for app in applications:
-        app.stop()
-
-
-AppOf = Callable[..., MQApplication]
 
 # --- messages ------------------------------------------------------------------------------------
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from asyncio import sleep as virtual_sleep
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -19,7 +20,7 @@ from mqtemplate.errors import BrokerClosedError, DependencyError, EventLoopBlock
 from mqtemplate.listener import message_listener
 from mqtemplate.template import RocketMQTemplate
 from mqtemplate.testing.harness import Harness
-from mqtemplate_starter_embedded import EmbeddedAutoConfiguration
+from tests.context.loading import AppOf
 from tests.waiting import eventually
 
 PATIENCE_S = 30
@@ -27,25 +28,9 @@ PATIENCE_MS = PATIENCE_S * 1_000
 
 
 @pytest.fixture
-def app_of() -> Iterator[Callable[..., MQApplication]]:
+def app_of(app_of: AppOf) -> AppOf:
     """Function that creates applications on the real clock, with a store in memory."""
-    applications: list[MQApplication] = []
-
-    def create(*components: object, **options: Any) -> MQApplication:
-        given = {
-            "settings": {"rocketmq.name-server": "embedded:memory"},
-            "environment": {},
-            "starters": [EmbeddedAutoConfiguration],
-        }
-        applications.append(MQApplication(*components, **{**given, **options}))
-        return applications[-1]
-
-    yield create
-    for app in applications:
-        app.stop()
-
-
-AppOf = Callable[..., MQApplication]
+    return partial(app_of, clock=None)
 
 
 class Session:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
-import sys
 from pathlib import Path
 from textwrap import dedent
 
@@ -14,22 +12,13 @@ import pytest
 from mqtemplate.context import MQApplication, service
 from mqtemplate.context.failure_report import failure_report
 from mqtemplate.errors import ConfigurationError, DependencyError, StoreFullError
-
-ROOT = Path(__file__).parents[2]
+from tests.programs import run_python
 
 
 def run_program(folder: Path, text: str, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a program as a user does: a file in a folder with its application.yml."""
     (folder / "app.py").write_text(dedent(text))
-    path = os.pathsep.join([str(ROOT), str(ROOT / "starters")])
-    return subprocess.run(
-        [sys.executable, "app.py", *options],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": path, **variables},
-    )
+    return run_python(folder, "app.py", *options, **variables)
 
 
 def test_run_reports_a_wrong_configuration_with_file_and_line(tmp_path: Path) -> None:

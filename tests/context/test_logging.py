@@ -21,7 +21,7 @@ from mqtemplate.context import (
     configure_logging,
     event_formatter,
 )
-from mqtemplate.context.settings.starters import LoggingSettings
+from mqtemplate.context.settings.features import LoggingSettings
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener import message_listener
 from mqtemplate.testing.harness import Harness

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -15,8 +14,8 @@ import pytest
 
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.message import MessageQueue
+from tests.programs import environment
 
-ROOT = Path(__file__).parents[2]
 LONG_S = 60
 
 QUIET = """
@@ -70,13 +69,12 @@ class Program:
     """A running program and its output; the end of the context ends it."""
 
     def __init__(self, text: str, folder: Path) -> None:
-        path = os.pathsep.join([str(ROOT), str(ROOT / "starters")])
         self.process = subprocess.Popen(
             [sys.executable, "-c", QUIET + text, str(folder)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": path},
+            env=environment(),
         )
         self._guard = Timer(LONG_S, self.process.kill)  # against hanging, not a measurement
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
 from mqtemplate.context.signals import StopRequests
+from tests.programs import environment
 
-ROOT = Path(__file__).parents[2]
 LONG_S = 60
 
 PROGRAM = """
@@ -51,13 +49,12 @@ class Program:
 
     def __init__(self, *, main: str = "None", hang: bool = False) -> None:
         text = dedent(PROGRAM).replace("MAIN", main).replace("HANG", str(hang))
-        path = os.pathsep.join([str(ROOT), str(ROOT / "starters")])
         self.process = subprocess.Popen(
             [sys.executable, "-c", "import logging; logging.disable()\n" + text],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": path},
+            env=environment(),
         )
 
     def read_until(self, wanted: str) -> list[str]:

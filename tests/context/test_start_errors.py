@@ -11,51 +11,16 @@ from structlog.testing import capture_logs
 from mqtemplate import (
     Broker,
     MessageExt,
-    MQApplication,
     RocketMQTemplate,
-    VirtualClock,
     load_settings,
     message_listener,
 )
 from mqtemplate.context import service
 from mqtemplate.context.failure_report import failure_report
 from mqtemplate.errors import ConfigurationError, DependencyError, ListenerError
-from mqtemplate_starter_embedded import EmbeddedAutoConfiguration
-
-IN_MEMORY = {"rocketmq.name-server": "embedded:memory"}
-
-
-def app_of(*components: object, **options: object) -> MQApplication:
-    given = {
-        "settings": IN_MEMORY,
-        "environment": {},
-        "clock": VirtualClock(),
-        "starters": [EmbeddedAutoConfiguration],
-    }
-    return MQApplication(*components, **{**given, **options})  # type: ignore[arg-type]
-
+from tests.context.loading import IN_MEMORY, app_with
 
 # --- sections ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [
-        ("rocketmqq:\n  name-server: mq1:9876\n", "rocketmqq is no section, .*; did you mean 'rocketmq'"),
-        ("mqtemplates:\n  broker: {}\n", "mqtemplates is no section, .*; did you mean 'mqtemplate'"),
-        ("rokcetmq:\n  name-server: mq1:9876\n", "rokcetmq is no section, .*; did you mean 'rocketmq'"),
-        (
-            "spring:\n  rocketmq:\n    name-server: mq1:9876\n",
-            "spring.rocketmq is no section, .*; write rocketmq:",
-        ),
-    ],
-)
-def test_a_section_near_to_ours_is_refused_with_its_line(tmp_path: Path, text: str, error: str) -> None:
-    """Otherwise a typing error would send production messages into a local folder."""
-    (tmp_path / "application.yml").write_text(text)
-
-    with pytest.raises(ConfigurationError, match=rf"application.yml:\d: {error}"):
-        load_settings(tmp_path, environment={})
 
 
 def test_sections_of_the_application_have_any_other_name(tmp_path: Path) -> None:
@@ -74,7 +39,7 @@ def test_without_a_name_server_the_start_says_loudly_where_messages_go(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    with capture_logs() as events, app_of(settings={}):
+    with capture_logs() as events, app_with(settings={}):
         pass
 
     [notice] = [event for event in events if event["log_level"] == "warning"]
@@ -89,7 +54,7 @@ def test_an_explicit_choice_needs_no_notice(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    with capture_logs() as events, app_of(settings=settings, profiles=["prod"]):
+    with capture_logs() as events, app_with(settings=settings, profiles=["prod"]):
         pass
 
     assert "broker.local_folder" not in [event["event"] for event in events]
@@ -102,7 +67,7 @@ def test_in_production_the_embedded_broker_must_be_chosen(
     monkeypatch.chdir(tmp_path)
 
     with pytest.raises(ConfigurationError) as raised:
-        app_of(settings={}, profiles=[profile]).start()
+        app_with(settings={}, profiles=[profile]).start()
 
     assert str(raised.value) == (
         f"rocketmq.name-server is missing (configuration: no application.yml in {tmp_path}) and the profile "
@@ -123,7 +88,7 @@ def test_a_type_that_no_body_can_become_is_refused_at_the_start(wanted: object) 
     bill.__annotations__["order"] = wanted
 
     with pytest.raises(ListenerError, match="bill.*: a body cannot become a .*; annotate the parameter with"):
-        app_of(message_listener("orders", "billing")(bill)).start()
+        app_with(message_listener("orders", "billing")(bill)).start()
 
 
 @pytest.mark.parametrize("wanted", [bytes, str, dict, object, int, list[dict[str, int]], MessageExt])
@@ -132,7 +97,7 @@ def test_types_that_a_body_can_become_are_accepted(wanted: object) -> None:
 
     bill.__annotations__["order"] = wanted
 
-    with app_of(message_listener("orders", "billing")(bill)) as app:
+    with app_with(message_listener("orders", "billing")(bill)) as app:
         assert len(app.containers) == 1
 
 
@@ -148,13 +113,13 @@ def test_a_converter_of_the_application_may_know_other_types() -> None:
 
     def bill(order: threading.Thread) -> None: ...
 
-    with app_of(message_listener("orders", "billing")(bill), Locks()) as app:
+    with app_with(message_listener("orders", "billing")(bill), Locks()) as app:
         assert len(app.containers) == 1
 
 
 def test_a_module_in_which_nothing_is_marked_is_refused() -> None:
     with pytest.raises(DependencyError, match=r"the module 'json' \(.*json/__init__.py\), and nothing in it is marked"):
-        app_of("json").start()
+        app_with("json").start()
 
 
 # --- a second template ---------------------------------------------------------------------------
@@ -176,11 +141,11 @@ class Shop:
 
 
 def test_a_second_template_stands_beside_the_template() -> None:
-    with app_of(audit_template, Shop) as app:
+    with app_with(audit_template, Shop) as app:
         assert app.template.send_message_timeout == 3_000
         assert app.get(Shop).timeouts == [3_000, 3_000, 7_000]
 
 
 def test_a_template_of_that_name_is_the_template() -> None:
-    with app_of(own_template) as app:
+    with app_with(own_template) as app:
         assert app.template.send_message_timeout == 8_000

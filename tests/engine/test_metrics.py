@@ -11,7 +11,7 @@ import pytest
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.message import Message
-from mqtemplate.metrics import Histogram, HistogramSnapshot
+from mqtemplate.metrics import HistogramSnapshot, ValueHistogram
 from mqtemplate.pending import PendingQuery
 from mqtemplate.testing import Harness, messages_in
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
@@ -108,7 +108,7 @@ def test_appends_and_flushes_are_timed(broker: EmbeddedBroker) -> None:
 
 
 def test_a_histogram_counts_in_buckets_of_doubling_size() -> None:
-    histogram = Histogram()
+    histogram = ValueHistogram()
     for value in (0, 1, 2, 3, 4, 1_000, -5):
         histogram.observe(value)
     histogram.observe(7, count=2)
@@ -118,7 +118,7 @@ def test_a_histogram_counts_in_buckets_of_doubling_size() -> None:
     assert snapshot.buckets == {1: 2, 2: 1, 4: 2, 8: 3, 1_024: 1}
     assert (snapshot.count, snapshot.total) == (9, 1_024)
     assert (snapshot.quantile(0.5), snapshot.quantile(1.0)) == (4, 1_024)
-    assert Histogram().snapshot().quantile(0.99) == 0
+    assert ValueHistogram().snapshot().quantile(0.99) == 0
 
 
 def test_the_documentation_lists_all_metrics(broker: EmbeddedBroker) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from examples.async_orders.order_listener import OrderListener, Receipt
 from examples.async_orders.price_listener import PriceListener
 from mqtemplate import MQApplication
 from mqtemplate.testing import Harness, StartApp
+from tests.programs import run_python
 
 ROOT = Path(__file__).parents[2]
 REMINDERS = {
@@ -65,15 +64,7 @@ def test_an_order_without_a_price_is_retried_and_then_a_dead_letter(
 def test_the_program_ends_by_itself_each_time(tmp_path: Path) -> None:
     """In an empty folder. A second run receives no reminder of the first one."""
     for _ in range(2):
-        program = subprocess.run(
-            [sys.executable, "-u", "-W", "error", "-m", "examples.async_orders"],
-            cwd=tmp_path,
-            env={"PYTHONPATH": str(ROOT), "PATH": ""},
-            capture_output=True,
-            text=True,
-            timeout=90,
-            check=False,
-        )
+        program = run_python(tmp_path, "-u", "-W", "error", "-m", "examples.async_orders", bare=True, PATH="")
         assert program.returncode == 0, program.stderr
         assert {
             line.removeprefix("Reminded: ") for line in program.stdout.splitlines() if "Reminded" in line

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,8 +9,7 @@ import pytest
 from examples.celery_eta.after import Orders, remind
 from mqtemplate import ScheduleChangeStatus
 from mqtemplate.testing import Harness, StartApp
-
-ROOT = Path(__file__).parents[2]
+from tests.programs import run_python
 
 BRIDGED = """
 import pytest
@@ -49,14 +46,8 @@ def test_the_bridge_holds_the_reminders_back(tmp_path: Path) -> None:
     """In a process of its own: the Celery application of the example belongs to a process."""
     (tmp_path / "test_bridged.py").write_text(BRIDGED, "utf-8")
 
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."],
-        cwd=tmp_path,
-        env={"PYTHONPATH": f"{ROOT}:{ROOT / 'starters'}", "PATH": "/usr/bin:/bin", "CELERY_BROKER": "memory://"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
+    done = run_python(
+        tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", ".", bare=True, CELERY_BROKER="memory://"
     )
 
     assert "1 passed" in done.stdout, done.stdout + done.stderr

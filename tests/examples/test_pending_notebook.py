@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.programs import run_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,15 +20,7 @@ def test_the_cells_count_all_pending_messages_and_draw_them(tmp_path: Path) -> N
     cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     program = "\n".join([*cells, "assert sum(counts) == 2_000"])
 
-    run = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    run = run_python(tmp_path, "-c", program, timeout_s=200)
 
     assert run.returncode == 0, run.stdout + run.stderr
     assert (tmp_path / "out" / "pending_per_minute.svg").read_text().count("<rect") > 20

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +14,7 @@ from examples.shop.warehouse import Warehouse
 from mqtemplate import MQApplication
 from mqtemplate.outbox import SQLAlchemyOutbox
 from mqtemplate.testing import Harness, RecordingTemplate, messages_in
-
-ROOT = Path(__file__).parents[2]
+from tests.programs import run_python
 
 
 class Shop:
@@ -223,23 +219,10 @@ def test_a_repeated_message_has_its_effect_once(shop: Shop) -> None:
     assert shop.state(order) == "reserved"
 
 
-@pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'starters'}", "PYTHONUNBUFFERED": "1"}
-
-
 @pytest.mark.slow
-def test_the_demonstration_tells_its_story(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_the_demonstration_tells_its_story(tmp_path: Path) -> None:
     """With a real web server, a real clock and files. The program checks what it shows; the exit code is the result."""
-    run = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "examples.shop"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    run = run_python(tmp_path, "-W", "error", "-m", "examples.shop", PYTHONUNBUFFERED="1")
 
     assert run.returncode == 0, run.stdout + run.stderr
     assert "mail to Bob: Order 2 was not paid in time and is cancelled." in run.stdout
@@ -250,16 +233,8 @@ def test_the_demonstration_tells_its_story(tmp_path: Path, environment: dict[str
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_spark_adds_up_the_sales(tmp_path: Path, environment: dict[str, str]) -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "examples.shop", "--with-spark"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+def test_spark_adds_up_the_sales(tmp_path: Path) -> None:
+    run = run_python(tmp_path, "-m", "examples.shop", "--with-spark", timeout_s=200)
 
     assert run.returncode == 0, run.stdout + run.stderr
     assert "sales of tea: 2 for 6.40 EUR" in run.stdout

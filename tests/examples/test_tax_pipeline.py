@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +12,7 @@ from examples.tax_pipeline.payment_sender import LONGEST_MS, PaymentSender
 from examples.tax_pipeline.tax_data import TaxPayment, read_payments, write_payments
 from mqtemplate import MQApplication, SendStatus, VirtualClock
 from mqtemplate.testing import Harness, messages_in
+from tests.programs import run_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -92,15 +90,7 @@ def test_every_payment_is_delivered_once_with_every_kind_of_delay(
 @pytest.mark.timeout(240)
 def test_the_sums_of_spark_equal_those_of_the_input(tmp_path: Path) -> None:
     """The program compares them, and its exit code is the result."""
-    run = subprocess.run(
-        [sys.executable, "-m", "examples.tax_pipeline"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    run = run_python(tmp_path, "-m", "examples.tax_pipeline", timeout_s=200)
 
     assert run.returncode == 0, run.stdout + run.stderr
     assert "They equal the sums of the input file." in run.stdout

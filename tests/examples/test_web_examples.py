@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +11,7 @@ from examples.fastapi_orders.app import web
 from examples.flask_orders.app import create_app
 from mqtemplate import MQApplication
 from mqtemplate.testing import Harness
-
-ROOT = Path(__file__).parents[2]
+from tests.programs import run_python
 
 DJANGO = """
 import pytest
@@ -76,14 +73,6 @@ def test_django_reminds(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST, "utf-8")
     (tmp_path / "test_orders.py").write_text(DJANGO, "utf-8")
 
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."],
-        cwd=tmp_path,
-        env={"PYTHONPATH": f"{ROOT}:{ROOT / 'starters'}", "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
+    done = run_python(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", ".", bare=True)
 
     assert "1 passed" in done.stdout, done.stdout + done.stderr

@@ -13,7 +13,7 @@ from mqtemplate.context import ApplicationContext, AutoConfiguration
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener import message_listener
 from mqtemplate.testing import Harness
-from mqtemplate.testing.start_app import StartApp
+from mqtemplate.testing.harness import StartApp
 
 events: list[str] = []
 

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from pathlib import Path
-
-import pytest
-
-from mqtemplate import MQApplication, RocketMQTemplate, message_listener
-from mqtemplate.broker import ConsumerSpec, MessageModel
-from mqtemplate.brokers import EmbeddedBroker, RemoteBroker, RemoteSettings
+from mqtemplate import MQApplication
+from mqtemplate import RocketMQTemplate
+from mqtemplate import message_listener
+from mqtemplate.broker import ConsumerSpec
+from mqtemplate.broker import MessageModel
+from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.brokers import RemoteBroker
+from mqtemplate.brokers import RemoteSettings
 from mqtemplate.cli.main import main
 from mqtemplate.console.changes import default_audit_path
-from mqtemplate.context.config.source import load_settings
-from mqtemplate.context.settings.remote_settings import remote_settings
+from mqtemplate.context.settings.clients import remote_settings
+from mqtemplate.context.settings.source import load_settings
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.processes import home_folder
-from mqtemplate.running.broker_conf.broker_conf import read_broker_conf
+from mqtemplate.running.broker_conf import read_broker_conf
 from mqtemplate.selectors.tags import TagSelector
-from mqtemplate.server import BrokerServerSettings, LocalCluster
+from mqtemplate.server import BrokerServerSettings
+from mqtemplate.server import LocalCluster
+from pathlib import Path
 from tests.forking import in_child
+import os
+import pytest
+
 
 _UID = 54_321  # of no user
 

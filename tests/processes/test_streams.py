@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,12 +15,11 @@ from mqtemplate.cli.main import main
 from mqtemplate.cli.output import Output, print_line
 from mqtemplate.context.failure_report import print_report, reported_failures
 from mqtemplate.context.logging import configure_logging, show_events
-from mqtemplate.context.settings.starters import LoggingSettings
+from mqtemplate.context.settings.features import LoggingSettings
 from mqtemplate.errors import MessageError
 from mqtemplate.event_log import get_logger
 from mqtemplate.processes import is_terminal, write_text
-
-ROOT = Path(__file__).parents[2]
+from tests.programs import environment
 
 
 class _Bare:
@@ -177,7 +175,6 @@ def test_an_application_runs_without_standard_streams(
 ) -> None:
     """As a daemon, under pythonw, in a notebook: it starts, stops, and an invalid one ends with code 1."""
     (tmp_path / "app.py").write_text("import json\n" + _PROGRAM)
-    path = os.pathsep.join([str(ROOT), str(ROOT / "starters")])
 
     ended = subprocess.run(
         [sys.executable, "app.py", kind, json.dumps(keys)],
@@ -185,7 +182,7 @@ def test_an_application_runs_without_standard_streams(
         capture_output=True,
         check=False,
         timeout=60,
-        env={**os.environ, "PYTHONPATH": path},
+        env=environment(),
     )
 
     assert ended.returncode == code
@@ -193,13 +190,11 @@ def test_an_application_runs_without_standard_streams(
 
 def test_the_command_line_works_with_closed_descriptors(tmp_path: Path) -> None:
     """``mqtemplate … >&- 2>&-``, as cron jobs and init scripts may call it."""
-    path = os.pathsep.join([str(ROOT), str(ROOT / "starters")])
     command = f'"{sys.executable}" -m mqtemplate'
     script = f"{command} init shop >&- 2>&- <&-; echo $?; {command} topics -n embedded:none >&- 2>&-; echo $?"
 
-    variables = {**os.environ, "PYTHONPATH": path}
     ended = subprocess.run(
-        ["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False, env=variables
+        ["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False, env=environment()
     )
 
     assert ended.stdout.split() == ["0", "1"]

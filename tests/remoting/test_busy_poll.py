@@ -16,7 +16,7 @@ from mqtemplate.processes import usable_processors
 from mqtemplate.remoting import io_loop
 from mqtemplate.remoting.io_loop import BusyPoll
 from mqtemplate.remoting.settings import RemotingServerSettings
-from mqtemplate.running.local_server import local_cluster
+from mqtemplate.running.server import local_cluster
 from tests.remoting.wire import EchoServer, RawPeer, echo
 
 _MOMENT_S = 1e-9

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mqtemplate.running.backoff import RestartBackoff
+from mqtemplate.running.supervisor import RestartBackoff
 
 
 def test_the_pause_doubles_up_to_half_a_minute() -> None:

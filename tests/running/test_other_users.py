@@ -18,7 +18,7 @@ import pytest
 
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.cli import main
-from mqtemplate.private_files import write_private
+from mqtemplate.processes import write_private
 from mqtemplate.remoting.protocol.codec import decode_command, encode_command
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from mqtemplate.running.prompt_threads import prompt_threads
+from mqtemplate.processes import prompt_threads
 
 
 def test_objects_of_the_start_are_no_work_for_a_collection_and_all_settings_are_restored() -> None:

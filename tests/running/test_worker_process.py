@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mqtemplate.running.options import RunOptions
-from mqtemplate.running.worker_process import WorkerProcess
+from mqtemplate.running.supervisor import WorkerProcess
+from mqtemplate.running.target import RunOptions
 
 
 def test_the_end_of_a_worker_that_has_not_read_its_options_is_reported() -> None:

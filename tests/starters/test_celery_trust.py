@@ -15,8 +15,7 @@ from mqtemplate.errors import ConfigurationError, MessageError
 from mqtemplate.message import Message
 from mqtemplate.testing import Harness, messages_in
 from mqtemplate_starter_celery import MQTemplate, delay_tasks, task_forwarder
-from mqtemplate_starter_celery.stored_task import StoredTask
-from mqtemplate_starter_celery.trust import TaskTrust
+from mqtemplate_starter_celery.tasks import StoredTask, TaskTrust
 from tests.starters.test_celery import Queues
 
 pytestmark = pytest.mark.mqtemplate(start="now", raise_handler_errors=False)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.running.program import ROOT, Program
+from tests.programs import PATHS, run_python
+from tests.running.program import Program
 
 SETTINGS = """
 from pathlib import Path
@@ -104,16 +103,7 @@ def shop(tmp_path: Path) -> Path:
 
 def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run Python in the project until it ends, with warnings as errors."""
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'starters'}:{folder}"}
-    return subprocess.run(
-        [sys.executable, "-W", "error", *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
+    return run_python(folder, "-W", "error", *arguments, PYTHONPATH=f"{PATHS}:{folder}")
 
 
 def lines(folder: Path, program: str) -> list[str]:

@@ -87,41 +87,6 @@ def test_the_starter_does_not_act_for_the_address_of_a_cluster() -> None:
     assert (outcome.starter, outcome.reason) == ("embedded", "rocketmq.name-server names a cluster")
 
 
-@pytest.mark.parametrize("section", ["producer", "consumer", "pull-consumer"])
-@pytest.mark.parametrize(
-    ("keys", "named", "reason"),
-    [
-        ({"access-key": "hunter1", "secret-key": "hunter2"}, "access-key", "has no users"),
-        ({"tls-enable": True}, "tls-enable", "uses no network connection"),
-        ({"namespace": "n"}, "namespace", "put the prefix into topic and group"),
-        ({"namespace-v2": "n"}, "namespace-v2", "put the prefix into topic and group"),
-    ],
-)
-def test_a_key_that_the_embedded_broker_does_not_support_is_refused(
-    section: str, keys: dict[str, object], named: str, reason: str
-) -> None:
-    with pytest.raises(UnsupportedError) as refused:
-        app_with(**{f"rocketmq.{section}.{key}": value for key, value in keys.items()}).start()
-
-    assert str(refused.value).startswith(f"argument settings: rocketmq.{section}.{named} cannot be honoured: ")
-    assert reason in str(refused.value)
-    assert "hunter" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "reason"),
-    [
-        ("rocketmq.access-channel", "cloud", "no cloud provider"),
-        ("rocketmq.pull-consumer.instance-name", "mine", "one reader"),
-        ("rocketmq.pull-consumer.enable-msg-trace", "true", "receive writes no traces"),
-        ("rocketmq.pull-consumer.customized-trace-topic", "traces", "receive writes no traces"),
-    ],
-)
-def test_other_keys_that_need_a_cluster_are_refused(key: str, value: str, reason: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"{key} cannot be honoured: .*{reason}.*; remove the key"):
-        app_with(**{key: value}).start()
-
-
 def test_a_key_is_refused_before_the_store_directory_is_created(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError):
         app_with(**{"mqtemplate.broker.store-path": str(tmp_path / "s"), "rocketmq.producer.tls-enable": "on"}).start()

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
 
-from mqtemplate.context.config.source import load_settings
+from mqtemplate.context.settings.source import load_settings
+from tests.programs import run_python
 
 ROOT = Path(__file__).parents[2]
 WEB = ROOT / "docs" / "web"
@@ -26,15 +25,7 @@ def blocks(page: Path, language: str) -> list[str]:
 def test_the_program_of_a_page_passes_its_test(page: str, tmp_path: Path) -> None:
     (tmp_path / "test_web.py").write_text("\n\n".join(blocks(WEB / page, "python")), "utf-8")
 
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "."],
-        cwd=tmp_path,
-        env={"PYTHONPATH": f"{ROOT}:{ROOT / 'starters'}", "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
+    done = run_python(tmp_path, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", ".", bare=True)
 
     assert "1 passed" in done.stdout, done.stdout + done.stderr
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.programs import run_python
 
 PAGE = Path(__file__).parents[2] / "docs" / "testing.md"
 DJANGO = """
@@ -30,14 +30,7 @@ def test_the_examples_of_the_page_run(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(DJANGO, encoding="utf-8")
     (tmp_path / "test_reminders.py").write_text("\n".join(examples), encoding="utf-8")
 
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "test_reminders.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
+    run = run_python(tmp_path, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "test_reminders.py")
 
     assert run.returncode == 0, run.stdout + run.stderr
     assert "6 passed" in run.stdout

@@ -45,7 +45,7 @@ def show_config(
     show_all: Annotated[bool, typer.Option("--all", help="show defaults too")] = False,
 ) -> None:
     """Show the settings that files, profiles, the environment and options set. Secrets are hidden."""
-    from mqtemplate.context.config.explain import explain_settings
+    from mqtemplate.context.settings.source import explain_settings
 
     settings = call.settings()
     found = [
@@ -78,7 +78,7 @@ def _value_text(value: object) -> str:
 @command(TOP, "beans", "beans shop.app", "beans shop.app:application --json")
 def beans(call: CommandCall, components: Components = None) -> None:
     """Show the objects of an application with their origins, each after those that it uses. Nothing is started."""
-    from mqtemplate.context.injection.components import is_listener
+    from mqtemplate.context.components import is_listener
     from mqtemplate.context.injection.marks import name_of
 
     context = _linked(call, components)
@@ -134,17 +134,14 @@ def _linked(call: CommandCall, names: list[str] | None) -> ApplicationContext:
     Raises:
         DependencyError: A component cannot be imported, or a dependency is missing.
     """
-    from mqtemplate.context.autoconfigure import apply_starters, find_starters
+    from mqtemplate.context.components import collect_components
     from mqtemplate.context.injection.application_context import ApplicationContext
-    from mqtemplate.context.injection.components import collect_components
-    from mqtemplate.context.startup import link, register_components
+    from mqtemplate.context.phases import configure_and_link
 
     settings = call.settings()
     components = collect_components(part for name in names or [] for part in _imported(name))
     context = ApplicationContext(settings, None, components)
-    register_components(context, None)
-    apply_starters(find_starters(), context)
-    link(context)
+    configure_and_link(context)
     return context
 
 

@@ -120,10 +120,10 @@ def run(
     one after the other.
     """
     from mqtemplate.context.failure_report import reported_failures
-    from mqtemplate.running.options import RunOptions
     from mqtemplate.running.program import check as check_application
     from mqtemplate.running.program import run as run_application
-    from mqtemplate.running.shared_server import shared_server
+    from mqtemplate.running.server import shared_server
+    from mqtemplate.running.target import RunOptions
 
     options = RunOptions(
         target=target,

@@ -1,4 +1,4 @@
-"""Binding of keys to sections, and pydantic's errors in terms of keys and their origins."""
+"""Contradictions between the keys of a section."""
 
 from __future__ import annotations
 
@@ -11,15 +11,63 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from mqtemplate.context.config import schema
-from mqtemplate.context.config.contradiction import ContradictionError
 from mqtemplate.context.config.masking import masked, masked_text
-from mqtemplate.context.config.other_starters import hint_for
 from mqtemplate.context.config.placeholders import Placeholders
-from mqtemplate.context.config.relaxed_keys import dotted, kebab, variable_name
-from mqtemplate.context.config.tree import UNSET, ConfigNode, insert_mapping, is_empty_text
+from mqtemplate.context.config.tree import (
+    UNSET,
+    ConfigNode,
+    canonical_key,
+    dotted,
+    insert_mapping,
+    is_empty_text,
+    kebab,
+    variable_name,
+)
 from mqtemplate.durations import ALLOWED, duration_ms, is_duration_text
 from mqtemplate.errors import ConfigurationError, nearest
 from mqtemplate.user_code import shown
+
+
+class ContradictionError(ValueError):
+    """Two keys that exclude each other, or a key that lacks another one.
+
+    Attributes:
+        keys: Paths of the keys below the section that raises. The error message names the first one that was written,
+            with its file and line.
+    """
+
+    def __init__(self, message: str, *keys: str) -> None:
+        super().__init__(message)
+        self.keys = keys
+
+
+def check_both_or_none(section: object, first: str, second: str, reason: str = "; give both or none") -> None:
+    """Raise `ContradictionError` if only one of two fields has a value."""
+    has_first, has_second = (getattr(section, name) is not None for name in (first, second))
+    if has_first != has_second:
+        given, missing = (first, second) if has_first else (second, first)
+        raise ContradictionError(f"needs '{missing.replace('_', '-')}' beside it{reason}", given)
+
+
+_GRPC = "it is a key of rocketmq-v5-client-spring-boot, which speaks gRPC with a proxy; here"
+_HINTS = {
+    # Source: rocketmq-spring, rocketmq-v5-client-spring-boot: RocketMQProperties
+    "rocketmq.producer.endpoints": "set rocketmq.name-server to the address of a name server",
+    "rocketmq.producer.topic": "each send names its topic",
+    "rocketmq.producer.request-timeout": "set rocketmq.producer.send-message-timeout",
+    "rocketmq.producer.max-attempts": "set rocketmq.producer.retry-times-when-send-failed",
+    "rocketmq.producer.ssl-enabled": "set rocketmq.producer.tls-enable",
+    "rocketmq.simple-consumer": "set rocketmq.pull-consumer, for receive()",
+    "rocketmq.push-consumer": "write @message_listener, and set rocketmq.name-server",
+}
+_BY_NAME = {canonical_key(name): hint for name, hint in _HINTS.items()}
+
+
+def hint_for(name: str) -> str | None:
+    """Return what to write instead of a key, given with dots; None for a key that the other starter does not have."""
+    hint = _BY_NAME.get(canonical_key(name))
+    return None if hint is None else f"{_GRPC} {hint}"
+
 
 _UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")  # pydantic's name for models, and for dataclasses
 
@@ -66,7 +114,7 @@ class Binding:
             in_list = any(isinstance(part, int) for part in location)  # a variable cannot name an item of a list
             variable = "" if in_list else f" or as {variable_name(map(str, (*self.prefix, *location)))}"
             return f"{where}: required; set it in application.yml{variable}"
-        text = f"{where}: {masked_text(problem['msg'].removeprefix('Value error, '))}"
+        text = f"{where}: {masked_text(message_of(problem))}"
         if problem["type"] in _NOT_A_DURATION:
             text = f"{where}: must be a duration: {ALLOWED}, or a number of seconds"
         if schema.is_secret(self.section, location):
@@ -103,6 +151,11 @@ class Binding:
         return f"; here may stand: {', '.join(siblings)}" if siblings else ""
 
 
+def message_of(problem: ErrorDetails) -> str:
+    """Return the text of one of pydantic's problems, as the validator wrote it."""
+    return problem["msg"].removeprefix("Value error, ")
+
+
 def bind(
     node: ConfigNode,
     section: type,
@@ -121,7 +174,7 @@ def bind(
             field is given in two spellings.
     """
     binding = Binding(section, prefix)
-    binding.values = _Reader(binding, placeholders, empty_is_given=empty_is_given).section(node, section, ())
+    binding.values = _TreeReader(binding, placeholders, empty_is_given=empty_is_given).section(node, section, ())
     return binding
 
 
@@ -134,7 +187,7 @@ def with_durations(value: object) -> object:
     return value
 
 
-class _Reader:
+class _TreeReader:
     """Reader of one tree of keys into the values and origins of a `Binding`."""
 
     def __init__(self, binding: Binding, placeholders: Placeholders, *, empty_is_given: bool) -> None:

@@ -18,8 +18,7 @@ from pydantic.dataclasses import is_pydantic_dataclass
 from pydantic.fields import FieldInfo
 
 from mqtemplate.context.config.masking import is_secret_name
-from mqtemplate.context.config.relaxed_keys import kebab, same_key
-from mqtemplate.context.config.tree import UNSET, ConfigNode, is_empty_text
+from mqtemplate.context.config.tree import UNSET, ConfigNode, is_empty_text, kebab, same_key
 
 Location = tuple[int | str, ...]
 """A position below a section in pydantic's form: field names, keys of maps, indices of lists."""

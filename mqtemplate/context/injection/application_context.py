@@ -2,36 +2,53 @@
 
 from __future__ import annotations
 
-import inspect
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_origin
-
+from abc import ABC
+from abc import abstractmethod
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractContextManager
+from contextlib import contextmanager
+from dataclasses import dataclass
+from dataclasses import replace
 from dependency_injector import providers
-
+from functools import partial
 from mqtemplate.broker import Broker
 from mqtemplate.calls.handling import Observation
+from mqtemplate.calls.middlewares import middleware_order
 from mqtemplate.clock import Clock
 from mqtemplate.context.injection.built_in import BuiltInProviders
-from mqtemplate.context.injection.definitions import Definition, Definitions, fits, snake_case
-from mqtemplate.context.injection.handler_objects import HandlerObjects, ordered_middlewares
-from mqtemplate.context.injection.marks import name_of, service_mark, type_hints
+from mqtemplate.context.injection.lifecycle import Lifecycle
+from mqtemplate.context.injection.marks import name_of
+from mqtemplate.context.injection.marks import read_parameter
+from mqtemplate.context.injection.marks import service_mark
+from mqtemplate.context.injection.marks import type_hints
+from mqtemplate.context.injection.wiring import Definition
+from mqtemplate.context.injection.wiring import Definitions
 from mqtemplate.context.injection.wiring import Wiring
-from mqtemplate.context.lifecycle import Lifecycle
+from mqtemplate.context.injection.wiring import fits
+from mqtemplate.context.injection.wiring import snake_case
 from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.context.templates.clusters import BrokerFactory, Clusters
 from mqtemplate.converter import MessageConverter
-from mqtemplate.errors import DependencyError, MQTemplateError
-from mqtemplate.listener.handler_scope import HandlerScope
+from mqtemplate.errors import DependencyError
+from mqtemplate.errors import MQTemplateError
+from mqtemplate.listener.handler.providers import HandlerScope
 from mqtemplate.listener.registry import ListenerRegistry
 from mqtemplate.scheduling.schedules import Schedules
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
+from typing import Any
+from typing import Protocol
+from typing import TYPE_CHECKING
+from typing import TypeVar
+from typing import get_origin
+import inspect
+import threading
 
 if TYPE_CHECKING:
     from dependency_injector.containers import DynamicContainer
+
 
 T = TypeVar("T")
 
@@ -53,6 +70,30 @@ _SLOTS: dict[str, type] = {
 
 _TEMPLATE_NAMES = frozenset({"template", "rocketmq_template", snake_case("RocketMQTemplate")})
 """Names by which a template of the application becomes its template; one of another name stands beside it."""
+
+
+BrokerFactory = Callable[[AppSettings, Clock], Broker]
+"""Function that creates the broker which settings choose."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedBroker:
+    """A started broker beside that of the application.
+
+    Attributes:
+        name: Name of the template that declared it, or the address that a listener names.
+    """
+
+    name: str
+    broker: Broker
+
+
+class FurtherBrokers(ABC):
+    """The brokers of an application beside its own: those of templates, then those of listeners."""
+
+    @abstractmethod
+    def brokers(self) -> list[NamedBroker]:
+        """Return the brokers beside that of the application: those of templates, then those of listeners."""
 
 
 class Part(Protocol):
@@ -287,7 +328,8 @@ class ApplicationContext:
         """All brokers: ``broker``, the application's own, then those of further templates by the template's name, then
         those of listeners by the address that they name."""
         own: Broker = self.get(Broker)  # type: ignore[type-abstract]  # selected by its base class
-        return {"broker": own, **{each.name: each.broker for each in self.get(Clusters).brokers()}}
+        further: FurtherBrokers = self.get(FurtherBrokers)  # type: ignore[type-abstract]
+        return {"broker": own, **{each.name: each.broker for each in further.brokers()}}
 
     def call(self, target: Callable[..., T]) -> T:
         """Call a function or class with arguments by the types of its parameters. The result is not stored."""
@@ -319,7 +361,7 @@ class ApplicationContext:
             DependencyError: A dependency is missing or ambiguous, or part of a circle.
         """
         chosen = {slot: self.definition_for(kind) for slot, kind in _SLOTS.items()}
-        senders = self.sending_middlewares()
+        senders = self.middlewares("send")
         self.built_in.template.add_kwargs(middlewares=providers.List(*(each.provider for each in senders)))
         for slot in ("template", "listeners", "schedules"):
             if chosen[slot].is_default:
@@ -363,9 +405,17 @@ class ApplicationContext:
         """Return the definition of a component; None if an override or another object replaces it."""
         return self._by_component.get(id(component))
 
-    def sending_middlewares(self) -> list[Definition]:
-        """Return the definitions of the middlewares of all templates, the outermost first."""
-        return [each for each in ordered_middlewares(self) if hasattr(each.kind, "send")]
+    def middlewares(self, method: str) -> list[Definition]:
+        """Return the definitions of the middlewares that have a method, the outermost first.
+
+        Args:
+            method: ``send`` for the middlewares of all templates, ``consume`` for those of all listeners.
+        """
+        configured = self.configured_middlewares
+        marked = [each for each in self.components if middleware_order(each) is not None and each not in configured]
+        found = [(middleware_order(each) or 0, self.definition_of(each)) for each in (*configured, *marked)]
+        ordered = [definition for _, definition in sorted(found, key=lambda each: each[0]) if definition is not None]
+        return [definition for definition in ordered if hasattr(definition.kind, method)]
 
     def _add_built_in(self) -> None:
         self._add_default("settings", AppSettings, self.built_in.settings)
@@ -410,6 +460,31 @@ class ApplicationContext:
                 self.note(f"backed off: there is {name_of(there.kind)} of {there.origin}")
                 return True
         return False
+
+
+class HandlerObjects:
+    """Source of objects for the listeners of an application; an `ObjectSource`."""
+
+    def __init__(self, context: ApplicationContext, wiring: Wiring) -> None:
+        self._context = context
+        self._wiring = wiring
+
+    def argument(self, target: Callable[..., object], parameter: inspect.Parameter, annotation: Any) -> object:
+        """Return the object for a parameter.
+
+        Raises:
+            DependencyError: There is none, or several have the type.
+        """
+        return self._wiring.object_for(target, read_parameter(target, parameter, annotation))
+
+    def middleware(self, kind: type) -> object:
+        """Return the application's object of a class of middlewares; build one if it has none."""
+        definition = self._context.definition_of(kind)
+        return self._context.call(kind) if definition is None else self._context.build(definition)
+
+    def middlewares(self) -> Sequence[object]:
+        """Return the middlewares of all listeners, the outermost first."""
+        return [self._context.build(each) for each in self._context.middlewares("consume")]
 
 
 def _kind_and_target(component: object, as_type: Any) -> tuple[type, Callable[..., object] | None, Any]:

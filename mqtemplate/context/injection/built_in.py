@@ -2,20 +2,63 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from collections.abc import Iterable
 from dependency_injector import providers
-
+from mqtemplate.broker import Broker
 from mqtemplate.calls.handling import Observation
 from mqtemplate.calls.message_trace import TraceDispatcher
+from mqtemplate.calls.message_trace import TraceOf
+from mqtemplate.calls.message_trace import MessageTrace
 from mqtemplate.clock import SystemClock
-from mqtemplate.context.injection.new_template import new_template
 from mqtemplate.context.settings.app import AppSettings
+from mqtemplate.context.settings.rocketmq import RocketMQSettings
 from mqtemplate.converter import JsonMessageConverter
-from mqtemplate.listener.registration.clusters import no_other_cluster
+from mqtemplate.converter import MessageConverter
 from mqtemplate.listener.registry import ListenerRegistry
+from mqtemplate.listener.registry import no_other_cluster
 from mqtemplate.scheduling.schedules import Schedules
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
+from typing import Any
+
+
+_DEFAULT_GROUP = "mqtemplate-producer"
+
+
+def new_template(
+    kind: type[RocketMQTemplate],
+    broker: Broker,
+    converter: MessageConverter,
+    settings: RocketMQSettings,
+    trace_of: TraceOf,
+    observation: Observation,
+    *,
+    middlewares: Iterable[object] = (),
+) -> RocketMQTemplate:
+    """Return a template over a broker, as the settings describe it.
+
+    Args:
+        trace_of: Returns the sender of trace records.
+        observation: Measures or traces the sends.
+        middlewares: Middlewares around each send, the outermost first.
+    """
+    producer, receiving = settings.producer, settings.pull_consumer
+    if producer.enable_msg_trace:
+        trace = trace_of(broker, producer.customized_trace_topic, is_cloud=settings.access_channel == "CLOUD")
+        observation = MessageTrace(trace, producer.group or _DEFAULT_GROUP, broker.clock, observation)
+    return kind(
+        broker,
+        converter=converter,
+        send_message_timeout=producer.send_message_timeout,
+        max_message_size=producer.max_message_size,
+        producer_group=producer.group,
+        consumer_group=receiving.group,
+        consumer_topic=receiving.topic,
+        selector_type=receiving.selector_type,
+        selector_expression=receiving.selector_expression,
+        message_model=receiving.message_model,
+        middlewares=middlewares,
+        observation=observation,
+    )
 
 
 class BuiltInProviders:

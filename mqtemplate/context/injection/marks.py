@@ -1,16 +1,17 @@
-"""Marks that a user writes for dependency injection, and the parameters of constructors."""
+"""Marks that a user writes for dependency injection, the parameters of constructors, and their names in errors."""
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints, overload
 
 from mqtemplate.callables import bound_in_constructor, substituted
 from mqtemplate.context.config.schema import without_none
-from mqtemplate.errors import DependencyError
+from mqtemplate.errors import DependencyError, MQTemplateError
 
 SERVICE_ATTRIBUTE = "__mqtemplate_service__"
 """Attribute of a decorated class or function that holds its `ServiceMark`."""
@@ -106,6 +107,30 @@ def name_of(target: object) -> str:
     if isinstance(get_origin(target), type) and get_args(target):
         return f"{name_of(get_origin(target))}[{', '.join(map(name_of, get_args(target)))}]"
     return str(getattr(target, "__qualname__", target)).rpartition("<locals>.")[2]
+
+
+@contextmanager
+def pointing_to(target: object) -> Iterator[None]:
+    """Add the place where a class or function is defined to an error, unless it has a place already."""
+    try:
+        yield
+    except MQTemplateError as exc:
+        if exc.source is None:
+            exc.source = _place_of(target)
+        raise
+
+
+def _place_of(target: object) -> str | None:
+    for candidate in (target, getattr(target, "on_message", None), getattr(type(target), "on_message", None)):
+        code = getattr(inspect.unwrap(candidate) if callable(candidate) else None, "__code__", None)
+        if code is not None:
+            return f"{code.co_filename}, line {code.co_firstlineno}"
+    try:
+        kind = target if isinstance(target, type) else type(target)
+        _, line = inspect.getsourcelines(kind)
+        return f"{inspect.getsourcefile(kind)}, line {line}"
+    except (OSError, TypeError):  # it was defined in a console, or in C
+        return None
 
 
 @dataclass(frozen=True, slots=True)

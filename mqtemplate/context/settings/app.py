@@ -2,31 +2,46 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Self
-
-from pydantic import ModelWrapValidatorHandler, PrivateAttr, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
-
-from mqtemplate.calls.middlewares import check_middleware, read_middlewares
-from mqtemplate.context.config.configuration import Configuration, Model
-from mqtemplate.context.config.contradiction import ContradictionError
-from mqtemplate.context.config.placeholders import Found, Placeholders, as_text
-from mqtemplate.context.config.schema import field_named, is_section
+from mqtemplate.calls.middlewares import check_middleware
+from mqtemplate.calls.middlewares import read_middlewares
+from mqtemplate.context.config.binding import ContradictionError
+from mqtemplate.context.config.configuration import Configuration
+from mqtemplate.context.config.configuration import Model
+from mqtemplate.context.config.placeholders import Found
+from mqtemplate.context.config.placeholders import Placeholders
+from mqtemplate.context.config.placeholders import as_text
+from mqtemplate.context.config.schema import field_named
+from mqtemplate.context.config.schema import is_section
 from mqtemplate.context.config.tree import ConfigOrigins
-from mqtemplate.context.settings import starters
-from mqtemplate.context.settings.broker import DEFAULT_STORE_PATH, BrokerSettings
-from mqtemplate.context.settings.cluster import ClusterSettings
-from mqtemplate.context.settings.listener import ListenerDefaultSettings
-from mqtemplate.context.settings.management import ManagementSettings
-from mqtemplate.context.settings.name_server import EmbeddedStore, RemoteCluster, parse_name_server
-from mqtemplate.context.settings.properties import CommaList, Properties
+from mqtemplate.context.settings import features
+from mqtemplate.context.settings.broker import BrokerSettings
+from mqtemplate.context.settings.broker import ClusterSettings
+from mqtemplate.context.settings.broker import DEFAULT_STORE_PATH
+from mqtemplate.context.settings.broker import ServerSettings
+from mqtemplate.context.settings.features import ListenerDefaultSettings
+from mqtemplate.context.settings.features import ManagementSettings
+from mqtemplate.context.settings.properties import CommaList
+from mqtemplate.context.settings.properties import Properties
+from mqtemplate.context.settings.rocketmq import ClusterAddresses
+from mqtemplate.context.settings.rocketmq import EmbeddedStore
 from mqtemplate.context.settings.rocketmq import RocketMQSettings
-from mqtemplate.context.settings.server import ServerSettings
+from mqtemplate.context.settings.rocketmq import parse_name_server
 from mqtemplate.errors import ConfigurationError
-from mqtemplate.processes import absolute_path, expand_home
+from mqtemplate.processes import absolute_path
+from mqtemplate.processes import expand_home
+from pathlib import Path
+from pydantic import ModelWrapValidatorHandler
+from pydantic import PrivateAttr
+from pydantic import ValidationError
+from pydantic import field_validator
+from pydantic import model_validator
+from pydantic_settings import BaseSettings
+from pydantic_settings import PydanticBaseSettingsSource
+from pydantic_settings import SettingsConfigDict
+from typing import Any
+from typing import Self
+import contextlib
 
 
 class MQTemplateSettings(Properties):
@@ -36,13 +51,13 @@ class MQTemplateSettings(Properties):
     server: ServerSettings = ServerSettings()
     cluster: ClusterSettings = ClusterSettings()
     listener: ListenerDefaultSettings = ListenerDefaultSettings()
-    embedded: starters.EmbeddedStarterSettings = starters.EmbeddedStarterSettings()
-    logging: starters.LoggingSettings = starters.LoggingSettings()
+    embedded: features.EmbeddedStarterSettings = features.EmbeddedStarterSettings()
+    logging: features.LoggingSettings = features.LoggingSettings()
     management: ManagementSettings = ManagementSettings()
-    schedules: starters.SchedulesSettings = starters.SchedulesSettings()
-    spark: starters.SparkSettings = starters.SparkSettings()
-    autoconfigure: starters.AutoconfigureSettings = starters.AutoconfigureSettings()
-    profiles: starters.ProfilesSettings = starters.ProfilesSettings()
+    schedules: features.SchedulesSettings = features.SchedulesSettings()
+    spark: features.SparkSettings = features.SparkSettings()
+    autoconfigure: features.AutoconfigureSettings = features.AutoconfigureSettings()
+    profiles: features.ProfilesSettings = features.ProfilesSettings()
     middlewares: CommaList = ()
     """Classes of middlewares for all listeners and the template, such as ``[shop.audit.Audit]``, the outermost first;
     see [middlewares](middlewares.md)."""
@@ -130,9 +145,9 @@ class AppSettings(BaseSettings):
                 "rocketmq.producer.max_message_size",
             )
 
-    def _check_store_path(self, choice: EmbeddedStore | RemoteCluster, store_path: Path) -> None:
+    def _check_store_path(self, choice: EmbeddedStore | ClusterAddresses, store_path: Path) -> None:
         name_server = self.rocketmq.name_server
-        if isinstance(choice, RemoteCluster):
+        if isinstance(choice, ClusterAddresses):
             problem = f"rocketmq.name-server is {name_server!r}, a cluster that keeps its own files"
         elif choice.in_memory:
             problem = f"rocketmq.name-server is {name_server!r}, which keeps no files"
@@ -145,7 +160,7 @@ class AppSettings(BaseSettings):
         )
 
     @property
-    def broker_choice(self) -> EmbeddedStore | RemoteCluster:
+    def broker_choice(self) -> EmbeddedStore | ClusterAddresses:
         """The broker that ``rocketmq.name-server`` chooses."""
         return parse_name_server(self.rocketmq.name_server)
 

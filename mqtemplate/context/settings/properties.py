@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, Any
@@ -12,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, Se
 from pydantic.fields import FieldInfo
 
 from mqtemplate.durations import duration_ms, format_ms
+from mqtemplate.errors import MQTemplateError
 from mqtemplate.message import HostAddress
 
 SECTION_CONFIG = ConfigDict(
@@ -49,6 +51,15 @@ def same_as(settings: type, name: str, **rules: Any) -> Any:
     field: FieldInfo = Field(declared.default, **rules)
     field.metadata.append(DeclaredIn(settings, name))
     return field
+
+
+@contextmanager
+def as_value_error() -> Iterator[None]:
+    """Turn an error of the library inside the context into a ValueError, as validators of pydantic raise it."""
+    try:
+        yield
+    except MQTemplateError as exc:
+        raise ValueError(exc.problem or str(exc)) from exc
 
 
 def upper_case(value: Any) -> Any:

@@ -2,66 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from dependency_injector import providers
 from pydantic import ValidationError
 
 from mqtemplate.broker import Broker
 from mqtemplate.clock import Clock
+from mqtemplate.context.config.binding import message_of
 from mqtemplate.context.config.masking import masked, masked_text
-from mqtemplate.context.injection.definitions import Definition
+from mqtemplate.context.injection.application_context import (
+    BUILT_IN,
+    ApplicationContext,
+    BrokerFactory,
+    FurtherBrokers,
+    NamedBroker,
+)
+from mqtemplate.context.injection.built_in import new_template
 from mqtemplate.context.injection.marks import type_hints
-from mqtemplate.context.lifecycle import Lifecycle
+from mqtemplate.context.injection.wiring import Definition
 from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.context.settings.name_server import EmbeddedStore, parse_name_server
-from mqtemplate.context.settings.rocketmq import TemplateSettings
-from mqtemplate.context.settings.template_settings import settings_of_template
-from mqtemplate.context.templates.template_specs import TemplateSpec
+from mqtemplate.context.settings.clients import settings_of_template
+from mqtemplate.context.settings.rocketmq import EmbeddedStore, TemplateSettings, parse_name_server
+from mqtemplate.context.templates.declaration import TemplateSpec, template_specs
+from mqtemplate.converter import MessageConverter
 from mqtemplate.errors import ConfigurationError, ListenerError
 from mqtemplate.listener.registration.cluster_choice import ClusterChoice
-
-BrokerFactory = Callable[[AppSettings, Clock], Broker]
-"""Function that creates the broker which settings choose."""
-
-
-class Objects(Protocol):
-    """The part of an application's context that templates and their brokers need."""
-
-    settings: AppSettings
-    lifecycle: Lifecycle
-    broker_factories: list[Callable[[AppSettings], BrokerFactory | None]]
-
-    def definition_for(self, wanted: type, name: str | None = None) -> Definition:
-        """Return the definition of the application's own object of a type."""
-
-    def build(self, definition: Definition) -> Any:
-        """Return the object of a definition."""
-
-    def add_qualified(
-        self, qualifier: str, kind: type, build: Callable[..., object], uses: Sequence[Definition]
-    ) -> Definition:
-        """Add an object that is injected by its class or by a name."""
-
-    def add_alias(self, qualifier: str, definition: Definition) -> None:
-        """Let an object be injected by one more name."""
+from mqtemplate.message_trace.traces import Traces
+from mqtemplate.observation.interface import Observation
+from mqtemplate.template.rocketmq_template import RocketMQTemplate
 
 
-@dataclass(frozen=True, slots=True)
-class NamedBroker:
-    """A started broker beside that of the application.
-
-    Attributes:
-        name: Name of the template that declared it, or the address that a listener names.
-    """
-
-    name: str
-    broker: Broker
-
-
-class Clusters:
+class Clusters(FurtherBrokers):
     """All brokers of one application. Two clusters never share a client.
 
     - A store directory has one broker, for all templates and listeners that name it.
@@ -70,7 +45,7 @@ class Clusters:
       producer group and one account; and one for all listeners that name its address with the same account.
     """
 
-    def __init__(self, context: Objects) -> None:
+    def __init__(self, context: ApplicationContext) -> None:
         self._context = context
         self._of_template: dict[str, Definition] = {}
         self._of_folder: dict[Path, Definition] = {}
@@ -141,7 +116,6 @@ class Clusters:
                 yield name, definition
 
     def brokers(self) -> list[NamedBroker]:
-        """Return the brokers beside that of the application: those of templates, then those of listeners."""
         return [
             *(NamedBroker(name, self._context.build(definition)) for name, definition in self.definitions()),
             *self._of_listeners.values(),
@@ -221,7 +195,7 @@ class Clusters:
         try:
             keys = TemplateSettings(**given)
         except ValidationError as exc:
-            reasons = "; ".join(each["msg"].removeprefix("Value error, ") for each in exc.errors())
+            reasons = "; ".join(map(message_of, exc.errors()))
             raise ListenerError(f"listener {listener}: name_server={masked(choice.name_server)!r}: {reasons}") from None
         return settings_of_template(self._context.settings, keys, f"listener {listener}")
 
@@ -242,5 +216,56 @@ def _address(settings: AppSettings) -> object:
 def _address_of(choice: object, settings: AppSettings) -> object:
     """Return a value that is equal for two names of one cluster or folder; each store in memory differs."""
     if not isinstance(choice, EmbeddedStore):
-        return frozenset(choice.addresses)  # type: ignore[attr-defined]  # a RemoteCluster
+        return frozenset(choice.addresses)  # type: ignore[attr-defined]  # a ClusterAddresses
     return settings.folder_of(choice) or object()
+
+
+def register_templates(context: ApplicationContext) -> None:
+    """Register the further templates and their brokers, after the starters. Nothing is opened yet.
+
+    Raises:
+        ConfigurationError: A name is not allowed or used twice, or a class lacks its section.
+        UnsupportedError: A key is set that the broker of a template does not support.
+    """
+    clusters = Clusters(context)
+    with context.contributions(BUILT_IN):
+        context.register(clusters, name="mqtemplate.clusters")
+    traces = Traces(context.lifecycle.push)
+    context.built_in.trace_of.override(providers.Object(traces.dispatcher))
+    for spec in template_specs(context.settings, context.components):
+        _register_template(spec, clusters, context)
+    context.built_in.broker_of.override(providers.Object(clusters.broker_of))
+    context.built_in.converter_of_class.override(providers.Object(lambda kind: _converter_of(kind, context)))
+
+
+def _converter_of(kind: type, context: ApplicationContext) -> MessageConverter:
+    """Return the converter that a listener names by its class: that of the application, else a new one."""
+    found: Any = context.get(kind) if context.has(kind) else context.call(kind)
+    converter: MessageConverter = found
+    return converter
+
+
+def _register_template(spec: TemplateSpec, clusters: Clusters, context: ApplicationContext) -> None:
+    broker = clusters.add_template(spec)
+    converter = context.definition_for(MessageConverter)
+    observation = context.definition_for(Observation)
+    trace_of = context.built_in.trace_of()
+
+    shared = context.middlewares("send") if spec.middlewares is None else []
+
+    def build(
+        broker: Broker, converter: MessageConverter, observation: Observation, *middlewares: object
+    ) -> RocketMQTemplate:
+        own = [_middleware(each, context) for each in spec.middlewares or ()]
+        rocketmq, around = spec.settings.rocketmq, (*middlewares, *own)
+        return new_template(spec.kind, broker, converter, rocketmq, trace_of, observation, middlewares=around)
+
+    context.add_qualified(spec.name, spec.kind, build, [broker, converter, observation, *shared])
+
+
+def _middleware(given: object, context: ApplicationContext) -> object:
+    """Return a middleware of one template: an object as it is, that of the application for a class, else a new one."""
+    if not isinstance(given, type):
+        return given
+    definition = context.definition_of(given)
+    return context.call(given) if definition is None else context.build(definition)

@@ -36,7 +36,7 @@ from mqtemplate.delay.timers.shaping import Shaper
 from mqtemplate.delay.timers.timer_log import Magic, TimerLogDamageError
 from mqtemplate.errors import StoreError, StoreFullError
 from mqtemplate.event_log import get_logger
-from mqtemplate.metrics import MetricKind, Sample
+from mqtemplate.metrics import MetricKind, MetricSample
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.properties import REAL_TOPIC, find_property
 from mqtemplate.record.released_copies import AlikeCopies
@@ -333,10 +333,12 @@ class TimerMessageStore(DelayStore):
             return NEVER_MS
         return min(self._backlog.near.next_due_ms, self._backlog.held.first_due_ms, self._backlog.next_slot_ms)
 
-    def _pending_by_topic(self) -> list[Sample]:
+    def _pending_by_topic(self) -> list[MetricSample]:
         with self.lock:
             counts = self._metrics.counts()
-        return [Sample("delay.pending_timers", MetricKind.GAUGE, count, {"topic": topic}) for topic, count in counts]
+        return [
+            MetricSample("delay.pending_timers", MetricKind.GAUGE, count, {"topic": topic}) for topic, count in counts
+        ]
 
     def catch_up(self) -> None:
         self.start()

@@ -81,11 +81,11 @@ class Backoff:
         try:
             return retry_delay_ms(getattr(self, name))
         except ValueError as error:
-            raise ListenerError(f"Backoff: {name} must be {error}") from None
+            raise ListenerError.of_value("Backoff", f"{name} must be {error}") from None
 
     def _check(self, name: str, is_allowed: bool, allowed: str) -> None:
         if not is_allowed:
-            raise ListenerError(f"Backoff: {name} must be {allowed}, got {getattr(self, name)!r}")
+            raise ListenerError.of_value("Backoff", f"{name} must be {allowed}, got {getattr(self, name)!r}")
 
     @property
     def retries(self) -> int:

@@ -14,7 +14,7 @@ from mqtemplate.errors import OffsetOutOfRangeError, SparkError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageExt, MessageQueue, SendSequence
 from mqtemplate.metrics import Metrics
-from mqtemplate.private_files import write_private
+from mqtemplate.processes import write_private
 from mqtemplate.record.dead_letter import dead_letter_properties
 
 _log = get_logger("mqtemplate.spark")

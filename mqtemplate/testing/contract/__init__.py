@@ -10,18 +10,11 @@ A broker is tested by one class::
 """
 
 from mqtemplate.testing.contract.broker_contract import BrokerContract
-from mqtemplate.testing.contract.delays import DelayContract
-from mqtemplate.testing.contract.groups import GroupContract
-from mqtemplate.testing.contract.pulling import PullContract
-from mqtemplate.testing.contract.queries import QueryContract
-from mqtemplate.testing.contract.receiving import ReceiveContract
-from mqtemplate.testing.contract.replies import ReplyContract
-from mqtemplate.testing.contract.retries import RetryContract
-from mqtemplate.testing.contract.schedule_changes import ScheduleChangeContract
-from mqtemplate.testing.contract.selectors import SelectorContract
-from mqtemplate.testing.contract.sending import SendContract
-from mqtemplate.testing.contract.sequenced_sends import SequencedSendContract
-from mqtemplate.testing.contract.transactions import TransactionContract
+from mqtemplate.testing.contract.delays import DelayContract, ScheduleChangeContract
+from mqtemplate.testing.contract.groups import GroupContract, ReceiveContract, RetryContract
+from mqtemplate.testing.contract.reading import PullContract, QueryContract, SelectorContract
+from mqtemplate.testing.contract.sending import SendContract, SequencedSendContract
+from mqtemplate.testing.contract.transactions import ReplyContract, TransactionContract
 from mqtemplate.testing.contract.under_test import BrokerUnderTest
 
 __all__ = [

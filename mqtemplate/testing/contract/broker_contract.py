@@ -1,19 +1,15 @@
-"""Contract of a broker: all contract classes in one."""
+"""Contract of a broker: all contract classes in one.
+
+It is a module of its own, since a package only says what is public.
+"""
 
 from __future__ import annotations
 
-from mqtemplate.testing.contract.delays import DelayContract
-from mqtemplate.testing.contract.groups import GroupContract
-from mqtemplate.testing.contract.pulling import PullContract
-from mqtemplate.testing.contract.queries import QueryContract
-from mqtemplate.testing.contract.receiving import ReceiveContract
-from mqtemplate.testing.contract.replies import ReplyContract
-from mqtemplate.testing.contract.retries import RetryContract
-from mqtemplate.testing.contract.schedule_changes import ScheduleChangeContract
-from mqtemplate.testing.contract.selectors import SelectorContract
-from mqtemplate.testing.contract.sending import SendContract
-from mqtemplate.testing.contract.sequenced_sends import SequencedSendContract
-from mqtemplate.testing.contract.transactions import TransactionContract
+from mqtemplate.testing.contract.delays import DelayContract, ScheduleChangeContract
+from mqtemplate.testing.contract.groups import GroupContract, ReceiveContract, RetryContract
+from mqtemplate.testing.contract.reading import PullContract, QueryContract, SelectorContract
+from mqtemplate.testing.contract.sending import SendContract, SequencedSendContract
+from mqtemplate.testing.contract.transactions import ReplyContract, TransactionContract
 
 
 class BrokerContract(

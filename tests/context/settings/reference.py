@@ -16,10 +16,10 @@ from pathlib import Path
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from mqtemplate.context.config.relaxed_keys import kebab
 from mqtemplate.context.config.schema import FieldShape, fields_of, shape_of
+from mqtemplate.context.config.tree import kebab
 from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.context.settings.broker_support import REFUSED_BY_EMBEDDED, UNNEEDED_BY_EMBEDDED
+from mqtemplate.context.settings.clients import REFUSED_BY_EMBEDDED, UNNEEDED_BY_EMBEDDED
 from mqtemplate.context.settings.properties import DeclaredIn
 
 PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"

@@ -2,53 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
-from mqtemplate import Backoff, MQApplication, VirtualClock, message_listener
-from mqtemplate.listener.failures.schedule import RetryDelays
+from mqtemplate import MQApplication, VirtualClock, message_listener
 from mqtemplate.testing import Harness
-from tests.context.loading import Load, Refusal
-
-SECTION = "mqtemplate:\n  listener:\n"
-
-
-@pytest.mark.parametrize("text", ["[5s, 1m, 1h]", "5s,1m,1h", "[5, 60, 3600]"])
-def test_the_delays_of_retries_are_read(load: Load, text: str) -> None:
-    settings = load(f"{SECTION}    retry: {text}\n")
-
-    assert settings.mqtemplate.listener.retry_defaults.retry == RetryDelays((5_000, 60_000, 3_600_000))
-
-
-def test_an_exponential_schedule_is_read(load: Load) -> None:
-    settings = load(f"{SECTION}    backoff: {{first: 2s, factor: 3, maximum: 5m, jitter: 0, attempts: 4}}\n")
-
-    assert settings.mqtemplate.listener.retry_defaults.retry == Backoff(
-        "2s", factor=3, maximum="5m", jitter=0, attempts=4
-    )
-
-
-def test_exceptions_are_named(load: Load) -> None:
-    settings = load(f"{SECTION}    not-retry-for: [ValueError, json.JSONDecodeError]\n    retry-for: OSError\n")
-
-    defaults = settings.mqtemplate.listener.retry_defaults
-    assert [kind.__name__ for kind in defaults.not_retry_for] == ["ValueError", "JSONDecodeError"]
-    assert defaults.retry_for == (OSError,)
-
-
-@pytest.mark.parametrize(
-    ("lines", "expected"),
-    [
-        ("    retry: [5s, soon]\n", "application.yml:3: mqtemplate.listener.retry: "),
-        ("    retry: [5s, soon]\n", "must be a duration: '3h', '1h 30m', '250ms'"),
-        ("    backoff: {first: soon}\n", "mqtemplate.listener.backoff.first: "),
-        ("    backoff: {first: 2h}\n", "first must be a delay of 1 ms or more and at most the maximum, got '2h'"),
-        ("    retry: [5s]\n    backoff: {first: 1s}\n", "are two schedules of retries; keep one"),
-        ("    not-retry-for: [shop.Missing]\n", "must be names of exceptions, such as ValueError or shop.errors."),
-        ("    not-retry-for: [print]\n", "must be names of exceptions, such as ValueError or shop.errors."),
-    ],
-)
-def test_a_mistake_is_named_with_its_line_and_what_is_allowed(refusal: Refusal, lines: str, expected: str) -> None:
-    assert expected in refusal(SECTION + lines)
 
 
 def test_listeners_without_a_policy_of_their_own_use_it() -> None:

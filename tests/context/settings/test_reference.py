@@ -9,13 +9,11 @@ import pytest
 
 from mqtemplate import EmbeddedSettings, RemoteSettings
 from mqtemplate.context import AppSettings
-from mqtemplate.context.config.relaxed_keys import kebab
 from mqtemplate.context.config.schema import all_fields, fields_of
-from mqtemplate.context.settings.broker import BrokerSettings
-from mqtemplate.context.settings.cluster import ClusterSettings
+from mqtemplate.context.config.tree import kebab
+from mqtemplate.context.settings.broker import BrokerSettings, ClusterSettings, ServerSettings
 from mqtemplate.context.settings.properties import DeclaredIn
 from mqtemplate.context.settings.rocketmq import ProducerSettings
-from mqtemplate.context.settings.server import ServerSettings
 from mqtemplate.server import BrokerServerSettings
 from tests.context.settings.reference import PAGE, configuration_reference, field_documentation
 

@@ -14,7 +14,7 @@ from mqtemplate.converter import JsonMessageConverter
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener import ListenerRegistry
 from mqtemplate.testing import Harness, RecordingTemplate
-from mqtemplate.testing.start_app import StartApp
+from mqtemplate.testing.harness import StartApp
 
 EVENTS: list[Any] = []
 

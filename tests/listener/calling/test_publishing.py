@@ -24,7 +24,7 @@ from mqtemplate.listener import ListenerRegistry, ResultSender
 from mqtemplate.outbox import OutboxSession, SQLAlchemyInbox, SQLAlchemyOutbox, outbox_tables
 from mqtemplate.results import SendResult
 from mqtemplate.testing import Harness, Inbox, RecordingTemplate
-from mqtemplate.testing.start_app import StartApp
+from mqtemplate.testing.harness import StartApp
 
 BOTH = pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
 

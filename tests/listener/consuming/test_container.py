@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from mqtemplate.context.health import read_health
+from mqtemplate.context.application import read_health
 from mqtemplate.errors import CorruptRecordError
 from mqtemplate.listener import ConsumeMode, ContainerState, current_message, message_listener
 from mqtemplate.listener.consuming.process_queue import ProcessQueue

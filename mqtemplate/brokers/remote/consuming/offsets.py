@@ -24,7 +24,7 @@ from mqtemplate.brokers.remote.cluster.routes import MASTER_ID
 from mqtemplate.errors import BrokerError, MQTemplateError, RemoteConnectError, RemoteProtocolError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
-from mqtemplate.private_files import write_private
+from mqtemplate.processes import write_private
 from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand

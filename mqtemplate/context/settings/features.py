@@ -1,0 +1,322 @@
+"""Sections of what an application has beside a broker: listeners, starters, schedules, management."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, field_validator, model_validator
+from pydantic.dataclasses import dataclass
+
+from mqtemplate.context.config.binding import ContradictionError
+from mqtemplate.context.settings.properties import (
+    SECTION_CONFIG,
+    CommaList,
+    OptionalSecret,
+    OptionalText,
+    Properties,
+    UpperCase,
+    duration_in,
+)
+from mqtemplate.errors import ListenerError
+from mqtemplate.http.tokens import weakness_of
+from mqtemplate.listener.attributes import read_exceptions
+from mqtemplate.listener.failures.schedule import Backoff, RetrySchedule, read_schedule, retry_delay_ms
+from mqtemplate.listener.settings import RetryDefaults
+from mqtemplate.observability.settings import (
+    ENDPOINTS,
+    OPEN_ENDPOINTS,
+    HealthSettings,
+    LatenessSettings,
+    MetricsSettings,
+    ObservabilitySettings,
+    TracingSettings,
+)
+from mqtemplate.scheduling.topic import DEFAULT_TOPIC
+from mqtemplate.topics import check_topic
+
+
+def _delay_text(value: Any) -> Any:
+    """Return a number of seconds as text; anything else unchanged."""
+    return f"{value}s" if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def _delay_texts(value: Any) -> Any:
+    return [*map(_delay_text, value)] if isinstance(value, list) else _delay_text(value)
+
+
+def _check(read: Callable[[Any], object], value: object) -> None:
+    """Read a value; the error is a whole sentence."""
+    try:
+        read(value)
+    except ValueError as exc:
+        raise ValueError(f"must be {exc}") from None
+
+
+class BackoffSettings(Properties):
+    """Exponential delays of retries, instead of ``mqtemplate.listener.retry``."""
+
+    first: Annotated[OptionalText, BeforeValidator(_delay_text)] = None
+    """Delay before the first retry, such as ``1s``; without it there is no exponential schedule."""
+    factor: float = Field(2, ge=1, le=1_000)
+    """Each delay is this many times the one before."""
+    maximum: Annotated[str, BeforeValidator(_delay_text)] = "1h"
+    """Longest delay."""
+    jitter: float = Field(0.1, ge=0, le=1)
+    """Random share of each delay: with 0.1 it is 90 to 110 percent of the computed one."""
+    attempts: int = Field(10, ge=1, le=10_001)
+    """Calls of the handler in total, the first one included."""
+
+    @field_validator("first", "maximum")
+    @classmethod
+    def _check_delay(cls, value: str | None) -> str | None:
+        if value is not None:
+            _check(retry_delay_ms, value)
+        return value
+
+
+class ListenerDefaultSettings(Properties):
+    """Retry policy of all listeners; a value in ``@message_listener`` wins. And the listeners of this process."""
+
+    enabled: bool = True
+    """False: this process runs no listeners and schedules. ``mqtemplate run`` runs them all the same."""
+    only: CommaList = ()
+    """Ids, or last parts of ids, of the listeners and schedules that run in this process. Not given: all."""
+    retry: Annotated[CommaList, BeforeValidator(_delay_texts)] = ()
+    """Delays before the retries, such as ``[5s, 1m, 1h]``; then the message is a dead letter. Not given: 10s, 30s, 1m,
+    … 2h, as in RocketMQ; an ORDERLY queue is retried each second."""
+    backoff: BackoffSettings = BackoffSettings()
+    retry_for: CommaList = ()
+    """Exceptions that are retried, such as ``[OSError, shop.errors.BankError]``; others are dead letters at once. Not
+    given: all are retried."""
+    not_retry_for: CommaList = ()
+    """Exceptions that are not retried; their messages are dead letters at once."""
+
+    @field_validator("retry")
+    @classmethod
+    def _check_retry(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if value:
+            _check(read_schedule, value)
+        return value
+
+    @field_validator("retry_for", "not_retry_for")
+    @classmethod
+    def _check_exceptions(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        try:
+            read_exceptions(value)
+        except (ValueError, AttributeError):
+            raise ValueError(
+                f"must be names of exceptions, such as ValueError or shop.errors.OrderError, got {', '.join(value)}"
+            ) from None
+        return value
+
+    @model_validator(mode="after")
+    def _check_schedule(self) -> Self:
+        if self.retry and self.backoff.first is not None:
+            raise ContradictionError("and 'backoff.first' are two schedules of retries; keep one", "retry", "backoff")
+        try:
+            self._schedule()
+        except ListenerError as exc:
+            raise ContradictionError(exc.problem or str(exc), "backoff") from exc
+        return self
+
+    def _schedule(self) -> RetrySchedule | None:
+        backoff = self.backoff
+        if backoff.first is None:
+            return read_schedule(self.retry) if self.retry else None
+        return Backoff(
+            backoff.first,
+            factor=backoff.factor,
+            maximum=backoff.maximum,
+            jitter=backoff.jitter,
+            attempts=backoff.attempts,
+        )
+
+    @property
+    def retry_defaults(self) -> RetryDefaults:
+        """The section as one value for the listeners."""
+        return RetryDefaults(
+            retry=self._schedule(),
+            retry_for=read_exceptions(self.retry_for),
+            not_retry_for=read_exceptions(self.not_retry_for),
+        )
+
+
+class LoggingSettings(Properties):
+    """The logging starter: the library's events on standard error, for ``run()`` and the command line. It does
+    nothing in a program that has configured `logging`; see [logging](logging.md)."""
+
+    enabled: bool = True
+    """True: the starter may show events."""
+    level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], UpperCase] = "INFO"
+    """Least severe level of events to show."""
+    format: Annotated[Literal["CONSOLE", "JSON"], UpperCase] = "CONSOLE"
+    """``console`` for people, ``json`` for machines; one line per event."""
+
+
+class EmbeddedStarterSettings(Properties):
+    """The starter that creates the embedded broker."""
+
+    enabled: bool = True
+    """True: the starter may create one."""
+
+
+class SparkSettings(Properties):
+    """The Spark starter, which runs the functions marked ``@spark_listener``."""
+
+    enabled: bool = True
+    """True: the starter may start a session. It does so only if there is a Spark listener."""
+    master: str = Field("local[2]", min_length=1)
+    """Spark master; by default this machine with two threads."""
+    checkpoint_path: Path = Path("./mqtemplate-checkpoints")
+    """Directory with the progress of the queries; after a restart they continue from there."""
+    conf: dict[str, str] = Field(default_factory=dict)
+    """Any of Spark's own keys, such as ``spark.sql.shuffle.partitions``."""
+    java_home: OptionalText = None
+    """Java installation to use; searched for if not given."""
+
+    @field_validator("conf", mode="before")
+    @classmethod
+    def _as_spark_writes_it(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {key: str(item).lower() if isinstance(item, bool) else str(item) for key, item in value.items()}
+
+
+class SchedulesSettings(Properties):
+    """Functions and methods marked ``@scheduled``; see [schedules](schedules.md)."""
+
+    enabled: bool = True
+    """False: this process runs no schedules; other processes may."""
+    topic: Annotated[str, AfterValidator(check_topic)] = DEFAULT_TOPIC
+    """Topic of the runs. Applications that share a broker need one each, or different names of schedules."""
+
+
+class AutoconfigureSettings(Properties):
+    """Starters of the application."""
+
+    exclude: CommaList = ()
+    """Names of starters that do not act."""
+
+
+class ProfilesSettings(Properties):
+    """Profiles of the configuration."""
+
+    active: CommaList = ()
+    """Names of the active profiles; a later one wins over an earlier one."""
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION_CONFIG)
+class MetricsSection(MetricsSettings):
+    """Metrics of the application and its broker; see [metrics](metrics.md)."""
+
+    opentelemetry: bool = False
+    """True: export them by the meter provider of OpenTelemetry that the program configures."""
+
+    _milliseconds = field_validator("pending_interval_ms", mode="before")(duration_in(1))
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION_CONFIG)
+class TracingSection(TracingSettings):
+    """Spans of sends and handlers, with ``mqtemplate[opentelemetry]``."""
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION_CONFIG)
+class LatenessSection(LatenessSettings):
+    """Lateness of delayed messages; see [observability](observability.md)."""
+
+    _milliseconds = field_validator("threshold_ms", mode="before")(duration_in(1))
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION_CONFIG)
+class HealthSection(HealthSettings):
+    """Thresholds of the health. A component beyond its threshold is ``DOWN``."""
+
+    _milliseconds = field_validator("max_lateness_ms", "timeout_ms", mode="before")(duration_in(1))
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION_CONFIG)
+class DashboardSection:
+    """Pages of the application and its broker in a browser; see [dashboard](dashboard.md)."""
+
+    enabled: bool = False
+    """True: the management port serves it below ``/dashboard``, and a web framework can mount it. It needs
+    ``mqtemplate[dashboard]`` and ``token``: reading needs the token too."""
+    allow_changes: bool = False
+    """True: changes of messages, dead letters and listeners are allowed to those who have signed in with the token."""
+    allowed_hosts: CommaList = ()
+    """Host names in addresses of the dashboard, beside those of loopback, such as ``shop.example.com``."""
+    audit_log: OptionalText = None
+    """File of the audit log; by default ``~/.local/state/mqtemplate/dashboard-audit.jsonl``."""
+
+
+class ManagementSettings(Properties):
+    """Metrics, traces, lateness and health of the application, and its actuator. Off by default, at no cost."""
+
+    enabled: bool = False
+    """True: the application, or the server, is observed."""
+    port: Annotated[int, Field(ge=0, le=65_535)] | None = None
+    """Port of the actuator: ``http://address:port/actuator``; 0 for a free one. Without it an application serves the
+    actuator through its own web framework, or not at all."""
+    address: str = "127.0.0.1"
+    """Numeric address of that port. With another than loopback, other machines can read the ``open-endpoints``."""
+    token: OptionalSecret = None
+    """Token that reads of other than the ``open-endpoints`` and all changes must have, as ``Authorization: Bearer
+    <token>``, of at least 16 characters. Without it they are refused."""
+    name: OptionalText = None
+    """Name of the application in ``/actuator/info``."""
+    endpoints: CommaList = ENDPOINTS
+    """Endpoints of the actuator to expose."""
+    open_endpoints: CommaList = OPEN_ENDPOINTS
+    """Those of them that everyone who can connect reads without the token."""
+    allowed_hosts: CommaList = ()
+    """Public host names in addresses of the actuator, such as ``shop.example.com``. Addresses, names without a dot, and
+    names below ``localhost``, ``local``, ``internal`` and ``svc`` are always allowed, and for ``health`` all are."""
+    metrics: MetricsSection = MetricsSection()
+    tracing: TracingSection = TracingSection()
+    lateness: LatenessSection = LatenessSection()
+    health: HealthSection = HealthSection()
+    dashboard: DashboardSection = DashboardSection()
+
+    @field_validator("address")
+    @classmethod
+    def _check_address(cls, value: str) -> str:
+        try:
+            ipaddress.ip_address(value)
+        except ValueError:
+            raise ValueError("must be a numeric address, such as 127.0.0.1 or ::1") from None
+        return value
+
+    @field_validator("token")
+    @classmethod
+    def _check_token(cls, value: SecretStr | None) -> SecretStr | None:
+        weakness = None if value is None else weakness_of(value.get_secret_value())
+        if weakness is not None:
+            raise ValueError(weakness)
+        return value
+
+    @field_validator("endpoints", "open_endpoints")
+    @classmethod
+    def _check_endpoints(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        unknown = [name for name in value if name not in ENDPOINTS]
+        if unknown:
+            raise ValueError(f"must be some of {', '.join(ENDPOINTS)}; there is no {', '.join(unknown)}")
+        return value
+
+    @model_validator(mode="after")
+    def _check_enabled(self) -> Self:
+        if self.port is not None and not self.enabled:
+            raise ContradictionError("is given, but 'enabled' is not true; set it, or remove the port", "port")
+        if self.dashboard.enabled and not (self.enabled and self.token):
+            missing = "'enabled' is not true" if not self.enabled else "there is no 'token'"
+            raise ContradictionError(f"is on, but {missing}; set it, or turn the dashboard off", "dashboard.enabled")
+        return self
+
+    @property
+    def observability(self) -> ObservabilitySettings:
+        """The section as one value for `Observability`."""
+        return ObservabilitySettings(
+            metrics=self.metrics, tracing=self.tracing, lateness=self.lateness, health=self.health
+        )

@@ -1,0 +1,326 @@
+"""The sources of the settings in their order, and the explanation of all settings, which hides secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field
+from mqtemplate.context.config.binding import bind
+from mqtemplate.context.config.configuration import Configuration
+from mqtemplate.context.config.configuration import bind_environment
+from mqtemplate.context.config.files import YamlDocument
+from mqtemplate.context.config.files import read_toml
+from mqtemplate.context.config.files import read_yaml
+from mqtemplate.context.config.files import split_names
+from mqtemplate.context.config.files import with_env_file
+from mqtemplate.context.config.masking import HIDDEN
+from mqtemplate.context.config.masking import masked
+from mqtemplate.context.config.placeholders import Placeholders
+from mqtemplate.context.config.schema import drop_empty
+from mqtemplate.context.config.schema import field_named
+from mqtemplate.context.config.schema import fields_of
+from mqtemplate.context.config.schema import is_secret
+from mqtemplate.context.config.schema import is_section
+from mqtemplate.context.config.tree import ConfigNode
+from mqtemplate.context.config.tree import ConfigOrigins
+from mqtemplate.context.config.tree import UNSET
+from mqtemplate.context.config.tree import canonical_key
+from mqtemplate.context.config.tree import insert_mapping
+from mqtemplate.context.config.tree import is_empty_text
+from mqtemplate.context.config.tree import kebab
+from mqtemplate.context.config.tree import same_key
+from mqtemplate.context.settings.app import AppSettings
+from mqtemplate.errors import ConfigurationError
+from mqtemplate.errors import nearest
+from mqtemplate.processes import absolute_path
+from pathlib import Path
+from pydantic import ValidationError
+from typing import Any
+
+
+_NEAR = 0.87  # "rocketmqq", "rokcetmq", "mqtemplates"; not "rocket"
+_EXTENSIONS = ("yml", "yaml", "toml")
+_PROFILES_KEY = ("mqtemplate", "profiles", "active")
+
+
+def load_settings(
+    config_folder: Path | str | None = None,
+    profiles: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    arguments: Mapping[str, object] | ConfigNode | None = None,
+) -> AppSettings:
+    """Read the configuration of an application.
+
+    A later source wins over an earlier one: ``application.yml`` or ``.toml``, then ``application-{profile}.yml`` in the
+    order of the profiles, then ``.env``, the environment, *arguments*, and the options of ``mqtemplate run``.
+
+    Args:
+        config_folder: Folder of the files; by default the working directory. A folder without files is allowed.
+        profiles: Active profiles; by default those of ``mqtemplate.profiles.active`` in *arguments*, else in
+            ``MQTEMPLATE_PROFILES_ACTIVE``, else in ``application.yml``.
+        environment: Environment variables; by default those of the process, and of the file ``.env`` in the folder.
+        arguments: Keys that the program sets, dotted or nested, in any spelling; or a tree with their origins.
+
+    Raises:
+        ConfigurationError: The configuration is invalid; the error lists all problems with file, line and nearest key.
+    """
+    folder = _existing_folder(config_folder)
+    variables = with_env_file(folder) if environment is None else environment
+    bound = bind_environment(AppSettings, variables)
+    overlay = arguments if isinstance(arguments, ConfigNode) else ConfigNode()
+    if not isinstance(arguments, ConfigNode):
+        insert_mapping(overlay, arguments or {}, "argument settings")
+    files = _Files(folder)
+    given = PROCESS.given.profiles or tuple(profiles)
+    active = given or _profiles_of(overlay) or _profiles_of(bound.root) or files.default_profiles()
+    root = files.merged(active)
+    root.merge(bound.root)
+    root.merge(drop_empty(overlay, AppSettings))
+    PROCESS.given.apply(root)
+    if active:  # as a key, so that the settings contain the active profiles whatever named them
+        in_force = ConfigNode()
+        in_force.put(_PROFILES_KEY, list(active), "profiles in force")
+        root.merge(in_force)
+    origins = ConfigOrigins(
+        files=tuple(files.read),
+        profiles=active,
+        unmatched_profiles=tuple(name for name in active if name not in files.mentioned_profiles),
+        unused_variables=bound.unused,
+        root=root,
+        folder=files.folder,
+    )
+    return _settings(Configuration(root, variables, origins))
+
+
+def _settings(configuration: Configuration) -> AppSettings:
+    root = configuration.root
+    _refuse_near_sections(root)
+    ours = ConfigNode(children={key: node for key, node in root.children.items() if field_named(AppSettings, key)})
+    binding = bind(ours, AppSettings, Placeholders(configuration.lookup), empty_is_given=False)
+    try:
+        return AppSettings(configuration, **binding.values)
+    except ValidationError as exc:
+        raise binding.explain(exc) from None  # pydantic's own text may contain a secret
+
+
+def _refuse_near_sections(root: ConfigNode) -> None:
+    """Refuse sections that are probably ours with a typing error: their keys would have no effect.
+
+    Raises:
+        ConfigurationError: It names the section that is meant.
+    """
+    ours = {canonical_key(name): name for name in fields_of(AppSettings)}
+    for key, node in root.children.items():
+        spring = node.find(("rocketmq",)) if same_key(key, "spring") else None
+        if spring is not None:
+            raise ConfigurationError(
+                f"{spring.origin}: {key}.rocketmq is no section, its keys would have no effect; "
+                "write rocketmq: without spring: above it, as rocketmq-spring does"
+            )
+        near = nearest(canonical_key(key), ours, cutoff=_NEAR)
+        if near is not None and canonical_key(key) not in ours:
+            raise ConfigurationError(
+                f"{_first_origin(node)}: {key} is no section, its keys would have no effect; "
+                f"did you mean '{ours[near]}'? A section of your own needs a name that differs more"
+            )
+
+
+def _first_origin(node: ConfigNode) -> str:
+    return node.origin or next((leaf.origin for _, leaf in node.leaves()), "configuration")
+
+
+class _Files:
+    """The files of a folder; each is read once.
+
+    Attributes:
+        folder: The folder with its full path, for messages.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._folder = folder
+        self.read: list[str] = []
+        self.mentioned_profiles: set[str] = set()
+        self._base = self._documents("application")
+
+    def default_profiles(self) -> tuple[str, ...]:
+        """Return the profiles that ``application.yml`` activates, outside of documents that are for a profile."""
+        found: tuple[str, ...] = ()
+        for document in self._base:
+            if not document.on_profile:
+                found = _profiles_of(document.root) or found
+        return found
+
+    def merged(self, profiles: Sequence[str]) -> ConfigNode:
+        """Return the keys of all documents that apply to the profiles; later documents win."""
+        root = ConfigNode()
+        documents = list(self._base)
+        for document in self._base:
+            self.mentioned_profiles |= {name.removeprefix("!") for name in document.on_profile}
+        for profile in profiles:
+            own = self._documents(f"application-{profile}")
+            if own:
+                self.mentioned_profiles.add(profile)
+            documents += own
+            _refuse_profiles(own)
+        _refuse_profiles([document for document in self._base if document.on_profile])
+        for document in documents:
+            if _applies(document, profiles):
+                root.merge(drop_empty(document.root, AppSettings))
+        return root
+
+    def _documents(self, stem: str) -> list[YamlDocument]:
+        present = [file for ext in _EXTENSIONS if (file := self._folder / f"{stem}.{ext}").is_file()]
+        if len(present) > 1:
+            raise ConfigurationError(f"{self._folder} has both {present[0].name} and {present[1].name}; keep one")
+        if not present:
+            return []
+        self.read.append(str(present[0]))
+        return [YamlDocument(read_toml(present[0]), ())] if present[0].suffix == ".toml" else read_yaml(present[0])
+
+
+def _applies(document: YamlDocument, profiles: Sequence[str]) -> bool:
+    if not document.on_profile:
+        return True
+    return any(name[1:] not in profiles if name.startswith("!") else name in profiles for name in document.on_profile)
+
+
+def _existing_folder(config_folder: Path | str | None) -> Path:
+    folder = absolute_path(config_folder or "")
+    if not folder.is_dir():
+        raise ConfigurationError(
+            f"config_folder {str(config_folder)!r} is no folder; give the one that holds application.yml"
+        )
+    return folder
+
+
+def _profiles_of(root: ConfigNode) -> tuple[str, ...]:
+    node = root.find(_PROFILES_KEY)
+    return () if node is None or node.value is UNSET else split_names(node.value)
+
+
+def _refuse_profiles(documents: Sequence[YamlDocument]) -> None:
+    for document in documents:
+        node = document.root.find(_PROFILES_KEY)
+        if node is not None and not node.is_empty:
+            raise ConfigurationError(
+                f"{node.origin}: mqtemplate.profiles.active cannot stand in a part that is itself for a profile; "
+                "move it to the head of application.yml, or set MQTEMPLATE_PROFILES_ACTIVE"
+            )
+
+
+_NAME_SERVER = "rocketmq.name-server"
+_STORE_PATH = ("mqtemplate", "broker", "store-path")
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """Options of ``mqtemplate run`` that change settings.
+
+    Attributes:
+        profiles: Active profiles; empty for those of the configuration.
+        keys: Dotted key -> value.
+    """
+
+    profiles: tuple[str, ...] = ()
+    keys: Mapping[str, object] = field(default_factory=dict)
+
+    def apply(self, root: ConfigNode) -> None:
+        """Set the keys in the tree of all sources.
+
+        Another broker makes the store directory of the configuration meaningless, so that is removed.
+        """
+        given = {key: value for key, value in self.keys.items() if not is_empty_text(value)}
+        if _NAME_SERVER in given:
+            _remove(root, _STORE_PATH)
+        overlay = ConfigNode()
+        insert_mapping(overlay, given, "the command line")
+        root.merge(overlay)
+
+
+class ProcessCommandLine:
+    """The command line of this process. Only a program that owns its process sets it."""
+
+    def __init__(self) -> None:
+        self.given = CommandLine()
+
+
+PROCESS = ProcessCommandLine()
+
+
+def _remove(root: ConfigNode, path: tuple[str, ...]) -> None:
+    parent = root.find(path[:-1])
+    for name in [name for name in (parent.children if parent else {}) if same_key(name, path[-1])]:
+        assert parent is not None
+        del parent.children[name]
+
+
+_DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedSetting:
+    """One setting.
+
+    Attributes:
+        key: The key as a file writes it, such as ``rocketmq.name-server``.
+        value: A text, number, truth value, list or map, or None; `HIDDEN` for a secret.
+        origin: ``application.yml:4``, ``environment ROCKETMQ_NAME_SERVER``, ``argument settings``, or ``default``.
+    """
+
+    key: str
+    value: Any
+    origin: str
+
+    @property
+    def is_default(self) -> bool:
+        """True if no source sets the key."""
+        return self.origin == _DEFAULT
+
+
+def explain_settings(settings: AppSettings) -> list[ExplainedSetting]:
+    """Return all settings of the library, defaults included, then those of the application itself."""
+    return [*_of_section(settings, type(settings), ()), *_of_application(settings)]
+
+
+def _of_section(settings: AppSettings, section: type, path: tuple[str, ...]) -> Iterator[ExplainedSetting]:
+    value: Any = settings
+    for part in path:
+        value = getattr(value, part)
+    for name in fields_of(section):
+        below, at = getattr(value, name), (*path, name)
+        if is_section(type(below)):
+            yield from _of_section(settings, type(below), at)
+            continue
+        key = ".".join(map(kebab, at))
+        yield ExplainedSetting(key, _plain(below, at, settings), settings.origins.of(key))
+
+
+def _of_application(settings: AppSettings) -> Iterator[ExplainedSetting]:
+    """Yield the keys of sections that belong to the application. A name like ``api-token`` hides its value."""
+    for path, node in settings.origins.root.leaves():
+        if field_named(type(settings), path[0]) is None:
+            hidden = is_secret(type(settings), path)
+            key = ".".join(path)
+            origin = settings.origin_of(key) or node.origin  # a variable of the environment wins over a file
+            value = settings.get(key)
+            yield ExplainedSetting(key, HIDDEN if hidden and _may_be_secret(value) else masked(value), origin)
+
+
+def _plain(value: Any, path: tuple[str | int, ...], settings: AppSettings) -> Any:
+    """Return a value as JSON has it, without secrets."""
+    if is_secret(type(settings), path) and _may_be_secret(value):
+        return HIDDEN
+    if is_section(type(value)):
+        return {kebab(name): _plain(getattr(value, name), (*path, name), settings) for name in fields_of(type(value))}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each, (*path, str(key)), settings) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset) and not hasattr(value, "_fields"):
+        return [_plain(each, (*path, index), settings) for index, each in enumerate(value)]
+    return masked(value)
+
+
+def _may_be_secret(value: Any) -> bool:
+    return value is not None and not isinstance(value, bool)

@@ -1,0 +1,34 @@
+"""Hash functions of Java and of files.
+
+RocketMQ writes ``String.hashCode`` of Java into its files and chooses queues by it. CRC-32 is computed by zlib-ng where
+it is installed (the extra ``speed``): the same sum, several times as fast.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+try:
+    from zlib_ng.zlib_ng import crc32
+except ImportError:
+    from zlib import crc32
+
+__all__ = ["crc32", "java_string_hash", "tags_code"]
+
+
+@lru_cache(maxsize=65_536)
+def java_string_hash(text: str) -> int:
+    """Return ``String.hashCode``: over UTF-16 code units, ``h = 31 * h + unit``, as a signed 32-bit number."""
+    value = 0
+    units = text.encode("utf-16-be", "surrogatepass")
+    for high, low in zip(units[::2], units[1::2], strict=True):
+        value = (31 * value + (high << 8 | low)) & 0xFFFF_FFFF
+    return value - 0x1_0000_0000 if value & 0x8000_0000 else value
+
+
+def tags_code(tags: str | None) -> int:
+    """Return the number that a consume queue stores for *tags*; 0 for no tag.
+
+    Source: RocketMQ ``MessageExtBrokerInner.tagsString2tagsCode``.
+    """
+    return java_string_hash(tags) if tags else 0

@@ -1,0 +1,179 @@
+"""The server for the broker that settings describe, and the one that the workers of a supervisor share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import ExitStack
+from contextlib import contextmanager
+from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+from mqtemplate.context.settings.app import AppSettings
+from mqtemplate.context.settings.broker import AccountSettings
+from mqtemplate.context.settings.broker import AclSection
+from mqtemplate.context.settings.broker import ServerSettings
+from mqtemplate.context.settings.broker import ServerTlsSettings
+from mqtemplate.context.settings.rocketmq import EmbeddedStore
+from mqtemplate.errors import ConfigurationError
+from mqtemplate.message import HostAddress
+from mqtemplate.processes import prompt_threads
+from mqtemplate.remoting.settings import ClientAuth
+from mqtemplate.remoting.settings import RemotingServerSettings
+from mqtemplate.remoting.settings import ServerTls
+from mqtemplate.remoting.settings import TlsMode
+from mqtemplate.server.acl.settings import Account
+from mqtemplate.server.acl.settings import AclSettings
+from mqtemplate.server.acl.settings import Right
+from mqtemplate.server.broker_server import LocalCluster
+from mqtemplate.server.local_address import LocalServerAddress
+from mqtemplate.server.state.settings import BrokerServerSettings
+from mqtemplate.server.state.settings import ServerOptions
+from mqtemplate.store.settings import FlushDiskType
+import dataclasses
+import os
+import secrets
+import socket
+
+
+def local_cluster(
+    settings: AppSettings, server: ServerSettings | None = None, own: Account | None = None
+) -> LocalCluster[EmbeddedBroker]:
+    """Return the broker and the name server that the settings describe. They are not started.
+
+    Args:
+        server: Instead of ``mqtemplate.server.*`` of the settings.
+        own: A further account, for processes that this one starts. With it access control is on in any case.
+
+    Raises:
+        ConfigurationError: The settings contradict each other.
+    """
+    server = server or settings.mqtemplate.server
+    server = dataclasses.replace(server, listen=_with_port(server.listen))
+    flushes_each = settings.mqtemplate.broker.flush_disk_type is FlushDiskType.SYNC_FLUSH
+    options = {each.name: getattr(server, each.name) for each in dataclasses.fields(ServerOptions)}
+    return LocalCluster(
+        _engine(settings, server),
+        BrokerServerSettings(**options),
+        server.name_server,
+        remoting=RemotingServerSettings(
+            tls=_tls(server.tls),
+            max_connections=server.max_connections,
+            max_connections_per_address=server.max_connections_per_address,
+            # With SYNC_FLUSH a response waits for the disk, and a poll would take the interpreter lock from the flush.
+            busy_poll_us=0 if flushes_each else server.busy_poll_us,
+        ),
+        acl=_acl(server.acl, own),
+    )
+
+
+def _with_port(listen: HostAddress) -> HostAddress:
+    """Replace port 0 by a free port: the engine stores the port in messages before the server listens."""
+    if listen.port:
+        return listen
+    with socket.create_server((listen.ip, 0), family=socket.AF_INET6 if ":" in listen.ip else socket.AF_INET) as probe:
+        return HostAddress(listen.ip, probe.getsockname()[1])
+
+
+def _engine(settings: AppSettings, server: ServerSettings) -> EmbeddedBroker:
+    listen_host = server.listen
+    if server.advertise is not None:
+        listen_host = HostAddress(server.advertise.ip, server.advertise.port or server.listen.port)
+    return EmbeddedBroker(settings.store_path, dataclasses.replace(settings.mqtemplate.broker, listen_host=listen_host))
+
+
+def _tls(tls: ServerTlsSettings) -> ServerTls | None:
+    if tls.mode == "DISABLED":
+        return None
+    return ServerTls(
+        cert_path=tls.cert_path or "",
+        key_path=tls.key_path or "",
+        key_password=tls.key_password.get_secret_value() if tls.key_password else None,
+        mode=TlsMode[tls.mode],
+        client_auth=ClientAuth[tls.client_auth],
+        trust_cert_path=tls.trust_cert_path,
+    )
+
+
+def _acl(acl: AclSection, own: Account | None) -> AclSettings | None:
+    if not acl.enabled and own is None:
+        return None
+    accounts = [*map(_account, acl.accounts), *([] if own is None else [own])]
+    return AclSettings(accounts=tuple(accounts), replay_window_ms=acl.replay_window_ms, is_private=not acl.enabled)
+
+
+def _account(account: AccountSettings) -> Account:
+    return Account(
+        access_key=account.access_key,
+        secret_key=account.secret_key.get_secret_value(),
+        admin=account.admin,
+        default_topic_perm=Right.parse(account.default_topic_perm),
+        default_group_perm=Right.parse(account.default_group_perm),
+        topic_perms={topic: Right.parse(right) for topic, right in account.topic_perms.items()},
+        group_perms={group: Right.parse(right) for group, right in account.group_perms.items()},
+    )
+
+
+_ANY_PORT = HostAddress("127.0.0.1", 0)
+
+
+@contextmanager
+def shared_server(
+    settings: AppSettings, workers: int, report: Callable[[str], None]
+) -> Iterator[LocalServerAddress | None]:
+    """Serve the store directory of the settings inside the context, if several workers are to share it.
+
+    A directory belongs to one user, and a port of 127.0.0.1 is open to all users of the machine. So a client needs an
+    account: the server creates one for the workers at each start, and commands of the same user find it in the
+    directory.
+
+    Returns:
+        Address and account for the workers; None if they need no other one than that of the configuration.
+
+    Raises:
+        ConfigurationError: The store is in memory, which other processes cannot use.
+        MQTemplateError: The server cannot start.
+    """
+    choice = settings.broker_choice
+    if workers == 1 or not isinstance(choice, EmbeddedStore):
+        yield None
+        return
+    if settings.store_path is None:
+        raise ConfigurationError(
+            f"rocketmq.name-server is {settings.rocketmq.name_server!r}, and {workers} worker processes cannot share "
+            "the memory of one; name a folder (embedded:<folder>) or a server (host:port), or run one worker"
+        )
+    with ExitStack() as running:
+        account = Account(access_key=f"run-{secrets.token_hex(8)}", secret_key=secrets.token_hex(), admin=True)
+        is_open = _is_open_to_all(settings)
+        cluster = local_cluster(settings, _settings_of_server(settings), None if is_open else account)
+        cluster.start()
+        running.callback(cluster.stop)
+        running.enter_context(prompt_threads())
+        report(
+            f"broker {cluster.engine.name} for the workers on {cluster.address}, its name server on "
+            f"{cluster.name_server_address}, store {settings.store_path}"
+        )
+        if is_open:
+            report("warning: mqtemplate.server.acl.enabled is false: every user of this machine can read and write all")
+        address = LocalServerAddress(
+            str(cluster.name_server_address), account.access_key, os.getpid(), account.secret_key
+        )
+        address.write(settings.store_path)
+        running.callback(LocalServerAddress.remove, settings.store_path)
+        yield address
+
+
+def _is_open_to_all(settings: AppSettings) -> bool:
+    """Return True if the configuration itself says that no account is needed."""
+    key = "mqtemplate.server.acl.enabled"
+    return settings.origins.of(key) != "default" and not settings.mqtemplate.server.acl.enabled
+
+
+def _settings_of_server(settings: AppSettings) -> ServerSettings:
+    """Return the settings of the server: addresses on loopback with free ports, unless the configuration has others."""
+    server = settings.mqtemplate.server
+    changed = {
+        field: _ANY_PORT
+        for field, key in (("listen", "mqtemplate.server.listen"), ("name_server", "mqtemplate.server.name-server"))
+        if settings.origins.of(key) == "default"
+    }
+    return dataclasses.replace(server, **changed)  # type: ignore[arg-type]  # the two fields are addresses
