@@ -26,8 +26,7 @@ from mqtemplate.errors import (
     SendError,
     SendTimeoutError,
 )
-from mqtemplate.listener.failures.outcomes import DeadLetter, RetryLater
-from mqtemplate.listener.handler_result import BatchFailure
+from mqtemplate.listener.failures.failure import BatchFailure, DeadLetter, RetryLater
 from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue, PackedBody
 from mqtemplate.middlewares.pause import PauseListener
 from mqtemplate.remoting.protocol.codes import ResponseCode

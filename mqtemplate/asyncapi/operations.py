@@ -12,12 +12,10 @@ from mqtemplate.asyncapi.declaration import DocumentedSend, documented_sends
 from mqtemplate.context import MQApplication
 from mqtemplate.context.injection.components import is_spark_listener
 from mqtemplate.errors import ConfigurationError
-from mqtemplate.listener.attributes import ListenerSpec
-from mqtemplate.listener.calling.send import PublishSpec, Send
-from mqtemplate.listener.consume_status import ConsumeStatus
-from mqtemplate.listener.decorator import SPARK_LISTENER_ATTRIBUTE, listener_specs
-from mqtemplate.listener.endpoint import Endpoint, HandlerPlan
-from mqtemplate.listener.registration.tag_routes import TagRoutedPlan
+from mqtemplate.listener.declaration.attributes import ListenerSpec
+from mqtemplate.listener.declaration.decorator import SPARK_LISTENER_ATTRIBUTE, listener_specs
+from mqtemplate.listener.declaration.results import ConsumeStatus, PublishSpec, Send
+from mqtemplate.listener.handler.plan import Endpoint, HandlerPlan, TagRoutedPlan
 from mqtemplate.scheduling.schedules import Schedules
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.template.destination import parse_destination

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from mqtemplate.callables import name_of_callable, unfinished
 from mqtemplate.errors import ConfigurationError, EventLoopBlockedError
-from mqtemplate.listener.consuming.handler_loop import HandlerLoop
+from mqtemplate.listener.container.loops import HandlerLoop
 
 T = TypeVar("T")
 

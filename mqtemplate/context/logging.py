@@ -21,7 +21,7 @@ import structlog
 from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
 
 from mqtemplate.context.settings.starters import LoggingSettings
-from mqtemplate.listener.current import add_current_message
+from mqtemplate.listener.handler.current import add_current_message
 from mqtemplate.processes import is_terminal, write_text
 from mqtemplate.user_code import escaped
 

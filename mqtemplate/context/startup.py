@@ -25,8 +25,8 @@ from mqtemplate.context.templates.template_specs import TemplateSpec, template_s
 from mqtemplate.converter import MessageConverter
 from mqtemplate.errors import ConfigurationError, DependencyError, ListenerError
 from mqtemplate.event_log import get_logger
+from mqtemplate.listener.declaration.hooks import Enhancer, enhancer_order
 from mqtemplate.listener.discovery import declared_topics
-from mqtemplate.listener.registration.enhancers import Enhancer, enhancer_order
 from mqtemplate.listener.registry import ListenerRegistry
 from mqtemplate.message_trace.traces import Traces
 from mqtemplate.observation.interface import Observation

@@ -10,8 +10,7 @@ from enum import Enum
 
 from mqtemplate.broker import Broker
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
-from mqtemplate.listener.consume_status import ContainerState
-from mqtemplate.listener.consuming.container import ListenerContainer
+from mqtemplate.listener.container.container import ContainerState, ListenerContainer
 from mqtemplate.observability.collectors import GroupLags
 from mqtemplate.observability.lateness import LatenessRecorder
 from mqtemplate.observability.settings import HealthSettings

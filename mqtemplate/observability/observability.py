@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from mqtemplate.broker import Broker
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.clock import Clock
-from mqtemplate.listener.consuming.container import ListenerContainer
+from mqtemplate.listener.container.container import ListenerContainer
 from mqtemplate.metrics import Metrics, Sample
 from mqtemplate.observability.collectors import GroupLags, PendingByHorizon, listener_samples
 from mqtemplate.observability.lateness import LatenessRecorder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar, Unpack
 
-from mqtemplate.listener.calling.send import ResultSender
+from mqtemplate.listener.declaration.results import ResultSender
 from mqtemplate.template.send_options import SendOptions
 
 SessionType = TypeVar("SessionType")

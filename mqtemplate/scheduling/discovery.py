@@ -12,14 +12,11 @@ from typing import Any
 from mqtemplate.callables import name_of_callable
 from mqtemplate.durations import duration_ms
 from mqtemplate.errors import ListenerError, ScheduleError
-from mqtemplate.listener.attributes import Resolve
-from mqtemplate.listener.calling.depends import Scope
-from mqtemplate.listener.calling.objects import ObjectSource
-from mqtemplate.listener.calling.parameters import ParameterReader, hints_of, signature_of
-from mqtemplate.listener.calling.publisher import Publisher
-from mqtemplate.listener.calling.scope import compose
-from mqtemplate.listener.consuming.handler_loop import is_async
-from mqtemplate.listener.resolution import default_resolve
+from mqtemplate.listener.declaration.attributes import Resolve
+from mqtemplate.listener.declaration.resolution import default_resolve
+from mqtemplate.listener.handler.providers import ObjectSource, Scope, compose, is_async
+from mqtemplate.listener.handler.results import Publisher
+from mqtemplate.listener.handler.signature import ParameterReader, hints_of, signature_of
 from mqtemplate.message import MessageExt
 from mqtemplate.scheduling.cron import read_cron
 from mqtemplate.scheduling.decorator import ScheduleSpec, schedule_specs

@@ -9,12 +9,12 @@ from typing import Any
 from mqtemplate.broker import ConsumeFromWhere
 from mqtemplate.clock import VirtualClock
 from mqtemplate.event_log import get_logger
-from mqtemplate.listener.attributes import Resolve
-from mqtemplate.listener.consuming.handler_loop import is_async
-from mqtemplate.listener.decorator import message_listener
-from mqtemplate.listener.handler_result import check_result
+from mqtemplate.listener.declaration.attributes import Resolve
+from mqtemplate.listener.declaration.decorator import message_listener
+from mqtemplate.listener.declaration.resolution import default_resolve
+from mqtemplate.listener.handler.providers import is_async
+from mqtemplate.listener.handler.results import check_result
 from mqtemplate.listener.registry import ListenerRegistry
-from mqtemplate.listener.resolution import default_resolve
 from mqtemplate.message import MessageExt
 from mqtemplate.scheduling.discovery import make_schedules
 from mqtemplate.scheduling.run import ScheduledRun

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from mqtemplate.listener.consuming.container import ListenerContainer
-from mqtemplate.listener.failures.failure import Failure
-from mqtemplate.listener.failures.outcomes import DeadLetter, RetryLater
+from mqtemplate.listener.container.container import ListenerContainer
+from mqtemplate.listener.failures.failure import DeadLetter, Failure, RetryLater
 from mqtemplate.message import MessageExt
 from mqtemplate.middlewares.pause import PauseListener
 from mqtemplate.user_code import error_text

@@ -10,7 +10,7 @@ from mqtemplate.broker import Broker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.durations import duration_ms, is_duration_text
 from mqtemplate.errors import ConfigurationError, DependencyError
-from mqtemplate.listener.consuming.container import ListenerContainer
+from mqtemplate.listener.container.container import ListenerContainer
 from mqtemplate.message import MessageExt
 from mqtemplate.pending import PendingMessage, PendingQuery
 from mqtemplate.services import Service

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, Unpack, cast
 
 from mqtemplate.broker import Broker
-from mqtemplate.listener.decorator import ListenerAttributes, message_listener
+from mqtemplate.listener.declaration.decorator import ListenerAttributes, message_listener
 from mqtemplate.message import MessageExt
 from mqtemplate.results import PullStatus, SendResult
 from mqtemplate.template.destination import parse_destination

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mqtemplate.listener import add_current_message, current_group, current_message, current_messages
-from mqtemplate.listener.current import CURRENT
+from mqtemplate.listener.handler.current import CURRENT
 
 if TYPE_CHECKING:
     from tests.listener.conftest import MakeMessage

@@ -11,7 +11,7 @@ from dependency_injector.wiring import Provide, inject
 from mqtemplate.broker import ConsumeFromWhere, MessageModel
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener import ConsumeMode, ListenerSpec, listener_specs, message_listener
-from mqtemplate.listener.decorator import MESSAGE_LISTENER
+from mqtemplate.listener.declaration.decorator import MESSAGE_LISTENER
 from mqtemplate.selectors.tags import SelectorType
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener import BatchFailure, ConsumeStatus, Send
-from mqtemplate.listener.handler_result import failed_indices, is_batch_done, is_done
+from mqtemplate.listener.handler.results import failed_indices, is_batch_done, is_done
 
 
 @pytest.mark.feature("X8")  # partial acknowledgement

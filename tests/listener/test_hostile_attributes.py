@@ -10,7 +10,7 @@ import pytest
 from mqtemplate import CircuitBreaker, Deduplication, RateLimit, TimeLimit, load_settings, message_listener, scheduled
 from mqtemplate.errors import ConfigurationError, ListenerError
 from mqtemplate.listener import resolve_spec
-from mqtemplate.listener.decorator import ListenerAttributes, listener_specs
+from mqtemplate.listener.declaration.decorator import ListenerAttributes, listener_specs
 from tests.hostile import HOSTILE, takes_or_refuses
 
 _ATTRIBUTES = ("topic", "consumer_group", "id", *ListenerAttributes.__annotations__)

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from mqtemplate.converter import JsonMessageConverter
 from mqtemplate.errors import ConversionError, ListenerError
-from mqtemplate.listener.signature import plan_handler
+from mqtemplate.listener.handler.signature import plan_handler
 from mqtemplate.message import Message, MessageExt, MessageQueue
 
 if TYPE_CHECKING:

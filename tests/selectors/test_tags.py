@@ -13,7 +13,7 @@ from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import DestinationError, ListenerError, MessageError, SelectorError
 from mqtemplate.listener import message_listener, resolve_spec
-from mqtemplate.listener.decorator import listener_specs
+from mqtemplate.listener.declaration.decorator import listener_specs
 from mqtemplate.selectors.creation import make_selector
 from mqtemplate.selectors.sql92 import Sql92Selector
 from mqtemplate.selectors.tags import SelectorType, TagSelector

@@ -24,7 +24,7 @@ from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.templates.clusters import BrokerFactory, Clusters
 from mqtemplate.converter import MessageConverter
 from mqtemplate.errors import DependencyError, MQTemplateError
-from mqtemplate.listener.handler_scope import HandlerScope
+from mqtemplate.listener.handler.providers import HandlerScope
 from mqtemplate.listener.registry import ListenerRegistry
 from mqtemplate.observation.interface import Observation
 from mqtemplate.scheduling.schedules import Schedules

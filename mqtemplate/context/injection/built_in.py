@@ -10,8 +10,7 @@ from mqtemplate.clock import SystemClock
 from mqtemplate.context.injection.new_template import new_template
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.converter import JsonMessageConverter
-from mqtemplate.listener.registration.clusters import no_other_cluster
-from mqtemplate.listener.registry import ListenerRegistry
+from mqtemplate.listener.registry import ListenerRegistry, no_other_cluster
 from mqtemplate.message_trace.dispatcher import TraceDispatcher
 from mqtemplate.observation.interface import Observation
 from mqtemplate.scheduling.schedules import Schedules

@@ -14,13 +14,13 @@ from mqtemplate.callables import name_of_callable
 from mqtemplate.context.injection.marks import SERVICE_ATTRIBUTE, name_of, service_mark
 from mqtemplate.context.templates.decorator import EXT_TEMPLATE_ATTRIBUTE
 from mqtemplate.errors import DependencyError
-from mqtemplate.listener.decorator import (
+from mqtemplate.listener.declaration.decorator import (
     LISTENER_ATTRIBUTE,
     SPARK_LISTENER_ATTRIBUTE,
     is_itself_marked,
     listener_specs,
 )
-from mqtemplate.listener.registration.enhancers import ENHANCER_ATTRIBUTE
+from mqtemplate.listener.declaration.hooks import ENHANCER_ATTRIBUTE
 from mqtemplate.middlewares.declaration import MIDDLEWARE_ATTRIBUTE, middleware_order
 from mqtemplate.scheduling.decorator import SCHEDULED_ATTRIBUTE, schedule_specs
 from mqtemplate.template.transaction_spec import TRANSACTION_LISTENER_ATTRIBUTE

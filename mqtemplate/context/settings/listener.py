@@ -10,9 +10,14 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from mqtemplate.context.config.contradiction import ContradictionError
 from mqtemplate.context.settings.properties import CommaList, OptionalText, Properties
 from mqtemplate.errors import ListenerError
-from mqtemplate.listener.attributes import read_exceptions
-from mqtemplate.listener.failures.schedule import Backoff, RetrySchedule, read_schedule, retry_delay_ms
-from mqtemplate.listener.settings import RetryDefaults
+from mqtemplate.listener.declaration.attributes import read_exceptions
+from mqtemplate.listener.declaration.settings import (
+    Backoff,
+    RetryDefaults,
+    RetrySchedule,
+    read_schedule,
+    retry_delay_ms,
+)
 
 
 def _delay_text(value: Any) -> Any:

@@ -21,7 +21,7 @@ from mqtemplate.context.settings.rocketmq import TemplateSettings
 from mqtemplate.context.settings.template_settings import settings_of_template
 from mqtemplate.context.templates.template_specs import TemplateSpec
 from mqtemplate.errors import ConfigurationError, ListenerError
-from mqtemplate.listener.registration.cluster_choice import ClusterChoice
+from mqtemplate.listener.declaration.settings import ClusterChoice
 
 BrokerFactory = Callable[[AppSettings, Clock], Broker]
 """Function that creates the broker which settings choose."""

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from mqtemplate.clock import Clock
 from mqtemplate.errors import MQTemplateError
 from mqtemplate.event_log import get_logger
-from mqtemplate.listener.failures.failure import Decision, Failure, is_kind
-from mqtemplate.listener.failures.outcomes import DeadLetter, InvalidBodyError, RetryLater
+from mqtemplate.listener.failures.failure import DeadLetter, Decision, Failure, InvalidBodyError, RetryLater, is_kind
 from mqtemplate.message import MessageExt
 from mqtemplate.record.dead_letter import cause_of, iso_time, own_frames
 from mqtemplate.user_code import error_text, safe_text

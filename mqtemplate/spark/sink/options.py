@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mqtemplate.durations import duration_ms
 from mqtemplate.errors import ConfigurationError, DestinationError
-from mqtemplate.listener.attributes import NOT_READABLE, Attribute, flag, number
+from mqtemplate.listener.declaration.attributes import NOT_READABLE, Attribute, flag, number
 from mqtemplate.spark.broker_access.location import BrokerLocation
 from mqtemplate.spark.reader.option_values import refuse_unknown
 from mqtemplate.topics import check_send_topic

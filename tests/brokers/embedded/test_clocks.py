@@ -19,7 +19,7 @@ from mqtemplate.brokers.embedded.settings import EmbeddedSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.context.application import MQApplication
 from mqtemplate.errors import RequestTimeoutError
-from mqtemplate.listener.decorator import message_listener
+from mqtemplate.listener.declaration.decorator import message_listener
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property
 from mqtemplate.pending import PendingQuery
 from mqtemplate.results import TransactionState

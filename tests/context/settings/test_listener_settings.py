@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mqtemplate import Backoff, MQApplication, VirtualClock, message_listener
-from mqtemplate.listener.failures.schedule import RetryDelays
+from mqtemplate.listener.declaration.settings import RetryDelays
 from mqtemplate.testing import Harness
 from tests.context.loading import Load, Refusal
 

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from mqtemplate.errors import RequestTimeoutError
 from mqtemplate.listener import ConsumeStatus, DeadLetter, current_message, message_listener
-from mqtemplate.listener.consuming.async_pool import AsyncConsumePool
+from mqtemplate.listener.container.workers import AsyncConsumePool
 from mqtemplate.message import MessageExt
 from mqtemplate.template import RocketMQTemplate
 from mqtemplate.topics import DLQ_TOPIC_PREFIX

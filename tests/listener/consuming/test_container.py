@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from mqtemplate.context.health import read_health
 from mqtemplate.errors import CorruptRecordError
 from mqtemplate.listener import ConsumeMode, ContainerState, current_message, message_listener
-from mqtemplate.listener.consuming.process_queue import ProcessQueue
+from mqtemplate.listener.container.process_queue import ProcessQueue
 from mqtemplate.message import MessageExt
 from tests.listener.hostile import KINDS
 from tests.waiting import eventually
@@ -244,7 +244,7 @@ def test_a_resumed_container_fetches_again(threaded_app: App) -> None:
 
 
 def test_whatever_a_fetch_raises_the_polling_thread_goes_on(threaded_app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mqtemplate.listener.consuming.container._RETRY_POLL_MS", 1)
+    monkeypatch.setattr("mqtemplate.listener.container.container._RETRY_POLL_MS", 1)
     received: SimpleQueue[str] = SimpleQueue()
     kinds = [KINDS[kind] for kind in ("panic", "exit", "interrupt", "generator exit", "without anything")]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mqtemplate.broker import ConsumeFromWhere, ConsumerSpec
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
-from mqtemplate.listener.consuming.process_queue import ProcessQueue, ProcessQueues
+from mqtemplate.listener.container.process_queue import ProcessQueue, ProcessQueues
 from mqtemplate.message import Message, MessageQueue, Property
 from mqtemplate.selectors.tags import TagSelector
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mqtemplate.listener.consuming.thread_pool import ConsumeThreadPool
+from mqtemplate.listener.container.workers import ConsumeThreadPool
 
 PATIENCE_S = 30
 

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import EventLoopBlockedError, UnsupportedError
 from mqtemplate.listener import current_message, message_listener
-from mqtemplate.listener.consuming.virtual_loop import VirtualLoop
+from mqtemplate.listener.container.virtual import VirtualLoop
 from mqtemplate.message import MessageExt
 from mqtemplate.template import RocketMQTemplate
 

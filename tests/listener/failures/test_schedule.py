@@ -11,8 +11,8 @@ from mqtemplate import Backoff
 from mqtemplate.durations import format_ms
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener import message_listener, resolve_spec
-from mqtemplate.listener.decorator import listener_specs
-from mqtemplate.listener.failures.schedule import retry_delay_ms
+from mqtemplate.listener.declaration.decorator import listener_specs
+from mqtemplate.listener.declaration.settings import retry_delay_ms
 
 
 def resolve(**attributes: Any) -> Any:

@@ -7,7 +7,7 @@ import pytest
 from mqtemplate import EmbeddedBroker, JsonMessageConverter, VirtualClock, message_listener
 from mqtemplate.errors import UnsupportedError
 from mqtemplate.listener import ListenerRegistry
-from mqtemplate.listener.registration.cluster_choice import ClusterChoice
+from mqtemplate.listener.declaration.settings import ClusterChoice
 
 
 @pytest.mark.parametrize(

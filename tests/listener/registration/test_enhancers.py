@@ -16,8 +16,8 @@ from mqtemplate import (
     scheduled,
 )
 from mqtemplate.errors import ListenerError
-from mqtemplate.listener.decorator import MESSAGE_LISTENER
-from mqtemplate.listener.settings import ListenerSettings
+from mqtemplate.listener.declaration.decorator import MESSAGE_LISTENER
+from mqtemplate.listener.declaration.settings import ListenerSettings
 from mqtemplate.testing import Harness
 
 pytestmark = pytest.mark.feature("enhancers")

@@ -6,7 +6,7 @@ import pytest
 
 from mqtemplate import Message, MessageExt, MQApplication, VirtualClock, message_listener
 from mqtemplate.errors import ListenerError
-from mqtemplate.listener.registration.topic_patterns import is_pattern, matching
+from mqtemplate.listener.declaration.resolution import is_pattern, matching
 from mqtemplate.testing import Harness
 
 pytestmark = pytest.mark.feature("topic-patterns")
