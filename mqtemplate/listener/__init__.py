@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 from mqtemplate.exports import late_import
 
 if TYPE_CHECKING:
-    from mqtemplate.listener.container.container import ContainerState, ListenerContainer
+    from mqtemplate.listener.container.container import ListenerContainer
+    from mqtemplate.listener.container.membership import ContainerState
     from mqtemplate.listener.declaration.attributes import ListenerSpec
     from mqtemplate.listener.declaration.decorator import (
         LISTENER_ATTRIBUTE,
@@ -68,7 +69,8 @@ __all__ = [
 ]
 
 _NAMES = {
-    "container.container": "ContainerState ListenerContainer",
+    "container.container": "ListenerContainer",
+    "container.membership": "ContainerState",
     "declaration.attributes": "ListenerSpec",
     "declaration.decorator": "LISTENER_ATTRIBUTE ListenerAttributes listener_specs message_listener",
     "declaration.hooks": "PreparedConsumer listener_enhancer",

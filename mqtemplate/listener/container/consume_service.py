@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from mqtemplate.broker import Consumer
 from mqtemplate.clock import Clock
@@ -24,6 +24,7 @@ from mqtemplate.listener.declaration.settings import ListenerSettings
 from mqtemplate.listener.failures.failure import Decision, Failure, is_kind, raise_if_not_of_handler
 from mqtemplate.listener.failures.failure_log import FailureLog
 from mqtemplate.listener.failures.policy import SendBack
+from mqtemplate.listener.handler.invoke import Handling
 from mqtemplate.message import MessageExt, MessageQueue
 from mqtemplate.middlewares.pause import PauseListener
 from mqtemplate.user_code import error_text, safe_text
@@ -154,16 +155,6 @@ _Item = TypeVar("_Item")
 
 Decide = Callable[[MessageExt, BaseException | None], Decision]
 """Function that decides about a message that failed with an exception; see `FailurePolicy.decide`."""
-
-
-class Handling(Protocol):
-    """Handler of a listener: it returns the failures."""
-
-    def handle(self, messages: Sequence[MessageExt]) -> list[Failure]:
-        """Handle several messages."""
-
-    def handle_one(self, message: MessageExt) -> Failure | None:
-        """Handle one message with a handler that takes single messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

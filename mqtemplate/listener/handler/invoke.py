@@ -6,7 +6,7 @@ import asyncio
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from mqtemplate.broker import Broker
 from mqtemplate.converter import CONTENT_TYPE, MessageConverter
@@ -39,6 +39,19 @@ def _no_properties(payload: object) -> Mapping[str, str]:
     return {}
 
 
+class Handling(Protocol):
+    """Handler of a listener: it returns the failures."""
+
+    def handle(self, messages: Sequence[MessageExt]) -> list[Failure]:
+        """Handle several messages."""
+
+    def handle_one(self, message: MessageExt) -> Failure | None:
+        """Handle one message with a handler that takes single messages."""
+
+    def task_of(self, message: MessageExt, loop: asyncio.AbstractEventLoop) -> asyncio.Task[Failure | None]:
+        """Return a task on a loop that handles one message with an ``async def`` handler of single messages."""
+
+
 class Invocation:
     """Handler of one endpoint, as functions from messages to failures. They never raise an error of the handler.
 
@@ -67,20 +80,14 @@ class Invocation:
         self._log = log
         self._publisher = endpoint.plan.publisher
         self._warned = endpoint.plan.publishes
-        self._info = _info(endpoint, broker, resume)
-        self._call, self._sends_results, batch = _composed(endpoint, converter, run_awaitable, self._info)
+        info = listener_info(endpoint, broker, resume)
+        self._call, self._sends_results, batch = _composed(endpoint, converter, run_awaitable, info)
         observed, listener = observation or Observation(), ObservedListener(endpoint.id, self._group)
         self._run_one = observed.one(listener, self._handle_one, broker.clock)
         self._run_on_loop = observed.one_async(listener, self._handle_on_loop, broker.clock)
         self._run_batch = (
             None if batch is None else observed.many(listener, partial(self._handle_batch, batch), broker.clock)
         )
-
-    def around(self, middlewares: Iterable[object], call: Callable[[MessageExt], Any]) -> Callable[[MessageExt], Any]:
-        """Return a function of a message with middlewares around it, in place of those around the handler."""
-        found = tuple(middlewares)
-        check_listener(found, self._info)
-        return single_call(call, arounds(found, "consume"), self._info, self._run_awaitable)
 
     def handle(self, messages: Sequence[MessageExt]) -> list[Failure]:
         """Handle several messages: in one call if the handler takes batches, else one after the other."""
@@ -166,7 +173,17 @@ class Invocation:
         return self._run_awaitable(result) if inspect.isawaitable(result) else result
 
 
-def _info(endpoint: Endpoint, broker: Broker, resume: Callable[[], None]) -> ListenerInfo:
+def around(
+    middlewares: Iterable[object], call: Callable[[MessageExt], Any], info: ListenerInfo, run: RunAwaitable
+) -> Callable[[MessageExt], Any]:
+    """Return a function of a message with middlewares around it, in place of those around the handler."""
+    found = tuple(middlewares)
+    check_listener(found, info)
+    return single_call(call, arounds(found, "consume"), info, run)
+
+
+def listener_info(endpoint: Endpoint, broker: Broker, resume: Callable[[], None]) -> ListenerInfo:
+    """Return the listener of an endpoint, as middlewares see it."""
     return ListenerInfo(
         id=endpoint.id,
         group=endpoint.settings.group,

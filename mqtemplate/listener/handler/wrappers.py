@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
-from mqtemplate.listener.container.consume_service import Handling
 from mqtemplate.listener.failures.failure import Failure
+from mqtemplate.listener.handler.invoke import Handling
 from mqtemplate.message import MessageExt, Property, create_unique_id
 from mqtemplate.message_trace.dispatcher import TraceDispatcher
 from mqtemplate.message_trace.records import ConsumeCode, after_record, before_record
 from mqtemplate.message_trace.traced_broker import DEFAULT_REGION
-
-
-class AsyncHandling(Handling, Protocol):
-    """Handling that also has tasks for an event loop."""
-
-    def task_of(self, message: MessageExt, loop: asyncio.AbstractEventLoop) -> asyncio.Task[Failure | None]:
-        """Return a task that handles one message."""
 
 
 class TracedHandling:
@@ -27,9 +20,7 @@ class TracedHandling:
     Source: RocketMQ ``client: ConsumeMessageTraceHookImpl``.
     """
 
-    def __init__(
-        self, handling: AsyncHandling, dispatcher: TraceDispatcher, group: str, now_ms: Callable[[], int]
-    ) -> None:
+    def __init__(self, handling: Handling, dispatcher: TraceDispatcher, group: str, now_ms: Callable[[], int]) -> None:
         self._handling = handling
         self._dispatcher = dispatcher
         self._group = group
@@ -136,6 +127,10 @@ class ObservedHandling:
         failure = self._handling.handle_one(message)
         self._report((message,), () if failure is None else (failure,))
         return failure
+
+    def task_of(self, message: MessageExt, loop: asyncio.AbstractEventLoop) -> asyncio.Task[Failure | None]:
+        """Return a task that handles one message; observers see it by `handle_one` only."""
+        return self._handling.task_of(message, loop)
 
     def _report(self, messages: Sequence[MessageExt], failures: Sequence[Failure]) -> None:
         for observe in self._observers:

@@ -315,7 +315,7 @@ class Scenario:
             self.broker.store.release()
             self.broker._timer.close()
             for container in self.app.containers:
-                container._service.abandon()
+                container.member.service.abandon()
         else:
             self.app.stop()
             self.broker.close()

@@ -149,14 +149,14 @@ def test_a_hanging_task_is_replaced_and_its_message_sent_back(threaded_app: App)
     with capture_logs() as logs:
         threaded_app.send("orders", "hangs", "goes on")
         assert entered.get(timeout=PATIENCE_S) == "hangs"
-        container._service._watchdog._timeout_ms = -1  # each call hangs from now on
+        container.member.service._watchdog._timeout_ms = -1  # each call hangs from now on
         assert entered.get(timeout=PATIENCE_S) == "goes on"
         eventually(lambda: [each for each in logs if each["event"] == "listener.blocked"], "the log has it")
     loops[0].call_soon_threadsafe(release.set)
 
     [blocked, *_] = [each for each in logs if each["event"] == "listener.blocked"]
     assert "here it hangs" in blocked["handler_stack"]
-    assert isinstance(container._pool, AsyncConsumePool)
+    assert isinstance(container.member._pool, AsyncConsumePool)
 
 
 def test_a_paused_listener_starts_no_task(threaded_app: App) -> None:

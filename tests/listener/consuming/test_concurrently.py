@@ -279,7 +279,7 @@ def test_a_message_that_the_broker_does_not_take_back_is_retried_in_the_containe
             raise RuntimeError("not today")
 
     container = app.listen(bill)
-    consumer: Consumer = container._consumer
+    consumer: Consumer = container.member.consumer
 
     def full(message: MessageExt, delay_level: int = 0) -> None:
         raise BrokerError("the disk is full")

@@ -244,7 +244,7 @@ def test_a_resumed_container_fetches_again(threaded_app: App) -> None:
 
 
 def test_whatever_a_fetch_raises_the_polling_thread_goes_on(threaded_app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mqtemplate.listener.container.container._RETRY_POLL_MS", 1)
+    monkeypatch.setattr("mqtemplate.listener.container.membership._RETRY_POLL_MS", 1)
     received: SimpleQueue[str] = SimpleQueue()
     kinds = [KINDS[kind] for kind in ("panic", "exit", "interrupt", "generator exit", "without anything")]
 
@@ -253,15 +253,15 @@ def test_whatever_a_fetch_raises_the_polling_thread_goes_on(threaded_app: App, m
         received.put(body)
 
     container = threaded_app.listen(bill)
-    refresh = container._queues.refresh
+    refresh = container.member.queues.refresh
 
     def hostile() -> None:
         if kinds:
             kinds.pop()()
         refresh()
 
-    monkeypatch.setattr(container._queues, "refresh", hostile)
-    container._wake_polling()
+    monkeypatch.setattr(container.member.queues, "refresh", hostile)
+    container.member.wake_polling()
     eventually(lambda: not kinds, "each of them was raised", timeout_s=PATIENCE_S)
     threaded_app.send("orders", "good")
 
@@ -280,12 +280,12 @@ def test_a_listener_whose_polling_thread_has_ended_is_not_ready(
 
     container = threaded_app.listen(bill)
     container.on_broken = broken.set
-    thread = container._thread
+    thread = container.member._thread
     assert thread is not None
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    monkeypatch.setattr(container, "_report", KINDS["panic"])
+    monkeypatch.setattr(container.member, "_report", KINDS["panic"])
     monkeypatch.setattr(container, "_poll", KINDS["panic"])
-    container._wake_polling()
+    container.member.wake_polling()
     thread.join(PATIENCE_S)
 
     assert broken.is_set()
@@ -299,7 +299,7 @@ def test_a_broker_that_is_closed_first_ends_its_listeners_without_an_error(threa
     def bill(body: str) -> None: ...
 
     container = threaded_app.listen(bill)
-    thread = container._thread
+    thread = container.member._thread
     assert thread is not None
     threaded_app.broker.close()
     thread.join(PATIENCE_S)
@@ -328,14 +328,16 @@ def test_the_message_of_a_hanging_handler_is_sent_back(threaded_app: App, monkey
         received.put(body)
 
     container = threaded_app.listen(bill)
-    monkeypatch.setattr(container._consumer, "send_back", lambda message, level=0: sent_back.put((message.body, level)))
+    monkeypatch.setattr(
+        container.member.consumer, "send_back", lambda message, level=0: sent_back.put((message.body, level))
+    )
     with capture_logs() as logs:
         threaded_app.send("orders", "slow")
         assert started.wait(PATIENCE_S)
-        container._service._watchdog._timeout_ms = -1  # a quarter of an hour has passed
+        container.member.service._watchdog._timeout_ms = -1  # a quarter of an hour has passed
         threaded_app.send("orders", "next")
         assert sent_back.get(timeout=PATIENCE_S) == (b"slow", 0)
-        container._service._watchdog._timeout_ms = 900_000
+        container.member.service._watchdog._timeout_ms = 900_000
         threaded_app.send("orders", "after")
         assert "after" in {received.get(timeout=PATIENCE_S), received.get(timeout=PATIENCE_S)}
         proceed.set()
@@ -361,7 +363,7 @@ def test_a_damaged_record_is_reported_and_the_other_messages_arrive(
     [container] = threaded_app.registry.register(bill)
     with capture_logs() as logs:
         container.start()
-        poll = container._consumer.poll
+        poll = container.member.consumer.poll
         damages = [CorruptRecordError("commitlog/00000000000000000000", 4711, "the checksum does not match")]
 
         def damaged_poll(max_count: int, wait_ms: int = 0, **options: Any) -> list[MessageExt]:
@@ -369,7 +371,7 @@ def test_a_damaged_record_is_reported_and_the_other_messages_arrive(
                 raise damages.pop()
             return poll(max_count, wait_ms, **options)
 
-        monkeypatch.setattr(container._consumer, "poll", damaged_poll)
+        monkeypatch.setattr(container.member.consumer, "poll", damaged_poll)
         threaded_app.send("orders", "first", "second")
         assert {received.get(timeout=PATIENCE_S) for _ in range(2)} == {"first", "second"}
         threaded_app.send("orders", "third")
@@ -392,7 +394,7 @@ def test_fetching_pauses_while_too_many_messages_are_unfinished(
     @message_listener(topic="orders", consumer_group="billing", consume_thread_number=2, pull_batch_size=8)
     def bill(body: str) -> None:
         assert proceed.wait(PATIENCE_S)
-        most_in_flight.append(container._queues.in_flight)
+        most_in_flight.append(container.member.queues.in_flight)
         received.put(int(body))
 
     container = threaded_app.listen(bill)

@@ -128,7 +128,7 @@ def test_a_message_that_the_dead_letter_topic_does_not_take_is_retried_first(
         raise BrokerError("the disk is full")
 
     container = app.listen(bill)
-    monkeypatch.setattr(container._consumer, "send_back", full)
+    monkeypatch.setattr(container.member.consumer, "send_back", full)
     app.send("orders", "a", "b")
     app.advance(2 * SECOND)
 

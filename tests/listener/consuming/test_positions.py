@@ -78,7 +78,7 @@ def test_pause_holds_on_threads_too(threaded_app: App, mode: ConsumeMode) -> Non
     container = threaded_app.listen(bill)
     threaded_app.send("orders", "one", "two", "three")
     assert started.wait(PATIENCE_S)
-    eventually(lambda: container._queues.in_flight == 3, "all three are fetched")
+    eventually(lambda: container.member.queues.in_flight == 3, "all three are fetched")
 
     container.pause()
     proceed.set()
@@ -127,7 +127,7 @@ def test_a_pause_at_any_moment_stops_all_threads(threaded_app: App, mode: Consum
     for _ in range(rounds):
         threaded_app.send("orders", *texts)
         container.pause()
-        noted, before = len(container._service._watchdog._running), len(started)
+        noted, before = len(container.member.service._watchdog._running), len(started)
         threaded_app.send("orders", *texts)
         assert len(started) - before <= noted
         container.resume()
@@ -203,8 +203,8 @@ def test_seek_to_a_later_offset_skips_fetched_messages(app: App, mode: ConsumeMo
     container = listen(app, received, mode)
 
     app.send("orders", "one", "two", "three", "four")
-    container._fetch(0)
-    assert container._queues.in_flight == 4, "all are fetched, and no handler has one"
+    container.member._fetch(0)
+    assert container.member.queues.in_flight == 4, "all are fetched, and no handler has one"
 
     container.seek(queue_of(app), 3)
     app.run_until_idle()
