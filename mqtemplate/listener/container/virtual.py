@@ -138,9 +138,11 @@ _THREAD_WAIT_S = 30.0
 
 
 _YEAR_MS = 366 * 86_400_000
+_TOLERANCE_S = 0.0001
 
-# asyncio.sleep schedules this function; timeouts schedule others.
-_WAKE_OF_SLEEP = "_set_result_unless_cancelled"
+# `asyncio.sleep` schedules this private function of CPython; timeouts schedule others. In a version without it each
+# timer of a handler counts as a sleep, so that a step waits for no socket while a handler has a timeout.
+_WAKE_OF_SLEEP: Any = getattr(asyncio.futures, "_set_result_unless_cancelled", None)
 
 
 _RUN: ContextVar[object] = ContextVar("mqtemplate_virtual_run", default=None)
@@ -281,7 +283,6 @@ class _ClockEventLoop(asyncio.SelectorEventLoop):
         self._runs = runs
         self._start_ms = clock.now_ms()
         super().__init__(_IdleSelector(self._would_sleep))
-        self._clock_resolution = 0.0001  # asyncio's tolerance for due timers: floats are not exact to a nanosecond
         self._sleeps: list[tuple[object, asyncio.TimerHandle]] = []
         self._in_threads: list[tuple[object, asyncio.Future[Any]]] = []
         self._waited_in_vain = False
@@ -335,8 +336,10 @@ class _ClockEventLoop(asyncio.SelectorEventLoop):
     def call_at(
         self, when: float, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
+        # The clock has whole milliseconds, and floats are not exact: a timer must be due in its millisecond.
+        when = math.ceil(round(when * 1_000, 3)) / 1_000 - _TOLERANCE_S
         timer = super().call_at(when, callback, *args, context=context)
-        if getattr(callback, "__name__", "") == _WAKE_OF_SLEEP and (run := _RUN.get()) is not None:
+        if (_WAKE_OF_SLEEP is None or callback is _WAKE_OF_SLEEP) and (run := _RUN.get()) is not None:
             self._sleeps.append((run, timer))
         return timer
 

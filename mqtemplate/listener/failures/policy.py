@@ -20,6 +20,7 @@ from mqtemplate.listener.failures.failure import (
     is_kind,
     raise_if_not_of_handler,
 )
+from mqtemplate.listener.failures.failure_log import short_stack
 from mqtemplate.message import MessageExt
 from mqtemplate.record.dead_letter import FIRST_FAILED_AT, cause_of, dead_letter_properties, iso_time
 from mqtemplate.user_code import error_text
@@ -184,7 +185,9 @@ class SendBack:
         if decision.next_step is NextStep.DEAD_LETTER:
             is_invalid = is_kind(error, InvalidBodyError)
             cause = (cause_of(error) or error) if is_invalid and error is not None else error
-            properties = dead_letter_properties(self._listener, message, cause, now_ms, has_stack=not is_invalid)
+            # The stack of an invalid body is in this library, and explains nothing.
+            stack = "" if is_invalid or error is None else short_stack(error)
+            properties = dead_letter_properties(self._listener, message, cause, now_ms, stack=stack)
             self._consumer.send_back(message, _TO_DEAD_LETTERS, properties=properties)
         elif decision.delay_level is not None:
             self._consumer.send_back(message, decision.delay_level)

@@ -284,7 +284,7 @@ def test_a_listener_whose_polling_thread_has_ended_is_not_ready(
     assert thread is not None
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     monkeypatch.setattr(container.member, "_report", KINDS["panic"])
-    monkeypatch.setattr(container, "_poll", KINDS["panic"])
+    monkeypatch.setattr(container.member, "_poll", KINDS["panic"])
     container.member.wake_polling()
     thread.join(PATIENCE_S)
 

@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import EventLoopBlockedError, UnsupportedError
 from mqtemplate.listener import current_message, message_listener
+from mqtemplate.listener.container import virtual
 from mqtemplate.listener.container.virtual import VirtualLoop
 from mqtemplate.message import MessageExt
 from mqtemplate.template import RocketMQTemplate
@@ -63,6 +64,32 @@ def test_a_long_sleep_takes_no_real_time(app: App, done: list[str]) -> None:
 
     assert done == []
     app.advance(1)
+    assert done == ["a"]
+
+
+def test_sleeps_of_this_python_are_told_from_timeouts() -> None:
+    """asyncio schedules a private function of its own for a sleep. If another version has another one, see below."""
+    scheduled: list[object] = []
+
+    class Recorder(asyncio.SelectorEventLoop):
+        def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+            scheduled.append(callback)
+            return super().call_at(when, callback, *args, context=context)
+
+    loop = Recorder()
+    loop.run_until_complete(asyncio.sleep(0.001))
+    loop.close()
+    assert scheduled == [virtual._WAKE_OF_SLEEP]
+
+
+def test_a_handler_sleeps_also_where_sleeps_cannot_be_told_from_timeouts(
+    app: App, done: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(virtual, "_WAKE_OF_SLEEP", None)
+    app.listen(sleeper(done))
+    app.send("orders", "a")
+    app.advance(3 * SECOND)
+
     assert done == ["a"]
 
 
