@@ -17,10 +17,10 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 
 from bench.measure import BODY, report, run, scratch_folder
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
+from mqtemplate.calls import Observation
 from mqtemplate.converter import JsonMessageConverter
 from mqtemplate.listener import ListenerRegistry, message_listener
 from mqtemplate.observability import Observability, ObservabilitySettings, Tracing, TracingSettings
-from mqtemplate.observation import Observation
 from mqtemplate.store import FlushDiskType
 from mqtemplate.template import RocketMQTemplate
 

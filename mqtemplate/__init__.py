@@ -15,6 +15,17 @@ if TYPE_CHECKING:
     from mqtemplate.brokers.embedded.settings import EmbeddedSettings
     from mqtemplate.brokers.remote.broker import RemoteBroker
     from mqtemplate.brokers.remote.settings import RemoteSettings
+    from mqtemplate.calls import (
+        CircuitBreaker,
+        Deduplication,
+        Delivery,
+        Outgoing,
+        PauseListener,
+        RateLimit,
+        TimeLimit,
+        Timing,
+        middleware,
+    )
     from mqtemplate.clock import Clock, SystemClock, VirtualClock
     from mqtemplate.context import (
         AppSettings,
@@ -48,17 +59,6 @@ if TYPE_CHECKING:
         publishes,
     )
     from mqtemplate.message import Message, MessageExt, MessageQueue
-    from mqtemplate.middlewares import (
-        CircuitBreaker,
-        Deduplication,
-        Delivery,
-        Outgoing,
-        PauseListener,
-        RateLimit,
-        TimeLimit,
-        Timing,
-        middleware,
-    )
     from mqtemplate.pending import PendingCounts, PendingMessage, PendingPage, ScheduleChange, ScheduleChangeStatus
     from mqtemplate.results import SendResult, SendStatus, TransactionSendResult, TransactionState
     from mqtemplate.scheduling import CatchUp, ScheduledRun, Schedules, scheduled
@@ -191,7 +191,7 @@ _MODULES = {
         "publishes",
     ],
     "message": ["Message", "MessageExt", "MessageQueue"],
-    "middlewares": [
+    "calls": [
         "CircuitBreaker",
         "Deduplication",
         "Delivery",

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import mqtemplate
+from mqtemplate.calls.pauses import PauseListener
 from mqtemplate.errors import (
     DeletedRecordError,
     MessageError,
@@ -28,7 +29,6 @@ from mqtemplate.errors import (
 )
 from mqtemplate.listener.failures.failure import BatchFailure, DeadLetter, RetryLater
 from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue, PackedBody
-from mqtemplate.middlewares.pause import PauseListener
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.results import SendResult, SendStatus, TransactionSendResult
 from mqtemplate.selectors.sql92 import Sql92Selector

@@ -40,9 +40,7 @@ LEVELS: dict[str, float] = {
     "mqtemplate.broker": 2,
     "mqtemplate.converter": 2,
     "mqtemplate.converters": 2,
-    "mqtemplate.observation": 2,
     "mqtemplate.record": 2,
-    "mqtemplate.message_trace": 3,
     "mqtemplate.remoting.protocol": 3,
     "mqtemplate.store": 3,
     "mqtemplate.delay": 4,
@@ -51,7 +49,6 @@ LEVELS: dict[str, float] = {
     "mqtemplate.brokers": 6,
     "mqtemplate.server": 6,
     "mqtemplate.calls": 7,
-    "mqtemplate.middlewares": 7,
     "mqtemplate.listener": 8,
     "mqtemplate.scheduling": 8,
     "mqtemplate.template": 8,
@@ -85,15 +82,12 @@ SAME_LEVEL = {
     ("mqtemplate.console", "mqtemplate.dashboard"),
     ("mqtemplate.console", "mqtemplate.actuator"),
     ("mqtemplate.cli", "mqtemplate.console"),
-    ("mqtemplate.calls", "mqtemplate.middlewares"),
     ("mqtemplate.running.hosting", "mqtemplate.context"),
     ("examples", "starters"),
     ("mqtemplate.outbox.django", "mqtemplate.outbox"),
     ("mqtemplate.running", "mqtemplate.context"),
     ("mqtemplate.testing", "mqtemplate.context"),
     ("mqtemplate.scheduling", "mqtemplate.listener"),
-    ("mqtemplate.listener", "mqtemplate.middlewares"),
-    ("mqtemplate.template", "mqtemplate.middlewares"),
     ("mqtemplate.listener", "mqtemplate.template"),  # the options of what a handler sends on
     ("mqtemplate.context", "mqtemplate.observability"),
     ("mqtemplate.context", "mqtemplate.http"),  # the least length of tokens
@@ -107,7 +101,7 @@ FORBIDDEN = {
     # importer -> packages that it must not know, whatever their level
     "mqtemplate.template": ["mqtemplate.store", "mqtemplate.delay", "mqtemplate.brokers", "mqtemplate.remoting"],
     "mqtemplate.listener": ["mqtemplate.store", "mqtemplate.delay", "mqtemplate.brokers", "mqtemplate.remoting"],
-    "mqtemplate.middlewares": ["mqtemplate.store", "mqtemplate.delay", "mqtemplate.brokers", "mqtemplate.remoting"],
+    "mqtemplate.calls": ["mqtemplate.store", "mqtemplate.delay", "mqtemplate.brokers", "mqtemplate.remoting"],
     "mqtemplate.brokers.embedded": ["mqtemplate.remoting"],
     "mqtemplate.brokers.remote": ["mqtemplate.store", "mqtemplate.brokers.embedded"],
 }

@@ -18,7 +18,7 @@ from mqtemplate.listener.declaration.results import ConsumeStatus, PublishSpec, 
 from mqtemplate.listener.handler.plan import Endpoint, HandlerPlan, TagRoutedPlan
 from mqtemplate.scheduling.schedules import Schedules
 from mqtemplate.selectors.tags import TagSelector
-from mqtemplate.template.destination import parse_destination
+from mqtemplate.template.options import parse_destination
 
 _DEAD_LETTERS = "%DLQ%"
 _NO_REPLY = (NoneType, None, ConsumeStatus, Send, Any)

@@ -10,6 +10,8 @@ from typing import Any
 from dependency_injector import providers
 
 from mqtemplate.broker import Broker
+from mqtemplate.calls.handling import Observation
+from mqtemplate.calls.message_trace import Traces
 from mqtemplate.clock import Clock
 from mqtemplate.context.failure_report import pointing_to
 from mqtemplate.context.hooks import HookCaller
@@ -28,14 +30,12 @@ from mqtemplate.event_log import get_logger
 from mqtemplate.listener.declaration.hooks import Enhancer, enhancer_order
 from mqtemplate.listener.discovery import declared_topics
 from mqtemplate.listener.registry import ListenerRegistry
-from mqtemplate.message_trace.traces import Traces
-from mqtemplate.observation.interface import Observation
 from mqtemplate.scheduling.discovery import is_scheduled
 from mqtemplate.scheduling.listeners import ScheduleWatch, register_schedules
 from mqtemplate.scheduling.runner import ScheduleRunner
 from mqtemplate.scheduling.schedules import Schedules
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
-from mqtemplate.template.transaction_spec import DEFAULT_TEMPLATE_BEAN_NAME, transaction_listener_spec
+from mqtemplate.template.transactions import DEFAULT_TEMPLATE_BEAN_NAME, transaction_listener_spec
 from mqtemplate.user_code import reworded
 
 _log = get_logger("mqtemplate.context")

@@ -11,6 +11,7 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 from mqtemplate.callables import name_of_callable
+from mqtemplate.calls.middlewares import check_middleware, name_of
 from mqtemplate.errors import ConfigurationError, DependencyError, DestinationError, ListenerError
 from mqtemplate.listener.declaration.attributes import ListenerSpec, Resolve, check_handler
 from mqtemplate.listener.declaration.decorator import is_itself_marked, listener_specs
@@ -23,9 +24,8 @@ from mqtemplate.listener.handler.plan import Endpoint, ErrorHandler, Handler, Ha
 from mqtemplate.listener.handler.providers import ObjectSource
 from mqtemplate.listener.handler.results import Publisher, Template, is_allowed_result
 from mqtemplate.listener.handler.signature import bare, hints_of, plan_handler
-from mqtemplate.middlewares.declaration import check_middleware, name_of
 from mqtemplate.selectors.tags import SelectorType
-from mqtemplate.template.destination import parse_destination
+from mqtemplate.template.options import parse_destination
 
 _OTHER_RESULTS = {
     True: ", or the indices of those that failed as list[int]",

@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from mqtemplate.broker import Broker
+from mqtemplate.calls.handling import Observation
+from mqtemplate.calls.message_trace import TraceDispatcher, TraceOf
 from mqtemplate.clock import Clock, VirtualClock
 from mqtemplate.converter import MessageConverter, TypeChecks
 from mqtemplate.errors import ConversionError, ListenerError, UnsupportedError
@@ -23,9 +25,6 @@ from mqtemplate.listener.handler.payload import ConverterOf, converter_of
 from mqtemplate.listener.handler.plan import Endpoint
 from mqtemplate.listener.handler.providers import HandlerScope, ObjectSource, scope_middlewares
 from mqtemplate.listener.handler.results import Template
-from mqtemplate.message_trace.dispatcher import TraceDispatcher
-from mqtemplate.message_trace.traces import TraceOf
-from mqtemplate.observation.interface import Observation
 from mqtemplate.selectors.tags import SelectorType, TagSelector
 from mqtemplate.services import Service, ServiceThread, wall_time
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from mqtemplate.calls.handling import ListenerInfo
 from mqtemplate.clock import Clock
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import MessageExt
 from mqtemplate.metrics import OTHER, Histogram, MetricKind, Sample
 from mqtemplate.observability.busy import BusyTimes
-from mqtemplate.observation.interface import ObservedListener
 
 _log = get_logger("mqtemplate.lateness")
 
@@ -141,7 +141,7 @@ class LatenessRecorder:
         )
 
     def record(
-        self, listener: ObservedListener, message: MessageExt, started_ms: int, handled_ms: int, busy: BusyTimes
+        self, listener: ListenerInfo, message: MessageExt, started_ms: int, handled_ms: int, busy: BusyTimes
     ) -> None:
         """Record a delivery. Calls for one listener come one at a time."""
         due_ms = message.deliver_timestamp

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from mqtemplate.broker import Broker
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+from mqtemplate.calls.handling import HandlerWrapper, ListenerInfo, Observation
+from mqtemplate.calls.send import SendWrapper
+from mqtemplate.calls.steps import chained
 from mqtemplate.clock import Clock
 from mqtemplate.listener.container.container import ListenerContainer
 from mqtemplate.metrics import Metrics, Sample
 from mqtemplate.observability.collectors import GroupLags, PendingByHorizon, listener_samples
 from mqtemplate.observability.lateness import LatenessRecorder
-from mqtemplate.observability.messaging import ClockSkew, MeasuredHandler, MeasuredSends, Operations
+from mqtemplate.observability.messaging import ClockSkew, Operations, measured_handling, measured_sends
 from mqtemplate.observability.settings import ObservabilitySettings
-from mqtemplate.observation.interface import HandleAsync, HandleMany, HandleOne, Observation, ObservedListener, Sends
 
 if TYPE_CHECKING:
     from mqtemplate.observability.tracing import Tracing
-
-_F = TypeVar("_F")
 
 
 class Observability(Observation):
@@ -61,7 +61,7 @@ class Observability(Observation):
         self._lock = threading.Lock()
         self._skew = ClockSkew(broker.clock)
         self._sends = Operations("client.send", {}, settings.metrics.max_series)
-        self._handled: dict[ObservedListener, Operations] = {}
+        self._handled: dict[tuple[str, str], Operations] = {}
         self._listeners: Iterable[ListenerContainer] = ()
         self.lags = GroupLags(broker)
         self._pending = PendingByHorizon(broker, settings.metrics.pending_interval_ms)
@@ -79,38 +79,38 @@ class Observability(Observation):
         """Show the states and the lags of these listeners, too; the registry of an application, for example."""
         self._listeners = listeners
 
-    def sends(self, sends: Sends, clock: Clock) -> Sends:
-        """Return *sends*, measured and traced as the settings say."""
+    def sends(self, clock: Clock) -> SendWrapper:
+        """Return the wrapper that measures and traces sends as the settings say."""
+        wrappers: list[SendWrapper] = []
+        if self.settings.metrics.enabled:
+            wrappers.append(measured_sends(self._sends, clock))
         if self._tracing is not None:
-            sends = self._tracing.sends(sends)
-        return MeasuredSends(sends, self._sends, clock) if self.settings.metrics.enabled else sends
+            wrappers.append(self._tracing.sends())
+        return chained(wrappers)
 
-    def one(self, listener: ObservedListener, handle: HandleOne[_F], clock: Clock) -> HandleOne[_F]:
-        """Return *handle*, measured and traced as the settings say."""
+    def handling(self, listener: ListenerInfo) -> HandlerWrapper:
+        """Return the wrapper that measures and traces the calls of a listener's handler as the settings say."""
+        wrappers: list[HandlerWrapper] = []
+        if self.settings.metrics.enabled:
+            operations = self._operations_of(listener)
+            wrappers.append(measured_handling(listener, operations, self.lateness, self._skew))
         if self._tracing is not None:
-            handle = self._tracing.one(listener, handle, clock)
-        return self._measured(listener, clock).one(handle) if self.settings.metrics.enabled else handle
+            wrappers.append(self._tracing.handling(listener))
+        return chained(wrappers)
 
-    def one_async(self, listener: ObservedListener, handle: HandleAsync[_F], clock: Clock) -> HandleAsync[_F]:
-        """Return *handle*, measured and traced as the settings say."""
-        if self._tracing is not None:
-            handle = self._tracing.one_async(listener, handle, clock)
-        return self._measured(listener, clock).one_async(handle) if self.settings.metrics.enabled else handle
+    def reply_properties(self, properties: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the properties of a reply, with the trace context of the handler."""
+        return properties if self._tracing is None else self._tracing.reply_properties(properties)
 
-    def many(self, listener: ObservedListener, handle: HandleMany[_F], clock: Clock) -> HandleMany[_F]:
-        """Return *handle*, measured and traced as the settings say."""
-        if self._tracing is not None:
-            handle = self._tracing.many(listener, handle, clock)
-        return self._measured(listener, clock).many(handle) if self.settings.metrics.enabled else handle
-
-    def _measured(self, listener: ObservedListener, clock: Clock) -> MeasuredHandler:
+    def _operations_of(self, listener: ListenerInfo) -> Operations:
+        key = (listener.id, listener.group)
         with self._lock:
-            operations = self._handled.get(listener)
+            operations = self._handled.get(key)
             if operations is None:
                 labels = {"listener": listener.id, "group": listener.group}
                 operations = Operations("listener.handle", labels, self.settings.metrics.max_series)
-                self._handled[listener] = operations
-        return MeasuredHandler(listener, operations, self.lateness, self._skew, clock)
+                self._handled[key] = operations
+        return operations
 
     def _samples(self) -> Iterable[Sample]:
         yield from self._sends.samples()

@@ -14,29 +14,30 @@ conventions for messaging.
 
 from __future__ import annotations
 
+import inspect
 import random
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from opentelemetry import context as otel_context
 from opentelemetry import propagate, trace
 from opentelemetry.trace import INVALID_SPAN, Link, Span, SpanKind, StatusCode, Tracer
 
+from mqtemplate.calls.handling import HandlerCall, HandlerFailure, HandlerWrapper, ListenerInfo
+from mqtemplate.calls.send import SendCall, SendNext, SendWrapper, send_and_note
+from mqtemplate.calls.steps import Steps, wrapper_of
 from mqtemplate.clock import Clock
 from mqtemplate.event_log import LimitedLog, get_logger
-from mqtemplate.futures import AwaitableFuture
-from mqtemplate.message import Message, MessageExt, MessageQueue, Property, split_keys
+from mqtemplate.message import Message, MessageExt, Property, split_keys
 from mqtemplate.numbers import parse_number
-from mqtemplate.observation.interface import HandleAsync, HandleMany, HandleOne, ObservedListener, Sends
-from mqtemplate.results import HalfMessage, SendResult
+from mqtemplate.results import SendResult
 from mqtemplate.user_code import error_text, is_interrupt, safe_text, type_name
 
 _log = LimitedLog(get_logger("mqtemplate.observability"), lambda: time.monotonic_ns() // 1_000_000)
 
 _F = TypeVar("_F")
-_Future = TypeVar("_Future", bound=Future[Any])
 
 TRACEPARENT = "traceparent"
 """Message property with the W3C trace context of the send."""
@@ -59,9 +60,6 @@ _ERROR_TYPE = "error.type"
 _LISTENER = "mqtemplate.listener"
 _RECONSUME_TIMES = "mqtemplate.reconsume_times"
 _LATE_MS = "mqtemplate.late_ms"
-
-
-_current_span = trace.get_current_span
 
 _MAX_TRACES_AT_ONCE = 5
 
@@ -98,43 +96,74 @@ class Tracing:
         self._tracer = trace.get_tracer("mqtemplate") if tracer is None else tracer
         self.chance = chance
 
-    def sends(self, sends: Sends) -> Sends:
-        """Return *sends* with spans."""
-        return TracedSends(sends, self)
+    def sends(self) -> SendWrapper:
+        """Return the wrapper that puts spans around sends."""
+        chance, probability, context = self.chance, self.probability, otel_context.get_current
+        current = trace.get_current_span
 
-    def one(self, listener: ObservedListener, handle: HandleOne[_F], clock: Clock) -> HandleOne[_F]:
-        """Return *handle* with spans. It must run in a context of its own: the span stays the current one there."""
-        chance, probability = self.chance, self.probability
+        def wrap(next_: SendNext) -> SendNext:
+            def traced(call: SendCall) -> Any:
+                # Most sends are not sampled: these cost a random number and a look for a trace.
+                is_outside = not context() or current() is INVALID_SPAN
+                if is_outside and (chance() >= probability or not self.is_within_limit()):
+                    return next_(call)
+                span, messages = _safely(lambda: self._start_send(call.messages)) or (None, call.messages)
+                call = call.with_messages(messages)
+                return next_(call) if span is None else send_and_note(next_, call, partial(_end_send, span))
 
-        def traced(message: MessageExt) -> _F:
+            return traced
+
+        return wrap
+
+    def handling(self, listener: ListenerInfo) -> HandlerWrapper:
+        """Return the wrapper that puts spans around the calls of a listener's handler.
+
+        It must run in a context of its own: the span stays the current one there.
+        """
+        chance, probability, is_batch = self.chance, self.probability, listener.is_batch
+
+        def is_left_out(call: HandlerCall) -> bool:
             # Most calls are not sampled: these cost a random number and a look for a trace of the sender.
-            if TRACEPARENT not in message.properties and chance() >= probability:
-                return handle(message)
-            with _CallSpan(lambda: self._start_process(listener, message)) as span:
-                span.change(lambda each: _describe_delivery(each, message, clock))
-                failure: Any = handle(message)
-                if failure is not None:
-                    span.change(lambda each: _note_failure(each, failure))
-                return failure  # type: ignore[no-any-return]
+            if not is_batch:
+                return TRACEPARENT not in call.messages[0].properties and chance() >= probability
+            sampled = any(_is_sampled(message.properties.get(TRACEPARENT, "")) for message in call.messages)
+            return not sampled and not self.starts_trace()
 
-        return traced
+        def wrap(next_: Any) -> Any:
+            spanned = wrapper_of([self._around_batch if is_batch else self._around_message])(next_)
 
-    def one_async(self, listener: ObservedListener, handle: HandleAsync[_F], clock: Clock) -> HandleAsync[_F]:
-        """As `one`, for a coroutine function."""
+            def traced(call: HandlerCall) -> Any:
+                return next_(call) if is_left_out(call) else spanned(call)
 
-        async def traced(message: MessageExt) -> _F:
-            if TRACEPARENT not in message.properties and self.chance() >= self.probability:
-                return await handle(message)
-            with _CallSpan(lambda: self._start_process(listener, message)) as span:
-                span.change(lambda each: _describe_delivery(each, message, clock))
-                failure: Any = await handle(message)
-                if failure is not None:
-                    span.change(lambda each: _note_failure(each, failure))
-                return failure  # type: ignore[no-any-return]
+            async def traced_async(call: HandlerCall) -> Any:
+                return await (next_(call) if is_left_out(call) else spanned(call))
 
-        return traced
+            return traced_async if inspect.iscoroutinefunction(next_) else traced
 
-    def _start_process(self, listener: ObservedListener, message: MessageExt) -> Any:
+        return wrap
+
+    def reply_properties(self, properties: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the properties of a reply with the context of the handler.
+
+        The handler's span is the parent of what the requester does with the reply.
+        """
+        carrier = dict(properties)
+        if trace.get_current_span().get_span_context().is_valid:
+            propagate.inject(carrier)
+        return carrier
+
+    def _around_message(self, call: HandlerCall) -> Steps:
+        listener, message = call.listener, call.messages[0]
+        with _CallSpan(lambda: self._start_process(listener, message)) as span:
+            span.change(lambda each: _describe_delivery(each, message, listener.clock))
+            span.note_failures((yield))
+
+    def _around_batch(self, call: HandlerCall) -> Steps:
+        with _CallSpan(lambda: self._process_span(call.listener, call.messages, otel_context.get_current())) as span:
+            span.change(lambda each: each.set_attribute(_BATCH_COUNT, len(call.messages)))
+            span.note_failures((yield))
+
+    def _start_process(self, listener: ListenerInfo, message: MessageExt) -> Any:
         """Return the span of a call, as a context manager; None if the call is not sampled.
 
         A call without the trace of a sender was chosen by chance before.
@@ -149,23 +178,7 @@ class Tracing:
             return None
         return self._process_span(listener, [message], parent)
 
-    def many(self, listener: ObservedListener, handle: HandleMany[_F], clock: Clock) -> HandleMany[_F]:
-        """As `one`, for a handler of batches."""
-
-        def traced(messages: Sequence[MessageExt]) -> _F:
-            sampled = any(_is_sampled(message.properties.get(TRACEPARENT, "")) for message in messages)
-            if not sampled and not self.starts_trace():
-                return handle(messages)
-            with _CallSpan(lambda: self._process_span(listener, messages, otel_context.get_current())) as span:
-                span.change(lambda each: each.set_attribute(_BATCH_COUNT, len(messages)))
-                failures: Any = handle(messages)
-                for failure in failures:
-                    span.change(lambda each, failure=failure: _note_failure(each, failure))  # type: ignore[misc]
-                return failures  # type: ignore[no-any-return]
-
-        return traced
-
-    def _process_span(self, listener: ObservedListener, messages: Sequence[MessageExt], parent: Any) -> Any:
+    def _process_span(self, listener: ListenerInfo, messages: Sequence[MessageExt], parent: Any) -> Any:
         topic = messages[0].topic
         return self._tracer.start_as_current_span(
             f"process {topic}",
@@ -182,18 +195,8 @@ class Tracing:
             },
         )
 
-    def start_send(self, messages: Sequence[Message], *, is_sampled: bool = False) -> tuple[Span | None, list[Message]]:
-        """Start the span of a send. Return it, None if it is not sampled, and the messages to send in its place.
-
-        Args:
-            is_sampled: The send is inside of a trace, or `starts_trace` has returned True.
-        """
-        started = _safely(lambda: self._start_send(messages, is_sampled))
-        return (None, list(messages)) if started is None else started
-
-    def _start_send(self, messages: Sequence[Message], is_sampled: bool) -> tuple[Span | None, list[Message]]:
-        if not is_sampled and trace.get_current_span() is INVALID_SPAN and not self.starts_trace():
-            return None, list(messages)
+    def _start_send(self, messages: Sequence[Message]) -> tuple[Span | None, Sequence[Message]]:
+        """Start the span of a send. Return it, None if it is not sampled, and the messages to send in its place."""
         current = trace.get_current_span().get_span_context()
         if current.is_valid and not current.trace_flags.sampled:
             return None, [_with_context(message, otel_context.get_current()) for message in messages]
@@ -246,6 +249,11 @@ class _CallSpan:
         if (span := self._span) is not None:
             _safely(lambda: change(span))
 
+    def note_failures(self, failures: Sequence[HandlerFailure]) -> None:
+        """Note what the handler reported."""
+        for failure in failures:
+            self.change(partial(_note_failure, failure=failure))
+
     def __exit__(self, *error: Any) -> None:
         if self._span is not None and _safely(lambda: self._manager.__exit__(*error) or True) is None:
             self._span = None
@@ -262,100 +270,12 @@ def _safely(call: Callable[[], _F]) -> _F | None:
         return None
 
 
-class TracedSends:
-    """Sends with spans; see `Sends` for the methods."""
-
-    def __init__(self, sends: Sends, tracing: Tracing) -> None:
-        self._sends = sends
-        self._tracing = tracing
-        self.send = _traced_send(sends.send, tracing)
-
-    def send_batch(
-        self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
-    ) -> SendResult:
-        span, messages = self._tracing.start_send(messages)
-        return _sent(span, lambda: self._sends.send_batch(messages, queue, timeout_ms))
-
-    def send_one_way(self, message: Message, queue: MessageQueue | None = None) -> None:
-        span, [message] = self._tracing.start_send([message])
-        _sent(span, lambda: self._sends.send_one_way(message, queue))
-
-    def send_half(
-        self, message: Message, group: str, queue: MessageQueue | None = None, timeout_ms: int = 3_000
-    ) -> HalfMessage:
-        span, [message] = self._tracing.start_send([message])
-        return _sent(span, lambda: self._sends.send_half(message, group, queue, timeout_ms))
-
-    def send_async(
-        self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
-    ) -> AwaitableFuture[SendResult]:
-        span, messages = self._tracing.start_send(messages)
-        return _ended_later(span, lambda: self._sends.send_async(messages, queue, timeout_ms))
-
-    def request(
-        self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000
-    ) -> Future[MessageExt]:
-        span, [message] = self._tracing.start_send([message])
-        return _ended_later(span, lambda: self._sends.request(message, queue, timeout_ms))
-
-    def reply(self, request: MessageExt, body: bytes, properties: Any = None, timeout_ms: int = 3_000) -> None:
-        """Send a reply with the context of the handler: its span is the parent of what the requester does with it."""
-        carrier = dict(properties or {})
-        if trace.get_current_span().get_span_context().is_valid:
-            propagate.inject(carrier)
-        self._sends.reply(request, body, carrier, timeout_ms)
-
-
-def _traced_send(send: Callable[..., SendResult], tracing: Tracing) -> Callable[..., SendResult]:
-    """Return *send* with spans. Most sends are not sampled: these cost a random number and a look for a trace."""
-    chance, probability, context, current = tracing.chance, tracing.probability, otel_context.get_current, _current_span
-
-    def traced(message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000) -> SendResult:
-        is_outside = not context() or current() is INVALID_SPAN
-        if is_outside and (chance() >= probability or not tracing.is_within_limit()):
-            return send(message, queue, timeout_ms)
-        span, [changed] = tracing.start_send([message], is_sampled=True)
-        return _sent(span, lambda: send(changed, queue, timeout_ms))
-
-    return traced
-
-
-def _sent(span: Span | None, send: Callable[[], _F]) -> _F:
-    if span is None:
-        return send()
-    try:
-        result = send()
-    except BaseException as exc:
-        _end(span, exc)
-        raise
-    _end(span, None, getattr(result, "send_result", result))
-    return result
-
-
-def _ended_later(span: Span | None, send: Callable[[], _Future]) -> _Future:
-    """Send, and end the span when the future of the send is done."""
-    if span is None:
-        return send()
-    try:
-        future = send()
-    except BaseException as exc:
-        _end(span, exc)
-        raise
-
-    def done(finished: Future[Any]) -> None:
-        error = None if finished.cancelled() else finished.exception()
-        _end(span, error, None if finished.cancelled() or error is not None else finished.result())
-
-    future.add_done_callback(done)
-    return future
-
-
-def _end(span: Span, error: BaseException | None, result: Any = None) -> None:
-    """End the span of a send with its error, or with its result."""
+def _end_send(span: Span, result: Any, error: BaseException | None) -> None:
+    """End the span of a send with its result, or with its error."""
     if error is not None:
         _safely(lambda: _fail(span, error))
     else:
-        _safely(lambda: _describe_result(span, result))
+        _safely(lambda: _describe_result(span, getattr(result, "send_result", result)))
     _safely(span.end)
 
 
@@ -438,7 +358,7 @@ def _describe_result(span: Span, result: Any) -> None:
         span.set_attribute(_PARTITION, str(result.message_queue.queue_id))
 
 
-def _note_failure(span: Span, failure: Any) -> None:
+def _note_failure(span: Span, failure: HandlerFailure) -> None:
     if failure.error is not None:
         _fail(span, failure.error)
     else:

@@ -11,8 +11,8 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
+from mqtemplate.calls.handling import Delivery, ListenerInfo
 from mqtemplate.errors import ListenerError
-from mqtemplate.middlewares.delivery import Delivery, ListenerInfo
 from mqtemplate.outbox.inbox import check_single_messages
 from mqtemplate.outbox.sqlalchemy import SQLAlchemyInbox
 

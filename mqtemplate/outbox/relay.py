@@ -15,7 +15,7 @@ from mqtemplate.event_log import get_logger
 from mqtemplate.outbox.database import Execute, delete_rows, end_lease, read_rows, refuse_row, take_lease
 from mqtemplate.outbox.row import OutboxRow
 from mqtemplate.services import Service, ServiceThread, wall_time
-from mqtemplate.template.destination import select_queue_by_hash
+from mqtemplate.template.options import select_queue_by_hash
 from mqtemplate.user_code import error_text
 
 _log = get_logger("mqtemplate.outbox")

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 from mqtemplate.errors import MessageError
 from mqtemplate.message import Message, Property, create_unique_id
-from mqtemplate.template.destination import hash_key_text
+from mqtemplate.template.options import SendOptions, hash_key_text
 from mqtemplate.template.outbound import MessageFactory, read_options
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
-from mqtemplate.template.send_options import SendOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar, Unpack
 
 from mqtemplate.listener.declaration.results import ResultSender
-from mqtemplate.template.send_options import SendOptions
+from mqtemplate.template.options import SendOptions
 
 SessionType = TypeVar("SessionType")
 

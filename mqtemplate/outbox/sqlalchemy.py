@@ -22,8 +22,8 @@ from mqtemplate.outbox.database import INBOX, LEASE_TABLE, OUTBOX, Execute, Resu
 from mqtemplate.outbox.inbox import InboxCore
 from mqtemplate.outbox.relay import LEASE, POLL_MS, OutboxRelay, Outcome, RelaySteps
 from mqtemplate.outbox.row import RowFactory
+from mqtemplate.template.options import SendOptions
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
-from mqtemplate.template.send_options import SendOptions
 from mqtemplate.user_code import error_text
 
 _log = get_logger("mqtemplate.outbox")

@@ -7,13 +7,13 @@ from concurrent.futures import Future
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
+from mqtemplate.calls.send import SendCall, SendNext
 from mqtemplate.errors import DestinationError, MessageError, MQTemplateError, SendError
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.hashes.java_hash import java_string_hash
 from mqtemplate.message import Message, MessageQueue, Property, property_text
 from mqtemplate.results import SendResult
 from mqtemplate.selectors.tags import tag_problem
-from mqtemplate.template.send_options import SendPlan
 from mqtemplate.topics import check_topic
 from mqtemplate.user_code import shown
 
@@ -99,37 +99,35 @@ Select: TypeAlias = Callable[[Message], MessageQueue | None]
 """Selects the queue of a message by its key, among the queues that the topic has now."""
 
 
-def reselected(plan: SendPlan, select: Select, error: BaseException) -> SendPlan | None:
-    """Return the plan with another queue and the rest of the timeout; None if the send failed for another reason."""
+def reselected(call: SendCall, select: Select, error: BaseException) -> SendCall | None:
+    """Return the call with another queue and the rest of the timeout; None if the send failed for another reason."""
     if not (isinstance(error, SendError) and error.queue_is_away) or error.left_ms <= 0:
         return None
-    return SendPlan(plan.messages, select(plan.messages[0]), error.left_ms)
+    return call.to_queue(select(call.messages[0]), error.left_ms)
 
 
-def send_again(plan: SendPlan, select: Select, send: Callable[[SendPlan], SendResult], error: SendError) -> SendResult:
+def send_again(call: SendCall, select: Select, send: SendNext, error: SendError) -> SendResult:
     """Send again after *error* with other queues, as long as their brokers stop; raise the error of the last try."""
-    while (changed := reselected(plan, select, error)) is not None:
+    while (changed := reselected(call, select, error)) is not None:
         try:
             return send(changed)
         except SendError as exc:
-            plan, error = changed, exc
+            call, error = changed, exc
     raise error
 
 
-def send_async_again(
-    plan: SendPlan, select: Select, send: Callable[[SendPlan], AwaitableFuture[SendResult]]
-) -> AwaitableFuture[SendResult]:
+def send_async_again(call: SendCall, select: Select, send: SendNext) -> AwaitableFuture[SendResult]:
     """Send without waiting, and again with other queues, as long as the brokers of the queues stop."""
     result: AwaitableFuture[SendResult] = AwaitableFuture()
     result.set_running_or_notify_cancel()  # a message that is being sent cannot be cancelled
 
-    def finish(plan: SendPlan, sent: Future[SendResult]) -> None:
+    def finish(call: SendCall, sent: Future[SendResult]) -> None:
         error = sent.exception()
         if error is None:
             result.set_result(sent.result())
             return
         try:
-            changed = reselected(plan, select, error)
+            changed = reselected(call, select, error)
             if changed is None:
                 result.set_exception(error)
             else:
@@ -137,8 +135,8 @@ def send_async_again(
         except MQTemplateError as exc:
             result.set_exception(exc)
 
-    def start(plan: SendPlan) -> None:
-        send(plan).add_done_callback(lambda sent: finish(plan, sent))
+    def start(call: SendCall) -> None:
+        send(call).add_done_callback(lambda sent: finish(call, sent))
 
-    start(plan)
+    start(call)
     return result

@@ -11,6 +11,9 @@ from typing import Any, Self, TypeVar, Unpack, overload
 from weakref import WeakSet
 
 from mqtemplate.broker import Broker, ConsumeFromWhere, MessageModel
+from mqtemplate.calls.handling import Observation
+from mqtemplate.calls.middlewares import middleware_sends
+from mqtemplate.calls.send import SendCall, SendKind, SendPipeline
 from mqtemplate.converter import JsonMessageConverter, MessageConverter
 from mqtemplate.durations import Duration, duration_ms, format_ms
 from mqtemplate.errors import (
@@ -23,8 +26,6 @@ from mqtemplate.errors import (
 )
 from mqtemplate.futures import AwaitableFuture, refuse_on_handler_loop
 from mqtemplate.message import Message, MessageQueue
-from mqtemplate.middlewares.sender import sends_with_middlewares
-from mqtemplate.observation.interface import Observation
 from mqtemplate.results import SendResult, TransactionSendResult
 from mqtemplate.selectors.tags import SelectorType
 from mqtemplate.template.background import Background, awaitable
@@ -40,7 +41,7 @@ from mqtemplate.template.lite_pull import LitePullConsumer, PullSettings, Receip
 from mqtemplate.template.outbound import NO_EXTRAS, Extras, MessageFactory, read_options
 from mqtemplate.template.pending_verbs import PendingVerbs, check_count
 from mqtemplate.template.requests import Requests
-from mqtemplate.template.send_options import QUEUE_OPTIONS, SEND_OPTIONS, SendOptions, SendPlan, unknown_option
+from mqtemplate.template.send_options import QUEUE_OPTIONS, SEND_OPTIONS, SendOptions, unknown_option
 from mqtemplate.template.spring_names import SpringNames
 from mqtemplate.template.subscription import Subscription
 from mqtemplate.template.transactions import Transactions
@@ -99,8 +100,9 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         observation: Observation | None = None,
     ) -> None:
         self.broker = broker
-        sends = broker if observation is None else observation.sends(broker, broker.clock)
-        self._sends = sends_with_middlewares(sends, middlewares, broker.clock)
+        observation = Observation() if observation is None else observation
+        wrappers = (middleware_sends(middlewares), observation.sends(broker.clock))
+        self._sends = SendPipeline(broker, broker.clock, wrappers)
         self.converter: MessageConverter = JsonMessageConverter() if converter is None else converter
         self.send_message_timeout = _check_timeout(send_message_timeout)
         self.default_destination = default_destination
@@ -113,7 +115,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         self._messages = MessageFactory(self.converter, self._now_ms, max_message_size)
         self._background = Background(is_virtual=broker.clock.is_virtual)
         self._requests = Requests(self._sends, broker.clock, self.converter)
-        self._transactions = Transactions(broker, self._sends, self.converter, producer_group)
+        self._transactions = Transactions(broker, self._sends, observation, self.converter, producer_group)
         self._subscriptions: WeakSet[Subscription[Any]] = WeakSet()
         self._pull: LitePullConsumer | None = None
         if consumer_group is not None and consumer_topic is not None:
@@ -176,21 +178,15 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         timeout_ms = self.send_message_timeout if timeout is None else _check_timeout(timeout)
         is_batch = isinstance(payload, list)
         if is_batch or not QUEUE_OPTIONS.isdisjoint(options):
-            plan = self._prepared(destination, payload, extras, options, timeout_ms)
-            send = self._send_batch if is_batch else self._send_one
+            kind = SendKind.BATCH if is_batch else SendKind.SEND
+            call = self._prepared(kind, destination, payload, extras, options, timeout_ms)
             try:
-                return send(plan)
+                return self._sends.call(call)  # type: ignore[no-any-return]
             except SendError as exc:
                 if not exc.queue_is_away or "hash_key" not in options:
                     raise
-                return send_again(plan, partial(self._selected_queue, options=options), send, exc)
+                return send_again(call, partial(self._selected_queue, options=options), self._sends.call, exc)
         return self._sends.send(self._messages.one(destination, payload, extras), None, timeout_ms)
-
-    def _send_one(self, plan: SendPlan) -> SendResult:
-        return self._sends.send(plan.messages[0], plan.queue, plan.timeout_ms)
-
-    def _send_batch(self, plan: SendPlan) -> SendResult:
-        return self._sends.send_batch(*plan)
 
     def async_send(
         self,
@@ -213,12 +209,12 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
             MessageError: At once, for an invalid call. Errors of the broker are in the future.
         """
         try:
-            plan = self._plan("async_send", destination, payload, timeout, delay_level, options)
+            call = self._call(SendKind.ASYNC, "async_send", destination, payload, timeout, delay_level, options)
             if "hash_key" in options:
                 select = partial(self._selected_queue, options=options)
-                future = send_async_again(plan, select, lambda plan: self._sends.send_async(*plan))
+                future = send_async_again(call, select, self._sends.call)
             else:
-                future = self._sends.send_async(*plan)
+                future = self._sends.call(call)
         except MessageError:
             raise
         except MQTemplateError as exc:
@@ -236,9 +232,9 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         Arguments as `sync_send`. The messages of a list are sent one by one; *hash_key* or *queue* keeps them in one
         queue.
         """
-        plan = self._plan("send_one_way", destination, payload, None, delay_level, options)
-        for message in plan.messages:
-            self._sends.send_one_way(message, plan.queue)
+        call = self._call(SendKind.ONE_WAY, "send_one_way", destination, payload, None, delay_level, options)
+        for message in call.messages:
+            self._sends.call(call.with_messages((message,)))
 
     @overload
     def convert_and_send(
@@ -337,8 +333,9 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         """
         if isinstance(payload, list):
             raise MessageError("a request is one message, got a list; pass a tuple to send one JSON array")
-        plan = self._plan("async_send_and_receive", destination, payload, timeout, delay_level, options)
-        answer = self._requests.send(plan, reply_type)
+        verb = "async_send_and_receive"
+        call = self._call(SendKind.REQUEST, verb, destination, payload, timeout, delay_level, options)
+        answer = self._requests.send(call, reply_type)
         executor = self.callback_executor
         add_callbacks(answer, on_success, on_error, kind="request", destination=destination, executor=executor)
         return answer
@@ -381,8 +378,9 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         """
         if isinstance(payload, list):
             raise MessageError("a transaction has one message, got a list; pass a tuple to send one JSON array")
-        plan = self._plan("send_in_transaction", destination, payload, timeout, delay_level, options)
-        return self._transactions.send(plan, destination, arg)
+        verb = "send_in_transaction"
+        call = self._call(SendKind.HALF, verb, destination, payload, timeout, delay_level, options)
+        return self._transactions.send(call, destination, arg)
 
     async_send_in_transaction = awaitable(send_in_transaction)
     """The same in another thread: returns a future that threads and coroutines can wait for."""
@@ -494,24 +492,25 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
             raise unknown_option(getattr(RocketMQTemplate, verb), options, SEND_OPTIONS)
         return read_options(delay_level, options, self._now_ms)
 
-    def _plan(
+    def _call(
         self,
+        kind: SendKind,
         verb: str,
         destination: str,
         payload: object,
         timeout: Duration | None,
         delay_level: int,
         options: SendOptions,
-    ) -> SendPlan:
-        """Return the plan of one call."""
+    ) -> SendCall:
+        """Return one call as a value."""
         extras = self._extras(verb, delay_level, options)
         timeout_ms = self.send_message_timeout if timeout is None else _check_timeout(timeout)
-        return self._prepared(destination, payload, extras, options, timeout_ms)
+        return self._prepared(kind, destination, payload, extras, options, timeout_ms)
 
     def _prepared(
-        self, destination: str, payload: object, extras: Extras, options: SendOptions, timeout_ms: int
-    ) -> SendPlan:
-        """Return the messages, their queue, and the rest of the timeout after the time that finding both took."""
+        self, kind: SendKind, destination: str, payload: object, extras: Extras, options: SendOptions, timeout_ms: int
+    ) -> SendCall:
+        """Return the call with its messages, their queue, and the timeout that is left after finding both."""
         started = self._monotonic_s()
         if isinstance(payload, list):
             messages = self._messages.batch(destination, payload, extras)
@@ -524,7 +523,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
                 f"the timeout of {format_ms(timeout_ms)} was over before the message reached the broker; "
                 "nothing was sent"
             )
-        return SendPlan(messages, queue, left_ms)
+        return SendCall(kind, messages, queue, left_ms, self.broker.clock)
 
     def _selected_queue(self, message: Message, options: SendOptions) -> MessageQueue | None:
         """Return the queue that the caller chose, directly or by a key; None if the broker selects it."""

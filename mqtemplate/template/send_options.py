@@ -1,4 +1,4 @@
-"""Options that every sending verb has, and the plan that they lead to."""
+"""Options that every sending verb has."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import NamedTuple, TypedDict
+from typing import TypedDict
 
 from mqtemplate.durations import Duration
-from mqtemplate.message import Message, MessageQueue
+from mqtemplate.message import MessageQueue
 
 
 class SendOptions(TypedDict, total=False):
@@ -40,19 +40,6 @@ class SendOptions(TypedDict, total=False):
 SEND_OPTIONS = frozenset(SendOptions.__annotations__)
 QUEUE_OPTIONS = frozenset({"hash_key", "queue"})
 """Options that select the queue."""
-
-
-class SendPlan(NamedTuple):
-    """Messages, queue and timeout that one call passes to the broker.
-
-    Attributes:
-        queue: The selected queue; None if the broker selects it.
-        timeout_ms: The rest of the call's timeout, after the time that the preparation took.
-    """
-
-    messages: Sequence[Message]
-    queue: MessageQueue | None
-    timeout_ms: int
 
 
 def unknown_option(verb: Callable[..., object], given: Iterable[str], known: Iterable[str]) -> TypeError:

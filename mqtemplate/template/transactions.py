@@ -14,14 +14,14 @@ from dataclasses import dataclass, fields
 from typing import Any, get_type_hints
 
 from mqtemplate.broker import Broker, Registration
+from mqtemplate.calls.handling import Observation
+from mqtemplate.calls.send import SendCall, SendPipeline
 from mqtemplate.converter import MessageConverter, TypeChecks, payload_of
 from mqtemplate.errors import ConfigurationError, ConversionError, ListenerError, MQTemplateError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import Message, MessageExt, Property, create_unique_id
-from mqtemplate.observation.interface import Sends
-from mqtemplate.results import SendResult, SendStatus, TransactionSendResult, TransactionState
+from mqtemplate.results import HalfMessage, SendResult, SendStatus, TransactionSendResult, TransactionState
 from mqtemplate.template.destination import parse_destination
-from mqtemplate.template.send_options import SendPlan
 from mqtemplate.template.transaction_spec import TransactionListenerSpec, transaction_listener_spec
 from mqtemplate.user_code import error_text, safe_text
 
@@ -43,13 +43,21 @@ class Transactions:
     """Transactions of one template: sends half messages, executes local transactions and answers transaction checks.
 
     Args:
-        sends: The broker, or what observes its sends.
+        observation: Gets the ends of transactions.
         group: Producer group that the broker checks; None if the template has none.
     """
 
-    def __init__(self, broker: Broker, sends: Sends, converter: MessageConverter, group: str | None) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        sends: SendPipeline,
+        observation: Observation,
+        converter: MessageConverter,
+        group: str | None,
+    ) -> None:
         self._broker = broker
         self._sends = sends
+        self._observation = observation
         self._converter = converter
         self._group = group
         self._lock = threading.Lock()
@@ -84,14 +92,14 @@ class Transactions:
             self._register(spec)
             self._endpoints[key] = endpoint
 
-    def send(self, plan: SendPlan, destination: str, arg: object) -> TransactionSendResult:
-        """Send the message of *plan* as a half message, execute the local transaction, and end the transaction.
+    def send(self, call: SendCall, destination: str, arg: object) -> TransactionSendResult:
+        """Send the message of *call* as a half message, execute the local transaction, and end the transaction.
 
         Raises:
             ListenerError: No listener handles transactions of the destination.
             ConfigurationError: The template has no producer group.
         """
-        [message] = plan.messages
+        [message] = call.messages
         endpoint = self._endpoint_of(message)
         if endpoint is None:
             raise ListenerError(
@@ -100,7 +108,7 @@ class Transactions:
             )
         message.properties[Property.UNIQ_KEY] = create_unique_id()
         message.properties[Property.TRANSACTION_PREPARED] = "true"
-        half = self._sends.send_half(message, self._producer_group, plan.queue, plan.timeout_ms)
+        half: HalfMessage = self._sends.call(call.of_group(self._producer_group))
         remark: str | None
         state, remark = TransactionState.ROLLBACK, f"the message was stored with {half.send_result.send_status.value}"
         try:
@@ -111,6 +119,7 @@ class Transactions:
         finally:
             try:
                 self._broker.end_transaction(half, state, remark)
+                self._observation.transaction_ended(half, state)
             except MQTemplateError as exc:  # the broker checks the transaction later
                 _log.warning("transaction.end_failed", topic=message.topic, state=state.value, reason=str(exc))
         sent = {name: getattr(half.send_result, name) for name in _RESULT_FIELDS}

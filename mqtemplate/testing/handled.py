@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from mqtemplate.calls.pauses import PauseListener
 from mqtemplate.listener.container.container import ListenerContainer
 from mqtemplate.listener.failures.failure import DeadLetter, Failure, RetryLater
 from mqtemplate.message import MessageExt
-from mqtemplate.middlewares.pause import PauseListener
 from mqtemplate.user_code import error_text
 
 _REQUESTS = (RetryLater, DeadLetter, PauseListener)

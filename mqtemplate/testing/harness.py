@@ -14,7 +14,7 @@ from mqtemplate.listener.container.container import ListenerContainer
 from mqtemplate.message import MessageExt
 from mqtemplate.pending import PendingMessage, PendingQuery
 from mqtemplate.services import Service
-from mqtemplate.template.destination import parse_destination
+from mqtemplate.template.options import parse_destination
 from mqtemplate.testing.handled import HandledMessages, HandlerFailedError, HandlerFailure
 from mqtemplate.testing.recording import messages_in
 from mqtemplate.topics import DLQ_TOPIC_PREFIX

@@ -13,7 +13,7 @@ from mqtemplate.broker import Broker
 from mqtemplate.listener.declaration.decorator import ListenerAttributes, message_listener
 from mqtemplate.message import MessageExt
 from mqtemplate.results import PullStatus, SendResult
-from mqtemplate.template.destination import parse_destination
+from mqtemplate.template.options import parse_destination
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 
 _Verb = TypeVar("_Verb", bound=Callable[..., Any])

@@ -25,8 +25,8 @@ from mqtemplate import (
     publishes,
     service,
 )
+from mqtemplate.calls.trace_records import ConsumeCode
 from mqtemplate.context import ApplicationContext, AutoConfiguration
-from mqtemplate.message_trace.records import ConsumeCode
 from mqtemplate.testing import Harness, messages_in
 from mqtemplate.topics import TRACE_TOPIC
 from tests.waiting import eventually

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mqtemplate.message_trace.dispatcher import trace_messages
-from mqtemplate.message_trace.records import (
+from mqtemplate.calls.message_trace import trace_messages
+from mqtemplate.calls.trace_records import (
     ConsumeCode,
     TraceMessageType,
     TraceRecord,

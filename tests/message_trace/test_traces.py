@@ -15,8 +15,8 @@ from mqtemplate import (
     transaction_listener,
 )
 from mqtemplate.broker import Broker
-from mqtemplate.message_trace.dispatcher import TraceDispatcher
-from mqtemplate.message_trace.records import TraceRecord
+from mqtemplate.calls.message_trace import TraceDispatcher
+from mqtemplate.calls.trace_records import TraceRecord
 from mqtemplate.testing import Harness, messages_in
 from mqtemplate.topics import TRACE_TOPIC
 

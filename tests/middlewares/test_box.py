@@ -25,9 +25,9 @@ from mqtemplate import (
     Timing,
     message_listener,
 )
+from mqtemplate.calls import TimeLimitError
+from mqtemplate.calls.time_limit import _Call, _Interruptions
 from mqtemplate.errors import ConfigurationError
-from mqtemplate.middlewares import TimeLimitError
-from mqtemplate.middlewares.time_limit import _Call, _Interruptions
 from mqtemplate.testing import Harness, RecordingTemplate
 from mqtemplate.testing.start_app import StartApp
 from tests.waiting import eventually

@@ -20,6 +20,8 @@ from mqtemplate import (
     middleware,
     transaction_listener,
 )
+from mqtemplate.calls.middlewares import middleware_sends
+from mqtemplate.calls.send import SendPipeline
 from mqtemplate.clock import SystemClock
 from mqtemplate.errors import (
     ConfigurationError,
@@ -249,8 +251,9 @@ def test_a_template_without_middlewares_uses_the_broker_itself(mqtemplate_broker
         def consume(self, delivery: Delivery) -> Generator[Delivery, object, None]:
             yield delivery
 
-    assert RocketMQTemplate(mqtemplate_broker)._sends is mqtemplate_broker
-    assert RocketMQTemplate(mqtemplate_broker, middlewares=[ConsumeOnly()])._sends is mqtemplate_broker
+    pipeline = SendPipeline(mqtemplate_broker, mqtemplate_broker.clock, [middleware_sends([ConsumeOnly()])])
+
+    assert pipeline.send == mqtemplate_broker.send
 
 
 def test_what_is_no_middleware_is_refused(mqtemplate_broker: EmbeddedBroker) -> None:

@@ -8,15 +8,16 @@ import pytest
 
 from mqtemplate import RetryLater, message_listener
 from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.calls import HandlerCall
 from mqtemplate.errors import MessageError
 from mqtemplate.message import Message, MessageExt
 from mqtemplate.metrics import OTHER, HistogramSnapshot
 from mqtemplate.observability import Observability, ObservabilitySettings
-from mqtemplate.observability.settings import MetricsSettings
+from mqtemplate.observability.settings import MetricsSettings, TracingSettings
 from mqtemplate.template import RocketMQTemplate
 from tests.waiting import eventually
 
-from .conftest import Observe
+from .conftest import Observe, listener_info
 
 
 @message_listener(topic="orders", consumer_group="billing")
@@ -145,17 +146,12 @@ def test_many_topics_do_not_make_many_series() -> None:
 
 def test_nothing_is_wrapped_while_the_metrics_are_off() -> None:
     """Neither the template nor a handler pays for what is off."""
-    off = ObservabilitySettings(metrics=MetricsSettings(enabled=False))
+    off, no_tracing = ObservabilitySettings(metrics=MetricsSettings(enabled=False)), TracingSettings(enabled=False)
     with EmbeddedBroker() as broker:
-        observed = Observability(broker, ObservabilitySettings(metrics=off.metrics, tracing=_no_tracing()))
+        observed = Observability(broker, ObservabilitySettings(metrics=off.metrics, tracing=no_tracing))
 
-        assert observed.sends(broker, broker.clock) is broker
-
-
-def _no_tracing() -> object:
-    from mqtemplate.observability import TracingSettings
-
-    return TracingSettings(enabled=False)
+        assert observed.sends(broker.clock)(broker.send) == broker.send
+        assert observed.handling(listener_info("bill", broker.clock))(print) is print
 
 
 def test_messages_of_producers_with_another_clock_show_the_skew(observe: Observe) -> None:
@@ -172,24 +168,17 @@ def test_messages_of_producers_with_another_clock_show_the_skew(observe: Observe
     observed.harness.advance("1s")
     assert observed.samples("clock.ahead_ms") == {(): 0}
 
-    handler = observed.observability._measured(_listener_of(observed.app.containers[0].endpoint.id), broker.clock).one(
-        lambda message: None
-    )
+    info = listener_info(observed.app.containers[0].endpoint.id, broker.clock)
+    handler = observed.observability.handling(info)(lambda call: ())
     ahead = seen[0]
     ahead.born_timestamp = ahead.store_timestamp + 2_500
-    handler(ahead)
+    handler(HandlerCall(info, [ahead]))
     assert observed.samples("clock.ahead_ms") == {(): 2_500}
     ahead.store_timestamp = broker.clock.now_ms() + 700
-    handler(ahead)
+    handler(HandlerCall(info, [ahead]))
     assert observed.samples("clock.behind_ms") == {(): 700}
     observed.harness.advance("2m")
     assert observed.samples("clock.ahead_ms") == {(): 0}
-
-
-def _listener_of(listener_id: str) -> object:
-    from mqtemplate.observation import ObservedListener
-
-    return ObservedListener(listener_id, "billing")
 
 
 def test_threads_lose_no_count() -> None:

@@ -14,11 +14,11 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from mqtemplate import DeadLetter, MQApplication, RetryLater, message_listener
 from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.calls import Observation
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import MessageError
 from mqtemplate.message import Message, MessageExt
 from mqtemplate.observability import Observability, ObservabilitySettings, Tracing
-from mqtemplate.observation import Observation
 from mqtemplate.template import RocketMQTemplate
 from mqtemplate.testing import Harness, messages_in
 from tests.listener.hostile import KINDS
@@ -315,8 +315,8 @@ def test_an_invalid_traceparent_is_ignored(traced: Traced, broker: EmbeddedBroke
 
 def test_a_message_that_is_sent_is_not_changed(traced: Traced, broker: EmbeddedBroker) -> None:
     message = Message("orders", b"x", {"KEYS": "1"})
-    sends = traced.observability(broker).sends(broker, broker.clock)
-    sends.send(message)
+    template = RocketMQTemplate(broker, observation=traced.observability(broker))
+    template._sends.send(message, None, 3_000)
 
     assert message.properties == {"KEYS": "1"}
 

@@ -17,7 +17,7 @@ from mqtemplate.listener.declaration.decorator import listener_specs
 from mqtemplate.selectors.creation import make_selector
 from mqtemplate.selectors.sql92 import Sql92Selector
 from mqtemplate.selectors.tags import SelectorType, TagSelector
-from mqtemplate.template.destination import parse_destination
+from mqtemplate.template.options import parse_destination
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from mqtemplate import RocketMQTemplate
 from mqtemplate.context.templates.decorator import ExtConsumerAttributes, ExtTemplateAttributes
 from mqtemplate.listener import ListenerAttributes
 from mqtemplate.listener.declaration.settings import ListenerSettings
-from mqtemplate.template.transaction_spec import TransactionListenerSpec
+from mqtemplate.template.transactions import TransactionListenerSpec
 
 pytestmark = pytest.mark.feature("spring-names")
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mqtemplate.errors import DestinationError
 from mqtemplate.message import Message, MessageQueue
-from mqtemplate.template.destination import parse_destination, select_queue_by_hash
+from mqtemplate.template.options import parse_destination, select_queue_by_hash
 
 QUEUES = [MessageQueue("orders", "broker-a", queue_id) for queue_id in range(4)]
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_origin
 from dependency_injector import providers
 
 from mqtemplate.broker import Broker
+from mqtemplate.calls.handling import Observation
 from mqtemplate.clock import Clock
 from mqtemplate.context.injection.built_in import BuiltInProviders
 from mqtemplate.context.injection.definitions import Definition, Definitions, fits, snake_case
@@ -26,7 +27,6 @@ from mqtemplate.converter import MessageConverter
 from mqtemplate.errors import DependencyError, MQTemplateError
 from mqtemplate.listener.handler.providers import HandlerScope
 from mqtemplate.listener.registry import ListenerRegistry
-from mqtemplate.observation.interface import Observation
 from mqtemplate.scheduling.schedules import Schedules
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 

@@ -6,13 +6,13 @@ from typing import Any
 
 from dependency_injector import providers
 
+from mqtemplate.calls.handling import Observation
+from mqtemplate.calls.message_trace import TraceDispatcher
 from mqtemplate.clock import SystemClock
 from mqtemplate.context.injection.new_template import new_template
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.converter import JsonMessageConverter
 from mqtemplate.listener.registry import ListenerRegistry, no_other_cluster
-from mqtemplate.message_trace.dispatcher import TraceDispatcher
-from mqtemplate.observation.interface import Observation
 from mqtemplate.scheduling.schedules import Schedules
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 

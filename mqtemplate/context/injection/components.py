@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import get_origin
 
 from mqtemplate.callables import name_of_callable
+from mqtemplate.calls.middlewares import MIDDLEWARE_ATTRIBUTE, middleware_order
 from mqtemplate.context.injection.marks import SERVICE_ATTRIBUTE, name_of, service_mark
 from mqtemplate.context.templates.decorator import EXT_TEMPLATE_ATTRIBUTE
 from mqtemplate.errors import DependencyError
@@ -21,9 +22,8 @@ from mqtemplate.listener.declaration.decorator import (
     listener_specs,
 )
 from mqtemplate.listener.declaration.hooks import ENHANCER_ATTRIBUTE
-from mqtemplate.middlewares.declaration import MIDDLEWARE_ATTRIBUTE, middleware_order
 from mqtemplate.scheduling.decorator import SCHEDULED_ATTRIBUTE, schedule_specs
-from mqtemplate.template.transaction_spec import TRANSACTION_LISTENER_ATTRIBUTE
+from mqtemplate.template.transactions import TRANSACTION_LISTENER_ATTRIBUTE
 
 _MARKS = (
     EXT_TEMPLATE_ATTRIBUTE,

@@ -6,10 +6,10 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
+from mqtemplate.calls.middlewares import middleware_order
 from mqtemplate.context.injection.definitions import Definition
 from mqtemplate.context.injection.marks import read_parameter
 from mqtemplate.context.injection.wiring import Wiring
-from mqtemplate.middlewares.declaration import middleware_order
 
 T = TypeVar("T")
 

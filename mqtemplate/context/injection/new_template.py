@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import cast
 
 from mqtemplate.broker import Broker
+from mqtemplate.calls.handling import Observation
+from mqtemplate.calls.message_trace import MessageTrace, TraceOf
 from mqtemplate.context.settings.rocketmq import RocketMQSettings
 from mqtemplate.converter import MessageConverter
-from mqtemplate.message_trace.traced_broker import TracedBroker
-from mqtemplate.message_trace.traces import TraceOf
-from mqtemplate.observation.interface import Observation
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 
 _DEFAULT_GROUP = "mqtemplate-producer"
@@ -36,7 +34,7 @@ def new_template(
     producer, receiving = settings.producer, settings.pull_consumer
     if producer.enable_msg_trace:
         trace = trace_of(broker, producer.customized_trace_topic, is_cloud=settings.access_channel == "CLOUD")
-        broker = cast("Broker", TracedBroker(broker, trace, producer.group or _DEFAULT_GROUP))
+        observation = MessageTrace(trace, producer.group or _DEFAULT_GROUP, broker.clock, observation)
     return kind(
         broker,
         converter=converter,

@@ -10,6 +10,7 @@ from typing import Any, Self
 from pydantic import ModelWrapValidatorHandler, PrivateAttr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from mqtemplate.calls.middlewares import check_middleware, read_middlewares
 from mqtemplate.context.config.configuration import Configuration, Model
 from mqtemplate.context.config.contradiction import ContradictionError
 from mqtemplate.context.config.placeholders import Found, Placeholders, as_text
@@ -25,7 +26,6 @@ from mqtemplate.context.settings.properties import CommaList, Properties
 from mqtemplate.context.settings.rocketmq import RocketMQSettings
 from mqtemplate.context.settings.server import ServerSettings
 from mqtemplate.errors import ConfigurationError
-from mqtemplate.middlewares.declaration import check_middleware, read_middlewares
 from mqtemplate.processes import absolute_path, expand_home
 
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any, TypedDict, TypeVar, Unpack
 
 from mqtemplate.broker import MessageModel
+from mqtemplate.calls.middlewares import check_middleware, read_middlewares
+from mqtemplate.calls.middlewares import name_of as middleware_name
 from mqtemplate.context.injection.definitions import snake_case
 from mqtemplate.context.injection.marks import name_of
 from mqtemplate.durations import Duration
 from mqtemplate.errors import ConfigurationError, DependencyError
-from mqtemplate.middlewares.declaration import check_middleware, read_middlewares
-from mqtemplate.middlewares.declaration import name_of as middleware_name
 from mqtemplate.selectors.tags import SelectorType
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 

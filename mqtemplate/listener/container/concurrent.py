@@ -131,9 +131,9 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
             return False
         try:
             if self._is_batch:
-                failures = self._handling.handle([message for _, message in work])
+                failures = self._invocation.handle([message for _, message in work])
             else:
-                failure = self._handling.handle_one(work[0][1])
+                failure = self._invocation.handle_one(work[0][1])
                 failures = [] if failure is None else [failure]
         except BaseException as error:
             try:

@@ -18,15 +18,15 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from mqtemplate.broker import Consumer
+from mqtemplate.calls.pauses import PauseListener
 from mqtemplate.clock import Clock
 from mqtemplate.listener.container.process_queue import ProcessQueues
 from mqtemplate.listener.declaration.settings import ListenerSettings
 from mqtemplate.listener.failures.failure import Decision, Failure, is_kind, raise_if_not_of_handler
 from mqtemplate.listener.failures.failure_log import FailureLog
 from mqtemplate.listener.failures.policy import SendBack
-from mqtemplate.listener.handler.invoke import Handling
+from mqtemplate.listener.handler.invoke import Invocation
 from mqtemplate.message import MessageExt, MessageQueue
-from mqtemplate.middlewares.pause import PauseListener
 from mqtemplate.user_code import error_text, safe_text
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class ConsumeContext:
     is_batch: bool
     consumer: Consumer
     queues: ProcessQueues
-    handling: Handling
+    invocation: Invocation
     failures: FailureLog
     decide: Decide
     clock: Clock
@@ -197,7 +197,7 @@ class ConsumeService(ABC, Generic[_Item, _Work]):
         self._take_size = context.take_size
         self._consumer = context.consumer
         self._queues = context.queues
-        self._handling = context.handling
+        self._invocation = context.invocation
         self._failures = context.failures
         self._decide = context.decide
         self._send_back = SendBack(context.settings.id, context.consumer, context.clock)

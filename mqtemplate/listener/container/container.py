@@ -9,6 +9,8 @@ from datetime import datetime
 from typing import Any
 
 from mqtemplate.broker import Broker, ConsumeFromWhere
+from mqtemplate.calls.handling import Observation
+from mqtemplate.calls.message_trace import MessageTrace, TraceDispatcher
 from mqtemplate.converter import MessageConverter
 from mqtemplate.durations import Duration
 from mqtemplate.errors import ListenerError
@@ -18,12 +20,9 @@ from mqtemplate.listener.container.membership import ContainerState, Membership
 from mqtemplate.listener.container.positions import Repositioning, epoch_ms, span_ms
 from mqtemplate.listener.declaration.resolution import matching
 from mqtemplate.listener.failures.failure_log import FailureLog
-from mqtemplate.listener.handler.invoke import Handling, Invocation, around, listener_info, uses_loop
+from mqtemplate.listener.handler.invoke import Invocation, Observer, around, listener_info, uses_loop
 from mqtemplate.listener.handler.plan import Endpoint
-from mqtemplate.listener.handler.wrappers import ObservedHandling, Observer, TracedHandling
 from mqtemplate.message import MessageExt, MessageQueue
-from mqtemplate.message_trace.dispatcher import TraceDispatcher
-from mqtemplate.observation.interface import Observation
 
 _log = get_logger("mqtemplate.listener")
 
@@ -142,7 +141,7 @@ class ListenerContainer:
             self.member = member = Membership(
                 self.endpoint,
                 self._broker,
-                self._make_handling(),
+                self._make_invocation(),
                 self._failures,
                 loop=self._loop if self._uses_loop else None,
                 lock=self._state_lock,
@@ -166,20 +165,21 @@ class ListenerContainer:
                 reason="the broker has no exact retry delays; each retry has the nearest level that is not shorter",
             )
 
-    def _make_handling(self) -> Handling:
-        handling: Handling = Invocation(
+    def _make_invocation(self) -> Invocation:
+        observation = self._observation
+        if self._trace is not None:
+            group = self.endpoint.settings.group
+            observation = MessageTrace(self._trace, group, self._clock, observation or Observation())
+        return Invocation(
             self.endpoint,
+            listener_info(self.endpoint, self._broker, self._end_requested_pause),
             self._broker,
             self._converter,
             self._loop.run,
             self._failures,
-            self._end_requested_pause,
-            self._observation,
+            observation,
+            self._observers,
         )
-        if self._trace is not None:
-            handling = TracedHandling(handling, self._trace, self.endpoint.settings.group, self._clock.now_ms)
-        # A virtual clock is that of a test. On a real clock an observer would cost time for each message.
-        return ObservedHandling(handling, self._observers) if self._clock.is_virtual else handling
 
     def _wake_harness(self) -> None:
         self._wake()

@@ -22,7 +22,7 @@ from mqtemplate.listener.container.workers import AsyncConsumePool, ConsumeThrea
 from mqtemplate.listener.failures.failure import is_kind, raise_if_not_of_handler
 from mqtemplate.listener.failures.failure_log import FailureLog
 from mqtemplate.listener.failures.policy import FailurePolicy
-from mqtemplate.listener.handler.invoke import Handling
+from mqtemplate.listener.handler.invoke import Invocation
 from mqtemplate.listener.handler.plan import Endpoint
 from mqtemplate.services import wall_time
 from mqtemplate.user_code import safe_text
@@ -71,7 +71,7 @@ class Membership:
         self,
         endpoint: Endpoint,
         broker: Broker,
-        handling: Handling,
+        invocation: Invocation,
         failures: FailureLog,
         *,
         loop: HandlerLoop | None,
@@ -81,7 +81,7 @@ class Membership:
     ) -> None:
         settings = endpoint.settings
         self.endpoint = endpoint
-        self.handling = handling
+        self._invocation = invocation
         self.state = ContainerState.RUNNING
         self._clock = broker.clock
         self._loop = loop
@@ -111,7 +111,7 @@ class Membership:
             is_batch=self.endpoint.plan.is_batch,
             consumer=self.consumer,
             queues=self.queues,
-            handling=self.handling,
+            invocation=self._invocation,
             failures=failures,
             decide=self.policy.decide,
             clock=self._clock,
@@ -146,7 +146,7 @@ class Membership:
             and not plan.is_batch
             and isinstance(self.service, ConcurrentConsumeService)
         ):
-            self._pool = AsyncConsumePool(name, self.service, self.handling.task_of, self._loop, number, maximum)
+            self._pool = AsyncConsumePool(name, self.service, self._invocation.task_of, self._loop, number, maximum)
         else:
             self._pool = ConsumeThreadPool(name, self.service, number, maximum)
         self._thread = threading.Thread(target=self._poll_loop, args=(self._pool,), name=f"{name}-poll", daemon=True)

@@ -198,7 +198,7 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
     ) -> int | None:
         """Handle a message or a batch. Return the time (ms) for which the queue must be suspended, or None."""
         try:
-            failures = self._handling.handle(messages)
+            failures = self._invocation.handle(messages)
         except BaseException as error:
             failures = self._failed_around(running, messages, error)
         if not self._watchdog.finish(running):

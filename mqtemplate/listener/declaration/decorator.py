@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, TypeVar, Unpack
 
 from mqtemplate.broker import ConsumeFromWhere, MessageModel
+from mqtemplate.calls.middlewares import read_middlewares
 from mqtemplate.durations import Duration
 from mqtemplate.listener.declaration.attributes import (
     Attribute,
@@ -24,7 +25,6 @@ from mqtemplate.listener.declaration.attributes import (
 )
 from mqtemplate.listener.declaration.settings import SCHEDULE_FORMS, Backoff, ConsumeMode, read_schedule
 from mqtemplate.listener.declaration.tags import has_tag_methods
-from mqtemplate.middlewares.declaration import read_middlewares
 from mqtemplate.selectors.tags import SelectorType
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, Unpack
 
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener.declaration.tags import is_of_class
-from mqtemplate.template.send_options import SEND_OPTIONS, SendOptions
+from mqtemplate.template.options import SEND_OPTIONS, SendOptions
 
 PUBLISHES_ATTRIBUTE = "__mqtemplate_publishes__"
 """Attribute of a decorated handler that holds its tuple of `PublishSpec`."""

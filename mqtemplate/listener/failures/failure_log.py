@@ -21,7 +21,7 @@ _MAX_STACKS = 64
 _COMPARED_FRAMES = 20
 _STACK_AGAIN_MS = 10 * 60_000
 _FRAMES_OF_DEAD_LETTER = 8
-_AROUND_HANDLERS = tuple(str(Path(__file__).parents[2] / package) for package in ("listener", "middlewares"))
+_AROUND_HANDLERS = tuple(str(Path(__file__).parents[2] / package) for package in ("listener", "calls"))
 
 _log = get_logger("mqtemplate.listener")
 

@@ -1,14 +1,26 @@
-"""Invocation of a handler: it takes messages, replies to requests, and returns the failures."""
+"""Invocation of a handler: one way for each call, composed once at the start, from messages to failures.
+
+::
+
+    observers(failures(middlewares(error handler(publisher(scope(arguments(handler)))))))
+
+The first two return the failures, the others the result of the handler. What a listener does not have is left out. If
+nothing is around a handler, it is called with the message itself, without a `HandlerCall`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import Any, Protocol
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any
 
 from mqtemplate.broker import Broker
+from mqtemplate.calls.handling import HandlerCall, HandlerWrapper, ListenerInfo, Observation
+from mqtemplate.calls.middlewares import arounds, check_listener
+from mqtemplate.calls.pauses import PauseListener
+from mqtemplate.calls.steps import Next, RunAwaitable, Wrapper, chained, is_async_around, unwrapped, wrapper_of
 from mqtemplate.converter import CONTENT_TYPE, MessageConverter
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener.declaration.results import ConsumeStatus, is_sends
@@ -20,79 +32,83 @@ from mqtemplate.listener.handler.plan import Endpoint, ErrorHandler
 from mqtemplate.listener.handler.providers import is_async
 from mqtemplate.listener.handler.results import check_result, failed_indices, is_batch_done, is_done
 from mqtemplate.message import MessageExt, Property
-from mqtemplate.middlewares.declaration import arounds, check_listener
-from mqtemplate.middlewares.delivery import Delivery, ListenerInfo
-from mqtemplate.middlewares.pause import PauseListener
-from mqtemplate.middlewares.steps import (
-    AnyAround,
-    RunAwaitable,
-    call_around,
-    call_around_async,
-    is_async_around,
-    waiting,
-)
-from mqtemplate.observation.interface import Observation, ObservedListener
 from mqtemplate.user_code import safe_text
+
+Observer = Callable[[Sequence[MessageExt], Sequence[Failure]], object]
+"""Function that gets the messages of one call, and those of them that failed."""
 
 
 def _no_properties(payload: object) -> Mapping[str, str]:
     return {}
 
 
-class Handling(Protocol):
-    """Handler of a listener: it returns the failures."""
-
-    def handle(self, messages: Sequence[MessageExt]) -> list[Failure]:
-        """Handle several messages."""
-
-    def handle_one(self, message: MessageExt) -> Failure | None:
-        """Handle one message with a handler that takes single messages."""
-
-    def task_of(self, message: MessageExt, loop: asyncio.AbstractEventLoop) -> asyncio.Task[Failure | None]:
-        """Return a task on a loop that handles one message with an ``async def`` handler of single messages."""
-
-
 class Invocation:
     """Handler of one endpoint, as functions from messages to failures. They never raise an error of the handler.
 
     Args:
-        resume: Function that ends a pause of the listener.
+        info: The listener, as middlewares see it.
+        run: Runs the result of an ``async def`` handler to its end, while the calling thread waits.
+        observation: Measures or traces the calls; its wrapper is outermost but for *observers*.
+        observers: Reported to after each call, on a virtual clock only: on a real one they would cost time for each
+            message. The list may grow.
     """
 
     def __init__(
         self,
         endpoint: Endpoint,
+        info: ListenerInfo,
         broker: Broker,
         converter: MessageConverter,
-        run_awaitable: RunAwaitable,
+        run: RunAwaitable,
         log: FailureLog,
-        resume: Callable[[], None],
         observation: Observation | None = None,
+        observers: Sequence[Observer] = (),
     ) -> None:
+        plan = endpoint.plan
+        self._info = info
         self._group = endpoint.settings.group
         self._topics = endpoint.settings.topics or endpoint.settings.topic_patterns
         self._context = handler_context(self._group, self._topics)
         self._reply_timeout_ms = endpoint.settings.reply_timeout
-        self._sends = broker if observation is None else observation.sends(broker, broker.clock)
+        self._broker = broker
+        self._observation = observation or Observation()
         self._converter = converter
         self._properties_of: Callable[[object], Mapping[str, str]] = getattr(converter, "properties_of", _no_properties)
-        self._run_awaitable = run_awaitable
+        self._run = run
         self._log = log
-        self._publisher = endpoint.plan.publisher
-        self._warned = endpoint.plan.publishes
-        info = listener_info(endpoint, broker, resume)
-        self._call, self._sends_results, batch = _composed(endpoint, converter, run_awaitable, info)
-        observed, listener = observation or Observation(), ObservedListener(endpoint.id, self._group)
-        self._run_one = observed.one(listener, self._handle_one, broker.clock)
-        self._run_on_loop = observed.one_async(listener, self._handle_on_loop, broker.clock)
-        self._run_batch = (
-            None if batch is None else observed.many(listener, partial(self._handle_batch, batch), broker.clock)
-        )
+        self._publisher = plan.publisher
+        self._warned = plan.publishes
+        check_listener(endpoint.middlewares, info)
+        middlewares = arounds(endpoint.middlewares, "consume")
+        # The results of most handlers are None. Only what is around a handler needs that it sends them itself.
+        self._sends_results = bool(plan.is_batch or middlewares or endpoint.on_error or plan.sends_results)
+        handler, reading = _single_call(plan.sending_call(converter)), ()
+        if plan.is_batch:
+            handler, reading = _batch_call(plan.batch_call()), (_reading(plan.payload_reader(converter)),)
+        decide = unwrapped if endpoint.on_error is None else deciding(endpoint.on_error, run)
+        around_handler = chained((wrapper_of((*middlewares, *reading), run), decide))
+        handle = around_handler(_innermost(handler, info.is_async, run))
+        self._call: Callable[[MessageExt], Any] = plan.single_call(converter)
+        if self._sends_results:
+            self._call = lambda message: handle(HandlerCall(info, (message,)))
 
-    def handle(self, messages: Sequence[MessageExt]) -> list[Failure]:
+        report = _reporting(observers) if info.clock.is_virtual else unwrapped
+        observed = chained((report, self._observation.handling(info)))
+        one, on_loop = observed(self._failures_of_one), observed(self._failures_on_loop)
+
+        async def handle_on_loop(message: MessageExt) -> Failure | None:
+            return _first(await on_loop(HandlerCall(info, (message,))))
+
+        is_bare = one == self._failures_of_one
+        self._run_one = self._handle_one if is_bare else lambda message: _first(one(HandlerCall(info, (message,))))
+        self._run_on_loop = self._handle_on_loop if is_bare else handle_on_loop
+        self._run_batch = observed(self._batch_failures(handle)) if plan.is_batch else None
+
+    def handle(self, messages: Sequence[MessageExt]) -> Sequence[Failure]:
         """Handle several messages: in one call if the handler takes batches, else one after the other."""
         if self._run_batch is not None:
-            return self._context.copy().run(self._run_batch, messages)
+            failures: Sequence[Failure] = self._context.copy().run(self._run_batch, HandlerCall(self._info, messages))
+            return failures
         return [failure for message in messages if (failure := self.handle_one(message)) is not None]
 
     def handle_one(self, message: MessageExt) -> Failure | None:
@@ -103,11 +119,19 @@ class Invocation:
         """Return a task on a loop that handles one message with an ``async def`` handler of single messages."""
         return loop.create_task(self._run_on_loop(message), context=self._context.copy())
 
+    # --- from results to failures ------------------------------------------------------------------
+
+    def _failures_of_one(self, call: HandlerCall) -> Sequence[Failure]:
+        return () if (failure := self._handle_one(call.messages[0])) is None else (failure,)
+
+    async def _failures_on_loop(self, call: HandlerCall) -> Sequence[Failure]:
+        return () if (failure := await self._handle_on_loop(call.messages[0])) is None else (failure,)
+
     def _handle_one(self, message: MessageExt) -> Failure | None:
         enter_message(self._group, self._topics, message)
         try:
             result = self._call(message)
-            if result is None or not self._asks_for_redelivery(message, self._awaited(result)):
+            if result is None or not self._asks_for_redelivery(message, _awaited(result, self._run)):
                 return None
             return Failure((message,), None)
         except BaseException as error:
@@ -133,9 +157,28 @@ class Invocation:
             raise_if_not_of_handler(error)
             return Failure((message,), error)
 
-    def _handle_batch(self, batch: BatchCalls, messages: Sequence[MessageExt]) -> list[Failure]:
-        enter_batch(self._group, messages)
-        return batch.handle(messages)
+    def _batch_failures(self, handle: Next) -> Callable[[HandlerCall], Sequence[Failure]]:
+        """Return the function that handles a batch. Each body is converted alone, so an invalid one fails alone."""
+        is_on_loop = inspect.iscoroutinefunction(handle)
+
+        def handle_batch(call: HandlerCall) -> Sequence[Failure]:
+            enter_batch(self._group, call.messages)
+            outcome = _BatchOutcome()
+            _OUTCOME.set(outcome)
+            try:
+                try:
+                    self._run(handle(call)) if is_on_loop else handle(call)
+                except BatchFailure as failure:
+                    if outcome.failed is None or outcome.failed.error is not failure:  # a middleware raised it
+                        outcome.note_indices(call.messages, failure.failed, failure)
+            except BaseException as error:
+                raise_if_not_of_handler(error)
+                unreadable = {id(failure.messages[0]) for failure in outcome.unreadable}
+                readable = [message for message in call.messages if id(message) not in unreadable]
+                return [*outcome.unreadable, Failure(readable, error)]
+            return outcome.failures()
+
+        return handle_batch
 
     def _asks_for_redelivery(self, message: MessageExt, result: object) -> bool:
         if result is None or isinstance(result, ConsumeStatus):
@@ -163,14 +206,58 @@ class Invocation:
             properties = self._properties_of(result)
             if content_type is not None:
                 properties = {**properties, CONTENT_TYPE: content_type}
-            self._sends.reply(request, body, properties, self._reply_timeout_ms)
+            properties = self._observation.reply_properties(properties)
+            self._broker.reply(request, body, properties, self._reply_timeout_ms)
         except BaseException as exc:
             raise_if_not_of_handler(exc)
             self._log.reply_failed(request, exc)
 
-    def _awaited(self, result: object) -> object:
-        """Return the result of an ``async def`` handler; other results unchanged."""
-        return self._run_awaitable(result) if inspect.isawaitable(result) else result
+
+def _first(failures: Sequence[Failure]) -> Failure | None:
+    return failures[0] if failures else None
+
+
+def _awaited(result: Any, run: RunAwaitable) -> Any:
+    """Return the result of an ``async def`` function; other results unchanged."""
+    return run(result) if result is not None and inspect.isawaitable(result) else result
+
+
+def _reporting(observers: Sequence[Observer]) -> HandlerWrapper:
+    """Return the wrapper that reports each call after it. Tasks on an event loop exist on a real clock only."""
+
+    def wrap(next_: Next) -> Next:
+        def report(call: HandlerCall) -> Sequence[Failure]:
+            failures: Sequence[Failure] = next_(call)
+            for observe in observers:
+                observe(call.messages, failures)
+            return failures
+
+        return next_ if inspect.iscoroutinefunction(next_) else report
+
+    return wrap
+
+
+# --- the handler itself ------------------------------------------------------------------------------
+
+
+def _innermost(handler: Next, on_loop: bool, run: RunAwaitable) -> Next:
+    """Return a handler as a function of a call: a coroutine function, or one that waits for what is awaitable."""
+
+    def handle(call: HandlerCall) -> object:
+        return _awaited(handler(call), run) if call.messages else None
+
+    async def handle_on_loop(call: HandlerCall) -> object:
+        return await handler(call) if call.messages else None
+
+    return handle_on_loop if on_loop else handle
+
+
+def _single_call(function: Callable[[MessageExt], Any]) -> Next:
+    return lambda call: function(call.messages[0])
+
+
+def _batch_call(function: Callable[..., Any]) -> Next:
+    return lambda call: function(call.payloads, call.messages)
 
 
 def around(
@@ -179,11 +266,16 @@ def around(
     """Return a function of a message with middlewares around it, in place of those around the handler."""
     found = tuple(middlewares)
     check_listener(found, info)
-    return single_call(call, arounds(found, "consume"), info, run)
+    handle = wrapper_of(arounds(found, "consume"), run)(_innermost(_single_call(call), info.is_async, run))
+    return lambda message: handle(HandlerCall(info, (message,)))
 
 
 def listener_info(endpoint: Endpoint, broker: Broker, resume: Callable[[], None]) -> ListenerInfo:
-    """Return the listener of an endpoint, as middlewares see it."""
+    """Return the listener of an endpoint, as middlewares see it.
+
+    Args:
+        resume: Function that ends a pause of the listener.
+    """
     return ListenerInfo(
         id=endpoint.id,
         group=endpoint.settings.group,
@@ -196,31 +288,6 @@ def listener_info(endpoint: Endpoint, broker: Broker, resume: Callable[[], None]
     )
 
 
-def _composed(
-    endpoint: Endpoint,
-    converter: MessageConverter,
-    run: RunAwaitable,
-    info: ListenerInfo,
-) -> tuple[Callable[[MessageExt], Any], bool, BatchCalls | None]:
-    """Return the handler of single messages with all that is around it, True if it sends its results, and batches."""
-    plan = endpoint.plan
-    check_listener(endpoint.middlewares, info)
-    around = arounds(endpoint.middlewares, "consume")
-    if plan.is_batch:
-        call_many = _with_error_handler(plan.batch_call(), endpoint, run)
-        return call_many, True, BatchCalls(plan.payload_reader(converter), call_many, around, info, run)
-    # The results of most handlers are None. Only what is around a handler needs that it sends them itself.
-    sends_results = bool(around or endpoint.on_error or plan.sends_results)
-    call = plan.sending_call(converter) if sends_results else plan.single_call(converter)
-    call = _with_error_handler(call, endpoint, run)
-    return single_call(call, around, info, run) if around else call, sends_results, None
-
-
-def _with_error_handler(call: Callable[..., Any], endpoint: Endpoint, run: RunAwaitable) -> Callable[..., Any]:
-    on_error = endpoint.on_error
-    return call if on_error is None else deciding(call, on_error, run, is_async=endpoint.plan.is_async)
-
-
 def uses_loop(endpoint: Endpoint) -> bool:
     """Return True if something of a listener is ``async``: a handler, its error handler, or a middleware."""
     on_error = endpoint.on_error
@@ -231,50 +298,50 @@ def uses_loop(endpoint: Endpoint) -> bool:
     )
 
 
+# --- the error handler of a listener -----------------------------------------------------------------
+
 _NO_ERRORS = (BatchFailure, PauseListener)
 """Exceptions that decide themselves."""
 
 
-def deciding(
-    call: Callable[..., Any], on_error: ErrorHandler, run: RunAwaitable, *, is_async: bool
-) -> Callable[..., Any]:
-    """Return a handler with its error handler: it returns the status of the error handler, or raises.
+def deciding(on_error: ErrorHandler, run: RunAwaitable) -> Wrapper:
+    """Return the wrapper that returns the status of an error handler in place of an exception.
 
     Args:
-        call: Function whose last argument is the message, or the list of a batch.
-        run: Runs an awaitable of a plain handler or error handler, while this thread waits.
+        run: Runs an awaitable of the error handler of a plain handler, while this thread waits.
     """
 
-    def call_or_decide(*source: Any) -> object:
-        try:
-            return _awaited(call(*source), run)
-        except _NO_ERRORS:
-            raise
-        except BaseException as error:
-            raise_if_not_of_handler(error)
-            status = _checked(_awaited(on_error(error, source[-1]), run))
-            if status is None:
+    def verdict_of(error: BaseException, call: HandlerCall) -> Any:
+        raise_if_not_of_handler(error)
+        return on_error(error, list(call.messages) if call.listener.is_batch else call.messages[0])
+
+    def wrap(next_: Next) -> Next:
+        def call_or_decide(call: HandlerCall) -> object:
+            try:
+                return next_(call)
+            except _NO_ERRORS:
                 raise
-            return status
+            except BaseException as error:
+                status = _checked(_awaited(verdict_of(error, call), run))
+                if status is None:
+                    raise
+                return status
 
-    async def await_or_decide(*source: Any) -> object:
-        try:
-            return await call(*source)
-        except _NO_ERRORS:
-            raise
-        except BaseException as error:
-            raise_if_not_of_handler(error)
-            verdict = on_error(error, source[-1])
-            status = _checked(await verdict if inspect.isawaitable(verdict) else verdict)
-            if status is None:
+        async def await_or_decide(call: HandlerCall) -> object:
+            try:
+                return await next_(call)
+            except _NO_ERRORS:
                 raise
-            return status
+            except BaseException as error:
+                verdict = verdict_of(error, call)
+                status = _checked(await verdict if inspect.isawaitable(verdict) else verdict)
+                if status is None:
+                    raise
+                return status
 
-    return await_or_decide if is_async else call_or_decide
+        return await_or_decide if inspect.iscoroutinefunction(next_) else call_or_decide
 
-
-def _awaited(result: Any, run: RunAwaitable) -> Any:
-    return run(result) if result is not None and inspect.isawaitable(result) else result
+    return wrap
 
 
 def _checked(verdict: object) -> ConsumeStatus | None:
@@ -283,11 +350,10 @@ def _checked(verdict: object) -> ConsumeStatus | None:
     raise ListenerError(f"the error handler returned {safe_text(verdict, 200, repr)}; return None or a ConsumeStatus")
 
 
-BatchCall = Callable[[list[object], list[MessageExt]], Any]
-"""Function that calls a batch handler with its payloads and their messages."""
+# --- batches -----------------------------------------------------------------------------------------
 
 
-class _Outcome:
+class _BatchOutcome:
     """Messages of one call that failed, as they were fetched."""
 
     def __init__(self) -> None:
@@ -302,117 +368,48 @@ class _Outcome:
         self.failed = Failure([messages[index] for index in indices], error) if indices else None
 
 
-class BatchCalls:
-    """Batch handler with its middlewares, as a function from messages to failures.
+_OUTCOME: ContextVar[_BatchOutcome] = ContextVar("mqtemplate_batch_outcome")
+"""Outcome of the batch that is being handled: each call of a handler has a context of its own."""
 
-    Each body is converted alone, so an invalid one fails alone. Middlewares are around both, so they may change bodies.
 
-    Args:
-        read: Converts a body to a payload.
-        call: Calls the handler.
-    """
+class _ReadBatch(HandlerCall):
+    """Call of a batch handler with the payloads of its messages."""
+
+    __slots__ = ("payloads",)
 
     def __init__(
-        self,
-        read: Read,
-        call: BatchCall,
-        arounds: Sequence[AnyAround],
-        info: ListenerInfo,
-        run: RunAwaitable,
+        self, call: HandlerCall, messages: list[MessageExt], origins: list[MessageExt], payloads: list[object]
     ) -> None:
-        self._read = read
-        self._call = call
-        self._info = info
-        self._run = run
-        self._is_async = info.is_async
-        self._pairs = [(around, is_async_around(around)) for around in arounds]
-        self._plain: list[Any] = [waiting(each, run) if is_async else each for each, is_async in self._pairs]  # type: ignore[arg-type]
+        super().__init__(call.listener, messages, origins)
+        self.payloads = payloads
 
-    def handle(self, messages: Sequence[MessageExt]) -> list[Failure]:
-        """Handle messages in one call."""
-        outcome, delivery = _Outcome(), Delivery(self._info, messages)
-        try:
-            try:
-                if self._is_async:
-                    self._run(call_around_async(self._pairs, delivery, lambda each: self._handle_async(each, outcome)))
-                else:
-                    call_around(self._plain, delivery, lambda each: self._handle(each, outcome))
-            except BatchFailure as failure:
-                if outcome.failed is None or outcome.failed.error is not failure:  # a middleware raised it
-                    outcome.note_indices(messages, failure.failed, failure)
-        except BaseException as error:
-            raise_if_not_of_handler(error)
-            unreadable = {id(failure.messages[0]) for failure in outcome.unreadable}
-            readable = [message for message in messages if id(message) not in unreadable]
-            return [*outcome.unreadable, Failure(readable, error)]
-        return outcome.failures()
 
-    def _handle(self, delivery: Delivery, outcome: _Outcome) -> object:
-        payloads, messages, origins = self._readable(delivery, outcome)
-        if not payloads:
-            return None
-        try:
-            result = self._call(payloads, messages)
-            if inspect.isawaitable(result):
-                result = self._run(result)
-            outcome.note_indices(origins, result, None)
-        except BatchFailure as failure:
-            outcome.note_indices(origins, failure.failed, failure)
-            raise
-        return result
+def _reading(read: Read) -> Callable[[HandlerCall], Generator[HandlerCall, Any, object]]:
+    """Return the innermost middleware of a batch handler: it converts the bodies, which others may have changed."""
 
-    async def _handle_async(self, delivery: Delivery, outcome: _Outcome) -> object:
-        payloads, messages, origins = self._readable(delivery, outcome)
-        if not payloads:
-            return None
-        try:
-            result = await self._call(payloads, messages)
-            outcome.note_indices(origins, result, None)
-        except BatchFailure as failure:
-            outcome.note_indices(origins, failure.failed, failure)
-            raise
-        return result
-
-    def _readable(
-        self, delivery: Delivery, outcome: _Outcome
-    ) -> tuple[list[object], list[MessageExt], list[MessageExt]]:
-        """Return the payloads, their messages, and these as they were fetched."""
+    def read_payloads(call: HandlerCall) -> Generator[HandlerCall, Any, object]:
+        outcome = _OUTCOME.get()
+        outcome.unreadable, outcome.failed = [], None
         payloads: list[object] = []
         messages: list[MessageExt] = []
         origins: list[MessageExt] = []
-        outcome.unreadable, outcome.failed = [], None
-        for message, origin in zip(delivery.messages, delivery.origins, strict=True):
+        for message, origin in zip(call.messages, call.origins, strict=True):
             try:
-                payloads.append(self._read(message))
+                payloads.append(read(message))
             except BaseException as error:
                 raise_if_not_of_handler(error)
                 outcome.unreadable.append(Failure((origin,), error))
             else:
                 messages.append(message)
                 origins.append(origin)
-        return payloads, messages, origins
-
-
-def single_call(
-    call: Callable[[MessageExt], Any],
-    arounds: Sequence[AnyAround],
-    info: ListenerInfo,
-    run: RunAwaitable,
-) -> Callable[[MessageExt], Any]:
-    """Return a handler of single messages with its middlewares; a coroutine function if the handler is async."""
-    if info.is_async:
-        pairs = [(around, is_async_around(around)) for around in arounds]
-
-        async def handle_async(delivery: Delivery) -> object:
-            return await call(delivery.messages[0]) if delivery.messages else None
-
-        return lambda message: call_around_async(pairs, Delivery(info, (message,)), handle_async)
-    plain: list[Any] = [waiting(each, run) if is_async_around(each) else each for each in arounds]  # type: ignore[arg-type]
-
-    def handle(delivery: Delivery) -> object:
-        if not delivery.messages:
+        if not payloads:
             return None
-        result = call(delivery.messages[0])
-        return run(result) if result is not None and inspect.isawaitable(result) else result
+        try:
+            result = yield _ReadBatch(call, messages, origins, payloads)
+            outcome.note_indices(origins, result, None)
+        except BatchFailure as failure:
+            outcome.note_indices(origins, failure.failed, failure)
+            raise
+        return result
 
-    return lambda message: call_around(plain, Delivery(info, (message,)), handle)
+    return read_payloads

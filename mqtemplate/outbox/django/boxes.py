@@ -9,17 +9,17 @@ from typing import Any, Unpack
 
 from django.db import close_old_connections, connections, transaction
 
+from mqtemplate.calls.handling import Delivery, ListenerInfo
 from mqtemplate.clock import Clock
 from mqtemplate.durations import Duration
 from mqtemplate.errors import ConfigurationError, ListenerError
 from mqtemplate.message import Message
-from mqtemplate.middlewares.delivery import Delivery, ListenerInfo
 from mqtemplate.outbox.database import Execute, Result, add_rows, check_database
 from mqtemplate.outbox.inbox import InboxCore, check_single_messages
 from mqtemplate.outbox.relay import LEASE, OutboxRelay
 from mqtemplate.outbox.row import RowFactory
+from mqtemplate.template.options import SendOptions
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
-from mqtemplate.template.send_options import SendOptions
 
 _PARAMETER = re.compile(r":(\w+)")
 

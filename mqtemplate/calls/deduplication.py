@@ -6,11 +6,11 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Sequence
 
+from mqtemplate.calls.handling import Delivery
+from mqtemplate.calls.pauses import PauseListener
 from mqtemplate.durations import Duration, duration_ms
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.message import MessageExt
-from mqtemplate.middlewares.delivery import Delivery
-from mqtemplate.middlewares.pause import PauseListener
 from mqtemplate.user_code import shown
 
 _IN_FLIGHT_PAUSE_MS = 100

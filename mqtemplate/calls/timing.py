@@ -7,13 +7,13 @@ import time
 from collections.abc import Generator
 from typing import Any
 
+from mqtemplate.calls.handling import Delivery
+from mqtemplate.calls.pauses import PauseListener
+from mqtemplate.calls.send import Outgoing
 from mqtemplate.clock import Clock
 from mqtemplate.durations import Duration, duration_ms
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.event_log import get_logger
-from mqtemplate.middlewares.delivery import Delivery
-from mqtemplate.middlewares.outgoing import Outgoing
-from mqtemplate.middlewares.pause import PauseListener
 from mqtemplate.user_code import type_name
 
 _log = get_logger("mqtemplate.middlewares")

@@ -8,9 +8,9 @@ import threading
 import time
 from collections.abc import Generator
 
+from mqtemplate.calls.handling import Delivery
 from mqtemplate.durations import Duration, duration_ms, format_ms
 from mqtemplate.errors import ConfigurationError
-from mqtemplate.middlewares.delivery import Delivery
 
 
 class TimeLimitError(TimeoutError):

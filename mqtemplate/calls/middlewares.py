@@ -1,15 +1,18 @@
-"""``@middleware``, and the check of what is given as a middleware."""
+"""Middlewares: ``@middleware``, the check of what is given as one, and middlewares around sends."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from importlib import import_module
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 
-from mqtemplate.errors import ConfigurationError
-from mqtemplate.middlewares.delivery import ListenerInfo
-from mqtemplate.middlewares.steps import AnyAround
+from mqtemplate.calls.handling import ListenerInfo
+from mqtemplate.calls.send import SendCall, SendKind, SendNext, SendWrapper
+from mqtemplate.calls.steps import AnyAround, Around, Steps, call_around, enter, leave, unwrapped
+from mqtemplate.errors import ConfigurationError, MessageDroppedError, MessageError
+from mqtemplate.futures import AwaitableFuture
 
 MIDDLEWARE_ATTRIBUTE = "__mqtemplate_middleware__"
 """Attribute of a marked class, function or object that holds its order."""
@@ -82,7 +85,7 @@ def arounds(middlewares: Iterable[object], method: str) -> Sequence[AnyAround]:
     """Return the methods of this name, of the middlewares that have it.
 
     Raises:
-        ConfigurationError: Something is no middleware.
+        ConfigurationError: Something is not a middleware.
     """
     found = list(middlewares)
     for each in found:
@@ -91,7 +94,7 @@ def arounds(middlewares: Iterable[object], method: str) -> Sequence[AnyAround]:
 
 
 def check_listener(middlewares: Iterable[object], listener: ListenerInfo) -> None:
-    """Let middlewares refuse a listener around which they cannot work: those that have ``check_listener``."""
+    """Let the middlewares that have ``check_listener`` refuse a listener around which they cannot work."""
     for each in middlewares:
         check: Callable[[ListenerInfo], None] | None = getattr(each, "check_listener", None)
         if check is not None:
@@ -123,3 +126,80 @@ def _named(name: str) -> object:
 def name_of(target: object) -> str:
     """Return the name of a middleware for errors and logs."""
     return str(getattr(target, "__qualname__", type(target).__qualname__)).rpartition("<locals>.")[2]
+
+
+# --- around sends -----------------------------------------------------------------------------------
+
+
+def middleware_sends(middlewares: Iterable[object]) -> SendWrapper:
+    """Return the wrapper that puts middlewares around sends, the first one outermost; without any it does nothing.
+
+    They get the messages as the broker gets them: converted, with all properties. The part of a middleware before its
+    ``yield`` runs in the thread that sends, so the order of sends stays. The part after it runs in the thread that
+    gets the result.
+
+    Raises:
+        ConfigurationError: Something is not a middleware.
+    """
+    found = cast("Sequence[Around]", arounds(middlewares, "send"))
+    if not found:
+        return unwrapped
+
+    def wrap(next_: SendNext) -> SendNext:
+        def pass_on(call: SendCall) -> Any:
+            return next_(call) if call.messages else None
+
+        def send(call: SendCall) -> Any:
+            if call.kind.is_later:
+                return _send_later(found, call, next_)
+            result = call_around(found, call, pass_on)
+            if result is None and call.kind is not SendKind.ONE_WAY:  # a dropped one-way send raises no error
+                raise _dropped(call)
+            return result
+
+        return send
+
+    return wrap
+
+
+def _send_later(middlewares: Sequence[Around], call: SendCall, next_: SendNext) -> AwaitableFuture[Any]:
+    opened: list[Steps] = []
+    answer: AwaitableFuture[Any] = AwaitableFuture()
+    answer.set_running_or_notify_cancel()  # a message that is being sent cannot be cancelled
+    result: Any = None
+    error: BaseException | None = None
+    try:
+        is_passed, passed = enter(middlewares, call, opened)
+        if is_passed and passed.messages:
+            next_(passed).add_done_callback(lambda done: _settle(answer, opened, call, done))
+            return answer
+        result = None if is_passed else passed
+    except BaseException as raised:
+        error = raised
+    if isinstance(error, MessageError):
+        leave(opened, None, error)  # an invalid call raises at once
+    _finish(answer, opened, call, result, error)
+    return answer
+
+
+def _settle(answer: Future[Any], opened: list[Steps], call: SendCall, done: Future[Any]) -> None:
+    error = done.exception()
+    _finish(answer, opened, call, None if error is not None else done.result(), error)
+
+
+def _finish(answer: Future[Any], opened: list[Steps], call: SendCall, result: Any, error: BaseException | None) -> None:
+    try:
+        result = leave(opened, result, error)
+        if result is None:
+            raise _dropped(call)
+    except BaseException as raised:
+        answer.set_exception(raised)
+    else:
+        answer.set_result(result)
+
+
+def _dropped(call: SendCall) -> MessageDroppedError:
+    return MessageDroppedError(
+        f"a middleware dropped the message for {call.message.topic!r}; nothing was sent. To let the call succeed, "
+        "the middleware returns a SendResult"
+    )
