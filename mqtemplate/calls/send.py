@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any, Protocol, TypeAlias
 
 from mqtemplate.clock import Clock
+from mqtemplate.errors import MQTemplateError, SendError
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.results import HalfMessage, SendResult
@@ -58,6 +59,10 @@ class SendKind(Enum):
         return self is SendKind.ASYNC or self is SendKind.REQUEST
 
 
+Reselect: TypeAlias = Callable[[], MessageQueue]
+"""Function that selects the queue of a send by its key, among the queues that the topic has now."""
+
+
 class SendCall:
     """One call of a broker's sending method. It is not changed: `map` and `filter` return others.
 
@@ -70,10 +75,11 @@ class SendCall:
         timeout_ms: The rest of the caller's timeout. A one-way send has none.
         clock: Clock of the broker.
         group: Producer group of a transaction.
+        reselect: Selects the queue again, among those that the topic has now; None if the queue is fixed.
     """
 
     # A class with slots: a NamedTuple takes twice as long to create, a frozen dataclass six times (measured).
-    __slots__ = ("clock", "group", "kind", "messages", "queue", "timeout_ms")
+    __slots__ = ("clock", "group", "kind", "messages", "queue", "reselect", "timeout_ms")
 
     def __init__(
         self,
@@ -83,6 +89,7 @@ class SendCall:
         timeout_ms: int,
         clock: Clock,
         group: str = "",
+        reselect: Reselect | None = None,
     ) -> None:
         self.kind = kind
         self.messages = messages
@@ -90,6 +97,7 @@ class SendCall:
         self.timeout_ms = timeout_ms
         self.clock = clock
         self.group = group
+        self.reselect = reselect
 
     def __repr__(self) -> str:
         return f"<Outgoing {self.verb} of {len(self.messages)} message(s)>"
@@ -104,25 +112,17 @@ class SendCall:
         """The message; the first one of a batch."""
         return self.messages[0]
 
-    def with_messages(self, messages: Sequence[Message]) -> SendCall:
-        """Return the call with other messages."""
-        return SendCall(self.kind, messages, self.queue, self.timeout_ms, self.clock, self.group)
-
-    def to_queue(self, queue: MessageQueue | None, timeout_ms: int) -> SendCall:
-        """Return the call with another queue."""
-        return SendCall(self.kind, self.messages, queue, timeout_ms, self.clock, self.group)
-
-    def of_group(self, group: str) -> SendCall:
-        """Return the call with a producer group."""
-        return SendCall(self.kind, self.messages, self.queue, self.timeout_ms, self.clock, group)
+    def replace(self, **changes: Any) -> SendCall:
+        """Return the call with other attributes."""
+        return SendCall(**{name: getattr(self, name) for name in SendCall.__slots__} | changes)
 
     def map(self, change: Callable[[Message], Message]) -> SendCall:
         """Return it with other messages: *change* may change a message, or return another one."""
-        return self.with_messages([change(message) for message in self.messages])
+        return self.replace(messages=[change(message) for message in self.messages])
 
     def filter(self, keep: Callable[[Message], bool]) -> SendCall:
         """Return it with the messages for which *keep* returns True. Without any left nothing is sent."""
-        return self.with_messages([message for message in self.messages if keep(message)])
+        return self.replace(messages=[message for message in self.messages if keep(message)])
 
 
 Outgoing = SendCall
@@ -159,7 +159,7 @@ class SendPipeline:
 
     def __init__(self, sends: Sends, clock: Clock, wrappers: Iterable[SendWrapper] = ()) -> None:
         methods = {kind: method(sends) for kind, method in _METHODS.items()}
-        direct = self.call = lambda call: methods[call.kind](call)
+        direct = self.call = _resending(lambda call: methods[call.kind](call))
         for wrapper in reversed(tuple(wrappers)):
             self.call = wrapper(self.call)
         self.send = sends.send if self.call is direct else _send_one(self.call, clock)
@@ -170,6 +170,58 @@ def _send_one(call: SendNext, clock: Clock) -> Callable[[Message, MessageQueue |
         return call(SendCall(SendKind.SEND, (message,), queue, timeout_ms, clock))  # type: ignore[no-any-return]
 
     return send
+
+
+def _resending(next_: SendNext) -> SendNext:
+    """Return *next_* for sends whose queue can be selected again: they go on while the brokers of queues stop."""
+
+    def send(call: SendCall) -> Any:
+        if call.reselect is None:
+            return next_(call)
+        if call.kind is SendKind.ASYNC:
+            return _resend_async(next_, call)
+        while True:
+            try:
+                return next_(call)
+            except SendError as error:
+                changed = _reselected(call, error)
+                if changed is None:
+                    raise
+            call = changed
+
+    return send
+
+
+def _reselected(call: SendCall, error: BaseException) -> SendCall | None:
+    """Return the call with another queue and the rest of the timeout; None if the send failed for another reason."""
+    if call.reselect is None or not isinstance(error, SendError) or not error.queue_is_away or error.left_ms <= 0:
+        return None
+    return call.replace(queue=call.reselect(), timeout_ms=error.left_ms)
+
+
+def _resend_async(next_: SendNext, call: SendCall) -> AwaitableFuture[SendResult]:
+    result: AwaitableFuture[SendResult] = AwaitableFuture()
+    result.set_running_or_notify_cancel()  # a message that is being sent cannot be cancelled
+
+    def finish(call: SendCall, sent: Future[SendResult]) -> None:
+        error = sent.exception()
+        if error is None:
+            result.set_result(sent.result())
+            return
+        try:
+            changed = _reselected(call, error)
+            if changed is None:
+                result.set_exception(error)
+            else:
+                start(changed)
+        except MQTemplateError as exc:
+            result.set_exception(exc)
+
+    def start(call: SendCall) -> None:
+        next_(call).add_done_callback(lambda sent: finish(call, sent))
+
+    start(call)
+    return result
 
 
 def send_and_note(next_: SendNext, call: SendCall, note: Callable[[Any, BaseException | None], object]) -> Any:

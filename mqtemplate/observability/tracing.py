@@ -108,7 +108,7 @@ class Tracing:
                 if is_outside and (chance() >= probability or not self.is_within_limit()):
                     return next_(call)
                 span, messages = _safely(lambda: self._start_send(call.messages)) or (None, call.messages)
-                call = call.with_messages(messages)
+                call = call.replace(messages=messages)
                 return next_(call) if span is None else send_and_note(next_, call, partial(_end_send, span))
 
             return traced

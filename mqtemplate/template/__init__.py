@@ -1,14 +1,13 @@
 """The public API for sending messages, and for receiving them on request."""
 
-from mqtemplate.template.destination import MessageQueueSelector, parse_destination, select_queue_by_hash
+from mqtemplate.template.options import MessageQueueSelector, SendOptions, parse_destination, select_queue_by_hash
+from mqtemplate.template.receiving import Subscription
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
-from mqtemplate.template.send_options import SendOptions
 from mqtemplate.template.spring_names import LocalRequestCallback, SendCallback
-from mqtemplate.template.subscription import Subscription
-from mqtemplate.template.transaction_listener import transaction_listener
-from mqtemplate.template.transaction_spec import (
+from mqtemplate.template.transactions import (
     TRANSACTION_LISTENER_ATTRIBUTE,
     TransactionListenerSpec,
+    transaction_listener,
     transaction_listener_spec,
 )
 

@@ -1,4 +1,4 @@
-"""Messages from payloads, destinations and options."""
+"""Messages from payloads, destinations, options and headers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,108 @@ from typing import NamedTuple
 
 from mqtemplate.converter import CONTENT_TYPE, MessageConverter
 from mqtemplate.errors import ConversionError, DestinationError, MessageError
-from mqtemplate.message import DELAY_PROPERTIES, Message, MessageExt, Property, joined_keys
+from mqtemplate.message import (
+    DELAY_PROPERTIES,
+    RESERVED_PROPERTIES,
+    Message,
+    MessageExt,
+    Property,
+    joined_keys,
+    storable,
+)
+from mqtemplate.numbers import parse_number
+from mqtemplate.selectors.tags import tag_problem
 from mqtemplate.template.delay_options import check_one_delay, delay_header, delay_properties
-from mqtemplate.template.destination import Destination, parse_destination
-from mqtemplate.template.headers import FLAG, HEADER_PREFIX, checked_flag, header_property
-from mqtemplate.template.send_options import SendOptions
+from mqtemplate.template.options import Destination, SendOptions, parse_destination
 from mqtemplate.user_code import reworded, shown
+
+HEADER_PREFIX = "rocketmq_"
+"""Prefix of rocketmq-spring for names that have a meaning in RocketMQ. Source: ``RocketMQHeaders``."""
+
+FLAG = "FLAG"
+"""Name of the header that sets the message's flag. It is a field of the record, not a property."""
+
+_WAIT_STORE_MSG_OK = "WAIT_STORE_MSG_OK"
+_LARGEST_FLAG = 2**31 - 1
+
+# With the prefix, rocketmq-spring sets these on received messages only.
+_RECEIVED_HEADERS = frozenset(
+    {"TOPIC", "MESSAGE_ID", "BORN_TIMESTAMP", "BORN_HOST", "QUEUE_ID", "SYS_FLAG", "TRANSACTION_ID"}
+)
+_INSTEAD_OF: dict[str, str] = {
+    # reserved name -> the option that has the effect
+    Property.UNIQ_KEY: "the client creates message ids; for an id of your own pass keys=",
+    Property.SHARDING_KEY: "to order messages pass hash_key=",
+    Property.REAL_TOPIC: "the destination names the topic",
+    Property.REAL_QID: "to choose a queue pass hash_key= or queue=",
+    Property.RETRY_TOPIC: "the destination names the topic",
+    **dict.fromkeys(
+        (
+            Property.TIMER_OUT_MS,
+            Property.TIMER_ENQUEUE_MS,
+            Property.TIMER_DEQUEUE_MS,
+            Property.TIMER_ROLL_TIMES,
+            Property.TIMER_DEL_UNIQKEY,
+        ),
+        "to delay a message pass delay_level=, delay= or deliver_at=",
+    ),
+}
+
+
+def header_property(given: str, name: str, value: object) -> dict[str, str]:
+    """Return the property that a header sets; empty for a header without a value.
+
+    Args:
+        given: The header's name as the caller wrote it.
+        name: The name without the prefix ``rocketmq_``.
+
+    Raises:
+        MessageError: The name is reserved or illegal, or the value has the wrong type.
+    """
+    if name == Property.KEYS:
+        return {name: keys} if (keys := joined_keys(value)) else {}
+    if name == Property.TAGS:
+        tag = _checked_text(name, value)
+        if (problem := tag_problem(tag)) is not None:
+            raise MessageError(f"header {shown(given)}, {shown(tag)}: {problem}")
+        return {name: tag}
+    if name in (_WAIT_STORE_MSG_OK, Property.WAIT):
+        return {Property.WAIT: _checked_bool(given, value)}
+    if name in RESERVED_PROPERTIES:
+        advice = _INSTEAD_OF.get(name, "choose another name")
+        raise MessageError(f"header {shown(given)} is reserved: {name} belongs to the broker and its clients; {advice}")
+    if given != name and name in _RECEIVED_HEADERS:
+        raise MessageError(f"header {shown(given)} describes a received message and cannot be sent; leave it out")
+    if not given:
+        raise MessageError("the name of a header is empty; give it a name")
+    storable("the name of a header", given)
+    return {given: _checked_text(given, value)}
+
+
+def checked_flag(value: object) -> int:
+    """Return the value of the header ``FLAG``; raise `MessageError` if it is not a number of 32 bits."""
+    number = None if isinstance(value, bool) else parse_number(storable(f"header {FLAG}", value))
+    if number is None or abs(number) > _LARGEST_FLAG:
+        raise MessageError(f"header {FLAG} must be a whole number of 32 bits, got {shown(value)}")
+    return number
+
+
+def _checked_text(name: str, value: object) -> str:
+    if type(value) is str and value.isalnum():  # what many are
+        return value
+    if value is None or isinstance(value, bytes | bytearray | memoryview):
+        raise MessageError(f"header {shown(name)} must be text, a number or a boolean, got {type(value).__name__}")
+    text = storable(f"header {shown(name)}", value)
+    if not text:
+        raise MessageError(f"header {shown(name)} is empty, and RocketMQ drops empty properties; leave it out")
+    return text.lower() if isinstance(value, bool) else text
+
+
+def _checked_bool(name: str, value: object) -> str:
+    text = storable(f"header {name!r}", value).lower()
+    if text not in ("true", "false"):
+        raise MessageError(f"header {name!r} must be true or false, got {shown(value)}")
+    return text
 
 
 class Extras(NamedTuple):

@@ -10,9 +10,9 @@ from mqtemplate.durations import Duration, duration_ms
 from mqtemplate.errors import MessageError
 from mqtemplate.message import property_text
 from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange
-from mqtemplate.template.background import Background, awaitable
+from mqtemplate.template.asynchronous import Background, awaitable
 from mqtemplate.template.delay_options import deliver_time, epoch_ms
-from mqtemplate.template.send_options import unknown_option
+from mqtemplate.template.options import unknown_option
 from mqtemplate.topics import check_given_topic
 from mqtemplate.user_code import shown
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
-from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
@@ -13,7 +12,7 @@ from weakref import WeakSet
 from mqtemplate.broker import Broker, ConsumeFromWhere, MessageModel
 from mqtemplate.calls.handling import Observation
 from mqtemplate.calls.middlewares import middleware_sends
-from mqtemplate.calls.send import SendCall, SendKind, SendPipeline
+from mqtemplate.calls.send import Reselect, SendCall, SendKind, SendPipeline
 from mqtemplate.converter import JsonMessageConverter, MessageConverter
 from mqtemplate.durations import Duration, duration_ms, format_ms
 from mqtemplate.errors import (
@@ -21,29 +20,26 @@ from mqtemplate.errors import (
     DestinationError,
     MessageError,
     MQTemplateError,
-    SendError,
     SendTimeoutError,
 )
 from mqtemplate.futures import AwaitableFuture, refuse_on_handler_loop
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.results import SendResult, TransactionSendResult
 from mqtemplate.selectors.tags import SelectorType
-from mqtemplate.template.background import Background, awaitable
-from mqtemplate.template.callbacks import add_callbacks
-from mqtemplate.template.destination import (
+from mqtemplate.template.asynchronous import Background, Requests, add_callbacks, awaitable
+from mqtemplate.template.options import (
+    QUEUE_OPTIONS,
+    SEND_OPTIONS,
     MessageQueueSelector,
+    SendOptions,
     hash_key_text,
     select_queue_by_hash,
-    send_again,
-    send_async_again,
+    unknown_option,
 )
-from mqtemplate.template.lite_pull import LitePullConsumer, PullSettings, Receipt, ReceiveFuture
 from mqtemplate.template.outbound import NO_EXTRAS, Extras, MessageFactory, read_options
 from mqtemplate.template.pending_verbs import PendingVerbs, check_count
-from mqtemplate.template.requests import Requests
-from mqtemplate.template.send_options import QUEUE_OPTIONS, SEND_OPTIONS, SendOptions, unknown_option
+from mqtemplate.template.receiving import LitePullConsumer, PullSettings, Receipt, ReceiveFuture, Subscription
 from mqtemplate.template.spring_names import SpringNames
-from mqtemplate.template.subscription import Subscription
 from mqtemplate.template.transactions import Transactions
 from mqtemplate.user_code import shown
 
@@ -179,13 +175,9 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         is_batch = isinstance(payload, list)
         if is_batch or not QUEUE_OPTIONS.isdisjoint(options):
             kind = SendKind.BATCH if is_batch else SendKind.SEND
-            call = self._prepared(kind, destination, payload, extras, options, timeout_ms)
-            try:
-                return self._sends.call(call)  # type: ignore[no-any-return]
-            except SendError as exc:
-                if not exc.queue_is_away or "hash_key" not in options:
-                    raise
-                return send_again(call, partial(self._selected_queue, options=options), self._sends.call, exc)
+            return self._sends.call(  # type: ignore[no-any-return]
+                self._prepared(kind, destination, payload, extras, options, timeout_ms)
+            )
         return self._sends.send(self._messages.one(destination, payload, extras), None, timeout_ms)
 
     def async_send(
@@ -210,11 +202,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         """
         try:
             call = self._call(SendKind.ASYNC, "async_send", destination, payload, timeout, delay_level, options)
-            if "hash_key" in options:
-                select = partial(self._selected_queue, options=options)
-                future = send_async_again(call, select, self._sends.call)
-            else:
-                future = self._sends.call(call)
+            future: AwaitableFuture[SendResult] = self._sends.call(call)
         except MessageError:
             raise
         except MQTemplateError as exc:
@@ -233,8 +221,8 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         queue.
         """
         call = self._call(SendKind.ONE_WAY, "send_one_way", destination, payload, None, delay_level, options)
-        for message in call.messages:
-            self._sends.call(call.with_messages((message,)))
+        for each in [call] if len(call.messages) == 1 else [call.replace(messages=[one]) for one in call.messages]:
+            self._sends.call(each)
 
     @overload
     def convert_and_send(
@@ -391,7 +379,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         """Return up to *max_count* messages of the consumer group; wait up to *timeout* ms for the first.
 
         Delivery is at least once: the next call, or `close`, commits the messages of this one. If the program ends
-        without either, the group receives them again. See `mqtemplate.template.lite_pull`.
+        without either, the group receives them again. See `mqtemplate.template.receiving`.
 
         Args:
             target_type: Type of each payload; `MessageExt` for the whole message. A body that cannot be converted goes
@@ -516,17 +504,17 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
             messages = self._messages.batch(destination, payload, extras)
         else:
             messages = [self._messages.one(destination, payload, extras)]
-        queue = self._selected_queue(messages[0], options) if options else None
+        queue, reselect = self._selected_queue(messages[0], options) if options else (None, None)
         left_ms = timeout_ms - int((self._monotonic_s() - started) * 1_000)
         if left_ms <= 0:
             raise SendTimeoutError(
                 f"the timeout of {format_ms(timeout_ms)} was over before the message reached the broker; "
                 "nothing was sent"
             )
-        return SendCall(kind, messages, queue, left_ms, self.broker.clock)
+        return SendCall(kind, messages, queue, left_ms, self.broker.clock, reselect=reselect)
 
-    def _selected_queue(self, message: Message, options: SendOptions) -> MessageQueue | None:
-        """Return the queue that the caller chose, directly or by a key; None if the broker selects it."""
+    def _selected_queue(self, message: Message, options: SendOptions) -> tuple[MessageQueue | None, Reselect | None]:
+        """Return the queue that the caller chose; None if the broker selects it. A key may select another one later."""
         hash_key, queue = options.get("hash_key"), options.get("queue")
         if hash_key is None:
             if queue is not None:
@@ -535,11 +523,15 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
                 raise DestinationError(
                     f"the queue belongs to topic {queue.topic!r}, the destination to topic {message.topic!r}"
                 )
-            return queue
+            return queue, None
         if queue is not None:
             raise MessageError("hash_key and queue both choose the queue; pass one of them")
         key = hash_key_text(hash_key)
-        return self.message_queue_selector(self.broker.queues(message.topic), message, key)
+
+        def select() -> MessageQueue:
+            return self.message_queue_selector(self.broker.queues(message.topic), message, key)
+
+        return select(), select
 
     def _default_destination(self) -> str:
         if self.default_destination is None:

@@ -15,7 +15,7 @@ from mqtemplate.durations import Duration
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt
 from mqtemplate.results import SendResult, TransactionSendResult
-from mqtemplate.template.destination import MessageQueueSelector
+from mqtemplate.template.options import MessageQueueSelector
 
 
 class SendCallback(Protocol):

@@ -1,7 +1,10 @@
 """Transactions of a template: a message is delivered if, and only if, a local transaction commits.
 
-Source: ``rocketmq-spring: RocketMQUtil``, ``client: DefaultMQProducerImpl.sendMessageInTransaction``. As there, a
-local transaction that raises has an unknown state, and the broker checks it later. Unlike there, one template may have
+`transaction_listener` marks the class that executes and checks local transactions. It stores attributes and does
+nothing else.
+
+Source: ``rocketmq-spring: RocketMQUtil``, ``client: DefaultMQProducerImpl.sendMessageInTransaction``. As there, a local
+transaction that raises has an unknown state, and the broker checks it later. Unlike there, one template may have
 several listeners, distinguished by topic and tag.
 """
 
@@ -11,23 +14,150 @@ import inspect
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, cast, get_type_hints
 
 from mqtemplate.broker import Broker, Registration
+from mqtemplate.callables import lazy_kind
 from mqtemplate.calls.handling import Observation
 from mqtemplate.calls.send import SendCall, SendPipeline
 from mqtemplate.converter import MessageConverter, TypeChecks, payload_of
-from mqtemplate.errors import ConfigurationError, ConversionError, ListenerError, MQTemplateError
+from mqtemplate.errors import ConfigurationError, ConversionError, ListenerError, MQTemplateError, UnsupportedError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import Message, MessageExt, Property, create_unique_id
 from mqtemplate.results import HalfMessage, SendResult, SendStatus, TransactionSendResult, TransactionState
-from mqtemplate.template.destination import parse_destination
-from mqtemplate.template.transaction_spec import TransactionListenerSpec, transaction_listener_spec
+from mqtemplate.template.options import parse_destination
 from mqtemplate.user_code import error_text, safe_text
 
 _log = get_logger("mqtemplate.template")
 
 _RESULT_FIELDS = tuple(field.name for field in fields(SendResult))
+_Target = TypeVar("_Target", bound=type)
+
+
+# --- the declaration of a listener ------------------------------------------------------------------
+
+
+TRANSACTION_LISTENER_ATTRIBUTE = "__mqtemplate_transaction_listener__"
+"""Attribute of a decorated class that holds its `TransactionListenerSpec`."""
+
+DEFAULT_TEMPLATE_BEAN_NAME = "rocketmqTemplate"
+"""Spring's name for the only template of an application. Source: ``@RocketMQTransactionListener``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionListenerSpec:
+    """Attributes of one ``@transaction_listener``. The names are those of ``@RocketMQTransactionListener``.
+
+    Attributes:
+        destination: ``"topic"`` or ``"topic:tag"`` whose transactions the listener handles. Empty: all transactions for
+            which the template has no listener with a matching destination. The most specific listener wins.
+        core_pool_size, maximum_pool_size: Threads for transaction checks. The second is their largest number and must
+            not be below the first; a thread starts when a check needs it.
+        blocking_queue_size: Checks that may wait for a thread. Beyond it a check is dropped; the broker repeats it.
+        rocketmq_template_bean_name: Name of the template, where an application has several.
+    """
+
+    destination: str
+    core_pool_size: int
+    maximum_pool_size: int
+    blocking_queue_size: int
+    rocketmq_template_bean_name: str
+
+
+def transaction_listener_spec(kind: object) -> TransactionListenerSpec | None:
+    """Return the attributes that the decorator stored on this class; None for a class that merely inherits them."""
+    return cast("TransactionListenerSpec | None", getattr(kind, "__dict__", {}).get(TRANSACTION_LISTENER_ATTRIBUTE))
+
+
+_METHODS = ("execute_local_transaction", "check_local_transaction")
+_KEEP_ALIVE_TIME = 60_000
+_KEEP_ALIVE_UNIT = "MILLISECONDS"
+
+
+def transaction_listener(
+    destination: str = "",
+    *,
+    core_pool_size: int = 1,
+    maximum_pool_size: int = 1,
+    keep_alive_time: int = _KEEP_ALIVE_TIME,
+    keep_alive_time_unit: str = _KEEP_ALIVE_UNIT,
+    blocking_queue_size: int = 2_000,
+    rocketmq_template_bean_name: str = DEFAULT_TEMPLATE_BEAN_NAME,
+) -> Callable[[_Target], _Target]:
+    """Mark a class as the listener for transactions of a template. `TransactionListenerSpec` describes each attribute.
+
+    ::
+
+        @transaction_listener("orders")
+        class OrderTransactions:
+            def execute_local_transaction(self, message: Message, arg: object) -> TransactionState: ...
+            def check_local_transaction(self, message: MessageExt) -> TransactionState: ...
+
+    The first parameter may have another annotation; the method then gets the payload in that type. An application
+    builds the class by the types of its constructor. Without an application, ``template.add_transaction_listener``
+    takes an object.
+
+    Raises:
+        ListenerError: The class lacks a method, or an attribute has an invalid value.
+        UnsupportedError: *keep_alive_time* is set: the threads live as long as the template.
+    """
+    if destination:
+        parse_destination(destination)
+    if keep_alive_time != _KEEP_ALIVE_TIME or keep_alive_time_unit.upper() != _KEEP_ALIVE_UNIT:
+        raise UnsupportedError(
+            "@transaction_listener: keep_alive_time is not supported: the threads for transaction checks live as long "
+            "as the template; remove it"
+        )
+    _check_number("core_pool_size", core_pool_size, 1, 1_000)
+    _check_number("maximum_pool_size", maximum_pool_size, core_pool_size, 1_000)
+    _check_number("blocking_queue_size", blocking_queue_size, 1, 1_000_000)
+    spec = TransactionListenerSpec(
+        destination=destination,
+        core_pool_size=core_pool_size,
+        maximum_pool_size=maximum_pool_size,
+        blocking_queue_size=blocking_queue_size,
+        rocketmq_template_bean_name=rocketmq_template_bean_name,
+    )
+
+    def mark(target: _Target) -> _Target:
+        _check_class(target)
+        setattr(target, TRANSACTION_LISTENER_ATTRIBUTE, spec)
+        return target
+
+    return mark
+
+
+def _check_number(name: str, value: object, low: int, high: int) -> None:
+    if type(value) is not int or not low <= value <= high:
+        raise ListenerError(f"@transaction_listener: {name} must be a whole number from {low} to {high}, got {value!r}")
+
+
+def _check_class(target: Any) -> None:
+    if not inspect.isclass(target):
+        raise ListenerError(
+            f"@transaction_listener: {getattr(target, '__qualname__', target)!r} is not a class; decorate a class with "
+            f"{' and '.join(_METHODS)}"
+        )
+    for name in _METHODS:
+        method = getattr(target, name, None)
+        if not callable(method):
+            raise ListenerError(
+                f"@transaction_listener: class {target.__qualname__} has no method {name}; write "
+                f"{' and '.join(_METHODS)}: the sender executes a transaction, and the broker checks it later"
+            )
+        if (kind := lazy_kind(method)) is not None:
+            raise ListenerError(
+                f"@transaction_listener: {target.__qualname__}.{name} has a 'yield' ({kind}), so a call of it runs "
+                "nothing; write 'return TransactionState.COMMIT'"
+            )
+        if inspect.iscoroutinefunction(method):
+            raise ListenerError(
+                f"@transaction_listener: {target.__qualname__}.{name} is 'async def', and the caller needs its result "
+                "at once; write 'def', and run asynchronous code with asyncio.run"
+            )
+
+
+# --- the transactions of a template -----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +238,7 @@ class Transactions:
             )
         message.properties[Property.UNIQ_KEY] = create_unique_id()
         message.properties[Property.TRANSACTION_PREPARED] = "true"
-        half: HalfMessage = self._sends.call(call.of_group(self._producer_group))
+        half: HalfMessage = self._sends.call(call.replace(group=self._producer_group))
         remark: str | None
         state, remark = TransactionState.ROLLBACK, f"the message was stored with {half.send_result.send_status.value}"
         try:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtemplate.observability.busy import BusyTimes
+from mqtemplate.observability.lateness import BusyTimes
 
 MS = 1_000_000
 

@@ -1,18 +1,18 @@
-"""Destinations ``topic`` and ``topic:tag``, and the queue of a hash key."""
+"""Destinations ``topic`` and ``topic:tag``, and the options that every sending verb has."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from functools import lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypedDict
 
-from mqtemplate.calls.send import SendCall, SendNext
-from mqtemplate.errors import DestinationError, MessageError, MQTemplateError, SendError
-from mqtemplate.futures import AwaitableFuture
+from mqtemplate.durations import Duration
+from mqtemplate.errors import DestinationError, MessageError
 from mqtemplate.hashes.java_hash import java_string_hash
 from mqtemplate.message import Message, MessageQueue, Property, property_text
-from mqtemplate.results import SendResult
 from mqtemplate.selectors.tags import tag_problem
 from mqtemplate.topics import check_topic
 from mqtemplate.user_code import shown
@@ -93,50 +93,49 @@ def select_queue_by_hash(queues: Sequence[MessageQueue], message: Message, hash_
     return queues[abs(java_string_hash(hash_key)) % len(queues)]
 
 
-# --- sends by hash_key whose queue disappears: they go on with a queue of the brokers that are left ---------
-
-Select: TypeAlias = Callable[[Message], MessageQueue | None]
-"""Selects the queue of a message by its key, among the queues that the topic has now."""
+# --- options ----------------------------------------------------------------------------------------
 
 
-def reselected(call: SendCall, select: Select, error: BaseException) -> SendCall | None:
-    """Return the call with another queue and the rest of the timeout; None if the send failed for another reason."""
-    if not (isinstance(error, SendError) and error.queue_is_away) or error.left_ms <= 0:
-        return None
-    return call.to_queue(select(call.messages[0]), error.left_ms)
+class SendOptions(TypedDict, total=False):
+    """Options of the sending verbs, by name. Each has one meaning on every verb, for one message and for a list."""
+
+    delay: Duration | None
+    """Time to wait before the delivery, of any length: ``"3h"``, a timedelta, or seconds. The broker's clock
+    counts it."""
+
+    deliver_at: datetime | int | None
+    """Time of the delivery: an aware datetime, or epoch milliseconds."""
+
+    hash_key: str | int | None
+    """Messages with equal keys go to one queue, in the order in which they were sent."""
+
+    keys: str | int | Sequence[str]
+    """Business keys by which the message can be found. A text is one key, or several separated by blanks; a number is
+    one key."""
+
+    headers: Mapping[str, object] | None
+    """``KEYS``, ``TAGS``, ``FLAG``, ``WAIT_STORE_MSG_OK``, ``DELAY`` and ``TIMER_…``, with or without the prefix
+    ``rocketmq_``. Any other name becomes a user property of the message."""
+
+    queue: MessageQueue | None
+    """A queue of the topic. Without it, and without *hash_key*, the queues take turns."""
 
 
-def send_again(call: SendCall, select: Select, send: SendNext, error: SendError) -> SendResult:
-    """Send again after *error* with other queues, as long as their brokers stop; raise the error of the last try."""
-    while (changed := reselected(call, select, error)) is not None:
-        try:
-            return send(changed)
-        except SendError as exc:
-            call, error = changed, exc
-    raise error
+SEND_OPTIONS = frozenset(SendOptions.__annotations__)
+QUEUE_OPTIONS = frozenset({"hash_key", "queue"})
+"""Options that select the queue."""
 
 
-def send_async_again(call: SendCall, select: Select, send: SendNext) -> AwaitableFuture[SendResult]:
-    """Send without waiting, and again with other queues, as long as the brokers of the queues stop."""
-    result: AwaitableFuture[SendResult] = AwaitableFuture()
-    result.set_running_or_notify_cancel()  # a message that is being sent cannot be cancelled
+def unknown_option(verb: Callable[..., object], given: Iterable[str], known: Iterable[str]) -> TypeError:
+    """Return the error for a call with an option that the verb does not have; it names the nearest known option.
 
-    def finish(call: SendCall, sent: Future[SendResult]) -> None:
-        error = sent.exception()
-        if error is None:
-            result.set_result(sent.result())
-            return
-        try:
-            changed = reselected(call, select, error)
-            if changed is None:
-                result.set_exception(error)
-            else:
-                start(changed)
-        except MQTemplateError as exc:
-            result.set_exception(exc)
-
-    def start(call: SendCall) -> None:
-        send(call).add_done_callback(lambda sent: finish(call, sent))
-
-    start(call)
-    return result
+    Args:
+        known: Names that the verb takes as ``**options``; those of its own parameters are added.
+    """
+    parameters = inspect.signature(verb).parameters.values()
+    names = [each.name for each in parameters if each.name != "self" and each.kind is not each.VAR_KEYWORD]
+    names += sorted(known)
+    name = min(set(given) - set(names))
+    close = difflib.get_close_matches(name, names, 1)
+    hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(names)}"
+    return TypeError(f"{verb.__name__}() has no option {name!r}; {hint}")

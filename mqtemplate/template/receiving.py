@@ -1,28 +1,36 @@
-"""The consumer behind ``template.receive``."""
+"""Receiving on request: ``template.receive``, and the messages of a group as an asynchronous iterator."""
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
 
 from mqtemplate.broker import Broker, ConsumeFromWhere, Consumer, ConsumerSpec, MessageModel
-from mqtemplate.clock import Clock
+from mqtemplate.clock import Clock, VirtualClock
 from mqtemplate.converter import INVALID_BODY_ERRORS, MessageConverter, TypeChecks, payload_of
-from mqtemplate.errors import BrokerClosedError
+from mqtemplate.errors import BrokerClosedError, UnsupportedError
 from mqtemplate.event_log import get_logger
 from mqtemplate.futures import AwaitableFuture
-from mqtemplate.message import Message, MessageExt, MessageQueue
+from mqtemplate.message import Message, MessageExt, MessageQueue, Property
 from mqtemplate.processes import call_after_fork
 from mqtemplate.record.dead_letter import dead_letter_properties
 from mqtemplate.selectors.creation import make_selector
 from mqtemplate.selectors.tags import SelectorType
-from mqtemplate.topics import check_given_topic
+from mqtemplate.template.asynchronous import Background
+from mqtemplate.topics import RETRY_TOPIC_PREFIX, check_given_topic
+
+T = TypeVar("T")
 
 _log = get_logger("mqtemplate.template")
 
 _STRAIGHT_TO_DEAD_LETTERS = -1  # see `Consumer.send_back`
+_FETCH_COUNT = 32
+_FETCH_WAIT_MS = 15_000
+_YEAR_MS = 366 * 86_400_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +57,6 @@ class PullSettings:
             message_model=self.message_model,
             consume_from_where=self.consume_from_where,
         )
-
-
-T = TypeVar("T")
 
 
 class Receipt:
@@ -205,7 +210,7 @@ class BodyConversion:
             return [payload_of(message, target_type, self.converter)]
         except INVALID_BODY_ERRORS as exc:
             if self.settings.message_model is MessageModel.CLUSTERING:
-                cause = dead_letter_properties(self.verb, message, exc, self.clock.now_ms(), has_stack=False)
+                cause = dead_letter_properties(self.verb, message, exc, self.clock.now_ms())
                 consumer.send_back(message, _STRAIGHT_TO_DEAD_LETTERS, properties=cause)
             _log.error(
                 "receive.conversion_failed",
@@ -222,3 +227,140 @@ class BodyConversion:
 
 def _positions(consumer: Consumer) -> dict[MessageQueue, int]:
     return {queue: consumer.position(queue) for queue in consumer.assignment()}
+
+
+class Subscription(Generic[T]):
+    """A member of a consumer group, as an asynchronous iterator of payloads.
+
+    ::
+
+        async with template.subscribe("orders", Order, consumer_group="billing") as orders:
+            async for order in orders:
+                await bill(order)
+
+    - Delivery is at least once: a message is committed when the loop takes the next one, or when ``async with`` ends
+      without an error. After an exception the group receives the current message again.
+    - It joins the group with the first message, and leaves it at the end of ``async with``, with `aclose`, or when the
+      template is closed. A loop that waits then ends.
+    - One loop at a time. To handle messages side by side, or to retry failures later, use a listener.
+
+    Args:
+        target_type: Type of each payload; `MessageExt` for the whole message. A body that cannot be converted goes to
+            the group's dead-letter topic.
+        on_close: Called when it is closed.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        settings: PullSettings,
+        target_type: type[T],
+        converter: MessageConverter,
+        on_close: Callable[[Subscription[T]], object],
+    ) -> None:
+        self._broker = broker
+        self._settings = settings
+        self._target_type = target_type
+        TypeChecks(converter).check(target_type)
+        self._bodies = BodyConversion("subscribe", settings, converter, broker.clock)
+        self._on_close = on_close
+        self._thread = Background(is_virtual=broker.clock.is_virtual)
+        self._lock = threading.Lock()
+        self._consumer: Consumer | None = None
+        self._fetched: deque[MessageExt] = deque()
+        self._fetching: AwaitableFuture[list[MessageExt]] | None = None
+        self._current: MessageExt | None = None
+        self._closed = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        self._commit_current()
+        while not self._closed:
+            while self._fetched:
+                message = self._fetched.popleft()
+                for payload in self._bodies.convert(self._member(), message, self._target_type):
+                    self._current = message
+                    result: T = payload
+                    return result
+            await self._fetch()
+        raise StopAsyncIteration
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._commit_current()
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Leave the group; the current message stays uncommitted."""
+        self.close()
+
+    def close(self) -> None:
+        """Do the same as `aclose`; any thread may call it."""
+        with self._lock:
+            consumer, self._consumer, self._closed = self._consumer, None, True
+        if consumer is not None:
+            consumer.wake()
+            consumer.close()
+        self._thread.close()
+        self._on_close(self)
+
+    async def _fetch(self) -> None:
+        """Wait for messages. If the waiting task is cancelled, the next call gets the messages of the same fetch."""
+        clock = self._broker.clock
+        if isinstance(clock, VirtualClock):
+            self._fetch_in_virtual_time(clock)
+            return
+        if self._fetching is None or self._fetching.cancelled():
+            self._fetching = self._thread.run(lambda: self._poll(_FETCH_WAIT_MS), AwaitableFuture())
+        messages = await self._fetching
+        self._fetching = None
+        self._fetched.extend(messages)
+
+    def _fetch_in_virtual_time(self, clock: VirtualClock) -> None:
+        def has_fetched() -> bool:
+            self._fetched.extend(self._poll(0))
+            return bool(self._fetched)
+
+        if not clock.wait_for(has_fetched, clock.now_ms() + _YEAR_MS):
+            raise UnsupportedError(
+                f"the subscription of {self._settings.group!r} waits for messages of {self._settings.topic!r}, and on "
+                "the virtual clock none is due within a year; send one, or make a Harness that lets time pass"
+            )
+
+    def _poll(self, wait_ms: int) -> list[MessageExt]:
+        try:
+            return self._member().poll(_FETCH_COUNT, wait_ms)
+        except BrokerClosedError:
+            if self._closed:
+                return []
+            raise
+
+    def _member(self) -> Consumer:
+        with self._lock:
+            if self._closed:
+                raise BrokerClosedError("the subscription was closed; it receives no more")
+            if self._consumer is None:
+                self._consumer = self._broker.subscribe(self._settings.spec())
+            return self._consumer
+
+    def _commit_current(self) -> None:
+        message, self._current = self._current, None
+        consumer = self._consumer
+        if message is None or consumer is None:
+            return
+        queue = self._queue_of(message)
+        if queue in consumer.assignment():  # the new owner of a reassigned queue receives the message again
+            consumer.commit(queue, message.queue_offset + 1)
+
+    def _queue_of(self, message: MessageExt) -> MessageQueue:
+        """Return the queue of a message; that of a retry belongs to the retry topic of the group."""
+        is_retry: Any = message.properties.get(Property.RETRY_TOPIC) == message.topic
+        topic = f"{RETRY_TOPIC_PREFIX}{self._settings.group}" if is_retry else message.topic
+        return MessageQueue(topic, message.broker_name, message.queue_id)
