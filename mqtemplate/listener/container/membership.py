@@ -81,7 +81,7 @@ class Membership:
     ) -> None:
         settings = endpoint.settings
         self.endpoint = endpoint
-        self._invocation = invocation
+        self.invocation = invocation
         self.state = ContainerState.RUNNING
         self._clock = broker.clock
         self._loop = loop
@@ -111,7 +111,7 @@ class Membership:
             is_batch=self.endpoint.plan.is_batch,
             consumer=self.consumer,
             queues=self.queues,
-            invocation=self._invocation,
+            invocation=self.invocation,
             failures=failures,
             decide=self.policy.decide,
             clock=self._clock,
@@ -146,7 +146,7 @@ class Membership:
             and not plan.is_batch
             and isinstance(self.service, ConcurrentConsumeService)
         ):
-            self._pool = AsyncConsumePool(name, self.service, self._invocation.task_of, self._loop, number, maximum)
+            self._pool = AsyncConsumePool(name, self.service, self.invocation.task_of, self._loop, number, maximum)
         else:
             self._pool = ConsumeThreadPool(name, self.service, number, maximum)
         self._thread = threading.Thread(target=self._poll_loop, args=(self._pool,), name=f"{name}-poll", daemon=True)

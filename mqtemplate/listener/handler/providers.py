@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol, TypeAlias
 
+from mqtemplate.calls.steps import close_provider, close_provider_async, first_value, first_value_async
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener.handler.results import Publisher
 
@@ -190,12 +191,11 @@ def compose(
     handler: Callable[..., object], arguments: Arguments, scope: Scope, publisher: Publisher, *, is_async: bool
 ) -> Call:
     """Return a handler with its scope as a function. The function is a coroutine function for an async handler."""
-    handle = _handler(handler, arguments)
+    call = _handler(handler, arguments)
     if scope.sender is not None:
-        handle = (_sending_async if is_async else _sending)(handle, scope.sender, publisher)
-    call: Call = handle
+        call = (_sending_async if is_async else _sending)(call, scope.sender, publisher)
     for provider in reversed(scope.providers):
-        call = (_LAYERS_ASYNC if is_async else _LAYERS)[provider.kind](provider, call)
+        call = (_opened_async if is_async else _opened)(provider, call)
     return call
 
 
@@ -257,157 +257,56 @@ def _sending_async(call: Call, sender: int, publisher: Publisher) -> Call:
     return send
 
 
-# --- providers of plain handlers ------------------------------------------------------------------
+# --- the scope of one call ------------------------------------------------------------------------
 
 
-def _value(provider: Provider, call: Call) -> Call:
-    made = _made(provider)
+def _opened(provider: Provider, call: Call) -> Call:
+    """Return a call with a value of a provider, which is closed after it."""
+    make, name = _made(provider), provider.name
 
     def open_value(source: Any, values: Values) -> object:
-        values.append(made(source, values))
+        values.append(make(source, values))
         return call(source, values)
 
-    return open_value
-
-
-def _generator(provider: Provider, call: Call) -> Call:
-    made, name = _made(provider), provider.name
-
     def open_generator(source: Any, values: Values) -> object:
-        steps: Any = made(source, values)
-        values.append(_first(steps, name))
+        steps: Any = make(source, values)
+        values.append(first_value(steps, name))
         try:
             result = call(source, values)
         except BaseException as error:
-            _throw(steps, error, name)
+            close_provider(steps, error, name)
             raise
-        _close(steps, name)
+        close_provider(steps, None, name)
         return result
 
-    return open_generator
+    return open_generator if provider.kind is ProviderKind.GENERATOR else open_value
 
 
-def _first(steps: Generator[Any, Any, Any], name: str) -> object:
-    try:
-        return next(steps)
-    except StopIteration:
-        raise _no_value(name) from None
+def _opened_async(provider: Provider, call: Call) -> Call:
+    """Do `_opened` on an event loop."""
+    make, name, kind = _made(provider), provider.name, provider.kind
 
-
-def _no_value(name: str) -> ListenerError:
-    return ListenerError(f"provider {name} ended without a yield, so there is no value for the handler")
-
-
-def _throw(steps: Generator[Any, Any, Any], error: BaseException, name: str) -> None:
-    """Let a provider see an exception. One that it suppresses is raised all the same, by the caller."""
-    try:
-        steps.throw(error)
-    except StopIteration:
-        return
-    except BaseException as raised:
-        if raised is error:
-            return
-        raise
-    _yielded_twice(steps, name)
-
-
-def _close(steps: Generator[Any, Any, Any], name: str) -> None:
-    try:
-        next(steps)
-    except StopIteration:
-        return
-    _yielded_twice(steps, name)
-
-
-def _yielded_twice(steps: Generator[Any, Any, Any], name: str) -> None:
-    steps.close()
-    raise ListenerError(f"provider {name} yielded twice; it yields one value, and is closed after the handler")
-
-
-# --- providers of async handlers ------------------------------------------------------------------
-
-
-def _value_async(provider: Provider, call: Call) -> Call:
-    made = _made(provider)
+    async def close(steps: Any, error: BaseException | None) -> None:
+        if kind is ProviderKind.GENERATOR:
+            close_provider(steps, error, name)
+        else:
+            await close_provider_async(steps, error, name)
 
     async def open_value(source: Any, values: Values) -> object:
-        values.append(made(source, values))
+        value: Any = make(source, values)
+        values.append(await value if kind is ProviderKind.COROUTINE else value)
         return await call(source, values)
-
-    return open_value
-
-
-def _coroutine(provider: Provider, call: Call) -> Call:
-    made = _made(provider)
-
-    async def open_value(source: Any, values: Values) -> object:
-        values.append(await made(source, values))
-        return await call(source, values)
-
-    return open_value
-
-
-def _generator_async(provider: Provider, call: Call) -> Call:
-    made, name = _made(provider), provider.name
 
     async def open_generator(source: Any, values: Values) -> object:
-        steps: Any = made(source, values)
-        values.append(_first(steps, name))
+        steps: Any = make(source, values)
+        is_plain = kind is ProviderKind.GENERATOR
+        values.append(first_value(steps, name) if is_plain else await first_value_async(steps, name))
         try:
             result = await call(source, values)
         except BaseException as error:
-            _throw(steps, error, name)
+            await close(steps, error)
             raise
-        _close(steps, name)
+        await close(steps, None)
         return result
 
-    return open_generator
-
-
-def _async_generator(provider: Provider, call: Call) -> Call:
-    made, name = _made(provider), provider.name
-
-    async def open_generator(source: Any, values: Values) -> object:
-        steps: Any = made(source, values)
-        try:
-            values.append(await anext(steps))
-        except StopAsyncIteration:
-            raise ListenerError(
-                f"provider {name} ended without a yield, so there is no value for the handler"
-            ) from None
-        try:
-            result = await call(source, values)
-        except BaseException as error:
-            await _end(steps.athrow(error), error, steps, name)
-            raise
-        await _end(anext(steps), None, steps, name)
-        return result
-
-    return open_generator
-
-
-async def _end(step: Awaitable[Any], error: BaseException | None, steps: AsyncGenerator[Any, Any], name: str) -> None:
-    try:
-        await step
-    except StopAsyncIteration:
-        return
-    except BaseException as raised:
-        if raised is error:
-            return
-        raise
-    await steps.aclose()
-    raise ListenerError(f"provider {name} yielded twice; it yields one value, and is closed after the handler")
-
-
-_LAYERS: dict[ProviderKind, Callable[[Provider, Call], Call]] = {
-    ProviderKind.VALUE: _value,
-    ProviderKind.GENERATOR: _generator,
-}
-
-
-_LAYERS_ASYNC: dict[ProviderKind, Callable[[Provider, Call], Call]] = {
-    ProviderKind.VALUE: _value_async,
-    ProviderKind.GENERATOR: _generator_async,
-    ProviderKind.COROUTINE: _coroutine,
-    ProviderKind.ASYNC_GENERATOR: _async_generator,
-}
+    return open_generator if kind in (ProviderKind.GENERATOR, ProviderKind.ASYNC_GENERATOR) else open_value
