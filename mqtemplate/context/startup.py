@@ -31,8 +31,7 @@ from mqtemplate.listener.declaration.hooks import Enhancer, enhancer_order
 from mqtemplate.listener.discovery import declared_topics
 from mqtemplate.listener.registry import ListenerRegistry
 from mqtemplate.scheduling.discovery import is_scheduled
-from mqtemplate.scheduling.listeners import ScheduleWatch, register_schedules
-from mqtemplate.scheduling.runner import ScheduleRunner
+from mqtemplate.scheduling.listeners import ScheduleRunner, ScheduleWatch, register_schedules
 from mqtemplate.scheduling.schedules import Schedules
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 from mqtemplate.template.transactions import DEFAULT_TEMPLATE_BEAN_NAME, transaction_listener_spec

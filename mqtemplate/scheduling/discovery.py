@@ -18,11 +18,9 @@ from mqtemplate.listener.handler.providers import ObjectSource, Scope, compose, 
 from mqtemplate.listener.handler.results import Publisher
 from mqtemplate.listener.handler.signature import ParameterReader, hints_of, signature_of
 from mqtemplate.message import MessageExt
-from mqtemplate.scheduling.cron import read_cron
 from mqtemplate.scheduling.decorator import ScheduleSpec, schedule_specs
-from mqtemplate.scheduling.run import ScheduledRun
-from mqtemplate.scheduling.schedule import CatchUp, Schedule, check_name
-from mqtemplate.scheduling.trigger import LAST_MS, SHORTEST_MS, Trigger, epoch_ms, zone_of
+from mqtemplate.scheduling.schedule import CatchUp, Schedule, ScheduledRun, check_name
+from mqtemplate.scheduling.trigger import LAST_MS, SHORTEST_MS, Trigger, epoch_ms, read_cron, zone_of
 
 
 def is_scheduled(component: object) -> bool:

@@ -10,9 +10,8 @@ from datetime import UTC, datetime, timedelta
 from mqtemplate.broker import Broker
 from mqtemplate.errors import ScheduleError
 from mqtemplate.pending import PendingMessage
-from mqtemplate.scheduling.run_message import RunMessage, find_run_key
 from mqtemplate.scheduling.schedule import Schedule, check_name
-from mqtemplate.scheduling.topic import DEFAULT_TOPIC, FOREVER_MS, ScheduleTopic
+from mqtemplate.scheduling.topic import DEFAULT_TOPIC, FOREVER_MS, RunMessage, ScheduleTopic, find_run_key
 from mqtemplate.scheduling.trigger import LAST_MS, Trigger, epoch_ms
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
