@@ -17,7 +17,15 @@ from mqtemplate.user_code import error_text, is_interrupt
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
-__all__ = ["AwaitableFuture", "HandlerFuture", "Waiter", "handler_loops", "refuse_on_handler_loop", "running_loop"]
+__all__ = [
+    "AwaitableFuture",
+    "HandlerFuture",
+    "Waiter",
+    "handler_loops",
+    "has_known_parts",
+    "refuse_on_handler_loop",
+    "running_loop",
+]
 
 T = TypeVar("T")
 

@@ -14,8 +14,7 @@ from mqtemplate.clock import Clock, VirtualClock
 from mqtemplate.converter import MessageConverter, TypeChecks
 from mqtemplate.errors import ConversionError, ListenerError, UnsupportedError
 from mqtemplate.event_log import get_logger
-from mqtemplate.listener.container.container import ListenerContainer
-from mqtemplate.listener.container.loops import choose_loop
+from mqtemplate.listener.container.container import ListenerContainer, choose_loop
 from mqtemplate.listener.declaration.attributes import Resolve
 from mqtemplate.listener.declaration.hooks import Enhancer
 from mqtemplate.listener.declaration.resolution import default_resolve

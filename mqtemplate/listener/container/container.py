@@ -11,11 +11,13 @@ from typing import Any
 from mqtemplate.broker import Broker, ConsumeFromWhere
 from mqtemplate.calls.handling import Observation
 from mqtemplate.calls.message_trace import MessageTrace, TraceDispatcher
+from mqtemplate.clock import Clock, VirtualClock
 from mqtemplate.converter import MessageConverter
 from mqtemplate.durations import Duration
 from mqtemplate.errors import ListenerError
 from mqtemplate.event_log import get_logger
-from mqtemplate.listener.container.loops import HandlerLoop, choose_loop
+from mqtemplate.futures import running_loop
+from mqtemplate.listener.container.loops import HandlerLoop, LoopThread, RunningLoop
 from mqtemplate.listener.container.membership import ContainerState, Membership
 from mqtemplate.listener.container.positions import Repositioning, epoch_ms, span_ms
 from mqtemplate.listener.declaration.resolution import matching
@@ -348,3 +350,17 @@ class ListenerContainer:
         if self.member is None or not self._clock.is_virtual or not self.member.is_running:
             return None
         return self.member.step()
+
+
+def choose_loop(clock: Clock) -> HandlerLoop:
+    """Return the loop for the handlers of an application that this thread starts.
+
+    It is the event loop that runs in this thread, so that handlers share its clients and sessions. Without one it is a
+    loop in a thread of its own. On a virtual clock it is a loop whose time is that of the clock.
+    """
+    if isinstance(clock, VirtualClock):
+        from mqtemplate.listener.container.virtual import VirtualLoop  # only tests need it
+
+        return VirtualLoop(clock)
+    loop = running_loop()
+    return LoopThread() if loop is None else RunningLoop(loop)

@@ -11,7 +11,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
-from mqtemplate.clock import Clock, VirtualClock
 from mqtemplate.errors import EventLoopBlockedError, ListenerError
 from mqtemplate.event_log import get_logger
 from mqtemplate.futures import handler_loops, running_loop
@@ -81,9 +80,9 @@ class HandlerLoop(ABC):
         """Note that handlers run on the loop from now on, until `stop`."""
         handler_loops.add(self)
 
-    @abstractmethod
     def call_outside(self, function: Callable[[], object]) -> None:
         """Call a function soon, while the loop goes on or has ended: the function may stop the loop."""
+        threading.Thread(target=function, name="mqtemplate-stop").start()
 
     def note_running(self, running: Cancellable) -> None:
         """Note handlers that still run after their listener was stopped, for `cancel`."""
@@ -131,20 +130,6 @@ _log = get_logger("mqtemplate.listener")
 _CANCEL_S = 10.0
 
 
-def choose_loop(clock: Clock) -> HandlerLoop:
-    """Return the loop for the handlers of an application that this thread starts.
-
-    It is the event loop that runs in this thread, so that handlers share its clients and sessions. Without one it is a
-    loop in a thread of its own. On a virtual clock it is a loop whose time is that of the clock.
-    """
-    if isinstance(clock, VirtualClock):
-        from mqtemplate.listener.container.virtual import VirtualLoop  # only tests need it
-
-        return VirtualLoop(clock)
-    loop = running_loop()
-    return LoopThread() if loop is None else RunningLoop(loop)
-
-
 class RunningLoop(HandlerLoop):
     """Event loop in which the application was started. The program that runs it also ends it."""
 
@@ -162,9 +147,6 @@ class RunningLoop(HandlerLoop):
 
     def is_current(self) -> bool:
         return running_loop() is self._loop
-
-    def call_outside(self, function: Callable[[], object]) -> None:
-        _call_in_thread(function)
 
     def stop(self) -> None:
         self.cancel()
@@ -192,9 +174,6 @@ class LoopThread(HandlerLoop):
 
     def is_current(self) -> bool:
         return self._thread is threading.current_thread()
-
-    def call_outside(self, function: Callable[[], object]) -> None:
-        _call_in_thread(function)
 
     def stop(self) -> None:
         with self._lock:
@@ -228,7 +207,3 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
             return
         except BaseException:
             _log.exception("listener.task_failed", hint="a task that a handler has started raised it")
-
-
-def _call_in_thread(function: Callable[[], object]) -> None:
-    threading.Thread(target=function, name="mqtemplate-stop").start()

@@ -1,4 +1,4 @@
-"""What is opened for one call of a handler: providers of values (`Depends`), and the scopes of frameworks."""
+"""Values and contexts that are opened for one call of a handler: providers (`Depends`), and scopes of frameworks."""
 
 from __future__ import annotations
 

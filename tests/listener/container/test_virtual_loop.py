@@ -77,7 +77,7 @@ def test_sleeps_of_this_python_are_told_from_timeouts() -> None:
             return super().call_at(when, callback, *args, context=context)
 
     loop = Recorder()
-    loop.run_until_complete(asyncio.sleep(0.001))
+    loop.run_until_complete(virtual_sleep(0.001))
     loop.close()
     assert scheduled == [virtual._WAKE_OF_SLEEP]
 
