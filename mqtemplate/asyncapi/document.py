@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter
 
-from mqtemplate.asyncapi.operations import MessageType, Operation, operations_of
+from mqtemplate.asyncapi.operations import ApiOperation, MessageType, operations_of
 from mqtemplate.context import MQApplication
 from mqtemplate.context.config.masking import masked_text
 from mqtemplate.context.settings.name_server import RemoteCluster
@@ -119,7 +119,7 @@ def _servers(app: MQApplication) -> dict[str, Any]:
 class _Parts:
     """Channels and operations, which refer to each other."""
 
-    def __init__(self, operations: Iterable[Operation], *, is_json: bool) -> None:
+    def __init__(self, operations: Iterable[ApiOperation], *, is_json: bool) -> None:
         operations = list(operations)
         self._is_json = is_json
         self.schemas = Schemas(_types_of(operations))
@@ -131,7 +131,7 @@ class _Parts:
             name = _last_part(operation.name)
             self._add(operation, _identifier(operation.name if names[name] > 1 else name))
 
-    def _add(self, operation: Operation, name: str) -> None:
+    def _add(self, operation: ApiOperation, name: str) -> None:
         channel = self._channel(operation.topic, operation.topic)
         record: dict[str, Any] = {"action": operation.action, "channel": {"$ref": f"#/channels/{channel}"}}
         if operation.summary:
@@ -186,7 +186,7 @@ class _Parts:
         return record | ({"x-tag": kind.tag} if kind.tag is not None else {})
 
 
-def _types_of(operations: Iterable[Operation]) -> list[Any]:
+def _types_of(operations: Iterable[ApiOperation]) -> list[Any]:
     return [
         kind
         for operation in operations

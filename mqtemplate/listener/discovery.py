@@ -22,7 +22,7 @@ from mqtemplate.listener.declaration.settings import ListenerSettings
 from mqtemplate.listener.declaration.tags import has_tags, tag_expression, tag_methods
 from mqtemplate.listener.handler.plan import Endpoint, ErrorHandler, Handler, HandlerPlan, routed_plan
 from mqtemplate.listener.handler.providers import ObjectSource
-from mqtemplate.listener.handler.results import Publisher, Template, is_allowed_result
+from mqtemplate.listener.handler.results import ResultPublisher, SendingTemplate, is_allowed_result
 from mqtemplate.listener.handler.signature import bare, hints_of, plan_handler
 from mqtemplate.selectors.tags import SelectorType
 from mqtemplate.template.options import parse_destination
@@ -38,7 +38,7 @@ class _Sources(NamedTuple):
 
     resolve: Resolve
     objects: ObjectSource | None
-    template: Callable[[], Template] | None
+    template: Callable[[], SendingTemplate] | None
 
 
 def make_endpoints(
@@ -46,7 +46,7 @@ def make_endpoints(
     resolve: Resolve = default_resolve,
     enhancers: Sequence[Enhancer] = (),
     objects: ObjectSource | None = None,
-    template: Callable[[], Template] | None = None,
+    template: Callable[[], SendingTemplate] | None = None,
 ) -> list[Endpoint]:
     """Return the endpoints of a decorated function, or of an object of a decorated class; one for each decorator.
 
@@ -163,7 +163,7 @@ def _plan(handler: Handler, settings: ListenerSettings, sources: _Sources) -> Ha
         # A class may publish the results of its tag methods, and one of them has none.
         if result is NoneType and (not has_tags(handler) or hasattr(handler, PUBLISHES_ATTRIBUTE)):
             raise ListenerError(f"{where}: @publishes sends what the handler returns, and it returns None")
-    return replace(plan, publisher=Publisher(where, specs, sources.template))
+    return replace(plan, publisher=ResultPublisher(where, specs, sources.template))
 
 
 def _tag_methods(target: object, handler: Handler | None) -> dict[str, Handler]:

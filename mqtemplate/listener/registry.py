@@ -23,7 +23,7 @@ from mqtemplate.listener.discovery import make_endpoints
 from mqtemplate.listener.handler.payload import ConverterOf, converter_of
 from mqtemplate.listener.handler.plan import Endpoint
 from mqtemplate.listener.handler.providers import HandlerScope, ObjectSource, scope_middlewares
-from mqtemplate.listener.handler.results import Template
+from mqtemplate.listener.handler.results import SendingTemplate
 from mqtemplate.selectors.tags import SelectorType, TagSelector
 from mqtemplate.services import Service, ServiceThread, wall_time
 
@@ -93,7 +93,7 @@ class ListenerRegistry:
         only: Sequence[str] = (),
         middlewares: Iterable[object] = (),
         objects: ObjectSource | None = None,
-        template: Callable[[], Template] | None = None,
+        template: Callable[[], SendingTemplate] | None = None,
         observation: Observation | None = None,
     ) -> None:
         self._broker = broker

@@ -15,7 +15,7 @@ from mqtemplate.errors import ListenerError, ScheduleError
 from mqtemplate.listener.declaration.attributes import Resolve
 from mqtemplate.listener.declaration.resolution import default_resolve
 from mqtemplate.listener.handler.providers import ObjectSource, Scope, compose, is_async
-from mqtemplate.listener.handler.results import Publisher
+from mqtemplate.listener.handler.results import ResultPublisher
 from mqtemplate.listener.handler.signature import ParameterReader, hints_of, signature_of
 from mqtemplate.message import MessageExt
 from mqtemplate.scheduling.decorator import ScheduleSpec, schedule_specs
@@ -156,5 +156,5 @@ def _invocation(
         return handler(**named) if named_run is None else handler(**named, **{named_run: run})
 
     scope = Scope(tuple(reader.providers), reader.sender)
-    call = compose(call_with_run, arguments, scope, Publisher("the schedule"), is_async=is_async_handler)
+    call = compose(call_with_run, arguments, scope, ResultPublisher("the schedule"), is_async=is_async_handler)
     return lambda message, run: call(message, [run])

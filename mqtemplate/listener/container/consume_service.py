@@ -25,7 +25,7 @@ from mqtemplate.listener.declaration.settings import ListenerSettings
 from mqtemplate.listener.failures.failure import Decision, Failure, is_kind, raise_if_not_of_handler
 from mqtemplate.listener.failures.failure_log import FailureLog
 from mqtemplate.listener.failures.policy import SendBack
-from mqtemplate.listener.handler.invoke import Invocation
+from mqtemplate.listener.handler.invoke import HandlerInvocation
 from mqtemplate.message import MessageExt, MessageQueue
 from mqtemplate.user_code import error_text, safe_text
 
@@ -172,7 +172,7 @@ class ConsumeContext:
     is_batch: bool
     consumer: Consumer
     queues: ProcessQueues
-    invocation: Invocation
+    invocation: HandlerInvocation
     failures: FailureLog
     decide: Decide
     clock: Clock

@@ -22,7 +22,7 @@ from mqtemplate.listener.container.membership import ContainerState, Membership
 from mqtemplate.listener.container.positions import Repositioning, epoch_ms, span_ms
 from mqtemplate.listener.declaration.resolution import matching
 from mqtemplate.listener.failures.failure_log import FailureLog
-from mqtemplate.listener.handler.invoke import Invocation, Observer, around, listener_info, uses_loop
+from mqtemplate.listener.handler.invoke import HandlerInvocation, Observer, around, listener_info, uses_loop
 from mqtemplate.listener.handler.plan import Endpoint
 from mqtemplate.message import MessageExt, MessageQueue
 
@@ -167,12 +167,12 @@ class ListenerContainer:
                 reason="the broker has no exact retry delays; each retry has the nearest level that is not shorter",
             )
 
-    def _make_invocation(self) -> Invocation:
+    def _make_invocation(self) -> HandlerInvocation:
         observation = self._observation
         if self._trace is not None:
             group = self.endpoint.settings.group
             observation = MessageTrace(self._trace, group, self._clock, observation or Observation())
-        return Invocation(
+        return HandlerInvocation(
             self.endpoint,
             listener_info(self.endpoint, self._broker, self._end_requested_pause),
             self._broker,

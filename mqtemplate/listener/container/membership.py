@@ -22,7 +22,7 @@ from mqtemplate.listener.container.workers import AsyncConsumePool, ConsumeThrea
 from mqtemplate.listener.failures.failure import is_kind, raise_if_not_of_handler
 from mqtemplate.listener.failures.failure_log import FailureLog
 from mqtemplate.listener.failures.policy import FailurePolicy
-from mqtemplate.listener.handler.invoke import Invocation
+from mqtemplate.listener.handler.invoke import HandlerInvocation
 from mqtemplate.listener.handler.plan import Endpoint
 from mqtemplate.services import wall_time
 from mqtemplate.user_code import safe_text
@@ -71,7 +71,7 @@ class Membership:
         self,
         endpoint: Endpoint,
         broker: Broker,
-        invocation: Invocation,
+        invocation: HandlerInvocation,
         failures: FailureLog,
         *,
         loop: HandlerLoop | None,

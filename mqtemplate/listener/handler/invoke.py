@@ -20,7 +20,16 @@ from mqtemplate.broker import Broker
 from mqtemplate.calls.handling import HandlerCall, HandlerWrapper, ListenerInfo, Observation
 from mqtemplate.calls.middlewares import arounds, check_listener
 from mqtemplate.calls.pauses import PauseListener
-from mqtemplate.calls.steps import Next, RunAwaitable, Wrapper, chained, is_async_around, unwrapped, wrapper_of
+from mqtemplate.calls.steps import (
+    AnyAround,
+    Next,
+    RunAwaitable,
+    Wrapper,
+    chained,
+    is_async_around,
+    unwrapped,
+    wrapper_of,
+)
 from mqtemplate.converter import CONTENT_TYPE, MessageConverter
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener.declaration.results import ConsumeStatus, is_sends
@@ -42,7 +51,7 @@ def _no_properties(payload: object) -> Mapping[str, str]:
     return {}
 
 
-class Invocation:
+class HandlerInvocation:
     """Handler of one endpoint, as functions from messages to failures. They never raise an error of the handler.
 
     Args:
@@ -82,7 +91,8 @@ class Invocation:
         middlewares = arounds(endpoint.middlewares, "consume")
         # The results of most handlers are None. Only what is around a handler needs that it sends them itself.
         self._sends_results = bool(plan.is_batch or middlewares or endpoint.on_error or plan.sends_results)
-        handler, reading = _single_call(plan.sending_call(converter)), ()
+        reading: tuple[AnyAround, ...] = ()
+        handler = _single_call(plan.sending_call(converter))
         if plan.is_batch:
             handler, reading = _batch_call(plan.batch_call()), (_reading(plan.payload_reader(converter)),)
         decide = unwrapped if endpoint.on_error is None else deciding(endpoint.on_error, run)

@@ -12,14 +12,14 @@ from mqtemplate.errors import ListenerError
 from mqtemplate.listener.declaration.settings import ListenerSettings
 from mqtemplate.listener.failures.failure import DeadLetter, InvalidBodyError
 from mqtemplate.listener.handler.payload import Read, read_message
-from mqtemplate.listener.handler.providers import Arguments, Scope, compose, is_async
-from mqtemplate.listener.handler.results import Publisher
+from mqtemplate.listener.handler.providers import HandlerArguments, Scope, compose, is_async
+from mqtemplate.listener.handler.results import ResultPublisher
 from mqtemplate.message import MessageExt, PackedBody
 
 Handler = Callable[..., object]
 
 
-_NOTHING_TO_SEND = Publisher()
+_NOTHING_TO_SEND = ResultPublisher()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class HandlerPlan:
     Attributes:
         payload_type: Type that a body is converted to; in a batch, the type of one item.
         is_raw: True if the payload is the message itself and nothing is converted.
-        arguments: Arguments for the parameters after the payload.
+        arguments: HandlerArguments for the parameters after the payload.
         scope: Providers of values that are created for one call.
         publisher: Sender of the results.
     """
@@ -38,9 +38,9 @@ class HandlerPlan:
     payload_type: Any
     is_batch: bool
     is_raw: bool
-    arguments: Arguments = field(default_factory=Arguments)
+    arguments: HandlerArguments = field(default_factory=HandlerArguments)
     scope: Scope = field(default_factory=Scope)
-    publisher: Publisher = _NOTHING_TO_SEND
+    publisher: ResultPublisher = _NOTHING_TO_SEND
 
     def plans(self) -> Sequence[HandlerPlan]:
         """Return the signatures of all functions that may be called: one, unless methods are chosen by tag."""

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias
 
 from mqtemplate.calls.steps import close_provider, close_provider_async, first_value, first_value_async
 from mqtemplate.errors import ListenerError
-from mqtemplate.listener.handler.results import Publisher
+from mqtemplate.listener.handler.results import ResultPublisher
 
 ReadSource = Callable[[Any], object]
 """Function that returns a value of the message; for a batch handler, of the list of messages."""
@@ -70,7 +70,7 @@ def kind_of(provider: Callable[..., object], where: str) -> ProviderKind:
 
 
 @dataclass(frozen=True, slots=True)
-class Arguments:
+class HandlerArguments:
     """Arguments of a function by name.
 
     Attributes:
@@ -95,7 +95,7 @@ class Provider:
     function: Callable[..., object]
     name: str
     kind: ProviderKind
-    arguments: Arguments
+    arguments: HandlerArguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,12 @@ Call: TypeAlias = Callable[[Any, Values], Any]
 
 
 def compose(
-    handler: Callable[..., object], arguments: Arguments, scope: Scope, publisher: Publisher, *, is_async: bool
+    handler: Callable[..., object],
+    arguments: HandlerArguments,
+    scope: Scope,
+    publisher: ResultPublisher,
+    *,
+    is_async: bool,
 ) -> Call:
     """Return a handler with its scope as a function. The function is a coroutine function for an async handler."""
     call = _handler(handler, arguments)
@@ -199,7 +204,7 @@ def compose(
     return call
 
 
-def _handler(handler: Callable[..., object], arguments: Arguments) -> Call:
+def _handler(handler: Callable[..., object], arguments: HandlerArguments) -> Call:
     function, named = arguments.bind(handler), _named(arguments)
     if named is None:
         return lambda _source, values: function(values[0])
@@ -214,7 +219,7 @@ def _made(provider: Provider) -> Call:
     return lambda source, values: function(**named(source, values))
 
 
-def _named(arguments: Arguments) -> Callable[[Any, Values], dict[str, object]] | None:
+def _named(arguments: HandlerArguments) -> Callable[[Any, Values], dict[str, object]] | None:
     """Return the function that returns arguments by name; None if there are none."""
     reads, slots = tuple(arguments.reads.items()), tuple(arguments.slots.items())
     if not reads:
@@ -232,7 +237,7 @@ def _named(arguments: Arguments) -> Callable[[Any, Values], dict[str, object]] |
 # --- results that the scope sends -----------------------------------------------------------------
 
 
-def _sending(call: Call, sender: int, publisher: Publisher) -> Call:
+def _sending(call: Call, sender: int, publisher: ResultPublisher) -> Call:
     def send(source: Any, values: Values) -> object:
         result = call(source, values)
         for sent in publisher.through(values[sender], result):
@@ -246,7 +251,7 @@ def _sending(call: Call, sender: int, publisher: Publisher) -> Call:
     return send
 
 
-def _sending_async(call: Call, sender: int, publisher: Publisher) -> Call:
+def _sending_async(call: Call, sender: int, publisher: ResultPublisher) -> Call:
     async def send(source: Any, values: Values) -> object:
         result = await call(source, values)
         for sent in publisher.through(values[sender], result):

@@ -92,7 +92,7 @@ def is_allowed_result(annotation: Any, is_batch: bool) -> bool:
     return annotation is Send or (origin in _INDEX_COLLECTIONS and (int in arguments or Send in arguments))
 
 
-class Template(Protocol):
+class SendingTemplate(Protocol):
     """The sending verbs of a template that a publisher uses."""
 
     def sync_send(
@@ -116,7 +116,7 @@ class Template(Protocol):
         """Send without waiting."""
 
 
-class Publisher:
+class ResultPublisher:
     """Sender of the results of one handler.
 
     Args:
@@ -129,7 +129,7 @@ class Publisher:
         self,
         listener: str = "",
         specs: Sequence[PublishSpec] = (),
-        template: Callable[[], Template] | None = None,
+        template: Callable[[], SendingTemplate] | None = None,
     ) -> None:
         self.specs = specs
         self._listener = listener
@@ -181,7 +181,7 @@ class Publisher:
             check_result(result)
         return [Send(spec.destination, result, spec.delay_level, **spec.options) for spec in self.specs]
 
-    def _found(self) -> Template:
+    def _found(self) -> SendingTemplate:
         if self._template is None:
             raise ListenerError(
                 f"{self._listener}: its result goes to another topic, and there is no template; give the "

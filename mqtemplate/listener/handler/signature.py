@@ -15,8 +15,8 @@ from mqtemplate.listener.declaration.results import ResultSender
 from mqtemplate.listener.handler.payload import Read, message_headers, read_message, read_queue
 from mqtemplate.listener.handler.plan import Handler, HandlerPlan
 from mqtemplate.listener.handler.providers import (
-    Arguments,
     Depends,
+    HandlerArguments,
     ObjectSource,
     Provider,
     ReadSource,
@@ -103,7 +103,9 @@ class ParameterReader:
         self.providers: list[Provider] = []
         self.sender: int | None = None
 
-    def read(self, function: Callable[..., object], parameters: Iterable[inspect.Parameter], name: str) -> Arguments:
+    def read(
+        self, function: Callable[..., object], parameters: Iterable[inspect.Parameter], name: str
+    ) -> HandlerArguments:
         """Return the arguments for parameters of a function.
 
         Raises:
@@ -125,7 +127,7 @@ class ParameterReader:
                 reads[parameter.name] = _of_batch(extra) if self._is_batch else extra
             elif parameter.default is parameter.empty and parameter.kind not in _COLLECTORS:
                 constants[parameter.name] = self._object(function, parameter, annotation, name)
-        return Arguments(reads, constants, slots)
+        return HandlerArguments(reads, constants, slots)
 
     def _slot(self, provider: Callable[..., object], where: str) -> int:
         """Return the number of a provider's value. A provider is called once for each message."""

@@ -12,8 +12,8 @@ from mqtemplate import Delivery, Depends, middleware
 from mqtemplate.context import ApplicationContext, AutoConfiguration
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener import message_listener
-from mqtemplate.testing import Harness
 from mqtemplate.testing.start_app import StartApp
+from tests.listener.handler.conftest import Shop
 
 events: list[str] = []
 
@@ -68,40 +68,36 @@ async def ship(order: str) -> None:
     events.append(order)
 
 
-def test_a_handler_runs_inside_of_the_contexts_of_starters(
-    mqtemplate_app: StartApp, mqtemplate_harness: Harness
-) -> None:
-    mqtemplate_app(bill, starters=STARTERS).template.sync_send("orders", "A1")
-    mqtemplate_harness.run_until_idle()
+def test_a_handler_runs_inside_of_the_contexts_of_starters(shop: Shop) -> None:
+    shop.start(bill, starters=STARTERS).template.sync_send("orders", "A1")
+    shop.harness.run_until_idle()
 
     assert events == ["enter outer", "enter sync", "A1", "leave sync", "leave outer"]
 
 
-def test_a_test_names_the_handler_and_not_what_is_around_it(
-    mqtemplate_app: StartApp, mqtemplate_harness: Harness
-) -> None:
+def test_a_test_names_the_handler_and_not_what_is_around_it(shop: Shop) -> None:
     class Packing:
         @message_listener(topic="orders", consumer_group="packing")
         def pack(self, order: str) -> None: ...
 
-    mqtemplate_app(bill, Packing, starters=STARTERS).template.sync_send("orders", "A1")
-    mqtemplate_harness.run_until_idle()
+    shop.start(bill, Packing, starters=STARTERS).template.sync_send("orders", "A1")
+    shop.harness.run_until_idle()
 
-    mqtemplate_harness.assert_received(bill, times=1)
-    mqtemplate_harness.assert_received(Packing, times=1)
+    shop.harness.assert_received(bill, times=1)
+    shop.harness.assert_received(Packing, times=1)
 
 
-def test_an_async_handler_runs_inside_of_async_contexts(mqtemplate_app: StartApp, mqtemplate_harness: Harness) -> None:
-    mqtemplate_app(ship, starters=STARTERS).template.sync_send("orders", "A1")
-    mqtemplate_harness.run_until_idle()
+def test_an_async_handler_runs_inside_of_async_contexts(shop: Shop) -> None:
+    shop.start(ship, starters=STARTERS).template.sync_send("orders", "A1")
+    shop.harness.run_until_idle()
 
     assert events == ["enter outer", "enter async", "A1", "leave async", "leave outer"]
 
 
 @pytest.mark.mqtemplate(raise_handler_errors=False)
-def test_the_contexts_see_the_error_of_the_handler(mqtemplate_app: StartApp, mqtemplate_harness: Harness) -> None:
-    mqtemplate_app(bill, starters=STARTERS).template.sync_send("orders", "bad")
-    mqtemplate_harness.run_until_idle()
+def test_the_contexts_see_the_error_of_the_handler(shop: Shop) -> None:
+    shop.start(bill, starters=STARTERS).template.sync_send("orders", "bad")
+    shop.harness.run_until_idle()
 
     assert events[2:5] == ["bad", "sync sees no customer", "leave sync"]
     assert events[5] == "outer sees no customer"
@@ -126,12 +122,10 @@ def store(order: str, session: Annotated[str, Depends(session)]) -> None:
     events.append(order)
 
 
-def test_the_contexts_are_outside_of_middlewares_and_of_providers(
-    mqtemplate_app: StartApp, mqtemplate_harness: Harness
-) -> None:
+def test_the_contexts_are_outside_of_middlewares_and_of_providers(shop: Shop) -> None:
     """So a middleware and a provider may use what the framework has in its context, such as a database session."""
-    mqtemplate_app(store, Noting, starters=STARTERS).template.sync_send("orders", "A1")
-    mqtemplate_harness.run_until_idle()
+    shop.start(store, Noting, starters=STARTERS).template.sync_send("orders", "A1")
+    shop.harness.run_until_idle()
 
     assert events == [
         *("enter outer", "enter sync", "enter middleware", "open session"),
@@ -140,11 +134,9 @@ def test_the_contexts_are_outside_of_middlewares_and_of_providers(
     ]
 
 
-def test_the_contexts_are_around_a_middleware_of_an_async_handler(
-    mqtemplate_app: StartApp, mqtemplate_harness: Harness
-) -> None:
-    mqtemplate_app(ship, Noting, starters=STARTERS).template.sync_send("orders", "A1")
-    mqtemplate_harness.run_until_idle()
+def test_the_contexts_are_around_a_middleware_of_an_async_handler(shop: Shop) -> None:
+    shop.start(ship, Noting, starters=STARTERS).template.sync_send("orders", "A1")
+    shop.harness.run_until_idle()
 
     assert events == [
         *("enter outer", "enter async", "enter middleware"),

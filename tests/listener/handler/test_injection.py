@@ -13,8 +13,9 @@ from mqtemplate import Depends, MessageExt, RocketMQTemplate, Section, Value, me
 from mqtemplate.converter import JsonMessageConverter
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener import ListenerRegistry
-from mqtemplate.testing import Harness, RecordingTemplate
+from mqtemplate.testing import Harness
 from mqtemplate.testing.start_app import StartApp
+from tests.listener.handler.conftest import Shop
 
 EVENTS: list[Any] = []
 
@@ -91,19 +92,17 @@ async def tenant(message: MessageExt) -> str:
     return message.user_properties["tenant"]
 
 
-def run(app: StartApp, template: RecordingTemplate, harness: Harness, handler: Any, *components: object) -> None:
+def run(shop: Shop, handler: Any, *components: object) -> None:
     """Start a listener of ``orders`` and send it one message."""
-    app(handler, Audit, Engine, *components, settings={"shop": {"limit": 3}})
-    template.sync_send("orders", "tea", keys="4466", headers={"tenant": "acme"})
-    harness.run_until_idle()
+    shop.start(handler, Audit, Engine, *components, settings={"shop": {"limit": 3}})
+    shop.template.sync_send("orders", "tea", keys="4466", headers={"tenant": "acme"})
+    shop.harness.run_until_idle()
 
 
 # --- objects of the application -------------------------------------------------------------------
 
 
-def test_a_handler_takes_objects_of_the_application_by_type(
-    mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_a_handler_takes_objects_of_the_application_by_type(shop: Shop) -> None:
     """Beside the values of the message, in any order; a value of the configuration by its annotation."""
 
     @message_listener("orders", "billing")
@@ -119,14 +118,12 @@ def test_a_handler_takes_objects_of_the_application_by_type(
     ) -> None:
         EVENTS.append((order, audit.name, message.keys, len(audits), template, limit, shop.limit, factor))
 
-    run(mqtemplate_app, mqtemplate_template, mqtemplate_harness, handle)
+    run(shop, handle)
 
-    assert [("tea", "audit", "4466", 1, mqtemplate_template, 3, 3, 2)] == EVENTS
+    assert [("tea", "audit", "4466", 1, shop.template, 3, 3, 2)] == EVENTS
 
 
-def test_a_method_and_an_async_batch_handler_take_objects(
-    mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_a_method_and_an_async_batch_handler_take_objects(shop: Shop) -> None:
     @message_listener("orders", "billing")
     class Billing:
         def __init__(self, engine: Engine) -> None:
@@ -139,7 +136,7 @@ def test_a_method_and_an_async_batch_handler_take_objects(
     async def handle(orders: list[str], headers: list[dict[str, str]], audit: Audit) -> None:
         EVENTS.append((orders, headers[0]["tenant"], audit.name))
 
-    run(mqtemplate_app, mqtemplate_template, mqtemplate_harness, Billing, handle)
+    run(shop, Billing, handle)
 
     assert EVENTS == [True, (["tea"], "acme", "audit")]
 
@@ -147,18 +144,15 @@ def test_a_method_and_an_async_batch_handler_take_objects(
 # --- values of one call ---------------------------------------------------------------------------
 
 
-def test_a_provider_is_opened_before_the_handler_and_closed_after_it(
-    mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_a_provider_is_opened_before_the_handler_and_closed_after_it(shop: Shop) -> None:
     """Once for each message, also if another provider uses it."""
 
     @message_listener("orders", "billing")
     def handle(order: str, repository: Annotated[Repository, Depends(Repository)], session: DbSession) -> None:
         EVENTS.append((order, repository.key, repository.session is session, session.engine.audit.name, session.number))
 
-    run(mqtemplate_app, mqtemplate_template, mqtemplate_harness, handle)
-    mqtemplate_template.sync_send("orders", "cup")
-    mqtemplate_harness.run_until_idle()
+    run(shop, handle)
+    shop.handle("cup")
 
     assert EVENTS == [
         "open",
@@ -173,12 +167,7 @@ def test_a_provider_is_opened_before_the_handler_and_closed_after_it(
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["plain provider", "async provider"])
-def test_an_async_handler_takes_providers_of_all_kinds(
-    is_async: bool,
-    mqtemplate_app: StartApp,
-    mqtemplate_template: RecordingTemplate,
-    mqtemplate_harness: Harness,
-) -> None:
+def test_an_async_handler_takes_providers_of_all_kinds(is_async: bool, shop: Shop) -> None:
     provider: Callable[..., Any] = open_async_session if is_async else open_session
 
     @message_listener("orders", "billing")
@@ -191,8 +180,8 @@ def test_an_async_handler_takes_providers_of_all_kinds(
         await virtual_sleep(1)
         EVENTS.append((order, owner, session.engine.audit.name, repository.key))
 
-    run(mqtemplate_app, mqtemplate_template, mqtemplate_harness, handle)
-    mqtemplate_harness.advance("1s")
+    run(shop, handle)
+    shop.harness.advance("1s")
 
     assert ("tea", "acme", "audit", "4466") in EVENTS
     assert EVENTS[0] == "open"
@@ -201,9 +190,7 @@ def test_an_async_handler_takes_providers_of_all_kinds(
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
 @pytest.mark.mqtemplate(raise_handler_errors=False)
-def test_a_provider_sees_the_exception_of_the_handler(
-    is_async: bool, mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_a_provider_sees_the_exception_of_the_handler(is_async: bool, shop: Shop) -> None:
     @message_listener("orders", "billing", max_reconsume_times=0)
     def handle(order: str, session: DbSession) -> None:
         raise KeyError(order)
@@ -212,10 +199,10 @@ def test_a_provider_sees_the_exception_of_the_handler(
     async def handle_async(order: str, session: AsyncDbSession) -> None:
         raise KeyError(order)
 
-    run(mqtemplate_app, mqtemplate_template, mqtemplate_harness, handle_async if is_async else handle)
+    run(shop, handle_async if is_async else handle)
 
     assert EVENTS[:2] == ["open", "rollback KeyError"]
-    mqtemplate_harness.assert_dead_lettered("billing", times=1)
+    shop.harness.assert_dead_lettered("billing", times=1)
 
 
 def swallow() -> Iterator[int]:
@@ -233,9 +220,7 @@ async def swallow_async() -> AsyncIterator[int]:
 
 
 @pytest.mark.mqtemplate(raise_handler_errors=False)
-def test_a_provider_cannot_suppress_an_exception(
-    mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_a_provider_cannot_suppress_an_exception(shop: Shop) -> None:
     """Else a forgotten ``raise`` in a provider would lose messages."""
 
     @message_listener("orders", "one", max_reconsume_times=0)
@@ -246,28 +231,24 @@ def test_a_provider_cannot_suppress_an_exception(
     async def handle_async(order: str, one: Annotated[int, Depends(swallow_async)]) -> None:
         raise KeyError(order)
 
-    run(mqtemplate_app, mqtemplate_template, mqtemplate_harness, handle, handle_async)
+    run(shop, handle, handle_async)
 
     assert EVENTS == ["suppressed", "suppressed"]
-    assert [type(failure.error) for failure in mqtemplate_harness.failures] == [KeyError, KeyError]
+    assert [type(failure.error) for failure in shop.harness.failures] == [KeyError, KeyError]
 
 
-def test_a_body_that_cannot_be_read_opens_nothing(
-    mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
-    mqtemplate_harness.raise_handler_errors = False
+def test_a_body_that_cannot_be_read_opens_nothing(shop: Shop) -> None:
+    shop.harness.raise_handler_errors = False
 
     @message_listener("orders", "billing")
     def handle(order: int, session: DbSession) -> None: ...
 
-    run(mqtemplate_app, mqtemplate_template, mqtemplate_harness, handle)
+    run(shop, handle)
 
     assert EVENTS == []
 
 
-def test_a_batch_has_one_scope(
-    mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_a_batch_has_one_scope(shop: Shop) -> None:
     """Its providers take lists of values, as the handler does."""
 
     def count(messages: list[MessageExt]) -> int:
@@ -277,21 +258,18 @@ def test_a_batch_has_one_scope(
     def handle(orders: list[str], session: DbSession, number: Annotated[int, Depends(count)]) -> None:
         EVENTS.append((orders, number))
 
-    mqtemplate_app(handle, Audit, Engine)
-    mqtemplate_template.sync_send("orders", ["tea", "cup"])
-    mqtemplate_harness.run_until_idle()
+    shop.start(handle, Audit, Engine)
+    shop.handle(["tea", "cup"])
 
     assert EVENTS == ["open", (["tea", "cup"], 2), "commit", "close"]
 
 
-def test_depends_may_be_the_default_as_in_fastapi(
-    mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_depends_may_be_the_default_as_in_fastapi(shop: Shop) -> None:
     @message_listener("orders", "billing")
     def handle(order: str, session: Session = Depends(open_session)) -> None:  # type: ignore[assignment]  # noqa: B008
         EVENTS.append(session.number)
 
-    run(mqtemplate_app, mqtemplate_template, mqtemplate_harness, handle)
+    run(shop, handle)
 
     assert EVENTS == ["open", 1, "commit", "close"]
 
@@ -304,14 +282,12 @@ class Numbers:
         yield len(audit.name)
 
 
-def test_a_provider_may_be_an_object_that_is_called(
-    mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_a_provider_may_be_an_object_that_is_called(shop: Shop) -> None:
     @message_listener("orders", "billing")
     def handle(order: str, number: Annotated[int, Depends(Numbers())]) -> None:
         EVENTS.append(number)
 
-    run(mqtemplate_app, mqtemplate_template, mqtemplate_harness, handle)
+    run(shop, handle)
 
     assert EVENTS == ["open", 5]
 
@@ -417,13 +393,8 @@ async def twice_async() -> AsyncIterator[int]:
 
 
 @pytest.mark.parametrize("provider", [nothing, nothing_async, twice, twice_async])
-def test_a_provider_yields_once(
-    provider: Callable[..., Any],
-    mqtemplate_app: StartApp,
-    mqtemplate_template: RecordingTemplate,
-    mqtemplate_harness: Harness,
-) -> None:
-    mqtemplate_harness.raise_handler_errors = False
+def test_a_provider_yields_once(provider: Callable[..., Any], shop: Shop) -> None:
+    shop.harness.raise_handler_errors = False
 
     async def handle(order: str, value: Annotated[int, Depends(provider)]) -> None: ...
 
@@ -431,13 +402,13 @@ def test_a_provider_yields_once(
 
     handler = handle if provider.__name__.endswith("async") else handle_plain
     run(
-        mqtemplate_app,
-        mqtemplate_template,
-        mqtemplate_harness,
+        shop.start,
+        shop.template,
+        shop.harness,
         message_listener("orders", "billing", max_reconsume_times=0)(handler),
     )
 
-    [failure] = mqtemplate_harness.failures
+    [failure] = shop.harness.failures
     expected = "yielded twice; it yields one value" if "twice" in provider.__name__ else "ended without a yield"
     assert isinstance(failure.error, ListenerError)
     assert expected in str(failure.error)

@@ -25,6 +25,7 @@ from mqtemplate.outbox import OutboxSession, SQLAlchemyInbox, SQLAlchemyOutbox, 
 from mqtemplate.results import SendResult
 from mqtemplate.testing import Harness, Inbox, RecordingTemplate
 from mqtemplate.testing.start_app import StartApp
+from tests.listener.handler.conftest import Shop
 
 BOTH = pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
 
@@ -49,13 +50,7 @@ def receipts(mqtemplate_app: StartApp) -> Inbox:
 
 
 @BOTH
-def test_the_result_of_a_handler_goes_to_another_topic(
-    is_async: bool,
-    receipts: Inbox,
-    mqtemplate_app: StartApp,
-    mqtemplate_template: RecordingTemplate,
-    mqtemplate_harness: Harness,
-) -> None:
+def test_the_result_of_a_handler_goes_to_another_topic(is_async: bool, receipts: Inbox, shop: Shop) -> None:
     """None and a status are not sent; a list is a batch; a delay and keys are those of the decorator."""
     results: dict[str, object] = {
         "tea": {"paid": 3},
@@ -64,12 +59,12 @@ def test_the_result_of_a_handler_goes_to_another_topic(
         "list": ["a", "b"],
     }
     publish = publishes("${shop.receipts:receipts}:new", delay="5s", keys="7")
-    mqtemplate_app(message_listener("orders", "billing")(publish(returning(is_async, results.__getitem__))))
+    shop.start(message_listener("orders", "billing")(publish(returning(is_async, results.__getitem__))))
     for order in results:
-        mqtemplate_template.sync_send("orders", order)
-    mqtemplate_harness.advance("4s")
+        shop.template.sync_send("orders", order)
+    shop.harness.advance("4s")
     assert receipts.received == []
-    mqtemplate_harness.advance("1s")
+    shop.harness.advance("1s")
 
     assert sorted(receipts.bodies) == [b"a", b"b", b'{"paid":3}']
     assert {(message.tags, message.keys) for message in receipts.received} == {("new", "7")}
@@ -78,30 +73,22 @@ def test_the_result_of_a_handler_goes_to_another_topic(
 @BOTH
 @pytest.mark.parametrize("middlewares", [[], [Deduplication()]], ids=["alone", "in a middleware"])
 def test_a_handler_returns_messages_to_send(
-    is_async: bool,
-    middlewares: list[object],
-    receipts: Inbox,
-    mqtemplate_app: StartApp,
-    mqtemplate_template: RecordingTemplate,
-    mqtemplate_harness: Harness,
+    is_async: bool, middlewares: list[object], receipts: Inbox, shop: Shop
 ) -> None:
     results: dict[str, object] = {
         "one": Send("receipts:new", "tea", keys="4466"),
         "two": [Send("receipts", b"cup"), Send("receipts", b"salt", hash_key="a")],
     }
     listen = message_listener("orders", "billing", middlewares=middlewares)
-    mqtemplate_app(listen(returning(is_async, results.__getitem__)))
+    shop.start(listen(returning(is_async, results.__getitem__)))
     for order in results:
-        mqtemplate_template.sync_send("orders", order)
-    mqtemplate_harness.run_until_idle()
+        shop.handle(order)
 
     assert sorted(receipts.bodies) == [b"cup", b"salt", b"tea"]
     assert [message.keys for message in receipts.received if message.body == b"tea"] == ["4466"]
 
 
-def test_each_decorator_sends_and_a_class_may_be_decorated(
-    receipts: Inbox, mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_each_decorator_sends_and_a_class_may_be_decorated(receipts: Inbox, shop: Shop) -> None:
     @publishes("receipts:first")
     @message_listener("orders", "billing")
     @publishes("receipts:second")
@@ -109,9 +96,8 @@ def test_each_decorator_sends_and_a_class_may_be_decorated(
         def on_message(self, order: str) -> str:
             return f"receipt of {order}"
 
-    mqtemplate_app(Billing)
-    mqtemplate_template.sync_send("orders", "tea")
-    mqtemplate_harness.run_until_idle()
+    shop.start(Billing)
+    shop.handle("tea")
 
     assert sorted((message.tags, message.body) for message in receipts.received) == [
         ("first", b"receipt of tea"),
@@ -120,13 +106,7 @@ def test_each_decorator_sends_and_a_class_may_be_decorated(
 
 
 @BOTH
-def test_a_batch_handler_returns_messages_to_send(
-    is_async: bool,
-    receipts: Inbox,
-    mqtemplate_app: StartApp,
-    mqtemplate_template: RecordingTemplate,
-    mqtemplate_harness: Harness,
-) -> None:
+def test_a_batch_handler_returns_messages_to_send(is_async: bool, receipts: Inbox, shop: Shop) -> None:
     @message_listener("orders", "billing")
     def handle(orders: list[str]) -> list[Send]:
         return [Send("receipts", order) for order in orders]
@@ -135,25 +115,23 @@ def test_a_batch_handler_returns_messages_to_send(
     async def handle_async(orders: list[str]) -> Send:
         return Send("receipts", orders)
 
-    mqtemplate_app(handle_async if is_async else handle)
-    mqtemplate_template.sync_send("orders", ["tea", "cup"])
-    mqtemplate_harness.advance("3h")
+    shop.start(handle_async if is_async else handle)
+    shop.template.sync_send("orders", ["tea", "cup"])
+    shop.harness.advance("3h")
 
     assert sorted(receipts.bodies) == [b"cup", b"tea"]
 
 
-def test_a_request_gets_the_result_too(
-    receipts: Inbox, mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_a_request_gets_the_result_too(receipts: Inbox, shop: Shop) -> None:
     @message_listener("orders", "billing")
     @publishes("receipts")
     def handle(order: str) -> str:
         return f"receipt of {order}"
 
-    mqtemplate_app(handle)
+    shop.start(handle)
 
-    assert mqtemplate_template.send_and_receive("orders", "tea", str) == "receipt of tea"
-    mqtemplate_harness.run_until_idle()
+    assert shop.template.send_and_receive("orders", "tea", str) == "receipt of tea"
+    shop.harness.run_until_idle()
     assert receipts.bodies == [b"receipt of tea"]
 
 
@@ -196,24 +174,21 @@ def test_a_result_that_cannot_be_sent_fails_the_message(
     assert (handled, inbox.bodies) == (["tea", "tea"], [b"receipt"])
 
 
-def test_a_middleware_sees_the_result_after_it_was_sent(
-    receipts: Inbox, mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_a_middleware_sees_the_result_after_it_was_sent(receipts: Inbox, shop: Shop) -> None:
     seen: list[tuple[object, int]] = []
 
     class Results:
         def consume(self, delivery: Delivery) -> Generator[Delivery, object, None]:
             result = yield delivery
-            seen.append((result, sum(call.topic == "receipts" for call in mqtemplate_template.sent)))
+            seen.append((result, sum(call.topic == "receipts" for call in shop.template.sent)))
 
     @message_listener("orders", "billing", middlewares=[Results()])
     @publishes("receipts")
     def handle(order: str) -> str:
         return "receipt"
 
-    mqtemplate_app(handle)
-    mqtemplate_template.sync_send("orders", "tea")
-    mqtemplate_harness.run_until_idle()
+    shop.start(handle)
+    shop.handle("tea")
 
     assert seen == [("receipt", 1)]
 
@@ -296,13 +271,7 @@ class AsyncNotes(Notes):
 @BOTH
 @pytest.mark.parametrize("kind", [Notes, AsyncNotes])
 @pytest.mark.mqtemplate(raise_handler_errors=False)
-def test_a_sender_of_the_scope_sends_before_the_scope_ends(
-    is_async: bool,
-    kind: type[Notes],
-    mqtemplate_app: StartApp,
-    mqtemplate_template: RecordingTemplate,
-    mqtemplate_harness: Harness,
-) -> None:
+def test_a_sender_of_the_scope_sends_before_the_scope_ends(is_async: bool, kind: type[Notes], shop: Shop) -> None:
     events: list[Any] = []
 
     def scope() -> Iterator[Notes]:
@@ -319,17 +288,14 @@ def test_a_sender_of_the_scope_sends_before_the_scope_ends(
     async def handle_async(order: str, sender: Annotated[Notes, Depends(scope)]) -> str:
         return "receipt"
 
-    mqtemplate_app(handle_async if is_async else handle)
-    mqtemplate_template.sync_send("orders", "tea")
-    mqtemplate_harness.run_until_idle()
+    shop.start(handle_async if is_async else handle)
+    shop.handle("tea")
 
     if kind is AsyncNotes and not is_async:
-        assert "AsyncNotes.send is async; write the handler with 'async def'" in str(
-            mqtemplate_harness.failures[0].error
-        )
+        assert "AsyncNotes.send is async; write the handler with 'async def'" in str(shop.harness.failures[0].error)
     else:
         assert events == [("receipts", "receipt", {"keys": "1"}), "commit"]
-        assert [call.topic for call in mqtemplate_template.sent] == ["orders"]
+        assert [call.topic for call in shop.template.sent] == ["orders"]
 
 
 def test_two_senders_are_refused(mqtemplate_app: StartApp) -> None:
@@ -348,11 +314,7 @@ def test_two_senders_are_refused(mqtemplate_app: StartApp) -> None:
 
 @pytest.mark.mqtemplate(raise_handler_errors=False)
 def test_with_an_outbox_the_result_is_in_the_transaction_of_the_handler(
-    receipts: Inbox,
-    tmp_path: Path,
-    mqtemplate_app: StartApp,
-    mqtemplate_template: RecordingTemplate,
-    mqtemplate_harness: Harness,
+    receipts: Inbox, tmp_path: Path, shop: Shop
 ) -> None:
     """Change and receipt are stored together, or neither. With an inbox the effect happens once."""
     engine = sa.create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
@@ -360,9 +322,9 @@ def test_with_an_outbox_the_result_is_in_the_transaction_of_the_handler(
     outbox_tables(metadata)
     payments = sa.Table("payments", metadata, sa.Column("id", sa.String, primary_key=True))
     metadata.create_all(engine)
-    outbox = SQLAlchemyOutbox(engine, mqtemplate_template)
-    inbox = SQLAlchemyInbox(clock=mqtemplate_harness.clock)
-    mqtemplate_harness.add(outbox.relay)
+    outbox = SQLAlchemyOutbox(engine, shop.template)
+    inbox = SQLAlchemyInbox(clock=shop.harness.clock)
+    shop.harness.add(outbox.relay)
     calls: list[str] = []
 
     def transaction(outbox: SQLAlchemyOutbox) -> Iterator[OutboxSession[Session]]:
@@ -380,10 +342,10 @@ def test_with_an_outbox_the_result_is_in_the_transaction_of_the_handler(
             raise ConnectionError("before the commit")
         return f"receipt of {order}"
 
-    mqtemplate_app(pay, outbox)
+    shop.start(pay, outbox)
     for _ in range(2):
-        mqtemplate_template.sync_send("orders", "tea")
-    mqtemplate_harness.advance("10s")
+        shop.template.sync_send("orders", "tea")
+    shop.harness.advance("10s")
 
     assert len(calls) == 3
     assert receipts.bodies == [b"receipt of tea"]
