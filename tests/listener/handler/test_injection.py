@@ -402,9 +402,7 @@ def test_a_provider_yields_once(provider: Callable[..., Any], shop: Shop) -> Non
 
     handler = handle if provider.__name__.endswith("async") else handle_plain
     run(
-        shop.start,
-        shop.template,
-        shop.harness,
+        shop,
         message_listener("orders", "billing", max_reconsume_times=0)(handler),
     )
 
