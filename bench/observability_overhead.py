@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 
 from bench.measure import BODY, report, run, scratch_folder
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
-from mqtemplate.calls import Observation
+from mqtemplate.calls.handling import Observation
 from mqtemplate.converter import JsonMessageConverter
 from mqtemplate.listener import ListenerRegistry, message_listener
 from mqtemplate.observability import Observability, ObservabilitySettings, Tracing, TracingSettings

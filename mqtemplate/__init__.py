@@ -15,17 +15,12 @@ if TYPE_CHECKING:
     from mqtemplate.brokers.embedded.settings import EmbeddedSettings
     from mqtemplate.brokers.remote.broker import RemoteBroker
     from mqtemplate.brokers.remote.settings import RemoteSettings
-    from mqtemplate.calls import (
-        CircuitBreaker,
-        Deduplication,
-        Delivery,
-        Outgoing,
-        PauseListener,
-        RateLimit,
-        TimeLimit,
-        Timing,
-        middleware,
-    )
+    from mqtemplate.calls.deduplication import Deduplication
+    from mqtemplate.calls.handling import Delivery
+    from mqtemplate.calls.middlewares import middleware
+    from mqtemplate.calls.pauses import CircuitBreaker, PauseListener, RateLimit
+    from mqtemplate.calls.send import Outgoing
+    from mqtemplate.calls.timing import TimeLimit, Timing
     from mqtemplate.clock import Clock, SystemClock, VirtualClock
     from mqtemplate.context import (
         AppSettings,
@@ -191,17 +186,12 @@ _MODULES = {
         "publishes",
     ],
     "message": ["Message", "MessageExt", "MessageQueue"],
-    "calls": [
-        "CircuitBreaker",
-        "Deduplication",
-        "Delivery",
-        "Outgoing",
-        "PauseListener",
-        "RateLimit",
-        "TimeLimit",
-        "Timing",
-        "middleware",
-    ],
+    "calls.deduplication": ["Deduplication"],
+    "calls.handling": ["Delivery"],
+    "calls.middlewares": ["middleware"],
+    "calls.pauses": ["CircuitBreaker", "PauseListener", "RateLimit"],
+    "calls.send": ["Outgoing"],
+    "calls.timing": ["TimeLimit", "Timing"],
     "pending": ["PendingCounts", "PendingMessage", "PendingPage", "ScheduleChange", "ScheduleChangeStatus"],
     "results": ["SendResult", "SendStatus", "TransactionSendResult", "TransactionState"],
     "scheduling": ["CatchUp", "ScheduledRun", "Schedules", "scheduled"],

@@ -100,7 +100,7 @@ Delivery = HandlerCall
 """A `HandlerCall`, as middlewares call it."""
 
 
-class HandlerFailure(Protocol):
+class FailedMessages(Protocol):
     """Messages that failed together, as observers see them."""
 
     @property
@@ -111,9 +111,9 @@ class HandlerFailure(Protocol):
         """Exception of the handler; None if the handler requested redelivery without raising."""
 
 
-HandlerNext: TypeAlias = Callable[[HandlerCall], Sequence[HandlerFailure]]
+HandlerNext: TypeAlias = Callable[[HandlerCall], Sequence[FailedMessages]]
 """The rest of the way of a call, for observers: it returns the failures, for one message none or one of them."""
-AsyncHandlerNext: TypeAlias = Callable[[HandlerCall], Coroutine[Any, Any, Sequence[HandlerFailure]]]
+AsyncHandlerNext: TypeAlias = Callable[[HandlerCall], Coroutine[Any, Any, Sequence[FailedMessages]]]
 """`HandlerNext` on an event loop, as a coroutine function."""
 HandlerWrapper: TypeAlias = Callable[[Any], Any]
 """`steps.Wrapper` for the calls of a handler: it takes a `HandlerNext` or an `AsyncHandlerNext`, and returns the same

@@ -1,7 +1,15 @@
 """RocketMQ's message trace: who sent and who consumed a message, as messages of a trace topic.
 
 `MessageTrace` is around sends and calls of handlers and writes their records; `TraceDispatcher` sends these in the
-background.
+background. A record is one line, as RocketMQ's tools read it::
+
+    Pub       time region group topic msg_id tags keys store_host body_bytes cost_ms type offset_msg_id success
+    SubBefore time region group request_id msg_id retries keys
+    SubAfter  request_id msg_id cost_ms success keys code [time group]
+    EndTransaction time region group topic msg_id tags keys store_host type transaction_id state from_check
+
+The byte 1 is between fields, the byte 2 after each record. A missing text is ``null``, as Java writes it. Source:
+RocketMQ ``client: TraceDataEncoder``, ``TraceConstants``.
 """
 
 from __future__ import annotations
@@ -9,22 +17,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import IntEnum
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from mqtemplate.broker import Broker
 from mqtemplate.calls.handling import HandlerCall, HandlerWrapper, ListenerInfo, Observation
-from mqtemplate.calls.send import SendCall, SendKind, SendNext, SendWrapper, send_and_note
+from mqtemplate.calls.send import HALF, ONE_WAY, REQUEST, SendCall, SendNext, SendWrapper, send_and_note
 from mqtemplate.calls.steps import Steps, chained, wrapper_of
-from mqtemplate.calls.trace_records import (
-    ConsumeCode,
-    TraceMessageType,
-    TraceRecord,
-    after_record,
-    before_record,
-    sent_record,
-    transaction_record,
-)
 from mqtemplate.clock import Clock, VirtualClock
 from mqtemplate.errors import MQTemplateError
 from mqtemplate.event_log import get_logger
@@ -35,6 +35,7 @@ from mqtemplate.message import (
     Property,
     create_unique_id,
     parse_offset_msg_id,
+    split_keys,
 )
 from mqtemplate.results import HalfMessage, SendResult, SendStatus, TransactionState
 from mqtemplate.services import Service, ServiceThread, wall_time
@@ -59,6 +60,49 @@ _BATCH = 100  # records of one trace message
 _MAX_CHARACTERS = 118_000  # source: AsyncTraceDispatcher, 128,000 without the header
 _INTERVAL_MS = 500
 _TIMEOUT_MS = 5_000
+
+
+class TraceMessageType(IntEnum):
+    """Kind of a sent message. Source: ``common: MessageType``, by position."""
+
+    NORMAL = 0
+    HALF = 1
+    COMMIT = 2
+    DELAY = 3
+    ORDER = 4
+
+
+class ConsumeCode(IntEnum):
+    """Result of a handler. Source: ``client: ConsumeReturnType``, by position."""
+
+    SUCCESS = 0
+    TIME_OUT = 1
+    EXCEPTION = 2
+    RETURN_NULL = 3
+    FAILED = 4
+
+
+class TraceRecord(NamedTuple):
+    """One record, and the keys by which the trace topic finds it.
+
+    Attributes:
+        region: Region of the broker; the trace topics of a cloud provider contain it.
+    """
+
+    text: str
+    keys: tuple[str, ...]
+    region: str
+
+
+def trace_record(region: str, msg_id: str, keys: str | None, *fields: object) -> TraceRecord:
+    """Return the record with these fields."""
+    return TraceRecord("\x01".join(map(_text, fields)) + "\x02", (msg_id, *split_keys(keys)), region)
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 class TraceDispatcher:
@@ -230,7 +274,7 @@ class MessageTrace(Observation):
 
         def wrap(next_: SendNext) -> SendNext:
             def traced(call: SendCall) -> Any:
-                if call.kind in (SendKind.ONE_WAY, SendKind.REQUEST):
+                if call.kind in (ONE_WAY, REQUEST):
                     return next_(call)
                 started_ms = self._now_ms()
                 return send_and_note(next_, call, lambda result, _: self._sent(call, result, started_ms))
@@ -240,41 +284,22 @@ class MessageTrace(Observation):
         return chained((self._outer.sends(clock), wrap))
 
     def _sent(self, call: SendCall, result: Any, started_ms: int) -> None:
-        if result is None:
+        if result is None:  # the send has failed
             return
-        if call.kind is SendKind.HALF:
-            self._note(call.messages, result.send_result, started_ms, TraceMessageType.HALF)
-        else:
-            self._note(call.messages, result, started_ms)
-
-    def _note(
-        self,
-        messages: Sequence[Message],
-        result: SendResult,
-        started_ms: int,
-        kind: TraceMessageType | None = None,
-    ) -> None:
-        if not result.trace_on or not self._dispatcher.is_traced(messages[0].topic):
+        messages, is_half = call.messages, call.kind is HALF
+        sent: SendResult = result.send_result if is_half else result
+        if not sent.trace_on or not self._dispatcher.is_traced(messages[0].topic):
             return
-        cost_ms = (self._now_ms() - started_ms) // len(messages)
-        ids = zip(messages, result.msg_id.split(","), result.offset_msg_id.split(","), strict=False)
+        cost_ms, region = (self._now_ms() - started_ms) // len(messages), sent.region_id or DEFAULT_REGION
+        ids = zip(messages, sent.msg_id.split(","), sent.offset_msg_id.split(","), strict=False)
         for message, msg_id, offset_msg_id in ids:
-            record = sent_record(
-                time_ms=started_ms,
-                region=result.region_id or DEFAULT_REGION,
-                group=self._group,
-                topic=message.topic,
-                msg_id=msg_id,
-                tags=message.tags,
-                keys=message.keys,
-                store_host=str(parse_offset_msg_id(offset_msg_id)[0]),
-                body_bytes=len(message.body),
-                cost_ms=cost_ms,
-                kind=_kind_of(message) if kind is None else kind,
-                offset_msg_id=offset_msg_id,
-                success=result.send_status is SendStatus.SEND_OK,
-            )
-            self._dispatcher.append(record)
+            kind = TraceMessageType.HALF if is_half else _kind_of(message)
+            self._write(
+                region, msg_id, message.keys,
+                "Pub", started_ms, region, self._group, message.topic, msg_id, message.tags, message.keys,
+                _host_of(offset_msg_id), len(message.body), cost_ms, kind, offset_msg_id,
+                sent.send_status is SendStatus.SEND_OK,
+            )  # fmt: skip
 
     def transaction_ended(self, half: HalfMessage, state: TransactionState) -> None:
         """Write the record of the end of a transaction."""
@@ -282,19 +307,12 @@ class MessageTrace(Observation):
         message, result = half.message, half.send_result
         if not result.trace_on or not self._dispatcher.is_traced(message.topic):
             return
-        record = transaction_record(
-            time_ms=self._now_ms(),
-            region=result.region_id or DEFAULT_REGION,
-            group=self._group,
-            topic=message.topic,
-            msg_id=result.msg_id,
-            tags=message.tags,
-            keys=message.keys,
-            store_host=str(parse_offset_msg_id(result.offset_msg_id)[0]),
-            transaction_id=result.transaction_id,
-            state=_STATES[state],
-        )
-        self._dispatcher.append(record)
+        region, kind = result.region_id or DEFAULT_REGION, TraceMessageType.COMMIT
+        self._write(
+            region, result.msg_id, message.keys,
+            "EndTransaction", self._now_ms(), region, self._group, message.topic, result.msg_id, message.tags,
+            message.keys, _host_of(result.offset_msg_id), kind, result.transaction_id, _STATES[state], False,
+        )  # fmt: skip
 
     def reply_properties(self, properties: Mapping[str, str]) -> Mapping[str, str]:
         return self._outer.reply_properties(properties)
@@ -306,16 +324,9 @@ class MessageTrace(Observation):
     def _around_handler(self, call: HandlerCall) -> Steps:
         request_id, started_ms, messages = create_unique_id(), self._now_ms(), call.messages
         for message in filter(self._is_consumption_traced, messages):
-            record = before_record(
-                time_ms=started_ms,
-                region=_region(message),
-                group=self._group,
-                request_id=request_id,
-                msg_id=message.msg_id,
-                retries=message.reconsume_times,
-                keys=message.keys,
-            )
-            self._dispatcher.append(record)
+            region, msg_id, keys = _region(message), message.msg_id, message.keys
+            fields = "SubBefore", started_ms, region, self._group, request_id, msg_id, message.reconsume_times, keys
+            self._write(region, msg_id, keys, *fields)
         try:
             failures = yield
         except BaseException:  # the task of the handler was cancelled
@@ -333,21 +344,22 @@ class MessageTrace(Observation):
     ) -> None:
         now_ms = self._now_ms()
         for message in filter(self._is_consumption_traced, messages):
-            record = after_record(
-                time_ms=now_ms,
-                region=_region(message),
-                group=self._group,
-                request_id=request_id,
-                msg_id=message.msg_id,
-                keys=message.keys,
-                cost_ms=(now_ms - started_ms) // len(messages),
-                code=codes.get(id(message), ConsumeCode.SUCCESS),
-                is_cloud=self._dispatcher.is_cloud,
-            )
-            self._dispatcher.append(record)
+            code, cost_ms = codes.get(id(message), ConsumeCode.SUCCESS), (now_ms - started_ms) // len(messages)
+            success = code is ConsumeCode.SUCCESS
+            fields = "SubAfter", request_id, message.msg_id, cost_ms, success, message.keys, code
+            # The trace topics of a cloud provider have neither time nor group here.
+            own = () if self._dispatcher.is_cloud else (now_ms, self._group)
+            self._write(_region(message), message.msg_id, message.keys, *fields, *own)
+
+    def _write(self, region: str, msg_id: str, keys: str | None, *fields: object) -> None:
+        self._dispatcher.append(trace_record(region, msg_id, keys, *fields))
 
     def _is_consumption_traced(self, message: MessageExt) -> bool:
         return message.properties.get(Property.TRACE_ON) != "false" and self._dispatcher.is_traced(message.topic)
+
+
+def _host_of(offset_msg_id: str) -> str:
+    return str(parse_offset_msg_id(offset_msg_id)[0])
 
 
 def _region(message: MessageExt) -> str:

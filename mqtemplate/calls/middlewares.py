@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any, TypeVar, cast, overload
 
 from mqtemplate.calls.handling import ListenerInfo
-from mqtemplate.calls.send import SendCall, SendKind, SendNext, SendWrapper
+from mqtemplate.calls.send import LATER, ONE_WAY, SendCall, SendNext, SendWrapper
 from mqtemplate.calls.steps import AnyAround, Around, Steps, call_around, enter, leave, unwrapped
 from mqtemplate.errors import ConfigurationError, MessageDroppedError, MessageError
 from mqtemplate.futures import AwaitableFuture
@@ -150,10 +150,10 @@ def middleware_sends(middlewares: Iterable[object]) -> SendWrapper:
             return next_(call) if call.messages else None
 
         def send(call: SendCall) -> Any:
-            if call.kind.is_later:
+            if call.kind in LATER:
                 return _send_later(found, call, next_)
             result = call_around(found, call, pass_on)
-            if result is None and call.kind is not SendKind.ONE_WAY:  # a dropped one-way send raises no error
+            if result is None and call.kind is not ONE_WAY:  # a dropped one-way send raises no error
                 raise _dropped(call)
             return result
 

@@ -2,43 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from enum import Enum
-from typing import Any, Protocol, TypeAlias
+from enum import StrEnum
+from typing import Any, TypeAlias
 
+from mqtemplate.broker import Broker
+from mqtemplate.calls.steps import chained
 from mqtemplate.clock import Clock
 from mqtemplate.errors import MQTemplateError, SendError
 from mqtemplate.futures import AwaitableFuture
-from mqtemplate.message import Message, MessageExt, MessageQueue
-from mqtemplate.results import HalfMessage, SendResult
+from mqtemplate.message import Message, MessageQueue
+from mqtemplate.results import SendResult
 
 
-class Sends(Protocol):
-    """The methods of `mqtemplate.broker.Broker` that send a message; see there."""
-
-    def send(self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000) -> SendResult: ...
-
-    def send_batch(
-        self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
-    ) -> SendResult: ...
-
-    def send_async(
-        self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
-    ) -> AwaitableFuture[SendResult]: ...
-
-    def send_one_way(self, message: Message, queue: MessageQueue | None = None) -> None: ...
-
-    def send_half(
-        self, message: Message, group: str, queue: MessageQueue | None = None, timeout_ms: int = 3_000
-    ) -> HalfMessage: ...
-
-    def request(
-        self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000
-    ) -> Future[MessageExt]: ...
-
-
-class SendKind(Enum):
+class SendKind(StrEnum):  # text, since the hash of another enum is a function of Python
     """Kind of a send: the method of the broker that it goes to, and the verb that middlewares see."""
 
     SEND = "send"
@@ -53,11 +31,11 @@ class SendKind(Enum):
         """``send``, ``one_way``, ``transaction`` or ``request``. All sending methods are one of these."""
         return "send" if self in (SendKind.BATCH, SendKind.ASYNC) else self.value
 
-    @property
-    def is_later(self) -> bool:
-        """True if the result of the send is a future."""
-        return self is SendKind.ASYNC or self is SendKind.REQUEST
 
+SEND, BATCH, ASYNC, ONE_WAY, HALF, REQUEST = SendKind
+"""The kinds for paths of each send: in Python 3.11 an attribute of an enum is a call of a function."""
+LATER = frozenset({ASYNC, REQUEST})
+"""Kinds whose result is a future."""
 
 Reselect: TypeAlias = Callable[[], MessageQueue]
 """Function that selects the queue of a send by its key, among the queues that the topic has now."""
@@ -129,19 +107,17 @@ Outgoing = SendCall
 """A `SendCall`, as middlewares call it."""
 
 SendNext: TypeAlias = Callable[[SendCall], Any]
-"""The rest of the way of a send. It returns the result of the broker's method: a future, if ``kind.is_later``."""
+"""The rest of the way of a send. It returns the result of the broker's method: a future for the kinds in `LATER`."""
 SendWrapper: TypeAlias = Callable[[SendNext], SendNext]
 """Function that returns a `SendNext` with something around another one."""
 
-_METHODS: dict[SendKind, Callable[[Sends], SendNext]] = {
-    SendKind.SEND: lambda sends: lambda call: sends.send(call.messages[0], call.queue, call.timeout_ms),
-    SendKind.BATCH: lambda sends: lambda call: sends.send_batch(call.messages, call.queue, call.timeout_ms),
-    SendKind.ASYNC: lambda sends: lambda call: sends.send_async(call.messages, call.queue, call.timeout_ms),
-    SendKind.ONE_WAY: lambda sends: lambda call: sends.send_one_way(call.messages[0], call.queue),
-    SendKind.HALF: lambda sends: (
-        lambda call: sends.send_half(call.messages[0], call.group, call.queue, call.timeout_ms)
-    ),
-    SendKind.REQUEST: lambda sends: lambda call: sends.request(call.messages[0], call.queue, call.timeout_ms),
+_METHODS: dict[SendKind, Callable[[Broker], SendNext]] = {
+    SEND: lambda broker: lambda call: broker.send(call.messages[0], call.queue, call.timeout_ms),
+    BATCH: lambda broker: lambda call: broker.send_batch(call.messages, call.queue, call.timeout_ms),
+    ASYNC: lambda broker: lambda call: broker.send_async(call.messages, call.queue, call.timeout_ms),
+    ONE_WAY: lambda broker: lambda call: broker.send_one_way(call.messages[0], call.queue),
+    HALF: lambda sends: lambda call: sends.send_half(call.messages[0], call.group, call.queue, call.timeout_ms),
+    REQUEST: lambda broker: lambda call: broker.request(call.messages[0], call.queue, call.timeout_ms),
 }
 """The broker's method for each kind."""
 
@@ -157,32 +133,34 @@ class SendPipeline:
         send: Sends one message. If nothing is around the sends, it is the broker's own method: most sends are these.
     """
 
-    def __init__(self, sends: Sends, clock: Clock, wrappers: Iterable[SendWrapper] = ()) -> None:
-        methods = {kind: method(sends) for kind, method in _METHODS.items()}
-        direct = self.call = _resending(lambda call: methods[call.kind](call))
-        for wrapper in reversed(tuple(wrappers)):
-            self.call = wrapper(self.call)
-        self.send = sends.send if self.call is direct else _send_one(self.call, clock)
+    def __init__(self, broker: Broker, wrappers: Iterable[SendWrapper] = ()) -> None:
+        methods, wrap = {kind: method(broker) for kind, method in _METHODS.items()}, chained(tuple(wrappers))
+        direct = _resending(methods)
+        self.call = wrap(direct)
+        self.send = broker.send if self.call is direct else _send_one(wrap(methods[SEND]), broker.clock)
 
 
 def _send_one(call: SendNext, clock: Clock) -> Callable[[Message, MessageQueue | None, int], SendResult]:
     def send(message: Message, queue: MessageQueue | None, timeout_ms: int) -> SendResult:
-        return call(SendCall(SendKind.SEND, (message,), queue, timeout_ms, clock))  # type: ignore[no-any-return]
+        return call(SendCall(SEND, (message,), queue, timeout_ms, clock))  # type: ignore[no-any-return]
 
     return send
 
 
-def _resending(next_: SendNext) -> SendNext:
-    """Return *next_* for sends whose queue can be selected again: they go on while the brokers of queues stop."""
+def _resending(methods: Mapping[SendKind, SendNext]) -> SendNext:
+    """Return the end of the way of all sends: the broker's methods.
+
+    A send whose queue can be selected again goes on while the brokers of queues stop.
+    """
 
     def send(call: SendCall) -> Any:
         if call.reselect is None:
-            return next_(call)
-        if call.kind is SendKind.ASYNC:
-            return _resend_async(next_, call)
+            return methods[call.kind](call)
+        if call.kind is ASYNC:
+            return _resend_async(methods[call.kind], call)
         while True:
             try:
-                return next_(call)
+                return methods[call.kind](call)
             except SendError as error:
                 changed = _reselected(call, error)
                 if changed is None:
@@ -235,7 +213,7 @@ def send_and_note(next_: SendNext, call: SendCall, note: Callable[[Any, BaseExce
     except BaseException as error:
         note(None, error)
         raise
-    if call.kind.is_later:
+    if call.kind in LATER:
         result.add_done_callback(lambda done: note(*_outcome(done)))
     else:
         note(result, None)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from mqtemplate.errors import ListenerError
 
@@ -62,7 +62,7 @@ def wrapper_of(arounds: Sequence[AnyAround], run: RunAwaitable | None = None) ->
                 return await call_around_async(pairs, call, next_)
 
             return call_async
-        plain: list[Any] = [_waiting(each, run) if is_async_around(each) else each for each in arounds]
+        plain: list[Any] = [_waiting(cast("Any", each), run) if is_async_around(each) else each for each in arounds]
         return lambda call: call_around(plain, call, next_)
 
     return wrap

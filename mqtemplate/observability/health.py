@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -58,7 +57,7 @@ Check = Callable[[], ComponentHealth]
 class HealthChecks:
     """The components whose health is checked, by name.
 
-    A component that does not answer in time is ``DOWN``; its check goes on, and is not started a second time.
+    A component that does not answer in time is ``DOWN``. Its check goes on, and is not started a second time.
 
     Args:
         timeout_ms: Time for all checks together.
@@ -84,16 +83,15 @@ class HealthChecks:
             for name, check in self._checks.items()
             if name not in self._running
         }
-        found: dict[str, ComponentHealth] = {}
-        for name in self._checks:
-            future = futures.get(name)
-            try:
-                found[name] = _no_answer(self._timeout_s) if future is None else future.result(self._timeout_s)
-            except FutureTimeoutError:
-                found[name] = _no_answer(self._timeout_s)
+        answered, late = wait(futures.values(), self._timeout_s)
+        for name, future in futures.items():
+            if future in late:
                 self._running[name] = future
-                assert future is not None, "only a check that was started can be late"
                 future.add_done_callback(lambda _, name=name: self._running.pop(name, None))  # type: ignore[misc]
+        found = {
+            name: futures[name].result() if futures.get(name) in answered else _no_answer(self._timeout_s)
+            for name in self._checks
+        }
         return ApplicationHealth(found)
 
     def close(self) -> None:

@@ -6,14 +6,16 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from mqtemplate.calls.handling import ListenerInfo
 from mqtemplate.clock import Clock
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import MessageExt
 from mqtemplate.metrics import OTHER, Histogram, MetricKind, Sample
-from mqtemplate.observability.busy import BusyTimes
+
+if TYPE_CHECKING:
+    from mqtemplate.delay.causes import ReleaseCauses
 
 _log = get_logger("mqtemplate.lateness")
 
@@ -24,6 +26,9 @@ _MAX_REPORTS = 10
 """Most reports of a second."""
 _MAX_LISTENERS = 200
 _WINDOW_MS = 60_000
+GAP_NS = 5_000_000
+"""Calls with a shorter pause between them count as one time: between two calls a thread fetches and commits."""
+_MAX_TIMES = 256
 
 
 class Cause(Enum):
@@ -35,13 +40,6 @@ class Cause(Enum):
     RELEASE = "release"  # one of these three: the broker is another process, whose metrics tell which
     CONSUMER_LAG = "consumer_lag"  # the listener did not fetch it: stopped, paused, or far behind
     SLOW_HANDLER = "slow_handler"  # it waited while handlers of the listener ran
-
-
-class ReleaseCauses(Protocol):
-    """The knowledge of a broker why a message left it late; see `mqtemplate.delay.causes`."""
-
-    def split(self, topic: str, due_ms: int, released_ms: int) -> tuple[int, int, int]:
-        """Return the parts of the time from *due_ms* to *released_ms*: broker stopped, backlog, rate limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +73,51 @@ class LateDelivery:
     def main_cause(self) -> Cause | None:
         """The cause of the largest part; None for a delivery that was not late."""
         return max(self.causes, key=lambda cause: self.causes[cause], default=None)
+
+
+class BusyTimes:
+    """The union of the times of some calls, in order. It has no lock: the caller holds one.
+
+    A call is added when it returns. A message that waited for a thread is handled by a thread whose last call was added
+    right before, so that the calls that are still running are not needed.
+
+    Attributes:
+        start_ns, end_ns: The newest time. A caller that must be quick may move its end, as `extend` does.
+    """
+
+    __slots__ = ("_times", "end_ns", "start_ns")
+
+    def __init__(self) -> None:
+        self.start_ns = self.end_ns = 0
+        self._times: deque[tuple[int, int]] = deque(maxlen=_MAX_TIMES)  # earlier times, oldest first
+
+    def extend(self, start_ns: int, end_ns: int) -> bool:
+        """Add a call that adjoins the newest time; return False if it does not."""
+        if start_ns > self.end_ns + GAP_NS or start_ns < self.start_ns:
+            return False
+        self.end_ns = max(self.end_ns, end_ns)
+        return True
+
+    def add(self, start_ns: int, end_ns: int) -> None:
+        """Add a call after a pause, or a long one that started before the newest time."""
+        if start_ns > self.end_ns:
+            if self.end_ns:
+                self._times.append((self.start_ns, self.end_ns))
+            self.start_ns, self.end_ns = start_ns, end_ns
+            return
+        while self._times and self._times[-1][1] + GAP_NS >= start_ns:
+            start_ns = min(start_ns, self._times.pop()[0])
+        self.start_ns, self.end_ns = min(start_ns, self.start_ns), max(end_ns, self.end_ns)
+
+    def overlap_ms(self, from_ms: int, to_ms: int) -> int:
+        """Return how much of a span of time some handler ran."""
+        from_ns, to_ns = from_ms * 1_000_000, to_ms * 1_000_000
+        total = max(0, min(self.end_ns, to_ns) - max(self.start_ns, from_ns))
+        for start_ns, end_ns in reversed(self._times):
+            if end_ns <= from_ns:
+                break
+            total += max(0, min(end_ns, to_ns) - max(start_ns, from_ns))
+        return total // 1_000_000
 
 
 class _ListenerLateness:

@@ -12,22 +12,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from mqtemplate.calls.handling import HandlerCall, HandlerFailure, HandlerWrapper, ListenerInfo
-from mqtemplate.calls.send import SendCall, SendKind, SendNext, SendWrapper, send_and_note
+from mqtemplate.calls.handling import FailedMessages, HandlerCall, HandlerWrapper, ListenerInfo
+from mqtemplate.calls.send import SEND, SendCall, SendNext, SendWrapper, send_and_note
 from mqtemplate.clock import Clock
 from mqtemplate.message import MessageExt, Property
 from mqtemplate.metrics import OTHER, HistogramSnapshot, MetricKind, Sample
-from mqtemplate.observability.busy import BusyTimes
-from mqtemplate.observability.lateness import LatenessRecorder
+from mqtemplate.observability.lateness import BusyTimes, LatenessRecorder
 from mqtemplate.user_code import type_name
 
-_SEND = SendKind.SEND
 _MAX_ERROR_TYPES = 50
 _SKEW_WINDOW_MS = 60_000
 _DELIVER_MS = Property.TIMER_DELIVER_MS
 
 
-class Operation:
+class OperationCounts:
     """Messages, durations and errors of one kind of operation with one topic. `Operations` has the lock."""
 
     __slots__ = ("counts", "errors", "messages", "total_ns")
@@ -71,15 +69,15 @@ class Operations:
         self._labels = labels
         self._max_topics = max_topics
         self.lock = threading.Lock()
-        self._by_topic: dict[str, Operation] = {}
+        self._by_topic: dict[str, OperationCounts] = {}
         self.find = self._by_topic.get
 
-    def of(self, topic: str) -> Operation:
+    def of(self, topic: str) -> OperationCounts:
         """With the lock: return the operations with a topic."""
         found = self._by_topic.get(topic)
         if found is None:
             key = topic if len(self._by_topic) < self._max_topics - 1 else OTHER
-            found = self._by_topic.setdefault(key, Operation())
+            found = self._by_topic.setdefault(key, OperationCounts())
         return found
 
     def samples(self) -> Iterator[Sample]:
@@ -105,7 +103,7 @@ def measured_sends(operations: Operations, clock: Clock) -> SendWrapper:
         # All that most sends need is in variables: attributes would cost more than the counting (measured).
         def measured(call: SendCall) -> Any:
             start_ns = now_ns()
-            if call.kind is not _SEND:
+            if call.kind is not SEND:
                 return send_and_note(next_, call, lambda _, error: note(call, start_ns, error))
             try:
                 result = next_(call)
@@ -139,21 +137,21 @@ def measured_handling(
     lock, find, of = operations.lock, operations.find, operations.of
 
     def wrap(next_: Any) -> Any:
-        def measured(call: HandlerCall) -> Sequence[HandlerFailure]:
+        def measured(call: HandlerCall) -> Sequence[FailedMessages]:
             start_ns = now_ns()
-            failures: Sequence[HandlerFailure] = next_(call)
+            failures: Sequence[FailedMessages] = next_(call)
             note(call.messages, failures, start_ns, now_ns())
             return failures
 
-        async def measured_async(call: HandlerCall) -> Sequence[HandlerFailure]:
+        async def measured_async(call: HandlerCall) -> Sequence[FailedMessages]:
             start_ns = now_ns()
-            failures: Sequence[HandlerFailure] = await next_(call)
+            failures: Sequence[FailedMessages] = await next_(call)
             note(call.messages, failures, start_ns, now_ns())
             return failures
 
         return measured_async if inspect.iscoroutinefunction(next_) else measured
 
-    def note(messages: Sequence[MessageExt], failures: Sequence[HandlerFailure], start_ns: int, end_ns: int) -> None:
+    def note(messages: Sequence[MessageExt], failures: Sequence[FailedMessages], start_ns: int, end_ns: int) -> None:
         topic, end_ms = messages[0].topic, end_ns // 1_000_000
         with lock:
             operation = find(topic) or of(topic)

@@ -27,12 +27,12 @@ def export_metrics(metrics: Metrics, meter: Meter | None = None) -> None:
         meter: Creates the instruments; by default that of the program's meter provider.
     """
     meter = otel.get_meter("mqtemplate") if meter is None else meter
-    reader = _Reader(metrics)
+    reader = _CollectedPoints(metrics)
     for instrument in INSTRUMENTS:
         _register(meter, instrument, reader)
 
 
-class _Reader:
+class _CollectedPoints:
     """Reads all values once for a collection: its callbacks are called one after the other, one for each instrument."""
 
     def __init__(self, metrics: Metrics) -> None:
@@ -53,7 +53,7 @@ class _Reader:
             return self._points.get(instrument.name, [])
 
 
-def _register(meter: Meter, instrument: Instrument, reader: _Reader) -> None:
+def _register(meter: Meter, instrument: Instrument, reader: _CollectedPoints) -> None:
     name, unit, text = instrument.name, instrument.unit, instrument.description
 
     def reading(observe: Callable[[HistogramSnapshot], Iterable[tuple[float, dict[str, str]]]]) -> _Read:
@@ -74,7 +74,7 @@ def _register(meter: Meter, instrument: Instrument, reader: _Reader) -> None:
 
 
 def _observations(
-    reader: _Reader,
+    reader: _CollectedPoints,
     instrument: Instrument,
     observe: Callable[[HistogramSnapshot], Iterable[tuple[float, dict[str, str]]]],
 ) -> Iterator[Observation]:

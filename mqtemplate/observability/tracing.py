@@ -25,7 +25,7 @@ from opentelemetry import context as otel_context
 from opentelemetry import propagate, trace
 from opentelemetry.trace import INVALID_SPAN, Link, Span, SpanKind, StatusCode, Tracer
 
-from mqtemplate.calls.handling import HandlerCall, HandlerFailure, HandlerWrapper, ListenerInfo
+from mqtemplate.calls.handling import FailedMessages, HandlerCall, HandlerWrapper, ListenerInfo
 from mqtemplate.calls.send import SendCall, SendNext, SendWrapper, send_and_note
 from mqtemplate.calls.steps import Steps, wrapper_of
 from mqtemplate.clock import Clock
@@ -249,7 +249,7 @@ class _CallSpan:
         if (span := self._span) is not None:
             _safely(lambda: change(span))
 
-    def note_failures(self, failures: Sequence[HandlerFailure]) -> None:
+    def note_failures(self, failures: Sequence[FailedMessages]) -> None:
         """Note what the handler reported."""
         for failure in failures:
             self.change(partial(_note_failure, failure=failure))
@@ -358,7 +358,7 @@ def _describe_result(span: Span, result: Any) -> None:
         span.set_attribute(_PARTITION, str(result.message_queue.queue_id))
 
 
-def _note_failure(span: Span, failure: HandlerFailure) -> None:
+def _note_failure(span: Span, failure: FailedMessages) -> None:
     if failure.error is not None:
         _fail(span, failure.error)
     else:

@@ -3,18 +3,21 @@
 from typing import TYPE_CHECKING
 
 from mqtemplate.exports import load_export
+from mqtemplate.outbox.database import OutboxRow
 from mqtemplate.outbox.relay import OutboxRelay
-from mqtemplate.outbox.row import OutboxRow
-from mqtemplate.outbox.session import OutboxSession
+from mqtemplate.outbox.sending import OutboxSession
 
 if TYPE_CHECKING:
-    from mqtemplate.outbox.inbox_middleware import (
+    from mqtemplate.outbox.sqlalchemy import (
         AsyncSQLAlchemyInboxMiddleware,
+        AsyncSQLAlchemyOutbox,
+        SQLAlchemyInbox,
         SQLAlchemyInboxMiddleware,
+        SQLAlchemyOutbox,
         async_inbox_session,
         inbox_session,
+        outbox_tables,
     )
-    from mqtemplate.outbox.sqlalchemy import AsyncSQLAlchemyOutbox, SQLAlchemyInbox, SQLAlchemyOutbox, outbox_tables
 
 __all__ = [
     "AsyncSQLAlchemyInboxMiddleware",
@@ -32,13 +35,13 @@ __all__ = [
 
 # imported with their first use: SQLAlchemy is an extra
 _SQLALCHEMY = {
-    "AsyncSQLAlchemyInboxMiddleware": "inbox_middleware",
+    "AsyncSQLAlchemyInboxMiddleware": "sqlalchemy",
     "AsyncSQLAlchemyOutbox": "sqlalchemy",
     "SQLAlchemyInbox": "sqlalchemy",
-    "SQLAlchemyInboxMiddleware": "inbox_middleware",
+    "SQLAlchemyInboxMiddleware": "sqlalchemy",
     "SQLAlchemyOutbox": "sqlalchemy",
-    "async_inbox_session": "inbox_middleware",
-    "inbox_session": "inbox_middleware",
+    "async_inbox_session": "sqlalchemy",
+    "inbox_session": "sqlalchemy",
     "outbox_tables": "sqlalchemy",
 }
 

@@ -10,11 +10,13 @@ Parameters are written ``:name``; an integration translates them. The integratio
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from mqtemplate.errors import ConfigurationError
-from mqtemplate.outbox.row import OutboxRow
+from mqtemplate.message import Message
 
 OUTBOX, LEASE_TABLE, INBOX = "mqtemplate_outbox", "mqtemplate_outbox_lease", "mqtemplate_inbox"
 DATABASES = ("sqlite", "postgresql")
@@ -45,6 +47,29 @@ _PURGE = (
     f"DELETE FROM {INBOX} WHERE (consumer, msg_id) IN "
     f"(SELECT consumer, msg_id FROM {INBOX} WHERE received_ms < :before_ms ORDER BY received_ms LIMIT :count)"
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxRow:
+    """One message that is to be sent.
+
+    Attributes:
+        id: Position in the order of the table; 0 for a row that is not stored yet.
+        msg_id: Message id; the same each time that the row is sent.
+        hash_key: Messages with equal keys go to one queue; None for any queue.
+        properties: Properties of the message as JSON.
+    """
+
+    id: int
+    msg_id: str
+    topic: str
+    hash_key: str | None
+    properties: str
+    body: bytes
+
+    def to_message(self) -> Message:
+        """Return the message to send."""
+        return Message(self.topic, self.body, json.loads(self.properties))
 
 
 class Result(NamedTuple):

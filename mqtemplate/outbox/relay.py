@@ -12,8 +12,7 @@ from mqtemplate.broker import Broker
 from mqtemplate.durations import Duration, duration_ms
 from mqtemplate.errors import ConfigurationError, MessageError, MQTemplateError
 from mqtemplate.event_log import get_logger
-from mqtemplate.outbox.database import Execute, delete_rows, end_lease, read_rows, refuse_row, take_lease
-from mqtemplate.outbox.row import OutboxRow
+from mqtemplate.outbox.database import Execute, OutboxRow, delete_rows, end_lease, read_rows, refuse_row, take_lease
 from mqtemplate.services import Service, ServiceThread, wall_time
 from mqtemplate.template.options import select_queue_by_hash
 from mqtemplate.user_code import error_text
@@ -28,7 +27,7 @@ Transaction = Callable[[], AbstractContextManager[Execute]]
 
 
 @dataclass(slots=True)
-class Outcome:
+class RelayOutcome:
     """Result of sending rows.
 
     Attributes:
@@ -72,9 +71,9 @@ class RelaySteps:
         now_ms = self.clock.now_ms()
         return read_rows(execute, BATCH) if take_lease(execute, self._owner, now_ms, now_ms + self._lease_ms) else []
 
-    def send(self, rows: Sequence[OutboxRow]) -> Outcome:
+    def send(self, rows: Sequence[OutboxRow]) -> RelayOutcome:
         """Send rows one after the other, until one fails or the lease is nearly over."""
-        outcome, stop_ms = Outcome(), self.clock.steady_ms() + self._lease_ms // 2
+        outcome, stop_ms = RelayOutcome(), self.clock.steady_ms() + self._lease_ms // 2
         for row in rows:
             if self.clock.steady_ms() > stop_ms:
                 break
@@ -99,7 +98,7 @@ class RelaySteps:
         )
         self._broker.send(message, queue)
 
-    def settle(self, execute: Execute, outcome: Outcome) -> None:
+    def settle(self, execute: Execute, outcome: RelayOutcome) -> None:
         """Delete what was sent, and mark what was refused."""
         delete_rows(execute, outcome.sent)
         for row_id, reason in outcome.refused.items():
@@ -109,7 +108,7 @@ class RelaySteps:
         """End the lease of this process."""
         end_lease(execute, self._owner)
 
-    def _log_state(self, outcome: Outcome) -> None:
+    def _log_state(self, outcome: RelayOutcome) -> None:
         if outcome.error is not None and not self._is_down:
             _log.warning("outbox.relay_failed", reason=str(outcome.error), retry_ms=POLL_MS)
         elif outcome.error is None and self._is_down:
@@ -153,7 +152,7 @@ class OutboxRelay:
             self._retry_ms = clock.steady_ms() + POLL_MS  # commits during an outage do not repeat the send
         return max(clock.now_ms(), wall_time(clock, self._retry_ms) or 0)
 
-    def _relay(self) -> Outcome | None:
+    def _relay(self) -> RelayOutcome | None:
         """Send one batch; return None if there is nothing to send for this process."""
         with self._transaction() as execute:
             if not self._steps.peek(execute):

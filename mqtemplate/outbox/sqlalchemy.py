@@ -1,32 +1,43 @@
-"""Outbox and inbox for SQLAlchemy 2: sync and async engines, sessions and connections."""
+"""Outbox and inbox for SQLAlchemy 2: sync and async engines, sessions and connections.
+
+The inbox is also a middleware: each message is handled in one transaction with the record of its id.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeAlias, Unpack
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, TypeAlias, TypeVar, Unpack
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, CursorResult, Engine
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
+from mqtemplate.calls.handling import Delivery, ListenerInfo
 from mqtemplate.clock import Clock
 from mqtemplate.durations import Duration
-from mqtemplate.errors import ConfigurationError
+from mqtemplate.errors import ConfigurationError, ListenerError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import Message
 from mqtemplate.outbox.database import INBOX, LEASE_TABLE, OUTBOX, Execute, Result, add_rows, check_database
-from mqtemplate.outbox.inbox import InboxCore
-from mqtemplate.outbox.relay import LEASE, POLL_MS, OutboxRelay, Outcome, RelaySteps
-from mqtemplate.outbox.row import RowFactory
+from mqtemplate.outbox.inbox import InboxCore, check_single_messages
+from mqtemplate.outbox.relay import LEASE, POLL_MS, RelayOutcome, RelaySteps
+from mqtemplate.outbox.sending import RelayedOutbox, RowFactory
 from mqtemplate.template.options import SendOptions
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 from mqtemplate.user_code import error_text
 
 _log = get_logger("mqtemplate.outbox")
+
+_session: ContextVar[Session] = ContextVar("mqtemplate.inbox_session")
+_async_session: ContextVar[AsyncSession] = ContextVar("mqtemplate.async_inbox_session")
+_SessionType = TypeVar("_SessionType")
+
 
 Target: TypeAlias = Session | Connection
 """Session or connection whose transaction contains the business change."""
@@ -68,7 +79,7 @@ def outbox_tables(metadata: sa.MetaData) -> tuple[sa.Table, ...]:
     )
 
 
-class SQLAlchemyOutbox:
+class SQLAlchemyOutbox(RelayedOutbox):
     """Outbox on a sync engine: ``send`` adds a row in the caller's transaction, and a relay sends it after the commit.
 
     As an object of an `MQApplication` it starts and stops its relay with the application.
@@ -82,11 +93,8 @@ class SQLAlchemyOutbox:
     """
 
     def __init__(self, engine: Engine, template: RocketMQTemplate, lease: Duration = LEASE) -> None:
-        check_database(engine.dialect.name)
         self._engine = engine
-        self._rows = RowFactory(template)
-        self._clock = template.broker.clock
-        self.relay = OutboxRelay(template.broker, self._transaction, lease)
+        super().__init__(engine.dialect.name, template, self._transaction, lease)
 
     def send(
         self,
@@ -106,24 +114,15 @@ class SQLAlchemyOutbox:
         Raises:
             MessageError: The message cannot be sent.
         """
-        rows = self._rows.rows(destination, payload, delay_level, options)
-        add_rows(_executor(target), rows, self._clock.now_ms())
+        msg_id = self._add(_executor(target), destination, payload, delay_level, options)
         if isinstance(target, Session):
             _after_commit(target, self.relay.wake)
-        return rows[0].msg_id
+        return msg_id
 
     @contextmanager
     def _transaction(self) -> Iterator[Execute]:
         with self._engine.begin() as connection:
             yield _executor(connection)
-
-    def on_start(self) -> None:
-        """Start the relay."""
-        self.relay.start()
-
-    def on_stop(self) -> None:
-        """Stop the relay."""
-        self.relay.stop()
 
 
 class AsyncSQLAlchemyOutbox:
@@ -187,7 +186,7 @@ class AsyncSQLAlchemyOutbox:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._woken.wait(), POLL_MS / 1_000)
 
-    async def _relay(self) -> Outcome | None:
+    async def _relay(self) -> RelayOutcome | None:
         async with self._engine.connect() as connection:
             if not await connection.run_sync(lambda inner: self._steps.peek(_executor(inner))):
                 return None
@@ -233,6 +232,121 @@ class SQLAlchemyInbox:
     async def async_is_new(self, target: AsyncTarget, message: Message | str, consumer: str | None = None) -> bool:
         """Do `is_new` on an async session or connection."""
         return await target.run_sync(lambda inner: self._core.record(_executor(inner), message, consumer))
+
+
+class SQLAlchemyInboxMiddleware:
+    """Middleware that handles each message in one transaction, with its id in the inbox. A repeat is dropped.
+
+    ::
+
+        @message_listener("orders", "billing", middlewares=[SQLAlchemyInboxMiddleware(engine)])
+        def bill(order: Order, session: Annotated[Session, Depends(inbox_session)]) -> None:
+            session.add(Payment(order=order.number))
+
+    The transaction is committed when the handler has succeeded. If it raises, or requests its message again, neither
+    its changes nor the id are stored.
+
+    Args:
+        sessions: An engine, or a function that returns a new session, such as a ``sessionmaker``.
+        inbox: The inbox; by default one that keeps ids for seven days.
+    """
+
+    def __init__(self, sessions: Engine | Callable[[], Session], inbox: SQLAlchemyInbox | None = None) -> None:
+        self._open = partial(Session, sessions) if isinstance(sessions, Engine) else sessions
+        self._inbox = inbox or SQLAlchemyInbox()
+
+    def check_listener(self, listener: ListenerInfo) -> None:
+        """Refuse a listener around which this middleware cannot work.
+
+        Raises:
+            ListenerError: Its handler takes batches, or is ``async def``.
+        """
+        check_single_messages(listener)
+        if listener.is_async:
+            raise ListenerError(
+                f"listener {listener.id}: SQLAlchemyInboxMiddleware would block the event loop of an async handler; "
+                "use AsyncSQLAlchemyInboxMiddleware, with an async engine"
+            )
+
+    def consume(self, delivery: Delivery) -> Generator[Delivery, object, None]:
+        """Open the transaction, and commit it after the handler."""
+        with self._open() as session:  # it rolls back what is not committed
+            if not self._inbox.is_new(session, delivery.message, delivery.listener.group):
+                return
+            token = _session.set(session)
+            try:
+                result = yield delivery
+            finally:
+                _session.reset(token)
+            if delivery.listener.is_done(result):
+                session.commit()
+
+
+class AsyncSQLAlchemyInboxMiddleware:
+    """`SQLAlchemyInboxMiddleware` for ``async def`` handlers: an async engine, and `async_inbox_session`.
+
+    Args:
+        sessions: An async engine, or a function that returns a new async session.
+    """
+
+    def __init__(
+        self, sessions: AsyncEngine | Callable[[], AsyncSession], inbox: SQLAlchemyInbox | None = None
+    ) -> None:
+        self._open = partial(AsyncSession, sessions) if isinstance(sessions, AsyncEngine) else sessions
+        self._inbox = inbox or SQLAlchemyInbox()
+
+    def check_listener(self, listener: ListenerInfo) -> None:
+        """Refuse a listener around which this middleware cannot work.
+
+        Raises:
+            ListenerError: Its handler takes batches, or is not ``async def``.
+        """
+        check_single_messages(listener)
+        if not listener.is_async:
+            raise ListenerError(
+                f"listener {listener.id}: AsyncSQLAlchemyInboxMiddleware is for async handlers; "
+                "use SQLAlchemyInboxMiddleware, with a plain engine"
+            )
+
+    async def consume(self, delivery: Delivery) -> AsyncGenerator[Delivery, object]:
+        """Open the transaction, and commit it after the handler."""
+        async with self._open() as session:
+            if not await self._inbox.async_is_new(session, delivery.message, delivery.listener.group):
+                return
+            token = _async_session.set(session)
+            try:
+                result = yield delivery
+            finally:
+                _async_session.reset(token)
+            if delivery.listener.is_done(result):
+                await session.commit()
+
+
+def inbox_session() -> Session:
+    """Return the session of the message that is being handled, for ``Depends(inbox_session)``.
+
+    Raises:
+        ListenerError: The listener has no `SQLAlchemyInboxMiddleware`.
+    """
+    return _current(_session, "SQLAlchemyInboxMiddleware")
+
+
+def async_inbox_session() -> AsyncSession:
+    """Return the async session of the message that is being handled, for ``Depends(async_inbox_session)``.
+
+    Raises:
+        ListenerError: The listener has no `AsyncSQLAlchemyInboxMiddleware`.
+    """
+    return _current(_async_session, "AsyncSQLAlchemyInboxMiddleware")
+
+
+def _current(variable: ContextVar[_SessionType], middleware: str) -> _SessionType:
+    try:
+        return variable.get()
+    except LookupError:
+        raise ListenerError(
+            f"no message is handled in a transaction of an inbox; give its listener middlewares=[{middleware}(engine)]"
+        ) from None
 
 
 def _executor(target: Target) -> Execute:

@@ -176,8 +176,8 @@ def _call(callback: Callable[[T], object], value: T, kind: str, destination: str
 # --- requests ---------------------------------------------------------------------------------------
 
 
-class Requests:
-    """Requests of one template: sends them and converts the replies."""
+class TemplateRequests:
+    """TemplateRequests of one template: sends them and converts the replies."""
 
     def __init__(self, sends: SendPipeline, clock: Clock, converter: MessageConverter) -> None:
         self._sends = sends

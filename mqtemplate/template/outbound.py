@@ -19,7 +19,7 @@ from mqtemplate.message import (
 )
 from mqtemplate.numbers import parse_number
 from mqtemplate.selectors.tags import tag_problem
-from mqtemplate.template.delay_options import check_one_delay, delay_header, delay_properties
+from mqtemplate.template.delays import check_one_delay, delay_header, delay_properties
 from mqtemplate.template.options import Destination, SendOptions, parse_destination
 from mqtemplate.user_code import reworded, shown
 

@@ -12,7 +12,7 @@ from weakref import WeakSet
 from mqtemplate.broker import Broker, ConsumeFromWhere, MessageModel
 from mqtemplate.calls.handling import Observation
 from mqtemplate.calls.middlewares import middleware_sends
-from mqtemplate.calls.send import Reselect, SendCall, SendKind, SendPipeline
+from mqtemplate.calls.send import ASYNC, BATCH, HALF, ONE_WAY, REQUEST, SEND, Reselect, SendCall, SendKind, SendPipeline
 from mqtemplate.converter import JsonMessageConverter, MessageConverter
 from mqtemplate.durations import Duration, duration_ms, format_ms
 from mqtemplate.errors import (
@@ -26,7 +26,8 @@ from mqtemplate.futures import AwaitableFuture, refuse_on_handler_loop
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.results import SendResult, TransactionSendResult
 from mqtemplate.selectors.tags import SelectorType
-from mqtemplate.template.asynchronous import Background, Requests, add_callbacks, awaitable
+from mqtemplate.template.asynchronous import Background, TemplateRequests, add_callbacks, awaitable
+from mqtemplate.template.delays import PendingVerbs, check_count
 from mqtemplate.template.options import (
     QUEUE_OPTIONS,
     SEND_OPTIONS,
@@ -37,10 +38,9 @@ from mqtemplate.template.options import (
     unknown_option,
 )
 from mqtemplate.template.outbound import NO_EXTRAS, Extras, MessageFactory, read_options
-from mqtemplate.template.pending_verbs import PendingVerbs, check_count
 from mqtemplate.template.receiving import LitePullConsumer, PullSettings, Receipt, ReceiveFuture, Subscription
 from mqtemplate.template.spring_names import SpringNames
-from mqtemplate.template.transactions import Transactions
+from mqtemplate.template.transactions import TemplateTransactions
 from mqtemplate.user_code import shown
 
 T = TypeVar("T")
@@ -98,7 +98,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         self.broker = broker
         observation = Observation() if observation is None else observation
         wrappers = (middleware_sends(middlewares), observation.sends(broker.clock))
-        self._sends = SendPipeline(broker, broker.clock, wrappers)
+        self._sends = SendPipeline(broker, wrappers)
         self.converter: MessageConverter = JsonMessageConverter() if converter is None else converter
         self.send_message_timeout = _check_timeout(send_message_timeout)
         self.default_destination = default_destination
@@ -110,8 +110,8 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         self._max_message_size = max_message_size
         self._messages = MessageFactory(self.converter, self._now_ms, max_message_size)
         self._background = Background(is_virtual=broker.clock.is_virtual)
-        self._requests = Requests(self._sends, broker.clock, self.converter)
-        self._transactions = Transactions(broker, self._sends, observation, self.converter, producer_group)
+        self._requests = TemplateRequests(self._sends, broker.clock, self.converter)
+        self._transactions = TemplateTransactions(broker, self._sends, observation, self.converter, producer_group)
         self._subscriptions: WeakSet[Subscription[Any]] = WeakSet()
         self._pull: LitePullConsumer | None = None
         if consumer_group is not None and consumer_topic is not None:
@@ -174,7 +174,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         timeout_ms = self.send_message_timeout if timeout is None else _check_timeout(timeout)
         is_batch = isinstance(payload, list)
         if is_batch or not QUEUE_OPTIONS.isdisjoint(options):
-            kind = SendKind.BATCH if is_batch else SendKind.SEND
+            kind = BATCH if is_batch else SEND
             return self._sends.call(  # type: ignore[no-any-return]
                 self._prepared(kind, destination, payload, extras, options, timeout_ms)
             )
@@ -201,7 +201,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
             MessageError: At once, for an invalid call. Errors of the broker are in the future.
         """
         try:
-            call = self._call(SendKind.ASYNC, "async_send", destination, payload, timeout, delay_level, options)
+            call = self._call(ASYNC, "async_send", destination, payload, timeout, delay_level, options)
             future: AwaitableFuture[SendResult] = self._sends.call(call)
         except MessageError:
             raise
@@ -220,7 +220,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         Arguments as `sync_send`. The messages of a list are sent one by one; *hash_key* or *queue* keeps them in one
         queue.
         """
-        call = self._call(SendKind.ONE_WAY, "send_one_way", destination, payload, None, delay_level, options)
+        call = self._call(ONE_WAY, "send_one_way", destination, payload, None, delay_level, options)
         for each in [call] if len(call.messages) == 1 else [call.replace(messages=[one]) for one in call.messages]:
             self._sends.call(each)
 
@@ -322,7 +322,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         if isinstance(payload, list):
             raise MessageError("a request is one message, got a list; pass a tuple to send one JSON array")
         verb = "async_send_and_receive"
-        call = self._call(SendKind.REQUEST, verb, destination, payload, timeout, delay_level, options)
+        call = self._call(REQUEST, verb, destination, payload, timeout, delay_level, options)
         answer = self._requests.send(call, reply_type)
         executor = self.callback_executor
         add_callbacks(answer, on_success, on_error, kind="request", destination=destination, executor=executor)
@@ -367,7 +367,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         if isinstance(payload, list):
             raise MessageError("a transaction has one message, got a list; pass a tuple to send one JSON array")
         verb = "send_in_transaction"
-        call = self._call(SendKind.HALF, verb, destination, payload, timeout, delay_level, options)
+        call = self._call(HALF, verb, destination, payload, timeout, delay_level, options)
         return self._transactions.send(call, destination, arg)
 
     async_send_in_transaction = awaitable(send_in_transaction)

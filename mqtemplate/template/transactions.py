@@ -169,7 +169,7 @@ class _Endpoint:
     check: Callable[[MessageExt], object]
 
 
-class Transactions:
+class TemplateTransactions:
     """Transactions of one template: sends half messages, executes local transactions and answers transaction checks.
 
     Args:

@@ -25,7 +25,7 @@ from mqtemplate import (
     publishes,
     service,
 )
-from mqtemplate.calls.trace_records import ConsumeCode
+from mqtemplate.calls.message_trace import ConsumeCode
 from mqtemplate.context import ApplicationContext, AutoConfiguration
 from mqtemplate.testing import Harness, messages_in
 from mqtemplate.topics import TRACE_TOPIC

@@ -11,8 +11,7 @@ import pytest
 
 from mqtemplate import MQApplication
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker, RemoteSettings
-from mqtemplate.calls import ListenerInfo
-from mqtemplate.clock import Clock, VirtualClock
+from mqtemplate.clock import VirtualClock
 from mqtemplate.message import HostAddress
 from mqtemplate.observability import Observability
 from mqtemplate.server import BrokerServerSettings, LocalCluster
@@ -34,14 +33,6 @@ class Observed:
             for sample in self.observability.metrics.samples()
             if sample.name == name
         }
-
-
-def listener_info(listener_id: str, clock: Clock, *, is_batch: bool = False) -> ListenerInfo:
-    """Return a listener of the group ``billing``."""
-    return ListenerInfo(
-        id=listener_id, group="billing", topics=("orders",), is_batch=is_batch, is_async=False, clock=clock,
-        is_done=lambda _: True, resume=lambda: None,
-    )  # fmt: skip
 
 
 Observe = Callable[..., Observed]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -173,6 +174,24 @@ def test_a_check_that_raises_or_hangs_is_down_and_does_not_stop_the_others() -> 
     assert first.components["hangs"].details["error"] == "no answer in 0.05 s"
     assert second.components["hangs"].status is Status.DOWN
     assert first.components["good"].status is Status.UP
+
+
+def test_the_time_is_for_all_checks_together() -> None:
+    release = threading.Event()
+
+    def hangs() -> ComponentHealth:
+        release.wait(60)
+        return ComponentHealth(Status.UP)
+
+    checks = HealthChecks({f"component-{number}": hangs for number in range(5)}, 200)
+    start = time.monotonic()
+    health = checks.read()
+    took_s = time.monotonic() - start
+    release.set()
+    checks.close()
+
+    assert len(health.components) == 5
+    assert 0.2 <= took_s < 0.8
 
 
 def test_an_application_adds_components_of_its_own(observe: Observe) -> None:

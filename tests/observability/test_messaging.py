@@ -8,16 +8,21 @@ import pytest
 
 from mqtemplate import RetryLater, message_listener
 from mqtemplate.brokers import EmbeddedBroker
-from mqtemplate.calls import HandlerCall
+from mqtemplate.calls.handling import HandlerCall
+from mqtemplate.calls.send import SendCall, SendKind
+from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import MessageError
 from mqtemplate.message import Message, MessageExt
 from mqtemplate.metrics import OTHER, HistogramSnapshot
 from mqtemplate.observability import Observability, ObservabilitySettings
+from mqtemplate.observability.lateness import LatenessRecorder
+from mqtemplate.observability.messaging import ClockSkew, Operations, measured_handling, measured_sends
 from mqtemplate.observability.settings import MetricsSettings, TracingSettings
 from mqtemplate.template import RocketMQTemplate
+from tests.calls.listeners import listener_info
 from tests.waiting import eventually
 
-from .conftest import Observe, listener_info
+from .conftest import Observe
 
 
 @message_listener(topic="orders", consumer_group="billing")
@@ -126,6 +131,34 @@ def test_a_batch_is_one_call_with_many_messages(observe: Observe) -> None:
     [duration] = observed.samples("listener.handle.duration_ns").values()
     assert isinstance(duration, HistogramSnapshot)
     assert (messages, duration.count) == (3, 1)
+
+
+def test_a_clock_that_is_set_back_does_not_lower_the_sums() -> None:
+    clock = SettableClock()
+    with EmbeddedBroker() as broker:
+        queue = broker.send(Message("orders", b"x")).message_queue
+        [message] = broker.pull(queue, 0).messages
+    operations, listener = Operations("send", {}, 10), listener_info("bill", clock)
+    lateness, skew = LatenessRecorder(clock, 10_000), ClockSkew(clock)
+
+    def set_back(call: object) -> tuple[()]:
+        clock.now -= 1_000
+        return ()
+
+    measured_sends(operations, clock)(set_back)(SendCall(SendKind.SEND, [message], None, 1, clock))
+    measured_handling(listener, operations, lateness, skew)(set_back)(HandlerCall(listener, [message]))
+
+    durations = next(each.value for each in operations.samples() if each.name == "send.duration_ns")
+    assert durations == HistogramSnapshot(2, 0, {1: 2})
+
+
+class SettableClock(VirtualClock):
+    """A clock of a machine that somebody sets."""
+
+    now = 1_700_000_000_000
+
+    def now_ms(self) -> int:
+        return self.now
 
 
 @pytest.mark.feature("14.3")

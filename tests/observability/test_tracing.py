@@ -14,7 +14,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from mqtemplate import DeadLetter, MQApplication, RetryLater, message_listener
 from mqtemplate.brokers import EmbeddedBroker
-from mqtemplate.calls import Observation
+from mqtemplate.calls.handling import Observation
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import MessageError
 from mqtemplate.message import Message, MessageExt

@@ -9,7 +9,10 @@ import pytest
 import sqlalchemy as sa
 
 from mqtemplate.outbox import outbox_tables
+from tests.kit import kit
 from tests.outbox.postgres import binaries, postgres_server
+
+__all__ = ["engine", "kit", "postgres", "url"]
 
 
 @pytest.fixture(scope="session")

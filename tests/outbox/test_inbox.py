@@ -9,11 +9,10 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from mqtemplate import Message, MessageExt, RocketMQTemplate, VirtualClock, message_listener
+from mqtemplate import Message, MessageExt, VirtualClock, message_listener
 from mqtemplate.errors import ConfigurationError, ListenerError
 from mqtemplate.outbox import SQLAlchemyInbox
-from mqtemplate.testing.harness import Harness
-from mqtemplate.testing.start_app import StartApp
+from tests.kit import Kit
 
 pytestmark = pytest.mark.feature("X15")
 EFFECT = sa.text("INSERT INTO orders (id, state) SELECT coalesce(max(id), 0) + 1, :state FROM orders")
@@ -31,11 +30,7 @@ def recorded(engine: sa.Engine) -> int:
 
 @pytest.mark.mqtemplate(raise_handler_errors=False)
 def test_a_repeat_has_no_effect_and_a_failure_records_nothing(
-    engine: sa.Engine,
-    mqtemplate_app: StartApp,
-    mqtemplate_template: RocketMQTemplate,
-    mqtemplate_harness: Harness,
-    mqtemplate_clock: VirtualClock,
+    kit: Kit, engine: sa.Engine, mqtemplate_clock: VirtualClock
 ) -> None:
     """The same message id arrives twice; the first call also fails after it has recorded the id."""
     inbox, calls = SQLAlchemyInbox(clock=mqtemplate_clock), []
@@ -49,10 +44,10 @@ def test_a_repeat_has_no_effect_and_a_failure_records_nothing(
             if len(calls) == 1:
                 raise OSError("after the effect, before the commit")
 
-    mqtemplate_app(bill)
+    kit.start(bill)
     for _ in range(2):
-        mqtemplate_template.broker.send(Message("orders", b"paid", {"UNIQ_KEY": "A1"}))
-    mqtemplate_harness.advance("1m")
+        kit.template.broker.send(Message("orders", b"paid", {"UNIQ_KEY": "A1"}))
+    kit.harness.advance("1m")
 
     assert (len(calls), effects(engine)) == (3, ["paid"])
 

@@ -20,8 +20,8 @@ from mqtemplate.outbox import (
     async_inbox_session,
     inbox_session,
 )
-from mqtemplate.testing.harness import Harness
 from mqtemplate.testing.start_app import StartApp
+from tests.kit import Kit
 from tests.outbox.test_inbox import EFFECT, effects, recorded
 
 pytestmark = [pytest.mark.feature("X15"), pytest.mark.mqtemplate(raise_handler_errors=False)]
@@ -49,11 +49,7 @@ def once(request: pytest.FixtureRequest, engine: sa.Engine) -> SQLAlchemyInboxMi
 
 
 def test_a_repeat_is_dropped_and_a_failure_stores_nothing(
-    engine: sa.Engine,
-    once: SQLAlchemyInboxMiddleware,
-    mqtemplate_app: StartApp,
-    mqtemplate_template: RocketMQTemplate,
-    mqtemplate_harness: Harness,
+    kit: Kit, engine: sa.Engine, once: SQLAlchemyInboxMiddleware
 ) -> None:
     """The first call fails after its effect, the second one succeeds, and the repeat reaches no handler."""
     calls: list[str] = []
@@ -65,21 +61,17 @@ def test_a_repeat_is_dropped_and_a_failure_stores_nothing(
         if len(calls) == 1:
             raise OSError("after the effect, before the commit")
 
-    mqtemplate_app(bill)
-    mqtemplate_template.broker.send(Message("orders", b"paid", {"UNIQ_KEY": "A1"}))
-    mqtemplate_harness.advance("1m")
-    mqtemplate_template.broker.send(Message("orders", b"paid", {"UNIQ_KEY": "A1"}))
-    mqtemplate_harness.advance("1m")
+    kit.start(bill)
+    kit.template.broker.send(Message("orders", b"paid", {"UNIQ_KEY": "A1"}))
+    kit.harness.advance("1m")
+    kit.template.broker.send(Message("orders", b"paid", {"UNIQ_KEY": "A1"}))
+    kit.harness.advance("1m")
 
     assert (len(calls), effects(engine), recorded(engine)) == (2, ["paid"], 1)
 
 
 def test_a_message_that_is_requested_again_stores_nothing(
-    engine: sa.Engine,
-    once: SQLAlchemyInboxMiddleware,
-    mqtemplate_app: StartApp,
-    mqtemplate_template: RocketMQTemplate,
-    mqtemplate_harness: Harness,
+    kit: Kit, engine: sa.Engine, once: SQLAlchemyInboxMiddleware
 ) -> None:
     calls: list[str] = []
 
@@ -89,19 +81,15 @@ def test_a_message_that_is_requested_again_stores_nothing(
         session.execute(EFFECT, {"state": text})
         return ConsumeStatus.RECONSUME_LATER if len(calls) == 1 else ConsumeStatus.CONSUME_SUCCESS
 
-    mqtemplate_app(bill)
-    mqtemplate_template.broker.send(Message("orders", b"paid", {"UNIQ_KEY": "A1"}))
-    mqtemplate_harness.advance("1m")
+    kit.start(bill)
+    kit.template.broker.send(Message("orders", b"paid", {"UNIQ_KEY": "A1"}))
+    kit.harness.advance("1m")
 
     assert (len(calls), effects(engine), recorded(engine)) == (2, ["paid"], 1)
 
 
 def test_two_listeners_of_one_message_have_an_effect_each(
-    engine: sa.Engine,
-    once: SQLAlchemyInboxMiddleware,
-    mqtemplate_app: StartApp,
-    mqtemplate_template: RocketMQTemplate,
-    mqtemplate_harness: Harness,
+    kit: Kit, engine: sa.Engine, once: SQLAlchemyInboxMiddleware
 ) -> None:
     """The consumer in the inbox is the group."""
 
@@ -109,23 +97,19 @@ def test_two_listeners_of_one_message_have_an_effect_each(
         session.execute(EFFECT, {"state": text})
 
     first = message_listener("orders", "billing", id="first", middlewares=[once])(effect)
-    mqtemplate_app(message_listener("orders", "stock", id="second", middlewares=[once])(first))
-    send_twice(mqtemplate_template)
-    mqtemplate_harness.advance("1m")
+    kit.start(message_listener("orders", "stock", id="second", middlewares=[once])(first))
+    send_twice(kit.template)
+    kit.harness.advance("1m")
 
     assert effects(engine) == ["paid", "paid"]
 
 
 def test_what_a_handler_publishes_is_in_the_transaction(
-    engine: sa.Engine,
-    once: SQLAlchemyInboxMiddleware,
-    mqtemplate_app: StartApp,
-    mqtemplate_template: RocketMQTemplate,
-    mqtemplate_harness: Harness,
+    kit: Kit, engine: sa.Engine, once: SQLAlchemyInboxMiddleware
 ) -> None:
     """Effect, id of the message, and the messages that it causes, through an outbox."""
-    outbox, receipts = SQLAlchemyOutbox(engine, mqtemplate_template), []
-    mqtemplate_harness.add(outbox.relay)
+    outbox, receipts = SQLAlchemyOutbox(engine, kit.template), []
+    kit.harness.add(outbox.relay)
 
     @message_listener(topic="orders", consumer_group="billing", middlewares=[once])
     @publishes("receipts")
@@ -137,9 +121,9 @@ def test_what_a_handler_publishes_is_in_the_transaction(
     def mail(text: str) -> None:
         receipts.append(text)
 
-    mqtemplate_app(bill, mail, outbox)
-    send_twice(mqtemplate_template)
-    mqtemplate_harness.advance("1m")
+    kit.start(bill, mail, outbox)
+    send_twice(kit.template)
+    kit.harness.advance("1m")
 
     assert (effects(engine), receipts) == (["paid"], ["receipt: paid"])
 

@@ -17,6 +17,7 @@ from mqtemplate.errors import ConfigurationError, DestinationError, MessageError
 from mqtemplate.outbox import AsyncSQLAlchemyOutbox, SQLAlchemyOutbox
 from mqtemplate.testing.harness import Harness
 from mqtemplate.testing.recording import messages_in
+from tests.kit import Kit
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.feature("X15")
@@ -53,14 +54,14 @@ def order(engine: sa.Engine, outbox: SQLAlchemyOutbox, number: int) -> str:
 
 
 def test_messages_of_committed_transactions_are_sent_in_order(
-    engine: sa.Engine, outbox: SQLAlchemyOutbox, mqtemplate_broker: EmbeddedBroker, mqtemplate_harness: Harness
+    kit: Kit, engine: sa.Engine, outbox: SQLAlchemyOutbox
 ) -> None:
     ids = [order(engine, outbox, number) for number in range(3)]
-    assert bodies(mqtemplate_broker) == []
+    assert bodies(kit.broker) == []
 
-    mqtemplate_harness.run_until_idle()
+    kit.harness.run_until_idle()
 
-    sent = sorted(messages_in(mqtemplate_broker, "orders"), key=lambda message: message.physical_offset)
+    sent = sorted(messages_in(kit.broker, "orders"), key=lambda message: message.physical_offset)
     assert [(message.body, message.msg_id, message.tags, message.keys) for message in sent] == [
         (f"order {number}".encode(), ids[number], "new", str(number)) for number in range(3)
     ]
@@ -68,26 +69,24 @@ def test_messages_of_committed_transactions_are_sent_in_order(
 
 
 def test_nothing_is_sent_for_a_transaction_that_is_rolled_back(
-    engine: sa.Engine, outbox: SQLAlchemyOutbox, mqtemplate_broker: EmbeddedBroker, mqtemplate_harness: Harness
+    kit: Kit, engine: sa.Engine, outbox: SQLAlchemyOutbox
 ) -> None:
     with Session(engine) as session:
         outbox.send(session, "orders", "never")
         session.rollback()
 
-    mqtemplate_harness.run_until_idle()
+    kit.harness.run_until_idle()
 
-    assert (bodies(mqtemplate_broker), left(engine)) == ([], [])
+    assert (bodies(kit.broker), left(engine)) == ([], [])
 
 
-def test_a_connection_works_like_a_session(
-    engine: sa.Engine, outbox: SQLAlchemyOutbox, mqtemplate_broker: EmbeddedBroker, mqtemplate_harness: Harness
-) -> None:
+def test_a_connection_works_like_a_session(kit: Kit, engine: sa.Engine, outbox: SQLAlchemyOutbox) -> None:
     with engine.begin() as connection:
         outbox.send(connection, "orders", ["one", "two"])
 
-    mqtemplate_harness.run_until_idle()
+    kit.harness.run_until_idle()
 
-    assert sorted(bodies(mqtemplate_broker)) == [b"one", b"two"]
+    assert sorted(bodies(kit.broker)) == [b"one", b"two"]
 
 
 def test_a_delay_counts_from_the_call(
@@ -102,16 +101,14 @@ def test_a_delay_counts_from_the_call(
     assert bodies(mqtemplate_broker) == [b"late"]
 
 
-def test_messages_of_one_key_go_to_one_queue(
-    engine: sa.Engine, outbox: SQLAlchemyOutbox, mqtemplate_broker: EmbeddedBroker, mqtemplate_harness: Harness
-) -> None:
+def test_messages_of_one_key_go_to_one_queue(kit: Kit, engine: sa.Engine, outbox: SQLAlchemyOutbox) -> None:
     with Session(engine) as session, session.begin():
         for number in range(5):
             outbox.send(session, "orders", f"{number}", hash_key="customer 7")
 
-    mqtemplate_harness.run_until_idle()
+    kit.harness.run_until_idle()
 
-    assert len({message.queue_id for message in messages_in(mqtemplate_broker, "orders")}) == 1
+    assert len({message.queue_id for message in messages_in(kit.broker, "orders")}) == 1
 
 
 def test_an_invalid_message_is_refused_in_the_transaction(engine: sa.Engine, outbox: SQLAlchemyOutbox) -> None:
@@ -145,48 +142,46 @@ def mqtemplate_broker(mqtemplate_clock: VirtualClock) -> object:
         yield broker
 
 
-def test_rows_wait_while_the_broker_is_down(
-    engine: sa.Engine, outbox: SQLAlchemyOutbox, mqtemplate_broker: Unwilling, mqtemplate_harness: Harness
-) -> None:
-    mqtemplate_broker.refuses = SendError
+def test_rows_wait_while_the_broker_is_down(kit: Kit, engine: sa.Engine, outbox: SQLAlchemyOutbox) -> None:
+    kit.broker.refuses = SendError
     order(engine, outbox, 1)
     order(engine, outbox, 2)
-    mqtemplate_harness.advance("1m")
-    assert (bodies(mqtemplate_broker), len(left(engine))) == ([], 2)
+    kit.harness.advance("1m")
+    assert (bodies(kit.broker), len(left(engine))) == ([], 2)
 
-    mqtemplate_broker.refuses = None
-    mqtemplate_harness.advance("1s")
+    kit.broker.refuses = None
+    kit.harness.advance("1s")
 
-    assert (sorted(bodies(mqtemplate_broker)), left(engine)) == ([b"order 1", b"order 2"], [])
+    assert (sorted(bodies(kit.broker)), left(engine)) == ([b"order 1", b"order 2"], [])
 
 
 def test_a_message_is_sent_again_with_the_same_id_if_its_answer_is_lost(
-    engine: sa.Engine, outbox: SQLAlchemyOutbox, mqtemplate_broker: Unwilling, mqtemplate_harness: Harness
+    kit: Kit, engine: sa.Engine, outbox: SQLAlchemyOutbox
 ) -> None:
     """As if the relay had been killed before it deleted the row. An inbox recognises the repeat."""
-    mqtemplate_broker.answers = False
+    kit.broker.answers = False
     msg_id = order(engine, outbox, 1)
-    mqtemplate_harness.run_until_idle()
+    kit.harness.run_until_idle()
 
-    mqtemplate_broker.answers = True
-    mqtemplate_harness.advance("1s")
+    kit.broker.answers = True
+    kit.harness.advance("1s")
 
-    assert [message.msg_id for message in messages_in(mqtemplate_broker, "orders")] == [msg_id, msg_id]
+    assert [message.msg_id for message in messages_in(kit.broker, "orders")] == [msg_id, msg_id]
 
 
 def test_a_message_that_the_broker_refuses_for_good_stays_with_the_reason(
-    engine: sa.Engine, outbox: SQLAlchemyOutbox, mqtemplate_broker: Unwilling, mqtemplate_harness: Harness
+    kit: Kit, engine: sa.Engine, outbox: SQLAlchemyOutbox
 ) -> None:
     """It does not block the messages after it."""
-    mqtemplate_broker.refuses = MessageError
+    kit.broker.refuses = MessageError
     order(engine, outbox, 1)
-    mqtemplate_harness.run_until_idle()
+    kit.harness.run_until_idle()
 
-    mqtemplate_broker.refuses = None
+    kit.broker.refuses = None
     order(engine, outbox, 2)
-    mqtemplate_harness.run_until_idle()
+    kit.harness.run_until_idle()
 
-    assert (bodies(mqtemplate_broker), left(engine)) == ([b"order 2"], [("orders", "no")])
+    assert (bodies(kit.broker), left(engine)) == ([b"order 2"], [("orders", "no")])
 
 
 def test_of_two_relays_one_sends_and_the_other_takes_over(

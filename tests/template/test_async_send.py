@@ -13,52 +13,49 @@ from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.errors import BrokerClosedError, DelayError, DestinationError, MessageError
 from mqtemplate.results import SendResult, SendStatus
 from mqtemplate.template import RocketMQTemplate
-from mqtemplate.testing import Harness, RecordingTemplate, messages_in
+from mqtemplate.testing import RecordingTemplate, messages_in
+from tests.kit import Kit
 from tests.listener.hostile import KINDS
 
 TOO_LARGE = bytes(4 * 1024 * 1024 + 1)
 
 
-def test_the_future_has_the_result(
-    mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker, mqtemplate_harness: Harness
-) -> None:
-    future = mqtemplate_template.async_send("orders:paid", {"id": 1}, keys="4466")
-    mqtemplate_harness.run_until_idle()
+def test_the_future_has_the_result(kit: Kit) -> None:
+    future = kit.template.async_send("orders:paid", {"id": 1}, keys="4466")
+    kit.harness.run_until_idle()
 
-    [message] = messages_in(mqtemplate_broker, "orders")
+    [message] = messages_in(kit.broker, "orders")
     assert (future.result().send_status, future.result().msg_id) == (SendStatus.SEND_OK, message.msg_id)
 
 
-def test_a_future_can_be_awaited(mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness) -> None:
+def test_a_future_can_be_awaited(kit: Kit) -> None:
     async def send() -> SendResult:
-        future = mqtemplate_template.async_send("orders", b"body")
-        mqtemplate_harness.run_until_idle()
+        future = kit.template.async_send("orders", b"body")
+        kit.harness.run_until_idle()
         return await asyncio.wrap_future(future)
 
     assert asyncio.run(send()).send_status is SendStatus.SEND_OK
 
 
-def test_callbacks_get_the_result_or_the_error(
-    mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_callbacks_get_the_result_or_the_error(kit: Kit) -> None:
     good: list[SendResult] = []
     bad: list[BaseException] = []
 
-    first = mqtemplate_template.async_send("orders", b"body", on_success=good.append, on_error=bad.append)
-    mqtemplate_harness.run_until_idle()
-    mqtemplate_template.async_send("orders", TOO_LARGE, on_success=good.append, on_error=bad.append)
+    first = kit.template.async_send("orders", b"body", on_success=good.append, on_error=bad.append)
+    kit.harness.run_until_idle()
+    kit.template.async_send("orders", TOO_LARGE, on_success=good.append, on_error=bad.append)
 
     assert good == [first.result()]
     assert [type(error) for error in bad] == [MessageError]
 
 
-def test_an_error_in_a_callback_is_logged(mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness) -> None:
+def test_an_error_in_a_callback_is_logged(kit: Kit) -> None:
     def broken(result: SendResult) -> None:
         raise RuntimeError("no room for results")
 
     with capture_logs() as logs:
-        mqtemplate_template.async_send("orders:paid", b"body", on_success=broken)
-        mqtemplate_harness.run_until_idle()
+        kit.template.async_send("orders:paid", b"body", on_success=broken)
+        kit.harness.run_until_idle()
 
     [line] = [line for line in logs if line["log_level"] == "error"]
     assert (line["event"], line["log_level"], line["destination"]) == ("send.callback_failed", "error", "orders:paid")
@@ -99,14 +96,12 @@ def test_the_error_of_a_closed_broker_is_in_the_future(
     assert isinstance(future.exception(), BrokerClosedError)
 
 
-def test_one_way_messages_are_delivered(
-    mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker, mqtemplate_harness: Harness
-) -> None:
-    mqtemplate_template.send_one_way("orders:paid", b"one", keys="4466")
-    mqtemplate_template.send_one_way("orders", [b"two", b"three"])
-    mqtemplate_harness.run_until_idle()
+def test_one_way_messages_are_delivered(kit: Kit) -> None:
+    kit.template.send_one_way("orders:paid", b"one", keys="4466")
+    kit.template.send_one_way("orders", [b"two", b"three"])
+    kit.harness.run_until_idle()
 
-    assert sorted(message.body for message in messages_in(mqtemplate_broker, "orders")) == [b"one", b"three", b"two"]
+    assert sorted(message.body for message in messages_in(kit.broker, "orders")) == [b"one", b"three", b"two"]
 
 
 @pytest.mark.parametrize("kind", ["panic", "exit", "interrupt", "without anything"])

@@ -28,7 +28,7 @@ from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt
 from mqtemplate.results import SendStatus, TransactionState
 from mqtemplate.template import RocketMQTemplate, transaction_listener
-from mqtemplate.testing import Harness
+from tests.kit import Kit
 from tests.waiting import eventually
 
 PATIENCE_MS = 30_000
@@ -279,16 +279,14 @@ def test_the_module_of_futures_does_not_import_asyncio() -> None:
 # --- on a virtual clock --------------------------------------------------------------------------
 
 
-def test_time_passes_while_an_async_test_awaits_a_reply(
-    mqtemplate_harness: Harness, mqtemplate_template: RocketMQTemplate
-) -> None:
+def test_time_passes_while_an_async_test_awaits_a_reply(kit: Kit) -> None:
     """No real time: the harness lets the timeout of the request pass."""
-    started_ms = mqtemplate_harness.clock.now_ms()
+    started_ms = kit.harness.clock.now_ms()
 
     with pytest.raises(RequestTimeoutError):
-        run(lambda: mqtemplate_template.async_send_and_receive("unread", "?", str, timeout=3_600_000))
+        run(lambda: kit.template.async_send_and_receive("unread", "?", str, timeout=3_600_000))
 
-    assert mqtemplate_harness.clock.now_ms() == started_ms + 3_600_000
+    assert kit.harness.clock.now_ms() == started_ms + 3_600_000
 
 
 def test_without_a_harness_an_awaited_reply_is_refused(mqtemplate_broker: EmbeddedBroker) -> None:

@@ -9,7 +9,8 @@ import pytest
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.errors import ConversionError, DelayError, DestinationError, MessageError
 from mqtemplate.message import Message
-from mqtemplate.testing import Harness, RecordingTemplate, messages_in
+from mqtemplate.testing import RecordingTemplate, messages_in
+from tests.kit import Kit
 
 
 def test_the_messages_of_a_list_are_stored_together_and_in_order(
@@ -52,15 +53,13 @@ def test_a_tuple_is_one_message(mqtemplate_template: RecordingTemplate, mqtempla
 
 
 @pytest.mark.parametrize("verb", ["sync_send", "async_send", "send_one_way"])
-def test_an_ordered_list_goes_to_the_queue_of_its_key(
-    verb: str, mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker, mqtemplate_harness: Harness
-) -> None:
-    single = mqtemplate_template.sync_send("orders", b"0", hash_key="customer-1")
+def test_an_ordered_list_goes_to_the_queue_of_its_key(kit: Kit, verb: str) -> None:
+    single = kit.template.sync_send("orders", b"0", hash_key="customer-1")
 
-    getattr(mqtemplate_template, verb)("orders", [b"1", b"2"], hash_key="customer-1")
-    mqtemplate_harness.run_until_idle()
+    getattr(kit.template, verb)("orders", [b"1", b"2"], hash_key="customer-1")
+    kit.harness.run_until_idle()
 
-    stored = messages_in(mqtemplate_broker, "orders")
+    stored = messages_in(kit.broker, "orders")
     assert [message.body for message in stored] == [b"0", b"1", b"2"]
     assert {message.message_queue for message in stored} == {single.message_queue}
 

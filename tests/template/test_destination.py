@@ -15,24 +15,6 @@ from mqtemplate.template.options import parse_destination, select_queue_by_hash
 QUEUES = [MessageQueue("orders", "broker-a", queue_id) for queue_id in range(4)]
 
 
-@pytest.mark.feature("B13")
-def test_the_first_colon_splits_topic_and_tag() -> None:
-    parsed = parse_destination("schedule-message-topic:sync-tags")
-
-    assert (parsed.topic, parsed.tag) == ("schedule-message-topic", "sync-tags")
-    assert parsed.properties == {"TAGS": "sync-tags"}
-
-
-def test_a_tag_may_contain_colons() -> None:
-    assert parse_destination("orders:eu:paid").tag == "eu:paid"
-
-
-def test_a_topic_alone_has_no_tag() -> None:
-    parsed = parse_destination("orders")
-
-    assert (parsed.topic, parsed.tag, parsed.properties) == ("orders", None, {})
-
-
 def test_a_parsed_destination_is_cached() -> None:
     assert parse_destination("orders:cached") is parse_destination("orders:cached")
 
@@ -40,14 +22,7 @@ def test_a_parsed_destination_is_cached() -> None:
 @pytest.mark.parametrize(
     ("destination", "error"),
     [
-        ("", "'' has no topic; give 'topic' or 'topic:tag'"),
-        (":paid", "':paid' has no topic; give 'topic' or 'topic:tag'"),
-        ("orders:", "'orders:' has an empty tag; without a tag write 'orders'"),
-        ("orders: paid", "starts or ends with a blank; write 'paid'"),
-        ("orders:a||b", "a message has one tag; use '||' in a listener's selector"),
         ("orders:a\x01b", "the tag contains '\\x01'"),
-        ("no blanks:paid", "topic 'no blanks' has characters that are not allowed; use letters, digits"),
-        ("topic/slash", "has characters that are not allowed"),
         ("x" * 128, "has 128 characters, allowed are 127"),
         (None, "must be text, 'topic' or 'topic:tag', got NoneType"),
         ({"order": 1}, "got dict; the order of arguments is (destination, payload, timeout, delay_level)"),

@@ -19,7 +19,7 @@ from mqtemplate.message import joined_keys, key_text, split_keys
 from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
 from mqtemplate.store.index.record_keys import keys_of
 from mqtemplate.template import RocketMQTemplate
-from mqtemplate.testing import RecordingTemplate, messages_in
+from mqtemplate.testing import RecordingTemplate
 
 
 class _Number(enum.Enum):
@@ -117,14 +117,6 @@ def test_a_value_that_is_no_key_is_not_sent_either(mqtemplate_template: Recordin
         mqtemplate_template.sync_send("orders", b"x", keys=keys)
     with pytest.raises(MessageError, match="a key must be text, a number or a UUID, got"):
         mqtemplate_template.sync_send("orders", b"x", headers={"KEYS": keys})
-
-
-def test_zero_is_a_key(mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker) -> None:
-    """An order with the number 0 was sent without a key."""
-    mqtemplate_template.sync_send("orders", b"x", keys=0)
-
-    [message] = messages_in(mqtemplate_broker, "orders")
-    assert message.keys == "0"
 
 
 def test_only_the_blank_separates_keys_in_every_place() -> None:

@@ -9,7 +9,8 @@ import pytest
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import DelayError, MessageError
 from mqtemplate.pending import ScheduleChangeStatus
-from mqtemplate.testing import Harness, RecordingTemplate, messages_in
+from mqtemplate.testing import RecordingTemplate, messages_in
+from tests.kit import Kit
 
 NOW_MS = VirtualClock().now_ms()
 NOW = datetime.fromtimestamp(NOW_MS / 1_000, UTC)
@@ -22,37 +23,33 @@ NEW_TIMES = {
 }
 
 
-def test_a_message_is_cancelled_by_its_handle(
-    mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
-    result = mqtemplate_template.sync_send("orders:paid", "body", delay_level=3)
+def test_a_message_is_cancelled_by_its_handle(kit: Kit) -> None:
+    result = kit.template.sync_send("orders:paid", "body", delay_level=3)
 
-    answer = mqtemplate_template.cancel(result.handle)
-    mqtemplate_harness.advance("1h")
+    answer = kit.template.cancel(result.handle)
+    kit.harness.advance("1h")
 
     assert answer.status is ScheduleChangeStatus.CANCELLED
-    assert messages_in(mqtemplate_template.broker, "orders") == []
+    assert messages_in(kit.template.broker, "orders") == []
 
 
-def test_a_message_is_cancelled_by_its_key(mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness) -> None:
-    mqtemplate_template.sync_send("orders", "body", delay=3_600, keys="4466")
+def test_a_message_is_cancelled_by_its_key(kit: Kit) -> None:
+    kit.template.sync_send("orders", "body", delay=3_600, keys="4466")
 
-    assert mqtemplate_template.cancel(key="4466").count == 1
+    assert kit.template.cancel(key="4466").count == 1
 
 
 @pytest.mark.parametrize("new_time", NEW_TIMES.values(), ids=NEW_TIMES)
-def test_a_message_is_rescheduled(
-    mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness, new_time: dict[str, object]
-) -> None:
-    result = mqtemplate_template.sync_send("orders", "body", delay_level=18)
+def test_a_message_is_rescheduled(kit: Kit, new_time: dict[str, object]) -> None:
+    result = kit.template.sync_send("orders", "body", delay_level=18)
 
-    mqtemplate_template.reschedule(result.handle, **new_time)  # type: ignore[arg-type]
-    mqtemplate_harness.advance("299999ms")
-    before = len(messages_in(mqtemplate_template.broker, "orders"))
-    mqtemplate_harness.advance("1ms")
+    kit.template.reschedule(result.handle, **new_time)  # type: ignore[arg-type]
+    kit.harness.advance("299999ms")
+    before = len(messages_in(kit.template.broker, "orders"))
+    kit.harness.advance("1ms")
 
     assert before == 0
-    assert len(messages_in(mqtemplate_template.broker, "orders")) == 1
+    assert len(messages_in(kit.template.broker, "orders")) == 1
 
 
 def test_reschedule_without_a_time_delivers_now(mqtemplate_template: RecordingTemplate) -> None:

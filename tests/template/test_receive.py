@@ -14,7 +14,8 @@ from mqtemplate.errors import BrokerClosedError, ConfigurationError, MessageErro
 from mqtemplate.message import MessageExt
 from mqtemplate.selectors.tags import SelectorType
 from mqtemplate.template import RocketMQTemplate
-from mqtemplate.testing import Harness, messages_in
+from mqtemplate.testing import messages_in
+from tests.kit import Kit
 
 
 class Order(BaseModel):
@@ -74,14 +75,12 @@ def test_the_error_for_an_invalid_selector_contains_the_column(mqtemplate_broker
         template.receive(str)
 
 
-def test_a_delayed_message_is_received_when_it_is_due(
-    mqtemplate_broker: EmbeddedBroker, mqtemplate_harness: Harness
-) -> None:
-    template = make_template(mqtemplate_broker)
+def test_a_delayed_message_is_received_when_it_is_due(kit: Kit) -> None:
+    template = make_template(kit.broker)
     template.sync_send("orders", b"later", delay_level=3)
 
     assert template.receive(bytes) == []
-    mqtemplate_harness.advance("10s")
+    kit.harness.advance("10s")
     assert template.receive(bytes) == [b"later"]
 
 

@@ -17,6 +17,7 @@ from mqtemplate.listener import ListenerRegistry
 from mqtemplate.message import MessageExt
 from mqtemplate.template import RocketMQTemplate
 from mqtemplate.testing import Harness, RecordingTemplate
+from tests.kit import Kit
 
 
 class Price(BaseModel):
@@ -52,15 +53,13 @@ def test_a_reply_of_another_type_is_an_error(template: RecordingTemplate) -> Non
         template.send_and_receive("prices", "tea", int)
 
 
-def test_without_a_reply_the_request_ends_at_its_timeout(
-    mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
-    started_ms = mqtemplate_harness.clock.now_ms()
+def test_without_a_reply_the_request_ends_at_its_timeout(kit: Kit) -> None:
+    started_ms = kit.harness.clock.now_ms()
 
     with pytest.raises(RequestTimeoutError, match="within 2s"):
-        mqtemplate_template.send_and_receive("unread", "tea", str, timeout=2_000)
+        kit.template.send_and_receive("unread", "tea", str, timeout=2_000)
 
-    assert mqtemplate_harness.clock.now_ms() == started_ms + 2_000
+    assert kit.harness.clock.now_ms() == started_ms + 2_000
 
 
 def test_a_request_may_be_delayed(template: RecordingTemplate, mqtemplate_harness: Harness) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mqtemplate.brokers import EmbeddedBroker
-from mqtemplate.template import RocketMQTemplate, SendOptions
+from mqtemplate.template import RocketMQTemplate
 from mqtemplate.testing import RecordingTemplate, messages_in
 
 VERBS: dict[str, tuple[Any, ...]] = {
@@ -52,24 +52,6 @@ def test_an_option_of_one_verb_is_not_suggested_for_another(mqtemplate_template:
         mqtemplate_template.async_send("orders", b"body", on_succes=print)
     with pytest.raises(TypeError, match=r"sync_send\(\) has no option 'on_success'; it has"):
         mqtemplate_template.sync_send("orders", b"body", on_success=print)
-
-
-def test_an_option_that_is_none_counts_as_not_given(
-    mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker
-) -> None:
-    options: SendOptions = {
-        "delay": None,
-        "deliver_at": None,
-        "hash_key": None,
-        "keys": (),
-        "headers": None,
-        "queue": None,
-    }
-
-    mqtemplate_template.sync_send("orders:paid", "body", **options)
-
-    [message] = messages_in(mqtemplate_broker, "orders")
-    assert (message.tags, message.keys, message.user_properties) == ("paid", None, {})
 
 
 def test_the_repr_of_a_template_names_broker_and_converter(mqtemplate_broker: EmbeddedBroker) -> None:

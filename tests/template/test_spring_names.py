@@ -12,7 +12,8 @@ from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.results import SendResult
 from mqtemplate.template import RocketMQTemplate
-from mqtemplate.testing import Harness, RecordingTemplate, messages_in
+from mqtemplate.testing import RecordingTemplate, messages_in
+from tests.kit import Kit
 
 NOW_MS = VirtualClock().now_ms()
 
@@ -74,9 +75,7 @@ def test_a_spring_name_calls_one_of_our_verbs(
     assert given == options
 
 
-def test_a_callback_object_of_spring_is_called(
-    mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_a_callback_object_of_spring_is_called(kit: Kit) -> None:
     class Callback:
         def __init__(self) -> None:
             self.calls: list[object] = []
@@ -89,9 +88,9 @@ def test_a_callback_object_of_spring_is_called(
 
     callback = Callback()
 
-    future = mqtemplate_template.asyncSend("orders", b"body", callback)
-    mqtemplate_harness.run_until_idle()
-    mqtemplate_template.asyncSendOrderly("orders", bytes(4 * 1024 * 1024 + 1), "k", callback)
+    future = kit.template.asyncSend("orders", b"body", callback)
+    kit.harness.run_until_idle()
+    kit.template.asyncSendOrderly("orders", bytes(4 * 1024 * 1024 + 1), "k", callback)
 
     assert callback.calls == [future.result(), "MessageError"]
 
@@ -107,11 +106,9 @@ def test_the_message_queue_selector_has_getter_and_setter(mqtemplate_broker: Emb
 
 
 @pytest.mark.feature("A5")
-def test_the_delay_method_of_the_v5_client_works(
-    mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker, mqtemplate_harness: Harness
-) -> None:
-    mqtemplate_template.syncSendDelayMessage("orders", b"body", timedelta(seconds=10))
+def test_the_delay_method_of_the_v5_client_works(kit: Kit) -> None:
+    kit.template.syncSendDelayMessage("orders", b"body", timedelta(seconds=10))
 
-    mqtemplate_harness.advance(timedelta(seconds=10))
+    kit.harness.advance(timedelta(seconds=10))
 
-    assert len(messages_in(mqtemplate_broker, "orders")) == 1
+    assert len(messages_in(kit.broker, "orders")) == 1

@@ -15,7 +15,8 @@ from mqtemplate.errors import BrokerClosedError, DestinationError, SelectorError
 from mqtemplate.message import MessageExt
 from mqtemplate.selectors.tags import SelectorType
 from mqtemplate.template import RocketMQTemplate
-from mqtemplate.testing import Harness, messages_in
+from mqtemplate.testing import messages_in
+from tests.kit import Kit
 from tests.waiting import eventually
 
 PATIENCE_S = 30
@@ -159,22 +160,18 @@ def test_an_invalid_subscription_is_refused_by_the_call(template: RocketMQTempla
         template.subscribe("orders", str, "billing", selector_type=SelectorType.SQL92, selector_expression="a >")
 
 
-def test_time_passes_while_an_async_test_takes_messages(
-    mqtemplate_harness: Harness, mqtemplate_template: RocketMQTemplate
-) -> None:
+def test_time_passes_while_an_async_test_takes_messages(kit: Kit) -> None:
     async def main() -> MessageExt:
-        await mqtemplate_template.async_send("orders", "a", delay=3_600)
-        async with mqtemplate_template.subscribe("orders", MessageExt, "billing") as orders:
+        await kit.template.async_send("orders", "a", delay=3_600)
+        async with kit.template.subscribe("orders", MessageExt, "billing") as orders:
             return await anext(orders)
 
-    started_ms = mqtemplate_harness.clock.now_ms()
+    started_ms = kit.harness.clock.now_ms()
 
     assert run(main).body == b"a"
-    assert mqtemplate_harness.clock.now_ms() == started_ms + 3_600_000
+    assert kit.harness.clock.now_ms() == started_ms + 3_600_000
 
 
-def test_on_a_virtual_clock_a_loop_without_messages_is_an_error(
-    mqtemplate_harness: Harness, mqtemplate_template: RocketMQTemplate
-) -> None:
+def test_on_a_virtual_clock_a_loop_without_messages_is_an_error(kit: Kit) -> None:
     with pytest.raises(UnsupportedError, match="messages of 'orders', and on the virtual clock none is due within"):
-        run(lambda: take(mqtemplate_template, 1))
+        run(lambda: take(kit.template, 1))

@@ -16,7 +16,8 @@ from mqtemplate.errors import DestinationError, MessageError, SendTimeoutError
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.results import SendResult, SendStatus
 from mqtemplate.template import RocketMQTemplate
-from mqtemplate.testing import Harness, RecordingTemplate, messages_in
+from mqtemplate.testing import RecordingTemplate, messages_in
+from tests.kit import Kit
 
 
 def only_message(broker: Broker, topic: str) -> Any:
@@ -25,28 +26,21 @@ def only_message(broker: Broker, topic: str) -> Any:
 
 
 @pytest.mark.feature("C1")
-def test_timeout_and_delay_level_work_by_position_and_by_name(
-    mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker, mqtemplate_harness: Harness
-) -> None:
+def test_timeout_and_delay_level_work_by_position_and_by_name(kit: Kit) -> None:
     """(destination, payload, timeout, delay level), in this order."""
-    by_position = mqtemplate_template.sync_send("orders:paid", b"one", 3000, 3)
-    by_name = mqtemplate_template.sync_send("orders:paid", b"two", timeout=3000, delay_level=3)
-    as_in_java = mqtemplate_template.syncSend("orders:paid", b"three", 3000, 3)
+    by_position = kit.template.sync_send("orders:paid", b"one", 3000, 3)
+    by_name = kit.template.sync_send("orders:paid", b"two", timeout=3000, delay_level=3)
+    as_in_java = kit.template.syncSend("orders:paid", b"three", 3000, 3)
 
     assert {result.send_status for result in (by_position, by_name, as_in_java)} == {SendStatus.SEND_OK}
-    mqtemplate_harness.advance("9999ms")
-    assert messages_in(mqtemplate_broker, "orders") == []
-    mqtemplate_harness.advance("1ms")
-    assert sorted(message.body for message in messages_in(mqtemplate_broker, "orders")) == [b"one", b"three", b"two"]
+    kit.harness.advance("9999ms")
+    assert messages_in(kit.broker, "orders") == []
+    kit.harness.advance("1ms")
+    assert sorted(message.body for message in messages_in(kit.broker, "orders")) == [b"one", b"three", b"two"]
 
 
 @pytest.mark.feature("B10", "B11", "B12", "B14", "B16")
-def test_a_service_sends_checks_the_status_and_logs_the_id(
-    mqtemplate_template: RecordingTemplate,
-    mqtemplate_broker: EmbeddedBroker,
-    mqtemplate_harness: Harness,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_service_sends_checks_the_status_and_logs_the_id(kit: Kit, caplog: pytest.LogCaptureFixture) -> None:
     """A service as in a Spring application, with a timeout of 100 ms."""
 
     class ScheduleMessageService:
@@ -67,11 +61,11 @@ def test_a_service_sends_checks_the_status_and_logs_the_id(
 
     key = str(uuid4())
     with caplog.at_level(logging.INFO):
-        result = ScheduleMessageService(mqtemplate_template).send_sync_schedule_message(key, "hello" + key, 100, 3)
+        result = ScheduleMessageService(kit.template).send_sync_schedule_message(key, "hello" + key, 100, 3)
 
     assert f"sent {result.msg_id}" in caplog.text
-    mqtemplate_harness.advance("10s")
-    message = only_message(mqtemplate_broker, "schedule-message-topic")
+    kit.harness.advance("10s")
+    message = only_message(kit.broker, "schedule-message-topic")
     assert (message.body, message.tags, message.keys) == (f"hello{key}".encode(), "sync-tags", key)
     assert message.msg_id == result.msg_id
 

@@ -19,7 +19,8 @@ from mqtemplate.brokers.group_checker import GroupChecker
 from mqtemplate.errors import ConfigurationError, DelayError, ListenerError, MessageError, UnsupportedError
 from mqtemplate.message import Message, MessageExt
 from mqtemplate.template import RocketMQTemplate
-from mqtemplate.testing import Harness, RecordingTemplate, messages_in
+from mqtemplate.testing import RecordingTemplate, messages_in
+from tests.kit import Kit
 from tests.listener.hostile import KINDS
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
@@ -86,19 +87,17 @@ def test_a_message_is_dropped_when_its_transaction_rolls_back(mqtemplate_templat
 
 
 @pytest.mark.parametrize("answer", [UNKNOWN, None, "yes", ValueError("no database")], ids=repr)
-def test_a_transaction_without_a_state_is_checked(
-    mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness, answer: object
-) -> None:
+def test_a_transaction_without_a_state_is_checked(kit: Kit, answer: object) -> None:
     """As in rocketmq-spring: after an exception or an invalid result the state is unknown."""
     ledger = Ledger(answer)
-    mqtemplate_template.add_transaction_listener(ledger)
+    kit.template.add_transaction_listener(ledger)
 
-    result = mqtemplate_template.send_in_transaction("orders", b"order")
-    before = bodies(mqtemplate_template)
-    mqtemplate_harness.advance("6s")
+    result = kit.template.send_in_transaction("orders", b"order")
+    before = bodies(kit.template)
+    kit.harness.advance("6s")
 
     assert result.local_transaction_state is UNKNOWN
-    assert (before, bodies(mqtemplate_template)) == ([], [b"order"])
+    assert (before, bodies(kit.template)) == ([], [b"order"])
     assert [message.msg_id for message in ledger.checked] == [result.msg_id]
 
 
@@ -112,21 +111,17 @@ def test_an_exception_in_a_local_transaction_is_logged(mqtemplate_template: Reco
     assert (entry["listener"], entry["topic"], entry["tag"]) == ("Ledger", "orders", "paid")
 
 
-def test_an_interrupted_transaction_is_checked(
-    mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
-    mqtemplate_template.add_transaction_listener(Ledger(KeyboardInterrupt()))
+def test_an_interrupted_transaction_is_checked(kit: Kit) -> None:
+    kit.template.add_transaction_listener(Ledger(KeyboardInterrupt()))
 
     with pytest.raises(KeyboardInterrupt):
-        mqtemplate_template.send_in_transaction("orders", b"order")
-    mqtemplate_harness.advance("6s")
+        kit.template.send_in_transaction("orders", b"order")
+    kit.harness.advance("6s")
 
-    assert bodies(mqtemplate_template) == [b"order"]
+    assert bodies(kit.template) == [b"order"]
 
 
-def test_a_listener_gets_the_payload_in_its_annotated_type(
-    mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_a_listener_gets_the_payload_in_its_annotated_type(kit: Kit) -> None:
     seen: list[object] = []
 
     @transaction_listener()
@@ -139,17 +134,15 @@ def test_a_listener_gets_the_payload_in_its_annotated_type(
             seen.append(order)
             return COMMIT
 
-    mqtemplate_template.add_transaction_listener(Typed())
-    mqtemplate_template.send_in_transaction("orders", Order(id=7))
-    mqtemplate_harness.advance("6s")
+    kit.template.add_transaction_listener(Typed())
+    kit.template.send_in_transaction("orders", Order(id=7))
+    kit.harness.advance("6s")
 
     assert seen == [Order(id=7), Order(id=7)]
 
 
 @pytest.mark.feature("U17")
-def test_the_most_specific_listener_handles_a_transaction(
-    mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_the_most_specific_listener_handles_a_transaction(kit: Kit) -> None:
     """Listeners of one template are distinguished by topic and tag, in checks too."""
 
     @transaction_listener("orders")
@@ -160,11 +153,11 @@ def test_the_most_specific_listener_handles_a_transaction(
 
     of_all, of_topic, of_tag = Ledger(UNKNOWN), OfTopic(UNKNOWN), OfTag(UNKNOWN)
     for ledger in (of_all, of_topic, of_tag):
-        mqtemplate_template.add_transaction_listener(ledger)
+        kit.template.add_transaction_listener(ledger)
 
     for destination in ("bills", "orders", "orders:open", "orders:paid"):
-        mqtemplate_template.send_in_transaction(destination, destination.encode())
-    mqtemplate_harness.advance("6s")
+        kit.template.send_in_transaction(destination, destination.encode())
+    kit.harness.advance("6s")
 
     for ledger, expected in (
         (of_all, [b"bills"]),
@@ -186,35 +179,31 @@ def test_the_most_specific_listener_handles_a_transaction(
     ],
     ids=str,
 )
-def test_every_delay_counts_from_the_commit(
-    mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness, options: dict[str, object], delay: str
-) -> None:
+def test_every_delay_counts_from_the_commit(kit: Kit, options: dict[str, object], delay: str) -> None:
     """Other clients lose the delay silently. Here the check commits the message, and the delay counts from then."""
-    mqtemplate_template.add_transaction_listener(Ledger(UNKNOWN, COMMIT))
-    mqtemplate_template.send_in_transaction("orders", b"order", **options)  # type: ignore[arg-type]
+    kit.template.add_transaction_listener(Ledger(UNKNOWN, COMMIT))
+    kit.template.send_in_transaction("orders", b"order", **options)  # type: ignore[arg-type]
 
-    mqtemplate_harness.advance("6s")
-    at_commit = bodies(mqtemplate_template)
-    committed_ms = mqtemplate_harness.clock.now_ms()
-    mqtemplate_harness.advance(delay)
+    kit.harness.advance("6s")
+    at_commit = bodies(kit.template)
+    committed_ms = kit.harness.clock.now_ms()
+    kit.harness.advance(delay)
 
-    [message] = messages_in(mqtemplate_template.broker, "orders")
+    [message] = messages_in(kit.template.broker, "orders")
     assert at_commit == []
-    assert message.store_timestamp == mqtemplate_harness.clock.now_ms()
-    assert mqtemplate_harness.clock.now_ms() > committed_ms
+    assert message.store_timestamp == kit.harness.clock.now_ms()
+    assert kit.harness.clock.now_ms() > committed_ms
 
 
-def test_a_committed_pending_message_can_be_cancelled(
-    mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
-    mqtemplate_template.add_transaction_listener(Ledger())
-    mqtemplate_template.send_in_transaction("orders", b"order", delay=60, keys="4466")
+def test_a_committed_pending_message_can_be_cancelled(kit: Kit) -> None:
+    kit.template.add_transaction_listener(Ledger())
+    kit.template.send_in_transaction("orders", b"order", delay=60, keys="4466")
 
-    answer = mqtemplate_template.cancel(key="4466")
-    mqtemplate_harness.advance("2m")
+    answer = kit.template.cancel(key="4466")
+    kit.harness.advance("2m")
 
     assert answer.count == 1
-    assert bodies(mqtemplate_template) == []
+    assert bodies(kit.template) == []
 
 
 def test_the_hash_key_selects_the_queue_of_a_transaction(mqtemplate_template: RecordingTemplate) -> None:
@@ -325,13 +314,13 @@ def test_an_invalid_declaration_is_refused(declare: Callable[[], object], kind: 
         declare()
 
 
-def test_a_closed_template_answers_no_checks(mqtemplate_broker: EmbeddedBroker, mqtemplate_harness: Harness) -> None:
-    template = RocketMQTemplate(mqtemplate_broker, producer_group="shop")
+def test_a_closed_template_answers_no_checks(kit: Kit) -> None:
+    template = RocketMQTemplate(kit.broker, producer_group="shop")
     template.add_transaction_listener(ledger := Ledger(UNKNOWN))
     template.send_in_transaction("orders", b"order")
 
     template.close()
-    mqtemplate_harness.advance("1h")
+    kit.harness.advance("1h")
 
     assert ledger.checked == []
     assert bodies(template) == []
@@ -351,9 +340,7 @@ def test_the_most_demanding_listener_sets_the_threads_for_checks(mqtemplate_temp
 
 
 @pytest.mark.parametrize("kind", ["panic", "exit", "interrupt", "without anything", "of a kind"])
-def test_whatever_a_check_raises_the_broker_checks_again(
-    mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness, kind: str
-) -> None:
+def test_whatever_a_check_raises_the_broker_checks_again(kit: Kit, kind: str) -> None:
     """The state stays unknown, and the checker goes on with this transaction and with others."""
     answers = iter([KINDS[kind], lambda: COMMIT])
 
@@ -361,13 +348,13 @@ def test_whatever_a_check_raises_the_broker_checks_again(
         def check_local_transaction(self, message: MessageExt) -> TransactionState:
             return next(answers)()  # type: ignore[return-value]
 
-    mqtemplate_template.add_transaction_listener(transaction_listener()(Hostile)(UNKNOWN))
-    mqtemplate_template.send_in_transaction("orders", b"order")
-    mqtemplate_harness.advance("6s")
-    before = bodies(mqtemplate_template)
-    mqtemplate_harness.advance("60s")
+    kit.template.add_transaction_listener(transaction_listener()(Hostile)(UNKNOWN))
+    kit.template.send_in_transaction("orders", b"order")
+    kit.harness.advance("6s")
+    before = bodies(kit.template)
+    kit.harness.advance("60s")
 
-    assert (before, bodies(mqtemplate_template)) == ([], [b"order"])
+    assert (before, bodies(kit.template)) == ([], [b"order"])
 
 
 @pytest.mark.parametrize("kind", ["panic", "exit", "generator exit"])

@@ -14,17 +14,17 @@ from mqtemplate.clock import Clock
 from mqtemplate.durations import Duration
 from mqtemplate.errors import ConfigurationError, ListenerError
 from mqtemplate.message import Message
-from mqtemplate.outbox.database import Execute, Result, add_rows, check_database
+from mqtemplate.outbox.database import Execute, Result, check_database
 from mqtemplate.outbox.inbox import InboxCore, check_single_messages
-from mqtemplate.outbox.relay import LEASE, OutboxRelay
-from mqtemplate.outbox.row import RowFactory
+from mqtemplate.outbox.relay import LEASE
+from mqtemplate.outbox.sending import RelayedOutbox
 from mqtemplate.template.options import SendOptions
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 
 _PARAMETER = re.compile(r":(\w+)")
 
 
-class DjangoOutbox:
+class DjangoOutbox(RelayedOutbox):
     """Outbox in a database of Django. As an object of an `MQApplication` it starts and stops its relay with it.
 
     Args:
@@ -36,11 +36,8 @@ class DjangoOutbox:
     """
 
     def __init__(self, template: RocketMQTemplate, using: str = "default", lease: Duration = LEASE) -> None:
-        check_database(connections[using].vendor)
         self._using = using
-        self._rows = RowFactory(template)
-        self._clock = template.broker.clock
-        self.relay = OutboxRelay(template.broker, self._transaction, lease)
+        super().__init__(connections[using].vendor, template, self._transaction, lease)
 
     def send(self, destination: str, payload: object, delay_level: int = 0, **options: Unpack[SendOptions]) -> str:
         """Send a message if the current transaction is committed. Other arguments as `RocketMQTemplate.sync_send`.
@@ -54,25 +51,16 @@ class DjangoOutbox:
         Raises:
             MessageError: The message cannot be sent.
         """
-        rows = self._rows.rows(destination, payload, delay_level, options)
         with transaction.atomic(using=self._using):
-            add_rows(_executor(self._using), rows, self._clock.now_ms())
+            msg_id = self._add(_executor(self._using), destination, payload, delay_level, options)
             transaction.on_commit(self.relay.wake, using=self._using)
-        return rows[0].msg_id
+        return msg_id
 
     @contextmanager
     def _transaction(self) -> Iterator[Execute]:
         close_old_connections()  # a thread of its own never ends a request, which would do it
         with transaction.atomic(using=self._using):
             yield _executor(self._using)
-
-    def on_start(self) -> None:
-        """Start the relay."""
-        self.relay.start()
-
-    def on_stop(self) -> None:
-        """Stop the relay."""
-        self.relay.stop()
 
 
 class DjangoInbox:

@@ -15,10 +15,19 @@ from mqtemplate import (
     transaction_listener,
 )
 from mqtemplate.broker import Broker
-from mqtemplate.calls.message_trace import TraceDispatcher
-from mqtemplate.calls.trace_records import TraceRecord
+from mqtemplate.calls.handling import HandlerCall, Observation
+from mqtemplate.calls.message_trace import (
+    ConsumeCode,
+    MessageTrace,
+    TraceDispatcher,
+    TraceMessageType,
+    TraceRecord,
+    trace_messages,
+    trace_record,
+)
 from mqtemplate.testing import Harness, messages_in
 from mqtemplate.topics import TRACE_TOPIC
+from tests.calls.listeners import listener_info
 
 pytestmark = pytest.mark.feature("message-trace")
 
@@ -38,6 +47,22 @@ def records_in(broker: Broker, topic: str = TRACE_TOPIC) -> list[list[str]]:
 
 @message_listener("orders", "billing", enable_msg_trace=True)
 def bill(order: str) -> None: ...
+
+
+def test_a_record_is_one_line_and_is_found_by_its_keys() -> None:
+    """A missing text is ``null``, as Java writes it. Source: RocketMQ ``TraceDataEncoder``."""
+    record = trace_record("R", "7F01", "7 8", "Pub", 17, None, "7 8", TraceMessageType.DELAY, ConsumeCode.FAILED, True)
+
+    assert record == TraceRecord("Pub\x0117\x01null\x017 8\x013\x014\x01true\x02", ("7F01", "7", "8"), "R")
+
+
+def test_records_are_put_together_up_to_the_size_of_a_trace_message() -> None:
+    records = [TraceRecord(f"{number}:" + "x" * 40_000, (f"id{number}",), "R") for number in range(5)]
+
+    messages = trace_messages(records, lambda record: "traces")
+
+    assert [message.keys for message in messages] == ["id0 id1", "id2 id3", "id4"]
+    assert b"".join(message.body for message in messages).decode() == "".join(record.text for record in records)
 
 
 def test_a_message_is_traced_from_its_producer_to_the_end_of_its_handler() -> None:
@@ -173,6 +198,20 @@ def test_for_a_cloud_provider_each_region_has_a_trace_topic() -> None:
 
         assert records_in(broker, "rmq_sys_TRACE_DATA_cn-north") == [["a"]]
         assert records_in(broker, "rmq_sys_TRACE_DATA_eu-west") == [["b"]]
+
+
+def test_for_a_cloud_provider_the_last_record_has_no_time() -> None:
+    clock = VirtualClock()
+    with EmbeddedBroker(clock=clock) as broker:
+        queue = broker.send(Message("orders", b"x")).message_queue
+        dispatcher = TraceDispatcher(broker, is_cloud=True)
+        trace = MessageTrace(dispatcher, "billing", clock, Observation())
+        info = listener_info("bill", clock)
+        trace.handling(info)(lambda call: ())(HandlerCall(info, broker.pull(queue, 0).messages))
+        dispatcher.close()
+
+        _, after = records_in(broker, "rmq_sys_TRACE_DATA_DefaultRegion")
+        assert (after[0], len(after)) == ("SubAfter", 7)
 
 
 def test_a_trace_topic_that_takes_nothing_fails_no_send() -> None:

@@ -16,7 +16,6 @@ from mqtemplate import (
     ConsumeMode,
     Deduplication,
     Delivery,
-    EmbeddedBroker,
     MQApplication,
     PauseListener,
     RateLimit,
@@ -25,11 +24,10 @@ from mqtemplate import (
     Timing,
     message_listener,
 )
-from mqtemplate.calls import TimeLimitError
-from mqtemplate.calls.time_limit import _Call, _Interruptions
+from mqtemplate.calls.timing import TimeLimitError, _Call, _Interruptions
 from mqtemplate.errors import ConfigurationError
-from mqtemplate.testing import Harness, RecordingTemplate
-from mqtemplate.testing.start_app import StartApp
+from mqtemplate.testing import Harness
+from tests.kit import Kit
 from tests.waiting import eventually
 
 BOTH = pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
@@ -59,11 +57,7 @@ def send(template: RocketMQTemplate, *orders: str) -> None:
 @BOTH
 @pytest.mark.parametrize("mode", list(ConsumeMode))
 def test_a_pause_is_no_attempt_and_the_message_is_handled_first_after_it(
-    is_async: bool,
-    mode: ConsumeMode,
-    mqtemplate_app: StartApp,
-    mqtemplate_template: RecordingTemplate,
-    mqtemplate_harness: Harness,
+    kit: Kit, is_async: bool, mode: ConsumeMode
 ) -> None:
     got: list[tuple[str, int]] = []
     down = [True]
@@ -72,23 +66,21 @@ def test_a_pause_is_no_attempt_and_the_message_is_handled_first_after_it(
         if down:
             down.pop()
             raise PauseListener("30s", "the bank is down")
-        got.append((order, mqtemplate_harness.clock.now_ms()))
+        got.append((order, kit.harness.clock.now_ms()))
 
-    app = mqtemplate_app(listener(is_async, handle, consume_mode=mode, consume_thread_number=1))
-    start_ms = mqtemplate_harness.clock.now_ms()
-    send(mqtemplate_template, "tea", "cup")
-    mqtemplate_harness.advance("29999ms")
+    app = kit.start(listener(is_async, handle, consume_mode=mode, consume_thread_number=1))
+    start_ms = kit.harness.clock.now_ms()
+    send(kit.template, "tea", "cup")
+    kit.harness.advance("29999ms")
     assert got == []
-    mqtemplate_harness.advance("1ms")
+    kit.harness.advance("1ms")
 
     assert got == [("tea", start_ms + 30_000), ("cup", start_ms + 30_000)]
-    assert mqtemplate_harness.failures == []
+    assert kit.harness.failures == []
     assert app.containers[0].is_running
 
 
-def test_a_batch_is_handled_whole_after_a_pause(
-    mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_a_batch_is_handled_whole_after_a_pause(kit: Kit) -> None:
     got: list[list[str]] = []
 
     @message_listener("orders", "billing")
@@ -97,16 +89,14 @@ def test_a_batch_is_handled_whole_after_a_pause(
         if len(got) == 1:
             raise PauseListener("1m")
 
-    mqtemplate_app(handle)
-    mqtemplate_template.sync_send("orders", ["tea", "cup"])
-    mqtemplate_harness.advance("1m")
+    kit.start(handle)
+    kit.template.sync_send("orders", ["tea", "cup"])
+    kit.harness.advance("1m")
 
     assert got == [["tea", "cup"], ["tea", "cup"]]
 
 
-def test_resume_ends_a_pause_and_a_pause_by_hand_goes_on(
-    mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_resume_ends_a_pause_and_a_pause_by_hand_goes_on(kit: Kit) -> None:
     got: list[str] = []
 
     def handle(order: str) -> None:
@@ -114,18 +104,18 @@ def test_resume_ends_a_pause_and_a_pause_by_hand_goes_on(
         if len(got) in (1, 2):
             raise PauseListener("1h")
 
-    [container] = mqtemplate_app(listener(False, handle)).containers
-    send(mqtemplate_template, "tea")
-    mqtemplate_harness.run_until_idle()
+    [container] = kit.start(listener(False, handle)).containers
+    send(kit.template, "tea")
+    kit.harness.run_until_idle()
     container.resume()
-    mqtemplate_harness.run_until_idle()
+    kit.harness.run_until_idle()
     assert got == ["tea", "tea"]
 
     container.pause()
-    mqtemplate_harness.advance("2h")
+    kit.harness.advance("2h")
     assert got == ["tea", "tea"]
     container.resume()
-    mqtemplate_harness.run_until_idle()
+    kit.harness.run_until_idle()
     assert got == ["tea", "tea", "tea"]
 
 
@@ -160,12 +150,7 @@ def test_a_pause_on_the_real_clock_ends_and_does_not_keep_a_stop_waiting(
 
 
 @pytest.mark.mqtemplate(raise_handler_errors=False)
-def test_timing_logs_each_call_and_each_send(
-    mqtemplate_app: StartApp,
-    mqtemplate_broker: EmbeddedBroker,
-    mqtemplate_harness: Harness,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_timing_logs_each_call_and_each_send(kit: Kit, caplog: pytest.LogCaptureFixture) -> None:
     timing = Timing("INFO", slow="2s")
 
     async def handle(order: str) -> None:
@@ -173,13 +158,11 @@ def test_timing_logs_each_call_and_each_send(
         if order == "1":
             raise OSError("no")
 
-    mqtemplate_app(
-        message_listener("orders", "billing", id="bill", max_reconsume_times=0, middlewares=[timing])(handle)
-    )
-    template = RocketMQTemplate(mqtemplate_broker, middlewares=[timing])
+    kit.start(message_listener("orders", "billing", id="bill", max_reconsume_times=0, middlewares=[timing])(handle))
+    template = RocketMQTemplate(kit.broker, middlewares=[timing])
     for seconds in range(3):
         template.sync_send("orders:paid", str(seconds))
-        mqtemplate_harness.advance("3s")
+        kit.harness.advance("3s")
 
     lines = [record for record in caplog.records if record.name == "mqtemplate.middlewares"]
     events: list[Any] = [(line.levelno, {"event": line.msg.split()[0]} | vars(line)) for line in lines]
@@ -200,31 +183,27 @@ def test_timing_logs_each_call_and_each_send(
 
 
 @BOTH
-def test_a_repeat_is_dropped_while_its_key_is_kept(
-    is_async: bool, mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_a_repeat_is_dropped_while_its_key_is_kept(kit: Kit, is_async: bool) -> None:
     got: list[str] = []
     deduplication = Deduplication(lambda message: message.keys, keep="10m")
-    mqtemplate_app(listener(is_async, got.append, middlewares=[deduplication]))
+    kit.start(listener(is_async, got.append, middlewares=[deduplication]))
 
     for _ in range(2):
-        mqtemplate_template.sync_send("orders", "tea", keys="4466")
-        mqtemplate_template.sync_send("orders", "no key")
-    mqtemplate_harness.advance("9m")
-    mqtemplate_template.sync_send("orders", "tea", keys="4466")
-    mqtemplate_harness.run_until_idle()
+        kit.template.sync_send("orders", "tea", keys="4466")
+        kit.template.sync_send("orders", "no key")
+    kit.harness.advance("9m")
+    kit.template.sync_send("orders", "tea", keys="4466")
+    kit.harness.run_until_idle()
     assert sorted(got) == ["no key", "no key", "tea"]
 
-    mqtemplate_harness.advance("1m")
-    mqtemplate_template.sync_send("orders", "tea", keys="4466")
-    mqtemplate_harness.run_until_idle()
+    kit.harness.advance("1m")
+    kit.template.sync_send("orders", "tea", keys="4466")
+    kit.harness.run_until_idle()
     assert sorted(got) == ["no key", "no key", "tea", "tea"]
 
 
 @pytest.mark.mqtemplate(raise_handler_errors=False)
-def test_a_message_that_failed_is_no_repeat(
-    mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_a_message_that_failed_is_no_repeat(kit: Kit) -> None:
     """A retry has the same message id, by which repeats are recognised without a key."""
     got: list[str] = []
 
@@ -233,16 +212,14 @@ def test_a_message_that_failed_is_no_repeat(
         if len(got) == 1:
             raise OSError
 
-    mqtemplate_app(listener(False, fail_once, retry=["1s"], middlewares=[Deduplication()]))
-    send(mqtemplate_template, "tea")
-    mqtemplate_harness.advance("1h")
+    kit.start(listener(False, fail_once, retry=["1s"], middlewares=[Deduplication()]))
+    send(kit.template, "tea")
+    kit.harness.advance("1h")
 
     assert got == ["tea", "tea"]
 
 
-def test_a_repeat_of_a_message_that_is_being_handled_comes_later(
-    mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_a_repeat_of_a_message_that_is_being_handled_comes_later(kit: Kit) -> None:
     got: list[str] = []
 
     async def handle(order: str) -> None:
@@ -250,50 +227,46 @@ def test_a_repeat_of_a_message_that_is_being_handled_comes_later(
         got.append(order)
 
     deduplication = Deduplication(lambda message: message.keys)
-    mqtemplate_app(message_listener("orders", "billing", middlewares=[deduplication])(handle))
-    mqtemplate_template.sync_send("orders", "tea", keys="1")
-    mqtemplate_template.sync_send("orders", "tea", keys="1")
-    mqtemplate_harness.advance("1m")
+    kit.start(message_listener("orders", "billing", middlewares=[deduplication])(handle))
+    kit.template.sync_send("orders", "tea", keys="1")
+    kit.template.sync_send("orders", "tea", keys="1")
+    kit.harness.advance("1m")
 
     assert got == ["tea"]
-    assert mqtemplate_harness.failures == []
+    assert kit.harness.failures == []
 
 
-def test_repeats_in_a_batch_are_dropped_alone(
-    mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_repeats_in_a_batch_are_dropped_alone(kit: Kit) -> None:
     got: list[list[str]] = []
 
     @message_listener("orders", "billing", middlewares=[Deduplication(lambda message: message.body.decode())])
     def handle(orders: list[str]) -> None:
         got.append(orders)
 
-    mqtemplate_app(handle)
-    mqtemplate_template.sync_send("orders", ["tea", "cup", "tea"])
-    mqtemplate_harness.run_until_idle()
-    mqtemplate_template.sync_send("orders", ["cup", "salt"])
-    mqtemplate_harness.run_until_idle()
-    mqtemplate_template.sync_send("orders", ["cup", "salt"])
-    mqtemplate_harness.run_until_idle()
+    kit.start(handle)
+    kit.template.sync_send("orders", ["tea", "cup", "tea"])
+    kit.harness.run_until_idle()
+    kit.template.sync_send("orders", ["cup", "salt"])
+    kit.harness.run_until_idle()
+    kit.template.sync_send("orders", ["cup", "salt"])
+    kit.harness.run_until_idle()
 
     assert got == [["tea", "cup"], ["salt"]]
 
 
-def test_the_number_of_keys_is_bounded_and_groups_do_not_share_keys(
-    mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_the_number_of_keys_is_bounded_and_groups_do_not_share_keys(kit: Kit) -> None:
     got: list[str] = []
     deduplication = Deduplication(lambda message: message.body.decode(), max_keys=2)
-    mqtemplate_app(listener(False, got.append, "one", middlewares=[deduplication]))
-    send(mqtemplate_template, "a", "b", "c", "a", "c")
-    mqtemplate_harness.run_until_idle()
+    kit.start(listener(False, got.append, "one", middlewares=[deduplication]))
+    send(kit.template, "a", "b", "c", "a", "c")
+    kit.harness.run_until_idle()
     assert got == ["a", "b", "c", "a"]
     assert len(deduplication) == 2
 
-    mqtemplate_app(
+    kit.start(
         listener(False, got.append, "two", consume_from_where="CONSUME_FROM_FIRST_OFFSET", middlewares=[deduplication])
     )
-    mqtemplate_harness.run_until_idle()
+    kit.harness.run_until_idle()
     assert got == ["a", "b", "c", "a", "a", "b", "c", "a"]
 
 
@@ -301,9 +274,7 @@ def test_the_number_of_keys_is_bounded_and_groups_do_not_share_keys(
 
 
 @pytest.mark.mqtemplate(raise_handler_errors=False)
-def test_an_async_handler_is_cancelled_after_its_time(
-    mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_an_async_handler_is_cancelled_after_its_time(kit: Kit) -> None:
     """Where it awaits. Its message is retried."""
     events: list[str] = []
 
@@ -315,21 +286,19 @@ def test_an_async_handler_is_cancelled_after_its_time(
             raise
         events.append("done")
 
-    mqtemplate_app(message_listener("orders", "billing", retry=["1s"], middlewares=[TimeLimit("5s")])(handle))
-    mqtemplate_template.sync_send("orders", "tea")
-    mqtemplate_harness.advance("5s")
+    kit.start(message_listener("orders", "billing", retry=["1s"], middlewares=[TimeLimit("5s")])(handle))
+    kit.template.sync_send("orders", "tea")
+    kit.harness.advance("5s")
     assert events == ["cancelled"]
-    mqtemplate_harness.advance("1m")
+    kit.harness.advance("1m")
 
     assert events == ["cancelled", "done"]
-    [failure] = mqtemplate_harness.failures
+    [failure] = kit.harness.failures
     assert isinstance(failure.error, TimeLimitError)
     assert str(failure.error) == "the handler ran longer than 5s"
 
 
-def test_an_async_handler_may_catch_its_cancellation_and_return(
-    mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_an_async_handler_may_catch_its_cancellation_and_return(kit: Kit) -> None:
     events: list[str] = []
 
     async def handle(order: str) -> None:
@@ -340,9 +309,9 @@ def test_an_async_handler_may_catch_its_cancellation_and_return(
             assert task is not None
             events.append("caught")
 
-    mqtemplate_app(message_listener("orders", "billing", middlewares=[TimeLimit("5s")])(handle))
-    mqtemplate_template.sync_send("orders", "tea")
-    mqtemplate_harness.advance("1m")
+    kit.start(message_listener("orders", "billing", middlewares=[TimeLimit("5s")])(handle))
+    kit.template.sync_send("orders", "tea")
+    kit.harness.advance("1m")
 
     assert events == ["caught"]
 
@@ -389,39 +358,33 @@ def test_a_plain_handler_in_time_runs_to_its_end() -> None:
 
 
 @BOTH
-def test_a_rate_limit_spreads_messages_over_time(
-    is_async: bool, mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_a_rate_limit_spreads_messages_over_time(kit: Kit, is_async: bool) -> None:
     """Two at once, then one each 100 ms; no thread waits, and nothing counts as a failure."""
-    start_ms = mqtemplate_harness.clock.now_ms()
+    start_ms = kit.harness.clock.now_ms()
     got: list[int] = []
     limit = RateLimit(10, "1s", burst=2)
-    mqtemplate_app(
-        listener(is_async, lambda _: got.append(mqtemplate_harness.clock.now_ms() - start_ms), middlewares=[limit])
-    )
+    kit.start(listener(is_async, lambda _: got.append(kit.harness.clock.now_ms() - start_ms), middlewares=[limit]))
 
-    send(mqtemplate_template, *"abcde")
-    mqtemplate_harness.advance("1m")
+    send(kit.template, *"abcde")
+    kit.harness.advance("1m")
 
     assert got == [0, 0, 100, 200, 300]
-    assert mqtemplate_harness.failures == []
+    assert kit.harness.failures == []
 
 
-def test_a_batch_larger_than_the_bucket_waits_for_a_full_one_and_leaves_a_debt(
-    mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
-    start_ms = mqtemplate_harness.clock.now_ms()
+def test_a_batch_larger_than_the_bucket_waits_for_a_full_one_and_leaves_a_debt(kit: Kit) -> None:
+    start_ms = kit.harness.clock.now_ms()
     got: list[tuple[int, int]] = []
 
     @message_listener("orders", "billing", middlewares=[RateLimit(2, "1s")])
     def handle(orders: list[str]) -> None:
-        got.append((len(orders), mqtemplate_harness.clock.now_ms() - start_ms))
+        got.append((len(orders), kit.harness.clock.now_ms() - start_ms))
 
-    mqtemplate_app(handle)
-    mqtemplate_template.sync_send("orders", ["1", "2", "3", "4"])
-    mqtemplate_harness.run_until_idle()
-    mqtemplate_template.sync_send("orders", ["5"])
-    mqtemplate_harness.advance("1m")
+    kit.start(handle)
+    kit.template.sync_send("orders", ["1", "2", "3", "4"])
+    kit.harness.run_until_idle()
+    kit.template.sync_send("orders", ["5"])
+    kit.harness.advance("1m")
 
     assert got == [(4, 0), (1, 1_500)]
 
@@ -453,51 +416,41 @@ def bank(mqtemplate_harness: Harness) -> Bank:
 
 @BOTH
 @pytest.mark.mqtemplate(raise_handler_errors=False)
-def test_a_breaker_pauses_the_listener_while_its_dependency_is_down(
-    is_async: bool,
-    bank: Bank,
-    mqtemplate_app: StartApp,
-    mqtemplate_template: RecordingTemplate,
-    mqtemplate_harness: Harness,
-) -> None:
+def test_a_breaker_pauses_the_listener_while_its_dependency_is_down(kit: Kit, is_async: bool, bank: Bank) -> None:
     """After three failures one message is tried each minute. The outage uses up no retries but those three calls."""
     breaker = CircuitBreaker(3, "1m", errors=OSError, name="bank")
-    mqtemplate_app(listener(is_async, bank.pay, retry=["1h"], consume_thread_number=1, middlewares=[breaker]))
-    send(mqtemplate_template, *"abcde")
-    mqtemplate_harness.advance("150s")
+    kit.start(listener(is_async, bank.pay, retry=["1h"], consume_thread_number=1, middlewares=[breaker]))
+    send(kit.template, *"abcde")
+    kit.harness.advance("150s")
 
     assert bank.calls == [("a", 0), ("b", 0), ("c", 0), ("c", 60_000), ("c", 120_000)]
     assert breaker.is_open
     bank.is_down = False
-    mqtemplate_harness.advance("30s")
+    kit.harness.advance("30s")
     assert bank.done == ["c", "d", "e"]
     assert not breaker.is_open
-    mqtemplate_harness.advance("1h")
+    kit.harness.advance("1h")
     assert sorted(bank.done) == ["a", "b", "c", "d", "e"]
-    assert [type(failure.error) for failure in mqtemplate_harness.failures] == [ConnectionError] * 2
+    assert [type(failure.error) for failure in kit.harness.failures] == [ConnectionError] * 2
 
 
-def test_a_breaker_pauses_all_its_listeners_and_one_success_resumes_them(
-    bank: Bank, mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_a_breaker_pauses_all_its_listeners_and_one_success_resumes_them(kit: Kit, bank: Bank) -> None:
     breaker = CircuitBreaker(1, "1m")
-    mqtemplate_app(
+    kit.start(
         listener(False, bank.pay, "one", id="one", middlewares=[breaker]),
         listener(False, bank.pay, "two", id="two", middlewares=[breaker]),
     )
-    send(mqtemplate_template, "a")
-    mqtemplate_harness.advance("59s")
+    send(kit.template, "a")
+    kit.harness.advance("59s")
     assert bank.calls == [("a", 0)]
 
     bank.is_down = False
-    mqtemplate_harness.advance("1s")
+    kit.harness.advance("1s")
     assert bank.done == ["a", "a"]
 
 
 @pytest.mark.mqtemplate(raise_handler_errors=False)
-def test_other_errors_do_not_open_a_breaker(
-    mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_other_errors_do_not_open_a_breaker(kit: Kit) -> None:
     breaker = CircuitBreaker(2, errors=(OSError,))
     got: list[str] = []
 
@@ -505,26 +458,24 @@ def test_other_errors_do_not_open_a_breaker(
         got.append(order)
         raise OSError if order == "down" else ValueError
 
-    mqtemplate_app(listener(False, handle, max_reconsume_times=0, middlewares=[breaker]))
-    send(mqtemplate_template, "down", "invalid", "invalid", "invalid")
-    mqtemplate_harness.run_until_idle()
+    kit.start(listener(False, handle, max_reconsume_times=0, middlewares=[breaker]))
+    send(kit.template, "down", "invalid", "invalid", "invalid")
+    kit.harness.run_until_idle()
     assert not breaker.is_open
 
-    send(mqtemplate_template, "down")
-    mqtemplate_harness.run_until_idle()
+    send(kit.template, "down")
+    kit.harness.run_until_idle()
     assert breaker.is_open
 
 
-def test_a_success_ends_the_row_of_failures(
-    bank: Bank, mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_a_success_ends_the_row_of_failures(kit: Kit, bank: Bank) -> None:
     breaker = CircuitBreaker(2)
-    mqtemplate_harness.raise_handler_errors = False
-    mqtemplate_app(listener(False, bank.pay, max_reconsume_times=0, middlewares=[breaker]))
+    kit.harness.raise_handler_errors = False
+    kit.start(listener(False, bank.pay, max_reconsume_times=0, middlewares=[breaker]))
     for is_down in (True, False, True, False):
         bank.is_down = is_down
-        send(mqtemplate_template, "a")
-        mqtemplate_harness.run_until_idle()
+        send(kit.template, "a")
+        kit.harness.run_until_idle()
 
     assert not breaker.is_open
 

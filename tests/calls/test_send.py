@@ -31,7 +31,7 @@ from mqtemplate.errors import (
     RequestTimeoutError,
 )
 from mqtemplate.testing import Harness, messages_in
-from mqtemplate.testing.start_app import StartApp
+from tests.kit import Kit
 
 Sending = Generator[Outgoing, object, object]
 
@@ -126,24 +126,20 @@ def test_a_batch_passes_once(template: RocketMQTemplate, noting: Noting, mqtempl
     assert stamps(mqtemplate_broker) == ["paid"] * 4
 
 
-def test_a_one_way_send_has_no_result(
-    template: RocketMQTemplate, noting: Noting, mqtemplate_broker: EmbeddedBroker, mqtemplate_harness: Harness
-) -> None:
+def test_a_one_way_send_has_no_result(kit: Kit, template: RocketMQTemplate, noting: Noting) -> None:
     template.send_one_way("orders", b"tea")
-    mqtemplate_harness.run_until_idle()
+    kit.harness.run_until_idle()
 
     assert noting.events == [("one_way", [b"tea"]), "NoneType"]
-    assert stamps(mqtemplate_broker) == ["paid"]
+    assert stamps(kit.broker) == ["paid"]
 
 
-def test_the_result_of_a_request_is_the_reply(
-    template: RocketMQTemplate, noting: Noting, mqtemplate_app: StartApp, mqtemplate_harness: Harness
-) -> None:
+def test_the_result_of_a_request_is_the_reply(kit: Kit, template: RocketMQTemplate, noting: Noting) -> None:
     @message_listener("prices", "prices")
     def price(article: str) -> str:
         return f"{article} is 320"
 
-    mqtemplate_app(price)
+    kit.start(price)
 
     assert template.send_and_receive("prices", "tea", str) == "tea is 320"
     assert noting.events == [("request", [b"tea"]), "MessageExt"]
@@ -152,9 +148,7 @@ def test_the_result_of_a_request_is_the_reply(
     assert noting.events[2:] == [("request", [b"tea"]), "RequestTimeoutError"]
 
 
-def test_the_message_of_a_transaction_passes(
-    template: RocketMQTemplate, noting: Noting, mqtemplate_broker: EmbeddedBroker, mqtemplate_harness: Harness
-) -> None:
+def test_the_message_of_a_transaction_passes(kit: Kit, template: RocketMQTemplate, noting: Noting) -> None:
     @transaction_listener("orders")
     class Orders:
         def execute_local_transaction(self, message: Message, arg: object) -> TransactionState:
@@ -165,10 +159,10 @@ def test_the_message_of_a_transaction_passes(
 
     template.add_transaction_listener(Orders())
     template.send_in_transaction("orders", b"tea")
-    mqtemplate_harness.run_until_idle()
+    kit.harness.run_until_idle()
 
     assert noting.events == [("transaction", [b"tea"]), "HalfMessage"]
-    assert stamps(mqtemplate_broker) == ["paid"]
+    assert stamps(kit.broker) == ["paid"]
 
 
 def test_a_dropped_message_is_not_sent(mqtemplate_broker: EmbeddedBroker, noting: Noting) -> None:
@@ -251,7 +245,7 @@ def test_a_template_without_middlewares_uses_the_broker_itself(mqtemplate_broker
         def consume(self, delivery: Delivery) -> Generator[Delivery, object, None]:
             yield delivery
 
-    pipeline = SendPipeline(mqtemplate_broker, mqtemplate_broker.clock, [middleware_sends([ConsumeOnly()])])
+    pipeline = SendPipeline(mqtemplate_broker, [middleware_sends([ConsumeOnly()])])
 
     assert pipeline.send == mqtemplate_broker.send
 

@@ -26,8 +26,8 @@ from mqtemplate import (
     scheduled,
 )
 from mqtemplate.errors import ConfigurationError, DependencyError, ListenerError
-from mqtemplate.testing import Harness, RecordingTemplate
 from mqtemplate.testing.start_app import StartApp
+from tests.kit import Kit
 
 Consuming = Generator[Delivery, object, object]
 
@@ -85,20 +85,15 @@ BOTH = pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def
     [(Noting, Noting), (Noting, NotingAsync), (NotingAsync, Noting), (NotingAsync, NotingAsync)],
 )
 def test_middlewares_are_around_the_handler_in_their_order(
-    is_async: bool,
-    outer: type[Noting],
-    inner: type[Noting],
-    mqtemplate_app: StartApp,
-    mqtemplate_template: RecordingTemplate,
-    mqtemplate_harness: Harness,
+    kit: Kit, is_async: bool, outer: type[Noting], inner: type[Noting]
 ) -> None:
     """Plain and async ones, in any mixture, around plain and async handlers."""
     events: list[Any] = []
     listen = message_listener("orders", "billing", middlewares=[outer(events, "outer"), inner(events, "inner")])
-    mqtemplate_app(listen(handler(is_async, events.append)))
+    kit.start(listen(handler(is_async, events.append)))
 
-    mqtemplate_template.sync_send("orders", "tea")
-    mqtemplate_harness.run_until_idle()
+    kit.template.sync_send("orders", "tea")
+    kit.harness.run_until_idle()
 
     assert events == ["outer before", "inner before", "tea", "inner after None", "outer after None"]
 
@@ -106,13 +101,7 @@ def test_middlewares_are_around_the_handler_in_their_order(
 @BOTH
 @pytest.mark.parametrize("kind", [Noting, NotingAsync])
 @pytest.mark.mqtemplate(raise_handler_errors=False)
-def test_a_middleware_sees_the_exception_and_each_attempt(
-    is_async: bool,
-    kind: type[Noting],
-    mqtemplate_app: StartApp,
-    mqtemplate_template: RecordingTemplate,
-    mqtemplate_harness: Harness,
-) -> None:
+def test_a_middleware_sees_the_exception_and_each_attempt(kit: Kit, is_async: bool, kind: type[Noting]) -> None:
     events: list[Any] = []
     attempts: list[int] = []
 
@@ -126,18 +115,16 @@ def test_a_middleware_sees_the_exception_and_each_attempt(
             raise OSError("bank is down")
 
     listen = message_listener("orders", "billing", retry=["5s"], middlewares=[Attempts(), kind(events, "outer")])
-    mqtemplate_app(listen(handler(is_async, fail_once)))
-    mqtemplate_template.sync_send("orders", "tea")
-    mqtemplate_harness.advance("5s")
+    kit.start(listen(handler(is_async, fail_once)))
+    kit.template.sync_send("orders", "tea")
+    kit.harness.advance("5s")
 
     assert attempts == [1, 2]
     assert events == ["outer before", "outer OSError", "outer before", "outer after None"]
 
 
 @BOTH
-def test_a_middleware_changes_the_message_before_it_is_converted(
-    is_async: bool, mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_a_middleware_changes_the_message_before_it_is_converted(kit: Kit, is_async: bool) -> None:
     """It passes on a changed copy; a retry gets the message as it was fetched."""
     got: list[str] = []
 
@@ -151,17 +138,15 @@ def test_a_middleware_changes_the_message_before_it_is_converted(
             raise RetryLater("1s")
 
     listen = message_listener("orders", "billing", middlewares=[Decrypt()])
-    mqtemplate_app(listen(handler(is_async, fail_once)))
-    mqtemplate_template.sync_send("orders", "aet")
-    mqtemplate_harness.advance("1s")
+    kit.start(listen(handler(is_async, fail_once)))
+    kit.template.sync_send("orders", "aet")
+    kit.harness.advance("1s")
 
     assert got == ["tea", "tea"]
 
 
 @BOTH
-def test_a_message_is_dropped_by_a_middleware_that_ends_without_yield(
-    is_async: bool, mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_a_message_is_dropped_by_a_middleware_that_ends_without_yield(kit: Kit, is_async: bool) -> None:
     """It counts as done and is not delivered again."""
     got: list[str] = []
     seen: list[str | None] = []
@@ -173,34 +158,30 @@ def test_a_message_is_dropped_by_a_middleware_that_ends_without_yield(
                 yield delivery
 
     listen = message_listener("orders", "billing", middlewares=[OnlyPaid()])
-    mqtemplate_app(listen(handler(is_async, got.append)))
-    mqtemplate_template.sync_send("orders", "tea", headers={"paid": "no"})
-    mqtemplate_template.sync_send("orders", "cup", headers={"paid": "yes"})
-    mqtemplate_harness.advance("3h")
+    kit.start(listen(handler(is_async, got.append)))
+    kit.template.sync_send("orders", "tea", headers={"paid": "no"})
+    kit.template.sync_send("orders", "cup", headers={"paid": "yes"})
+    kit.harness.advance("3h")
 
     assert (sorted(map(str, seen)), got) == (["no", "yes"], ["cup"])
 
 
 @BOTH
-def test_a_message_that_is_filtered_out_is_dropped(
-    is_async: bool, mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_a_message_that_is_filtered_out_is_dropped(kit: Kit, is_async: bool) -> None:
     got: list[str] = []
 
     class Nothing:
         def consume(self, delivery: Delivery) -> Consuming:
             yield delivery.filter(lambda _: False)
 
-    mqtemplate_app(message_listener("orders", "billing", middlewares=[Nothing()])(handler(is_async, got.append)))
-    mqtemplate_template.sync_send("orders", "tea")
-    mqtemplate_harness.advance("3h")
+    kit.start(message_listener("orders", "billing", middlewares=[Nothing()])(handler(is_async, got.append)))
+    kit.template.sync_send("orders", "tea")
+    kit.harness.advance("3h")
 
     assert got == []
 
 
-def test_an_async_middleware_may_drop_a_message(
-    mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_an_async_middleware_may_drop_a_message(kit: Kit) -> None:
     got: list[str] = []
 
     class Nothing:
@@ -210,17 +191,15 @@ def test_an_async_middleware_may_drop_a_message(
 
     for is_async in (False, True):
         listen = message_listener("orders", f"group-{is_async}", middlewares=[Nothing()])
-        mqtemplate_app(listen(handler(is_async, got.append)))
-    mqtemplate_template.sync_send("orders", "tea")
-    mqtemplate_harness.advance("3h")
+        kit.start(listen(handler(is_async, got.append)))
+    kit.template.sync_send("orders", "tea")
+    kit.harness.advance("3h")
 
     assert got == []
 
 
 @BOTH
-def test_a_middleware_may_suppress_an_exception(
-    is_async: bool, mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_a_middleware_may_suppress_an_exception(kit: Kit, is_async: bool) -> None:
     """The message is done then: without a retry and without a failure."""
     calls: list[str] = []
 
@@ -234,17 +213,15 @@ def test_a_middleware_may_suppress_an_exception(
     def fail(order: str) -> None:
         raise KeyError(order)
 
-    mqtemplate_app(message_listener("orders", "billing", middlewares=[Lenient()])(handler(is_async, fail)))
-    mqtemplate_template.sync_send("orders", "tea")
-    mqtemplate_harness.advance("3h")
+    kit.start(message_listener("orders", "billing", middlewares=[Lenient()])(handler(is_async, fail)))
+    kit.template.sync_send("orders", "tea")
+    kit.harness.advance("3h")
 
     assert calls == ["suppressed"]
 
 
 @BOTH
-def test_a_middleware_replaces_the_reply_or_replies_itself(
-    is_async: bool, mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_a_middleware_replaces_the_reply_or_replies_itself(kit: Kit, is_async: bool) -> None:
     """Of a request; the handler is not called if the middleware does not yield."""
 
     class Cache:
@@ -255,16 +232,14 @@ def test_a_middleware_replaces_the_reply_or_replies_itself(
             return f"{result}!"
 
     listen = message_listener("prices", "prices", middlewares=[Cache()])
-    mqtemplate_app(listen(handler(is_async, lambda article: f"{article} is 320")))
+    kit.start(listen(handler(is_async, lambda article: f"{article} is 320")))
 
-    assert mqtemplate_template.send_and_receive("prices", "tea", str) == "tea is 320!"
-    assert mqtemplate_template.send_and_receive("prices", "cup", str) == "from the cache"
+    assert kit.template.send_and_receive("prices", "tea", str) == "tea is 320!"
+    assert kit.template.send_and_receive("prices", "cup", str) == "from the cache"
 
 
 @pytest.mark.mqtemplate(raise_handler_errors=False)
-def test_a_middleware_that_raises_fails_the_message(
-    mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_a_middleware_that_raises_fails_the_message(kit: Kit) -> None:
     got: list[str] = []
     calls: list[int] = []
 
@@ -275,31 +250,27 @@ def test_a_middleware_that_raises_fails_the_message(
                 raise OSError("no audit")
             yield delivery
 
-    mqtemplate_app(
-        message_listener("orders", "billing", retry=["1s"], middlewares=[Broken()])(handler(False, got.append))
-    )
-    mqtemplate_template.sync_send("orders", "tea")
-    mqtemplate_harness.advance("1s")
+    kit.start(message_listener("orders", "billing", retry=["1s"], middlewares=[Broken()])(handler(False, got.append)))
+    kit.template.sync_send("orders", "tea")
+    kit.harness.advance("1s")
 
     assert (calls, got) == ([1, 2], ["tea"])
 
 
 @BOTH
 @pytest.mark.mqtemplate(raise_handler_errors=False)
-def test_the_stack_of_a_dead_letter_is_that_of_the_users_code(
-    is_async: bool, mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_the_stack_of_a_dead_letter_is_that_of_the_users_code(kit: Kit, is_async: bool) -> None:
     """The middlewares of the user are in it, and what drives them is not."""
 
     def fail(order: str) -> None:
         raise KeyError(order)
 
     listen = message_listener("orders", "billing", max_reconsume_times=0, middlewares=[Timing(), Noting([], "outer")])
-    mqtemplate_app(listen(handler(is_async, fail)))
-    mqtemplate_template.sync_send("orders", "tea")
-    mqtemplate_harness.run_until_idle()
+    kit.start(listen(handler(is_async, fail)))
+    kit.template.sync_send("orders", "tea")
+    kit.harness.run_until_idle()
 
-    [letter] = mqtemplate_harness.assert_dead_lettered("billing")
+    [letter] = kit.harness.assert_dead_lettered("billing")
     stack = letter.properties["dead_letter_stack"]
     assert "in consume" in stack
     assert stack.endswith("KeyError: 'tea'")
@@ -308,9 +279,7 @@ def test_the_stack_of_a_dead_letter_is_that_of_the_users_code(
 
 @BOTH
 @pytest.mark.mqtemplate(raise_handler_errors=False)
-def test_a_second_yield_is_an_error(
-    is_async: bool, mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_a_second_yield_is_an_error(kit: Kit, is_async: bool) -> None:
     class Twice:
         def consume(self, delivery: Delivery) -> Consuming:
             yield delivery
@@ -323,11 +292,11 @@ def test_a_second_yield_is_an_error(
 
     for number, each in enumerate((Twice(), TwiceAsync())):
         listen = message_listener("orders", f"group-{number}", retry_for=(OSError,), middlewares=[each])
-        mqtemplate_app(listen(handler(is_async, str)))
-    mqtemplate_template.sync_send("orders", "tea")
-    mqtemplate_harness.run_until_idle()
+        kit.start(listen(handler(is_async, str)))
+    kit.template.sync_send("orders", "tea")
+    kit.harness.run_until_idle()
 
-    assert [str(failure.error).partition(";")[0].rpartition(".")[2] for failure in mqtemplate_harness.failures] == [
+    assert [str(failure.error).partition(";")[0].rpartition(".")[2] for failure in kit.harness.failures] == [
         "consume yielded twice",
         "consume yielded twice",
     ]
@@ -337,9 +306,7 @@ def test_a_second_yield_is_an_error(
 
 
 @BOTH
-def test_a_batch_passes_the_middlewares_once(
-    is_async: bool, mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_a_batch_passes_the_middlewares_once(kit: Kit, is_async: bool) -> None:
     """The messages that are filtered out count as done; those that are changed are converted after it."""
     seen: list[tuple[int, int]] = []
     got: list[list[str]] = []
@@ -356,17 +323,17 @@ def test_a_batch_passes_the_middlewares_once(
         async def handle_async(orders: list[str]) -> None:
             got.append(orders)
 
-        mqtemplate_app(handle_async)
+        kit.start(handle_async)
     else:
 
         @message_listener("orders", "billing", middlewares=[Upper()])
         def handle(orders: list[str]) -> None:
             got.append(orders)
 
-        mqtemplate_app(handle)
+        kit.start(handle)
 
-    mqtemplate_template.sync_send("orders", ["tea", "salt", "cup"])
-    mqtemplate_harness.advance("3h")
+    kit.template.sync_send("orders", ["tea", "salt", "cup"])
+    kit.harness.advance("3h")
 
     assert (seen, got) == ([(3, 2)], [["TEA", "CUP"]])
 
@@ -375,11 +342,7 @@ def test_a_batch_passes_the_middlewares_once(
 @pytest.mark.parametrize("raises", [False, True])
 @pytest.mark.mqtemplate(raise_handler_errors=False)
 def test_indices_of_a_filtered_batch_mean_the_messages_that_the_handler_got(
-    is_async: bool,
-    raises: bool,
-    mqtemplate_app: StartApp,
-    mqtemplate_template: RecordingTemplate,
-    mqtemplate_harness: Harness,
+    kit: Kit, is_async: bool, raises: bool
 ) -> None:
     """Only the failed message is delivered again, as it was fetched."""
     got: list[list[str]] = []
@@ -403,24 +366,22 @@ def test_indices_of_a_filtered_batch_mean_the_messages_that_the_handler_got(
         async def handle_async(orders: list[str]) -> list[int]:
             return fail_last(orders)
 
-        mqtemplate_app(handle_async)
+        kit.start(handle_async)
     else:
 
         @message_listener("orders", "billing", retry=["1s"], middlewares=[WithoutFirst()])
         def handle(orders: list[str]) -> list[int]:
             return fail_last(orders)
 
-        mqtemplate_app(handle)
-    mqtemplate_template.sync_send("orders", ["salt", "tea", "cup"])
-    mqtemplate_harness.advance("3h")
+        kit.start(handle)
+    kit.template.sync_send("orders", ["salt", "tea", "cup"])
+    kit.harness.advance("3h")
 
     assert got == [["TEA", "CUP"], ["CUP"]]
 
 
 @pytest.mark.mqtemplate(raise_handler_errors=False)
-def test_a_middleware_may_fail_some_messages_of_a_batch(
-    mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_a_middleware_may_fail_some_messages_of_a_batch(kit: Kit) -> None:
     """Its indices are those of the messages that it got. An invalid body still fails alone."""
     got: list[list[int]] = []
 
@@ -434,18 +395,16 @@ def test_a_middleware_may_fail_some_messages_of_a_batch(
     def handle(orders: list[int]) -> None:
         got.append(orders)
 
-    mqtemplate_app(handle)
-    mqtemplate_template.sync_send("orders", [b"1", b"2", b"no number"])
-    mqtemplate_harness.advance("3h")
+    kit.start(handle)
+    kit.template.sync_send("orders", [b"1", b"2", b"no number"])
+    kit.harness.advance("3h")
 
     assert got == [[1, 2], [1]]
-    mqtemplate_harness.assert_dead_lettered("billing", times=1)
+    kit.harness.assert_dead_lettered("billing", times=1)
 
 
 @pytest.mark.mqtemplate(raise_handler_errors=False)
-def test_the_order_of_a_queue_stays_while_a_middleware_fails_and_drops(
-    mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_the_order_of_a_queue_stays_while_a_middleware_fails_and_drops(kit: Kit) -> None:
     got: list[str] = []
     attempts: list[tuple[bytes, int]] = []
 
@@ -457,23 +416,21 @@ def test_the_order_of_a_queue_stays_while_a_middleware_fails_and_drops(
             if delivery.message.body != b"c":
                 yield delivery
 
-    mqtemplate_app(
+    kit.start(
         message_listener("orders", "billing", consume_mode=ConsumeMode.ORDERLY, middlewares=[Gate()])(
             handler(False, got.append)
         )
     )
     for body in ("a", "b", "c", "d"):
-        mqtemplate_template.sync_send("orders", body, hash_key="one")
-    mqtemplate_harness.advance("1m")
+        kit.template.sync_send("orders", body, hash_key="one")
+    kit.harness.advance("1m")
 
     assert got == ["a", "b", "d"]
     assert attempts == [(b"a", 1), (b"b", 1), (b"b", 2), (b"c", 1), (b"d", 1)]
 
 
 @pytest.mark.mqtemplate(raise_handler_errors=False)
-def test_a_requested_redelivery_is_a_result(
-    mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_a_requested_redelivery_is_a_result(kit: Kit) -> None:
     results: list[object] = []
     done: list[bool] = []
 
@@ -487,9 +444,9 @@ def test_a_requested_redelivery_is_a_result(
     def handle(order: str, message: MessageExt) -> ConsumeStatus | None:
         return None if message.reconsume_times else ConsumeStatus.RECONSUME_LATER
 
-    mqtemplate_app(handle)
-    mqtemplate_template.sync_send("orders", "tea")
-    mqtemplate_harness.advance("1s")
+    kit.start(handle)
+    kit.template.sync_send("orders", "tea")
+    kit.harness.advance("1s")
 
     assert (results, done) == ([ConsumeStatus.RECONSUME_LATER, None], [False, True])
 
@@ -535,41 +492,32 @@ def bill(order: str) -> None:
     ORDER.append(order)
 
 
-def test_global_middlewares_are_outside_of_those_of_a_listener(
-    mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_global_middlewares_are_outside_of_those_of_a_listener(kit: Kit) -> None:
     """By order, then those of the configuration, then by registration. Classes get their services."""
     ORDER.clear()
-    mqtemplate_app(bill, Second, First, Audit, settings={"mqtemplate.middlewares": f"{__name__}.Configured"})
+    kit.start(bill, Second, First, Audit, settings={"mqtemplate.middlewares": f"{__name__}.Configured"})
 
-    mqtemplate_template.sync_send("orders", "tea")
-    mqtemplate_harness.run_until_idle()
+    kit.template.sync_send("orders", "tea")
+    kit.harness.run_until_idle()
 
     assert ORDER == ["First", "Configured", "Second", "OfListener", "Configured", "tea"]
 
 
-def test_middlewares_of_the_library_can_be_configured_by_name(
-    mqtemplate_app: StartApp,
-    mqtemplate_template: RecordingTemplate,
-    mqtemplate_harness: Harness,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_middlewares_of_the_library_can_be_configured_by_name(kit: Kit, caplog: pytest.LogCaptureFixture) -> None:
     """With the defaults of their arguments."""
 
     @message_listener("orders", "billing")
     def handle(order: str) -> None: ...
 
     names = "mqtemplate.Timing, mqtemplate.Deduplication, mqtemplate.CircuitBreaker"
-    mqtemplate_app(handle, settings={"mqtemplate.middlewares": names})
-    mqtemplate_template.sync_send("orders", "tea")
-    mqtemplate_harness.run_until_idle()
+    kit.start(handle, settings={"mqtemplate.middlewares": names})
+    kit.template.sync_send("orders", "tea")
+    kit.harness.run_until_idle()
 
     assert "message.handled" in caplog.text
 
 
-def test_a_function_or_an_object_can_be_marked(
-    mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_a_function_or_an_object_can_be_marked(kit: Kit) -> None:
     events: list[Any] = []
 
     @middleware(order=5)
@@ -579,19 +527,17 @@ def test_a_function_or_an_object_can_be_marked(
     @message_listener("orders", "billing")
     def handle(order: str) -> None: ...
 
-    mqtemplate_app(handle, inner, middleware(Configured()))
+    kit.start(handle, inner, middleware(Configured()))
     ORDER.clear()
-    mqtemplate_template.sync_send("orders", "tea")
-    mqtemplate_harness.run_until_idle()
+    kit.template.sync_send("orders", "tea")
+    kit.harness.run_until_idle()
 
     assert (ORDER, events) == (["Configured"], ["inner before", "inner after None"])
 
 
 @BOTH
 @pytest.mark.parametrize("kind", [Noting, NotingAsync])
-def test_global_middlewares_are_around_the_functions_of_schedules(
-    is_async: bool, kind: type[Noting], mqtemplate_app: StartApp, mqtemplate_harness: Harness
-) -> None:
+def test_global_middlewares_are_around_the_functions_of_schedules(kit: Kit, is_async: bool, kind: type[Noting]) -> None:
     """A run that a middleware drops is skipped, and the schedule goes on; a paused one is repeated."""
     events: list[Any] = []
     calls: list[int] = []
@@ -613,13 +559,13 @@ def test_global_middlewares_are_around_the_functions_of_schedules(
         await virtual_sleep(0)
         events.append(run.scheduled_at.hour)
 
-    mqtemplate_app(
+    kit.start(
         report_async if is_async else report,
         middleware(SecondIsDroppedThirdIsPaused()),
         middleware(order=1)(kind(events, "inner")),
     )
-    mqtemplate_harness.advance("3h")
-    mqtemplate_harness.advance("1m")
+    kit.harness.advance("3h")
+    kit.harness.advance("1m")
 
     assert calls == [1, 1, 1, 1]
     assert events == ["inner before", 1, "inner after None", "inner before", 3, "inner after None"]
