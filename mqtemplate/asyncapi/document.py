@@ -17,8 +17,6 @@ from mqtemplate.converter import JsonMessageConverter, MessageConverter
 from mqtemplate.scheduling.schedules import Schedules
 
 _REF = "#/components/schemas/{model}"
-
-
 _OPAQUE = (None, Any, object, bytes)
 
 
@@ -64,8 +62,6 @@ def content_type_of(kind: Any) -> str | None:
 
 
 ASYNCAPI = "3.0.0"
-
-
 _PROTOCOL = "rocketmq"
 
 

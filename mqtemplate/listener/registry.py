@@ -47,10 +47,7 @@ def no_other_cluster(listener: str, choice: ClusterChoice) -> Broker:
 IsEnabled = Callable[[str, str], bool]
 """Function that returns True if the configuration lets a listener run: (group, topic) -> bool."""
 
-
 _log = get_logger("mqtemplate.listener")
-
-
 _NO_DEFAULTS = RetryDefaults()
 
 

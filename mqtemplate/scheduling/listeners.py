@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from enum import Enum
 from typing import Any
 
 from mqtemplate.broker import ConsumeFromWhere
@@ -28,19 +29,18 @@ from mqtemplate.scheduling.trigger import epoch_ms
 from mqtemplate.services import ClockWatch, Service, ServiceThread
 
 _log = get_logger("mqtemplate.scheduling")
-
-
 _TRIES = 3
-
-
-_OLD_TRIGGER = "old trigger"
-
-
 _AFTER_FAILURE_MS = 60_000
-
-
 _SKEW_MS = 60_000
 """By how much the clocks of processes may differ before a time counts as one of a wrong clock."""
+
+
+class DropReason(Enum):
+    """Reason for which a message of a schedule is not its next run."""
+
+    OLD_TRIGGER = "old trigger"
+    DUPLICATE = "duplicate"
+    DONE = "done"
 
 
 class ScheduleRunner:
@@ -109,8 +109,10 @@ class ScheduleRunner:
         if request.is_manual:
             return self._run(request, message)
         if (reason := self._reason_to_drop(request, message)) is not None:
-            _log.debug("schedule.message_dropped", schedule=request.schedule, run_ms=request.run_ms, reason=reason)
-            if reason != _OLD_TRIGGER and self._topic.can_list:
+            _log.debug(
+                "schedule.message_dropped", schedule=request.schedule, run_ms=request.run_ms, reason=reason.value
+            )
+            if reason is not DropReason.OLD_TRIGGER and self._topic.can_list:
                 # The message that ran may have been one of a clock that was ahead, so that nothing follows it.
                 self.start(self._topic.pending().get(self.schedule.name, ()))
             return None
@@ -122,17 +124,17 @@ class ScheduleRunner:
             return None
         return self._run(request, message)
 
-    def _reason_to_drop(self, request: RunMessage, message: MessageExt) -> str | None:
+    def _reason_to_drop(self, request: RunMessage, message: MessageExt) -> DropReason | None:
         if request.trigger != self.schedule.trigger and request.since_ms < self._since_ms:
-            return _OLD_TRIGGER
+            return DropReason.OLD_TRIGGER
         first = self._topic.first_with(request.key)
         if first is not None and first.msg_id != message.msg_id:
-            return "duplicate"
+            return DropReason.DUPLICATE
         # A retry of a run that failed comes after later runs, and counts.
         done_ms = self._topic.last_done_ms(request.schedule)
         if done_ms > self._clock.now_ms() + _SKEW_MS:
             return None  # it was noted while the clock was ahead, and says nothing about the runs until then
-        return "done" if message.reconsume_times == 0 and request.run_ms <= done_ms else None
+        return DropReason.DONE if message.reconsume_times == 0 and request.run_ms <= done_ms else None
 
     @contextmanager
     def running(self, run: ScheduledRun) -> Iterator[None]:
@@ -192,8 +194,6 @@ class ScheduleRunner:
 
 
 _LONGEST_RUN = "7d"
-
-
 _WATCH_MS = 10_000
 
 

@@ -21,7 +21,6 @@ from mqtemplate.scheduling.trigger import LAST_MS, Trigger
 SHORT_STEP_MS = 2 * 86_400_000
 """Longest delay that every broker takes: RocketMQ's timers take three days."""
 
-
 LONG_STEP_MS = 30 * 86_400_000
 """Longest delay where the broker takes more: the embedded broker and our server take forty days, by default."""
 
@@ -148,24 +147,13 @@ class RunMessage:
 
 
 _log = get_logger("mqtemplate.scheduling")
-
-
 DEFAULT_TOPIC = "mqtemplate-schedules"
-
-
 FOREVER_MS = (1 << 62) - 1
 """End of a pause without an end."""
 
-
 _PAUSED, _DONE = "paused", "done"
-
-
 _NEEDED = (Capability.TIMER, Capability.QUERY)
-
-
 _MAX_DUPLICATES = 64  # RocketMQ returns no more; each process that starts a schedule may send one
-
-
 _PAGE = 1_000
 
 

@@ -23,12 +23,10 @@ _ALIASES = {
     "@hourly": "0 * * * *",
 }
 
-
 _FORMS = (
     "five fields 'minute hour day month weekday' such as '0 9 * * MON-FRI', six with the second first, or one of "
     + ", ".join(_ALIASES)
 )
-
 
 _SECOND = timedelta(seconds=1)
 
@@ -71,15 +69,11 @@ def _start(after: datetime) -> datetime:
 
 
 NO_HOLIDAYS: frozenset[date] = frozenset()
-
-
 SHORTEST_MS = 1_000
 """Shortest interval."""
 
-
 LAST_MS = 253_370_764_800_000
 """Last time that triggers compute with: 9999-01-01T00:00Z, in each zone a time that `datetime` has."""
-
 
 _MAX_DAYS = 3_660  # a calendar that excludes ten years excludes everything
 

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 
 _Work = TypeVar("_Work")
-
-
 ReplaceThread = Callable[[], Callable[[], None] | None]
 """Function that starts a thread in place of a hanging one. It returns a function that ends the replacement, or None
 if there may be no more threads."""
@@ -151,8 +149,6 @@ class Watchdog(Generic[_Work]):
 
 
 _Item = TypeVar("_Item")
-
-
 Decide = Callable[[MessageExt, BaseException | None], Decision]
 """Function that decides about a message that failed with an exception; see `FailurePolicy.decide`."""
 

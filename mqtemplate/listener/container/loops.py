@@ -125,8 +125,6 @@ async def _outcome_of(awaitable: Awaitable[object]) -> object:
 
 
 _log = get_logger("mqtemplate.listener")
-
-
 _CANCEL_S = 10.0
 
 

@@ -17,8 +17,6 @@ from mqtemplate.message import MessageQueue
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
 _log = get_logger("mqtemplate.listener")
-
-
 _SECONDS_BELOW = 100_000_000_000  # a smaller number is epoch seconds, given by mistake: in milliseconds it is in 1973
 
 

@@ -123,28 +123,16 @@ class VirtualThread(threading.Thread):
 
 
 _log = get_logger("mqtemplate.listener")
-
-
 _Ts = TypeVarTuple("_Ts")
-
-
 _T = TypeVar("_T")
-
-
 _REAL_WAIT_S = 1.0
-
-
 _THREAD_WAIT_S = 30.0
-
-
 _YEAR_MS = 366 * 86_400_000
 _TOLERANCE_S = 0.0001
 
 # `asyncio.sleep` schedules this private function of CPython; timeouts schedule others. In a version without it each
 # timer of a handler counts as a sleep, so that a step waits for no socket while a handler has a timeout.
 _WAKE_OF_SLEEP: Any = getattr(asyncio.futures, "_set_result_unless_cancelled", None)
-
-
 _RUN: ContextVar[object] = ContextVar("mqtemplate_virtual_run", default=None)
 """Identity of the handler or hook to which a task belongs. A task may outlive it."""
 

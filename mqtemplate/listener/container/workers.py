@@ -20,11 +20,7 @@ from mqtemplate.processes import call_after_fork
 from mqtemplate.user_code import is_interrupt
 
 _log = get_logger("mqtemplate.listener")
-
-
 _TICK_S = 0.001
-
-
 _BUSY_PROCESS = 0.7  # of one core
 
 
@@ -222,11 +218,8 @@ class ConsumeThreadPool:
 
 
 _THREADS_FOR_FAILURES = 4
-
-
 StartTask = Callable[[MessageExt, asyncio.AbstractEventLoop], "asyncio.Task[Failure | None]"]
 """Function that creates the task for one message."""
-
 
 _Running = RunningCall[Any]
 

@@ -21,16 +21,9 @@ from mqtemplate.user_code import shown
 Resolve = Callable[[str], str]
 """Function that replaces the placeholders of a text."""
 
-
 _Target = TypeVar("_Target", bound=Callable[..., object])
-
-
 _MAX_INT = 2**31 - 1
-
-
 _UNIT = {1: "or milliseconds", 60_000: "or minutes"}
-
-
 NOT_READABLE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """Errors of `Attribute.read` for a value that is not allowed."""
 

@@ -34,14 +34,11 @@ if TYPE_CHECKING:
 LISTENER_ATTRIBUTE = "__mqtemplate_listener__"
 """Attribute of a decorated object that holds its tuple of `ListenerSpec`."""
 
-
 SPARK_LISTENER_ATTRIBUTE = "__mqtemplate_spark_listener__"
 """The same of ``@spark_listener``. It is here so that applications without Spark can look for it."""
 
-
 ExceptionTypes = type[BaseException] | str | Sequence[type[BaseException] | str]
 """One class of exceptions or several, or their dotted names."""
-
 
 _Target = TypeVar("_Target", bound=Callable[..., object])
 
@@ -55,11 +52,7 @@ def _epoch_ms(value: int | str) -> int | None:
 
 
 _AWAIT_TERMINATION = "${rocketmq.consumer.await-termination-millis-when-shutdown:1000}"
-
-
 _MIDDLEWARES = "objects, classes, or dotted names of these, such as 'shop.audit.Audit'"
-
-
 _TIMESTAMP = Attribute("", "epoch milliseconds or yyyyMMddHHmmss (local time)", _epoch_ms)
 
 

@@ -14,14 +14,10 @@ from mqtemplate.listener.declaration.decorator import MESSAGE_LISTENER
 ENHANCER_ATTRIBUTE = "__mqtemplate_listener_enhancer__"
 """Attribute of a decorated function or class that holds its order."""
 
-
 Enhancer = Callable[[dict[str, Any], object], Mapping[str, Any] | None]
 """Function (attributes, listener) -> attributes. It may change the given dict and return None."""
 
-
 _Target = TypeVar("_Target", bound=Callable[..., object])
-
-
 _OWN = ("topic", "consumer_group")
 
 
@@ -90,8 +86,6 @@ def _after(enhance: Enhancer, attributes: dict[str, Any], listener: object) -> d
 
 
 Prepare = Callable[["PreparedConsumer"], object]
-
-
 _HOOK = "prepare_start"
 
 

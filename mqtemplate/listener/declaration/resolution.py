@@ -27,8 +27,6 @@ from mqtemplate.topics import check_topic
 from mqtemplate.user_code import shown
 
 _PLACEHOLDER = re.compile(r"\$\{([^${}:]+)(?::([^${}]*))?\}")
-
-
 _SETTINGS = frozenset(field.name for field in dataclasses.fields(ListenerSettings))
 
 
@@ -168,8 +166,6 @@ def matching(patterns: Sequence[str], topics: Iterable[str]) -> tuple[str, ...]:
 
 
 EMBEDDED = "embedded"
-
-
 _NAMES = tuple(field.name for field in fields(ClusterChoice))
 
 
@@ -200,12 +196,8 @@ def read_choice(
 _NO_EFFECT: dict[str, set[object]] = {"access_channel": {"", "LOCAL"}}
 """Attribute -> values that are allowed everywhere; of the other attributes, an empty text and False."""
 
-
 _NO_USERS = "the embedded broker runs inside this process and has no users"
-
-
 _NO_NAMESPACE = "the embedded broker serves one application and has no namespaces; put the prefix into topic and group"
-
 
 _BY_EMBEDDED = {
     "access_key": _NO_USERS,
@@ -216,14 +208,10 @@ _BY_EMBEDDED = {
     "access_channel": "there is no cloud broker behind this application",
 }
 
-
 _OF_APPLICATION = ("access_key", "secret_key", "tls_enable", "namespace", "namespace_v2")
 """Attributes that hold for the whole application on a cluster: it has one connection to each broker."""
 
-
 _SECRET = frozenset({"access_key", "secret_key"})
-
-
 _SECTIONS = ("producer", "consumer", "pull-consumer")
 
 

@@ -15,7 +15,6 @@ from mqtemplate.template.options import SEND_OPTIONS, SendOptions
 PUBLISHES_ATTRIBUTE = "__mqtemplate_publishes__"
 """Attribute of a decorated handler that holds its tuple of `PublishSpec`."""
 
-
 _Target = TypeVar("_Target", bound=Callable[..., object])
 
 

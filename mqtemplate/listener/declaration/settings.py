@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
 
 _MAX_RETRIES = 10_000
-
-
 _LONGEST_DELAY_MS = 40 * 86_400_000
-
 
 SCHEDULE_FORMS = (
     "delays such as ['5s', '1m', '1h'] (text with the units d h m s ms, a timedelta, or seconds, up to 40d), or "
@@ -188,14 +185,8 @@ class ClusterChoice:
 
 
 _DEFAULT_PAYLOADS = PayloadSettings()
-
-
 _DEFAULT_RETRIES = 16
-
-
 _UNLIMITED_RETRIES = 2**31 - 1
-
-
 _HALF_AN_HOUR_MS = 30 * 60 * 1_000
 
 

@@ -13,7 +13,6 @@ from mqtemplate.selectors.tags import tag_problem
 TAGS_ATTRIBUTE = "__mqtemplate_tags__"
 """Attribute of a decorated method that holds its tags."""
 
-
 _Target = TypeVar("_Target", bound=Callable[..., object])
 
 

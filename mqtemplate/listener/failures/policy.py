@@ -26,8 +26,6 @@ from mqtemplate.record.dead_letter import FIRST_FAILED_AT, cause_of, dead_letter
 from mqtemplate.user_code import error_text
 
 _log = get_logger("mqtemplate.listener")
-
-
 _BROKERS_CHOICE = 0  # as a delay level
 
 

@@ -71,7 +71,6 @@ _FROM_PROPERTIES = (
     ("rocketmq_TRANSACTION_ID", Property.TRANSACTION_ID),
 )
 
-
 _NEVER_COPIED = frozenset({"id", "timestamp"})
 
 

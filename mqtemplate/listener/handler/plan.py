@@ -17,8 +17,6 @@ from mqtemplate.listener.handler.results import ResultPublisher
 from mqtemplate.message import MessageExt, PackedBody
 
 Handler = Callable[..., object]
-
-
 _NOTHING_TO_SEND = ResultPublisher()
 
 

@@ -182,7 +182,6 @@ class _AsyncScope:
 Values: TypeAlias = list[Any]
 """Values of one call: the payload, then those of the providers."""
 
-
 Call: TypeAlias = Callable[[Any, Values], Any]
 """Function of the message (of a batch: the list of messages) and the values so far."""
 

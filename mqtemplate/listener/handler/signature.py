@@ -27,17 +27,9 @@ from mqtemplate.listener.handler.providers import (
 from mqtemplate.message import Message, MessageExt, MessageQueue
 
 LISTS = frozenset({list, collections.abc.Sequence})
-
-
 _MAPPINGS = frozenset({dict, collections.abc.Mapping})
-
-
 _COLLECTORS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-
 _ALLOWED = "MessageExt, MessageQueue, or headers: dict[str, str]"
-
-
 _ALLOWED_IN_BATCH = "list[MessageExt] or headers: list[dict[str, str]]"
 
 
