@@ -204,6 +204,6 @@ def _owner(handler: Any) -> Any:
 
 
 def _summary(target: Any) -> str:
-    """Return the first paragraph of a docstring; for a listener's method without one, that of its class."""
+    """Return the first paragraph of a docstring; for a listener's method without one, of its class."""
     text = inspect.getdoc(target) or (inspect.getdoc(_owner(target)) if hasattr(target, "__self__") else None) or ""
     return " ".join(text.partition("\n\n")[0].split())

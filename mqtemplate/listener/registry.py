@@ -64,7 +64,7 @@ class ListenerRegistry:
         trace_of: Returns the sender of trace records: (broker, trace topic, is_cloud=...).
         enabled: False: this process runs no listeners.
         only: Names of the listeners that run in this process: ids, or the last parts of ids. Empty for all.
-        middlewares: Middlewares of all listeners, the outermost first; those of *objects* are inside of them.
+        middlewares: Middlewares of all listeners, the outermost first; the ones of *objects* are inside of them.
         objects: Source of the objects that handlers take by type, and of middlewares.
         template: Function that returns the template for results of handlers.
         observation: Measures or traces the calls of all handlers; None: nothing does.
@@ -252,7 +252,7 @@ class ListenerRegistry:
         """Stop all listeners, the last one first, and their event loop.
 
         All stop fetching at once, so they wait for their handlers at the same time: the longest time for the wait that
-        a listener has is that of all of them.
+        a listener has is the time for all of them.
 
         Raises:
             ExceptionGroup: Some could not be stopped cleanly; all others were stopped.

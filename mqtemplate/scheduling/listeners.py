@@ -68,7 +68,7 @@ class ScheduleRunner:
         self._failed_ms = -_AFTER_FAILURE_MS
 
     def start(self, pending: Iterable[PendingMessage]) -> None:
-        """Send the message of the next run, unless it is pending; cancel those of another trigger.
+        """Send the message of the next run, unless it is pending; cancel messages of another trigger.
 
         A message is cancelled as well if its run is further away than the next two: a process sent it while the clock
         was ahead, and without it the schedule would be silent until then.
@@ -228,7 +228,7 @@ def start_schedules(runners: Iterable[ScheduleRunner], schedules: Schedules) -> 
 class ScheduleWatch:
     """Service that starts schedules again when the clock was set back; on a system clock it has a thread.
 
-    Their next runs are those of the clock that was ahead: in an hour, or in years.
+    Their next runs are as the clock that was ahead says: in an hour, or in years.
     """
 
     name = "schedules.clock"

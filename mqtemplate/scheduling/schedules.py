@@ -35,7 +35,7 @@ class ScheduleState:
 
 
 class Schedules:
-    """The schedules of a topic: those of this application, and those that other processes started.
+    """The schedules of a topic: of this application, and of other processes that started some.
 
     An application has one object of this class, and any service can take it.
 

@@ -28,7 +28,7 @@ LONG_STEP_MS = 30 * 86_400_000
 class RunKey(NamedTuple):
     """Key of a run message: equal messages of several processes have equal keys.
 
-    The fingerprint keeps the messages of a trigger apart from those of the trigger that replaces it.
+    The fingerprint keeps the messages of a trigger apart from the messages of the trigger that replaces it.
     """
 
     schedule: str
@@ -116,7 +116,7 @@ class RunMessage:
         """Return the request in a message.
 
         Raises:
-            MessageError: The body is none.
+            MessageError: The body is not a request for a run.
         """
         try:
             fields = json.loads(message.body)
@@ -162,8 +162,8 @@ class ScheduleTopic:
 
     All messages of a schedule have its name as tag and are in one queue, so they have one order. Two values of each
     schedule are stored as committed offsets, the only values that a RocketMQ broker of any version stores under a name
-    without a limit of time: the end of the pause (epoch ms) as that of the group ``<topic>-<name>-paused``, and the
-    last run that is done as that of ``<topic>-<name>-done``.
+    without a limit of time: the end of the pause (epoch ms) as the offset of the group ``<topic>-<name>-paused``, and
+    the last run that is done as the offset of ``<topic>-<name>-done``.
     """
 
     def __init__(self, broker: Broker, topic: str = DEFAULT_TOPIC) -> None:

@@ -356,7 +356,7 @@ def choose_loop(clock: Clock) -> HandlerLoop:
     """Return the loop for the handlers of an application that this thread starts.
 
     It is the event loop that runs in this thread, so that handlers share its clients and sessions. Without one it is a
-    loop in a thread of its own. On a virtual clock it is a loop whose time is that of the clock.
+    loop in a thread of its own. On a virtual clock it is a loop with the time of the clock.
     """
     if isinstance(clock, VirtualClock):
         from mqtemplate.listener.container.virtual import VirtualLoop  # only tests need it

@@ -138,7 +138,7 @@ _RUN: ContextVar[object] = ContextVar("mqtemplate_virtual_run", default=None)
 
 
 class VirtualLoop(HandlerLoop):
-    """Event loop whose time is that of a virtual clock, and a `Service`: the harness steps it.
+    """Event loop with the time of a virtual clock, and a `Service`: the harness steps it.
 
     ``asyncio.sleep(3)`` in a handler ends when the harness has moved the clock by three seconds.
 

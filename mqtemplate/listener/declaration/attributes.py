@@ -191,7 +191,7 @@ class ListenerDecorator:
         return decorate
 
     def specs(self, target: object) -> tuple[ListenerSpec, ...]:
-        """Return the specs noted on this very class or function; those of a base class do not count."""
+        """Return the specs noted on this very class or function; specs of a base class do not count."""
         specs: tuple[ListenerSpec, ...] = own_mark(target, self.mark) or ()
         return specs
 
@@ -226,7 +226,7 @@ class ListenerDecorator:
                 raise TypeError(f"{self.name} has no attribute {name!r}; {hint}")
 
     def topics_of(self, topic: Any) -> tuple[str, ...]:
-        """Return the names of topics that a decorator gives; raise `ListenerError` if they are none."""
+        """Return the names of topics that a decorator gives; raise `ListenerError` if they are not names."""
         is_list = isinstance(topic, Iterable) and not isinstance(topic, str)
         topics = tuple(topic) if is_list else (topic,)
         if not topics or not all(isinstance(name, str) and name.strip() for name in topics):

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict, TypeVar, Unpack
+from typing import Annotated, Any, TypedDict, TypeVar, Unpack
 
 from mqtemplate.broker import ConsumeFromWhere, MessageModel
 from mqtemplate.calls.middlewares import read_middlewares
@@ -26,10 +26,6 @@ from mqtemplate.listener.declaration.attributes import (
 from mqtemplate.listener.declaration.settings import SCHEDULE_FORMS, Backoff, ConsumeMode, read_schedule
 from mqtemplate.listener.declaration.tags import has_tag_methods
 from mqtemplate.selectors.tags import SelectorType
-
-if TYPE_CHECKING:
-    pass
-
 
 LISTENER_ATTRIBUTE = "__mqtemplate_listener__"
 """Attribute of a decorated object that holds its tuple of `ListenerSpec`."""

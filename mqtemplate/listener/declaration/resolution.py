@@ -172,7 +172,7 @@ _NAMES = tuple(field.name for field in fields(ClusterChoice))
 def read_choice(
     listener: str, values: Mapping[str, Any], given: Mapping[str, Any], own_name_server: str
 ) -> ClusterChoice | None:
-    """Return the cluster that a listener chooses; None for that of the application.
+    """Return the cluster that a listener chooses; None for the cluster of the application.
 
     Args:
         values: Attribute -> resolved value.

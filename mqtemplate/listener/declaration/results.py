@@ -66,7 +66,7 @@ def publishes(destination: str, delay_level: int = 0, **options: Unpack[SendOpti
 
     Args:
         destination: ``"topic"`` or ``"topic:tag"``; it may hold placeholders.
-        options: Options of each send, as those of `RocketMQTemplate.sync_send`.
+        options: Options of each send, as `RocketMQTemplate.sync_send` has them.
 
     Raises:
         TypeError: An option has an unknown name.
@@ -91,7 +91,7 @@ def _check_options(name: str, options: Mapping[str, Any]) -> None:
 
 
 def publish_specs(handler: Callable[..., object]) -> tuple[PublishSpec, ...]:
-    """Return the specs of a handler: those of the function, and those of the class of a listener whose method it is."""
+    """Return the specs of a handler: of the function, and of the class of a listener whose method it is."""
     specs: tuple[PublishSpec, ...] = getattr(handler, PUBLISHES_ATTRIBUTE, ())
     if is_of_class(handler):
         specs += vars(type(getattr(handler, "__self__", None))).get(PUBLISHES_ATTRIBUTE, ())

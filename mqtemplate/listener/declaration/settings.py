@@ -7,16 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from random import Random
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from mqtemplate.broker import ConsumeFromWhere, ConsumerSpec, MessageModel
 from mqtemplate.durations import Duration, duration_ms, format_ms
 from mqtemplate.errors import ListenerError
 from mqtemplate.selectors.tags import Selector
-
-if TYPE_CHECKING:
-    pass
-
 
 _MAX_RETRIES = 10_000
 _LONGEST_DELAY_MS = 40 * 86_400_000
@@ -149,7 +145,7 @@ def _is_number(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PayloadSettings:
-    """Attributes of a listener that choose its converter; None or empty for those of the application.
+    """Attributes of a listener that choose its converter; None or empty for the application's.
 
     Attributes:
         converter: A converter, or a class of converters.
@@ -219,7 +215,7 @@ class ListenerSettings:
     """Resolved attributes of a listener, with the names and units of `ListenerAttributes`.
 
     Attributes:
-        cluster: The cluster to use; None for that of the application.
+        cluster: The cluster to use; None for the cluster of the application.
         payloads: What the listener says about its converter.
         topics: Topics to read: those that the decorator names, and those that match a pattern.
         topic_patterns: Patterns of further topics.

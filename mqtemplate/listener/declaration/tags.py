@@ -92,7 +92,7 @@ def is_of_class(handler: object) -> bool:
 
 
 def _members(kind: type) -> dict[str, Any]:
-    """Return the members of a class by name; those of a subclass replace those of its bases."""
+    """Return the members of a class by name; members of a subclass replace members of its bases."""
     return {name: member for base in reversed(kind.__mro__) for name, member in vars(base).items()}
 
 
@@ -100,7 +100,7 @@ def tag_expression(listener: str, routes: Mapping[str, object], given: str, has_
     """Return the selector expression of a class with tag methods.
 
     Raises:
-        ListenerError: The decorator selects other tags than those of the methods.
+        ListenerError: The decorator selects other tags than the methods have.
     """
     if given == "*":
         return given if has_other else " || ".join(routes)

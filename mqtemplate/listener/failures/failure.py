@@ -96,7 +96,7 @@ class RetryLater(Picklable):  # a request of the handler, not an error of the li
     It counts as a retry: after the last one the message is a dead letter.
 
     Args:
-        delay: Time until the retry, such as ``"10m"``, a timedelta, or seconds; None: that of the listener's schedule.
+        delay: Time until the retry, such as ``"10m"``, a timedelta, or seconds; None: as the listener's schedule says.
         reason: Cause for the log.
 
     Raises:

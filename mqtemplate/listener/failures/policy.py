@@ -123,7 +123,7 @@ class FailurePolicy:
         return f"{schedule}, {'exact' if self._is_exact else 'by level'}"
 
     def replaced_delays(self) -> str | None:
-        """Return the delays of a broker that has levels only, for the log; None if those of the schedule are exact."""
+        """Return the delays of a broker that has levels only, for the log; None if the schedule's own are exact."""
         schedule, settings = self._settings.retry, self._settings
         if schedule is None or self._is_exact or settings.is_orderly or settings.is_broadcasting:
             return None

@@ -34,7 +34,7 @@ _ABSENT = ...  # structlog's mark for a key that is not bound
 
 
 def handler_context(group: str, topics: Sequence[str]) -> Context:
-    """Return the context of which each call of a handler gets a copy: that of this thread, with the listener's fields.
+    """Return the context of which each call of a handler gets a copy: this thread's, with the listener's fields.
 
     Args:
         topics: Topics of the listener.

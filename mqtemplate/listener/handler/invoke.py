@@ -44,7 +44,7 @@ from mqtemplate.message import MessageExt, Property
 from mqtemplate.user_code import safe_text
 
 Observer = Callable[[Sequence[MessageExt], Sequence[Failure]], object]
-"""Function that gets the messages of one call, and those of them that failed."""
+"""Function that gets the messages of one call, and its failures."""
 
 
 def _no_properties(payload: object) -> Mapping[str, str]:

@@ -9,7 +9,7 @@ from mqtemplate.errors import ListenerError
 from mqtemplate.listener.declaration.settings import PayloadSettings
 from mqtemplate.message import MessageExt, MessageQueue, Property
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # it needs pydantic, which executors of Spark do not have
     from mqtemplate.converter import MessageConverter
 
 
@@ -95,7 +95,7 @@ def message_headers(message: MessageExt) -> dict[str, str]:
 
 
 Read = Callable[[MessageExt], object]
-"""Function that returns a value of the message, such as that of a parameter."""
+"""Function that returns a value of the message, such as the value of a parameter."""
 
 
 def read_message(message: MessageExt) -> MessageExt:

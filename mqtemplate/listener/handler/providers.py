@@ -23,7 +23,7 @@ class Depends:
     """Annotation of a parameter whose value a function makes for each call: ``Annotated[Session, Depends(session)]``.
 
     A function with ``yield`` is closed after the call: it sees the exception of the handler, and cannot suppress it.
-    Its own parameters are like those of a handler after the payload.
+    Its own parameters are like the parameters of a handler after the payload.
     """
 
     provider: Callable[..., object]
@@ -102,7 +102,7 @@ class Provider:
 class Scope:
     """Providers of one handler, each after those that it uses.
 
-    Value 0 is the payload, value 1 that of the first provider.
+    Value 0 is the payload, value 1 the value of the first provider.
 
     Attributes:
         sender: Number of the value that sends the results of the handler; None if the template sends them.
@@ -180,7 +180,7 @@ class _AsyncScope:
 
 
 Values: TypeAlias = list[Any]
-"""Values of one call: the payload, then those of the providers."""
+"""Values of one call: the payload, then the values of the providers."""
 
 Call: TypeAlias = Callable[[Any, Values], Any]
 """Function of the message (of a batch: the list of messages) and the values so far."""

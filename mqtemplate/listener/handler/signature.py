@@ -82,7 +82,7 @@ class ParameterReader:
 
     Attributes:
         providers: Providers that were found, each after those that it uses.
-        sender: Number of the value that sends results; None if there is none.
+        sender: Number of the value that sends results; None if no value does.
     """
 
     def __init__(self, name: str, *, is_batch: bool, is_async: bool, objects: ObjectSource | None) -> None:
