@@ -119,8 +119,8 @@ class ScheduleRunner:
         self._continue(request)
         if request.deliver_ms < request.run_ms:
             return None
-        if (reason := self._reason_to_skip(request, message)) is not None:
-            _log.info("schedule.run_skipped", schedule=request.schedule, run_ms=request.run_ms, reason=reason)
+        if (skipped := self._reason_to_skip(request, message)) is not None:
+            _log.info("schedule.run_skipped", schedule=request.schedule, run_ms=request.run_ms, reason=skipped)
             return None
         return self._run(request, message)
 
