@@ -91,7 +91,7 @@ def overhead(count: int) -> None:
     """Measure what is around a handler."""
     with MQApplication(*handlers().values(), Audit, settings=_SETTINGS, environment={}) as app:
         containers = zip(handlers(), app.containers, strict=True)
-        calls = {name: container._invocation.handle_one for name, container in containers}
+        calls = {name: container.member.invocation.handle_one for name, container in containers}
         app.broker.send(Message("read", b"x" * 100))
         [message] = [found for queue in app.broker.queues("read") for found in app.broker.pull(queue, 0).messages]
         results: dict[str, list[float]] = {name: [] for name in calls}

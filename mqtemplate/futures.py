@@ -17,13 +17,23 @@ from mqtemplate.user_code import error_text, is_interrupt
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
-__all__ = ["AwaitableFuture", "HandlerFuture", "Waiter", "handler_loops", "refuse_on_handler_loop", "running_loop"]
+__all__ = [
+    "AwaitableFuture",
+    "HandlerFuture",
+    "Waiter",
+    "handler_loops",
+    "has_known_parts",
+    "refuse_on_handler_loop",
+    "running_loop",
+]
 
 T = TypeVar("T")
 
 _log = get_logger("mqtemplate.futures")
 
 _DONE = ("FINISHED", "CANCELLED", "CANCELLED_AND_NOTIFIED")  # states of `concurrent.futures`
+_PARTS = {"_condition", "_state", "_result", "_exception", "_waiters", "_done_callbacks"}
+"""Attributes of a `concurrent.futures.Future`. With others, futures are built without them."""
 
 
 class _HandlerLoop(Protocol):
@@ -78,12 +88,23 @@ class _SmallCondition:
             each.release()
 
 
-class AwaitableFuture(Future[T]):
-    """A `concurrent.futures.Future` that a coroutine can also await, on any asyncio event loop.
+class _PortableFuture(Future[T]):
+    """A future whose callbacks are called by `_call_back`, over the public methods of `concurrent.futures`."""
 
-    The loop goes on while a coroutine waits. If the waiting task is cancelled, the future is cancelled too, and what it
-    stands for may still happen: a message that is being sent is not called off.
-    """
+    def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
+        super().add_done_callback(lambda _: self._call_back(fn))
+
+    def _call_back(self, callback: Callable[[Future[T]], object]) -> None:
+        try:
+            callback(self)
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
+            _log.error("future.callback_failed", error=error_text(error), exc_info=error)
+
+
+class _SmallFuture(_PortableFuture[T]):
+    """The same with a `_SmallCondition`. It rests on private parts of CPython, see `_PARTS`."""
 
     def __init__(self) -> None:
         # All that `Future.__init__` does, but for its condition, which would take longer than the rest together.
@@ -95,10 +116,6 @@ class AwaitableFuture(Future[T]):
         self._done_callbacks: list[Any] = []
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
-        """Call a function when the future is done. Whatever it raises is logged, and nothing else.
-
-        It runs in the thread that sets the result: that of a connection or of the flush, which other messages need.
-        """
         with self._condition:
             if self._state not in _DONE:
                 self._done_callbacks.append(fn)
@@ -109,13 +126,28 @@ class AwaitableFuture(Future[T]):
         for each in self._done_callbacks:
             self._call_back(each)
 
-    def _call_back(self, callback: Callable[[Future[T]], object]) -> None:
-        try:
-            callback(self)
-        except BaseException as error:
-            if is_interrupt(error):
-                raise
-            _log.error("future.callback_failed", error=error_text(error), exc_info=error)
+
+def has_known_parts(future: Future[Any]) -> bool:
+    """Return True for a future of `concurrent.futures` as CPython 3.11 to 3.14 create it."""
+    known = vars(future).keys() == _PARTS and vars(future)["_state"] == "PENDING"
+    return known and callable(getattr(future, "_invoke_callbacks", None))
+
+
+if TYPE_CHECKING:
+    _BaseFuture = _SmallFuture
+else:
+    _BaseFuture = _SmallFuture if has_known_parts(Future()) else _PortableFuture
+
+
+class AwaitableFuture(_BaseFuture[T]):
+    """A `concurrent.futures.Future` that a coroutine can also await, on any asyncio event loop.
+
+    The loop goes on while a coroutine waits. If the waiting task is cancelled, the future is cancelled too, and what it
+    stands for may still happen: a message that is being sent is not called off.
+
+    Whatever a callback raises is logged, and nothing else. It runs in the thread that sets the result: a thread of a
+    connection or of the flush, which other messages need.
+    """
 
     def __await__(self) -> Generator[Any, None, T]:
         from asyncio import get_running_loop, wrap_future  # not needed where no coroutine waits

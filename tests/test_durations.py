@@ -16,7 +16,7 @@ from mqtemplate import DelayLevel, MQApplication, Section, Value, load_settings,
 from mqtemplate.delay.levels import DelayLevels
 from mqtemplate.durations import duration_ms, format_ms, is_duration_text
 from mqtemplate.errors import ConfigurationError, ListenerError
-from mqtemplate.listener.attributes import duration
+from mqtemplate.listener.declaration.attributes import duration
 from mqtemplate.testing import Harness, Inbox
 from mqtemplate.testing.recording import RecordingTemplate
 

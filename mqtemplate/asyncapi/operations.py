@@ -46,7 +46,7 @@ class MessageType:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
+class ApiOperation:
     """Something that an application sends or receives.
 
     Attributes:
@@ -66,10 +66,10 @@ class Operation:
     extensions: Mapping[str, Any] = field(default_factory=dict)
 
 
-def operations_of(app: MQApplication) -> list[Operation]:
+def operations_of(app: MQApplication) -> list[ApiOperation]:
     """Return the operations of an application that was checked or started."""
     schedules = {schedule.name for schedule in app.get(Schedules).own}
-    found: list[Operation] = []
+    found: list[ApiOperation] = []
     for container in app.containers:
         if container.endpoint.id not in schedules:
             found += _listener_operations(container.endpoint)
@@ -83,7 +83,7 @@ def operations_of(app: MQApplication) -> list[Operation]:
 # --- receiving ----------------------------------------------------------------------------------
 
 
-def _listener_operations(endpoint: Endpoint) -> Iterator[Operation]:
+def _listener_operations(endpoint: Endpoint) -> Iterator[ApiOperation]:
     settings, plan = endpoint.settings, endpoint.plan
     extensions: dict[str, Any] = {"x-consumer-group": settings.group}
     if settings.is_orderly:
@@ -97,7 +97,7 @@ def _listener_operations(endpoint: Endpoint) -> Iterator[Operation]:
     if plan.is_batch:
         extensions["x-batch"] = True
     for topic in settings.topics or settings.topic_patterns:
-        yield Operation(
+        yield ApiOperation(
             action="receive",
             name=endpoint.id,
             summary=_summary(plan.handler if not isinstance(plan, TagRoutedPlan) else _owner(plan.handler)),
@@ -147,7 +147,7 @@ def _result_type(handler: Any) -> Any:
     return get_type_hints(handler).get("return") if inspect.isroutine(handler) else None
 
 
-def _spark_operations(component: object, app: MQApplication) -> Iterator[Operation]:
+def _spark_operations(component: object, app: MQApplication) -> Iterator[ApiOperation]:
     holder: Any = component if inspect.isclass(component) or inspect.isroutine(component) else type(component)
     resolve = app.settings.resolve_text
     specs: tuple[ListenerSpec, ...] = vars(holder)[SPARK_LISTENER_ATTRIBUTE]
@@ -156,7 +156,7 @@ def _spark_operations(component: object, app: MQApplication) -> Iterator[Operati
         payload = spec.attributes.get("payload")
         tags: list[str | None] = [None] if expression == "*" else [tag.strip() for tag in expression.split("||")]
         for topic in spec.topics:
-            yield Operation(
+            yield ApiOperation(
                 action="receive",
                 name=_name_of(holder),
                 summary=_summary(holder),
@@ -169,14 +169,14 @@ def _spark_operations(component: object, app: MQApplication) -> Iterator[Operati
 # --- sending ------------------------------------------------------------------------------------
 
 
-def _published(endpoint: Endpoint, plan: HandlerPlan, spec: PublishSpec) -> Operation:
+def _published(endpoint: Endpoint, plan: HandlerPlan, spec: PublishSpec) -> ApiOperation:
     delays = {"delay": spec.options.get("delay"), "deliver-at": spec.options.get("deliver_at")}
     extensions = {f"x-{name}": str(value) for name, value in delays.items() if value is not None}
     target = parse_destination(spec.destination)
     result = _without_statuses(_result_type(plan.handler))
     items = get_args(result) if get_origin(result) is list else ()
     method = f".{plan.handler.__name__}" if isinstance(endpoint.plan, TagRoutedPlan) else ""
-    return Operation(
+    return ApiOperation(
         action="send",
         name=f"{endpoint.id}{method}-publishes",
         summary=_summary(plan.handler),
@@ -186,7 +186,7 @@ def _published(endpoint: Endpoint, plan: HandlerPlan, spec: PublishSpec) -> Oper
     )
 
 
-def _documented(target: Any, spec: DocumentedSend, app: MQApplication) -> Operation:
+def _documented(target: Any, spec: DocumentedSend, app: MQApplication) -> ApiOperation:
     destination = parse_destination(app.settings.resolve_text(spec.destination))
     extensions: dict[str, Any] = {}
     if spec.delay is not None:
@@ -196,7 +196,7 @@ def _documented(target: Any, spec: DocumentedSend, app: MQApplication) -> Operat
             raise ConfigurationError(f"@documents_send on {_name_of(target)}: {error}") from error
     if spec.delay_level:
         extensions["x-delay-level"] = spec.delay_level
-    return Operation(
+    return ApiOperation(
         action="send",
         name=_name_of(target) + ("-sends" if listener_specs(target) else ""),
         summary=_summary(target),
@@ -217,6 +217,6 @@ def _owner(handler: Any) -> Any:
 
 
 def _summary(target: Any) -> str:
-    """Return the first paragraph of a docstring; for a listener's method without one, that of its class."""
+    """Return the first paragraph of a docstring; for a listener's method without one, of its class."""
     text = inspect.getdoc(target) or (inspect.getdoc(_owner(target)) if hasattr(target, "__self__") else None) or ""
     return " ".join(text.partition("\n\n")[0].split())

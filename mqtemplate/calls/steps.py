@@ -113,12 +113,19 @@ def enter(arounds: Sequence[Around], call: Any, opened: list[Steps]) -> tuple[bo
 def leave(opened: list[Steps], result: Any, error: BaseException | None) -> Any:
     """Run generators to their end, the last one first. Return the result, or raise the error that is left."""
     while opened:
+        steps = opened.pop()
         try:
-            value = _end(opened.pop(), result, error, _middleware_yielded_twice)
+            if error is None:
+                steps.send(result)  # in place of `_end`: it is the end of each call
+            else:
+                steps.throw(error)
+        except StopIteration as end:
+            if error is not None or end.value is not None:
+                result, error = end.value, None
         except BaseException as raised:
             result, error = None, raised
         else:
-            result, error = (result if error is None and value is None else value), None
+            result, error = None, _after_second_yield(steps)
     if error is None:
         return result
     try:
@@ -127,21 +134,13 @@ def leave(opened: list[Steps], result: Any, error: BaseException | None) -> Any:
         del error  # else its traceback would contain this frame, and the frame the error
 
 
-def _end(steps: Steps, result: Any, error: BaseException | None, twice: Callable[[Any], Exception]) -> Any:
-    """Run a generator from its ``yield`` to its end. Return what it returns, and raise what it raises.
-
-    Args:
-        twice: Returns the exception for a generator that yields again. It is closed before.
-    """
+def _after_second_yield(steps: Steps) -> BaseException:
+    """Close a generator that yielded again. Return the error for it, or the error that it raises at its end."""
     try:
-        if error is None:
-            steps.send(result)
-        else:
-            steps.throw(error)
-    except StopIteration as end:
-        return end.value
-    steps.close()
-    raise twice(steps)
+        steps.close()
+    except BaseException as raised:
+        return raised
+    return _middleware_yielded_twice(steps)
 
 
 def _middleware_yielded_twice(steps: Any) -> RuntimeError:
@@ -209,7 +208,7 @@ async def _start_async(steps: AsyncSteps) -> tuple[bool, Any]:
 async def _end_async(
     steps: AsyncSteps, result: Any, error: BaseException | None, twice: Callable[[Any], Exception]
 ) -> None:
-    """Do `_end` with an async generator. It returns nothing, so it cannot replace the result."""
+    """Run an async generator from its ``yield`` to its end. It returns nothing, so it cannot replace the result."""
     try:
         if error is None:
             await steps.asend(result)
@@ -253,10 +252,9 @@ def first_value(steps: Steps, name: str) -> object:
     Raises:
         ListenerError: It ends without a value.
     """
-    is_passed, value = _start(steps)
-    if not is_passed:
-        raise _no_value(name)
-    return value
+    for value in steps:  # the fastest way to one step
+        return value
+    raise _no_value(name)
 
 
 async def first_value_async(steps: AsyncSteps, name: str) -> object:
@@ -274,11 +272,22 @@ def close_provider(steps: Steps, error: BaseException | None, name: str) -> None
         error: Exception of the call. If the provider does not raise another one, the caller raises it again: a
             provider sees it, and cannot suppress it.
     """
-    try:
-        _end(steps, None, error, lambda _: _provider_yielded_twice(name))
-    except BaseException as raised:
-        if raised is not error:
+    if error is None:
+        for _ in steps:  # as in `first_value`
+            break
+        else:
+            return
+    else:
+        try:
+            steps.throw(error)
+        except StopIteration:
+            return
+        except BaseException as raised:
+            if raised is error:
+                return
             raise
+    steps.close()
+    raise _provider_yielded_twice(name)
 
 
 async def close_provider_async(steps: AsyncSteps, error: BaseException | None, name: str) -> None:

@@ -16,7 +16,7 @@ from mqtemplate.event_log import get_logger
 from mqtemplate.http.bridges import AsgiApp, WsgiApp, asgi_application, wsgi_application
 from mqtemplate.http.exchange import HttpRequest, HttpResponse, below, host_name, is_private_name
 from mqtemplate.http.tokens import TokenAnswer, TokenCheck, checked_token
-from mqtemplate.listener.consuming.container import ListenerContainer
+from mqtemplate.listener.container.container import ListenerContainer
 from mqtemplate.metrics import Metrics
 from mqtemplate.observability.collectors import GroupLags
 from mqtemplate.observability.health import ApplicationHealth, HealthChecks, Status

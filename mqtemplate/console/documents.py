@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import MAXYEAR
 from typing import Any, Protocol
 
-from mqtemplate.listener.consuming.container import ListenerContainer
+from mqtemplate.listener.container.container import ListenerContainer
 from mqtemplate.metrics import HistogramSnapshot, MetricKind, Metrics
 from mqtemplate.observability.catalogue import Instrument, Point, points
 from mqtemplate.observability.collectors import GroupLag

@@ -29,10 +29,10 @@ from mqtemplate.context.signals import StopRequests, stop_at_exit
 from mqtemplate.errors import ConfigurationError, DependencyError, EventLoopBlockedError, MQTemplateError
 from mqtemplate.event_log import get_logger
 from mqtemplate.futures import running_loop
-from mqtemplate.listener.consuming.async_loop import RunningLoop
-from mqtemplate.listener.consuming.container import ListenerContainer
-from mqtemplate.listener.consuming.handler_loop import HandlerLoop, is_async
-from mqtemplate.listener.current import current_group
+from mqtemplate.listener.container.container import ListenerContainer
+from mqtemplate.listener.container.loops import HandlerLoop, RunningLoop
+from mqtemplate.listener.handler.current import current_group
+from mqtemplate.listener.handler.providers import is_async
 from mqtemplate.listener.registry import ListenerRegistry
 from mqtemplate.processes import OwnerProcess
 from mqtemplate.services import Service

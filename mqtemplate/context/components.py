@@ -15,13 +15,13 @@ from mqtemplate.calls.middlewares import MIDDLEWARE_ATTRIBUTE, middleware_order
 from mqtemplate.context.injection.marks import SERVICE_ATTRIBUTE, name_of, service_mark
 from mqtemplate.context.templates.declaration import EXT_TEMPLATE_ATTRIBUTE
 from mqtemplate.errors import DependencyError
-from mqtemplate.listener.decorator import (
+from mqtemplate.listener.declaration.decorator import (
     LISTENER_ATTRIBUTE,
     SPARK_LISTENER_ATTRIBUTE,
     is_itself_marked,
     listener_specs,
 )
-from mqtemplate.listener.registration.enhancers import ENHANCER_ATTRIBUTE
+from mqtemplate.listener.declaration.hooks import ENHANCER_ATTRIBUTE
 from mqtemplate.scheduling.decorator import SCHEDULED_ATTRIBUTE, schedule_specs
 from mqtemplate.template.transactions import TRANSACTION_LISTENER_ATTRIBUTE
 

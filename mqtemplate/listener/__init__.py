@@ -5,25 +5,32 @@ from typing import TYPE_CHECKING
 from mqtemplate.exports import late_import
 
 if TYPE_CHECKING:
-    from mqtemplate.listener.attributes import ListenerSpec
-    from mqtemplate.listener.calling.depends import Depends
-    from mqtemplate.listener.calling.send import ResultSender, Send, publishes
-    from mqtemplate.listener.consume_status import ConsumeStatus, ContainerState
-    from mqtemplate.listener.consuming.container import ListenerContainer
-    from mqtemplate.listener.current import add_current_message, current_group, current_message, current_messages
-    from mqtemplate.listener.decorator import LISTENER_ATTRIBUTE, ListenerAttributes, listener_specs, message_listener
+    from mqtemplate.listener.container.container import ListenerContainer
+    from mqtemplate.listener.container.membership import ContainerState
+    from mqtemplate.listener.declaration.attributes import ListenerSpec
+    from mqtemplate.listener.declaration.decorator import (
+        LISTENER_ATTRIBUTE,
+        ListenerAttributes,
+        listener_specs,
+        message_listener,
+    )
+    from mqtemplate.listener.declaration.hooks import PreparedConsumer, listener_enhancer
+    from mqtemplate.listener.declaration.resolution import default_resolve, resolve_spec
+    from mqtemplate.listener.declaration.results import ConsumeStatus, ResultSender, Send, publishes
+    from mqtemplate.listener.declaration.settings import Backoff, ConsumeMode, ListenerSettings, RetryDefaults
+    from mqtemplate.listener.declaration.tags import on_tag
     from mqtemplate.listener.discovery import make_endpoints
-    from mqtemplate.listener.endpoint import Endpoint
-    from mqtemplate.listener.failures.outcomes import DeadLetter, RetryLater
-    from mqtemplate.listener.failures.schedule import Backoff
-    from mqtemplate.listener.handler_result import BatchFailure
-    from mqtemplate.listener.headers import message_headers
-    from mqtemplate.listener.registration.enhancers import listener_enhancer
-    from mqtemplate.listener.registration.preparation import PreparedConsumer
-    from mqtemplate.listener.registration.tags import on_tag
+    from mqtemplate.listener.failures.failure import BatchFailure, DeadLetter, RetryLater
+    from mqtemplate.listener.handler.current import (
+        add_current_message,
+        current_group,
+        current_message,
+        current_messages,
+    )
+    from mqtemplate.listener.handler.payload import message_headers
+    from mqtemplate.listener.handler.plan import Endpoint
+    from mqtemplate.listener.handler.providers import Depends
     from mqtemplate.listener.registry import ListenerRegistry, check_subscriptions
-    from mqtemplate.listener.resolution import default_resolve, resolve_spec
-    from mqtemplate.listener.settings import ConsumeMode, ListenerSettings, RetryDefaults
 
 __all__ = [
     "LISTENER_ATTRIBUTE",
@@ -61,41 +68,26 @@ __all__ = [
     "resolve_spec",
 ]
 
+_NAMES = {
+    "container.container": "ListenerContainer",
+    "container.membership": "ContainerState",
+    "declaration.attributes": "ListenerSpec",
+    "declaration.decorator": "LISTENER_ATTRIBUTE ListenerAttributes listener_specs message_listener",
+    "declaration.hooks": "PreparedConsumer listener_enhancer",
+    "declaration.resolution": "default_resolve resolve_spec",
+    "declaration.results": "ConsumeStatus ResultSender Send publishes",
+    "declaration.settings": "Backoff ConsumeMode ListenerSettings RetryDefaults",
+    "declaration.tags": "on_tag",
+    "discovery": "make_endpoints",
+    "failures.failure": "BatchFailure DeadLetter RetryLater",
+    "handler.current": "add_current_message current_group current_message current_messages",
+    "handler.payload": "message_headers",
+    "handler.plan": "Endpoint",
+    "handler.providers": "Depends",
+    "registry": "ListenerRegistry check_subscriptions",
+}
+"""Module -> the public names that it defines."""
+
 __getattr__ = late_import(
-    __name__,
-    {
-        "Backoff": "mqtemplate.listener.failures.schedule",
-        "BatchFailure": "mqtemplate.listener.handler_result",
-        "ConsumeMode": "mqtemplate.listener.settings",
-        "ConsumeStatus": "mqtemplate.listener.consume_status",
-        "ContainerState": "mqtemplate.listener.consume_status",
-        "DeadLetter": "mqtemplate.listener.failures.outcomes",
-        "Depends": "mqtemplate.listener.calling.depends",
-        "Endpoint": "mqtemplate.listener.endpoint",
-        "LISTENER_ATTRIBUTE": "mqtemplate.listener.decorator",
-        "ListenerAttributes": "mqtemplate.listener.decorator",
-        "ListenerContainer": "mqtemplate.listener.consuming.container",
-        "ListenerRegistry": "mqtemplate.listener.registry",
-        "ListenerSettings": "mqtemplate.listener.settings",
-        "ListenerSpec": "mqtemplate.listener.attributes",
-        "PreparedConsumer": "mqtemplate.listener.registration.preparation",
-        "ResultSender": "mqtemplate.listener.calling.send",
-        "RetryDefaults": "mqtemplate.listener.settings",
-        "RetryLater": "mqtemplate.listener.failures.outcomes",
-        "Send": "mqtemplate.listener.calling.send",
-        "add_current_message": "mqtemplate.listener.current",
-        "check_subscriptions": "mqtemplate.listener.registry",
-        "current_group": "mqtemplate.listener.current",
-        "current_message": "mqtemplate.listener.current",
-        "current_messages": "mqtemplate.listener.current",
-        "default_resolve": "mqtemplate.listener.resolution",
-        "listener_enhancer": "mqtemplate.listener.registration.enhancers",
-        "listener_specs": "mqtemplate.listener.decorator",
-        "make_endpoints": "mqtemplate.listener.discovery",
-        "message_headers": "mqtemplate.listener.headers",
-        "message_listener": "mqtemplate.listener.decorator",
-        "on_tag": "mqtemplate.listener.registration.tags",
-        "publishes": "mqtemplate.listener.calling.send",
-        "resolve_spec": "mqtemplate.listener.resolution",
-    },
+    __name__, {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names.split()}
 )

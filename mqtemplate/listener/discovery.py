@@ -6,29 +6,24 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from types import NoneType
 from typing import Any, NamedTuple
 
 from mqtemplate.callables import name_of_callable
 from mqtemplate.calls.middlewares import check_middleware, name_of
 from mqtemplate.errors import ConfigurationError, DependencyError, DestinationError, ListenerError
-from mqtemplate.listener.attributes import ListenerSpec, Resolve
-from mqtemplate.listener.calling.objects import ObjectSource
-from mqtemplate.listener.calling.parameters import bare, hints_of
-from mqtemplate.listener.calling.publisher import Publisher, Template
-from mqtemplate.listener.calling.send import PUBLISHES_ATTRIBUTE, PublishSpec, publish_specs
-from mqtemplate.listener.decorator import is_itself_marked, listener_specs
-from mqtemplate.listener.endpoint import Endpoint, Handler, HandlerPlan
-from mqtemplate.listener.handler_result import is_allowed_result
-from mqtemplate.listener.registration.enhancers import Enhancer, enhanced
-from mqtemplate.listener.registration.error_handlers import error_handler_of
-from mqtemplate.listener.registration.preparation import hook_of
-from mqtemplate.listener.registration.tag_routes import routed_plan, tag_expression
-from mqtemplate.listener.registration.tags import has_tags, tag_methods
-from mqtemplate.listener.registration.topic_patterns import is_pattern
-from mqtemplate.listener.resolution import default_resolve, resolve_spec, resolve_topics
-from mqtemplate.listener.settings import ListenerSettings
-from mqtemplate.listener.signature import plan_handler
+from mqtemplate.listener.declaration.attributes import ListenerSpec, Resolve, check_handler
+from mqtemplate.listener.declaration.decorator import is_itself_marked, listener_specs
+from mqtemplate.listener.declaration.hooks import Enhancer, enhanced, hook_of
+from mqtemplate.listener.declaration.resolution import default_resolve, is_pattern, resolve_spec, resolve_topics
+from mqtemplate.listener.declaration.results import PUBLISHES_ATTRIBUTE, PublishSpec, publish_specs
+from mqtemplate.listener.declaration.settings import ListenerSettings
+from mqtemplate.listener.declaration.tags import has_tags, tag_expression, tag_methods
+from mqtemplate.listener.handler.plan import Endpoint, ErrorHandler, Handler, HandlerPlan, routed_plan
+from mqtemplate.listener.handler.providers import ObjectSource
+from mqtemplate.listener.handler.results import ResultPublisher, SendingTemplate, is_allowed_result
+from mqtemplate.listener.handler.signature import bare, hints_of, plan_handler
 from mqtemplate.selectors.tags import SelectorType
 from mqtemplate.template.options import parse_destination
 
@@ -43,7 +38,7 @@ class _Sources(NamedTuple):
 
     resolve: Resolve
     objects: ObjectSource | None
-    template: Callable[[], Template] | None
+    template: Callable[[], SendingTemplate] | None
 
 
 def make_endpoints(
@@ -51,7 +46,7 @@ def make_endpoints(
     resolve: Resolve = default_resolve,
     enhancers: Sequence[Enhancer] = (),
     objects: ObjectSource | None = None,
-    template: Callable[[], Template] | None = None,
+    template: Callable[[], SendingTemplate] | None = None,
 ) -> list[Endpoint]:
     """Return the endpoints of a decorated function, or of an object of a decorated class; one for each decorator.
 
@@ -168,7 +163,7 @@ def _plan(handler: Handler, settings: ListenerSettings, sources: _Sources) -> Ha
         # A class may publish the results of its tag methods, and one of them has none.
         if result is NoneType and (not has_tags(handler) or hasattr(handler, PUBLISHES_ATTRIBUTE)):
             raise ListenerError(f"{where}: @publishes sends what the handler returns, and it returns None")
-    return replace(plan, publisher=Publisher(where, specs, sources.template))
+    return replace(plan, publisher=ResultPublisher(where, specs, sources.template))
 
 
 def _tag_methods(target: object, handler: Handler | None) -> dict[str, Handler]:
@@ -224,3 +219,39 @@ def own_middlewares(given: Iterable[object], objects: ObjectSource | None, where
             )
         found.append(built)
     return tuple(found)
+
+
+_ALLOWED = "a function (error, message), or the name of a method of the listener class"
+
+
+def error_handler_of(given: Any, target: object, listener: str) -> ErrorHandler | None:
+    """Return the error handler that an attribute names; None if it names none.
+
+    Args:
+        given: A function, the name of a method of *target*, or the dotted name of a function.
+
+    Raises:
+        ListenerError: There is no such function, or it does not take an error and a message.
+    """
+    if given is None or given == "":
+        return None
+    found = _named(given, target) if isinstance(given, str) else given
+    if not callable(found):
+        raise ListenerError(f"{listener}: error_handler must be {_ALLOWED}, got {given!r}")
+    check_handler(found, f"{listener}: error_handler {given!r}")
+    try:
+        inspect.signature(found).bind(ValueError(), object())
+    except TypeError as exc:
+        raise ListenerError(f"{listener}: error_handler {given!r} cannot take (error, message): {exc}") from exc
+    handler: ErrorHandler = found
+    return handler
+
+
+def _named(name: str, target: object) -> Any:
+    if "." not in name:
+        return getattr(target, name, None)
+    module, _, attribute = name.rpartition(".")
+    try:
+        return getattr(import_module(module), attribute, None)
+    except ImportError:
+        return None  # reported by the caller, with the name

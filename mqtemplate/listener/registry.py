@@ -5,35 +5,49 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from mqtemplate.broker import Broker
 from mqtemplate.calls.handling import Observation
 from mqtemplate.calls.message_trace import TraceDispatcher, TraceOf
+from mqtemplate.clock import Clock, VirtualClock
 from mqtemplate.converter import MessageConverter, TypeChecks
-from mqtemplate.errors import ConversionError, ListenerError
+from mqtemplate.errors import ConversionError, ListenerError, UnsupportedError
 from mqtemplate.event_log import get_logger
-from mqtemplate.listener.attributes import Resolve
-from mqtemplate.listener.calling.objects import ObjectSource
-from mqtemplate.listener.calling.publisher import Template
-from mqtemplate.listener.consuming.async_loop import choose_loop
-from mqtemplate.listener.consuming.container import ListenerContainer
+from mqtemplate.listener.container.container import ListenerContainer, choose_loop
+from mqtemplate.listener.declaration.attributes import Resolve
+from mqtemplate.listener.declaration.hooks import Enhancer
+from mqtemplate.listener.declaration.resolution import default_resolve
+from mqtemplate.listener.declaration.settings import ClusterChoice, ListenerSettings, RetryDefaults
 from mqtemplate.listener.discovery import make_endpoints
-from mqtemplate.listener.endpoint import Endpoint
-from mqtemplate.listener.handler_scope import HandlerScope, scope_middlewares
-from mqtemplate.listener.registration.clusters import BrokerOf, no_other_cluster
-from mqtemplate.listener.registration.enhancers import Enhancer
-from mqtemplate.listener.registration.payloads import ConverterOf, converter_of
-from mqtemplate.listener.registration.topic_watch import TopicWatch
-from mqtemplate.listener.resolution import default_resolve
-from mqtemplate.listener.settings import ListenerSettings, RetryDefaults
+from mqtemplate.listener.handler.payload import ConverterOf, converter_of
+from mqtemplate.listener.handler.plan import Endpoint
+from mqtemplate.listener.handler.providers import HandlerScope, ObjectSource, scope_middlewares
+from mqtemplate.listener.handler.results import SendingTemplate
 from mqtemplate.selectors.tags import SelectorType, TagSelector
+from mqtemplate.services import Service, ServiceThread, wall_time
+
+BrokerOf = Callable[[str, ClusterChoice], Broker]
+"""Function that returns the broker of a cluster: (listener, choice) -> broker."""
+
+
+def no_other_cluster(listener: str, choice: ClusterChoice) -> Broker:
+    """Refuse any other cluster than the one of the registry, where no application connects to others.
+
+    Raises:
+        UnsupportedError: Always.
+    """
+    named = f"broker is {choice.broker!r}" if choice.broker else f"name_server is {choice.name_server!r}"
+    raise UnsupportedError(
+        f"listener {listener}: {named}, and this registry has one broker only; let an MQApplication start the "
+        "listener, or create a registry over the broker of that cluster"
+    )
+
 
 IsEnabled = Callable[[str, str], bool]
 """Function that returns True if the configuration lets a listener run: (group, topic) -> bool."""
 
 _log = get_logger("mqtemplate.listener")
-
-
 _NO_DEFAULTS = RetryDefaults()
 
 
@@ -50,7 +64,7 @@ class ListenerRegistry:
         trace_of: Returns the sender of trace records: (broker, trace topic, is_cloud=...).
         enabled: False: this process runs no listeners.
         only: Names of the listeners that run in this process: ids, or the last parts of ids. Empty for all.
-        middlewares: Middlewares of all listeners, the outermost first; those of *objects* are inside of them.
+        middlewares: Middlewares of all listeners, the outermost first; the ones of *objects* are inside of them.
         objects: Source of the objects that handlers take by type, and of middlewares.
         template: Function that returns the template for results of handlers.
         observation: Measures or traces the calls of all handlers; None: nothing does.
@@ -76,7 +90,7 @@ class ListenerRegistry:
         only: Sequence[str] = (),
         middlewares: Iterable[object] = (),
         objects: ObjectSource | None = None,
-        template: Callable[[], Template] | None = None,
+        template: Callable[[], SendingTemplate] | None = None,
         observation: Observation | None = None,
     ) -> None:
         self._broker = broker
@@ -238,7 +252,7 @@ class ListenerRegistry:
         """Stop all listeners, the last one first, and their event loop.
 
         All stop fetching at once, so they wait for their handlers at the same time: the longest time for the wait that
-        a listener has is that of all of them.
+        a listener has is the time for all of them.
 
         Raises:
             ExceptionGroup: Some could not be stopped cleanly; all others were stopped.
@@ -321,3 +335,71 @@ def _subscription(listener: ListenerSettings) -> str:
     topics = listener.topic_patterns or listener.topics  # the topics of a pattern are found when the listener starts
     kind = "" if isinstance(listener.selector, TagSelector) else f" ({SelectorType.SQL92.value})"
     return ", ".join(f"{topic}:{listener.selector.expression}{kind}" for topic in sorted(topics))
+
+
+_INTERVAL_MS = 30_000
+"""Time between two searches for new topics. Source: ``client: ClientConfig.pollNameServerInterval``."""
+
+
+class Follower(Protocol):
+    """A listener container, as far as the search needs it."""
+
+    endpoint: Endpoint
+
+    @property
+    def is_running(self) -> bool: ...
+
+    def follow_topics(self) -> None:
+        """Join the group again if there are new topics."""
+
+
+class TopicWatch:
+    """Search for new topics, for the listeners with patterns. A `Service`; on a system clock it has a thread.
+
+    A listener with a new topic leaves its group and joins it again with all of them; its handlers finish before.
+    """
+
+    name = "listener topics"
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._containers: list[Follower] = []
+        self._due_ms = clock.steady_ms() + _INTERVAL_MS
+        self._thread: ServiceThread | None = None
+
+    def start(self, containers: Iterable[Follower]) -> None:
+        """Watch for the containers that have patterns; do nothing if there are none."""
+        self._containers = [each for each in containers if each.endpoint.settings.topic_patterns]
+        if not self._containers:
+            return
+        self._due_ms = self._clock.steady_ms() + _INTERVAL_MS
+        if isinstance(self._clock, VirtualClock):
+            self._clock.services.append(self)
+        elif self._thread is None:
+            self._thread = ServiceThread("mqtemplate-topics", [self], self._clock, _report)
+            self._thread.start()
+
+    def on_wake(self, wake: Callable[[], None]) -> None:
+        """Nothing wakes this service before its time."""
+
+    def step(self) -> int | None:
+        """Let the listeners join the topics that are new, if it is time. Return the time of the next search."""
+        if self._clock.steady_ms() < self._due_ms:
+            return wall_time(self._clock, self._due_ms)
+        self._due_ms = self._clock.steady_ms() + _INTERVAL_MS
+        for container in self._containers:
+            if container.is_running:
+                container.follow_topics()
+        return wall_time(self._clock, self._due_ms)
+
+    def stop(self) -> None:
+        """End the search."""
+        if self._thread is not None:
+            self._thread.stop()
+            self._thread = None
+        elif isinstance(self._clock, VirtualClock) and self in self._clock.services:
+            self._clock.services.remove(self)
+
+
+def _report(service: Service, error: Exception) -> None:
+    _log.warning("listener.topics_unknown", reason=str(error))

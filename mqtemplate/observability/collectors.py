@@ -10,7 +10,7 @@ from mqtemplate.broker import Broker
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.errors import MQTemplateError, UnsupportedError
 from mqtemplate.event_log import get_logger
-from mqtemplate.listener.consuming.container import ListenerContainer
+from mqtemplate.listener.container.container import ListenerContainer
 from mqtemplate.message import MessageQueue
 from mqtemplate.metrics import MetricKind, MetricSample
 from mqtemplate.pending import PendingQuery

@@ -9,8 +9,8 @@ from enum import Enum
 
 from mqtemplate.broker import Broker
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
-from mqtemplate.listener.consume_status import ContainerState
-from mqtemplate.listener.consuming.container import ListenerContainer
+from mqtemplate.listener.container.container import ListenerContainer
+from mqtemplate.listener.container.membership import ContainerState
 from mqtemplate.observability.collectors import GroupLags
 from mqtemplate.observability.lateness import LatenessRecorder
 from mqtemplate.observability.settings import HealthSettings

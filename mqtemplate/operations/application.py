@@ -13,7 +13,7 @@ from typing import Any
 
 from mqtemplate.errors import ListenerError, MQTemplateError, did_you_mean
 from mqtemplate.event_log import get_logger
-from mqtemplate.listener.consuming.container import ListenerContainer
+from mqtemplate.listener.container.container import ListenerContainer
 from mqtemplate.message import MessageQueue
 from mqtemplate.numbers import parse_number
 from mqtemplate.scheduling.schedules import Schedules

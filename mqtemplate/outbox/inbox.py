@@ -6,7 +6,7 @@ from mqtemplate.calls.handling import ListenerInfo
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.durations import Duration, duration_ms
 from mqtemplate.errors import ConfigurationError, ListenerError
-from mqtemplate.listener.current import current_group
+from mqtemplate.listener.handler.current import current_group
 from mqtemplate.message import Message, Property
 from mqtemplate.outbox.database import Execute, purge_messages, record_message
 from mqtemplate.services import ClockWatch

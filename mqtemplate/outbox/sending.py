@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar, Unpack
 
 from mqtemplate.durations import Duration
 from mqtemplate.errors import MessageError
-from mqtemplate.listener.calling.send import ResultSender
+from mqtemplate.listener.declaration.results import ResultSender
 from mqtemplate.message import Message, Property, create_unique_id
 from mqtemplate.outbox.database import Execute, OutboxRow, add_rows, check_database
 from mqtemplate.outbox.relay import OutboxRelay, Transaction

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import traceback
 from datetime import UTC, datetime
-from pathlib import Path
-from types import FrameType
 
 from mqtemplate.message import MessageExt
-from mqtemplate.user_code import is_interrupt, safe_text, traceback_of, type_name
+from mqtemplate.user_code import safe_text, type_name
 
 EXCEPTION = "dead_letter_exception"
 """Class of the exception, with its module."""
@@ -29,23 +26,21 @@ CAUSES = frozenset({EXCEPTION, MESSAGE, LISTENER, ATTEMPTS, FAILED_AT, STACK, FI
 
 _MAX_MESSAGE = 500
 _MAX_STACK = 2_000
-_FRAMES = 8
 # RocketMQ stores the length of all properties in two bytes, with a sign; the broker adds some of its own.
 _MAX_PROPERTIES_BYTES = 32_767 - 1_500
 _SEPARATORS = dict.fromkeys(range(3), " ")  # RocketMQ separates properties by \x01 and \x02
 _CAUSE = BaseException.__dict__["__cause__"]
-_LIBRARY = tuple(str(Path(__file__).parents[1] / package) for package in ("listener", "calls"))
 
 
 def dead_letter_properties(
-    listener: str, message: MessageExt, error: BaseException | None, now_ms: int, *, has_stack: bool = True
+    listener: str, message: MessageExt, error: BaseException | None, now_ms: int, *, stack: str = ""
 ) -> dict[str, str]:
     """Return the properties that explain a dead letter, as many as the message has room for.
 
     Args:
         error: Exception of the handler, or of the conversion of the body; None if the handler returned
             ``RECONSUME_LATER``.
-        has_stack: False: the stack of the error is in this library, and explains nothing.
+        stack: Where it was raised; empty if that is in this library, and explains nothing. Its end is kept.
     """
     properties = {
         LISTENER: listener,
@@ -53,7 +48,7 @@ def dead_letter_properties(
         FAILED_AT: iso_time(now_ms),
         EXCEPTION: "" if error is None else class_name(error),
         MESSAGE: "the handler returned RECONSUME_LATER" if error is None else safe_text(error, _MAX_MESSAGE),
-        STACK: short_stack(error) if error is not None and has_stack else "",
+        STACK: stack.strip()[-_MAX_STACK:],
     }
     room = _MAX_PROPERTIES_BYTES - sum(_size(name, value) for name, value in message.properties.items())
     kept: dict[str, str] = {}
@@ -71,30 +66,10 @@ def class_name(error: BaseException) -> str:
     return name if module == "builtins" else f"{module}.{name}"
 
 
-def short_stack(error: BaseException) -> str:
-    """Return the last frames of the stack of an exception, then the exception and its cause."""
-    try:
-        frames = traceback.StackSummary.extract(iter(own_frames(error)[-_FRAMES:]))
-        lines = [*traceback.format_list(frames), *traceback.format_exception_only(error)]
-    except BaseException as raised:  # a property of the exception's class, such as __notes__, or a loader of sources
-        if is_interrupt(raised):
-            raise
-        lines = [f"{class_name(error)}: {safe_text(error)}\n"]
-    if (cause := cause_of(error)) is not None:
-        lines.append(f"caused by {class_name(cause)}: {safe_text(cause)}")
-    return "".join(lines).strip()[-_MAX_STACK:]
-
-
 def cause_of(error: BaseException) -> BaseException | None:
     """Return the cause of an exception, also if its class has a property of that name."""
     found: BaseException | None = _CAUSE.__get__(error)
     return found
-
-
-def own_frames(error: BaseException) -> list[tuple[FrameType, int]]:
-    """Return frames and line numbers of the stack of an exception, without those of the library around handlers."""
-    frames = traceback.walk_tb(traceback_of(error))
-    return [each for each in frames if not each[0].f_code.co_filename.startswith(_LIBRARY)]
 
 
 def iso_time(time_ms: int) -> str:

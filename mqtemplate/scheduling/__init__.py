@@ -7,10 +7,8 @@ from mqtemplate.exports import late_import
 if TYPE_CHECKING:
     from mqtemplate.scheduling.decorator import SCHEDULED_ATTRIBUTE, RunAttributes, schedule_specs, scheduled
     from mqtemplate.scheduling.discovery import is_scheduled, make_schedules
-    from mqtemplate.scheduling.listeners import listener_of, register_schedules, start_schedules
-    from mqtemplate.scheduling.run import ScheduledRun
-    from mqtemplate.scheduling.runner import ScheduleRunner
-    from mqtemplate.scheduling.schedule import CatchUp, Schedule
+    from mqtemplate.scheduling.listeners import ScheduleRunner, listener_of, register_schedules, start_schedules
+    from mqtemplate.scheduling.schedule import CatchUp, Schedule, ScheduledRun
     from mqtemplate.scheduling.schedules import Schedules, ScheduleState
     from mqtemplate.scheduling.topic import ScheduleTopic
     from mqtemplate.scheduling.trigger import Trigger
@@ -35,25 +33,17 @@ __all__ = [
     "start_schedules",
 ]
 
+_NAMES = {
+    "decorator": "RunAttributes SCHEDULED_ATTRIBUTE schedule_specs scheduled",
+    "discovery": "is_scheduled make_schedules",
+    "listeners": "ScheduleRunner listener_of register_schedules start_schedules",
+    "schedule": "CatchUp Schedule ScheduledRun",
+    "schedules": "ScheduleState Schedules",
+    "topic": "ScheduleTopic",
+    "trigger": "Trigger",
+}
+"""Module -> the public names that it defines."""
+
 __getattr__ = late_import(
-    __name__,
-    {
-        "CatchUp": "mqtemplate.scheduling.schedule",
-        "RunAttributes": "mqtemplate.scheduling.decorator",
-        "SCHEDULED_ATTRIBUTE": "mqtemplate.scheduling.decorator",
-        "Schedule": "mqtemplate.scheduling.schedule",
-        "ScheduleRunner": "mqtemplate.scheduling.runner",
-        "ScheduleState": "mqtemplate.scheduling.schedules",
-        "ScheduleTopic": "mqtemplate.scheduling.topic",
-        "ScheduledRun": "mqtemplate.scheduling.run",
-        "Schedules": "mqtemplate.scheduling.schedules",
-        "Trigger": "mqtemplate.scheduling.trigger",
-        "is_scheduled": "mqtemplate.scheduling.discovery",
-        "listener_of": "mqtemplate.scheduling.listeners",
-        "make_schedules": "mqtemplate.scheduling.discovery",
-        "register_schedules": "mqtemplate.scheduling.listeners",
-        "schedule_specs": "mqtemplate.scheduling.decorator",
-        "scheduled": "mqtemplate.scheduling.decorator",
-        "start_schedules": "mqtemplate.scheduling.listeners",
-    },
+    __name__, {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names.split()}
 )

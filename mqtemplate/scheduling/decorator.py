@@ -10,9 +10,9 @@ from typing import Any, TypedDict, TypeVar, Unpack
 from mqtemplate.callables import name_of_callable, own_mark
 from mqtemplate.durations import Duration
 from mqtemplate.errors import ListenerError, ScheduleError
-from mqtemplate.listener.attributes import check_handler
-from mqtemplate.listener.decorator import ExceptionTypes
-from mqtemplate.listener.failures.schedule import Backoff
+from mqtemplate.listener.declaration.attributes import check_handler
+from mqtemplate.listener.declaration.decorator import ExceptionTypes
+from mqtemplate.listener.declaration.settings import Backoff
 from mqtemplate.scheduling.schedule import CatchUp, check_name
 from mqtemplate.scheduling.trigger import NO_HOLIDAYS
 

@@ -12,20 +12,15 @@ from typing import Any
 from mqtemplate.callables import name_of_callable
 from mqtemplate.durations import duration_ms
 from mqtemplate.errors import ListenerError, ScheduleError
-from mqtemplate.listener.attributes import Resolve
-from mqtemplate.listener.calling.depends import Scope
-from mqtemplate.listener.calling.objects import ObjectSource
-from mqtemplate.listener.calling.parameters import ParameterReader, hints_of, signature_of
-from mqtemplate.listener.calling.publisher import Publisher
-from mqtemplate.listener.calling.scope import compose
-from mqtemplate.listener.consuming.handler_loop import is_async
-from mqtemplate.listener.resolution import default_resolve
+from mqtemplate.listener.declaration.attributes import Resolve
+from mqtemplate.listener.declaration.resolution import default_resolve
+from mqtemplate.listener.handler.providers import ObjectSource, Scope, compose, is_async
+from mqtemplate.listener.handler.results import ResultPublisher
+from mqtemplate.listener.handler.signature import ParameterReader, hints_of, signature_of
 from mqtemplate.message import MessageExt
-from mqtemplate.scheduling.cron import read_cron
 from mqtemplate.scheduling.decorator import ScheduleSpec, schedule_specs
-from mqtemplate.scheduling.run import ScheduledRun
-from mqtemplate.scheduling.schedule import CatchUp, Schedule, check_name
-from mqtemplate.scheduling.trigger import LAST_MS, SHORTEST_MS, Trigger, epoch_ms, zone_of
+from mqtemplate.scheduling.schedule import CatchUp, Schedule, ScheduledRun, check_name
+from mqtemplate.scheduling.trigger import LAST_MS, SHORTEST_MS, Trigger, epoch_ms, read_cron, zone_of
 
 
 def is_scheduled(component: object) -> bool:
@@ -161,5 +156,5 @@ def _invocation(
         return handler(**named) if named_run is None else handler(**named, **{named_run: run})
 
     scope = Scope(tuple(reader.providers), reader.sender)
-    call = compose(call_with_run, arguments, scope, Publisher("the schedule"), is_async=is_async_handler)
+    call = compose(call_with_run, arguments, scope, ResultPublisher("the schedule"), is_async=is_async_handler)
     return lambda message, run: call(message, [run])

@@ -1,32 +1,200 @@
-"""Listeners of schedules: each schedule is a listener for its run messages."""
+"""Listeners of schedules, and their decision about each run message: run, skip or forward."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from enum import Enum
 from typing import Any
 
 from mqtemplate.broker import ConsumeFromWhere
 from mqtemplate.clock import VirtualClock
+from mqtemplate.errors import MessageError, MQTemplateError, SendError
 from mqtemplate.event_log import get_logger
-from mqtemplate.listener.attributes import Resolve
-from mqtemplate.listener.consuming.handler_loop import is_async
-from mqtemplate.listener.decorator import message_listener
-from mqtemplate.listener.handler_result import check_result
+from mqtemplate.listener.declaration.attributes import Resolve
+from mqtemplate.listener.declaration.decorator import message_listener
+from mqtemplate.listener.declaration.resolution import default_resolve
+from mqtemplate.listener.handler.providers import is_async
+from mqtemplate.listener.handler.results import check_result
 from mqtemplate.listener.registry import ListenerRegistry
-from mqtemplate.listener.resolution import default_resolve
 from mqtemplate.message import MessageExt
+from mqtemplate.pending import PendingMessage
 from mqtemplate.scheduling.discovery import make_schedules
-from mqtemplate.scheduling.run import ScheduledRun
-from mqtemplate.scheduling.runner import ScheduleRunner
+from mqtemplate.scheduling.schedule import CatchUp, Schedule, ScheduledRun
 from mqtemplate.scheduling.schedules import Schedules
-from mqtemplate.scheduling.topic import ScheduleTopic
+from mqtemplate.scheduling.topic import RunMessage, ScheduleTopic, find_run_key
+from mqtemplate.scheduling.trigger import epoch_ms
 from mqtemplate.services import ClockWatch, Service, ServiceThread
+
+_log = get_logger("mqtemplate.scheduling")
+_TRIES = 3
+_AFTER_FAILURE_MS = 60_000
+_SKEW_MS = 60_000
+"""By how much the clocks of processes may differ before a time counts as one of a wrong clock."""
+
+
+class DropReason(Enum):
+    """Reason for which a message of a schedule is not its next run."""
+
+    OLD_TRIGGER = "old trigger"
+    DUPLICATE = "duplicate"
+    DONE = "done"
+
+
+class ScheduleRunner:
+    """Reader of the run messages of one schedule in one process.
+
+    A schedule is a chain: the process that gets the message of a run sends the message of the next one, and then runs
+    the function. The steps may be repeated at any point:
+
+    - A crash before the send: the message is redelivered, so the chain never ends.
+    - A crash after the send: the next message is sent again. Of all messages for one run only the first in the queue
+      counts, so a second one neither runs nor continues the chain. The same holds for several processes that start.
+    - A crash while the function runs: it runs again, as a message that was not acknowledged is redelivered. Runs that
+      are done are noted at once, so a crash repeats only the run that was not done.
+
+    Args:
+        since_ms: Start of this process. A message of another trigger is older, and dropped; or newer: a later version
+            of the program sent it, and it is continued with the trigger that it contains.
+    """
+
+    def __init__(self, schedule: Schedule, topic: ScheduleTopic, since_ms: int) -> None:
+        self.schedule = schedule
+        self._topic = topic
+        self._since_ms = since_ms
+        self._clock = topic.broker.clock
+        self._failed_ms = -_AFTER_FAILURE_MS
+
+    def start(self, pending: Iterable[PendingMessage]) -> None:
+        """Send the message of the next run, unless it is pending; cancel messages of another trigger.
+
+        A message is cancelled as well if its run is further away than the next two: a process sent it while the clock
+        was ahead, and without it the schedule would be silent until then.
+
+        Args:
+            pending: The pending messages of the schedule.
+        """
+        now_ms, is_pending = self._clock.now_ms(), False
+        next_ms = self.schedule.next_after(now_ms)
+        after_next_ms = None if next_ms is None else self.schedule.next_after(next_ms)
+        for message in pending:
+            key = find_run_key(message.keys)
+            if key is None or key.fingerprint != self.schedule.trigger.fingerprint:
+                self._topic.cancel(message)
+                _log.info("schedule.replaced", schedule=self.schedule.name, trigger=str(self.schedule.trigger))
+            elif after_next_ms is not None and key.run_ms > after_next_ms + _SKEW_MS:
+                self._topic.cancel(message)
+                _log.warning("schedule.clock_was_ahead", schedule=self.schedule.name, run_ms=key.run_ms)
+            else:
+                is_pending = True
+        if next_ms is not None and not is_pending:
+            request = RunMessage.of_run(self.schedule.name, next_ms, self.schedule.trigger, self._since_ms)
+            self._send(request, now_ms)
+
+    def admit(self, message: MessageExt) -> ScheduledRun | None:
+        """Return the run that a message requests, after the next one was sent; None if nothing is to be run.
+
+        Raises:
+            MessageError: The message is no run of this schedule.
+            SendError: The next message could not be sent. The message must be redelivered.
+        """
+        request = RunMessage.read(message)
+        if request.schedule != self.schedule.name:
+            raise MessageError(
+                f"message {message.msg_id} of topic {message.topic} has the tag {message.tags!r} and is a run of "
+                f"{request.schedule!r}; the topic of mqtemplate.schedules.topic is for schedules only"
+            )
+        if request.is_manual:
+            return self._run(request, message)
+        if (reason := self._reason_to_drop(request, message)) is not None:
+            _log.debug(
+                "schedule.message_dropped", schedule=request.schedule, run_ms=request.run_ms, reason=reason.value
+            )
+            if reason is not DropReason.OLD_TRIGGER and self._topic.can_list:
+                # The message that ran may have been one of a clock that was ahead, so that nothing follows it.
+                self.start(self._topic.pending().get(self.schedule.name, ()))
+            return None
+        self._continue(request)
+        if request.deliver_ms < request.run_ms:
+            return None
+        if (skipped := self._reason_to_skip(request, message)) is not None:
+            _log.info("schedule.run_skipped", schedule=request.schedule, run_ms=request.run_ms, reason=skipped)
+            return None
+        return self._run(request, message)
+
+    def _reason_to_drop(self, request: RunMessage, message: MessageExt) -> DropReason | None:
+        if request.trigger != self.schedule.trigger and request.since_ms < self._since_ms:
+            return DropReason.OLD_TRIGGER
+        first = self._topic.first_with(request.key)
+        if first is not None and first.msg_id != message.msg_id:
+            return DropReason.DUPLICATE
+        # A retry of a run that failed comes after later runs, and counts.
+        done_ms = self._topic.last_done_ms(request.schedule)
+        if done_ms > self._clock.now_ms() + _SKEW_MS:
+            return None  # it was noted while the clock was ahead, and says nothing about the runs until then
+        return DropReason.DONE if message.reconsume_times == 0 and request.run_ms <= done_ms else None
+
+    @contextmanager
+    def running(self, run: ScheduledRun) -> Iterator[None]:
+        """Note that a run is done when the block ends.
+
+        For a while after a failure nothing is noted: the message of the run that failed may not be sent back yet, and a
+        crash would lose the run if a later one were done.
+        """
+        try:
+            yield
+        except BaseException:
+            self._failed_ms = self._clock.steady_ms()
+            raise
+        if not run.is_manual and self._clock.steady_ms() - self._failed_ms > _AFTER_FAILURE_MS:
+            try:
+                self._topic.note_done(run.schedule, epoch_ms(run.scheduled_at))
+            except MQTemplateError as error:  # the run is done all the same; a crash within seconds would repeat it
+                _log.warning("schedule.done_not_noted", schedule=run.schedule, reason=str(error))
+
+    def _continue(self, request: RunMessage) -> None:
+        """Send the message of the next run; for a delivery on the way to a run, the next delivery."""
+        now_ms = max(self._clock.now_ms(), request.deliver_ms)  # this machine's clock may be behind the broker's
+        if request.deliver_ms < request.run_ms:
+            run_ms: int | None = request.run_ms
+        else:
+            after_ms = request.run_ms if self.schedule.catch_up is CatchUp.ALL else max(request.run_ms, now_ms)
+            run_ms = request.trigger.next_after(after_ms, self.schedule.holidays)
+        if run_ms is not None:
+            self._send(RunMessage.of_run(request.schedule, run_ms, request.trigger, request.since_ms), now_ms)
+
+    def _reason_to_skip(self, request: RunMessage, message: MessageExt) -> str | None:
+        late_ms = self._clock.now_ms() - request.run_ms
+        is_late = late_ms > self.schedule.grace_ms and message.reconsume_times == 0
+        if self.schedule.catch_up is CatchUp.NONE and is_late:
+            return "missed"
+        return "paused" if request.run_ms < self._topic.paused_until_ms(request.schedule) else None
+
+    def _run(self, request: RunMessage, message: MessageExt) -> ScheduledRun:
+        late_ms = max(self._clock.now_ms() - request.run_ms, 0)
+        return ScheduledRun(
+            schedule=request.schedule,
+            scheduled_at=request.trigger.local(request.run_ms),
+            late=timedelta(milliseconds=late_ms),
+            attempt=message.reconsume_times + 1,
+            is_manual=request.is_manual,
+        )
+
+    def _send(self, request: RunMessage, now_ms: int) -> None:
+        """Send a message; repeat it, since a policy without retries would end the schedule with a send that fails."""
+        for remaining in reversed(range(_TRIES)):
+            try:
+                self._topic.send_towards(request, now_ms)
+                return
+            except SendError:
+                if not remaining:
+                    raise
+
 
 _LONGEST_RUN = "7d"
 _WATCH_MS = 10_000
-
-_log = get_logger("mqtemplate.scheduling")
 
 
 def register_schedules(
@@ -60,7 +228,7 @@ def start_schedules(runners: Iterable[ScheduleRunner], schedules: Schedules) -> 
 class ScheduleWatch:
     """Service that starts schedules again when the clock was set back; on a system clock it has a thread.
 
-    Their next runs are those of the clock that was ahead: in an hour, or in years.
+    Their next runs are as the clock that was ahead says: in an hour, or in years.
     """
 
     name = "schedules.clock"

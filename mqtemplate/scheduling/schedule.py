@@ -1,18 +1,42 @@
-"""Schedules of this process, resolved and checked."""
+"""Values: a schedule of this process, and one run of it, which a scheduled function may take."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
-from datetime import date
+from datetime import UTC, date, datetime, timedelta
 from enum import Enum
 from typing import Any
 
 from mqtemplate.errors import ScheduleError
 from mqtemplate.message import MessageExt
-from mqtemplate.scheduling.run import ScheduledRun
 from mqtemplate.scheduling.trigger import Trigger
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledRun:
+    """One run of a schedule.
+
+    Attributes:
+        schedule: Name of the schedule.
+        scheduled_at: Time of the run by the trigger, in its zone; for a run on request the time of the request.
+        late: Time from then until now.
+        attempt: 1 for the first call, one more for each retry after a failure.
+        is_manual: True for a run on request: `Schedules.trigger`.
+    """
+
+    schedule: str
+    scheduled_at: datetime
+    late: timedelta
+    attempt: int
+    is_manual: bool
+
+    @property
+    def id(self) -> str:
+        """Name and time: the same each time that this run is repeated, so it can be the key of its effect."""
+        return f"{self.schedule}@{self.scheduled_at.astimezone(UTC).isoformat(timespec='milliseconds')}"
+
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 

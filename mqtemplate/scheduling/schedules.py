@@ -9,9 +9,8 @@ from datetime import UTC, datetime, timedelta
 from mqtemplate.broker import Broker
 from mqtemplate.errors import ScheduleError, did_you_mean
 from mqtemplate.pending import PendingMessage
-from mqtemplate.scheduling.run_message import RunMessage, find_run_key
 from mqtemplate.scheduling.schedule import Schedule, check_name
-from mqtemplate.scheduling.topic import DEFAULT_TOPIC, FOREVER_MS, ScheduleTopic
+from mqtemplate.scheduling.topic import DEFAULT_TOPIC, FOREVER_MS, RunMessage, ScheduleTopic, find_run_key
 from mqtemplate.scheduling.trigger import LAST_MS, Trigger, epoch_ms
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -35,7 +34,7 @@ class ScheduleState:
 
 
 class Schedules:
-    """The schedules of a topic: those of this application, and those that other processes started.
+    """The schedules of a topic: of this application, and of other processes that started some.
 
     An application has one object of this class, and any service can take it.
 

@@ -1,4 +1,4 @@
-"""Triggers: the times at which a schedule runs."""
+"""Triggers: the times at which a schedule runs, by a cron expression, at an interval, or once."""
 
 from __future__ import annotations
 
@@ -6,19 +6,75 @@ import json
 import zlib
 from collections.abc import Container
 from dataclasses import dataclass
-from datetime import date, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from functools import lru_cache
 from zoneinfo import ZoneInfo
 
 from mqtemplate.durations import format_ms
 from mqtemplate.errors import ScheduleError
-from mqtemplate.scheduling.cron import next_time, read_cron
+
+_ALIASES = {
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+    "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}
+
+_FORMS = (
+    "five fields 'minute hour day month weekday' such as '0 9 * * MON-FRI', six with the second first, or one of "
+    + ", ".join(_ALIASES)
+)
+
+_SECOND = timedelta(seconds=1)
+
+
+def read_cron(expression: str) -> str:
+    """Return an expression in the form that `next_time` takes: aliases and ``?`` replaced, names in capitals.
+
+    Raises:
+        ValueError: It is no cron expression, or it never matches. The text is the end of the sentence "cron must be …".
+    """
+    from cronsim import CronSimError
+
+    text = _ALIASES.get(expression.strip().lower(), expression)
+    fields = ["*" if field == "?" else field.upper() for field in text.split()]
+    normal = " ".join(fields)
+    try:
+        first = next_time(normal, datetime(2000, 1, 1, tzinfo=UTC))
+    except CronSimError as error:
+        raise ValueError(f"{_FORMS}; got {expression!r} ({error})") from None
+    if first is None:
+        raise ValueError(f"an expression that matches some day; {expression!r} matches none")
+    return normal
+
+
+def next_time(expression: str, after: datetime) -> datetime | None:
+    """Return the first time later than *after*, in its time zone; None if there is none within fifty years."""
+    from cronsim import CronSim
+
+    for found in CronSim(expression, _start(after)):
+        # In the hour that repeats, cronsim counts in local time and may return the first of the two hours again.
+        if found.astimezone(UTC) > after.astimezone(UTC):
+            return found
+    return None
+
+
+def _start(after: datetime) -> datetime:
+    """Return the time from which cronsim searches. It knows UTC by Python's own object only."""
+    zone: tzinfo | None = after.tzinfo
+    return after.astimezone(UTC) if str(zone) == "UTC" else after
+
 
 NO_HOLIDAYS: frozenset[date] = frozenset()
 SHORTEST_MS = 1_000
 """Shortest interval."""
+
 LAST_MS = 253_370_764_800_000
 """Last time that triggers compute with: 9999-01-01T00:00Z, in each zone a time that `datetime` has."""
+
 _MAX_DAYS = 3_660  # a calendar that excludes ten years excludes everything
 
 

@@ -210,7 +210,7 @@ class BodyConversion:
             return [payload_of(message, target_type, self.converter)]
         except INVALID_BODY_ERRORS as exc:
             if self.settings.message_model is MessageModel.CLUSTERING:
-                cause = dead_letter_properties(self.verb, message, exc, self.clock.now_ms(), has_stack=False)
+                cause = dead_letter_properties(self.verb, message, exc, self.clock.now_ms())
                 consumer.send_back(message, _STRAIGHT_TO_DEAD_LETTERS, properties=cause)
             _log.error(
                 "receive.conversion_failed",

@@ -19,7 +19,7 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.context.application import MQApplication
 from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.errors import RequestTimeoutError
-from mqtemplate.listener.decorator import message_listener
+from mqtemplate.listener.declaration.decorator import message_listener
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property
 from mqtemplate.pending import PendingQuery
 from mqtemplate.results import TransactionState
@@ -315,7 +315,7 @@ class Scenario:
             self.broker.store.release()
             self.broker.engine.delayed.close()
             for container in self.app.containers:
-                container._service.abandon()
+                container.member.service.abandon()
         else:
             self.app.stop()
             self.broker.close()

@@ -13,7 +13,7 @@ import pytest
 
 from mqtemplate import MQApplication, TransactionState, VirtualClock, message_listener, on_tag, publishes, scheduled
 from mqtemplate.errors import ConfigurationError, ListenerError, MQTemplateError, ScheduleError
-from mqtemplate.listener.decorator import LISTENER_ATTRIBUTE
+from mqtemplate.listener.declaration.decorator import LISTENER_ATTRIBUTE
 from mqtemplate.template.transactions import transaction_listener
 from mqtemplate.testing import Harness, messages_in
 

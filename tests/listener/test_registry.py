@@ -251,7 +251,7 @@ def test_a_failed_fetch_is_reported_and_retried(app: App, monkeypatch: pytest.Mo
     start_ms = app.broker.clock.now_ms()
     received: list[str] = []
     container = app.listen(listener(received))
-    poll = container._consumer.poll
+    poll = container.member.consumer.poll
     tries: list[int] = []
 
     def failing_poll(max_count: int, wait_ms: int = 0, **options: Any) -> Any:
@@ -260,7 +260,7 @@ def test_a_failed_fetch_is_reported_and_retried(app: App, monkeypatch: pytest.Mo
             raise BrokerError("no connection")
         return poll(max_count, wait_ms, **options)
 
-    monkeypatch.setattr(container._consumer, "poll", failing_poll)
+    monkeypatch.setattr(container.member.consumer, "poll", failing_poll)
     app.send("orders", "x")
     with capture_logs() as logs:
         app.advance(5_000)

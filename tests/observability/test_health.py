@@ -125,7 +125,7 @@ def test_a_hanging_handler_is_down_until_it_returns() -> None:
         checks = app.get(HealthChecks)
         app.template.sync_send("orders", "slow")
         assert started.wait(60)
-        watchdog = app.containers[0]._service._watchdog
+        watchdog = app.containers[0].member.service._watchdog
         watchdog._timeout_ms = -1  # a quarter of an hour has passed
         app.template.sync_send("orders", "next")
         hanging = eventually(

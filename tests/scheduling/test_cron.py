@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from mqtemplate.scheduling.cron import next_time, read_cron
+from mqtemplate.scheduling.trigger import next_time, read_cron
 
 BERLIN = ZoneInfo("Europe/Berlin")
 

@@ -14,8 +14,7 @@ from mqtemplate import MQApplication, ScheduledRun, Schedules, VirtualClock, sch
 from mqtemplate.broker import Broker
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.message import Message
-from mqtemplate.scheduling.run_message import RunMessage, find_run_key
-from mqtemplate.scheduling.topic import ScheduleTopic
+from mqtemplate.scheduling.topic import RunMessage, ScheduleTopic, find_run_key
 from mqtemplate.scheduling.trigger import Trigger
 from mqtemplate.testing.harness import Harness
 

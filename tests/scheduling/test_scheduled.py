@@ -26,7 +26,7 @@ from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.errors import ScheduleError, SendError, UnsupportedError
 from mqtemplate.message import Message
 from mqtemplate.scheduling.discovery import make_schedules
-from mqtemplate.scheduling.run_message import SHORT_STEP_MS, RunMessage, find_run_key
+from mqtemplate.scheduling.topic import SHORT_STEP_MS, RunMessage, find_run_key
 from mqtemplate.testing.harness import Harness
 
 IN_MEMORY = {"rocketmq.name-server": "embedded:memory"}

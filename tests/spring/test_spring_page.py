@@ -14,7 +14,7 @@ import pytest
 from mqtemplate import RocketMQTemplate
 from mqtemplate.context.templates.declaration import ExtConsumerAttributes, ExtTemplateAttributes
 from mqtemplate.listener import ListenerAttributes
-from mqtemplate.listener.settings import ListenerSettings
+from mqtemplate.listener.declaration.settings import ListenerSettings
 from mqtemplate.template.transactions import TransactionListenerSpec
 
 pytestmark = pytest.mark.feature("spring-names")

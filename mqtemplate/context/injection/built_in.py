@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dependency_injector import providers
 from mqtemplate.broker import Broker
 from mqtemplate.calls.handling import Observation
+from mqtemplate.calls.message_trace import MessageTrace
 from mqtemplate.calls.message_trace import TraceDispatcher
 from mqtemplate.calls.message_trace import TraceOf
-from mqtemplate.calls.message_trace import MessageTrace
 from mqtemplate.clock import SystemClock
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.settings.rocketmq import RocketMQSettings

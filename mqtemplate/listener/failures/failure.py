@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple, TypeGuard, TypeVar
 
+from mqtemplate.durations import Duration
+from mqtemplate.errors import ConversionError
 from mqtemplate.futures import running_loop
+from mqtemplate.listener.declaration.settings import retry_delay_ms
 from mqtemplate.message import MessageExt
-from mqtemplate.user_code import is_interrupt
+from mqtemplate.user_code import Picklable, is_interrupt
 
 _Error = TypeVar("_Error", bound=BaseException)
 
@@ -85,3 +88,55 @@ class Decision(NamedTuple):
     def is_retry(self) -> bool:
         """True if the handler is called with the message again."""
         return self.next_step in (NextStep.REDELIVERY, NextStep.RETRY_IN_PLACE)
+
+
+class RetryLater(Picklable):  # a request of the handler, not an error of the library
+    """Raised by a handler: retry this message later. No error is logged.
+
+    It counts as a retry: after the last one the message is a dead letter.
+
+    Args:
+        delay: Time until the retry, such as ``"10m"``, a timedelta, or seconds; None: as the listener's schedule says.
+        reason: Cause for the log.
+
+    Raises:
+        ValueError: *delay* is not allowed.
+    """
+
+    def __init__(self, delay: Duration | None = None, reason: str = "") -> None:
+        try:
+            self.delay_ms = None if delay is None else retry_delay_ms(delay)
+        except ValueError as error:
+            raise ValueError(f"RetryLater: delay must be {error}") from None
+        super().__init__(reason or "the handler requested a retry")
+
+
+class DeadLetter(Picklable):  # a request of the handler, not an error of the library
+    """Raised by a handler: send this message to the dead-letter topic now, without a retry.
+
+    Args:
+        reason: Cause, for the log and the properties of the dead letter.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+
+
+class InvalidBodyError(ConversionError):
+    """The body of a message cannot be converted to the type that the handler declares. A retry cannot help.
+
+    Its cause is the error of the converter.
+    """
+
+
+class BatchFailure(Picklable):  # a result of the handler, not an error of the library
+    """Exception of a batch handler: some messages failed, the others are done.
+
+    Args:
+        failed: Indices of the failed messages in the list that the handler got, counted from 0.
+        reason: Cause for the log.
+    """
+
+    def __init__(self, failed: Iterable[int], reason: str = "") -> None:
+        self.failed = tuple(failed)
+        super().__init__(reason or f"{len(self.failed)} message(s) of the batch failed")

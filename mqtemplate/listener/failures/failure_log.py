@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
 
 from mqtemplate.clock import Clock
 from mqtemplate.errors import MQTemplateError
 from mqtemplate.event_log import get_logger
-from mqtemplate.listener.failures.failure import Decision, Failure, is_kind
-from mqtemplate.listener.failures.outcomes import DeadLetter, InvalidBodyError, RetryLater
+from mqtemplate.listener.failures.failure import DeadLetter, Decision, Failure, InvalidBodyError, RetryLater, is_kind
 from mqtemplate.message import MessageExt
-from mqtemplate.record.dead_letter import cause_of, iso_time, own_frames
-from mqtemplate.user_code import error_text, safe_text
+from mqtemplate.record.dead_letter import cause_of, class_name, iso_time
+from mqtemplate.user_code import error_text, is_interrupt, safe_text, traceback_of
 
 _MAX_LOGGED_IDS = 10
 _MAX_STACKS = 64
 _COMPARED_FRAMES = 20
 _STACK_AGAIN_MS = 10 * 60_000
+_FRAMES_OF_DEAD_LETTER = 8
+_AROUND_HANDLERS = tuple(str(Path(__file__).parents[2] / package) for package in ("listener", "calls"))
 
 _log = get_logger("mqtemplate.listener")
 
@@ -147,3 +151,26 @@ def _fields(messages: Sequence[MessageExt]) -> dict[str, object]:
         return first
     ids = [message.msg_id for message in messages[:_MAX_LOGGED_IDS]]
     return {"topic": first["topic"], "tag": first["tag"], "count": len(messages), "msg_ids": ids}
+
+
+# --- stacks of handlers --------------------------------------------------------------------------
+
+
+def own_frames(error: BaseException) -> list[tuple[FrameType, int]]:
+    """Return frames and line numbers of the stack of an exception, without frames of this library around handlers."""
+    frames = traceback.walk_tb(traceback_of(error))
+    return [each for each in frames if not each[0].f_code.co_filename.startswith(_AROUND_HANDLERS)]
+
+
+def short_stack(error: BaseException) -> str:
+    """Return the last frames of the stack of an exception, then the exception and its cause, for a dead letter."""
+    try:
+        frames = traceback.StackSummary.extract(iter(own_frames(error)[-_FRAMES_OF_DEAD_LETTER:]))
+        lines = [*traceback.format_list(frames), *traceback.format_exception_only(error)]
+    except BaseException as raised:  # a property of the exception's class, such as __notes__, or a loader of sources
+        if is_interrupt(raised):
+            raise
+        lines = [f"{class_name(error)}: {safe_text(error)}\n"]
+    if (cause := cause_of(error)) is not None:
+        lines.append(f"caused by {class_name(cause)}: {safe_text(cause)}")
+    return "".join(lines)

@@ -1,22 +1,31 @@
-"""Failure policy of one listener: it decides whether and when a message that failed is retried."""
+"""Failure policy of one listener: whether and when a message that failed is retried, and its way back to the broker."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
 
-from mqtemplate.broker import Broker, Capability
+from mqtemplate.broker import Broker, Capability, Consumer
+from mqtemplate.clock import Clock
 from mqtemplate.durations import format_ms
+from mqtemplate.errors import MessageError, SendError, UnsupportedError
 from mqtemplate.event_log import get_logger
-from mqtemplate.listener.failures.failure import Decision, NextStep, is_kind, raise_if_not_of_handler
-from mqtemplate.listener.failures.outcomes import DeadLetter, InvalidBodyError, RetryLater
-from mqtemplate.listener.failures.schedule import Backoff, retry_delay_ms
-from mqtemplate.listener.settings import ListenerSettings
+from mqtemplate.listener.declaration.settings import Backoff, ListenerSettings, retry_delay_ms
+from mqtemplate.listener.failures.failure import (
+    DeadLetter,
+    Decision,
+    InvalidBodyError,
+    NextStep,
+    RetryLater,
+    is_kind,
+    raise_if_not_of_handler,
+)
+from mqtemplate.listener.failures.failure_log import short_stack
 from mqtemplate.message import MessageExt
+from mqtemplate.record.dead_letter import FIRST_FAILED_AT, cause_of, dead_letter_properties, iso_time
 from mqtemplate.user_code import error_text
 
 _log = get_logger("mqtemplate.listener")
-
 _BROKERS_CHOICE = 0  # as a delay level
 
 
@@ -114,7 +123,7 @@ class FailurePolicy:
         return f"{schedule}, {'exact' if self._is_exact else 'by level'}"
 
     def replaced_delays(self) -> str | None:
-        """Return the delays of a broker that has levels only, for the log; None if those of the schedule are exact."""
+        """Return the delays of a broker that has levels only, for the log; None if the schedule's own are exact."""
         schedule, settings = self._settings.retry, self._settings
         if schedule is None or self._is_exact or settings.is_orderly or settings.is_broadcasting:
             return None
@@ -148,3 +157,51 @@ def _item(delays_ms: Sequence[int], number: int) -> int:
 
 def _show(delays_ms: Sequence[int]) -> str:
     return ", ".join(map(format_ms, delays_ms))
+
+
+_TO_DEAD_LETTERS = -1  # as a delay level
+
+
+class SendBack:
+    """Sender of retries and dead letters for one member of a group."""
+
+    def __init__(self, listener: str, consumer: Consumer, clock: Clock) -> None:
+        self._listener = listener
+        self._consumer = consumer
+        self._now_ms = clock.now_ms
+
+    def send(self, message: MessageExt, decision: Decision, error: BaseException | None) -> None:
+        """Send a message to the dead-letter topic, or to the retry topic with its delay.
+
+        Args:
+            error: Cause, for the properties of a dead letter.
+
+        Raises:
+            MQTemplateError: The broker did not take the message.
+        """
+        now_ms = self._now_ms()
+        if decision.next_step is NextStep.DEAD_LETTER:
+            is_invalid = is_kind(error, InvalidBodyError)
+            cause = (cause_of(error) or error) if is_invalid and error is not None else error
+            # The stack of an invalid body is in this library, and explains nothing.
+            stack = "" if is_invalid or error is None else short_stack(error)
+            properties = dead_letter_properties(self._listener, message, cause, now_ms, stack=stack)
+            self._consumer.send_back(message, _TO_DEAD_LETTERS, properties=properties)
+        elif decision.delay_level is not None:
+            self._consumer.send_back(message, decision.delay_level)
+        else:
+            first_failed_at = message.properties.get(FIRST_FAILED_AT) or iso_time(now_ms)
+            try:
+                self._consumer.send_back(
+                    message, delay_ms=decision.delay_ms, properties={FIRST_FAILED_AT: first_failed_at}
+                )
+            except (MessageError, SendError, UnsupportedError) as refusal:
+                self._consumer.send_back(message, decision.fallback_level)
+                _log.warning(
+                    "listener.retry_delay_refused",
+                    listener=self._listener,
+                    msg_id=message.msg_id,
+                    delay_ms=decision.delay_ms,
+                    delay_level=decision.fallback_level,
+                    reason=str(refusal),
+                )

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from mqtemplate.errors import ListenerError, SparkError
 from mqtemplate.event_log import get_logger
-from mqtemplate.listener.attributes import ListenerSpec, Resolve
-from mqtemplate.listener.resolution import default_resolve
+from mqtemplate.listener.declaration.attributes import ListenerSpec, Resolve
+from mqtemplate.listener.declaration.resolution import default_resolve
 from mqtemplate.message import MessageQueue
 from mqtemplate.processes import absolute_path
 from mqtemplate.spark.driver.sessions import require_pyspark

@@ -11,10 +11,10 @@ from typing import Annotated, TypedDict, TypeVar, Unpack
 
 from mqtemplate.durations import ALLOWED, Duration, duration_ms
 from mqtemplate.errors import ListenerError
-from mqtemplate.listener import attributes as declared
-from mqtemplate.listener.attributes import Attribute, ListenerDecorator, ListenerSpec, Resolve
-from mqtemplate.listener.decorator import SPARK_LISTENER_ATTRIBUTE
-from mqtemplate.listener.resolution import resolve_group, resolve_topics
+from mqtemplate.listener.declaration import attributes as declared
+from mqtemplate.listener.declaration.attributes import Attribute, ListenerDecorator, ListenerSpec, Resolve
+from mqtemplate.listener.declaration.decorator import SPARK_LISTENER_ATTRIBUTE
+from mqtemplate.listener.declaration.resolution import resolve_group, resolve_topics
 from mqtemplate.selectors.tags import tag_selector
 from mqtemplate.spark.records.offsets import QueueRange
 

@@ -12,6 +12,7 @@ from mqtemplate.broker import Broker, ConsumerSpec
 from mqtemplate.engine.retries import SentBack, send_back_of
 from mqtemplate.errors import OffsetOutOfRangeError, SparkError
 from mqtemplate.event_log import get_logger
+from mqtemplate.listener.failures.failure_log import short_stack
 from mqtemplate.message import MessageExt, MessageQueue, SendSequence
 from mqtemplate.metrics import Metrics
 from mqtemplate.processes import write_private
@@ -171,7 +172,8 @@ class Redelivery:
         )
         cause = error or SparkError(row.reason)
         now_ms = self._broker.clock.now_ms()
-        return replace(sent_back, properties=dead_letter_properties(self._listener, message, cause, now_ms))
+        properties = dead_letter_properties(self._listener, message, cause, now_ms, stack=short_stack(cause))
+        return replace(sent_back, properties=properties)
 
     def _read(self, rows: Sequence[FailedRow]) -> Iterator[MessageExt]:
         for run in _runs(rows):

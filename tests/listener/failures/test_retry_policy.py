@@ -226,14 +226,14 @@ def test_a_broker_that_refuses_an_exact_delay_gets_the_nearest_longer_level(
         tries()
 
     container = app.listen(bill)
-    send_back = container._consumer.send_back
+    send_back = container.member.consumer.send_back
 
     def without_timers(message: MessageExt, delay_level: int = 0, **options: Any) -> None:
         if "delay_ms" in options:
             raise SendError("timer message is not supported, the timer is disabled")
         send_back(message, delay_level, **options)
 
-    monkeypatch.setattr(container._consumer, "send_back", without_timers)
+    monkeypatch.setattr(container.member.consumer, "send_back", without_timers)
     with capture_logs() as logs:
         app.send("orders", "bad")
         app.advance(MINUTE)

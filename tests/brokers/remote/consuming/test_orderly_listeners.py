@@ -55,7 +55,7 @@ def listening(
 def wait_for_fetch(container: ListenerContainer) -> None:
     """Return when the listener has fetched once more."""
     for _ in range(2):
-        container._reposition(lambda: None)  # runs between two fetches
+        container.member.run_when_polling(lambda: None)  # runs between two fetches
 
 
 def messages_queue(member: Consumer) -> list[MessageQueue]:
@@ -144,7 +144,7 @@ def test_a_queue_that_returns_while_its_messages_are_handled_repeats_none(tmp_pa
             broker.send(Message("orders", b"%d" % number))
         with listening(broker, received, gate=gate) as container:
             eventually(lambda: "1" in received, "the handler has the second message")
-            member = container._consumer
+            member = container.member.consumer
             share = set(member.assignment())
             member._assign(set())  # type: ignore[attr-defined]
             member._assign(share)  # type: ignore[attr-defined]
@@ -170,7 +170,7 @@ def test_a_lost_lock_stops_the_handling_of_fetched_messages_until_it_is_regained
         locks = cluster.broker.locks
         with listening(broker, received, gate=gate) as container:
             eventually(lambda: "1" in received, "the handler has the second message")
-            member = container._consumer
+            member = container.member.consumer
             locks.unlock("billing", member.context.instance.id, [queue])  # type: ignore[attr-defined]
             locks.lock("billing", "another member", [queue])
             eventually(lambda: queue in member.lost_locks(), "the lock is lost")
@@ -199,7 +199,7 @@ def test_a_reset_by_an_administrator_discards_the_messages_that_were_fetched(tmp
         with listening(broker, received, ConsumeMode.CONCURRENTLY, gate) as container:
             eventually(lambda: "1" in received, "the handler has the second message")
 
-            container._consumer.reset({queue: 0})  # type: ignore[attr-defined]
+            container.member.consumer.reset({queue: 0})  # type: ignore[attr-defined]
             wait_for_fetch(container)
             gate.set()
             eventually(lambda: len(received) >= 5, "all messages are handled again")

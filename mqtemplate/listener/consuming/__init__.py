@@ -1,1 +1,0 @@
-"""Consumption of messages: listener container, process queues, consume services and consume threads."""

@@ -1,0 +1,1 @@
+"""Listener containers: they fetch, have messages handled, and commit."""

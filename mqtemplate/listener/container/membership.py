@@ -1,0 +1,384 @@
+"""Membership: what one start of a listener container creates, from joining the group until leaving it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from mqtemplate.broker import Broker
+from mqtemplate.clock import VirtualClock
+from mqtemplate.errors import BrokerClosedError, BrokerError, CorruptRecordError, ForkedError
+from mqtemplate.event_log import get_logger
+from mqtemplate.listener.container.concurrent import ConcurrentConsumeService
+from mqtemplate.listener.container.consume_service import ConsumeContext, ConsumeService
+from mqtemplate.listener.container.loops import HandlerLoop
+from mqtemplate.listener.container.orderly import OrderlyConsumeService
+from mqtemplate.listener.container.positions import PollingRequests, Repositioning
+from mqtemplate.listener.container.process_queue import ProcessQueues
+from mqtemplate.listener.container.workers import AsyncConsumePool, ConsumeThreadPool
+from mqtemplate.listener.failures.failure import is_kind, raise_if_not_of_handler
+from mqtemplate.listener.failures.failure_log import FailureLog
+from mqtemplate.listener.failures.policy import FailurePolicy
+from mqtemplate.listener.handler.invoke import HandlerInvocation
+from mqtemplate.listener.handler.plan import Endpoint
+from mqtemplate.services import wall_time
+from mqtemplate.user_code import safe_text
+
+if TYPE_CHECKING:
+    from mqtemplate.listener.container.virtual import VirtualThreads
+
+_log = get_logger("mqtemplate.listener")
+
+_LONGEST_WAIT_MS = 5_000
+_WAIT_WHILE_HANDLING_MS = 500  # finished messages are committed at least this often
+_WAIT_WHILE_SUPERVISING_MS = 1
+_RETRY_POLL_MS = 1_000
+_JOIN_S = 10.0
+
+
+class ContainerState(Enum):
+    """State of a listener container."""
+
+    CREATED = "created"
+    RUNNING = "running"
+    PAUSED = "paused"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    BROKEN = "broken"  # the broker was closed before the container, or its polling thread has ended
+
+
+class Membership:
+    """One member of a consumer group, and all that fetches, handles and commits for it.
+
+    On a real clock one thread fetches, and a pool of workers handles. On a virtual clock there are no such threads:
+    `step` fetches and handles.
+
+    Args:
+        loop: Loop of ``async def`` handlers; None if nothing of the listener is ``async``.
+        lock: Lock of the state, which the container has while it starts, pauses, resumes and stops.
+        wake: Wakes the harness of a virtual clock.
+        on_broken: Called when the state has become ``BROKEN``.
+
+    Raises:
+        ListenerError: The group has members with another subscription.
+        BrokerError: The broker cannot be reached.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        broker: Broker,
+        invocation: HandlerInvocation,
+        failures: FailureLog,
+        *,
+        loop: HandlerLoop | None,
+        lock: threading.Lock,
+        wake: Callable[[], None],
+        on_broken: Callable[[], object],
+    ) -> None:
+        settings = endpoint.settings
+        self.endpoint = endpoint
+        self.invocation = invocation
+        self.state = ContainerState.RUNNING
+        self._clock = broker.clock
+        self._loop = loop
+        self._lock = lock
+        self._wake = wake
+        self._on_broken = on_broken
+        self._log = _log.bind(listener=endpoint.id, group=settings.group)
+        self._wake_event = threading.Event()
+        self._next_poll_ms = 0
+        self._resume_ms: int | None = None  # end of a pause that a middleware or handler requested
+        self._drained_until = 0.0  # on the monotonic clock
+        self.consumer = broker.subscribe(settings.consumer_spec(self._clock.now_ms()))
+        self.queues = ProcessQueues(self.consumer)
+        self.policy = FailurePolicy(settings, broker)
+        self.service = self._make_service(failures)
+        self.repositioning = Repositioning(broker, self.consumer, self.queues, self.service.discard_dropped)
+        self._requests = PollingRequests(f"listener {endpoint.id}")
+        self._thread: threading.Thread | None = None
+        self._pool: ConsumeThreadPool | AsyncConsumePool | None = None
+        self._virtual_threads: VirtualThreads | None = None
+
+    def _make_service(self, failures: FailureLog) -> ConsumeService[Any, Any]:
+        settings = self.endpoint.settings
+        context = ConsumeContext(
+            settings=settings,
+            take_size=self.endpoint.take_size,
+            is_batch=self.endpoint.plan.is_batch,
+            consumer=self.consumer,
+            queues=self.queues,
+            invocation=self.invocation,
+            failures=failures,
+            decide=self.policy.decide,
+            clock=self._clock,
+            on_earlier_due=self.wake_polling,
+            on_pause=self._pause_until,
+        )
+        return OrderlyConsumeService(context) if settings.is_orderly else ConcurrentConsumeService(context)
+
+    @property
+    def is_running(self) -> bool:
+        """True if messages are fetched, or will be after a pause."""
+        return self.state in (ContainerState.RUNNING, ContainerState.PAUSED)
+
+    # --- start and stop ----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the threads. On a virtual clock there are none but those of handlers that await something."""
+        settings, plan, name = self.endpoint.settings, self.endpoint.plan, f"mqtemplate-{self.endpoint.id}"
+        number, maximum = settings.thread_number, settings.consume_thread_max
+        if self._loop is not None:
+            self._loop.serve()
+        if isinstance(self._clock, VirtualClock):
+            if self._loop is not None:
+                from mqtemplate.listener.container.virtual import VirtualThreads  # only tests need it
+
+                run_next = self.service.run_next
+                self._virtual_threads = VirtualThreads(run_next, number, self._clock, self._wake, self._report)
+            return
+        if (
+            self._loop is not None
+            and plan.is_async
+            and not plan.is_batch
+            and isinstance(self.service, ConcurrentConsumeService)
+        ):
+            self._pool = AsyncConsumePool(name, self.service, self.invocation.task_of, self._loop, number, maximum)
+        else:
+            self._pool = ConsumeThreadPool(name, self.service, number, maximum)
+        self._thread = threading.Thread(target=self._poll_loop, args=(self._pool,), name=f"{name}-poll", daemon=True)
+        self._thread.start()
+
+    def stop_fetching(self) -> None:
+        """Fetch no more. The time that `stop` waits for the handlers starts now."""
+        if self.is_running or self.state is ContainerState.BROKEN:
+            self.state = ContainerState.STOPPING
+            wait_ms = self.endpoint.settings.await_termination_millis_when_shutdown
+            self._drained_until = time.monotonic() + wait_ms / 1_000
+            self.wake_polling()
+
+    def stop(self) -> int:
+        """Wait for running handlers, commit, and leave the group. Return the number of unfinished messages."""
+        self._stop_threads()
+        unfinished = self.service.abandon()
+        try:
+            self.queues.commit()
+        except (BrokerClosedError, ForkedError):
+            self._log.warning("listener.commit_failed", reason="the broker was closed first")
+        finally:
+            self.consumer.close()
+            self.state = ContainerState.STOPPED
+        return unfinished
+
+    def _stop_threads(self) -> None:
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_S)
+        # On the loop of the handlers a wait for them would never end.
+        is_abandoned = self._loop is not None and self._loop.is_current()
+        if self._pool is not None:
+            self._pool.stop(0.0 if is_abandoned else max(0.0, self._drained_until - time.monotonic()))
+        if self._virtual_threads is not None:
+            wait_ms = self.endpoint.settings.await_termination_millis_when_shutdown
+            self._virtual_threads.finish(0 if is_abandoned else wait_ms)
+        self._thread = self._pool = self._virtual_threads = None
+
+    # --- pauses and concurrency ---------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Call no handler and fetch nothing until `resume`."""
+        if self.state is ContainerState.RUNNING:
+            self.service.is_paused = True
+            self.state = ContainerState.PAUSED
+            self.wake_polling()
+        self._resume_ms = None
+
+    def resume(self) -> None:
+        """End each pause."""
+        self._resume_ms = None
+        if self.is_running:
+            self.state = ContainerState.RUNNING
+            self.service.is_paused = False
+            if self._pool is not None:
+                self._pool.wake()
+            self.wake_polling()
+
+    def resize(self, number: int, maximum: int) -> None:
+        """Change how many handlers may run at the same time."""
+        if self._pool is not None:
+            self._pool.resize(number, maximum)
+            self.wake_polling()
+        if self._virtual_threads is not None:
+            self._virtual_threads.resize(number)
+
+    def _pause_until(self, due_ms: int, reason: str) -> None:
+        """Pause until a time, since a middleware or handler requested it. A later request has priority.
+
+        The consume threads call it, so it does not wait for the lock of the state: a stop waits for them under it.
+        """
+        self.service.is_paused = True
+        if self.state is ContainerState.RUNNING:
+            is_new = self._resume_ms is None
+            self._resume_ms = due_ms
+            if is_new:
+                self._log.info("listener.paused", until_ms=wall_time(self._clock, due_ms), reason=reason)
+            self.wake_polling()
+
+    def end_requested_pause(self) -> None:
+        """End a pause that a middleware or handler requested; one of `pause` goes on."""
+        if self._resume_ms is not None:
+            self._resume_ms = self._clock.steady_ms()
+            self.wake_polling()
+            self._wake()
+
+    def _resume_due(self, now_ms: int) -> None:
+        """End a requested pause whose time has come. The polling thread calls it."""
+        due_ms = self._resume_ms
+        # Without waiting for the lock: a stop waits for this thread under it. The next round tries again.
+        if due_ms is None or due_ms > now_ms or not self._lock.acquire(blocking=False):
+            return
+        try:
+            if self._resume_ms != due_ms or self.state is not ContainerState.RUNNING:
+                return
+            self._resume_ms = None
+            self.service.is_paused = False
+        finally:
+            self._lock.release()
+        if self._pool is not None:
+            self._pool.wake()
+
+    @property
+    def _may_fetch(self) -> bool:
+        return self.state is ContainerState.RUNNING and self._resume_ms is None
+
+    # --- on a virtual clock ------------------------------------------------------------------------
+
+    def step(self) -> int | None:
+        """Fetch and handle what is due. Return now if there may be more, the next due time, or None."""
+        try:
+            return wall_time(self._clock, self._step(self._clock.steady_ms()))
+        except BaseException as error:
+            raise_if_not_of_handler(error)
+            return wall_time(self._clock, self._report(error))
+
+    def _step(self, now_ms: int) -> int | None:
+        self._resume_due(now_ms)
+        self.service.release_due(now_ms)
+        self._handle_ready()
+        found = self._may_fetch and now_ms >= self._next_poll_ms and self._fetch(0)
+        self._handle_ready()
+        if not self.is_running:
+            return None
+        next_poll_ms = self._next_poll_ms if found or self._next_poll_ms > now_ms else None
+        dues_ms = (next_poll_ms, self.service.next_due(), self._resume_ms)
+        return min((due for due in dues_ms if due is not None), default=None)
+
+    def _handle_ready(self) -> None:
+        # A handler may stop its own container, and the broker may be closed under it.
+        threads = self._virtual_threads
+        run_next = self.service.run_next if threads is None else threads.run_next
+        while self.is_running and run_next():
+            pass
+
+    # --- on a real clock ---------------------------------------------------------------------------
+
+    def run_when_polling(self, action: Callable[[], None]) -> None:
+        """Run an action between two fetches, and wait for its end.
+
+        Raises:
+            ListenerError: The polling thread has ended.
+        """
+        if self._clock.is_virtual:
+            action()
+            self._wake()
+        else:
+            self._requests.submit(action, self.wake_polling)
+
+    def _poll_loop(self, pool: ConsumeThreadPool | AsyncConsumePool) -> None:
+        wait_ms = 0
+        try:
+            while self.is_running:
+                try:
+                    wait_ms = self._poll(pool, wait_ms)
+                except BaseException as error:  # whatever its class: in this thread none is meant for the process
+                    self._report(error)
+                    wait_ms = _RETRY_POLL_MS
+        finally:
+            self._requests.close()
+            self._break("listener.polling_ended")
+
+    def _poll(self, pool: ConsumeThreadPool | AsyncConsumePool, wait_ms: int) -> int:
+        """Fetch once, waiting for messages at most *wait_ms*. Return how long the next fetch may wait."""
+        self._requests.run()
+        now_ms = self._clock.steady_ms()
+        self._resume_due(now_ms)
+        rest_ms = self._next_poll_ms - now_ms if self._resume_ms is None else max(self._resume_ms - now_ms, 1)
+        if not self._may_fetch or rest_ms > 0:
+            self._wake_event.wait((min(wait_ms, rest_ms) if rest_ms > 0 else wait_ms) / 1_000)
+            self._wake_event.clear()
+        elif self._fetch(wait_ms):
+            pool.wake()
+        self.service.check_hanging(pool.replace)
+        return self._next_wait_ms(pool)
+
+    def _next_wait_ms(self, pool: ConsumeThreadPool | AsyncConsumePool) -> int:
+        now_ms = self._clock.steady_ms()
+        due_ms = self.service.next_due()
+        if due_ms is not None and due_ms <= now_ms:
+            self.service.release_due(now_ms)
+            pool.wake()
+            due_ms = self.service.next_due()
+        if pool.supervise():
+            return _WAIT_WHILE_SUPERVISING_MS
+        wait_ms = _WAIT_WHILE_HANDLING_MS if self.queues.in_flight else _LONGEST_WAIT_MS
+        return wait_ms if due_ms is None else max(0, min(wait_ms, due_ms - now_ms))
+
+    def wake_polling(self) -> None:
+        """End the wait of the polling thread, since the state changed or something is due earlier."""
+        self._wake_event.set()
+        self.consumer.wake()
+
+    # --- fetching ----------------------------------------------------------------------------------
+
+    def _fetch(self, wait_ms: int) -> bool:
+        """Fetch messages for the consume service. Return True if there may be more to fetch at once."""
+        self.queues.refresh()
+        if resets := self.consumer.take_resets():
+            self.repositioning.by_administrator(resets)
+        without = self.service.excluded()
+        settings = self.endpoint.settings
+        try:
+            messages = self.consumer.poll(settings.pull_batch_size, wait_ms, without=without)
+        except CorruptRecordError as error:
+            self._log.error(
+                "listener.record_corrupt", file=str(error.path), offset=error.physical_offset, reason=error.reason
+            )
+            return True
+        if not messages:
+            self.queues.commit_positions(without)
+            return False
+        self.service.accept(messages)
+        if settings.pull_interval:
+            self._next_poll_ms = self._clock.steady_ms() + settings.pull_interval
+        return True
+
+    def _report(self, error: BaseException) -> int | None:
+        """Report an error of the broker. Return the time of the next fetch; None if the broker was closed."""
+        if not is_kind(error, (BrokerClosedError, ForkedError)):
+            if is_kind(error, BrokerError):
+                self._log.warning("listener.poll_failed", reason=safe_text(error), retry_in_ms=_RETRY_POLL_MS)
+            else:
+                self._log.error("listener.poll_failed", exc_info=error, retry_in_ms=_RETRY_POLL_MS)
+            self._next_poll_ms = self._clock.steady_ms() + _RETRY_POLL_MS
+            return self._next_poll_ms
+        self._break("listener.broker_closed")
+        return None
+
+    def _break(self, event: str) -> None:
+        """Show in the state, and so in the health of the application, that a running container can handle nothing."""
+        if self.is_running:
+            self.state = ContainerState.BROKEN
+            self._log.warning(event)
+            self._on_broken()

@@ -1,0 +1,247 @@
+"""Consume service for ``ORDERLY``: each queue is handled in order; a failed message is retried before the next one."""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+
+from mqtemplate.listener.container.consume_service import ConsumeContext, ConsumeService, ReplaceThread, RunningCall
+from mqtemplate.listener.container.process_queue import ProcessQueue
+from mqtemplate.listener.failures.failure import Decision, Failure, NextStep, raise_if_not_of_handler
+from mqtemplate.message import MessageExt, MessageQueue
+
+_MAX_CALLS_IN_A_ROW = 64  # handler calls for one queue before another queue is handled
+_LOCK_RETRY_MS = 1_000
+
+
+class _OrderedQueue:
+    """Messages of one queue in their order.
+
+    It is *busy* while it is ready for a thread, while a thread handles it, or while it is suspended. Only one of these
+    is true at a time.
+    """
+
+    __slots__ = ("busy", "lock", "messages", "process")
+
+    def __init__(self, process: ProcessQueue) -> None:
+        self.process = process
+        self.messages: deque[MessageExt] = deque()
+        self.lock = threading.Lock()
+        self.busy = False
+
+
+class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
+    """Queues that are ready for a thread. The thread that takes a queue is the only one that handles it.
+
+    - A queue is handled only while this member holds the group's lock on it. So the previous member has finished the
+      queue before this one starts with it.
+    - After a failure the queue is suspended for the delay that the failure policy decides. Then the same message is
+      handled again with ``reconsume_times`` one higher. After its last retry it goes to the dead letter topic.
+    - If some messages of a batch failed, these are handled again in their order, before the messages that follow.
+    - A hanging handler is only reported: sending its message back would break the order.
+
+    Source: RocketMQ ``client: ConsumeMessageOrderlyService``.
+    """
+
+    def __init__(self, context: ConsumeContext) -> None:
+        super().__init__(context)
+        if not context.is_batch:
+            self._take_size = 1
+        self._suspend_ms = context.settings.suspend_current_queue_time_millis
+        self._ordered: dict[MessageQueue, _OrderedQueue] = {}
+        self._locked: set[MessageQueue] = set()
+        self._lock_retries: dict[MessageQueue, int] = {}  # queue locked by another member -> time of the next try
+
+    def excluded(self) -> frozenset[MessageQueue]:
+        """Return the queues that are full, and those that another member or a thread of this one has not finished."""
+        self._drop_lost()
+        assignment = self._consumer.assignment()
+        if self._locked - assignment:
+            self.discard_dropped()
+        for queue in self._locked - assignment:
+            self._unlock_when_idle(queue)
+        for queue in self._lock_retries.keys() - assignment:
+            del self._lock_retries[queue]
+        return self._queues.full().union([queue for queue in assignment if not self._may_read(queue)])
+
+    def _drop_lost(self) -> None:
+        """Drop the queues whose locks another member may have by now; they are locked again before they are read."""
+        lost = self._locked & self._consumer.lost_locks()
+        if lost:
+            for queue in lost:
+                self._queues.drop(queue)
+            self._locked -= lost
+            self.discard_dropped()
+
+    def _may_read(self, queue: MessageQueue) -> bool:
+        ordered = self._ordered.get(queue)
+        if ordered is not None and ordered.process.dropped:
+            if ordered.busy:
+                return False  # a thread still handles messages that were fetched before the queue was dropped
+            self._finish_dropped(ordered)
+        return queue in self._locked or self._lock(queue)
+
+    def _finish_dropped(self, ordered: _OrderedQueue) -> None:
+        ordered.process.commit_dropped(self._consumer)
+        del self._ordered[ordered.process.queue]
+
+    def _lock(self, queue: MessageQueue) -> bool:
+        if self._consumer.lock_soon(queue):
+            self._lock_retries.pop(queue, None)
+            self._locked.add(queue)
+            return True
+        now_ms = self._clock.steady_ms()
+        if self._lock_retries.get(queue, 0) <= now_ms:
+            self._lock_retries[queue] = now_ms + _LOCK_RETRY_MS
+        return False
+
+    def _unlock_when_idle(self, queue: MessageQueue) -> None:
+        """Commit and unlock a queue that was assigned to another member, unless a thread still handles it."""
+        ordered = self._ordered.get(queue)
+        if ordered is not None:
+            if ordered.busy:
+                return
+            self._finish_dropped(ordered)
+        self._locked.remove(queue)
+        self._consumer.unlock_soon(queue)
+
+    def accept(self, messages: Sequence[MessageExt]) -> None:
+        refused: set[MessageQueue] = set()
+        for message in messages:
+            process = self._queues.of(message)
+            queue = process.queue
+            ordered = self._ordered.get(queue)
+            if queue not in self._locked or (ordered is not None and ordered.process.dropped):
+                # The queue was assigned after `excluded` and before the fetch. Fetch its messages again later.
+                if queue not in refused:
+                    refused.add(queue)
+                    self._consumer.seek(queue, message.queue_offset)
+            elif process.add(message):
+                if ordered is None:
+                    ordered = self._ordered[queue] = _OrderedQueue(process)
+                with ordered.lock:
+                    ordered.messages.append(message)
+                    if not ordered.busy:
+                        ordered.busy = True
+                        self._ready.append(ordered)
+
+    def next_due(self) -> int | None:
+        """Return when a suspended queue is handled again, or a lock is tried again; None if there is neither."""
+        suspended = [self._delayed[0][0]] if self._delayed else []
+        return min([*suspended, *self._lock_retries.values()], default=None)
+
+    def check_hanging(self, replace_thread: ReplaceThread) -> None:
+        for running in self._watchdog.hanging():
+            blocked_ms = self._clock.steady_ms() - running.since_ms
+            self._failures.blocked(running.work, blocked_ms, self._stack_of(running), "wait")
+
+    def run_next(self) -> bool:
+        try:
+            ordered = self._ready.popleft()
+        except IndexError:
+            return False
+        self.taken += 1
+        # Whatever is raised here, a thread takes the queue again: else its messages would stay unhandled for ever.
+        delay_ms: int | None = self._suspend_ms
+        try:
+            delay_ms = self._handle_next_ones(ordered)
+        finally:
+            if delay_ms is None:
+                self._release(ordered)
+            else:
+                self._delay(ordered, delay_ms)
+        self._queues.commit()
+        return delay_ms is not None or not self.is_paused
+
+    def _handle_next_ones(self, ordered: _OrderedQueue) -> int | None:
+        """Handle some messages of a queue. Return the time (ms) for which it must be suspended, or None."""
+        for _ in range(_MAX_CALLS_IN_A_ROW):
+            if ordered.process.dropped:
+                with ordered.lock:
+                    ordered.messages.clear()
+            if not ordered.messages:
+                break
+            with ordered.lock:
+                messages = list(islice(ordered.messages, self._take_size))
+            running = self._watchdog.start(messages)
+            if self.is_paused:
+                self._watchdog.finish(running)
+                break
+            if (delay_ms := self._handle(ordered, messages, running)) is not None:
+                return delay_ms
+            if self.must_yield:
+                break
+        return None
+
+    def discard_dropped(self) -> None:
+        """Make suspended queues that were dropped ready, so that a thread discards their messages now."""
+        with self._delayed_lock:
+            dropped = [each for each in self._delayed if each[2].process.dropped]
+            self._delayed = [each for each in self._delayed if not each[2].process.dropped]
+            heapq.heapify(self._delayed)
+            self._ready.extend(ordered for _, _, ordered in dropped)
+
+    def _release(self, ordered: _OrderedQueue) -> None:
+        with ordered.lock:
+            if ordered.messages:
+                self._ready.append(ordered)
+                return
+            ordered.busy = False
+        if ordered.process.dropped:
+            self._on_earlier_due()  # the polling thread can unlock the queue now
+
+    def _handle(
+        self, ordered: _OrderedQueue, messages: list[MessageExt], running: RunningCall[MessageExt]
+    ) -> int | None:
+        """Handle a message or a batch. Return the time (ms) for which the queue must be suspended, or None."""
+        try:
+            failures = self._invocation.handle(messages)
+        except BaseException as error:
+            failures = self._failed_around(running, messages, error)
+        if not self._watchdog.finish(running):
+            return None  # the container was stopped
+        if failures and self._pauses(failures):
+            return None
+        retried, delay_ms = self._retried(failures) if failures else ([], None)
+        retried_offsets = {message.queue_offset for message in retried}
+        for message in messages:
+            ordered.messages.popleft()
+            if message.queue_offset not in retried_offsets:
+                ordered.process.finish(message.queue_offset)
+        ordered.messages.extendleft(reversed(retried))
+        return delay_ms
+
+    def _retried(self, failures: Sequence[Failure]) -> tuple[list[MessageExt], int | None]:
+        """Send messages without retries left to the dead letter topic, and report the failures.
+
+        Returns:
+            The other messages, and the delay (ms) before they are handled again; None if there are none.
+        """
+        retried: list[MessageExt] = []
+        delays_ms: list[int] = []
+        for failure in failures:
+            decisions = [self._decide(message, failure.error) for message in failure.messages]
+            for message, decision in zip(failure.messages, decisions, strict=True):
+                if not self._is_sent_to_dead_letters(message, decision, failure.error):
+                    retried.append(message)
+                    is_retry = decision.next_step is NextStep.RETRY_IN_PLACE
+                    delays_ms.append(decision.delay_ms if is_retry else self._suspend_ms)
+            self._failures.failed(failure, decisions[0])
+        for message in retried:
+            message.reconsume_times += 1
+        return sorted(retried, key=lambda message: message.queue_offset), max(delays_ms, default=None)
+
+    def _is_sent_to_dead_letters(self, message: MessageExt, decision: Decision, error: BaseException | None) -> bool:
+        """Send a message without retries left to the dead letter topic. Return False if it must be retried here."""
+        if decision.next_step is not NextStep.DEAD_LETTER:
+            return False
+        try:
+            self._send_back.send(message, decision, error)
+        except BaseException as refusal:
+            raise_if_not_of_handler(refusal)
+            self._failures.send_back_failed(message, refusal, self._suspend_ms)
+            return False
+        return True

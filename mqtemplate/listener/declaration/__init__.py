@@ -1,0 +1,1 @@
+"""Declaration of listeners: decorators, attributes, and the settings that they resolve to."""

@@ -1,0 +1,444 @@
+"""Listener containers on the real clock, with threads; tests wait for events."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from mqtemplate.context.application import read_health
+from mqtemplate.errors import CorruptRecordError
+from mqtemplate.listener import ConsumeMode, ContainerState, current_message, message_listener
+from mqtemplate.listener.container.process_queue import ProcessQueue
+from mqtemplate.message import MessageExt
+from tests.listener.hostile import KINDS
+from tests.waiting import eventually
+
+if TYPE_CHECKING:
+    from tests.listener.conftest import App
+
+PATIENCE_S = 30
+
+
+@pytest.mark.feature("C2")
+def test_messages_reach_their_handler_on_the_real_clock(threaded_app: App) -> None:
+    received: SimpleQueue[str] = SimpleQueue()
+
+    @message_listener(topic="orders", consumer_group="billing")
+    def bill(body: str) -> None:
+        received.put(body)
+
+    threaded_app.listen(bill)
+    threaded_app.send("orders", "a", "b", "c")
+
+    assert {received.get(timeout=PATIENCE_S) for _ in range(3)} == {"a", "b", "c"}
+
+
+def test_as_many_handlers_run_at_once_as_configured(threaded_app: App) -> None:
+    """All four wait for each other, so all four must run at once. A fifth one would be counted."""
+    together = threading.Barrier(4)
+    running: list[int] = []
+    most: SimpleQueue[int] = SimpleQueue()
+
+    @message_listener(topic="orders", consumer_group="billing", consume_thread_number=4)
+    def bill(body: str) -> None:
+        running.append(1)
+        together.wait(PATIENCE_S)
+        most.put(len(running))
+        together.wait(PATIENCE_S)
+        running.pop()
+
+    threaded_app.listen(bill)
+    threaded_app.send("orders", *"abcdefgh")
+
+    assert [most.get(timeout=PATIENCE_S) for _ in range(8)] == [4] * 8
+
+
+def test_orderly_queues_are_handled_at_the_same_time_and_each_in_order(threaded_app: App) -> None:
+    received: dict[int, list[str]] = {0: [], 1: []}
+    both = threading.Barrier(2)
+    done: SimpleQueue[int] = SimpleQueue()
+
+    @message_listener(topic="orders", consumer_group="billing", consume_mode=ConsumeMode.ORDERLY)
+    def bill(body: str, message: MessageExt) -> None:
+        if message.queue_offset == 0:
+            both.wait(PATIENCE_S)
+        received[message.queue_id].append(body)
+        done.put(message.queue_id)
+
+    threaded_app.listen(bill)
+    for queue_id in (0, 1):
+        threaded_app.send("orders", *map(str, range(100)), queue_id=queue_id)
+    for _ in range(200):
+        done.get(timeout=PATIENCE_S)
+
+    assert received[0] == received[1] == list(map(str, range(100)))
+
+
+def test_an_orderly_queue_is_retried_after_its_suspension(threaded_app: App) -> None:
+    tries: SimpleQueue[int] = SimpleQueue()
+
+    @message_listener(
+        topic="orders",
+        consumer_group="billing",
+        consume_mode=ConsumeMode.ORDERLY,
+        suspend_current_queue_time_millis=10,
+        max_reconsume_times=2,
+    )
+    def bill(message: MessageExt) -> None:
+        tries.put(message.reconsume_times)
+        if message.body == b"bad":
+            raise RuntimeError("never")
+
+    threaded_app.listen(bill)
+    threaded_app.send("orders", "bad", "good")
+
+    assert [tries.get(timeout=PATIENCE_S) for _ in range(4)] == [0, 1, 2, 0]
+
+
+@pytest.mark.feature("U19")
+def test_one_failing_handler_does_not_stop_the_others(threaded_app: App) -> None:
+    """Its own next message is handled, and so are those of another listener."""
+    received: SimpleQueue[tuple[str, str]] = SimpleQueue()
+
+    @message_listener(topic="orders", consumer_group="billing", max_reconsume_times=0)
+    def bill(body: str) -> None:
+        received.put(("billing", body))
+        raise RuntimeError("never")
+
+    @message_listener(topic="orders", consumer_group="audit")
+    def audit(body: str) -> None:
+        received.put(("audit", body))
+
+    threaded_app.listen(bill, audit)
+    threaded_app.send("orders", "a", "b")
+
+    assert sorted(received.get(timeout=PATIENCE_S) for _ in range(4)) == [
+        ("audit", "a"),
+        ("audit", "b"),
+        ("billing", "a"),
+        ("billing", "b"),
+    ]
+
+
+def test_coroutines_of_all_listeners_run_on_one_loop(threaded_app: App) -> None:
+    """The current message is set there, too."""
+    received: SimpleQueue[tuple[str, int, asyncio.AbstractEventLoop]] = SimpleQueue()
+
+    def listener(group: str) -> Callable[..., Any]:
+        @message_listener(topic="orders", consumer_group=group, id=group)
+        async def handle(body: str) -> None:
+            await asyncio.to_thread(lambda: None)
+            message = current_message()
+            assert message is not None
+            received.put((group, message.queue_offset, asyncio.get_running_loop()))
+
+        return handle
+
+    threaded_app.listen(listener("a"), listener("b"))
+    threaded_app.send("orders", "x", "y")
+    results = [received.get(timeout=PATIENCE_S) for _ in range(4)]
+
+    assert sorted(result[:2] for result in results) == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+    assert len({id(loop) for *_, loop in results}) == 1
+
+
+def test_sys_exit_in_a_coroutine_does_not_end_the_loop(threaded_app: App) -> None:
+    """asyncio would end the loop with SystemExit, and the other listeners use the same loop."""
+    received: SimpleQueue[str] = SimpleQueue()
+
+    @message_listener(topic="orders", consumer_group="billing", max_reconsume_times=0)
+    async def bill(body: str) -> None:
+        if body == "bad":
+            raise SystemExit(1)
+        received.put(body)
+
+    threaded_app.listen(bill)
+    threaded_app.send("orders", "bad", "good")
+
+    assert received.get(timeout=PATIENCE_S) == "good"
+
+
+# --- stop --------------------------------------------------------------------------------------------
+
+
+def test_a_stop_lets_running_handlers_finish_and_commits_them(threaded_app: App) -> None:
+    """Graceful stop: fetched messages are handled."""
+    started, proceed = threading.Event(), threading.Event()
+    received: list[str] = []
+
+    @message_listener(
+        topic="orders",
+        consumer_group="billing",
+        consume_thread_number=1,
+        await_termination_millis_when_shutdown=PATIENCE_S * 1_000,
+    )
+    def bill(body: str) -> None:
+        started.set()
+        assert proceed.wait(PATIENCE_S)
+        received.append(body)
+
+    container = threaded_app.listen(bill)
+    threaded_app.send("orders", "a", "b", "c")
+    assert started.wait(PATIENCE_S)
+    stopping = _in_thread(container.stop)
+    proceed.set()
+    stopping.result(PATIENCE_S)
+
+    assert container.state is ContainerState.STOPPED
+    assert threaded_app.committed("billing") == len(received) >= 1
+    assert received == ["a", "b", "c"][: len(received)]
+
+
+def test_an_unfinished_message_stays_uncommitted_at_a_stop_and_is_redelivered(threaded_app: App) -> None:
+    """A hanging handler does not block the stop. When it returns late, nothing is committed."""
+    started, proceed = threading.Event(), threading.Event()
+    received: SimpleQueue[str] = SimpleQueue()
+
+    @message_listener(topic="orders", consumer_group="billing", await_termination_millis_when_shutdown=1)
+    def bill(body: str) -> None:
+        if not started.is_set():
+            started.set()
+            assert proceed.wait(PATIENCE_S)
+        received.put(body)
+
+    container = threaded_app.listen(bill)
+    threaded_app.send("orders", "a")
+    assert started.wait(PATIENCE_S)
+    with capture_logs() as logs:
+        container.stop()
+    assert [event["unfinished"] for event in logs if event["event"] == "listener.stopped"] == [1]
+    assert not threaded_app.committed("billing")
+
+    proceed.set()
+    assert received.get(timeout=PATIENCE_S) == "a"
+    assert not threaded_app.committed("billing")
+
+    container.start()
+    assert received.get(timeout=PATIENCE_S) == "a"
+
+
+def test_a_resumed_container_fetches_again(threaded_app: App) -> None:
+    received: SimpleQueue[str] = SimpleQueue()
+
+    @message_listener(topic="orders", consumer_group="billing")
+    def bill(body: str) -> None:
+        received.put(body)
+
+    container = threaded_app.listen(bill)
+    threaded_app.send("orders", "a")
+    assert received.get(timeout=PATIENCE_S) == "a"
+
+    container.pause()
+    container.pause()
+    container.resume()
+    threaded_app.send("orders", "b")
+
+    assert received.get(timeout=PATIENCE_S) == "b"
+
+
+def test_whatever_a_fetch_raises_the_polling_thread_goes_on(threaded_app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mqtemplate.listener.container.membership._RETRY_POLL_MS", 1)
+    received: SimpleQueue[str] = SimpleQueue()
+    kinds = [KINDS[kind] for kind in ("panic", "exit", "interrupt", "generator exit", "without anything")]
+
+    @message_listener(topic="orders", consumer_group="billing")
+    def bill(body: str) -> None:
+        received.put(body)
+
+    container = threaded_app.listen(bill)
+    refresh = container.member.queues.refresh
+
+    def hostile() -> None:
+        if kinds:
+            kinds.pop()()
+        refresh()
+
+    monkeypatch.setattr(container.member.queues, "refresh", hostile)
+    container.member.wake_polling()
+    eventually(lambda: not kinds, "each of them was raised", timeout_s=PATIENCE_S)
+    threaded_app.send("orders", "good")
+
+    assert received.get(timeout=PATIENCE_S) == "good"
+    assert container.state is ContainerState.RUNNING
+
+
+def test_a_listener_whose_polling_thread_has_ended_is_not_ready(
+    threaded_app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing that an application does ends the thread. If something does all the same, probes must see it."""
+    broken = threading.Event()
+
+    @message_listener(topic="orders", consumer_group="billing")
+    def bill(body: str) -> None: ...
+
+    container = threaded_app.listen(bill)
+    container.on_broken = broken.set
+    thread = container.member._thread
+    assert thread is not None
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    monkeypatch.setattr(container.member, "_report", KINDS["panic"])
+    monkeypatch.setattr(container.member, "_poll", KINDS["panic"])
+    container.member.wake_polling()
+    thread.join(PATIENCE_S)
+
+    assert broken.is_set()
+    assert container.state is ContainerState.BROKEN
+    assert not threaded_app.registry.is_ready
+    assert read_health(True, {}, [container]).is_ready is False
+
+
+def test_a_broker_that_is_closed_first_ends_its_listeners_without_an_error(threaded_app: App) -> None:
+    @message_listener(topic="orders", consumer_group="billing")
+    def bill(body: str) -> None: ...
+
+    container = threaded_app.listen(bill)
+    thread = container.member._thread
+    assert thread is not None
+    threaded_app.broker.close()
+    thread.join(PATIENCE_S)
+
+    assert container.state is ContainerState.BROKEN
+    container.stop()
+    assert container.state is ContainerState.STOPPED
+
+
+# --- hanging handlers, damaged records, flow control ---------------------------------------------------
+
+
+def test_the_message_of_a_hanging_handler_is_sent_back(threaded_app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The handler is reported with its stack, its thread is replaced, and its late error is ignored."""
+    started, proceed, ended = threading.Event(), threading.Event(), threading.Event()
+    sent_back: SimpleQueue[tuple[bytes, int]] = SimpleQueue()
+    received: SimpleQueue[str] = SimpleQueue()
+
+    @message_listener(topic="orders", consumer_group="billing", consume_thread_number=1, consume_thread_max=2)
+    def bill(body: str) -> None:
+        if body == "slow":
+            started.set()
+            assert proceed.wait(PATIENCE_S)
+            ended.set()
+            raise RuntimeError("too late")
+        received.put(body)
+
+    container = threaded_app.listen(bill)
+    monkeypatch.setattr(
+        container.member.consumer, "send_back", lambda message, level=0: sent_back.put((message.body, level))
+    )
+    with capture_logs() as logs:
+        threaded_app.send("orders", "slow")
+        assert started.wait(PATIENCE_S)
+        container.member.service._watchdog._timeout_ms = -1  # a quarter of an hour has passed
+        threaded_app.send("orders", "next")
+        assert sent_back.get(timeout=PATIENCE_S) == (b"slow", 0)
+        container.member.service._watchdog._timeout_ms = 900_000
+        threaded_app.send("orders", "after")
+        assert "after" in {received.get(timeout=PATIENCE_S), received.get(timeout=PATIENCE_S)}
+        proceed.set()
+        assert ended.wait(PATIENCE_S)
+        container.stop()
+
+    [event] = [event for event in logs if event["event"] == "listener.blocked" and event["offset"] == 0]
+    assert "proceed.wait" in event["handler_stack"]
+    assert not [event for event in logs if event["event"] == "listener.failed"]
+    assert threaded_app.committed("billing") == 3
+
+
+def test_a_damaged_record_is_reported_and_the_other_messages_arrive(
+    threaded_app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event names file and offset."""
+    received: SimpleQueue[str] = SimpleQueue()
+
+    @message_listener(topic="orders", consumer_group="billing", auto_startup=False)
+    def bill(body: str) -> None:
+        received.put(body)
+
+    [container] = threaded_app.registry.register(bill)
+    with capture_logs() as logs:
+        container.start()
+        poll = container.member.consumer.poll
+        damages = [CorruptRecordError("commitlog/00000000000000000000", 4711, "the checksum does not match")]
+
+        def damaged_poll(max_count: int, wait_ms: int = 0, **options: Any) -> list[MessageExt]:
+            if damages:
+                raise damages.pop()
+            return poll(max_count, wait_ms, **options)
+
+        monkeypatch.setattr(container.member.consumer, "poll", damaged_poll)
+        threaded_app.send("orders", "first", "second")
+        assert {received.get(timeout=PATIENCE_S) for _ in range(2)} == {"first", "second"}
+        threaded_app.send("orders", "third")
+        assert received.get(timeout=PATIENCE_S) == "third"
+        container.stop()
+
+    [event] = [event for event in logs if event["event"] == "listener.record_corrupt"]
+    assert (event["file"], event["offset"]) == ("commitlog/00000000000000000000", 4711)
+
+
+def test_fetching_pauses_while_too_many_messages_are_unfinished(
+    threaded_app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flow control: a slow handler does not fill the memory."""
+    monkeypatch.setattr(ProcessQueue, "MOST_MESSAGES", 40)
+    proceed = threading.Event()
+    received: SimpleQueue[int] = SimpleQueue()
+    most_in_flight: list[int] = []
+
+    @message_listener(topic="orders", consumer_group="billing", consume_thread_number=2, pull_batch_size=8)
+    def bill(body: str) -> None:
+        assert proceed.wait(PATIENCE_S)
+        most_in_flight.append(container.member.queues.in_flight)
+        received.put(int(body))
+
+    container = threaded_app.listen(bill)
+    threaded_app.send("orders", *map(str, range(500)))
+    proceed.set()
+
+    assert {received.get(timeout=PATIENCE_S) for _ in range(500)} == set(range(500))
+    assert max(most_in_flight) < 40 + 8
+
+
+def _in_thread(call: Callable[[], None]) -> Future[None]:
+    """Start *call* in a thread."""
+    future: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except Exception as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def test_all_listeners_stop_fetching_before_the_first_one_waits_for_its_handlers(threaded_app: App) -> None:
+    """Their times for the stop pass together: a handler of the last listener sees the first one stopping already."""
+    handled: SimpleQueue[str] = SimpleQueue()
+    handling = threading.Event()
+
+    @message_listener(topic="orders", consumer_group="billing", id="first")
+    def first(message: str) -> None: ...
+
+    @message_listener(topic="orders", consumer_group="audit", id="last", await_termination_millis_when_shutdown=60_000)
+    def last(message: str) -> None:
+        handling.set()
+        first_container = threaded_app.registry.container("first")
+        eventually(lambda: first_container.state is ContainerState.STOPPING, "the first listener is stopping")
+        handled.put(message)
+
+    threaded_app.listen(first, last)
+    threaded_app.send("orders", "x")
+    assert handling.wait(PATIENCE_S)
+
+    threaded_app.registry.stop()
+
+    assert handled.get_nowait() == "x"
+    assert threaded_app.committed("audit") == 1

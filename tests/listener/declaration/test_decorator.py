@@ -1,0 +1,181 @@
+"""``@message_listener`` notes a spec on its object and changes nothing else."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from dependency_injector.wiring import Provide, inject
+
+from mqtemplate.broker import ConsumeFromWhere, MessageModel
+from mqtemplate.errors import ListenerError
+from mqtemplate.listener import ConsumeMode, ListenerSpec, listener_specs, message_listener
+from mqtemplate.listener.declaration.decorator import MESSAGE_LISTENER
+from mqtemplate.selectors.tags import SelectorType
+
+
+def test_a_decorated_function_is_the_same_function() -> None:
+    def handle(message: str) -> None: ...
+
+    decorated = message_listener(topic="orders", consumer_group="billing")(handle)
+
+    assert decorated is handle
+    assert listener_specs(handle) == (ListenerSpec(topics=("orders",), consumer_group="billing", attributes={}),)
+
+
+@pytest.mark.feature("B15")
+def test_a_decorated_class_is_the_same_class() -> None:
+    """Topic, group and a typed on_message are all that a listener class needs."""
+
+    class ScheduleListener:
+        def on_message(self, message: str) -> None: ...
+
+    decorated = message_listener("schedule-message-topic", "schedule-consumer-group")(ScheduleListener)
+
+    assert decorated is ScheduleListener
+    assert isinstance(decorated(), ScheduleListener)
+    [spec] = listener_specs(ScheduleListener)
+    assert (spec.topics, spec.consumer_group) == (("schedule-message-topic",), "schedule-consumer-group")
+
+
+def test_the_defaults_are_those_of_the_spring_annotation() -> None:
+    spec = ListenerSpec(topics=("t",), consumer_group="g", attributes={})
+
+    def resolve(text: str) -> str:
+        if "enable-msg-trace" in text:
+            return "false"
+        return "1000" if "await-termination" in text else text
+
+    assert MESSAGE_LISTENER.read("listener t", spec, resolve) == {
+        "selector_type": SelectorType.TAG,
+        "selector_expression": "*",
+        "consume_mode": ConsumeMode.CONCURRENTLY,
+        "message_model": MessageModel.CLUSTERING,
+        "consume_thread_max": 64,
+        "consume_thread_number": 20,
+        "max_reconsume_times": -1,
+        "consume_timeout": 15,
+        "reply_timeout": 3_000,
+        "access_key": "${rocketmq.consumer.access-key:}",
+        "secret_key": "${rocketmq.consumer.secret-key:}",
+        "enable_msg_trace": False,
+        "customized_trace_topic": "${rocketmq.consumer.customized-trace-topic:}",
+        "name_server": "${rocketmq.name-server:}",
+        "access_channel": "${rocketmq.access-channel:}",
+        "tls_enable": False,
+        "namespace": "",
+        "namespace_v2": "",
+        "delay_level_when_next_consume": 0,
+        "suspend_current_queue_time_millis": 1_000,
+        "await_termination_millis_when_shutdown": 1_000,
+        "instance_name": "DEFAULT",
+        "pull_interval": 0,
+        "pull_batch_size": 32,
+        "consume_message_batch_max_size": 1,
+        "consume_from_where": ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
+        # attributes that Spring does not have
+        "broker": "",
+        "error_handler": None,
+        "converter": None,
+        "content_type": "",
+        "charset": "",
+        "retry": None,
+        "retry_for": (),
+        "not_retry_for": (),
+        "consume_timestamp": None,
+        "batch": None,
+        "middlewares": (),
+        "enabled": True,
+        "auto_startup": True,
+        "id": "",
+    }
+
+
+def test_several_topics_are_one_subscription() -> None:
+    @message_listener(topic=["orders", "refunds"], consumer_group="billing")
+    def handle(message: str) -> None: ...
+
+    assert listener_specs(handle)[0].topics == ("orders", "refunds")
+
+
+def test_stacked_decorators_are_several_listeners_in_reading_order() -> None:
+    @message_listener(topic="first", consumer_group="a")
+    @message_listener(topic="second", consumer_group="b")
+    def handle(message: str) -> None: ...
+
+    assert [spec.topics for spec in listener_specs(handle)] == [("first",), ("second",)]
+
+
+def test_a_subclass_does_not_inherit_the_decorator_of_its_base() -> None:
+    """Otherwise both classes would join the group when a module is scanned."""
+
+    @message_listener(topic="orders", consumer_group="billing")
+    class Base:
+        def on_message(self, message: str) -> None: ...
+
+    class Child(Base): ...
+
+    assert listener_specs(Child) == ()
+
+
+def test_the_decorator_does_not_replace_placeholders() -> None:
+    @message_listener(topic="${demo.topic:orders}", consumer_group="${demo.group}", consume_thread_number="${demo.n:4}")
+    def handle(message: str) -> None: ...
+
+    [spec] = listener_specs(handle)
+    assert (spec.topics, spec.consumer_group) == (("${demo.topic:orders}",), "${demo.group}")
+    assert spec.attributes == {"consume_thread_number": "${demo.n:4}"}
+
+
+# --- errors ------------------------------------------------------------------------------------------
+
+
+def test_a_class_that_inject_turned_into_a_function_is_refused() -> None:
+    class Listener:
+        def __init__(self, audit: object = Provide["audit"]) -> None: ...
+
+        def on_message(self, message: str) -> None: ...
+
+    with pytest.raises(ListenerError, match=r"Listener is a class that @inject turned into a function; remove @inject"):
+        message_listener(topic="orders", consumer_group="billing")(inject(Listener))
+
+
+def test_a_class_without_on_message_is_refused() -> None:
+    class Silent: ...
+
+    with pytest.raises(ListenerError, match=r"Silent has no method on_message; write 'def on_message\(self"):
+        message_listener(topic="orders", consumer_group="billing")(Silent)
+
+
+def test_an_object_that_cannot_be_called_is_refused() -> None:
+    nothing: Any = 42
+
+    with pytest.raises(ListenerError, match="42 cannot be called; decorate a function, or a class with on_message"):
+        message_listener(topic="orders", consumer_group="billing")(nothing)
+
+
+@pytest.mark.parametrize("topic", ["", " ", [], ["orders", ""], [7]])
+def test_a_missing_topic_name_is_refused(topic: Any) -> None:
+    with pytest.raises(ListenerError, match="topic must be a name or a list of names, got"):
+        message_listener(topic=topic, consumer_group="billing")
+
+
+def test_a_topic_that_is_named_twice_is_refused() -> None:
+    with pytest.raises(ListenerError, match="names one topic twice"):
+        message_listener(topic=["orders", "orders"], consumer_group="billing")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("consume_thread_numer", "did you mean 'consume_thread_number'?"),
+        ("consumeThreadNumber", "did you mean 'consume_thread_number'?"),
+        ("colour", "known attributes are selector_type, selector_expression, "),
+    ],
+)
+def test_an_unknown_attribute_is_refused_with_the_nearest_known_one(name: str, hint: str) -> None:
+    attributes: dict[str, Any] = {name: 4}
+
+    with pytest.raises(TypeError, match=rf"^@message_listener has no attribute '{name}'; {re.escape(hint)}"):
+        message_listener("orders", "billing", **attributes)

@@ -1,0 +1,179 @@
+"""Contexts around handlers, and the listeners that run in a process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from collections.abc import Generator
+from collections.abc import Iterator
+from contextlib import asynccontextmanager
+from contextlib import contextmanager
+from mqtemplate import Delivery
+from mqtemplate import Depends
+from mqtemplate import middleware
+from mqtemplate.context import ApplicationContext
+from mqtemplate.context import AutoConfiguration
+from mqtemplate.errors import ListenerError
+from mqtemplate.listener import message_listener
+from mqtemplate.testing.harness import StartApp
+from tests.listener.handler.conftest import Shop
+from typing import Annotated
+from typing import Any
+import pytest
+
+
+events: list[str] = []
+
+
+@contextmanager
+def scope(name: str) -> Iterator[None]:
+    events.append(f"enter {name}")
+    try:
+        yield
+    except ValueError as error:
+        events.append(f"{name} sees {error}")
+        raise
+    finally:
+        events.append(f"leave {name}")
+
+
+@asynccontextmanager
+async def async_scope() -> AsyncIterator[None]:
+    with scope("async"):
+        yield
+
+
+class OuterAutoConfiguration(AutoConfiguration):
+    def contribute(self, context: ApplicationContext) -> None:
+        context.add_handler_scope(lambda: scope("outer"))
+
+
+class SecondAutoConfiguration(AutoConfiguration):
+    after = ("outer",)
+
+    def contribute(self, context: ApplicationContext) -> None:
+        context.add_handler_scope(lambda: scope("sync"), async_scope)
+
+
+STARTERS = [OuterAutoConfiguration, SecondAutoConfiguration]
+
+
+@pytest.fixture(autouse=True)
+def no_events() -> None:
+    events.clear()
+
+
+@message_listener(topic="orders", consumer_group="billing")
+def bill(order: str) -> None:
+    events.append(order)
+    if order == "bad":
+        raise ValueError("no customer")
+
+
+@message_listener(topic="orders", consumer_group="shipping")
+async def ship(order: str) -> None:
+    events.append(order)
+
+
+def test_a_handler_runs_inside_of_the_contexts_of_starters(shop: Shop) -> None:
+    shop.start(bill, starters=STARTERS).template.sync_send("orders", "A1")
+    shop.harness.run_until_idle()
+
+    assert events == ["enter outer", "enter sync", "A1", "leave sync", "leave outer"]
+
+
+def test_a_test_names_the_handler_and_not_what_is_around_it(shop: Shop) -> None:
+    class Packing:
+        @message_listener(topic="orders", consumer_group="packing")
+        def pack(self, order: str) -> None: ...
+
+    shop.start(bill, Packing, starters=STARTERS).template.sync_send("orders", "A1")
+    shop.harness.run_until_idle()
+
+    shop.harness.assert_received(bill, times=1)
+    shop.harness.assert_received(Packing, times=1)
+
+
+def test_an_async_handler_runs_inside_of_async_contexts(shop: Shop) -> None:
+    shop.start(ship, starters=STARTERS).template.sync_send("orders", "A1")
+    shop.harness.run_until_idle()
+
+    assert events == ["enter outer", "enter async", "A1", "leave async", "leave outer"]
+
+
+@pytest.mark.mqtemplate(raise_handler_errors=False)
+def test_the_contexts_see_the_error_of_the_handler(shop: Shop) -> None:
+    shop.start(bill, starters=STARTERS).template.sync_send("orders", "bad")
+    shop.harness.run_until_idle()
+
+    assert events[2:5] == ["bad", "sync sees no customer", "leave sync"]
+    assert events[5] == "outer sees no customer"
+
+
+@middleware
+class Noting:
+    def consume(self, delivery: Delivery) -> Generator[Any, Any, None]:
+        events.append("enter middleware")
+        yield delivery
+        events.append("leave middleware")
+
+
+def session() -> Iterator[str]:
+    events.append("open session")
+    yield "session"
+    events.append("close session")
+
+
+@message_listener(topic="orders", consumer_group="storing")
+def store(order: str, session: Annotated[str, Depends(session)]) -> None:
+    events.append(order)
+
+
+def test_the_contexts_are_outside_of_middlewares_and_of_providers(shop: Shop) -> None:
+    """So a middleware and a provider may use what the framework has in its context, such as a database session."""
+    shop.start(store, Noting, starters=STARTERS).template.sync_send("orders", "A1")
+    shop.harness.run_until_idle()
+
+    assert events == [
+        *("enter outer", "enter sync", "enter middleware", "open session"),
+        "A1",
+        *("close session", "leave middleware", "leave sync", "leave outer"),
+    ]
+
+
+def test_the_contexts_are_around_a_middleware_of_an_async_handler(shop: Shop) -> None:
+    shop.start(ship, Noting, starters=STARTERS).template.sync_send("orders", "A1")
+    shop.harness.run_until_idle()
+
+    assert events == [
+        *("enter outer", "enter async", "enter middleware"),
+        "A1",
+        *("leave middleware", "leave async", "leave outer"),
+    ]
+
+
+def test_without_a_context_the_handler_is_called_directly(mqtemplate_app: StartApp) -> None:
+    app = mqtemplate_app(bill, starters=[])
+
+    assert app.containers[0].endpoint.plan.handler is bill
+    assert app.containers[0].endpoint.middlewares == ()
+
+
+# --- the listeners of a process -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["bill", "test_handler_scope.bill", f"{__name__}.bill"])
+def test_a_process_may_run_some_of_the_listeners(mqtemplate_app: StartApp, name: str) -> None:
+    app = mqtemplate_app(bill, ship, settings={"mqtemplate.listener.only": name})
+
+    assert [container.endpoint.plan.handler for container in app.containers] == [bill]
+
+
+def test_a_name_that_no_listener_has_is_an_error(mqtemplate_app: StartApp) -> None:
+    with pytest.raises(ListenerError, match="mqtemplate.listener.only selects 'ill', and no listener is called that"):
+        mqtemplate_app(bill, settings={"mqtemplate.listener.only": "ill"})
+
+
+def test_a_process_may_run_no_listeners(mqtemplate_app: StartApp) -> None:
+    app = mqtemplate_app(bill, ship, settings={"mqtemplate.listener.enabled": False})
+
+    assert list(app.containers) == []
