@@ -158,7 +158,7 @@ def test_after_any_power_loss_each_transaction_has_one_end(
     folder: Path, monkeypatch: pytest.MonkeyPatch, record_property: pytest.RecordProperty
 ) -> None:
     monkeypatch.setattr(
-        "mqtemplate.brokers.embedded.broker.TimerMessageStore",
+        "mqtemplate.engine.delayed.TimerMessageStore",
         lambda store, settings, *more: TimerMessageStore(store, replace(settings, slots_total=200), *more),
     )
     run = Run(folder, seed=3)
