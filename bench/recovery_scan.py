@@ -8,31 +8,22 @@ second run has to rebuild them. The delay services follow the log.
 
 from __future__ import annotations
 
-from bench.measure import report
-from bench.measure import resident_mib
-from bench.measure import run
-from bench.measure import scratch_folder
-from mqtemplate.clock import SystemClock
-from mqtemplate.delay.levels import DEFAULT_DELAY_LEVELS
-from mqtemplate.delay.levels import DelayLevels
-from mqtemplate.delay.levels import tags_code_of
-from mqtemplate.delay.schedule_message_service import ScheduleMessageService
-from mqtemplate.delay.timers.timer_message_store import TimerMessageStore
-from mqtemplate.hashes import tags_code
-from mqtemplate.record.codec import Drafts
-from mqtemplate.record.codec import RecordDraft
-from mqtemplate.record.properties import encode_properties
-from mqtemplate.store import FlushDiskType
-from mqtemplate.store import FolderStoreFiles
-from mqtemplate.store import MessageStore
-from mqtemplate.store import StoreSettings
-from pathlib import Path
 import os
 import random
 import shutil
 import sys
 import time
+from pathlib import Path
 
+from bench.measure import report, resident_mib, run, scratch_folder
+from mqtemplate.clock import SystemClock
+from mqtemplate.delay.levels import DEFAULT_DELAY_LEVELS, DelayLevels, tags_code_of
+from mqtemplate.delay.schedule_message_service import ScheduleMessageService
+from mqtemplate.delay.timers.timer_message_store import TimerMessageStore
+from mqtemplate.hashes import tags_code
+from mqtemplate.record.codec import Drafts, RecordDraft
+from mqtemplate.record.properties import encode_properties
+from mqtemplate.store import FlushDiskType, FolderStoreFiles, MessageStore, StoreSettings
 
 _QUEUES = 8
 _BATCH = 1_000

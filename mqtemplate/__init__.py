@@ -4,80 +4,63 @@ The names in ``__all__`` are the public API. Further public packages: `mqtemplat
 `mqtemplate.spark` (sessions, the data source) and `mqtemplate.testing` (virtual time, recorded messages).
 """
 
-from mqtemplate import errors
-from mqtemplate.exports import load_export
 from typing import TYPE_CHECKING
 
+from mqtemplate import errors
+from mqtemplate.exports import load_export
+
 if TYPE_CHECKING:
-    from mqtemplate.broker import Broker
-    from mqtemplate.broker import ConsumeFromWhere
-    from mqtemplate.broker import MessageModel
+    from mqtemplate.broker import Broker, ConsumeFromWhere, MessageModel
     from mqtemplate.brokers.embedded.broker import EmbeddedBroker
     from mqtemplate.brokers.remote.broker import RemoteBroker
     from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
     from mqtemplate.calls.deduplication import Deduplication
     from mqtemplate.calls.handling import Delivery
     from mqtemplate.calls.middlewares import middleware
-    from mqtemplate.calls.pauses import CircuitBreaker
-    from mqtemplate.calls.pauses import PauseListener
-    from mqtemplate.calls.pauses import RateLimit
+    from mqtemplate.calls.pauses import CircuitBreaker, PauseListener, RateLimit
     from mqtemplate.calls.send import Outgoing
-    from mqtemplate.calls.timing import TimeLimit
-    from mqtemplate.calls.timing import Timing
-    from mqtemplate.clock import Clock
-    from mqtemplate.clock import SystemClock
-    from mqtemplate.clock import VirtualClock
-    from mqtemplate.context import AppSettings
-    from mqtemplate.context import MQApplication
-    from mqtemplate.context import Named
-    from mqtemplate.context import Section
-    from mqtemplate.context import Value
-    from mqtemplate.context import ext_consumer
-    from mqtemplate.context import ext_template
-    from mqtemplate.context import load_settings
-    from mqtemplate.context import service
-    from mqtemplate.converter import JsonMessageConverter
-    from mqtemplate.converter import MessageConverter
+    from mqtemplate.calls.timing import TimeLimit, Timing
+    from mqtemplate.clock import Clock, SystemClock, VirtualClock
+    from mqtemplate.context import (
+        AppSettings,
+        MQApplication,
+        Named,
+        Section,
+        Value,
+        ext_consumer,
+        ext_template,
+        load_settings,
+        service,
+    )
+    from mqtemplate.converter import JsonMessageConverter, MessageConverter
     from mqtemplate.durations import DelayLevel
     from mqtemplate.engine.settings import EmbeddedSettings
     from mqtemplate.errors import MQTemplateError
     from mqtemplate.futures import AwaitableFuture
-    from mqtemplate.listener import Backoff
-    from mqtemplate.listener import BatchFailure
-    from mqtemplate.listener import ConsumeMode
-    from mqtemplate.listener import ConsumeStatus
-    from mqtemplate.listener import DeadLetter
-    from mqtemplate.listener import Depends
-    from mqtemplate.listener import PreparedConsumer
-    from mqtemplate.listener import RetryLater
-    from mqtemplate.listener import Send
-    from mqtemplate.listener import current_message
-    from mqtemplate.listener import listener_enhancer
-    from mqtemplate.listener import message_listener
-    from mqtemplate.listener import on_tag
-    from mqtemplate.listener import publishes
-    from mqtemplate.message import Message
-    from mqtemplate.message import MessageExt
-    from mqtemplate.message import MessageQueue
-    from mqtemplate.pending import PendingCounts
-    from mqtemplate.pending import PendingMessage
-    from mqtemplate.pending import PendingPage
-    from mqtemplate.pending import ScheduleChange
-    from mqtemplate.pending import ScheduleChangeStatus
-    from mqtemplate.results import SendResult
-    from mqtemplate.results import SendStatus
-    from mqtemplate.results import TransactionSendResult
-    from mqtemplate.results import TransactionState
-    from mqtemplate.scheduling import CatchUp
-    from mqtemplate.scheduling import ScheduledRun
-    from mqtemplate.scheduling import Schedules
-    from mqtemplate.scheduling import scheduled
+    from mqtemplate.listener import (
+        Backoff,
+        BatchFailure,
+        ConsumeMode,
+        ConsumeStatus,
+        DeadLetter,
+        Depends,
+        PreparedConsumer,
+        RetryLater,
+        Send,
+        current_message,
+        listener_enhancer,
+        message_listener,
+        on_tag,
+        publishes,
+    )
+    from mqtemplate.message import Message, MessageExt, MessageQueue
+    from mqtemplate.pending import PendingCounts, PendingMessage, PendingPage, ScheduleChange, ScheduleChangeStatus
+    from mqtemplate.results import SendResult, SendStatus, TransactionSendResult, TransactionState
+    from mqtemplate.scheduling import CatchUp, ScheduledRun, Schedules, scheduled
     from mqtemplate.selectors.tags import SelectorType
-    from mqtemplate.spark import SparkBatch
-    from mqtemplate.spark import spark_listener
+    from mqtemplate.spark import SparkBatch, spark_listener
     from mqtemplate.store import FlushDiskType
-    from mqtemplate.template import RocketMQTemplate
-    from mqtemplate.template import transaction_listener
+    from mqtemplate.template import RocketMQTemplate, transaction_listener
 
 
 __all__ = [

@@ -37,16 +37,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Mapping
-from mqtemplate.user_code import Picklable
-from mqtemplate.user_code import escaped
-from mqtemplate.user_code import reworded
-from pathlib import Path
-from typing import Self
 import difflib
 import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Self
 
+from mqtemplate.user_code import Picklable, escaped, reworded
 
 __all__ = [
     "BodyTooLargeError",

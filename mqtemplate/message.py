@@ -2,21 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
-from enum import Enum
-from functools import lru_cache
-from mqtemplate.errors import DelayError
-from mqtemplate.errors import MessageError
-from mqtemplate.numbers import INT_MAX
-from mqtemplate.numbers import LONG_MAX
-from mqtemplate.numbers import parse_number
-from mqtemplate.user_code import shown
-from typing import NamedTuple
-from typing import Self
 import itertools
 import os
 import re
@@ -24,7 +9,15 @@ import secrets
 import socket
 import struct
 import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import lru_cache
+from typing import NamedTuple, Self
 
+from mqtemplate.errors import DelayError, MessageError
+from mqtemplate.numbers import INT_MAX, LONG_MAX, parse_number
+from mqtemplate.user_code import shown
 
 __all__ = [
     "BROKER_PROPERTIES",

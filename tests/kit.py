@@ -8,7 +8,7 @@ import pytest
 
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.testing import Harness, RecordingTemplate
-from mqtemplate.testing.start_app import StartApp
+from mqtemplate.testing.harness import StartApp
 
 
 @dataclass(frozen=True)

@@ -2,44 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from fractions import Fraction
-from mqtemplate.calls.pauses import PauseListener
-from mqtemplate.errors import DeletedRecordError
-from mqtemplate.errors import MessageError
-from mqtemplate.errors import RemoteConnectError
-from mqtemplate.errors import SelectorError
-from mqtemplate.errors import SendError
-from mqtemplate.errors import SendTimeoutError
-from mqtemplate.errors import did_you_mean
-from mqtemplate.listener.failures.failure import BatchFailure
-from mqtemplate.listener.failures.failure import DeadLetter
-from mqtemplate.listener.failures.failure import RetryLater
-from mqtemplate.message import HostAddress
-from mqtemplate.message import Message
-from mqtemplate.message import MessageExt
-from mqtemplate.message import MessageQueue
-from mqtemplate.message import PackedBody
-from mqtemplate.remoting.protocol.codes import ResponseCode
-from mqtemplate.results import SendResult
-from mqtemplate.results import SendStatus
-from mqtemplate.results import TransactionSendResult
-from mqtemplate.selectors.sql92 import Sql92Selector
-from mqtemplate.selectors.tags import TagSelector
-from mqtemplate.user_code import shown
-from typing import Any
 import copy
 import importlib
 import inspect
 import io
-import mqtemplate
 import multiprocessing
 import pickle
 import pkgutil
-import pytest
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from fractions import Fraction
+from typing import Any
 
+import pytest
+
+import mqtemplate
+from mqtemplate.calls.pauses import PauseListener
+from mqtemplate.errors import (
+    DeletedRecordError,
+    MessageError,
+    RemoteConnectError,
+    SelectorError,
+    SendError,
+    SendTimeoutError,
+    did_you_mean,
+)
+from mqtemplate.listener.failures.failure import BatchFailure, DeadLetter, RetryLater
+from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue, PackedBody
+from mqtemplate.remoting.protocol.codes import ResponseCode
+from mqtemplate.results import SendResult, SendStatus, TransactionSendResult
+from mqtemplate.selectors.sql92 import Sql92Selector
+from mqtemplate.selectors.tags import TagSelector
+from mqtemplate.user_code import shown
 
 _ARGUMENTS: dict[str, object] = {
     # parameter of a constructor -> a value

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
-from graphlib import CycleError
-from graphlib import TopologicalSorter
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
-import ast
-import importlib
-import pytest
-import re
 
+import pytest
 
 ROOT = Path(__file__).parents[1]
 

@@ -1,7 +1,8 @@
 """The implementations of the `Broker` interface. Each is imported when it is used first."""
 
-from mqtemplate.exports import late_import
 from typing import TYPE_CHECKING
+
+from mqtemplate.exports import late_import
 
 if TYPE_CHECKING:
     from mqtemplate.brokers.embedded.broker import EmbeddedBroker

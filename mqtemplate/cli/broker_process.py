@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from contextlib import ExitStack
-from contextlib import contextmanager
+import ipaddress
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.cli.output import print_line
-from mqtemplate.context.config.tree import ConfigNode
-from mqtemplate.context.config.tree import insert_mapping
-from mqtemplate.context.logging import has_handlers
-from mqtemplate.context.logging import show_events
+from mqtemplate.context.config.tree import ConfigNode, insert_mapping
+from mqtemplate.context.logging import has_handlers, show_events
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.settings.broker import ServerSettings
 from mqtemplate.context.settings.source import load_settings
@@ -23,9 +22,6 @@ from mqtemplate.processes import prompt_threads
 from mqtemplate.running.broker_conf import read_broker_conf
 from mqtemplate.running.server import local_cluster
 from mqtemplate.server.broker_server import LocalCluster
-from pathlib import Path
-import ipaddress
-import sys
 
 
 def run(

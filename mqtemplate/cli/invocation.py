@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from dataclasses import fields
-from dataclasses import is_dataclass
-from importlib.metadata import version
-from mqtemplate.cli.output import Columns
-from mqtemplate.cli.output import Output
-from mqtemplate.cli.output import Record
-from mqtemplate.cli.output import print_line
-from mqtemplate.errors import ConfigurationError
-from mqtemplate.errors import MQTemplateError
-from mqtemplate.processes import is_terminal
-from mqtemplate.user_code import escaped
-from pathlib import Path
-from typing import Annotated
-from typing import Any
-from typing import TYPE_CHECKING
-from typing import TypeVar
-from typing import get_type_hints
 import inspect
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+
 import typer
+
+from mqtemplate.cli.output import Columns, Output, Record, print_line
+from mqtemplate.errors import ConfigurationError, MQTemplateError
+from mqtemplate.processes import is_terminal
+from mqtemplate.user_code import escaped
 
 if TYPE_CHECKING:
     from mqtemplate.brokers.remote.broker import RemoteBroker
@@ -171,8 +161,8 @@ class CommandCall:
 def cluster_of(settings: AppSettings) -> RemoteBroker | None:
     """Return the client of the cluster that the settings choose, to open; None if they choose an embedded broker."""
     from mqtemplate.brokers.remote.broker import RemoteBroker
-    from mqtemplate.context.settings.rocketmq import ClusterAddresses
     from mqtemplate.context.settings.clients import remote_settings
+    from mqtemplate.context.settings.rocketmq import ClusterAddresses
 
     is_cluster = isinstance(settings.broker_choice, ClusterAddresses)
     return RemoteBroker(remote_settings(settings)) if is_cluster else None

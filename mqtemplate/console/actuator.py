@@ -26,7 +26,7 @@ from mqtemplate.operations.application import InvalidChangeError, change_listene
 from mqtemplate.scheduling.schedules import Schedules
 
 if TYPE_CHECKING:
-    from mqtemplate.context.settings.management import ManagementSettings
+    from mqtemplate.context.settings.features import ManagementSettings
 
 _log = get_logger("mqtemplate.actuator")
 

@@ -19,7 +19,7 @@ from mqtemplate.console.server import MAX_FORM_BYTES, ConsoleServer
 from mqtemplate.console.site import ApplicationDocuments, Call, Site, merged
 from mqtemplate.console.sources import BrokerSource, OpenSource
 from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.context.settings.management import ManagementSettings
+from mqtemplate.context.settings.features import ManagementSettings
 from mqtemplate.errors import (
     BrokerError,
     MessageError,

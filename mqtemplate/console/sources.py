@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from abc import ABC
-from abc import abstractmethod
+import threading
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
 from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.errors import MQTemplateError
 from mqtemplate.event_log import get_logger
 from mqtemplate.operations.broker_admin import BrokerAdmin
 from mqtemplate.operations.embedded import FolderAdmin
-from pathlib import Path
-import threading
-import time
 
 
 class BrokerSource(ABC):

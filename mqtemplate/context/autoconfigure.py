@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from abc import ABC
-from abc import abstractmethod
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from importlib.metadata import EntryPoint
-from importlib.metadata import entry_points
+import graphlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
-from mqtemplate.context.injection.application_context import ApplicationContext
-from mqtemplate.context.injection.application_context import BrokerFactory
-from mqtemplate.context.injection.application_context import ConditionOutcome
+from typing import ClassVar, TypeAlias
+
+from mqtemplate.context.injection.application_context import ApplicationContext, BrokerFactory, ConditionOutcome
 from mqtemplate.context.injection.wiring import snake_case
 from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.errors import ConfigurationError
-from mqtemplate.errors import did_you_mean
-from typing import ClassVar
-from typing import TypeAlias
-import graphlib
-
+from mqtemplate.errors import ConfigurationError, did_you_mean
 
 GROUP = "mqtemplate.autoconfigure"
 """Entry-point group in which a distribution names its starters."""

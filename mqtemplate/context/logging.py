@@ -11,24 +11,19 @@ The library writes events to `logging` and configures nothing (`mqtemplate.event
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Callable
 from io import StringIO
+from typing import Any, Literal, TextIO
+
+import structlog
+from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
+
 from mqtemplate.context.settings.features import LoggingSettings
 from mqtemplate.listener.handler.current import add_current_message
-from mqtemplate.processes import is_terminal
-from mqtemplate.processes import write_text
+from mqtemplate.processes import is_terminal, write_text
 from mqtemplate.user_code import escaped
-from structlog.typing import EventDict
-from structlog.typing import ExcInfo
-from structlog.typing import Processor
-from structlog.typing import WrappedLogger
-from typing import Any
-from typing import Literal
-from typing import TextIO
-import logging
-import structlog
-import sys
-
 
 _LIBRARY = "mqtemplate"
 _MULTILINE = ("event", "exception", "stack")

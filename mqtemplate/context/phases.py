@@ -25,15 +25,14 @@ from mqtemplate.context.templates.clusters import Clusters, register_templates, 
 from mqtemplate.context.templates.declaration import ext_template_mark
 from mqtemplate.errors import ConfigurationError, DependencyError, ListenerError
 from mqtemplate.event_log import get_logger
+from mqtemplate.listener.declaration.hooks import Enhancer, enhancer_order
 from mqtemplate.listener.discovery import declared_topics
-from mqtemplate.listener.registration.enhancers import Enhancer, enhancer_order
 from mqtemplate.listener.registry import ListenerRegistry
 from mqtemplate.scheduling.discovery import is_scheduled
-from mqtemplate.scheduling.listeners import ScheduleWatch, register_schedules
-from mqtemplate.scheduling.runner import ScheduleRunner
+from mqtemplate.scheduling.listeners import ScheduleRunner, ScheduleWatch, register_schedules
 from mqtemplate.scheduling.schedules import Schedules
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
-from mqtemplate.template.transaction_spec import DEFAULT_TEMPLATE_BEAN_NAME, transaction_listener_spec
+from mqtemplate.template.transactions import DEFAULT_TEMPLATE_BEAN_NAME, transaction_listener_spec
 from mqtemplate.user_code import reworded
 
 _log = get_logger("mqtemplate.context")

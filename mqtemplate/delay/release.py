@@ -9,50 +9,41 @@ recovery reads from the commit log alone which delayed records were released.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
 from mqtemplate.delay.causes import observe_all
-from mqtemplate.errors import CorruptRecordError
-from mqtemplate.errors import DestinationError
-from mqtemplate.errors import MessageError
+from mqtemplate.errors import CorruptRecordError, DestinationError, MessageError
 from mqtemplate.event_log import get_logger
 from mqtemplate.hashes import tags_code
 from mqtemplate.message import Property
 from mqtemplate.numbers import parse_number
-from mqtemplate.record.codec import Drafts
-from mqtemplate.record.codec import RecordDraft
-from mqtemplate.record.codec import StoredRecord
-from mqtemplate.record.layout import MAX_PROPERTIES_BYTES
-from mqtemplate.record.layout import SysFlag
-from mqtemplate.record.properties import LEVEL_DELAY_MS
-from mqtemplate.record.properties import NAME_VALUE_SEPARATOR
-from mqtemplate.record.properties import PROPERTY_SEPARATOR
-from mqtemplate.record.properties import REAL_QID
-from mqtemplate.record.properties import REAL_TOPIC
-from mqtemplate.record.properties import TAGS
-from mqtemplate.record.properties import TIMER_DELIVER_MS
-from mqtemplate.record.properties import TIMER_DEQUEUE_MS
-from mqtemplate.record.properties import TIMER_ENQUEUE_MS
-from mqtemplate.record.properties import decode_properties
-from mqtemplate.record.properties import encode_properties
-from mqtemplate.record.properties import find_property
-from mqtemplate.record.properties import may_have_property
-from mqtemplate.record.properties import property_format
-from mqtemplate.record.released_copies import AlikeCopies
-from mqtemplate.record.released_copies import RecordShape
-from mqtemplate.record.released_copies import ReleasedCopies
-from mqtemplate.store.message_store import MessageStore
-from mqtemplate.store.message_store import read_records
-from mqtemplate.topics import SCHEDULE_TOPIC
-from mqtemplate.topics import TIMER_TOPIC
-from mqtemplate.topics import UNDELIVERABLE_TOPIC
-from mqtemplate.topics import check_topic
-from numpy.typing import NDArray
-from typing import NamedTuple
-import numpy as np
-
+from mqtemplate.record.codec import Drafts, RecordDraft, StoredRecord
+from mqtemplate.record.layout import MAX_PROPERTIES_BYTES, SysFlag
+from mqtemplate.record.properties import (
+    LEVEL_DELAY_MS,
+    NAME_VALUE_SEPARATOR,
+    PROPERTY_SEPARATOR,
+    REAL_QID,
+    REAL_TOPIC,
+    TAGS,
+    TIMER_DELIVER_MS,
+    TIMER_DEQUEUE_MS,
+    TIMER_ENQUEUE_MS,
+    decode_properties,
+    encode_properties,
+    find_property,
+    may_have_property,
+    property_format,
+)
+from mqtemplate.record.released_copies import AlikeCopies, RecordShape, ReleasedCopies
+from mqtemplate.store.message_store import MessageStore, read_records
+from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC, UNDELIVERABLE_TOPIC, check_topic
 
 LEVEL_DELAY_PAIR, _DELIVER_PAIR, _REAL_TOPIC_PAIR, _REAL_QID_PAIR = (
     PROPERTY_SEPARATOR + name + NAME_VALUE_SEPARATOR

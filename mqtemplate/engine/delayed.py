@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from mqtemplate.delay.causes import ReleaseCauses
+from mqtemplate.delay.causes import LatenessCauses
 from mqtemplate.delay.control import DelayController
 from mqtemplate.delay.delay_store import DelayStore
-from mqtemplate.delay.levels.schedule_message_service import ScheduleMessageService
 from mqtemplate.delay.pending import PendingView
 from mqtemplate.delay.recall_handle import decode_handle
-from mqtemplate.delay.timers.settings import TimerSettings
+from mqtemplate.delay.schedule_message_service import ScheduleMessageService
+from mqtemplate.delay.settings import TimerSettings
 from mqtemplate.delay.timers.timer_message_store import TimerMessageStore
 from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.engine.settings import EmbeddedSettings
@@ -46,7 +46,7 @@ class LocalDelayedMessages:
         self._lifecycle = lifecycle
         self._broker_name = settings.broker_name
         limits = settings.timer_limits()
-        self.release_causes = causes = ReleaseCauses(store.metrics)
+        self.release_causes = causes = LatenessCauses(store.metrics)
         self._schedule = ScheduleMessageService(store, limits.precision_ms, causes)
         self._timer = TimerMessageStore(
             store,

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from mqtemplate.broker import Capability
 from mqtemplate.clock import Clock, SystemClock
-from mqtemplate.delay.levels.table import DelayLevels, tags_code_of
+from mqtemplate.delay.levels import DelayLevels, tags_code_of
 from mqtemplate.engine.checkers import TransactionChecker
 from mqtemplate.engine.delayed import LocalDelayedMessages
 from mqtemplate.engine.drafts import DraftMaker
@@ -30,7 +30,7 @@ from mqtemplate.services import Service, ServiceThread
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.files.store_files import MemoryStoreFiles, StoreFiles
 from mqtemplate.store.message_store import MessageStore
-from mqtemplate.store.topics import TopicTable
+from mqtemplate.store.tables import TopicTable
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 
 _log = get_logger("mqtemplate.broker")

@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from mqtemplate.broker import ConsumeFromWhere
-from mqtemplate.broker import Consumer
-from mqtemplate.broker import ConsumerSpec
-from mqtemplate.broker import MessageModel
-from mqtemplate.engine.group_rules import allocate_averagely
-from mqtemplate.engine.group_rules import check_same_group
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from urllib.parse import quote
+
+from mqtemplate.broker import ConsumeFromWhere, Consumer, ConsumerSpec, MessageModel
+from mqtemplate.engine.group_rules import allocate_averagely, check_same_group
 from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.engine.reader import QueueReader
-from mqtemplate.engine.retries import SentBack
-from mqtemplate.engine.retries import send_back_of
+from mqtemplate.engine.retries import SentBack, send_back_of
 from mqtemplate.engine.topics import TopicRoutes
-from mqtemplate.errors import BrokerClosedError
-from mqtemplate.errors import CorruptRecordError
-from mqtemplate.errors import DeletedRecordError
-from mqtemplate.errors import ListenerError
+from mqtemplate.errors import BrokerClosedError, CorruptRecordError, DeletedRecordError, ListenerError
 from mqtemplate.event_log import get_logger
-from mqtemplate.message import MessageExt
-from mqtemplate.message import MessageQueue
-from mqtemplate.message import Property
+from mqtemplate.message import MessageExt, MessageQueue, Property
 from mqtemplate.processes import OwnerProcess
 from mqtemplate.selectors.tags import Selector
-from mqtemplate.services import AfterChangeService
-from mqtemplate.services import WakeEvent
+from mqtemplate.services import AfterChangeService, WakeEvent
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.tables import ConsumerOffsets
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
-from urllib.parse import quote
-import threading
-import time
-
 
 _log = get_logger("mqtemplate.broker")
 

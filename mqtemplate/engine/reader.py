@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from functools import partial
+
 from mqtemplate.engine.key_query import KeyQuery
 from mqtemplate.engine.lifecycle import EngineLifecycle
-from mqtemplate.errors import CorruptRecordError
-from mqtemplate.errors import DeletedRecordError
-from mqtemplate.errors import MessageError
-from mqtemplate.errors import OffsetOutOfRangeError
-from mqtemplate.event_log import LimitedLog
-from mqtemplate.event_log import get_logger
-from mqtemplate.message import HostAddress
-from mqtemplate.message import MessageExt
-from mqtemplate.message import MessageQueue
-from mqtemplate.message import parse_offset_msg_id
-from mqtemplate.record.codec import StoredRecord
-from mqtemplate.record.codec import pack_host
+from mqtemplate.errors import CorruptRecordError, DeletedRecordError, MessageError, OffsetOutOfRangeError
+from mqtemplate.event_log import LimitedLog, get_logger
+from mqtemplate.message import HostAddress, MessageExt, MessageQueue, parse_offset_msg_id
+from mqtemplate.record.codec import StoredRecord, pack_host
 from mqtemplate.record.compression import MAX_BODY_BYTES
 from mqtemplate.record.message_ext import to_message_ext
-from mqtemplate.results import PullResult
-from mqtemplate.results import PullStatus
+from mqtemplate.results import PullResult, PullStatus
 from mqtemplate.selectors.tags import Selector
 from mqtemplate.services import WakeEvent
 from mqtemplate.store.consume_queue import ConsumeQueue
 from mqtemplate.store.message_store import MessageStore
-import time
-
 
 _log = get_logger("mqtemplate.broker")
 

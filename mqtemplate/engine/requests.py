@@ -8,33 +8,31 @@ Source: ``client: DefaultMQProducerImpl.request``, ``MessageUtil``, ``RequestFut
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Mapping
+import heapq
+import threading
+import uuid
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from typing import NamedTuple
+
 from mqtemplate.clock import Clock
 from mqtemplate.durations import format_ms
-from mqtemplate.errors import BrokerClosedError
-from mqtemplate.errors import MessageError
-from mqtemplate.errors import RequestTimeoutError
-from mqtemplate.errors import SendError
+from mqtemplate.errors import BrokerClosedError, MessageError, RequestTimeoutError, SendError
 from mqtemplate.event_log import get_logger
 from mqtemplate.hashes import crc32
-from mqtemplate.message import DELAY_PROPERTIES
-from mqtemplate.message import HostAddress
-from mqtemplate.message import Message
-from mqtemplate.message import MessageExt
-from mqtemplate.message import MessageQueue
-from mqtemplate.message import Property
-from mqtemplate.message import create_unique_id
+from mqtemplate.message import (
+    DELAY_PROPERTIES,
+    HostAddress,
+    Message,
+    MessageExt,
+    MessageQueue,
+    Property,
+    create_unique_id,
+)
 from mqtemplate.metrics import Metrics
 from mqtemplate.results import SendResult
 from mqtemplate.services import wall_time
 from mqtemplate.topics import reply_topic
-from typing import NamedTuple
-import heapq
-import threading
-import uuid
-
 
 _log = get_logger("mqtemplate.broker")
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from annotated_types import Ge
-from annotated_types import Gt
-from annotated_types import Le
-from annotated_types import MinLen
 from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import field
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Le, MinLen
+
 from mqtemplate.delay.divert import TimerLimits
 from mqtemplate.delay.levels import DEFAULT_DELAY_LEVELS
 from mqtemplate.delay.settings import TopicShape
 from mqtemplate.record.compression import max_body_bytes
 from mqtemplate.store.settings import StoreSettings
-from typing import Annotated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

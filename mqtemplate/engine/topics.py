@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from mqtemplate.errors import DestinationError
-from mqtemplate.event_log import EventLogger
-from mqtemplate.event_log import get_logger
-from mqtemplate.message import MessageQueue
-from mqtemplate.topics import DLQ_TOPIC_PREFIX
-from mqtemplate.topics import RETRY_TOPIC_PREFIX
-from mqtemplate.topics import TRANS_CHECK_MAX_TIME_TOPIC
-from mqtemplate.topics import check_send_topic
-from mqtemplate.topics import nearest_topic
-from typing import NamedTuple
-from typing import Protocol
 import itertools
 import threading
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol
+
+from mqtemplate.errors import DestinationError
+from mqtemplate.event_log import EventLogger, get_logger
+from mqtemplate.message import MessageQueue
+from mqtemplate.topics import (
+    DLQ_TOPIC_PREFIX,
+    RETRY_TOPIC_PREFIX,
+    TRANS_CHECK_MAX_TIME_TOPIC,
+    check_send_topic,
+    nearest_topic,
+)
 
 
 class UnknownTopics:

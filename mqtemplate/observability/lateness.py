@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
+
 from mqtemplate.calls.handling import ListenerInfo
 from mqtemplate.clock import Clock
-from mqtemplate.event_log import LimitedLog
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import MessageExt
-from mqtemplate.metrics import MetricKind
-from mqtemplate.metrics import MetricSample
-from mqtemplate.metrics import OTHER
-from mqtemplate.metrics import ValueHistogram
-from typing import TYPE_CHECKING
+from mqtemplate.metrics import OTHER, MetricKind, MetricSample, ValueHistogram
 
 if TYPE_CHECKING:
     from mqtemplate.delay.causes import LatenessCauses

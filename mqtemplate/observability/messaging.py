@@ -6,33 +6,19 @@ labels and sums are computed when the values are read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from mqtemplate.calls.handling import FailedMessages
-from mqtemplate.calls.handling import HandlerCall
-from mqtemplate.calls.handling import HandlerWrapper
-from mqtemplate.calls.handling import ListenerInfo
-from mqtemplate.calls.send import SEND
-from mqtemplate.calls.send import SendCall
-from mqtemplate.calls.send import SendNext
-from mqtemplate.calls.send import SendWrapper
-from mqtemplate.calls.send import send_and_note
-from mqtemplate.clock import Clock
-from mqtemplate.message import MessageExt
-from mqtemplate.message import Property
-from mqtemplate.metrics import HistogramSnapshot
-from mqtemplate.metrics import MetricKind
-from mqtemplate.metrics import MetricSample
-from mqtemplate.metrics import OTHER
-from mqtemplate.observability.lateness import BusyTimes
-from mqtemplate.observability.lateness import LatenessRecorder
-from mqtemplate.user_code import type_name
-from typing import Any
 import inspect
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+from mqtemplate.calls.handling import FailedMessages, HandlerCall, HandlerWrapper, ListenerInfo
+from mqtemplate.calls.send import SEND, SendCall, SendNext, SendWrapper, send_and_note
+from mqtemplate.clock import Clock
+from mqtemplate.message import MessageExt, Property
+from mqtemplate.metrics import OTHER, HistogramSnapshot, MetricKind, MetricSample
+from mqtemplate.observability.lateness import BusyTimes, LatenessRecorder
+from mqtemplate.user_code import type_name
 
 _MAX_ERROR_TYPES = 50
 _SKEW_WINDOW_MS = 60_000

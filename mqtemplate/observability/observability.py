@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
 from mqtemplate.broker import Broker
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
-from mqtemplate.calls.handling import HandlerWrapper
-from mqtemplate.calls.handling import ListenerInfo
-from mqtemplate.calls.handling import Observation
+from mqtemplate.calls.handling import HandlerWrapper, ListenerInfo, Observation
 from mqtemplate.calls.send import SendWrapper
 from mqtemplate.calls.steps import chained
 from mqtemplate.clock import Clock
 from mqtemplate.listener.container.container import ListenerContainer
-from mqtemplate.metrics import MetricSample
-from mqtemplate.metrics import Metrics
-from mqtemplate.observability.collectors import GroupLags
-from mqtemplate.observability.collectors import PendingByHorizon
-from mqtemplate.observability.collectors import listener_samples
+from mqtemplate.metrics import Metrics, MetricSample
+from mqtemplate.observability.collectors import GroupLags, PendingByHorizon, listener_samples
 from mqtemplate.observability.lateness import LatenessRecorder
-from mqtemplate.observability.messaging import ClockSkew
-from mqtemplate.observability.messaging import Operations
-from mqtemplate.observability.messaging import measured_handling
-from mqtemplate.observability.messaging import measured_sends
+from mqtemplate.observability.messaging import ClockSkew, Operations, measured_handling, measured_sends
 from mqtemplate.observability.settings import ObservabilitySettings
-from typing import TYPE_CHECKING
-import threading
 
 if TYPE_CHECKING:
     from mqtemplate.observability.tracing import Tracing

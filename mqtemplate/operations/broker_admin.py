@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from abc import ABC
-from abc import abstractmethod
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from mqtemplate.broker import Broker
-from mqtemplate.errors import MessageError
-from mqtemplate.errors import UnknownNameError
-from mqtemplate.errors import did_you_mean
-from mqtemplate.message import MessageQueue
-from mqtemplate.operations.values import GroupInfo
-from mqtemplate.operations.values import OffsetChange
-from mqtemplate.operations.values import QueueProgress
-from mqtemplate.operations.values import QueueSpan
-from mqtemplate.operations.values import TopicInfo
-from mqtemplate.operations.values import TopicKind
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar
-from typing import Self
+from typing import ClassVar, Self
+
+from mqtemplate.broker import Broker
+from mqtemplate.errors import MessageError, UnknownNameError, did_you_mean
+from mqtemplate.message import MessageQueue
+from mqtemplate.operations.values import GroupInfo, OffsetChange, QueueProgress, QueueSpan, TopicInfo, TopicKind
 
 
 class BrokerAdmin(ABC):

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from dataclasses import dataclass
-from dataclasses import field
+import contextlib
+import logging
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
 from mqtemplate.clock import SystemClock
 from mqtemplate.durations import format_ms
 from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.errors import MQTemplateError
 from mqtemplate.event_log import get_logger
 from mqtemplate.operations.broker_admin import BrokerAdmin
-from mqtemplate.operations.embedded import EmbeddedAdmin
-from mqtemplate.operations.embedded import snapshot_broker
+from mqtemplate.operations.embedded import EmbeddedAdmin, snapshot_broker
 from mqtemplate.operations.values import TopicKind
 from mqtemplate.pending import PendingQuery
 from mqtemplate.record.codec import BadRecordError
-from mqtemplate.store.checkpoint import StoreCheckpoint
-from mqtemplate.store.checkpoint import file_sizes
+from mqtemplate.store.checkpoint import StoreCheckpoint, file_sizes
 from mqtemplate.store.files.disk import disk_errors
-from mqtemplate.store.files.folder_store_files import FolderStoreFiles
-from mqtemplate.store.files.folder_store_files import SnapshotStoreFiles
-from mqtemplate.store.files.folder_store_files import check_store
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles, SnapshotStoreFiles, check_store
 from mqtemplate.store.files.mapped_files import MappedFileQueue
-from mqtemplate.store.log_reader import LogReader
-from mqtemplate.store.log_reader import LogScan
-from pathlib import Path
-import contextlib
-import logging
-import os
-import shutil
-import stat
+from mqtemplate.store.log_reader import LogReader, LogScan
 
 
 @dataclass(frozen=True, slots=True)

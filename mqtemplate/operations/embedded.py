@@ -8,17 +8,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
-from mqtemplate.brokers.embedded.settings import EmbeddedSettings
 from mqtemplate.clock import SystemClock, VirtualClock
+from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.errors import CorruptRecordError, UnsupportedError
 from mqtemplate.message import MessageQueue
 from mqtemplate.operations.broker_admin import BrokerAdmin, unknown
 from mqtemplate.operations.values import GroupInfo, GroupSubscription, Member, QueueProgress, QueueSpan, TopicKind
 from mqtemplate.processes import absolute_path
-from mqtemplate.selectors.sql92.selector import Sql92Selector
+from mqtemplate.selectors.sql92 import Sql92Selector
 from mqtemplate.selectors.tags import Selector
+from mqtemplate.store.files.folder_store_files import SnapshotStoreFiles, check_store
 from mqtemplate.store.files.json_files import read_table
-from mqtemplate.store.files.snapshot_files import SnapshotStoreFiles, check_store
 from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_system_group
 
@@ -49,10 +49,11 @@ class StoreAdmin(BrokerAdmin):
         return {name: TopicKind.of(name, int(config.get("perm", 0))) for name, config in configs.items()}
 
     def queue_spans(self, topic: str) -> list[QueueSpan]:
+        reader = self.broker.engine.queues
         return [
             QueueSpan(queue, low, high, self._stored_ms(queue, high - 1) if high > low else None)
             for queue in self._queues(topic)
-            for low, high in [(self.broker.engine.queues.min_offset(queue), self.broker.engine.queues.max_offset(queue))]
+            for low, high in [(reader.min_offset(queue), reader.max_offset(queue))]
         ]
 
     def _queues(self, topic: str) -> list[MessageQueue]:
@@ -71,8 +72,9 @@ class StoreAdmin(BrokerAdmin):
         return messages[0].store_timestamp if messages else None
 
     def groups_of(self, topic: str) -> list[str]:
+        members = self.broker.engine.groups.local.members
         subscribed = {
-            name for name in self.group_names() if any(topic in s.subscriptions for _, s in self.broker.engine.groups.local.members(name))
+            name for name in self.group_names() if any(topic in spec.subscriptions for _, spec in members(name))
         }
         committed = {name for name in self.broker.engine.offsets.groups_of(topic) if not is_system_group(name)}
         return sorted(subscribed | committed)
@@ -80,7 +82,8 @@ class StoreAdmin(BrokerAdmin):
     # --- groups --------------------------------------------------------------------------------
 
     def group_names(self) -> list[str]:
-        names = self.broker.engine.offsets.groups() | set(self.broker.engine.groups.local.names()) | self._named_by_topics()
+        engine = self.broker.engine
+        names = engine.offsets.groups() | set(engine.groups.local.names()) | self._named_by_topics()
         names |= set(_stored_groups(self.broker.store.store_files))
         return sorted(name for name in names if not is_system_group(name))
 

@@ -2,42 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from mqtemplate.clock import Clock
-from mqtemplate.errors import BrokerClosedError
-from mqtemplate.errors import BrokerError
-from mqtemplate.errors import RemoteConnectError
-from mqtemplate.event_log import LimitedLog
-from mqtemplate.event_log import get_logger
-from mqtemplate.futures import Waiter
-from mqtemplate.message import HostAddress
-from mqtemplate.processes import OwnerProcess
-from mqtemplate.remoting.connection import CommandsOnly
-from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.connection import RequestPipeline
-from mqtemplate.remoting.io_loop import IoLoop
-from mqtemplate.remoting.pending_requests import InvokeCallback
-from mqtemplate.remoting.pending_requests import call_safely
-from mqtemplate.remoting.pending_requests import next_opaque
-from mqtemplate.remoting.protocol.acl import sign_command
-from mqtemplate.remoting.protocol.codec import encode_head
-from mqtemplate.remoting.protocol.codes import FLAG_ONE_WAY
-from mqtemplate.remoting.protocol.codes import ResponseCode
-from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.protocol.command import not_supported
-from mqtemplate.remoting.protocol.command import system_error
-from mqtemplate.remoting.settings import MemoryLimit
-from mqtemplate.remoting.settings import RemotingClientSettings
-from mqtemplate.remoting.settings import client_context
-from mqtemplate.remoting.sockets import Stream
-from mqtemplate.remoting.sockets import connect
-from mqtemplate.remoting.sockets import parse_address
 import contextlib
 import ssl
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
+from mqtemplate.clock import Clock
+from mqtemplate.errors import BrokerClosedError, BrokerError, RemoteConnectError
+from mqtemplate.event_log import LimitedLog, get_logger
+from mqtemplate.futures import Waiter
+from mqtemplate.message import HostAddress
+from mqtemplate.processes import OwnerProcess
+from mqtemplate.remoting.connection import CommandsOnly, Connection, RequestPipeline
+from mqtemplate.remoting.io_loop import IoLoop
+from mqtemplate.remoting.pending_requests import InvokeCallback, call_safely, next_opaque
+from mqtemplate.remoting.protocol.acl import sign_command
+from mqtemplate.remoting.protocol.codec import encode_head
+from mqtemplate.remoting.protocol.codes import FLAG_ONE_WAY, ResponseCode
+from mqtemplate.remoting.protocol.command import RemotingCommand, not_supported, system_error
+from mqtemplate.remoting.settings import MemoryLimit, RemotingClientSettings, client_context
+from mqtemplate.remoting.sockets import Stream, connect, parse_address
 
 # --- connections by address -----------------------------------------------------------------------
 

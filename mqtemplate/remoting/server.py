@@ -2,46 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from logging import ERROR
-from mqtemplate.clock import Clock
-from mqtemplate.errors import BrokerClosedError
-from mqtemplate.event_log import LimitedLog
-from mqtemplate.event_log import get_logger
-from mqtemplate.message import HostAddress
-from mqtemplate.metrics import Counter
-from mqtemplate.processes import usable_processors
-from mqtemplate.remoting.acceptor import Acceptor
-from mqtemplate.remoting.acceptor import ConnectionLimit
-from mqtemplate.remoting.acceptor import Handshake
-from mqtemplate.remoting.connection import CommandsOnly
-from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.connection import RequestPipeline
-from mqtemplate.remoting.io_loop import IoLoop
-from mqtemplate.remoting.protocol.codes import ResponseCode
-from mqtemplate.remoting.protocol.codes import Version
-from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.protocol.command import not_supported
-from mqtemplate.remoting.protocol.command import system_error
-from mqtemplate.remoting.settings import MemoryLimit
-from mqtemplate.remoting.settings import RemotingServerSettings
-from mqtemplate.remoting.settings import TlsMode
-from mqtemplate.remoting.settings import server_context
-from mqtemplate.remoting.sockets import PlainStream
-from mqtemplate.remoting.sockets import Stream
-from mqtemplate.remoting.sockets import set_tcp_options
-from mqtemplate.remoting.worker_pool import HeavyWork
-from mqtemplate.remoting.worker_pool import WorkerPool
-from operator import attrgetter
-from typing import NamedTuple
 import os
 import socket
 import ssl
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
+from logging import ERROR
+from operator import attrgetter
+from typing import NamedTuple
 
+from mqtemplate.clock import Clock
+from mqtemplate.errors import BrokerClosedError
+from mqtemplate.event_log import LimitedLog, get_logger
+from mqtemplate.message import HostAddress
+from mqtemplate.metrics import Counter
+from mqtemplate.processes import usable_processors
+from mqtemplate.remoting.acceptor import Acceptor, ConnectionLimit, Handshake
+from mqtemplate.remoting.connection import CommandsOnly, Connection, RequestPipeline
+from mqtemplate.remoting.io_loop import IoLoop
+from mqtemplate.remoting.protocol.codes import ResponseCode, Version
+from mqtemplate.remoting.protocol.command import RemotingCommand, not_supported, system_error
+from mqtemplate.remoting.settings import MemoryLimit, RemotingServerSettings, TlsMode, server_context
+from mqtemplate.remoting.sockets import PlainStream, Stream, set_tcp_options
+from mqtemplate.remoting.worker_pool import HeavyWork, WorkerPool
 
 _log = get_logger("mqtemplate.remoting")
 

@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from contextlib import ExitStack
-from contextlib import contextmanager
-from mqtemplate.brokers.embedded.broker import EmbeddedBroker
-from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.context.settings.broker import AccountSettings
-from mqtemplate.context.settings.broker import AclSection
-from mqtemplate.context.settings.broker import ServerSettings
-from mqtemplate.context.settings.broker import ServerTlsSettings
-from mqtemplate.context.settings.rocketmq import EmbeddedStore
-from mqtemplate.errors import ConfigurationError
-from mqtemplate.message import HostAddress
-from mqtemplate.processes import prompt_threads
-from mqtemplate.remoting.settings import ClientAuth
-from mqtemplate.remoting.settings import RemotingServerSettings
-from mqtemplate.remoting.settings import ServerTls
-from mqtemplate.remoting.settings import TlsMode
-from mqtemplate.server.acl.settings import Account
-from mqtemplate.server.acl.settings import AclSettings
-from mqtemplate.server.acl.settings import Right
-from mqtemplate.server.broker_server import LocalCluster
-from mqtemplate.server.local_address import LocalServerAddress
-from mqtemplate.server.state.settings import BrokerServerSettings
-from mqtemplate.server.state.settings import ServerOptions
-from mqtemplate.store.settings import FlushDiskType
 import dataclasses
 import os
 import secrets
 import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+from mqtemplate.context.settings.app import AppSettings
+from mqtemplate.context.settings.broker import AccountSettings, AclSection, ServerSettings, ServerTlsSettings
+from mqtemplate.context.settings.rocketmq import EmbeddedStore
+from mqtemplate.errors import ConfigurationError
+from mqtemplate.message import HostAddress
+from mqtemplate.processes import prompt_threads
+from mqtemplate.remoting.settings import ClientAuth, RemotingServerSettings, ServerTls, TlsMode
+from mqtemplate.server.acl.settings import Account, AclSettings, Right
+from mqtemplate.server.broker_server import LocalCluster
+from mqtemplate.server.local_address import LocalServerAddress
+from mqtemplate.server.state.settings import BrokerServerSettings, ServerOptions
+from mqtemplate.store.settings import FlushDiskType
 
 
 def local_cluster(

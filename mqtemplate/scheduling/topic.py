@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
-from dataclasses import replace
-from mqtemplate.broker import Broker
-from mqtemplate.broker import Capability
-from mqtemplate.errors import DelayError
-from mqtemplate.errors import MessageError
-from mqtemplate.errors import ScheduleError
-from mqtemplate.errors import UnsupportedError
-from mqtemplate.event_log import get_logger
-from mqtemplate.hashes import java_string_hash
-from mqtemplate.message import Message
-from mqtemplate.message import MessageExt
-from mqtemplate.message import MessageQueue
-from mqtemplate.message import Property
-from mqtemplate.message import create_unique_id
-from mqtemplate.message import split_keys
-from mqtemplate.pending import PendingMessage
-from mqtemplate.pending import PendingQuery
-from mqtemplate.scheduling.schedule import check_name
-from mqtemplate.scheduling.trigger import LAST_MS
-from mqtemplate.scheduling.trigger import Trigger
-from typing import NamedTuple
 import json
 import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+from mqtemplate.broker import Broker, Capability
+from mqtemplate.errors import DelayError, MessageError, ScheduleError, UnsupportedError
+from mqtemplate.event_log import get_logger
+from mqtemplate.hashes import java_string_hash
+from mqtemplate.message import Message, MessageExt, MessageQueue, Property, create_unique_id, split_keys
+from mqtemplate.pending import PendingMessage, PendingQuery
+from mqtemplate.scheduling.schedule import check_name
+from mqtemplate.scheduling.trigger import LAST_MS, Trigger
 
 SHORT_STEP_MS = 2 * 86_400_000
 """Longest delay that every broker takes: RocketMQ's timers take three days."""

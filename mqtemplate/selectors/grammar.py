@@ -6,26 +6,18 @@ longest match wins, and a keyword may follow a number without a space: ``a = 1an
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from functools import cache
-from lark import Lark
-from lark import Token
-from lark import Transformer
-from lark import UnexpectedCharacters
-from lark import UnexpectedToken
-from lark import v_args
-from mqtemplate.errors import SelectorError
-from mqtemplate.numbers import INT_MAX
-from mqtemplate.numbers import LONG_MAX
-from mqtemplate.selectors import expressions
-from mqtemplate.selectors.expressions import Evaluate
-from mqtemplate.selectors.expressions import Expression
-from mqtemplate.selectors.expressions import OperandError
-from mqtemplate.selectors.expressions import ValueType
-from typing import cast
 import math
 import re
+from collections.abc import Collection
+from functools import cache
+from typing import cast
 
+from lark import Lark, Token, Transformer, UnexpectedCharacters, UnexpectedToken, v_args
+
+from mqtemplate.errors import SelectorError
+from mqtemplate.numbers import INT_MAX, LONG_MAX
+from mqtemplate.selectors import expressions
+from mqtemplate.selectors.expressions import Evaluate, Expression, OperandError, ValueType
 
 # --- syntax errors --------------------------------------------------------------------------------
 

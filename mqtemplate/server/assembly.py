@@ -8,7 +8,7 @@ from mqtemplate.engine.clients import ClientRegistry
 from mqtemplate.engine.engine import Engine
 from mqtemplate.engine.queue_locks import QueueLockTable
 from mqtemplate.event_log import LimitedLog, get_logger
-from mqtemplate.remoting.heavy_work import HeavyWork
+from mqtemplate.remoting.worker_pool import HeavyWork
 from mqtemplate.server.acl.access import AccessControl
 from mqtemplate.server.fast_path.pipeline import FastPath
 from mqtemplate.server.processors.broker_admin import BrokerAdminProcessor

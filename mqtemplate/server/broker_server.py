@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
 from mqtemplate.engine.clients import ClientExpiry
-from mqtemplate.engine.engine import Engine
-from mqtemplate.engine.engine import EngineOwner
-from mqtemplate.engine.engine import engine_of
+from mqtemplate.engine.engine import Engine, EngineOwner, engine_of
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import HostAddress
-from mqtemplate.metrics import MetricKind
-from mqtemplate.metrics import MetricSample
+from mqtemplate.metrics import MetricKind, MetricSample
 from mqtemplate.remoting.server import RemotingServer
-from mqtemplate.remoting.settings import RemotingServerSettings
-from mqtemplate.remoting.settings import TlsMode
+from mqtemplate.remoting.settings import RemotingServerSettings, TlsMode
 from mqtemplate.remoting.worker_pool import HeavyWork
 from mqtemplate.server.acl.access import AccessControl
 from mqtemplate.server.acl.guard import AclGuard
 from mqtemplate.server.acl.settings import AclSettings
 from mqtemplate.server.assembly import ServerAssembly
-from mqtemplate.server.name_server.name_server import KVConfig
-from mqtemplate.server.name_server.name_server import NameServer
+from mqtemplate.server.name_server.name_server import KVConfig, NameServer
 from mqtemplate.server.name_server.registered_brokers import RegisteredBrokers
 from mqtemplate.server.requests.registration import register
 from mqtemplate.server.requests.response import problem_response
 from mqtemplate.server.state.settings import BrokerServerSettings
-from mqtemplate.services import Service
-from mqtemplate.services import ServiceThread
+from mqtemplate.services import Service, ServiceThread
 from mqtemplate.topics import AUTO_CREATE_TOPIC
-from types import TracebackType
-from typing import Generic
-from typing import Self
-from typing import TypeVar
-import time
-
 
 _log = get_logger("mqtemplate.server")
 

@@ -6,34 +6,19 @@ The broker's clock counts delay levels and relative delays, from the arrival at 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from typing import TypedDict, Unpack
+
 from mqtemplate.broker import Broker
-from mqtemplate.durations import Duration
-from mqtemplate.durations import duration_ms
-from mqtemplate.durations import format_ms
-from mqtemplate.errors import DelayError
-from mqtemplate.errors import MessageError
-from mqtemplate.message import DELAY_PROPERTIES
-from mqtemplate.message import Property
-from mqtemplate.message import property_text
-from mqtemplate.message import storable
-from mqtemplate.numbers import INT_MAX
-from mqtemplate.numbers import PARSED_MAX
-from mqtemplate.numbers import parse_number
-from mqtemplate.pending import PendingCounts
-from mqtemplate.pending import PendingPage
-from mqtemplate.pending import PendingQuery
-from mqtemplate.pending import ScheduleChange
-from mqtemplate.template.asynchronous import Background
-from mqtemplate.template.asynchronous import awaitable
+from mqtemplate.durations import Duration, duration_ms, format_ms
+from mqtemplate.errors import DelayError, MessageError
+from mqtemplate.message import DELAY_PROPERTIES, Property, property_text, storable
+from mqtemplate.numbers import INT_MAX, PARSED_MAX, parse_number
+from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange
+from mqtemplate.template.asynchronous import Background, awaitable
 from mqtemplate.template.options import unknown_option
 from mqtemplate.topics import check_given_topic
 from mqtemplate.user_code import shown
-from typing import TypedDict
-from typing import Unpack
-
 
 _ABSOLUTE = frozenset({Property.TIMER_DELIVER_MS, Property.START_DELIVER_TIME})
 

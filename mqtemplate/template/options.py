@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
+from typing import NamedTuple, TypeAlias, TypedDict
+
 from mqtemplate.durations import Duration
-from mqtemplate.errors import DestinationError
-from mqtemplate.errors import MessageError
-from mqtemplate.errors import did_you_mean
+from mqtemplate.errors import DestinationError, MessageError, did_you_mean
 from mqtemplate.hashes import java_string_hash
-from mqtemplate.message import Message
-from mqtemplate.message import MessageQueue
-from mqtemplate.message import Property
-from mqtemplate.message import property_text
+from mqtemplate.message import Message, MessageQueue, Property, property_text
 from mqtemplate.selectors.tags import tag_problem
 from mqtemplate.topics import check_topic
 from mqtemplate.user_code import shown
-from typing import NamedTuple
-from typing import TypeAlias
-from typing import TypedDict
-import inspect
-
 
 MessageQueueSelector: TypeAlias = Callable[[Sequence[MessageQueue], Message, str], MessageQueue]
 """Selects the queue for a message with a hash key: (queues of the topic, message, hash key) -> one of the queues."""

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
 from mqtemplate.broker import Broker
 from mqtemplate.clock import VirtualClock
-from mqtemplate.durations import duration_ms
-from mqtemplate.durations import is_duration_text
-from mqtemplate.errors import ConfigurationError
-from mqtemplate.errors import DependencyError
+from mqtemplate.durations import duration_ms, is_duration_text
+from mqtemplate.errors import ConfigurationError, DependencyError
 from mqtemplate.listener.container.container import ListenerContainer
 from mqtemplate.message import MessageExt
-from mqtemplate.pending import PendingMessage
-from mqtemplate.pending import PendingQuery
+from mqtemplate.pending import PendingMessage, PendingQuery
 from mqtemplate.services import Service
 from mqtemplate.template.options import parse_destination
-from mqtemplate.testing.recording import HandledMessages
-from mqtemplate.testing.recording import HandlerFailedError
-from mqtemplate.testing.recording import HandlerFailure
-from mqtemplate.testing.recording import messages_in
+from mqtemplate.testing.recording import HandledMessages, HandlerFailedError, HandlerFailure, messages_in
 from mqtemplate.topics import DLQ_TOPIC_PREFIX
-from pathlib import Path
-from typing import Protocol
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mqtemplate.context.application import MQApplication

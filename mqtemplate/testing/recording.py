@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from dataclasses import field
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, Unpack, cast
+
 from mqtemplate.broker import Broker
 from mqtemplate.calls.pauses import PauseListener
 from mqtemplate.listener.container.container import ListenerContainer
-from mqtemplate.listener.declaration.decorator import ListenerAttributes
-from mqtemplate.listener.declaration.decorator import message_listener
-from mqtemplate.listener.failures.failure import DeadLetter
-from mqtemplate.listener.failures.failure import Failure
-from mqtemplate.listener.failures.failure import RetryLater
+from mqtemplate.listener.declaration.decorator import ListenerAttributes, message_listener
+from mqtemplate.listener.failures.failure import DeadLetter, Failure, RetryLater
 from mqtemplate.message import MessageExt
-from mqtemplate.results import PullStatus
-from mqtemplate.results import SendResult
+from mqtemplate.results import PullStatus, SendResult
 from mqtemplate.template.options import parse_destination
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 from mqtemplate.user_code import error_text
-from typing import Any
-from typing import TypeVar
-from typing import Unpack
-from typing import cast
-import functools
-import inspect
-
 
 _Verb = TypeVar("_Verb", bound=Callable[..., Any])
 

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import threading
 from asyncio import sleep as virtual_sleep
-from collections.abc import Callable
-from collections.abc import Generator
-from mqtemplate import CircuitBreaker
-from mqtemplate import ConsumeMode
-from mqtemplate import Deduplication
-from mqtemplate import Delivery
-from mqtemplate import MQApplication
-from mqtemplate import PauseListener
-from mqtemplate import RateLimit
-from mqtemplate import RocketMQTemplate
-from mqtemplate import TimeLimit
-from mqtemplate import Timing
-from mqtemplate import message_listener
-from mqtemplate.calls.timing import TimeLimitError
-from mqtemplate.calls.timing import _Call
-from mqtemplate.calls.timing import _Interruptions
+from collections.abc import Callable, Generator
+from typing import Any
+
+import pytest
+
+from mqtemplate import (
+    CircuitBreaker,
+    ConsumeMode,
+    Deduplication,
+    Delivery,
+    MQApplication,
+    PauseListener,
+    RateLimit,
+    RocketMQTemplate,
+    TimeLimit,
+    Timing,
+    message_listener,
+)
+from mqtemplate.calls.timing import TimeLimitError, _Call, _Interruptions
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.testing import Harness
 from tests.kit import Kit
 from tests.waiting import eventually
-from typing import Any
-import asyncio
-import logging
-import pytest
-import threading
-
 
 BOTH = pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
 

@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 from asyncio import sleep as virtual_sleep
-from collections.abc import AsyncGenerator
-from collections.abc import Callable
-from collections.abc import Generator
-from dataclasses import dataclass
-from dataclasses import replace
-from mqtemplate import BatchFailure
-from mqtemplate import ConsumeMode
-from mqtemplate import ConsumeStatus
-from mqtemplate import Delivery
-from mqtemplate import MessageExt
-from mqtemplate import PauseListener
-from mqtemplate import RetryLater
-from mqtemplate import ScheduledRun
-from mqtemplate import Timing
-from mqtemplate import message_listener
-from mqtemplate import middleware
-from mqtemplate import scheduled
-from mqtemplate.errors import ConfigurationError
-from mqtemplate.errors import DependencyError
-from mqtemplate.errors import ListenerError
-from mqtemplate.testing.harness import StartApp
+from collections.abc import AsyncGenerator, Callable, Generator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from tests.kit import Kit
 from typing import Any
-import mqtemplate
+
 import pytest
 
+import mqtemplate
+from mqtemplate import (
+    BatchFailure,
+    ConsumeMode,
+    ConsumeStatus,
+    Delivery,
+    MessageExt,
+    PauseListener,
+    RetryLater,
+    ScheduledRun,
+    Timing,
+    message_listener,
+    middleware,
+    scheduled,
+)
+from mqtemplate.errors import ConfigurationError, DependencyError, ListenerError
+from mqtemplate.testing.harness import StartApp
+from tests.kit import Kit
 
 Consuming = Generator[Delivery, object, object]
 

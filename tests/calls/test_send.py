@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Generator
-from collections.abc import Iterator
-from mqtemplate import Delivery
-from mqtemplate import EmbeddedBroker
-from mqtemplate import Message
-from mqtemplate import Outgoing
-from mqtemplate import RocketMQTemplate
-from mqtemplate import SendResult
-from mqtemplate import TransactionState
-from mqtemplate import message_listener
-from mqtemplate import middleware
-from mqtemplate import transaction_listener
+import threading
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
+
+import pytest
+
+from mqtemplate import (
+    Delivery,
+    EmbeddedBroker,
+    Message,
+    Outgoing,
+    RocketMQTemplate,
+    SendResult,
+    TransactionState,
+    message_listener,
+    middleware,
+    transaction_listener,
+)
 from mqtemplate.calls.middlewares import middleware_sends
 from mqtemplate.calls.send import SendPipeline
 from mqtemplate.clock import SystemClock
-from mqtemplate.errors import ConfigurationError
-from mqtemplate.errors import DependencyError
-from mqtemplate.errors import MessageDroppedError
-from mqtemplate.errors import MessageError
-from mqtemplate.errors import RequestTimeoutError
-from mqtemplate.testing import Harness
-from mqtemplate.testing import messages_in
+from mqtemplate.errors import (
+    ConfigurationError,
+    DependencyError,
+    MessageDroppedError,
+    MessageError,
+    RequestTimeoutError,
+)
+from mqtemplate.testing import Harness, messages_in
 from tests.kit import Kit
-from typing import Any
-import pytest
-import threading
-
 
 Sending = Generator[Outgoing, object, object]
 

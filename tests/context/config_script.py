@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from mqtemplate.brokers.remote.settings import RemoteSettings
+from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
 from mqtemplate.context import AppSettings, check_embedded_support, load_settings, remote_settings, unneeded_keys
 from mqtemplate.context.config.masking import is_secret_name, masked_text
 from mqtemplate.context.config.tree import ConfigNode

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mqtemplate.hashes import java_string_hash
 from mqtemplate.store.index_keys import java_string_hashes
-import pytest
-
 
 GOLDEN = {
     "": 0,

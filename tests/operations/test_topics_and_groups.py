@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from mqtemplate.broker import ConsumerSpec
-from mqtemplate.brokers import EmbeddedBroker
-from mqtemplate.errors import MessageError
-from mqtemplate.errors import StoreLockedError
-from mqtemplate.errors import UnsupportedError
-from mqtemplate.message import Message
-from mqtemplate.message import MessageQueue
-from mqtemplate.operations import BrokerAdmin
-from mqtemplate.operations import EmbeddedAdmin
-from mqtemplate.operations import FolderAdmin
-from mqtemplate.operations import OffsetPosition
-from mqtemplate.operations import OffsetTarget
-from mqtemplate.operations import TopicKind
-from mqtemplate.operations import apply_reset
-from mqtemplate.operations import plan_reset
-from mqtemplate.selectors.sql92 import Sql92Selector
-from mqtemplate.selectors.tags import TagSelector
 from pathlib import Path
-from tests.operations.brokers import admin_of
-from tests.operations.brokers import fill
+
 import pytest
 
+from mqtemplate.broker import ConsumerSpec
+from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.errors import MessageError, StoreLockedError, UnsupportedError
+from mqtemplate.message import Message, MessageQueue
+from mqtemplate.operations import (
+    BrokerAdmin,
+    EmbeddedAdmin,
+    FolderAdmin,
+    OffsetPosition,
+    OffsetTarget,
+    TopicKind,
+    apply_reset,
+    plan_reset,
+)
+from mqtemplate.selectors.sql92 import Sql92Selector
+from mqtemplate.selectors.tags import TagSelector
+from tests.operations.brokers import admin_of, fill
 
 # --- topics -------------------------------------------------------------------------------------
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from mqtemplate import Message
-from mqtemplate import MessageExt
-from mqtemplate import VirtualClock
-from mqtemplate import message_listener
-from mqtemplate.errors import ConfigurationError
-from mqtemplate.errors import ListenerError
-from mqtemplate.outbox import SQLAlchemyInbox
-from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.ext.asyncio import create_async_engine
-from sqlalchemy.orm import Session
-from tests.kit import Kit
 import asyncio
+
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
 
+from mqtemplate import Message, MessageExt, VirtualClock, message_listener
+from mqtemplate.errors import ConfigurationError, ListenerError
+from mqtemplate.outbox import SQLAlchemyInbox
+from tests.kit import Kit
 
 pytestmark = pytest.mark.feature("X15")
 EFFECT = sa.text("INSERT INTO orders (id, state) SELECT coalesce(max(id), 0) + 1, :state FROM orders")

@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-from mqtemplate import ConsumeStatus
-from mqtemplate import Depends
-from mqtemplate import MQApplication
-from mqtemplate import Message
-from mqtemplate import RocketMQTemplate
-from mqtemplate import message_listener
-from mqtemplate import publishes
-from mqtemplate.errors import ListenerError
-from mqtemplate.outbox import AsyncSQLAlchemyInboxMiddleware
-from mqtemplate.outbox import OutboxSession
-from mqtemplate.outbox import SQLAlchemyInboxMiddleware
-from mqtemplate.outbox import SQLAlchemyOutbox
-from mqtemplate.outbox import async_inbox_session
-from mqtemplate.outbox import inbox_session
-from mqtemplate.testing.harness import StartApp
-from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.ext.asyncio import async_sessionmaker
-from sqlalchemy.ext.asyncio import create_async_engine
-from sqlalchemy.orm import Session
-from sqlalchemy.orm import sessionmaker
-from tests.kit import Kit
-from tests.outbox.test_inbox import EFFECT
-from tests.outbox.test_inbox import effects
-from tests.outbox.test_inbox import recorded
-from typing import Annotated
-from typing import Any
 import asyncio
+from typing import Annotated, Any
+
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
 
+from mqtemplate import ConsumeStatus, Depends, Message, MQApplication, RocketMQTemplate, message_listener, publishes
+from mqtemplate.errors import ListenerError
+from mqtemplate.outbox import (
+    AsyncSQLAlchemyInboxMiddleware,
+    OutboxSession,
+    SQLAlchemyInboxMiddleware,
+    SQLAlchemyOutbox,
+    async_inbox_session,
+    inbox_session,
+)
+from mqtemplate.testing.harness import StartApp
+from tests.kit import Kit
+from tests.outbox.test_inbox import EFFECT, effects, recorded
 
 pytestmark = [pytest.mark.feature("X15"), pytest.mark.mqtemplate(raise_handler_errors=False)]
 CurrentSession = Annotated[Session, Depends(inbox_session)]

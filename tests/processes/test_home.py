@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from mqtemplate import MQApplication
-from mqtemplate import RocketMQTemplate
-from mqtemplate import message_listener
-from mqtemplate.broker import ConsumerSpec
-from mqtemplate.broker import MessageModel
-from mqtemplate.brokers import EmbeddedBroker
-from mqtemplate.brokers import RemoteBroker
-from mqtemplate.brokers import RemoteSettings
+from pathlib import Path
+
+import pytest
+
+from mqtemplate import MQApplication, RocketMQTemplate, message_listener
+from mqtemplate.broker import ConsumerSpec, MessageModel
+from mqtemplate.brokers import EmbeddedBroker, RemoteBroker, RemoteSettings
 from mqtemplate.cli.main import main
 from mqtemplate.console.changes import default_audit_path
 from mqtemplate.context.settings.clients import remote_settings
@@ -19,13 +19,8 @@ from mqtemplate.errors import ConfigurationError
 from mqtemplate.processes import home_folder
 from mqtemplate.running.broker_conf import read_broker_conf
 from mqtemplate.selectors.tags import TagSelector
-from mqtemplate.server import BrokerServerSettings
-from mqtemplate.server import LocalCluster
-from pathlib import Path
+from mqtemplate.server import BrokerServerSettings, LocalCluster
 from tests.forking import in_child
-import os
-import pytest
-
 
 _UID = 54_321  # of no user
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
 from mqtemplate.clock import SystemClock
@@ -12,22 +17,16 @@ from mqtemplate.context.settings.clients import remote_settings
 from mqtemplate.context.settings.source import load_settings
 from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.errors import ConfigurationError
-from mqtemplate.message import Message
-from mqtemplate.message import MessageQueue
+from mqtemplate.message import Message, MessageQueue
 from mqtemplate.operations.embedded import FolderAdmin
 from mqtemplate.pending import PendingQuery
 from mqtemplate.processes import absolute_path
-from mqtemplate.remoting.settings import ClientTls
-from mqtemplate.remoting.settings import ServerTls
+from mqtemplate.remoting.settings import ClientTls, ServerTls
 from mqtemplate.spark.location.folder import StoreFolder
 from mqtemplate.spark.location.location import BrokerLocation
 from mqtemplate.spark.reader.options import SourceOptions
 from mqtemplate.store.files.folder_store_files import SnapshotStoreFiles
 from mqtemplate.template import RocketMQTemplate
-from pathlib import Path
-import os
-import pytest
-
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
 

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mqtemplate import Message
-from mqtemplate import RocketMQTemplate
-from mqtemplate import on_tag
+
+from mqtemplate import Message, RocketMQTemplate, on_tag
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
-from mqtemplate.errors import DestinationError
-from mqtemplate.errors import ListenerError
-from mqtemplate.errors import MessageError
-from mqtemplate.listener import message_listener
-from mqtemplate.listener import resolve_spec
+from mqtemplate.errors import DestinationError, ListenerError, MessageError
+from mqtemplate.listener import message_listener, resolve_spec
 from mqtemplate.listener.declaration.decorator import listener_specs
-from mqtemplate.selectors.sql92 import Sql92Selector
-from mqtemplate.selectors.sql92 import make_selector
-from mqtemplate.selectors.tags import SelectorType
-from mqtemplate.selectors.tags import TagSelector
+from mqtemplate.selectors.sql92 import Sql92Selector, make_selector
+from mqtemplate.selectors.tags import SelectorType, TagSelector
 from mqtemplate.template.options import parse_destination
-from typing import Any
-import pytest
 
 
 @pytest.mark.parametrize("kind", SelectorType)

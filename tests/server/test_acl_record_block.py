@@ -9,7 +9,7 @@ import pytest
 from mqtemplate.clock import VirtualClock
 from mqtemplate.message import Message
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.headers.delayed import GetRecordBlockRequestHeader, GetRecordBlockResponseHeader
+from mqtemplate.remoting.protocol.bodies.own_requests import GetRecordBlockRequestHeader, GetRecordBlockResponseHeader
 from mqtemplate.remoting.settings import Credentials
 from mqtemplate.server import Account, AclSettings, BrokerServerSettings, LocalCluster, Right
 from tests.server.tool import ANY_PORT, Tool, make_engine

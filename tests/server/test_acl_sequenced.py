@@ -9,7 +9,7 @@ import pytest
 from mqtemplate.clock import VirtualClock
 from mqtemplate.message import Message
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.headers.delayed import SendSequencedRequestHeader
+from mqtemplate.remoting.protocol.bodies.own_requests import SendSequencedRequestHeader
 from mqtemplate.remoting.protocol.sequenced import encode_queue_batches
 from mqtemplate.remoting.settings import Credentials
 from mqtemplate.server import Account, AclSettings, BrokerServerSettings, LocalCluster, Right

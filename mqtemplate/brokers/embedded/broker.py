@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from mqtemplate.broker import Broker
-from mqtemplate.broker import CheckTransaction
-from mqtemplate.broker import Consumer
-from mqtemplate.broker import ConsumerSpec
-from mqtemplate.broker import Registration
+from pathlib import Path
+
+from mqtemplate.broker import Broker, CheckTransaction, Consumer, ConsumerSpec, Registration
 from mqtemplate.clock import Clock
 from mqtemplate.engine.engine import Engine
 from mqtemplate.engine.key_query import KeyQuery
 from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.futures import AwaitableFuture
-from mqtemplate.message import Message
-from mqtemplate.message import MessageExt
-from mqtemplate.message import MessageQueue
-from mqtemplate.message import SendSequence
+from mqtemplate.message import Message, MessageExt, MessageQueue, SendSequence
 from mqtemplate.metrics import Metrics
-from mqtemplate.pending import PendingCounts
-from mqtemplate.pending import PendingPage
-from mqtemplate.pending import PendingQuery
-from mqtemplate.pending import ScheduleChange
-from mqtemplate.results import HalfMessage
-from mqtemplate.results import PullResult
-from mqtemplate.results import SendResult
-from mqtemplate.results import SequencedResult
-from mqtemplate.results import TransactionState
+from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange
+from mqtemplate.results import HalfMessage, PullResult, SendResult, SequencedResult, TransactionState
 from mqtemplate.selectors.tags import Selector
 from mqtemplate.services import Service
 from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.topics import is_application_topic
-from pathlib import Path
 
 
 class EmbeddedBroker(Broker):

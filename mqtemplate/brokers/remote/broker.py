@@ -2,66 +2,35 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import Counter
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from mqtemplate.broker import Broker
-from mqtemplate.broker import Capability
-from mqtemplate.broker import CheckTransaction
-from mqtemplate.broker import Consumer
-from mqtemplate.broker import ConsumerSpec
-from mqtemplate.broker import Registration
+
+from mqtemplate.broker import Broker, Capability, CheckTransaction, Consumer, ConsumerSpec, Registration
 from mqtemplate.brokers.remote.cluster.client import ClientContext
 from mqtemplate.brokers.remote.cluster.outages import log_failure
-from mqtemplate.brokers.remote.cluster.routes import MASTER_ID
-from mqtemplate.brokers.remote.cluster.routes import RouteTable
+from mqtemplate.brokers.remote.cluster.routes import MASTER_ID, RouteTable
 from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
 from mqtemplate.brokers.remote.cluster_client import ClusterClient
-from mqtemplate.clock import Clock
-from mqtemplate.clock import SystemClock
+from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.delay.levels import DelayLevels
-from mqtemplate.engine.retries import FIRST_RETRY_LEVEL
-from mqtemplate.engine.retries import SentBack
-from mqtemplate.errors import BrokerClosedError
-from mqtemplate.errors import BrokerError
-from mqtemplate.errors import ConfigurationError
-from mqtemplate.errors import MessageError
-from mqtemplate.errors import UnsupportedError
+from mqtemplate.engine.retries import FIRST_RETRY_LEVEL, SentBack
+from mqtemplate.errors import BrokerClosedError, BrokerError, ConfigurationError, MessageError, UnsupportedError
 from mqtemplate.event_log import get_logger
 from mqtemplate.futures import AwaitableFuture
-from mqtemplate.message import Message
-from mqtemplate.message import MessageExt
-from mqtemplate.message import MessageQueue
-from mqtemplate.message import SendSequence
-from mqtemplate.pending import PendingCounts
-from mqtemplate.pending import PendingPage
-from mqtemplate.pending import PendingQuery
-from mqtemplate.pending import ScheduleChange
+from mqtemplate.message import Message, MessageExt, MessageQueue, SendSequence
+from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange
 from mqtemplate.processes import OwnerProcess
-from mqtemplate.remoting.protocol.codes import Perm
-from mqtemplate.remoting.protocol.codes import RequestCode
-from mqtemplate.remoting.protocol.codes import ResponseCode
+from mqtemplate.remoting.protocol.codes import Perm, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.admin import CreateTopicRequestHeader
 from mqtemplate.remoting.protocol.messages import EncodedBatch
-from mqtemplate.results import HalfMessage
-from mqtemplate.results import PullResult
-from mqtemplate.results import SendResult
-from mqtemplate.results import SequencedResult
-from mqtemplate.results import TransactionState
+from mqtemplate.results import HalfMessage, PullResult, SendResult, SequencedResult, TransactionState
 from mqtemplate.selectors.tags import Selector
-from mqtemplate.services import Service
-from mqtemplate.services import ServiceThread
-from mqtemplate.topics import AUTO_CREATE_TOPIC
-from mqtemplate.topics import SCHEDULE_TOPIC
-from mqtemplate.topics import check_send_topic
-from mqtemplate.topics import is_application_topic
-from mqtemplate.topics import is_reply_topic
-import threading
-import time
-
+from mqtemplate.services import Service, ServiceThread
+from mqtemplate.topics import AUTO_CREATE_TOPIC, SCHEDULE_TOPIC, check_send_topic, is_application_topic, is_reply_topic
 
 _log = get_logger("mqtemplate.remote")
 

@@ -2,43 +2,28 @@
 
 from __future__ import annotations
 
-from mqtemplate.broker import Capability
-from mqtemplate.broker import DelayedMessages
-from mqtemplate.brokers.remote.cluster.client import ClientContext
-from mqtemplate.brokers.remote.cluster.client import ClientInstance
-from mqtemplate.brokers.remote.cluster.client import GroupMember
-from mqtemplate.brokers.remote.cluster.client import Handler
-from mqtemplate.brokers.remote.cluster.client import SentOffsets
-from mqtemplate.brokers.remote.cluster.outages import LostBrokers
-from mqtemplate.brokers.remote.cluster.outages import Outages
-from mqtemplate.brokers.remote.cluster.outages import log_failure
+from mqtemplate.broker import Capability, DelayedMessages
+from mqtemplate.brokers.remote.cluster.client import ClientContext, ClientInstance, GroupMember, Handler, SentOffsets
+from mqtemplate.brokers.remote.cluster.outages import LostBrokers, Outages, log_failure
 from mqtemplate.brokers.remote.cluster.queries import Queries
-from mqtemplate.brokers.remote.cluster.routes import NameServers
-from mqtemplate.brokers.remote.cluster.routes import RouteTable
-from mqtemplate.brokers.remote.cluster.settings import Namespace
-from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
-from mqtemplate.brokers.remote.consuming.members import AdminRequests
-from mqtemplate.brokers.remote.consuming.members import Members
+from mqtemplate.brokers.remote.cluster.routes import NameServers, RouteTable
+from mqtemplate.brokers.remote.cluster.settings import Namespace, RemoteSettings
+from mqtemplate.brokers.remote.consuming.members import AdminRequests, Members
 from mqtemplate.brokers.remote.delayed.our_server import OurServer
 from mqtemplate.brokers.remote.delayed.rocketmq_cluster import RocketMQCluster
-from mqtemplate.brokers.remote.producing.answers import RemoteRequests
-from mqtemplate.brokers.remote.producing.answers import RemoteTransactions
+from mqtemplate.brokers.remote.producing.answers import RemoteRequests, RemoteTransactions
 from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.brokers.remote.producing.sequenced import SequencedSends
 from mqtemplate.clock import Clock
 from mqtemplate.engine.topics import UnknownTopics
-from mqtemplate.errors import BrokerError
-from mqtemplate.errors import RemoteConnectError
+from mqtemplate.errors import BrokerError, RemoteConnectError
 from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.protocol.codes import RequestCode
-from mqtemplate.remoting.protocol.codes import Version
+from mqtemplate.remoting.protocol.codes import RequestCode, Version
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.group import ConsumerGroupRequestHeader
-from mqtemplate.services import PeriodicService
-from mqtemplate.services import Service
+from mqtemplate.services import PeriodicService, Service
 from mqtemplate.topics import AUTO_CREATE_TOPIC
-
 
 _log = get_logger("mqtemplate.remote")
 

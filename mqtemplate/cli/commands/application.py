@@ -208,8 +208,7 @@ def asyncapi(
     are declared by @documents_send.
     """
     from mqtemplate.asyncapi import asyncapi_document
-    from mqtemplate.running.options import RunOptions
-    from mqtemplate.running.target import load_application
+    from mqtemplate.running.target import RunOptions, load_application
 
     app = load_application(RunOptions(target=target, profiles=tuple(call.profile)))
     app.check()

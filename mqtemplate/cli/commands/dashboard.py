@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import ipaddress
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from mqtemplate.cli.commands.listeners import TOKEN_FILE_HELP
-from mqtemplate.cli.commands.listeners import refuse_app_token
-from mqtemplate.cli.commands.listeners import token_of
-from mqtemplate.cli.invocation import CommandCall
-from mqtemplate.cli.invocation import TOP
-from mqtemplate.cli.invocation import cluster_of
-from mqtemplate.cli.invocation import command
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mqtemplate.cli.commands.listeners import TOKEN_FILE_HELP, refuse_app_token, token_of
+from mqtemplate.cli.invocation import TOP, CommandCall, cluster_of, command
 from mqtemplate.cli.output import print_line
 from mqtemplate.console.client import ActuatorClient
 from mqtemplate.context.config.masking import masked_text
 from mqtemplate.errors import ConfigurationError
-from pathlib import Path
-from typing import Annotated
-from typing import TYPE_CHECKING
-import dataclasses
-import ipaddress
-import sys
-import typer
 
 if TYPE_CHECKING:
     from mqtemplate.console.access import Access

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import datetime
-from mqtemplate.cli.formats import duration
-from mqtemplate.cli.formats import named_values
-from mqtemplate.cli.formats import record_of
-from mqtemplate.cli.invocation import CommandCall
-from mqtemplate.cli.invocation import TOP
-from mqtemplate.cli.invocation import Yes
-from mqtemplate.cli.invocation import command
-from mqtemplate.cli.output import ExitCode
-from mqtemplate.converters.readable import size_text
-from mqtemplate.converters.readable import span_text
-from mqtemplate.converters.readable import time_text
 from pathlib import Path
-from typing import Annotated
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
+
 import typer
+
+from mqtemplate.cli.formats import duration, named_values, record_of
+from mqtemplate.cli.invocation import TOP, CommandCall, Yes, command
+from mqtemplate.cli.output import ExitCode
+from mqtemplate.converters.readable import size_text, span_text, time_text
 
 if TYPE_CHECKING:
     from mqtemplate.engine.settings import EmbeddedSettings

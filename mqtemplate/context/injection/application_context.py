@@ -2,49 +2,32 @@
 
 from __future__ import annotations
 
-from abc import ABC
-from abc import abstractmethod
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
-from contextlib import AbstractContextManager
-from contextlib import contextmanager
-from dataclasses import dataclass
-from dataclasses import replace
-from dependency_injector import providers
+import inspect
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_origin
+
+from dependency_injector import providers
+
 from mqtemplate.broker import Broker
 from mqtemplate.calls.handling import Observation
 from mqtemplate.calls.middlewares import middleware_order
 from mqtemplate.clock import Clock
 from mqtemplate.context.injection.built_in import BuiltInProviders
 from mqtemplate.context.injection.lifecycle import Lifecycle
-from mqtemplate.context.injection.marks import name_of
-from mqtemplate.context.injection.marks import read_parameter
-from mqtemplate.context.injection.marks import service_mark
-from mqtemplate.context.injection.marks import type_hints
-from mqtemplate.context.injection.wiring import Definition
-from mqtemplate.context.injection.wiring import Definitions
-from mqtemplate.context.injection.wiring import Wiring
-from mqtemplate.context.injection.wiring import fits
-from mqtemplate.context.injection.wiring import snake_case
+from mqtemplate.context.injection.marks import name_of, read_parameter, service_mark, type_hints
+from mqtemplate.context.injection.wiring import Definition, Definitions, Wiring, fits, snake_case
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.converter import MessageConverter
-from mqtemplate.errors import DependencyError
-from mqtemplate.errors import MQTemplateError
+from mqtemplate.errors import DependencyError, MQTemplateError
 from mqtemplate.listener.handler.providers import HandlerScope
 from mqtemplate.listener.registry import ListenerRegistry
 from mqtemplate.scheduling.schedules import Schedules
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
-from typing import Any
-from typing import Protocol
-from typing import TYPE_CHECKING
-from typing import TypeVar
-from typing import get_origin
-import inspect
-import threading
 
 if TYPE_CHECKING:
     from dependency_injector.containers import DynamicContainer

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
+
 from dependency_injector import providers
+
 from mqtemplate.broker import Broker
 from mqtemplate.calls.handling import Observation
-from mqtemplate.calls.message_trace import MessageTrace
-from mqtemplate.calls.message_trace import TraceDispatcher
-from mqtemplate.calls.message_trace import TraceOf
+from mqtemplate.calls.message_trace import MessageTrace, TraceDispatcher, TraceOf
 from mqtemplate.clock import SystemClock
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.settings.rocketmq import RocketMQSettings
-from mqtemplate.converter import JsonMessageConverter
-from mqtemplate.converter import MessageConverter
-from mqtemplate.listener.registry import ListenerRegistry
-from mqtemplate.listener.registry import no_other_cluster
+from mqtemplate.converter import JsonMessageConverter, MessageConverter
+from mqtemplate.listener.registry import ListenerRegistry, no_other_cluster
 from mqtemplate.scheduling.schedules import Schedules
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
-from typing import Any
-
 
 _DEFAULT_GROUP = "mqtemplate-producer"
 

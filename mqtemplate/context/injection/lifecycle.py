@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from mqtemplate.callables import name_of_callable, takes_no_arguments, unfinished
 from mqtemplate.errors import ConfigurationError, DependencyError, EventLoopBlockedError
 from mqtemplate.event_log import get_logger
-from mqtemplate.listener.consuming.handler_loop import HandlerLoop
+from mqtemplate.listener.container.loops import HandlerLoop
 from mqtemplate.listener.failures.failure import raise_if_not_of_handler
 from mqtemplate.user_code import error_text
 

@@ -2,46 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
-from mqtemplate.calls.middlewares import check_middleware
-from mqtemplate.calls.middlewares import read_middlewares
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import ModelWrapValidatorHandler, PrivateAttr, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from mqtemplate.calls.middlewares import check_middleware, read_middlewares
 from mqtemplate.context.config.binding import ContradictionError
-from mqtemplate.context.config.configuration import Configuration
-from mqtemplate.context.config.configuration import Model
-from mqtemplate.context.config.placeholders import Found
-from mqtemplate.context.config.placeholders import Placeholders
-from mqtemplate.context.config.placeholders import as_text
-from mqtemplate.context.config.schema import field_named
-from mqtemplate.context.config.schema import is_section
+from mqtemplate.context.config.configuration import Configuration, Model
+from mqtemplate.context.config.placeholders import Found, Placeholders, as_text
+from mqtemplate.context.config.schema import field_named, is_section
 from mqtemplate.context.config.tree import ConfigOrigins
 from mqtemplate.context.settings import features
-from mqtemplate.context.settings.broker import BrokerSettings
-from mqtemplate.context.settings.broker import ClusterSettings
-from mqtemplate.context.settings.broker import DEFAULT_STORE_PATH
-from mqtemplate.context.settings.broker import ServerSettings
-from mqtemplate.context.settings.features import ListenerDefaultSettings
-from mqtemplate.context.settings.features import ManagementSettings
-from mqtemplate.context.settings.properties import CommaList
-from mqtemplate.context.settings.properties import Properties
-from mqtemplate.context.settings.rocketmq import ClusterAddresses
-from mqtemplate.context.settings.rocketmq import EmbeddedStore
-from mqtemplate.context.settings.rocketmq import RocketMQSettings
-from mqtemplate.context.settings.rocketmq import parse_name_server
+from mqtemplate.context.settings.broker import DEFAULT_STORE_PATH, BrokerSettings, ClusterSettings, ServerSettings
+from mqtemplate.context.settings.features import ListenerDefaultSettings, ManagementSettings
+from mqtemplate.context.settings.properties import CommaList, Properties
+from mqtemplate.context.settings.rocketmq import ClusterAddresses, EmbeddedStore, RocketMQSettings, parse_name_server
 from mqtemplate.errors import ConfigurationError
-from mqtemplate.processes import absolute_path
-from mqtemplate.processes import expand_home
-from pathlib import Path
-from pydantic import ModelWrapValidatorHandler
-from pydantic import PrivateAttr
-from pydantic import ValidationError
-from pydantic import field_validator
-from pydantic import model_validator
-from pydantic_settings import BaseSettings
-from pydantic_settings import PydanticBaseSettingsSource
-from pydantic_settings import SettingsConfigDict
-from typing import Any
-from typing import Self
-import contextlib
+from mqtemplate.processes import absolute_path, expand_home
 
 
 class MQTemplateSettings(Properties):

@@ -4,25 +4,32 @@ The client of a RocketMQ cluster has most of its keys in ``rocketmq.*``."""
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import fields
-from mqtemplate.brokers.remote.cluster.settings import ClientIntervals
-from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
-from mqtemplate.context.config.binding import ContradictionError
-from mqtemplate.context.config.binding import check_both_or_none
-from mqtemplate.context.settings.properties import HostPort
-from mqtemplate.context.settings.properties import Milliseconds
-from mqtemplate.context.settings.properties import OptionalSecret
-from mqtemplate.context.settings.properties import OptionalText
-from mqtemplate.context.settings.properties import Properties
-from mqtemplate.context.settings.properties import SECTION_CONFIG
-from mqtemplate.context.settings.properties import UpperCase
-from mqtemplate.context.settings.properties import as_value_error
-from mqtemplate.context.settings.properties import bytes_of
-from mqtemplate.context.settings.properties import duration_in
-from mqtemplate.context.settings.properties import host_and_port
-from mqtemplate.context.settings.properties import same_as
-from mqtemplate.context.settings.properties import upper_case
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
+from pydantic.dataclasses import dataclass
+
+from mqtemplate.brokers.remote.cluster.settings import ClientIntervals, RemoteSettings
+from mqtemplate.context.config.binding import ContradictionError, check_both_or_none
+from mqtemplate.context.settings.properties import (
+    SECTION_CONFIG,
+    HostPort,
+    Milliseconds,
+    OptionalSecret,
+    OptionalText,
+    Properties,
+    UpperCase,
+    as_value_error,
+    bytes_of,
+    duration_in,
+    host_and_port,
+    same_as,
+    upper_case,
+)
 from mqtemplate.delay.levels import DelayLevels
 from mqtemplate.delay.settings import TopicShape
 from mqtemplate.engine.settings import EmbeddedSettings
@@ -31,19 +38,6 @@ from mqtemplate.message import HostAddress
 from mqtemplate.server.state.settings import ServerOptions
 from mqtemplate.store.settings import parse_delete_when
 from mqtemplate.topics import check_send_topic
-from pathlib import Path
-from pydantic import BeforeValidator
-from pydantic import Field
-from pydantic import SecretStr
-from pydantic import field_validator
-from pydantic import model_validator
-from pydantic.dataclasses import dataclass
-from typing import Annotated
-from typing import Any
-from typing import Literal
-from typing import Self
-import ipaddress
-
 
 DEFAULT_STORE_PATH = Path("./mqtemplate-store")
 

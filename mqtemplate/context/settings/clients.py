@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from pydantic import SecretStr
 
-from mqtemplate.brokers.remote.settings import ClientIntervals, RemoteSettings
+from mqtemplate.brokers.remote.cluster.settings import ClientIntervals, RemoteSettings
 from mqtemplate.context.config.masking import masked
 from mqtemplate.context.config.tree import kebab
 from mqtemplate.context.settings.app import AppSettings
@@ -21,9 +21,8 @@ from mqtemplate.context.settings.rocketmq import (
     TemplateSettings,
 )
 from mqtemplate.errors import ConfigurationError, UnsupportedError
-from mqtemplate.listener.unsupported import NO_NAMESPACE, NO_USERS
-from mqtemplate.remoting.settings import Credentials
-from mqtemplate.remoting.tls import ClientTls
+from mqtemplate.listener.declaration.resolution import NO_NAMESPACE, NO_USERS
+from mqtemplate.remoting.settings import ClientTls, Credentials
 
 
 class UnneededKey(NamedTuple):

@@ -22,9 +22,14 @@ from mqtemplate.context.settings.properties import (
 )
 from mqtemplate.errors import ListenerError
 from mqtemplate.http.tokens import weakness_of
-from mqtemplate.listener.attributes import read_exceptions
-from mqtemplate.listener.failures.schedule import Backoff, RetrySchedule, read_schedule, retry_delay_ms
-from mqtemplate.listener.settings import RetryDefaults
+from mqtemplate.listener.declaration.attributes import read_exceptions
+from mqtemplate.listener.declaration.settings import (
+    Backoff,
+    RetryDefaults,
+    RetrySchedule,
+    read_schedule,
+    retry_delay_ms,
+)
 from mqtemplate.observability.settings import (
     ENDPOINTS,
     OPEN_ENDPOINTS,

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
 from mqtemplate.broker import MessageModel
 from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
-from mqtemplate.context.config.binding import ContradictionError
-from mqtemplate.context.config.binding import check_both_or_none
-from mqtemplate.context.settings.properties import Milliseconds
-from mqtemplate.context.settings.properties import OptionalSecret
-from mqtemplate.context.settings.properties import OptionalText
-from mqtemplate.context.settings.properties import Properties
-from mqtemplate.context.settings.properties import UpperCase
-from mqtemplate.context.settings.properties import same_as
+from mqtemplate.context.config.binding import ContradictionError, check_both_or_none
+from mqtemplate.context.settings.properties import (
+    Milliseconds,
+    OptionalSecret,
+    OptionalText,
+    Properties,
+    UpperCase,
+    same_as,
+)
 from mqtemplate.selectors.tags import SelectorType
-from pathlib import Path
-from pydantic import Field
-from pydantic import field_validator
-from pydantic import model_validator
-from typing import Annotated
-from typing import Literal
-from typing import Self
-import re
-
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:;/]+):(\d{1,5})")
 _ALLOWED = "'embedded', 'embedded:memory', 'embedded:<folder>', or 'host:port;host:port'"

@@ -2,43 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
-from mqtemplate.context.config.binding import bind
-from mqtemplate.context.config.configuration import Configuration
-from mqtemplate.context.config.configuration import bind_environment
-from mqtemplate.context.config.files import YamlDocument
-from mqtemplate.context.config.files import read_toml
-from mqtemplate.context.config.files import read_yaml
-from mqtemplate.context.config.files import split_names
-from mqtemplate.context.config.files import with_env_file
-from mqtemplate.context.config.masking import HIDDEN
-from mqtemplate.context.config.masking import masked
-from mqtemplate.context.config.placeholders import Placeholders
-from mqtemplate.context.config.schema import drop_empty
-from mqtemplate.context.config.schema import field_named
-from mqtemplate.context.config.schema import fields_of
-from mqtemplate.context.config.schema import is_secret
-from mqtemplate.context.config.schema import is_section
-from mqtemplate.context.config.tree import ConfigNode
-from mqtemplate.context.config.tree import ConfigOrigins
-from mqtemplate.context.config.tree import UNSET
-from mqtemplate.context.config.tree import canonical_key
-from mqtemplate.context.config.tree import insert_mapping
-from mqtemplate.context.config.tree import is_empty_text
-from mqtemplate.context.config.tree import kebab
-from mqtemplate.context.config.tree import same_key
-from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.errors import ConfigurationError
-from mqtemplate.errors import nearest
-from mqtemplate.processes import absolute_path
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from pydantic import ValidationError
 from typing import Any
 
+from pydantic import ValidationError
+
+from mqtemplate.context.config.binding import bind
+from mqtemplate.context.config.configuration import Configuration, bind_environment
+from mqtemplate.context.config.files import YamlDocument, read_toml, read_yaml, split_names, with_env_file
+from mqtemplate.context.config.masking import HIDDEN, masked
+from mqtemplate.context.config.placeholders import Placeholders
+from mqtemplate.context.config.schema import drop_empty, field_named, fields_of, is_secret, is_section
+from mqtemplate.context.config.tree import (
+    UNSET,
+    ConfigNode,
+    ConfigOrigins,
+    canonical_key,
+    insert_mapping,
+    is_empty_text,
+    kebab,
+    same_key,
+)
+from mqtemplate.context.settings.app import AppSettings
+from mqtemplate.errors import ConfigurationError, nearest
+from mqtemplate.processes import absolute_path
 
 _NEAR = 0.87  # "rocketmqq", "rokcetmq", "mqtemplates"; not "rocket"
 _EXTENSIONS = ("yml", "yaml", "toml")

@@ -4,37 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 from dependency_injector import providers
+from pydantic import ValidationError
+
 from mqtemplate.broker import Broker
 from mqtemplate.calls.handling import Observation
 from mqtemplate.calls.message_trace import Traces
 from mqtemplate.clock import Clock
 from mqtemplate.context.config.binding import message_of
-from mqtemplate.context.config.masking import masked
-from mqtemplate.context.config.masking import masked_text
-from mqtemplate.context.injection.application_context import ApplicationContext
-from mqtemplate.context.injection.application_context import BUILT_IN
-from mqtemplate.context.injection.application_context import BrokerFactory
-from mqtemplate.context.injection.application_context import FurtherBrokers
-from mqtemplate.context.injection.application_context import NamedBroker
+from mqtemplate.context.config.masking import masked, masked_text
+from mqtemplate.context.injection.application_context import (
+    BUILT_IN,
+    ApplicationContext,
+    BrokerFactory,
+    FurtherBrokers,
+    NamedBroker,
+)
 from mqtemplate.context.injection.built_in import new_template
 from mqtemplate.context.injection.marks import type_hints
 from mqtemplate.context.injection.wiring import Definition
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.settings.clients import settings_of_template
-from mqtemplate.context.settings.rocketmq import EmbeddedStore
-from mqtemplate.context.settings.rocketmq import TemplateSettings
-from mqtemplate.context.settings.rocketmq import parse_name_server
-from mqtemplate.context.templates.declaration import TemplateSpec
-from mqtemplate.context.templates.declaration import template_specs
+from mqtemplate.context.settings.rocketmq import EmbeddedStore, TemplateSettings, parse_name_server
+from mqtemplate.context.templates.declaration import TemplateSpec, template_specs
 from mqtemplate.converter import MessageConverter
-from mqtemplate.errors import ConfigurationError
-from mqtemplate.errors import ListenerError
+from mqtemplate.errors import ConfigurationError, ListenerError
 from mqtemplate.listener.declaration.settings import ClusterChoice
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
-from pathlib import Path
-from pydantic import ValidationError
-from typing import Any
 
 
 class Clusters(FurtherBrokers):

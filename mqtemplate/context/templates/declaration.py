@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import replace
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypedDict, TypeVar, Unpack
+
+from pydantic import ValidationError
+
 from mqtemplate.broker import MessageModel
-from mqtemplate.calls.middlewares import check_middleware
+from mqtemplate.calls.middlewares import check_middleware, read_middlewares
 from mqtemplate.calls.middlewares import name_of as middleware_name
-from mqtemplate.calls.middlewares import read_middlewares
 from mqtemplate.context.config.binding import message_of
-from mqtemplate.context.injection.marks import name_of
-from mqtemplate.context.injection.marks import pointing_to
+from mqtemplate.context.injection.marks import name_of, pointing_to
 from mqtemplate.context.injection.wiring import snake_case
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.settings.clients import settings_of_template
 from mqtemplate.context.settings.rocketmq import TemplateSettings
 from mqtemplate.durations import Duration
-from mqtemplate.errors import ConfigurationError
-from mqtemplate.errors import DependencyError
+from mqtemplate.errors import ConfigurationError, DependencyError
 from mqtemplate.selectors.tags import SelectorType
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
-from pydantic import ValidationError
-from typing import Any
-from typing import TypeVar
-from typing import TypedDict
-from typing import Unpack
-import inspect
-import re
-
 
 EXT_TEMPLATE_ATTRIBUTE = "__mqtemplate_ext_template__"
 """Attribute of a decorated class that holds its `ExtTemplateMark`."""

@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import fields
-from fnmatch import fnmatchcase
-from mqtemplate.broker import MessageModel
-from mqtemplate.errors import DestinationError
-from mqtemplate.errors import ListenerError
-from mqtemplate.errors import UnsupportedError
-from mqtemplate.listener.declaration.attributes import ListenerSpec
-from mqtemplate.listener.declaration.attributes import Resolve
-from mqtemplate.listener.declaration.decorator import MESSAGE_LISTENER
-from mqtemplate.listener.declaration.hooks import Prepare
-from mqtemplate.listener.declaration.hooks import PreparedConsumer
-from mqtemplate.listener.declaration.settings import Backoff
-from mqtemplate.listener.declaration.settings import ClusterChoice
-from mqtemplate.listener.declaration.settings import ConsumeMode
-from mqtemplate.listener.declaration.settings import ListenerSettings
-from mqtemplate.listener.declaration.settings import PayloadSettings
-from mqtemplate.selectors.sql92 import make_selector
-from mqtemplate.selectors.tags import Selector
-from mqtemplate.selectors.tags import SelectorType
-from mqtemplate.selectors.tags import TagSelector
-from mqtemplate.topics import check_topic
-from mqtemplate.user_code import shown
-from typing import Any
 import dataclasses
 import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from fnmatch import fnmatchcase
+from typing import Any
 
+from mqtemplate.broker import MessageModel
+from mqtemplate.errors import DestinationError, ListenerError, UnsupportedError
+from mqtemplate.listener.declaration.attributes import ListenerSpec, Resolve
+from mqtemplate.listener.declaration.decorator import MESSAGE_LISTENER
+from mqtemplate.listener.declaration.hooks import Prepare, PreparedConsumer
+from mqtemplate.listener.declaration.settings import (
+    Backoff,
+    ClusterChoice,
+    ConsumeMode,
+    ListenerSettings,
+    PayloadSettings,
+)
+from mqtemplate.selectors.sql92 import make_selector
+from mqtemplate.selectors.tags import Selector, SelectorType, TagSelector
+from mqtemplate.topics import check_topic
+from mqtemplate.user_code import shown
 
 _PLACEHOLDER = re.compile(r"\$\{([^${}:]+)(?::([^${}]*))?\}")
 _SETTINGS = frozenset(field.name for field in dataclasses.fields(ListenerSettings))

@@ -23,7 +23,7 @@ from mqtemplate.remoting.protocol.codes import RequestCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader, SendMessageRequestHeaderV2
 from mqtemplate.remoting.protocol.json_header import decode_json_header
-from mqtemplate.remoting.protocol.properties import decode_properties_text
+from mqtemplate.remoting.protocol.messages import decode_properties_text
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
 _MAX_TEMPLATES_PER_CONNECTION = 4

@@ -13,7 +13,7 @@ from mqtemplate.remoting.protocol.json_header import json_header_template
 from mqtemplate.server.fast_path.header_templates import ConnectionTemplates, PullTemplate, PullTemplates
 from mqtemplate.server.pulls.pull_checks import CheckedPull, PullChecks
 from mqtemplate.server.pulls.raw_reader import RawPull, RawReader, RawStatus
-from mqtemplate.store.consumer_offsets import ConsumerOffsets
+from mqtemplate.store.tables import ConsumerOffsets
 
 _MAX_BYTES = 256 << 10
 """Responses are sent when they have so many bytes, though more pulls were read: they take memory, and clients wait."""

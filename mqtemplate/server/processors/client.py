@@ -7,27 +7,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+
 from mqtemplate.engine.clients import ClientRegistry
 from mqtemplate.engine.queue_locks import QueueLockTable
 from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.protocol.bodies.group import CheckClientRequestBody
-from mqtemplate.remoting.protocol.bodies.group import GetConsumerListByGroupResponseBody
-from mqtemplate.remoting.protocol.bodies.group import HeartbeatData
-from mqtemplate.remoting.protocol.bodies.group import LockBatchRequestBody
-from mqtemplate.remoting.protocol.bodies.group import LockBatchResponseBody
-from mqtemplate.remoting.protocol.bodies.own_requests import HeartbeatRequestHeader
-from mqtemplate.remoting.protocol.bodies.own_requests import HeartbeatResponseHeader
-from mqtemplate.remoting.protocol.bodies.own_requests import Refusal
-from mqtemplate.remoting.protocol.bodies.own_requests import RefusalHeader
-from mqtemplate.remoting.protocol.codes import RequestCode
-from mqtemplate.remoting.protocol.codes import ResponseCode
+from mqtemplate.remoting.protocol.bodies.group import (
+    CheckClientRequestBody,
+    GetConsumerListByGroupResponseBody,
+    HeartbeatData,
+    LockBatchRequestBody,
+    LockBatchResponseBody,
+)
+from mqtemplate.remoting.protocol.bodies.own_requests import (
+    HeartbeatRequestHeader,
+    HeartbeatResponseHeader,
+)
+from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.protocol.headers.group import ConsumerGroupRequestHeader
-from mqtemplate.remoting.protocol.headers.group import UnregisterClientRequestHeader
+from mqtemplate.remoting.protocol.headers.group import ConsumerGroupRequestHeader, UnregisterClientRequestHeader
 from mqtemplate.server.acl.access import AccessControl
 from mqtemplate.server.requests.deferred_work import DeferredWork
-from mqtemplate.server.requests.registration import answers
-from mqtemplate.server.requests.registration import handles
+from mqtemplate.server.requests.registration import answers, handles
 from mqtemplate.server.requests.response import RefusedError
 from mqtemplate.server.state.creations import ClientRegistration
 from mqtemplate.server.state.limits import ClientLimits

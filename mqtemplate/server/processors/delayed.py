@@ -7,36 +7,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+
 from mqtemplate.broker import Capability
 from mqtemplate.delay.pending import cursor_after
 from mqtemplate.engine.delayed import LocalDelayedMessages
 from mqtemplate.engine.engine import Engine
-from mqtemplate.pending import PendingMessage
-from mqtemplate.pending import PendingQuery
-from mqtemplate.pending import ScheduleChange
-from mqtemplate.remoting.protocol.bodies.own_requests import CancelDelayedMessageRequestHeader
-from mqtemplate.remoting.protocol.bodies.own_requests import CountPendingMessagesRequestHeader
-from mqtemplate.remoting.protocol.bodies.own_requests import GetPendingMessagesRequestHeader
-from mqtemplate.remoting.protocol.bodies.own_requests import GetPendingPositionsRequestHeader
-from mqtemplate.remoting.protocol.bodies.own_requests import PendingCountsData
-from mqtemplate.remoting.protocol.bodies.own_requests import PendingMessageData
-from mqtemplate.remoting.protocol.bodies.own_requests import PendingMessagesData
-from mqtemplate.remoting.protocol.bodies.own_requests import PendingQueryRequestHeader
-from mqtemplate.remoting.protocol.bodies.own_requests import Refusal
-from mqtemplate.remoting.protocol.bodies.own_requests import RefusalHeader
-from mqtemplate.remoting.protocol.bodies.own_requests import RescheduleDelayedMessageRequestHeader
-from mqtemplate.remoting.protocol.bodies.own_requests import ScheduleChangeData
-from mqtemplate.remoting.protocol.codes import RequestCode
-from mqtemplate.remoting.protocol.codes import ResponseCode
-from mqtemplate.remoting.protocol.headers.message import RecallMessageRequestHeader
-from mqtemplate.remoting.protocol.headers.message import RecallMessageResponseHeader
+from mqtemplate.pending import PendingMessage, PendingQuery, ScheduleChange
+from mqtemplate.remoting.protocol.bodies.own_requests import (
+    CancelDelayedMessageRequestHeader,
+    CountPendingMessagesRequestHeader,
+    GetPendingMessagesRequestHeader,
+    GetPendingPositionsRequestHeader,
+    PendingCountsData,
+    PendingMessageData,
+    PendingMessagesData,
+    PendingQueryRequestHeader,
+    Refusal,
+    RefusalHeader,
+    RescheduleDelayedMessageRequestHeader,
+    ScheduleChangeData,
+)
+from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.headers.message import RecallMessageRequestHeader, RecallMessageResponseHeader
 from mqtemplate.server.requests.registration import answers
-from mqtemplate.server.requests.response import RefusedError
-from mqtemplate.server.requests.response import decode_handles
-from mqtemplate.server.requests.response import refusing_invalid
+from mqtemplate.server.requests.response import RefusedError, decode_handles, refusing_invalid
 from mqtemplate.server.state.settings import BrokerServerSettings
 from mqtemplate.server.state.topics import TopicConfigs
-
 
 _MAX_PAGE = 1_000
 _MAX_PAGE_BYTES = 1 << 20

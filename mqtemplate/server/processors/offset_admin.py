@@ -8,30 +8,24 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from mqtemplate.engine.clients import ClientChannel
-from mqtemplate.engine.clients import ClientRegistry
-from mqtemplate.errors import BrokerError
-from mqtemplate.errors import RemoteProtocolError
+
+from mqtemplate.engine.clients import ClientChannel, ClientRegistry
+from mqtemplate.errors import BrokerError, RemoteProtocolError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies import group as bodies
 from mqtemplate.remoting.protocol.bodies.route import TopicConfig
-from mqtemplate.remoting.protocol.codes import LanguageCode
-from mqtemplate.remoting.protocol.codes import RequestCode
-from mqtemplate.remoting.protocol.codes import ResponseCode
+from mqtemplate.remoting.protocol.codes import LanguageCode, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers import group as headers
 from mqtemplate.server.processors.statistics import QueueStatistics
-from mqtemplate.server.requests.registration import answers
-from mqtemplate.server.requests.registration import handles
+from mqtemplate.server.requests.registration import answers, handles
 from mqtemplate.server.requests.response import RefusedError
 from mqtemplate.server.state.groups import SubscriptionGroupTable
 from mqtemplate.server.state.remote_clients import connection_of
-from mqtemplate.server.state.topics import TopicConfigs
-from mqtemplate.server.state.topics import queue_id_error
+from mqtemplate.server.state.topics import TopicConfigs, queue_id_error
 from mqtemplate.store.tables import ConsumerOffsets
-
 
 _log = get_logger("mqtemplate.admin")
 

@@ -25,7 +25,7 @@ from mqtemplate.remoting.protocol.headers.message import (
     SendMessageRequestHeaderV2,
     SendMessageResponseHeader,
 )
-from mqtemplate.remoting.protocol.properties import decode_properties_text
+from mqtemplate.remoting.protocol.messages import decode_properties_text
 from mqtemplate.results import TransactionState
 from mqtemplate.server.acl.access import AccessControl
 from mqtemplate.server.acl.settings import Right

@@ -16,13 +16,13 @@ from mqtemplate.engine.engine import Engine
 from mqtemplate.message import MessageQueue
 from mqtemplate.record.layout import SMALLEST_RECORD
 from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.protocol.codes import PullSysFlag, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.protocol.headers.delayed import (
+from mqtemplate.remoting.protocol.bodies.own_requests import (
     MAX_BLOCK_BYTES,
     GetRecordBlockRequestHeader,
     GetRecordBlockResponseHeader,
 )
+from mqtemplate.remoting.protocol.codes import PullSysFlag, RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader
 from mqtemplate.server.pulls.pull_checks import PullChecks
 from mqtemplate.server.pulls.pull_hold import HeldPull, PullHold
@@ -34,7 +34,7 @@ from mqtemplate.server.state.creations import ClientCreations
 from mqtemplate.server.state.settings import BrokerServerSettings
 from mqtemplate.server.state.subscriptions import LONG_EXPRESSION, Subscriptions
 from mqtemplate.server.state.topics import TopicConfigs
-from mqtemplate.store.layout import PRE_BLANK_SIZE_MARK
+from mqtemplate.store.files.layout import PRE_BLANK_SIZE_MARK
 
 _MAX_BLOCK_UNITS = 65_536
 

@@ -12,7 +12,7 @@ from functools import partial
 from mqtemplate.engine.clients import ClientRegistry, GroupSubscription
 from mqtemplate.engine.engine import Engine
 from mqtemplate.engine.key_query import KeyQuery
-from mqtemplate.hashes.java_hash import java_string_hash
+from mqtemplate.hashes import java_string_hash
 from mqtemplate.message import MessageQueue
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.remoting.connection import Connection

@@ -16,7 +16,7 @@ from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies import group as bodies
 from mqtemplate.remoting.protocol.bodies import route
-from mqtemplate.remoting.protocol.bodies.group import Connection as ConnectionBody
+from mqtemplate.remoting.protocol.bodies.group import ClientConnection as ConnectionBody
 from mqtemplate.remoting.protocol.bodies.group import GroupList
 from mqtemplate.remoting.protocol.bodies.route import TopicList
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
@@ -29,7 +29,7 @@ from mqtemplate.server.state.groups import SubscriptionGroupTable
 from mqtemplate.server.state.remote_clients import subscription_data
 from mqtemplate.server.state.topics import TopicConfigs, apply_attributes
 from mqtemplate.services import wall_time
-from mqtemplate.store.consumer_offsets import ConsumerOffsets
+from mqtemplate.store.tables import ConsumerOffsets
 from mqtemplate.topics import SYSTEM_TOPICS
 
 T = TypeVar("T")

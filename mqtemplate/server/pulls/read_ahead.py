@@ -13,10 +13,9 @@ from mqtemplate.record import layout
 from mqtemplate.record.codec import read_without_check
 from mqtemplate.record.columns import Rows, count_equal, count_leading, count_verified
 from mqtemplate.record.layout import BODY_AT, CHECK_SIZE, HEADER, MAGIC_V1, SMALLEST_RECORD, read_size_and_magic
-from mqtemplate.store.layout import CQ_UNIT_SIZE
-from mqtemplate.store.message_store import MessageStore
-from mqtemplate.store.queues.consume_queue import ConsumeQueue
-from mqtemplate.store.record_reads import read_records
+from mqtemplate.store.consume_queue import ConsumeQueue
+from mqtemplate.store.files.layout import CQ_UNIT_SIZE
+from mqtemplate.store.message_store import MessageStore, read_records
 
 _MAX_UNITS = 256
 _MAX_BYTES = 256 << 10

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from logging import ERROR
+
 from mqtemplate.clock import Clock
-from mqtemplate.event_log import LimitedLog
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.worker_pool import HeavyWork
-from mqtemplate.remoting.worker_pool import WorkerPool
-from mqtemplate.server.requests.response import RefusedError
-from mqtemplate.server.requests.response import problem_response
-
+from mqtemplate.remoting.worker_pool import HeavyWork, WorkerPool
+from mqtemplate.server.requests.response import RefusedError, problem_response
 
 _log = get_logger("mqtemplate.server")
 

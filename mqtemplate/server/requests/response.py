@@ -20,9 +20,9 @@ from mqtemplate.errors import (
 )
 from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.connection import Connection
+from mqtemplate.remoting.protocol.bodies.own_requests import MAX_HANDLES
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.protocol.headers.delayed import MAX_HANDLES
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader
 from mqtemplate.store.flush import WhenFlushed
 from mqtemplate.store.message_store import MessageStore

@@ -9,9 +9,9 @@ from mqtemplate.engine.clients import ClientChannel, ClientRegistry, Owner
 from mqtemplate.engine.engine import Engine
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData, SubscriptionGroupConfig
+from mqtemplate.remoting.protocol.bodies.own_requests import Refusal, RefusalHeader
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.protocol.headers.delayed import Refusal, RefusalHeader
 from mqtemplate.server.requests.response import RefusedError
 from mqtemplate.server.state.groups import SubscriptionGroupTable, mixed_group_error
 from mqtemplate.server.state.limits import ClientLimits

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from mqtemplate.errors import SparkError
 from mqtemplate.hashes import crc32
 from mqtemplate.processes import write_private
-from mqtemplate.spark.records.offsets import OffsetTable
-from mqtemplate.spark.records.offsets import from_spark
-from mqtemplate.spark.records.offsets import to_spark
-from pathlib import Path
-import json
-
+from mqtemplate.spark.records.offsets import OffsetTable, from_spark, to_spark
 
 _FIRST_OFFSETS = "mqtemplate-first-offsets.json"
 _CRC_SUFFIX, _CRC_MAGIC, _CRC_FRONT = ".crc", b"crc\0", 8

@@ -25,8 +25,7 @@ from mqtemplate.remoting.protocol.bodies.own_requests import HeartbeatRequestHea
 from mqtemplate.remoting.protocol.codes import Perm, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader
-from mqtemplate.remoting.settings import Credentials, RemotingClientSettings
-from mqtemplate.remoting.tls import ClientTls
+from mqtemplate.remoting.settings import ClientTls, Credentials, RemotingClientSettings
 from mqtemplate.spark.location.location import ACCESS_KEY, CLIENT_FILE, SECRET_KEY, SECURITY_TOKEN, TRUST_CERT_PATH
 
 _KEYS = ("access-key", "secret-key", "security-token", "tls")

@@ -18,7 +18,7 @@ from mqtemplate.message import MessageQueue
 from mqtemplate.spark.location.folder import LogWindow, StoreFolder
 from mqtemplate.spark.records.blocks import RecordBlock, pieces
 from mqtemplate.spark.records.offsets import OffsetTable, QueueRange
-from mqtemplate.store.layout import DONE_SIZE_MARK
+from mqtemplate.store.files.layout import DONE_SIZE_MARK
 from mqtemplate.topics import SCHEDULE_TOPIC
 
 

@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
-from mqtemplate.errors import BodyTooLargeError
-from mqtemplate.errors import ConversionError
-from mqtemplate.errors import CorruptRecordError
-from mqtemplate.event_log import get_logger
-from mqtemplate.hashes import crc32
-from mqtemplate.message import Property
-from mqtemplate.message import offset_msg_id
-from mqtemplate.numbers import parse_number
-from mqtemplate.record import layout
-from mqtemplate.record.codec import BadRecordError
-from mqtemplate.record.codec import parse_record
-from mqtemplate.record.codec import unpack_host
-from mqtemplate.record.columns import RecordColumns
-from mqtemplate.record.columns import gather
-from mqtemplate.record.compression import MAX_BODY_BYTES
-from mqtemplate.record.compression import decompress_body
-from mqtemplate.record.layout import SysFlag
-from mqtemplate.spark.records.blocks import RecordBlock
-from mqtemplate.spark.records.property_columns import PropertyColumns
-from mqtemplate.spark.records.property_columns import adjacent_cells
-from mqtemplate.spark.records.property_columns import cell_parts
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mqtemplate.errors import BodyTooLargeError, ConversionError, CorruptRecordError
+from mqtemplate.event_log import get_logger
+from mqtemplate.hashes import crc32
+from mqtemplate.message import Property, offset_msg_id
+from mqtemplate.numbers import parse_number
+from mqtemplate.record import layout
+from mqtemplate.record.codec import BadRecordError, parse_record, unpack_host
+from mqtemplate.record.columns import RecordColumns, gather
+from mqtemplate.record.compression import MAX_BODY_BYTES, decompress_body
+from mqtemplate.record.layout import SysFlag
+from mqtemplate.spark.records.blocks import RecordBlock
+from mqtemplate.spark.records.property_columns import PropertyColumns, adjacent_cells, cell_parts
 
 _TO_ZERO = np.uint32(0x6DD9_0A9D)
 """``crc32(x + w)`` is 0 if the four bytes *w*, the lowest first, are ``crc32(x) ^ _TO_ZERO``, and for no other *w*."""

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
 from mqtemplate.durations import duration_ms
-from mqtemplate.errors import ConfigurationError
-from mqtemplate.errors import DestinationError
-from mqtemplate.errors import did_you_mean
-from mqtemplate.listener.declaration.attributes import Attribute
-from mqtemplate.listener.declaration.attributes import NOT_READABLE
-from mqtemplate.listener.declaration.attributes import flag
-from mqtemplate.listener.declaration.attributes import number
-from mqtemplate.spark.location.location import BrokerLocation
-from mqtemplate.spark.location.location import PATH
+from mqtemplate.errors import ConfigurationError, DestinationError, did_you_mean
+from mqtemplate.listener.declaration.attributes import NOT_READABLE, Attribute, flag, number
+from mqtemplate.spark.location.location import PATH, BrokerLocation
 from mqtemplate.spark.location.option_values import known_options
 from mqtemplate.topics import check_send_topic
-from typing import Any
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

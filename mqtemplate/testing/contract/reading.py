@@ -10,8 +10,7 @@ from mqtemplate.broker import Capability
 from mqtemplate.errors import ListenerError, MessageError, OffsetOutOfRangeError, SelectorError
 from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue, Property, offset_msg_id
 from mqtemplate.results import PullStatus, SendResult
-from mqtemplate.selectors.creation import make_selector
-from mqtemplate.selectors.sql92 import Sql92Selector
+from mqtemplate.selectors.sql92 import Sql92Selector, make_selector
 from mqtemplate.selectors.tags import Selector, SelectorType, TagSelector
 from mqtemplate.testing.contract.under_test import BrokerUnderTest, bodies
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from mqtemplate import MQApplication
-from mqtemplate import VirtualClock
-from mqtemplate import message_listener
+from mqtemplate import MQApplication, VirtualClock, message_listener
 from mqtemplate.testing import Harness
 
 

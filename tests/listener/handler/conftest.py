@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mqtemplate.testing import Harness, RecordingTemplate
-from mqtemplate.testing.start_app import StartApp
+from mqtemplate.testing.harness import StartApp
 
 
 class Shop:

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from collections.abc import Generator
-from collections.abc import Iterator
-from contextlib import asynccontextmanager
-from contextlib import contextmanager
-from mqtemplate import Delivery
-from mqtemplate import Depends
-from mqtemplate import middleware
-from mqtemplate.context import ApplicationContext
-from mqtemplate.context import AutoConfiguration
+from collections.abc import AsyncIterator, Generator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Annotated, Any
+
+import pytest
+
+from mqtemplate import Delivery, Depends, middleware
+from mqtemplate.context import ApplicationContext, AutoConfiguration
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener import message_listener
 from mqtemplate.testing.harness import StartApp
 from tests.listener.handler.conftest import Shop
-from typing import Annotated
-from typing import Any
-import pytest
-
 
 events: list[str] = []
 

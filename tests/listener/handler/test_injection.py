@@ -1,30 +1,21 @@
 """Parameters of handlers from the application: objects by type, and values that are made for one call."""
 
 from asyncio import sleep as virtual_sleep
-from collections.abc import AsyncIterator
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from mqtemplate import Depends
-from mqtemplate import MessageExt
-from mqtemplate import RocketMQTemplate
-from mqtemplate import Section
-from mqtemplate import Value
-from mqtemplate import message_listener
-from mqtemplate import service
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel
+
+from mqtemplate import Depends, MessageExt, RocketMQTemplate, Section, Value, message_listener, service
 from mqtemplate.converter import JsonMessageConverter
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener import ListenerRegistry
 from mqtemplate.testing import Harness
 from mqtemplate.testing.harness import StartApp
-from pydantic import BaseModel
 from tests.listener.handler.conftest import Shop
-from typing import Annotated
-from typing import Any
-import pytest
-
 
 EVENTS: list[Any] = []
 

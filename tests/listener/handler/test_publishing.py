@@ -1,38 +1,31 @@
 """Results of handlers that go on to another topic: ``@publishes``, and returned ``Send``."""
 
-from collections.abc import Callable
-from collections.abc import Generator
-from collections.abc import Iterator
-from mqtemplate import ConsumeStatus
-from mqtemplate import Deduplication
-from mqtemplate import Delivery
-from mqtemplate import Depends
-from mqtemplate import EmbeddedBroker
-from mqtemplate import Send
-from mqtemplate import message_listener
-from mqtemplate import publishes
-from mqtemplate.converter import JsonMessageConverter
-from mqtemplate.errors import ListenerError
-from mqtemplate.errors import SendError
-from mqtemplate.listener import ListenerRegistry
-from mqtemplate.listener import ResultSender
-from mqtemplate.outbox import OutboxSession
-from mqtemplate.outbox import SQLAlchemyInbox
-from mqtemplate.outbox import SQLAlchemyOutbox
-from mqtemplate.outbox import outbox_tables
-from mqtemplate.results import SendResult
-from mqtemplate.testing import Harness
-from mqtemplate.testing import Inbox
-from mqtemplate.testing import RecordingTemplate
-from mqtemplate.testing.harness import StartApp
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from sqlalchemy.orm import Session
-from tests.listener.handler.conftest import Shop
-from typing import Annotated
-from typing import Any
+from typing import Annotated, Any
+
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.orm import Session
 
+from mqtemplate import (
+    ConsumeStatus,
+    Deduplication,
+    Delivery,
+    Depends,
+    EmbeddedBroker,
+    Send,
+    message_listener,
+    publishes,
+)
+from mqtemplate.converter import JsonMessageConverter
+from mqtemplate.errors import ListenerError, SendError
+from mqtemplate.listener import ListenerRegistry, ResultSender
+from mqtemplate.outbox import OutboxSession, SQLAlchemyInbox, SQLAlchemyOutbox, outbox_tables
+from mqtemplate.results import SendResult
+from mqtemplate.testing import Harness, Inbox, RecordingTemplate
+from mqtemplate.testing.harness import StartApp
+from tests.listener.handler.conftest import Shop
 
 BOTH = pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
 

@@ -6,21 +6,19 @@ A code that is in no table has no header fields or no JSON body of its own.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType, ModuleType
+from typing import TypeVar
+
 from mqtemplate.remoting.protocol.bodies import group as group_bodies
+from mqtemplate.remoting.protocol.bodies import own_requests
 from mqtemplate.remoting.protocol.bodies import route as route_bodies
 from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
 from mqtemplate.remoting.protocol.codes import RequestCode
 from mqtemplate.remoting.protocol.headers import admin as admin_headers
 from mqtemplate.remoting.protocol.headers import group as group_headers
 from mqtemplate.remoting.protocol.headers import message as message_headers
-from mqtemplate.remoting.protocol.headers.fields import CommandHeader
-from mqtemplate.remoting.protocol.headers.fields import camel_case
-from mqtemplate.remoting.protocol.headers.fields import declared_fields
+from mqtemplate.remoting.protocol.headers.fields import CommandHeader, camel_case, declared_fields
 from tests.remoting.protocol.other_side import ConsumeMessageDirectlyResult
-from types import MappingProxyType
-from types import ModuleType
-from typing import TypeVar
-
 
 _T = TypeVar("_T")
 

@@ -5,51 +5,41 @@ Those of routes, offsets, long polling and locks are in the tests of the server 
 
 from __future__ import annotations
 
-from mqtemplate.errors import RemoteProtocolError
-from mqtemplate.hashes import crc32
-from mqtemplate.hashes import java_string_hash
-from mqtemplate.hashes import tags_code
-from mqtemplate.message import HostAddress
-from mqtemplate.message import MessageQueue
-from mqtemplate.message import offset_msg_id
-from mqtemplate.message import parse_offset_msg_id
-from mqtemplate.record.codec import pack_host
-from mqtemplate.record.codec import parse_record
-from mqtemplate.record.compression import CompressionType
-from mqtemplate.record.compression import compress_body
-from mqtemplate.record.compression import decompress_body
-from mqtemplate.remoting.protocol import CURRENT_VERSION
-from mqtemplate.remoting.protocol import RemotingCommand
-from mqtemplate.remoting.protocol import RequestCode
-from mqtemplate.remoting.protocol import SerializeType
-from mqtemplate.remoting.protocol import Version
-from mqtemplate.remoting.protocol import decode_command
-from mqtemplate.remoting.protocol import encode_command
-from mqtemplate.remoting.protocol.acl import is_signed_with
-from mqtemplate.remoting.protocol.acl import sign_command
-from mqtemplate.remoting.protocol.acl import signed_content
-from mqtemplate.remoting.protocol.bodies.route import BrokerData
-from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
-from mqtemplate.remoting.protocol.bodies.route import TopicOffset
-from mqtemplate.remoting.protocol.bodies.route import TopicStatsTable
-from mqtemplate.remoting.protocol.codes import Perm
-from mqtemplate.remoting.protocol.codes import PullSysFlag
-from mqtemplate.remoting.protocol.headers.fields import CommandHeader
-from mqtemplate.remoting.protocol.headers.group import GetMaxOffsetRequestHeader
-from mqtemplate.remoting.protocol.headers.message import ConsumerSendMsgBackRequestHeader
-from mqtemplate.remoting.protocol.headers.message import EndTransactionRequestHeader
-from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader
-from mqtemplate.remoting.protocol.headers.message import PullMessageResponseHeader
-from mqtemplate.remoting.protocol.headers.message import QueryMessageRequestHeader
-from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeaderV2
-from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
-from mqtemplate.remoting.protocol.messages import decode_properties_text
-from mqtemplate.remoting.protocol.messages import encode_properties_text
-from tests.remoting.protocol.code_tables import REQUEST_HEADERS
-from tests.remoting.protocol.golden_file import golden
 import json
+
 import pytest
 
+from mqtemplate.errors import RemoteProtocolError
+from mqtemplate.hashes import crc32, java_string_hash, tags_code
+from mqtemplate.message import HostAddress, MessageQueue, offset_msg_id, parse_offset_msg_id
+from mqtemplate.record.codec import pack_host, parse_record
+from mqtemplate.record.compression import CompressionType, compress_body, decompress_body
+from mqtemplate.remoting.protocol import (
+    CURRENT_VERSION,
+    RemotingCommand,
+    RequestCode,
+    SerializeType,
+    Version,
+    decode_command,
+    encode_command,
+)
+from mqtemplate.remoting.protocol.acl import is_signed_with, sign_command, signed_content
+from mqtemplate.remoting.protocol.bodies.route import BrokerData, SubscriptionData, TopicOffset, TopicStatsTable
+from mqtemplate.remoting.protocol.codes import Perm, PullSysFlag
+from mqtemplate.remoting.protocol.headers.fields import CommandHeader
+from mqtemplate.remoting.protocol.headers.group import GetMaxOffsetRequestHeader
+from mqtemplate.remoting.protocol.headers.message import (
+    ConsumerSendMsgBackRequestHeader,
+    EndTransactionRequestHeader,
+    PullMessageRequestHeader,
+    PullMessageResponseHeader,
+    QueryMessageRequestHeader,
+    SendMessageRequestHeaderV2,
+    SendMessageResponseHeader,
+)
+from mqtemplate.remoting.protocol.messages import decode_properties_text, encode_properties_text
+from tests.remoting.protocol.code_tables import REQUEST_HEADERS
+from tests.remoting.protocol.golden_file import golden
 
 SEND = {"a": "g", "b": "T", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1", "h": "0"}
 PULL = {

@@ -7,27 +7,20 @@ its own group, and an operator may send the dead letters there to the topic that
 from __future__ import annotations
 
 from collections.abc import Iterator
-from mqtemplate.errors import MessageError
-from mqtemplate.message import Message
-from mqtemplate.message import MessageExt
-from mqtemplate.operations import DeadLetters
-from mqtemplate.operations import EmbeddedAdmin
-from mqtemplate.remoting.protocol import RequestCode
-from mqtemplate.remoting.protocol import ResponseCode
-from mqtemplate.remoting.protocol.bodies.own_requests import SendSequencedRequestHeader
-from mqtemplate.remoting.protocol.headers.message import ConsumerSendMsgBackRequestHeader
-from mqtemplate.remoting.protocol.messages import encode_batch
-from mqtemplate.remoting.protocol.messages import encode_properties_text
-from mqtemplate.remoting.protocol.sequenced import encode_queue_batches
-from mqtemplate.results import TransactionState
-from mqtemplate.server import Account
-from mqtemplate.server import AclSettings
-from mqtemplate.server import Right
-from tests.server.serving import RecordingConnection
-from tests.server.serving import SECRET
-from tests.server.serving import Serving
+
 import pytest
 
+from mqtemplate.errors import MessageError
+from mqtemplate.message import Message, MessageExt
+from mqtemplate.operations import DeadLetters, EmbeddedAdmin
+from mqtemplate.remoting.protocol import RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.bodies.own_requests import SendSequencedRequestHeader
+from mqtemplate.remoting.protocol.headers.message import ConsumerSendMsgBackRequestHeader
+from mqtemplate.remoting.protocol.messages import encode_batch, encode_properties_text
+from mqtemplate.remoting.protocol.sequenced import encode_queue_batches
+from mqtemplate.results import TransactionState
+from mqtemplate.server import Account, AclSettings, Right
+from tests.server.serving import SECRET, RecordingConnection, Serving
 
 ACCOUNTS = (
     Account(

@@ -5,40 +5,28 @@ A crash is a copy of the folder while the server runs: the files that a SIGKILL 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from mqtemplate.brokers import EmbeddedBroker
-from mqtemplate.brokers import EmbeddedSettings
+import dataclasses
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
-from mqtemplate.message import INTERNAL_PROPERTIES
-from mqtemplate.message import Message
-from mqtemplate.message import ORIGIN_PROPERTIES
+from mqtemplate.message import INTERNAL_PROPERTIES, ORIGIN_PROPERTIES, Message
 from mqtemplate.operations.doctor import examine
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import decode_properties
-from mqtemplate.remoting.protocol import RemotingCommand
-from mqtemplate.remoting.protocol import RequestCode
-from mqtemplate.remoting.protocol import ResponseCode
-from mqtemplate.remoting.protocol.bodies.own_requests import SendSequencedRequestHeader
-from mqtemplate.remoting.protocol.bodies.own_requests import SendSequencedResponseHeader
+from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.bodies.own_requests import SendSequencedRequestHeader, SendSequencedResponseHeader
 from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeader
-from mqtemplate.remoting.protocol.messages import encode_batch
-from mqtemplate.remoting.protocol.messages import encode_properties_text
+from mqtemplate.remoting.protocol.messages import encode_batch, encode_properties_text
 from mqtemplate.remoting.protocol.sequenced import encode_queue_batches
-from mqtemplate.server import Account
-from mqtemplate.server import AclSettings
-from mqtemplate.server import BrokerServerSettings
-from mqtemplate.server import Right
-from pathlib import Path
-from tests.server.serving import RecordingConnection
-from tests.server.serving import SECRET
-from tests.server.serving import Serving
-from typing import Any
-import dataclasses
-import pytest
-import shutil
-
+from mqtemplate.server import Account, AclSettings, BrokerServerSettings, Right
+from tests.server.serving import SECRET, RecordingConnection, Serving
 
 ACCOUNTS = (
     Account(

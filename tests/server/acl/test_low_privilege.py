@@ -5,52 +5,41 @@ After each sequence the files that a SIGKILL would leave are opened, by the doct
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck
-from hypothesis import Phase
-from hypothesis import given
-from hypothesis import settings
-from hypothesis import strategies as st
-from mqtemplate.brokers import EmbeddedBroker
-from mqtemplate.brokers import EmbeddedSettings
-from mqtemplate.clock import VirtualClock
-from mqtemplate.delay.recall_handle import decode_handle
-from mqtemplate.delay.recall_handle import encode_handle
-from mqtemplate.message import INTERNAL_PROPERTIES
-from mqtemplate.message import Message
-from mqtemplate.message import MessageQueue
-from mqtemplate.message import ORIGIN_PROPERTIES
-from mqtemplate.message import SendSequence
-from mqtemplate.message import parse_offset_msg_id
-from mqtemplate.operations.doctor import examine
-from mqtemplate.pending import PendingQuery
-from mqtemplate.remoting.protocol import RemotingCommand
-from mqtemplate.remoting.protocol import RequestCode
-from mqtemplate.remoting.protocol import ResponseCode
-from mqtemplate.remoting.protocol.acl import sign_command
-from mqtemplate.remoting.protocol.headers.fields import BoundaryType
-from mqtemplate.remoting.protocol.headers.fields import declared_fields
-from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
-from mqtemplate.remoting.protocol.messages import encode_batch
-from mqtemplate.remoting.protocol.messages import encode_properties_text
-from mqtemplate.remoting.protocol.sequenced import encode_queue_batches
-from mqtemplate.results import TransactionState
-from mqtemplate.server import Account
-from mqtemplate.server import AclSettings
-from mqtemplate.server import Right
-from mqtemplate.server.acl.rights import ANY_ACCOUNT
-from mqtemplate.server.acl.rights import RIGHTS
-from mqtemplate.topics import is_broker_topic
-from pathlib import Path
-from tests.remoting.protocol.code_tables import REQUEST_HEADERS
-from tests.server.serving import RecordingConnection
-from tests.server.serving import SECRET
-from tests.server.serving import Serving
-from typing import Any
 import dataclasses
 import json
 import shutil
 import tempfile
+from pathlib import Path
+from typing import Any
 
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
+from mqtemplate.clock import VirtualClock
+from mqtemplate.delay.recall_handle import decode_handle, encode_handle
+from mqtemplate.message import (
+    INTERNAL_PROPERTIES,
+    ORIGIN_PROPERTIES,
+    Message,
+    MessageQueue,
+    SendSequence,
+    parse_offset_msg_id,
+)
+from mqtemplate.operations.doctor import examine
+from mqtemplate.pending import PendingQuery
+from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.acl import sign_command
+from mqtemplate.remoting.protocol.headers.fields import BoundaryType, declared_fields
+from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
+from mqtemplate.remoting.protocol.messages import encode_batch, encode_properties_text
+from mqtemplate.remoting.protocol.sequenced import encode_queue_batches
+from mqtemplate.results import TransactionState
+from mqtemplate.server import Account, AclSettings, Right
+from mqtemplate.server.acl.rights import ANY_ACCOUNT, RIGHTS
+from mqtemplate.topics import is_broker_topic
+from tests.remoting.protocol.code_tables import REQUEST_HEADERS
+from tests.server.serving import SECRET, RecordingConnection, Serving
 
 HIDDEN = b"this body is for others"
 OWN_TOPICS = ("mine", "%RETRY%my-group", "%DLQ%my-group")

@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from mqtemplate.brokers import EmbeddedBroker
-from mqtemplate.brokers import EmbeddedSettings
+from typing import Any
+
+import pytest
+
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.message import HostAddress
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.remoting import connection as connection_module
-from mqtemplate.remoting.protocol import RemotingCommand
-from mqtemplate.remoting.protocol import RequestCode
-from mqtemplate.remoting.protocol import ResponseCode
-from mqtemplate.remoting.protocol import encode_command
+from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, encode_command
 from mqtemplate.remoting.protocol.codes import PullSysFlag
 from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader
 from mqtemplate.remoting.protocol.messages import encode_properties_text
 from mqtemplate.remoting.settings import RemotingServerSettings
-from mqtemplate.server import AclSettings
-from mqtemplate.server import BrokerServer
-from mqtemplate.server import BrokerServerSettings
+from mqtemplate.server import AclSettings, BrokerServer, BrokerServerSettings
 from mqtemplate.store import FlushDiskType
 from tests.remoting.wire import RawPeer
-from tests.server.tool import ANY_PORT
-from tests.server.tool import send_header
-from typing import Any
-import pytest
-
+from tests.server.tool import ANY_PORT, send_header
 
 LISTEN = HostAddress("127.0.0.1", 10_911)
 MAX_OFFSET = RemotingCommand(RequestCode.GET_MAX_OFFSET, 5, ext_fields={"topic": "orders", "queueId": "0"})

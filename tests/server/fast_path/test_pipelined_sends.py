@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-from mqtemplate.brokers import EmbeddedBroker
-from mqtemplate.brokers import EmbeddedSettings
+import threading
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
-from mqtemplate.errors import StoreError
-from mqtemplate.errors import StoreFullError
-from mqtemplate.record.codec import Drafts
-from mqtemplate.record.codec import parse_record
-from mqtemplate.remoting.protocol import ResponseCode
-from mqtemplate.remoting.protocol import encode_command
+from mqtemplate.errors import StoreError, StoreFullError
+from mqtemplate.record.codec import Drafts, parse_record
+from mqtemplate.remoting.protocol import ResponseCode, encode_command
 from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
-from mqtemplate.remoting.settings import ConnectionLimits
-from mqtemplate.remoting.settings import RemotingServerSettings
-from mqtemplate.server import AclSettings
-from mqtemplate.server import BrokerServer
-from mqtemplate.server import BrokerServerSettings
+from mqtemplate.remoting.settings import ConnectionLimits, RemotingServerSettings
+from mqtemplate.server import AclSettings, BrokerServer, BrokerServerSettings
 from mqtemplate.server.fast_path import pipelined_sends
 from mqtemplate.server.fast_path.pipelined_sends import PipelinedSends
 from mqtemplate.store import key_reader
-from structlog.testing import capture_logs
 from tests.remoting.wire import RawPeer
-from tests.server.fast_path.fast_serving import LISTEN
-from tests.server.fast_path.fast_serving import MAX_OFFSET
-from tests.server.fast_path.fast_serving import answers
-from tests.server.fast_path.fast_serving import in_one_turn
-from tests.server.fast_path.fast_serving import known_producer
-from tests.server.fast_path.fast_serving import send
-from tests.server.fast_path.fast_serving import serving
+from tests.server.fast_path.fast_serving import LISTEN, MAX_OFFSET, answers, in_one_turn, known_producer, send, serving
 from tests.server.tool import ANY_PORT
 from tests.waiting import eventually
-from typing import Any
-import pytest
-import threading
 
 
 def lengths_of_appends(monkeypatch: pytest.MonkeyPatch) -> list[int]:

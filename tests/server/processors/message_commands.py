@@ -21,8 +21,7 @@ from mqtemplate.remoting.protocol.headers.message import (
     SendMessageRequestHeader,
     SendMessageResponseHeader,
 )
-from mqtemplate.remoting.protocol.messages import decode_messages, encode_batch
-from mqtemplate.remoting.protocol.properties import encode_properties_text
+from mqtemplate.remoting.protocol.messages import decode_messages, encode_batch, encode_properties_text
 from tests.server.script_commands import ServerCommands
 from tests.server.serving import RecordingConnection
 

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mqtemplate.broker import Capability
 from mqtemplate.brokers import EmbeddedSettings
-from mqtemplate.delay.recall_handle import RecallHandle
-from mqtemplate.delay.recall_handle import encode_handle
-from mqtemplate.message import Message
-from mqtemplate.message import Property
-from mqtemplate.remoting.protocol import RemotingCommand
-from mqtemplate.remoting.protocol import RequestCode
-from mqtemplate.remoting.protocol import ResponseCode
-from mqtemplate.remoting.protocol.bodies.group import HeartbeatData
-from mqtemplate.remoting.protocol.bodies.group import ProducerData
-from mqtemplate.remoting.protocol.bodies.own_requests import CancelDelayedMessageRequestHeader
-from mqtemplate.remoting.protocol.bodies.own_requests import CountPendingMessagesRequestHeader
-from mqtemplate.remoting.protocol.bodies.own_requests import GetPendingMessagesRequestHeader
-from mqtemplate.remoting.protocol.bodies.own_requests import HeartbeatRequestHeader
-from mqtemplate.remoting.protocol.bodies.own_requests import HeartbeatResponseHeader
-from mqtemplate.remoting.protocol.bodies.own_requests import MAX_HANDLES
-from mqtemplate.remoting.protocol.bodies.own_requests import PendingMessagesData
+from mqtemplate.delay.recall_handle import RecallHandle, encode_handle
+from mqtemplate.message import Message, Property
+from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.bodies.group import HeartbeatData, ProducerData
+from mqtemplate.remoting.protocol.bodies.own_requests import (
+    MAX_HANDLES,
+    CancelDelayedMessageRequestHeader,
+    CountPendingMessagesRequestHeader,
+    GetPendingMessagesRequestHeader,
+    HeartbeatRequestHeader,
+    HeartbeatResponseHeader,
+    PendingMessagesData,
+)
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader
 from mqtemplate.server import BrokerServerSettings
 from tests.server.serving import Serving
-import pytest
-
 
 HOUR_MS = 3_600_000
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Iterator
-from mqtemplate.clock import SystemClock
-from mqtemplate.clock import VirtualClock
+
+import pytest
+
+from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.errors import DestinationError
-from mqtemplate.remoting.protocol import RemotingCommand
-from mqtemplate.remoting.protocol import RequestCode
-from mqtemplate.remoting.protocol import ResponseCode
+from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.worker_pool import HeavyWork
 from mqtemplate.server.requests import deferred_work as deferred_work_module
 from mqtemplate.server.requests.deferred_work import DeferredWork
 from mqtemplate.server.requests.response import RefusedError
 from tests.server.serving import RecordingConnection
-import pytest
-import queue
-import threading
-
 
 REQUEST = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, opaque=3)
 SECONDS = 10

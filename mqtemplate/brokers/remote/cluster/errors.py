@@ -6,15 +6,10 @@ Source: RocketMQ ``remoting: ResponseCode``.
 from __future__ import annotations
 
 from collections.abc import Collection
-from mqtemplate.errors import BrokerError
-from mqtemplate.errors import DelayError
-from mqtemplate.errors import MQTemplateError
-from mqtemplate.errors import MessageError
-from mqtemplate.errors import SendError
-from mqtemplate.errors import UnsupportedError
+
+from mqtemplate.errors import BrokerError, DelayError, MessageError, MQTemplateError, SendError, UnsupportedError
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
-
 
 RETRY_ELSEWHERE = frozenset(
     {

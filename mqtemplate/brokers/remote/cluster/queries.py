@@ -5,46 +5,39 @@ Source: RocketMQ ``client: MQAdminImpl``, ``DefaultMQPullConsumerImpl``, ``PullA
 
 from __future__ import annotations
 
+import socket
+import threading
+import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import lru_cache
+from typing import NamedTuple
+
 from mqtemplate.brokers.remote.cluster.client import ClientContext
 from mqtemplate.brokers.remote.cluster.errors import response_error
 from mqtemplate.brokers.remote.cluster.routes import MASTER_ID
 from mqtemplate.engine.key_query import KeyQuery
-from mqtemplate.errors import BrokerError
-from mqtemplate.errors import MessageError
-from mqtemplate.errors import OffsetOutOfRangeError
-from mqtemplate.errors import RemoteProtocolError
-from mqtemplate.errors import UnsupportedError
-from mqtemplate.message import HostAddress
-from mqtemplate.message import MessageExt
-from mqtemplate.message import MessageQueue
-from mqtemplate.message import parse_offset_msg_id
+from mqtemplate.errors import BrokerError, MessageError, OffsetOutOfRangeError, RemoteProtocolError, UnsupportedError
+from mqtemplate.message import HostAddress, MessageExt, MessageQueue, parse_offset_msg_id
 from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
-from mqtemplate.remoting.protocol.codes import PullSysFlag
-from mqtemplate.remoting.protocol.codes import RequestCode
-from mqtemplate.remoting.protocol.codes import ResponseCode
+from mqtemplate.remoting.protocol.codes import PullSysFlag, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.protocol.headers.group import GetMaxOffsetRequestHeader
-from mqtemplate.remoting.protocol.headers.group import OffsetResponseHeader
-from mqtemplate.remoting.protocol.headers.group import SearchOffsetRequestHeader
-from mqtemplate.remoting.protocol.headers.group import TopicQueueRequestHeader
-from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader
-from mqtemplate.remoting.protocol.headers.message import PullMessageResponseHeader
-from mqtemplate.remoting.protocol.headers.message import QueryMessageRequestHeader
-from mqtemplate.remoting.protocol.headers.message import QueryMessageResponseHeader
-from mqtemplate.remoting.protocol.headers.message import ViewMessageRequestHeader
+from mqtemplate.remoting.protocol.headers.group import (
+    GetMaxOffsetRequestHeader,
+    OffsetResponseHeader,
+    SearchOffsetRequestHeader,
+    TopicQueueRequestHeader,
+)
+from mqtemplate.remoting.protocol.headers.message import (
+    PullMessageRequestHeader,
+    PullMessageResponseHeader,
+    QueryMessageRequestHeader,
+    QueryMessageResponseHeader,
+    ViewMessageRequestHeader,
+)
 from mqtemplate.remoting.protocol.messages import decode_messages
-from mqtemplate.results import PullResult
-from mqtemplate.results import PullStatus
-from mqtemplate.selectors.tags import Selector
-from mqtemplate.selectors.tags import TagSelector
-from typing import NamedTuple
-import socket
-import threading
-import time
-
+from mqtemplate.results import PullResult, PullStatus
+from mqtemplate.selectors.tags import Selector, TagSelector
 
 # --- subscriptions --------------------------------------------------------------------------------
 

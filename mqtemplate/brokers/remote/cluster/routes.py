@@ -5,35 +5,24 @@ Source: RocketMQ ``client: MQClientInstance``, ``MQClientAPIImpl``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
+import itertools
+import random
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
 from mqtemplate.brokers.remote.cluster.errors import check_response
 from mqtemplate.brokers.remote.cluster.settings import Namespace
 from mqtemplate.clock import Clock
 from mqtemplate.engine.topics import UnknownTopics
-from mqtemplate.errors import BrokerError
-from mqtemplate.errors import RemoteConnectError
-from mqtemplate.errors import RemoteTimeoutError
+from mqtemplate.errors import BrokerError, RemoteConnectError, RemoteTimeoutError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
-from mqtemplate.remoting.protocol.bodies.route import ClusterInfo
-from mqtemplate.remoting.protocol.bodies.route import QueueData
-from mqtemplate.remoting.protocol.bodies.route import TopicList
-from mqtemplate.remoting.protocol.bodies.route import TopicRouteData
-from mqtemplate.remoting.protocol.codes import Perm
-from mqtemplate.remoting.protocol.codes import RequestCode
-from mqtemplate.remoting.protocol.codes import ResponseCode
+from mqtemplate.remoting.protocol.bodies.route import ClusterInfo, QueueData, TopicList, TopicRouteData
+from mqtemplate.remoting.protocol.codes import Perm, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.admin import GetRouteInfoRequestHeader
 from mqtemplate.topics import AUTO_CREATE_TOPIC
-import itertools
-import random
-import threading
-
 
 _log = get_logger("mqtemplate.remote")
 

@@ -5,37 +5,25 @@ Source: RocketMQ ``client: DefaultMQPushConsumerImpl``, ``RebalanceImpl``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from mqtemplate.broker import Consumer
-from mqtemplate.broker import ConsumerSpec
-from mqtemplate.broker import MessageModel
+
+from mqtemplate.broker import Consumer, ConsumerSpec, MessageModel
 from mqtemplate.brokers.remote.cluster.client import ClientContext
 from mqtemplate.brokers.remote.cluster.outages import log_failure
 from mqtemplate.brokers.remote.cluster.queries import MemberSubscription
-from mqtemplate.brokers.remote.consuming.group_requests import GroupRequests
-from mqtemplate.brokers.remote.consuming.group_requests import HeldQueueLocks
-from mqtemplate.brokers.remote.consuming.group_requests import RetrySender
-from mqtemplate.brokers.remote.consuming.offsets import OffsetStore
-from mqtemplate.brokers.remote.consuming.offsets import StartOffsets
+from mqtemplate.brokers.remote.consuming.group_requests import GroupRequests, HeldQueueLocks, RetrySender
+from mqtemplate.brokers.remote.consuming.offsets import OffsetStore, StartOffsets
 from mqtemplate.brokers.remote.consuming.pulls import PullLoop
-from mqtemplate.engine.group_rules import allocate_averagely
-from mqtemplate.engine.group_rules import sort_client_ids
+from mqtemplate.engine.group_rules import allocate_averagely, sort_client_ids
 from mqtemplate.engine.retries import send_back_of
-from mqtemplate.errors import BrokerClosedError
-from mqtemplate.errors import BrokerError
-from mqtemplate.errors import ListenerError
+from mqtemplate.errors import BrokerClosedError, BrokerError, ListenerError
 from mqtemplate.event_log import get_logger
-from mqtemplate.message import MessageExt
-from mqtemplate.message import MessageQueue
+from mqtemplate.message import MessageExt, MessageQueue
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData
 from mqtemplate.services import WakeEvent
-import threading
-import time
-
 
 _log = get_logger("mqtemplate.remote")
 

@@ -18,8 +18,8 @@ from mqtemplate.brokers.remote.cluster.errors import response_error
 from mqtemplate.brokers.remote.cluster.outages import log_failure
 from mqtemplate.brokers.remote.cluster.routes import MASTER_ID
 from mqtemplate.brokers.remote.producing.producer import Producer
-from mqtemplate.brokers.retry import SentBack, retry_level
 from mqtemplate.clock import Clock
+from mqtemplate.engine.retries import SentBack, retry_level
 from mqtemplate.errors import (
     BrokerClosedError,
     BrokerError,

@@ -5,33 +5,28 @@ Source: RocketMQ ``client: ClientRemotingProcessor``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import replace
-from mqtemplate.broker import ConsumerSpec
-from mqtemplate.broker import MessageModel
-from mqtemplate.brokers.remote.cluster.client import ClientContext
-from mqtemplate.brokers.remote.cluster.client import ClientInstance
-from mqtemplate.brokers.remote.cluster.client import GroupMember
-from mqtemplate.brokers.remote.cluster.client import Handler
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from mqtemplate.broker import ConsumerSpec, MessageModel
+from mqtemplate.brokers.remote.cluster.client import ClientContext, ClientInstance, GroupMember, Handler
 from mqtemplate.brokers.remote.cluster.outages import log_failure
-from mqtemplate.brokers.remote.cluster.queries import MemberSubscription
-from mqtemplate.brokers.remote.cluster.queries import Queries
-from mqtemplate.brokers.remote.cluster.queries import subscription_data
+from mqtemplate.brokers.remote.cluster.queries import MemberSubscription, Queries, subscription_data
 from mqtemplate.brokers.remote.cluster.settings import Namespace
 from mqtemplate.brokers.remote.consuming.consumer import RemoteConsumer
-from mqtemplate.brokers.remote.consuming.group_requests import GroupRequests
-from mqtemplate.brokers.remote.consuming.group_requests import HeldQueueLocks
-from mqtemplate.brokers.remote.consuming.group_requests import RetrySender
-from mqtemplate.brokers.remote.consuming.offsets import BrokerOffsets
-from mqtemplate.brokers.remote.consuming.offsets import LocalFileOffsetStore
-from mqtemplate.brokers.remote.consuming.offsets import OffsetStore
-from mqtemplate.brokers.remote.consuming.offsets import RemoteBrokerOffsetStore
-from mqtemplate.brokers.remote.consuming.offsets import StartOffsets
-from mqtemplate.brokers.remote.consuming.offsets import local_offset_file
-from mqtemplate.brokers.remote.consuming.pulls import PullClient
-from mqtemplate.brokers.remote.consuming.pulls import PullLoop
+from mqtemplate.brokers.remote.consuming.group_requests import GroupRequests, HeldQueueLocks, RetrySender
+from mqtemplate.brokers.remote.consuming.offsets import (
+    BrokerOffsets,
+    LocalFileOffsetStore,
+    OffsetStore,
+    RemoteBrokerOffsetStore,
+    StartOffsets,
+    local_offset_file,
+)
+from mqtemplate.brokers.remote.consuming.pulls import PullClient, PullLoop
 from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.engine.group_rules import check_same_group
 from mqtemplate.engine.retries import SentBack
@@ -39,26 +34,22 @@ from mqtemplate.errors import MQTemplateError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.protocol.bodies.group import ConsumerRunningInfo
-from mqtemplate.remoting.protocol.bodies.group import GetConsumerStatusBody
-from mqtemplate.remoting.protocol.bodies.group import ProcessQueueInfo
-from mqtemplate.remoting.protocol.bodies.group import ResetOffsetBody
-from mqtemplate.remoting.protocol.codes import CURRENT_VERSION
-from mqtemplate.remoting.protocol.codes import RequestCode
-from mqtemplate.remoting.protocol.codes import ResponseCode
+from mqtemplate.remoting.protocol.bodies.group import (
+    ConsumerRunningInfo,
+    GetConsumerStatusBody,
+    ProcessQueueInfo,
+    ResetOffsetBody,
+)
+from mqtemplate.remoting.protocol.codes import CURRENT_VERSION, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.protocol.headers.group import GetConsumerRunningInfoRequestHeader
-from mqtemplate.remoting.protocol.headers.group import GetConsumerStatusRequestHeader
-from mqtemplate.remoting.protocol.headers.group import ResetOffsetRequestHeader
-from mqtemplate.selectors.tags import Selector
-from mqtemplate.selectors.tags import TagSelector
-from mqtemplate.services import PeriodicService
-from mqtemplate.services import WakeEvent
+from mqtemplate.remoting.protocol.headers.group import (
+    GetConsumerRunningInfoRequestHeader,
+    GetConsumerStatusRequestHeader,
+    ResetOffsetRequestHeader,
+)
+from mqtemplate.selectors.tags import Selector, TagSelector
+from mqtemplate.services import PeriodicService, WakeEvent
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
-import sys
-import threading
-import traceback
-
 
 # --- members --------------------------------------------------------------------------------------
 

@@ -5,47 +5,34 @@ Source: RocketMQ ``client: DefaultMQProducerImpl``, ``ClientRemotingProcessor``,
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import partial
+
 from mqtemplate.broker import CheckTransaction
 from mqtemplate.brokers.remote.cluster.client import ClientContext
 from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.engine.checkers import GroupChecker
-from mqtemplate.engine.requests import UnansweredRequests
-from mqtemplate.engine.requests import create_reply
-from mqtemplate.engine.requests import create_request
-from mqtemplate.errors import BrokerClosedError
-from mqtemplate.errors import BrokerError
-from mqtemplate.errors import ConversionError
-from mqtemplate.errors import ForkedError
-from mqtemplate.errors import ListenerError
+from mqtemplate.engine.requests import UnansweredRequests, create_reply, create_request
+from mqtemplate.errors import BrokerClosedError, BrokerError, ConversionError, ForkedError, ListenerError
 from mqtemplate.event_log import get_logger
 from mqtemplate.hashes import crc32
-from mqtemplate.message import HostAddress
-from mqtemplate.message import Message
-from mqtemplate.message import MessageExt
-from mqtemplate.message import MessageQueue
-from mqtemplate.message import Property
-from mqtemplate.message import parse_offset_msg_id
+from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue, Property, parse_offset_msg_id
 from mqtemplate.metrics import Metrics
 from mqtemplate.numbers import parse_number
 from mqtemplate.record.compression import decompress_body
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.protocol.codes import RequestCode
-from mqtemplate.remoting.protocol.codes import ResponseCode
+from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.protocol.headers.message import CheckTransactionStateRequestHeader
-from mqtemplate.remoting.protocol.headers.message import EndTransactionRequestHeader
-from mqtemplate.remoting.protocol.headers.message import ReplyMessageRequestHeader
-from mqtemplate.remoting.protocol.messages import decode_messages
-from mqtemplate.remoting.protocol.messages import decode_properties_text
-from mqtemplate.results import HalfMessage
-from mqtemplate.results import SendResult
-from mqtemplate.results import TransactionState
-import threading
-
+from mqtemplate.remoting.protocol.headers.message import (
+    CheckTransactionStateRequestHeader,
+    EndTransactionRequestHeader,
+    ReplyMessageRequestHeader,
+)
+from mqtemplate.remoting.protocol.messages import decode_messages, decode_properties_text
+from mqtemplate.results import HalfMessage, SendResult, TransactionState
 
 # --- transactions ---------------------------------------------------------------------------------
 

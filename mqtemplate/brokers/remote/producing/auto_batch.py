@@ -8,27 +8,21 @@ messages of one request, a third more of them are sent.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from mqtemplate.brokers.remote.producing.send_request import JoinableMessage
-from mqtemplate.brokers.remote.producing.send_request import SendRequest
-from mqtemplate.brokers.remote.producing.send_request import SendRequestFactory
-from mqtemplate.errors import BrokerClosedError
-from mqtemplate.errors import MQTemplateError
-from mqtemplate.errors import MessageError
-from mqtemplate.errors import UnsupportedError
-from mqtemplate.message import Message
-from mqtemplate.results import SendResult
-from typing import NamedTuple
-from typing import Protocol
 import copy
 import os
 import sys
 import threading
 import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, Protocol
 
+from mqtemplate.brokers.remote.producing.send_request import JoinableMessage, SendRequest, SendRequestFactory
+from mqtemplate.errors import BrokerClosedError, MessageError, MQTemplateError, UnsupportedError
+from mqtemplate.message import Message
+from mqtemplate.results import SendResult
 
 # --- signals that wake one thread each ------------------------------------------------------------
 

@@ -5,48 +5,39 @@ Source: RocketMQ ``client: DefaultMQProducerImpl``, ``MQFaultStrategy``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
-from mqtemplate.broker import Capability
-from mqtemplate.brokers.remote.cluster.client import ClientContext
-from mqtemplate.brokers.remote.cluster.errors import RETRY_ELSEWHERE
-from mqtemplate.brokers.remote.cluster.errors import refusal_text
-from mqtemplate.brokers.remote.cluster.errors import send_error
-from mqtemplate.brokers.remote.cluster.routes import TopicRoute
-from mqtemplate.brokers.remote.producing.auto_batch import AutoBatch
-from mqtemplate.brokers.remote.producing.auto_batch import MessageAccumulator
-from mqtemplate.brokers.remote.producing.auto_batch import Outcome
-from mqtemplate.brokers.remote.producing.auto_batch import ThreadOutcome
-from mqtemplate.brokers.remote.producing.send_request import SendRequest
-from mqtemplate.brokers.remote.producing.send_request import SendRequestFactory
-from mqtemplate.durations import format_ms
-from mqtemplate.errors import BrokerClosedError
-from mqtemplate.errors import BrokerError
-from mqtemplate.errors import DestinationError
-from mqtemplate.errors import ForkedError
-from mqtemplate.errors import MQTemplateError
-from mqtemplate.errors import RemoteConnectError
-from mqtemplate.errors import RemoteTimeoutError
-from mqtemplate.errors import SendError
-from mqtemplate.errors import SendTimeoutError
-from mqtemplate.errors import UnsupportedError
-from mqtemplate.futures import AwaitableFuture
-from mqtemplate.message import Message
-from mqtemplate.message import MessageQueue
-from mqtemplate.remoting.protocol.codes import ResponseCode
-from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
-from mqtemplate.results import SendResult
-from mqtemplate.results import SendStatus
-from mqtemplate.topics import SCHEDULE_TOPIC
-from mqtemplate.topics import TIMER_TOPIC
-from typing import NamedTuple
 import random
 import threading
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from mqtemplate.broker import Capability
+from mqtemplate.brokers.remote.cluster.client import ClientContext
+from mqtemplate.brokers.remote.cluster.errors import RETRY_ELSEWHERE, refusal_text, send_error
+from mqtemplate.brokers.remote.cluster.routes import TopicRoute
+from mqtemplate.brokers.remote.producing.auto_batch import AutoBatch, MessageAccumulator, Outcome, ThreadOutcome
+from mqtemplate.brokers.remote.producing.send_request import SendRequest, SendRequestFactory
+from mqtemplate.durations import format_ms
+from mqtemplate.errors import (
+    BrokerClosedError,
+    BrokerError,
+    DestinationError,
+    ForkedError,
+    MQTemplateError,
+    RemoteConnectError,
+    RemoteTimeoutError,
+    SendError,
+    SendTimeoutError,
+    UnsupportedError,
+)
+from mqtemplate.futures import AwaitableFuture
+from mqtemplate.message import Message, MessageQueue
+from mqtemplate.remoting.protocol.codes import ResponseCode
+from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
+from mqtemplate.results import SendResult, SendStatus
+from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 
 # --- tries of one send ----------------------------------------------------------------------------
 

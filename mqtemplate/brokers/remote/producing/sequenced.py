@@ -19,9 +19,9 @@ from mqtemplate.errors import (
     UnsupportedError,
 )
 from mqtemplate.message import Message, MessageQueue, SendSequence
+from mqtemplate.remoting.protocol.bodies.own_requests import SendSequencedRequestHeader, SendSequencedResponseHeader
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.protocol.headers.delayed import SendSequencedRequestHeader, SendSequencedResponseHeader
 from mqtemplate.remoting.protocol.messages import EncodedBatch
 from mqtemplate.remoting.protocol.sequenced import encode_queue_batch, encode_queue_batches
 from mqtemplate.results import SequencedResult

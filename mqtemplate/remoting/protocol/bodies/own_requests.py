@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from dataclasses import field
 from enum import StrEnum
-from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
-from mqtemplate.remoting.protocol.headers.fields import CommandHeader
-from mqtemplate.remoting.protocol.headers.fields import Long
-from mqtemplate.remoting.protocol.headers.fields import wire
-from mqtemplate.remoting.protocol.headers.message import RpcRequestHeader
 
+from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
+from mqtemplate.remoting.protocol.headers.fields import CommandHeader, Long, wire
+from mqtemplate.remoting.protocol.headers.message import RpcRequestHeader
 
 # --- headers --------------------------------------------------------------------------------------
 

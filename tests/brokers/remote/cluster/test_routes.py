@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 
 from mqtemplate.brokers.remote.cluster.routes import NameServers, RouteTable, TopicRoute
 from mqtemplate.brokers.remote.cluster.settings import Namespace
-from mqtemplate.brokers.unknown_topics import UnknownTopics
 from mqtemplate.clock import SystemClock, VirtualClock
+from mqtemplate.engine.topics import UnknownTopics
 from mqtemplate.errors import BrokerError, RemoteConnectError
 from mqtemplate.event_log import get_logger
 from mqtemplate.remoting import RemotingClient, RemotingClientSettings
