@@ -113,12 +113,19 @@ def enter(arounds: Sequence[Around], call: Any, opened: list[Steps]) -> tuple[bo
 def leave(opened: list[Steps], result: Any, error: BaseException | None) -> Any:
     """Run generators to their end, the last one first. Return the result, or raise the error that is left."""
     while opened:
+        steps = opened.pop()
         try:
-            value = _end(opened.pop(), result, error, _middleware_yielded_twice)
+            # As `_end`, without its call: it would take a tenth of the time of a middleware (measured).
+            if error is None:
+                steps.send(result)
+            else:
+                steps.throw(error)
+        except StopIteration as end:
+            result, error = (result if error is None and end.value is None else end.value), None
         except BaseException as raised:
             result, error = None, raised
         else:
-            result, error = (result if error is None and value is None else value), None
+            result, error = None, _closed(steps, _middleware_yielded_twice)
     if error is None:
         return result
     try:
@@ -140,8 +147,16 @@ def _end(steps: Steps, result: Any, error: BaseException | None, twice: Callable
             steps.throw(error)
     except StopIteration as end:
         return end.value
-    steps.close()
-    raise twice(steps)
+    raise _closed(steps, twice)
+
+
+def _closed(steps: Steps, twice: Callable[[Any], Exception]) -> BaseException:
+    """Close a generator that yielded again. Return the error for it, or what it raises when it is closed."""
+    try:
+        steps.close()
+    except BaseException as raised:
+        return raised
+    return twice(steps)
 
 
 def _middleware_yielded_twice(steps: Any) -> RuntimeError:
