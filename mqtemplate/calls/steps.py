@@ -115,7 +115,7 @@ def leave(opened: list[Steps], result: Any, error: BaseException | None) -> Any:
     while opened:
         steps = opened.pop()
         try:
-            # As `_end`, without its call: it would take a tenth of the time of a middleware (measured).
+            # In place: a function for it would take a tenth of the time of a middleware (measured).
             if error is None:
                 steps.send(result)
             else:
@@ -125,7 +125,7 @@ def leave(opened: list[Steps], result: Any, error: BaseException | None) -> Any:
         except BaseException as raised:
             result, error = None, raised
         else:
-            result, error = None, _closed(steps, _middleware_yielded_twice)
+            result, error = None, _after_second_yield(steps)
     if error is None:
         return result
     try:
@@ -137,22 +137,10 @@ def leave(opened: list[Steps], result: Any, error: BaseException | None) -> Any:
 def _after_second_yield(steps: Steps) -> BaseException:
     """Close a generator that yielded again. Return the error for it, or the error that it raises at its end."""
     try:
-        if error is None:
-            steps.send(result)
-        else:
-            steps.throw(error)
-    except StopIteration as end:
-        return end.value
-    raise _closed(steps, twice)
-
-
-def _closed(steps: Steps, twice: Callable[[Any], Exception]) -> BaseException:
-    """Close a generator that yielded again. Return the error for it, or what it raises when it is closed."""
-    try:
         steps.close()
     except BaseException as raised:
         return raised
-    return twice(steps)
+    return _middleware_yielded_twice(steps)
 
 
 def _middleware_yielded_twice(steps: Any) -> RuntimeError:
