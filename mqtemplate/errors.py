@@ -37,9 +37,7 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -78,8 +76,6 @@ __all__ = [
     "StoreLockedError",
     "UnknownNameError",
     "UnsupportedError",
-    "did_you_mean",
-    "nearest",
 ]
 
 _MAX_TEXT = 20_000
@@ -348,30 +344,3 @@ class EventLoopBlockedError(MQTemplateError, RuntimeError):
 
 class SparkError(MQTemplateError):
     """Spark, its Java, or the state of a query cannot be used."""
-
-
-# --- hints in error texts -------------------------------------------------------------------------
-
-
-def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """Return the known name that is most similar to *name*; None if none is similar.
-
-    Args:
-        cutoff: Smallest similarity, from 0 to 1 for equal names.
-    """
-    return next(iter(difflib.get_close_matches(name, list(known), 1, cutoff)), None)
-
-
-def did_you_mean(
-    name: str, known: Iterable[str], otherwise: str = "", *, written: Mapping[str, str] | None = None
-) -> str:
-    """Return the hint "did you mean …?" with the nearest known name.
-
-    Args:
-        otherwise: Text to return if no known name is similar.
-        written: Known name -> the form in which the hint shows it.
-    """
-    found = nearest(name, known)
-    if found is None:
-        return otherwise
-    return f"did you mean {(found if written is None else written[found])!r}?"

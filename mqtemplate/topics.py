@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
-from mqtemplate.errors import DestinationError, nearest
-from mqtemplate.user_code import shown
+from mqtemplate.errors import DestinationError
+from mqtemplate.user_code import nearest, shown
 
 __all__ = [
     "AUTO_CREATE_TOPIC",

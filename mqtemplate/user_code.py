@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import re
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from types import CodeType, TracebackType
 from typing import Any, TypeVar
 
 __all__ = [
     "Picklable",
+    "did_you_mean",
     "error_text",
     "escaped",
     "is_interrupt",
+    "nearest",
     "reworded",
     "safe_text",
     "shown",
@@ -157,3 +160,30 @@ def traceback_of(error: BaseException) -> TracebackType | None:
     """Return the traceback of an exception, also if its class has a property of that name."""
     found: TracebackType | None = _TRACEBACK.__get__(error)
     return found
+
+
+# --- hints in error texts -------------------------------------------------------------------------
+
+
+def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """Return the known name that is most similar to *name*; None if none is similar.
+
+    Args:
+        cutoff: Smallest similarity, from 0 to 1 for equal names.
+    """
+    return next(iter(difflib.get_close_matches(name, list(known), 1, cutoff)), None)
+
+
+def did_you_mean(
+    name: str, known: Iterable[str], otherwise: str = "", *, written: Mapping[str, str] | None = None
+) -> str:
+    """Return the hint "did you mean …?" with the nearest known name.
+
+    Args:
+        otherwise: Text to return if no known name is similar.
+        written: Known name -> the form in which the hint shows it.
+    """
+    found = nearest(name, known)
+    if found is None:
+        return otherwise
+    return f"did you mean {(found if written is None else written[found])!r}?"

@@ -26,7 +26,6 @@ from mqtemplate.errors import (
     SelectorError,
     SendError,
     SendTimeoutError,
-    did_you_mean,
 )
 from mqtemplate.listener.failures.failure import BatchFailure, DeadLetter, RetryLater
 from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue, PackedBody
@@ -34,7 +33,7 @@ from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.results import SendResult, SendStatus, TransactionSendResult
 from mqtemplate.selectors.sql92 import Sql92Selector
 from mqtemplate.selectors.tags import TagSelector
-from mqtemplate.user_code import shown
+from mqtemplate.user_code import did_you_mean, shown
 
 _ARGUMENTS: dict[str, object] = {
     # parameter of a constructor -> a value
@@ -55,6 +54,7 @@ _ARGUMENTS: dict[str, object] = {
     "text": "a text",
     "keys": "a-key",
     "status": 400,
+    "header": None,
 }
 
 

@@ -101,7 +101,7 @@ PUBLIC_PACKAGES = ("mqtemplate.asyncapi", "mqtemplate.outbox")
 MAX_LINES_OF_FILE = 600
 MAX_LINES_OF_FUNCTION = 60
 MAX_MODULES_OF_PACKAGE = 20
-MAX_IMPORT_CHAIN = 24
+MAX_IMPORT_CHAIN = 28
 
 
 class Import(NamedTuple):

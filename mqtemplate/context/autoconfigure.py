@@ -12,7 +12,8 @@ from typing import ClassVar, TypeAlias
 from mqtemplate.context.injection.application_context import ApplicationContext, BrokerFactory, ConditionOutcome
 from mqtemplate.context.injection.wiring import snake_case
 from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.errors import ConfigurationError, did_you_mean
+from mqtemplate.errors import ConfigurationError
+from mqtemplate.user_code import did_you_mean
 
 GROUP = "mqtemplate.autoconfigure"
 """Entry-point group in which a distribution names its starters."""

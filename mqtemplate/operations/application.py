@@ -11,12 +11,13 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
-from mqtemplate.errors import ListenerError, MQTemplateError, did_you_mean
+from mqtemplate.errors import ListenerError, MQTemplateError
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.container.container import ListenerContainer
 from mqtemplate.message import MessageQueue
 from mqtemplate.numbers import parse_number
 from mqtemplate.scheduling.schedules import Schedules
+from mqtemplate.user_code import did_you_mean
 
 _log = get_logger("mqtemplate.actuator")
 

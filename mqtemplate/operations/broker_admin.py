@@ -11,9 +11,10 @@ from types import TracebackType
 from typing import ClassVar, Self
 
 from mqtemplate.broker import Broker
-from mqtemplate.errors import MessageError, UnknownNameError, did_you_mean
+from mqtemplate.errors import MessageError, UnknownNameError
 from mqtemplate.message import MessageQueue
 from mqtemplate.operations.values import GroupInfo, OffsetChange, QueueProgress, QueueSpan, TopicInfo, TopicKind
+from mqtemplate.user_code import did_you_mean
 
 
 class BrokerAdmin(ABC):

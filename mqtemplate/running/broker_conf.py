@@ -15,9 +15,10 @@ from typing import NamedTuple
 
 from mqtemplate.context.config.files import read_text
 from mqtemplate.context.config.tree import ConfigNode
-from mqtemplate.errors import ConfigurationError, did_you_mean
+from mqtemplate.errors import ConfigurationError
 from mqtemplate.processes import home_folder
 from mqtemplate.running.broker_conf_keys import KNOWN_NAMES, reason_for
+from mqtemplate.user_code import did_you_mean
 
 # The key ends at the first separator that no backslash escapes: "=", ":", or blanks.
 _KEY_AND_VALUE = re.compile(r"(?P<key>(?:\\.|[^\\\s=:])*)\s*[=:]?\s*(?P<value>.*)", re.DOTALL)

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from mqtemplate.broker import Broker
-from mqtemplate.errors import ScheduleError, did_you_mean
+from mqtemplate.errors import ScheduleError
 from mqtemplate.pending import PendingMessage
 from mqtemplate.scheduling.schedule import Schedule, check_name
 from mqtemplate.scheduling.topic import DEFAULT_TOPIC, FOREVER_MS, RunMessage, ScheduleTopic, find_run_key
 from mqtemplate.scheduling.trigger import LAST_MS, Trigger, epoch_ms
+from mqtemplate.user_code import did_you_mean
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FAR = datetime(9999, 1, 1, tzinfo=UTC)

@@ -9,12 +9,12 @@ from functools import lru_cache
 from typing import NamedTuple, TypeAlias, TypedDict
 
 from mqtemplate.durations import Duration
-from mqtemplate.errors import DestinationError, MessageError, did_you_mean
+from mqtemplate.errors import DestinationError, MessageError
 from mqtemplate.hashes import java_string_hash
 from mqtemplate.message import Message, MessageQueue, Property, property_text
 from mqtemplate.selectors.tags import tag_problem
 from mqtemplate.topics import check_topic
-from mqtemplate.user_code import shown
+from mqtemplate.user_code import did_you_mean, shown
 
 MessageQueueSelector: TypeAlias = Callable[[Sequence[MessageQueue], Message, str], MessageQueue]
 """Selects the queue for a message with a hash key: (queues of the topic, message, hash key) -> one of the queues."""

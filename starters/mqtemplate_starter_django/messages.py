@@ -14,11 +14,12 @@ from django.core.signals import setting_changed
 from django.db import transaction
 
 from mqtemplate.context import AppSettings, MQApplication, load_settings
-from mqtemplate.errors import ConfigurationError, did_you_mean
+from mqtemplate.errors import ConfigurationError
 from mqtemplate.results import SendResult
 from mqtemplate.running import MQTemplateASGI, MQTemplateWSGI
 from mqtemplate.running.hosting import ProcessApplication
 from mqtemplate.template import RocketMQTemplate, SendOptions
+from mqtemplate.user_code import did_you_mean
 
 _NAME = "MQTEMPLATE"
 _OWN = ("COMPONENTS", "CONFIG_FOLDER", "PROFILES")

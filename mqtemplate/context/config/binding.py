@@ -24,8 +24,8 @@ from mqtemplate.context.config.tree import (
     variable_name,
 )
 from mqtemplate.durations import ALLOWED, duration_ms, is_duration_text
-from mqtemplate.errors import ConfigurationError, nearest
-from mqtemplate.user_code import shown
+from mqtemplate.errors import ConfigurationError
+from mqtemplate.user_code import nearest, shown
 
 
 class ContradictionError(ValueError):

@@ -21,7 +21,8 @@ from mqtemplate.context.config.tree import (
     same_key,
     variable_name,
 )
-from mqtemplate.errors import ConfigurationError, nearest
+from mqtemplate.errors import ConfigurationError
+from mqtemplate.user_code import nearest
 
 _NO_KEYS = {
     "ROCKETMQ_HOME",  # the folder of a RocketMQ installation; set on many machines

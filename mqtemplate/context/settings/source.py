@@ -26,8 +26,9 @@ from mqtemplate.context.config.tree import (
     same_key,
 )
 from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.errors import ConfigurationError, nearest
+from mqtemplate.errors import ConfigurationError
 from mqtemplate.processes import absolute_path
+from mqtemplate.user_code import nearest
 
 _NEAR = 0.87  # "rocketmqq", "rokcetmq", "mqtemplates"; not "rocket"
 _EXTENSIONS = ("yml", "yaml", "toml")

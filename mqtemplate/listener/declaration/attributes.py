@@ -13,9 +13,9 @@ from typing import Any, TypeVar, get_type_hints
 
 from mqtemplate.callables import lazy_kind, name_of_callable, own_mark
 from mqtemplate.durations import duration_ms, format_ms
-from mqtemplate.errors import ListenerError, did_you_mean
+from mqtemplate.errors import ListenerError
 from mqtemplate.numbers import parse_number
-from mqtemplate.user_code import shown
+from mqtemplate.user_code import did_you_mean, shown
 
 Resolve = Callable[[str], str]
 """Function that replaces the placeholders of a text."""

@@ -9,9 +9,10 @@ from datetime import datetime
 from types import MappingProxyType
 
 from mqtemplate.durations import duration_ms
-from mqtemplate.errors import ConfigurationError, DestinationError, did_you_mean
+from mqtemplate.errors import ConfigurationError, DestinationError
 from mqtemplate.spark.location.location import SECRET_OPTIONS
 from mqtemplate.topics import TIMER_TOPIC, check_topic
+from mqtemplate.user_code import did_you_mean
 
 _LAST = 2**63 - 1
 

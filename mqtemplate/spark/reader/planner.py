@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from mqtemplate.errors import BrokerError, ConfigurationError, SparkError, did_you_mean
+from mqtemplate.errors import BrokerError, ConfigurationError, SparkError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
 from mqtemplate.spark.reader.options import OffsetsByTime, Position, SourceOptions
@@ -21,6 +21,7 @@ from mqtemplate.spark.records.offsets import (
     limited,
 )
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC
+from mqtemplate.user_code import did_you_mean
 
 _log = get_logger("mqtemplate.spark")
 _NOT_BY_PATTERN = (SCHEDULE_TOPIC, TIMER_TOPIC, RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)

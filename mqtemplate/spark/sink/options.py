@@ -8,11 +8,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from mqtemplate.durations import duration_ms
-from mqtemplate.errors import ConfigurationError, DestinationError, did_you_mean
+from mqtemplate.errors import ConfigurationError, DestinationError
 from mqtemplate.listener.declaration.attributes import NOT_READABLE, Attribute, flag, number
 from mqtemplate.spark.location.location import PATH, BrokerLocation
 from mqtemplate.spark.location.option_values import known_options
 from mqtemplate.topics import check_send_topic
+from mqtemplate.user_code import did_you_mean
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
