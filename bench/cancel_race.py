@@ -71,7 +71,9 @@ class Racer:
                 time.sleep(left_s)
             start = time.perf_counter()
             is_by_key = index % 2 == 1 or handle is None
-            change = self._broker.cancel(key=key, topic=_TOPIC) if is_by_key else self._broker.cancel(handle)
+            change = (
+                self._broker.delayed.cancel(key=key, topic=_TOPIC) if is_by_key else self._broker.delayed.cancel(handle)
+            )
             cancelling_s += time.perf_counter() - start
             self._shift_ms += _SHIFT_MS if change.status is ScheduleChangeStatus.CANCELLED else -_SHIFT_MS
             self.outcomes[key] = change.status.name
@@ -83,7 +85,7 @@ class Racer:
             Message(_TOPIC, b"x", {Property.KEYS: key, Property.TIMER_DELIVER_MS: str(due)})
             for key, due in zip(keys, due_ms, strict=True)
         ]
-        handles = (self._broker.send_batch(messages, timeout_ms=_TIMEOUT_MS).handle or "").split(",")
+        handles = (self._broker.sends.send_batch(messages, timeout_ms=_TIMEOUT_MS).handle or "").split(",")
         return handles if len(handles) == len(keys) else [None] * len(keys)
 
 
@@ -98,7 +100,7 @@ def race(address: str, name: str, count: int) -> None:
 
 def delivered(broker: RemoteBroker) -> Counter[str]:
     """Return how often each message is in its topic, once none is pending."""
-    while broker.count_pending(PendingQuery(topic=_TOPIC)).total:
+    while broker.delayed.count_pending(PendingQuery(topic=_TOPIC)).total:
         time.sleep(0.1)
     found: Counter[str] = Counter()
     for queue in broker.queues(_TOPIC):
@@ -108,9 +110,9 @@ def delivered(broker: RemoteBroker) -> Counter[str]:
 
 def _keys_of(broker: RemoteBroker, queue: MessageQueue) -> list[str]:
     keys: list[str] = []
-    offset, end = 0, broker.max_offset(queue)
+    offset, end = 0, broker.reader.max_offset(queue)
     while offset < end:
-        result = broker.pull(queue, offset, _READ)
+        result = broker.reader.pull(queue, offset, _READ)
         keys += [message.keys or "" for message in result.messages]
         offset = result.next_begin_offset
     return keys

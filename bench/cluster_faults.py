@@ -190,7 +190,7 @@ class Trial:
             for client, kind in sorted(awaited):
                 message = Message(f"{client}-{kind}", f"probe/{kind}/{number}/{count}".encode())
                 try:
-                    self._probe_broker.send(message, MessageQueue(message.topic, broker_name, 0), 1_000)
+                    self._probe_broker.sends.send(message, MessageQueue(message.topic, broker_name, 0), 1_000)
                 except MQTemplateError:
                     continue  # the route does not have the broker yet
             count += 1

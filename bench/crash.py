@@ -165,9 +165,9 @@ def kill_rounds(
 def _read_topic(folder: Path, mode: FlushDiskType) -> list[tuple[str, int]]:
     """Return body and store timestamp of all messages in the topic, after all pending messages are delivered."""
     with EmbeddedBroker(folder, settings(mode)) as broker:
-        consumer = broker.subscribe(ConsumerSpec(group="check", subscriptions={TOPIC: TagSelector()}))
+        consumer = broker.groups.subscribe(ConsumerSpec(group="check", subscriptions={TOPIC: TagSelector()}))
         # This message is due after all others: a message that is not delivered before it is lost.
-        broker.send(Message(TOPIC, b"end", {"TIMER_DELAY_MS": str(_LONGEST_DELAY_MS + 500)}))
+        broker.sends.send(Message(TOPIC, b"end", {"TIMER_DELAY_MS": str(_LONGEST_DELAY_MS + 500)}))
         found: list[tuple[str, int]] = []
         while not any(body == "end" for body, _ in found):
             found += [(message.body.decode(), message.store_timestamp) for message in consumer.poll(1_000, 60_000)]

@@ -57,10 +57,10 @@ def fill(folder: Path, count: int) -> None:
     with EmbeddedBroker(folder, EmbeddedSettings(flush_disk_type=FlushDiskType.ASYNC_FLUSH)) as broker:
         now_ms = time.time_ns() // 1_000_000
         for begin in range(0, count, _BATCH):
-            broker.send_batch([_pending(now_ms, number) for number in range(begin, begin + _BATCH)])
+            broker.sends.send_batch([_pending(now_ms, number) for number in range(begin, begin + _BATCH)])
         queue = broker.queues("probe")[0]
-        broker.send(Message("probe", b"on the wheel", {"TIMER_DELAY_MS": "1"}), queue)
-        while broker.max_offset(queue) < 1:
+        broker.sends.send(Message("probe", b"on the wheel", {"TIMER_DELAY_MS": "1"}), queue)
+        while broker.reader.max_offset(queue) < 1:
             time.sleep(0.05)
 
 

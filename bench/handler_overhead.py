@@ -92,8 +92,10 @@ def overhead(count: int) -> None:
     with MQApplication(*handlers().values(), Audit, settings=_SETTINGS, environment={}) as app:
         containers = zip(handlers(), app.containers, strict=True)
         calls = {name: container.member.invocation.handle_one for name, container in containers}
-        app.broker.send(Message("read", b"x" * 100))
-        [message] = [found for queue in app.broker.queues("read") for found in app.broker.pull(queue, 0).messages]
+        app.broker.sends.send(Message("read", b"x" * 100))
+        [message] = [
+            found for queue in app.broker.queues("read") for found in app.broker.reader.pull(queue, 0).messages
+        ]
         results: dict[str, list[float]] = {name: [] for name in calls}
         for _ in range(_ROUNDS + 1):
             for name, call in calls.items():
@@ -120,7 +122,7 @@ def async_rate(name: str, target: str, handler: Callable[..., Any], attributes: 
     with EmbeddedBroker(None) as broker:
         broker.queues("orders")
         for _ in range(_ASYNC_COUNT):
-            broker.send(Message("orders", b"x" * 100))
+            broker.sends.send(Message("orders", b"x" * 100))
         registry = ListenerRegistry(broker, JsonMessageConverter())
         registry.register(listener)
         start = time.perf_counter()

@@ -39,11 +39,11 @@ def measure(mode: FlushDiskType) -> None:
     settings = EmbeddedSettings(flush_disk_type=mode, message_delay_level="5s 6s 7s 8s 9s 10s 11s 12s 13s 14s")
     with scratch_folder() as folder, EmbeddedBroker(folder, settings) as broker:
         template = RocketMQTemplate(broker)
-        consumer = broker.subscribe(ConsumerSpec(group="bench", subscriptions={"late": TagSelector()}))
+        consumer = broker.groups.subscribe(ConsumerSpec(group="bench", subscriptions={"late": TagSelector()}))
         start_ms = time.time_ns() // 1_000_000 + _LEAD_MS
         by_time = [number for number in range(_COUNT) if number % 10]
         for begin in range(0, len(by_time), 500):
-            broker.send_batch(
+            broker.sends.send_batch(
                 [_timer(start_ms + number * _SPREAD_MS // _COUNT) for number in by_time[begin : begin + 500]]
             )
         for number in range(_COUNT // 10):

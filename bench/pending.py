@@ -33,15 +33,15 @@ _SENDS = 20_000
 def fill(folder: Path, count: int, *, is_killed: bool) -> None:
     """In its own process: send messages, print the growth of memory and the rate of sends, then stop or be killed."""
     with EmbeddedBroker(folder, _SETTINGS) as broker:
-        broker.send(Message("pending", _BODY, {"TIMER_DELAY_SEC": "86400"}))
+        broker.sends.send(Message("pending", _BODY, {"TIMER_DELAY_SEC": "86400"}))
         time.sleep(1.5)
         before = resident_mib(anonymous_only=True)
         now_ms = time.time_ns() // 1_000_000
         for begin in range(0, count, _BATCH):
-            broker.send_batch([_pending(now_ms, number) for number in range(begin, begin + _BATCH)])
+            broker.sends.send_batch([_pending(now_ms, number) for number in range(begin, begin + _BATCH)])
         queue = broker.queues("probe")[0]
-        broker.send(Message("probe", b"on the wheel", {"TIMER_DELAY_MS": "1"}), queue)
-        while broker.max_offset(queue) < 1:  # timers are enqueued in order, so all of them are on the wheel then
+        broker.sends.send(Message("probe", b"on the wheel", {"TIMER_DELAY_MS": "1"}), queue)
+        while broker.reader.max_offset(queue) < 1:  # timers are enqueued in order, so all of them are on the wheel then
             time.sleep(0.05)
         broker.store.index.catch_up()  # background work ends before the measurement
         growth_mib = resident_mib(anonymous_only=True) - before
@@ -71,9 +71,9 @@ def first_delivery(folder: Path) -> float:
     start = time.perf_counter()
     with EmbeddedBroker(folder, _SETTINGS) as broker:
         queue = broker.queues("probe")[1]
-        seen = broker.max_offset(queue)
-        broker.send(Message("probe", b"x", {"TIMER_DELAY_MS": "1"}), queue)
-        while broker.max_offset(queue) == seen:
+        seen = broker.reader.max_offset(queue)
+        broker.sends.send(Message("probe", b"x", {"TIMER_DELAY_MS": "1"}), queue)
+        while broker.reader.max_offset(queue) == seen:
             time.sleep(0.001)
         return time.perf_counter() - start
 

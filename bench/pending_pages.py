@@ -45,14 +45,14 @@ def measure_pages(broker: EmbeddedBroker, first_ms: int, span_ms: int) -> None:
         query = PendingQuery(after_ms=first_ms + round(share * span_ms))
 
         def page(query: PendingQuery = query) -> None:
-            assert len(broker.pending(query, _PAGE, None).messages) == _PAGE
+            assert len(broker.delayed.pending(query, _PAGE, None).messages) == _PAGE
 
         report(f"page of {_PAGE} at {place}, first", cpu_ms(page), "ms", "none")
         report(f"page of {_PAGE} at {place}", statistics.median(cpu_ms(page) for _ in range(_ROUNDS)), "ms", "none")
     middle_ms = first_ms + span_ms // 2
     query = PendingQuery(after_ms=middle_ms, before_ms=middle_ms + 3_600_000)
-    report("counts of an hour in the middle", cpu_ms(lambda: broker.count_pending(query, 60_000)), "ms", "none")
-    report("counts of all", cpu_ms(lambda: broker.count_pending(PendingQuery(), 3_600_000)), "ms", "none")
+    report("counts of an hour in the middle", cpu_ms(lambda: broker.delayed.count_pending(query, 60_000)), "ms", "none")
+    report("counts of all", cpu_ms(lambda: broker.delayed.count_pending(PendingQuery(), 3_600_000)), "ms", "none")
 
 
 def measure_cancel(broker: EmbeddedBroker, middle_ms: int, count: int) -> None:
@@ -77,7 +77,7 @@ def main() -> None:
             fill(folder, count)
         settings = EmbeddedSettings(flush_disk_type=FlushDiskType.ASYNC_FLUSH)
         broker = stack.enter_context(EmbeddedBroker(folder, settings))
-        first_ms = broker.pending(PendingQuery(), 1, None).messages[0].deliver_ms
+        first_ms = broker.delayed.pending(PendingQuery(), 1, None).messages[0].deliver_ms
         measure_pages(broker, first_ms, 3 * _DAY_MS)
         measure_cancel(broker, first_ms + 3 * _DAY_MS // 2, cancelled)
 

@@ -48,12 +48,15 @@ def mqtemplate_seconds(folder: Path, mode: FlushDiskType, count: int) -> float:
         queues = broker.queues("spike")
         due_ms = _next_second(5 + count / 20_000)
         for _ in range(0, count, _BATCH):
-            broker.send_batch([Message("spike", BODY, {"TIMER_DELIVER_MS": str(due_ms)}) for _ in range(_BATCH)])
+            broker.sends.send_batch([Message("spike", BODY, {"TIMER_DELIVER_MS": str(due_ms)}) for _ in range(_BATCH)])
         if time.time() * 1_000 > due_ms:
             raise SystemExit("sending took longer than the delay; increase it")
-        while sum(broker.max_offset(queue) for queue in queues) < count:
+        while sum(broker.reader.max_offset(queue) for queue in queues) < count:
             time.sleep(0.05)
-        ends = [broker.pull(queue, broker.max_offset(queue) - 1).messages[-1].store_timestamp for queue in queues]
+        ends = [
+            broker.reader.pull(queue, broker.reader.max_offset(queue) - 1).messages[-1].store_timestamp
+            for queue in queues
+        ]
         return (max(ends) - due_ms) / 1_000
 
 

@@ -87,12 +87,12 @@ def store_and_deliver(folder: Path, count: int, mode: FlushDiskType) -> None:
         sys.stdin.readline()
         _send(broker, "late", _PUNCTUAL, _now_ms() + 4_000, _SPREAD_MS)
         queues = broker.queues("late")
-        while sum(broker.max_offset(queue) for queue in queues) < _PUNCTUAL:
+        while sum(broker.reader.max_offset(queue) for queue in queues) < _PUNCTUAL:
             time.sleep(0.2)
         late = []
         for queue in queues:
             at = 0
-            while messages := broker.pull(queue, at, 1_000).messages:
+            while messages := broker.reader.pull(queue, at, 1_000).messages:
                 late += [message.store_timestamp - (message.deliver_timestamp or 0) for message in messages]
                 at += len(messages)
         print(json.dumps(late), flush=True)
@@ -102,7 +102,7 @@ def _send(broker: EmbeddedBroker, topic: str, count: int, first_ms: int, span_ms
     body = bytes(_BODY_BYTES)
     for first in range(0, count, _BATCH):
         due = (first_ms + span_ms * number // count for number in range(first, first + _BATCH))
-        broker.send_batch([Message(topic, body, {"TIMER_DELIVER_MS": str(due_ms)}) for due_ms in due])
+        broker.sends.send_batch([Message(topic, body, {"TIMER_DELIVER_MS": str(due_ms)}) for due_ms in due])
 
 
 def main() -> None:

@@ -236,7 +236,7 @@ def _copy_round(
             numbers = range(queue.queue_id, count, 4)
             for start in range(0, len(numbers), 100):
                 messages = [Message(SOURCE, b"%d" % number) for number in numbers[start : start + 100]]
-                broker.send_batch(messages, MessageQueue(SOURCE, broker.name, queue.queue_id))
+                broker.sends.send_batch(messages, MessageQueue(SOURCE, broker.name, queue.queue_id))
     with _ServerOfRound(folder / "store", port) as server:
         while _run_driver(folder, outcome, kills, chance, server) != 0:
             pass

@@ -42,7 +42,7 @@ def fill(broker: Any, count: int, body_size: int, queues: int = _QUEUES) -> None
     for first in range(0, count, _BATCH):
         numbers = range(first, first + _BATCH)
         messages = [Message("orders", body, {"TAGS": ("pay", "ship")[n % 2], "KEYS": f"k{n}"}) for n in numbers]
-        broker.send_batch(messages, MessageQueue("orders", broker.name, first // _BATCH % queues))
+        broker.sends.send_batch(messages, MessageQueue("orders", broker.name, first // _BATCH % queues))
 
 
 def write_folder(folder: Path, count: int, body_size: int, queues: int = _QUEUES) -> str:

@@ -95,7 +95,7 @@ def _pending(spark: Any, folder: Path, count: int) -> None:
         for start in range(0, count, 1_000):
             delays = range(start, min(start + 1_000, count))
             properties = [{Property.TIMER_DELAY_MS: str(86_400_000 + n), Property.KEYS: f"k{n}"} for n in delays]
-            broker.send_batch([Message("reminders", b"x" * 200, each) for each in properties])
+            broker.sends.send_batch([Message("reminders", b"x" * 200, each) for each in properties])
         with LocalServer(broker):
             times, found = [], 0
             for _ in range(_ROUNDS + 1):

@@ -86,7 +86,7 @@ def measure_latency(spark: SparkSession, folder: Path, seconds: int) -> None:
         late_ms.extend(now - float(body) for body in sent)
 
     with EmbeddedBroker(folder / "live") as broker:
-        broker.send(Message("orders", _now()))
+        broker.sends.send(Message("orders", _now()))
         stream = spark.readStream.format("mqtemplate").options(store=str(broker.path), topic="orders").load()
         query = (
             stream.writeStream.foreachBatch(on_batch)
@@ -108,7 +108,7 @@ def _send_steadily(broker: Any, seconds: int) -> None:
     start = time.monotonic()
     for number in range(_PER_SECOND * seconds):
         pause.wait(max(0.0, start + number / _PER_SECOND - time.monotonic()))
-        broker.send(Message("orders", _now()))
+        broker.sends.send(Message("orders", _now()))
 
 
 def _now() -> bytes:

@@ -32,10 +32,15 @@ __all__ = [
     "CheckTransaction",
     "ConsumeFromWhere",
     "Consumer",
+    "ConsumerGroups",
     "ConsumerSpec",
     "DelayedMessages",
     "MessageModel",
+    "MessageReader",
+    "MessageSends",
     "Registration",
+    "Requests",
+    "Transactions",
 ]
 
 CheckTransaction: TypeAlias = Callable[[MessageExt], TransactionState]
@@ -224,10 +229,214 @@ class Registration(Protocol):
         """End the registration. A second call has no effect."""
 
 
-class DelayedMessages(ABC):
+class MessageSends(Protocol):
+    """Sending methods of a broker.
+
+    Arguments and errors of all methods are those of `send`.
+    """
+
+    def send(self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000) -> SendResult:
+        """Store a message; deliver it later if its properties request a delay. *message* is not changed.
+
+        ``DELAY`` requests a level. ``TIMER_DELAY_SEC``, ``TIMER_DELAY_MS``, ``TIMER_DELIVER_MS`` and
+        ``__STARTDELIVERTIME`` request a time.
+
+        Args:
+            queue: None lets the queues of the topic take turns.
+
+        Raises:
+            MessageError: The message is too large, or its delay is not supported.
+            SendTimeoutError: The broker did not respond in time.
+            SendError: The message was not stored, for example because the disk is full.
+        """
+
+    def send_batch(
+        self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
+    ) -> SendResult:
+        """Store messages of one topic in one queue, in this order. Arguments and errors as in `send`."""
+
+    def send_async(
+        self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
+    ) -> AwaitableFuture[SendResult]:
+        """Do `send` (one message) or `send_batch` (several) without waiting for the result."""
+
+    def send_one_way(self, message: Message, queue: MessageQueue | None = None) -> None:
+        """Send a message without a response."""
+
+    def send_half(
+        self, message: Message, group: str, queue: MessageQueue | None = None, timeout_ms: int = 3_000
+    ) -> HalfMessage:
+        """Store a half message: consumers do not see it before `Transactions.end_transaction` commits it.
+
+        Arguments and errors as in `send`. A delay counts from the commit. If the transaction is not ended, the broker
+        checks it; see `Transactions.check_transactions`.
+
+        Args:
+            group: Producer group that answers transaction checks.
+
+        Raises:
+            UnsupportedError: This broker does not support transactions, or not with a delay.
+        """
+
+    def send_sequenced(
+        self, messages: Sequence[tuple[Message, MessageQueue]], sequence: SendSequence, timeout_ms: int = 10_000
+    ) -> SequencedResult:
+        """Store messages of any topics in this order, except those that the broker has stored already.
+
+        The first message has the number ``sequence.first``, the next one the following number. A process that repeats
+        a partition sends the same messages with the same numbers; each message is stored once, also across a kill of
+        the broker. Arguments and errors as in `send`.
+
+        Args:
+            messages: Each with its queue. All queues are on one broker.
+
+        Raises:
+            SendError: Also if numbers were left out since the last send of the partition.
+            UnsupportedError: The broker does not have `Capability.SEQUENCED_SEND`.
+        """
+
+
+class Requests(Protocol):
+    """Requests and replies."""
+
+    def request(
+        self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000
+    ) -> Future[MessageExt]:
+        """Send a message and return a future of the reply. Arguments and errors as in `send`.
+
+        The future fails with `RequestTimeoutError` after *timeout_ms*, counted from this call, also if the message has
+        a delay; or with the error of the send. The message is sent with ``CORRELATION_ID``, ``REPLY_TO_CLIENT`` and
+        ``TTL``.
+
+        Raises:
+            MessageError: The message cannot be sent.
+            UnsupportedError: This broker does not support replies.
+        """
+
+    def reply(
+        self, request: MessageExt, body: bytes, properties: Mapping[str, str] | None = None, timeout_ms: int = 3_000
+    ) -> None:
+        """Send the reply to a message that was sent with `request`.
+
+        Args:
+            properties: Further properties of the reply, such as its content type.
+
+        Raises:
+            MessageError: *request* is not a request: it lacks a property such as ``CORRELATION_ID``.
+            SendError: The reply could not be delivered: the requesting client is not connected, or no longer waits.
+        """
+
+
+class Transactions(Protocol):
+    """Ends and checks of transactions; `MessageSends.send_half` begins one."""
+
+    def end_transaction(self, half: HalfMessage, state: TransactionState, remark: str | None = None) -> None:
+        """Commit or roll back a half message; after ``UNKNOWN`` the broker checks the transaction later.
+
+        With an embedded broker the end is durable when this method returns, and a second end has no effect. A cluster
+        gets a one-way request: if it is lost, the cluster checks the transaction. A second commit may deliver the
+        message a second time.
+
+        Args:
+            remark: Reason for the log of the broker, such as the error of the local transaction.
+        """
+
+    def check_transactions(
+        self, group: str, check: CheckTransaction, *, threads: int = 1, max_waiting: int = 2_000
+    ) -> Registration:
+        """Register a function that answers transaction checks: for half messages of *group* that were not ended.
+
+        *check* gets the message with its real topic. The state that it returns ends the transaction, as
+        `end_transaction` does; after ``UNKNOWN`` the broker checks again. RocketMQ checks after 6 s and then each
+        30 s, at most 15 times.
+
+        Args:
+            threads: Number of threads that run checks; on a virtual clock the step of the service runs them.
+            max_waiting: Number of checks that may wait for a thread. Further checks are dropped; the broker repeats
+                them.
+
+        Raises:
+            ListenerError: The group has a checker in this process already.
+            UnsupportedError: This broker does not support transactions.
+        """
+
+
+class MessageReader(Protocol):
+    """Reads and finds messages."""
+
+    def pull(
+        self,
+        queue: MessageQueue,
+        queue_offset: int,
+        max_count: int = 32,
+        wait_ms: int = 0,
+        selector: Selector | None = None,
+    ) -> PullResult:
+        """Return messages of one queue, starting at *queue_offset*; wait up to *wait_ms* for the first one.
+
+        Raises:
+            OffsetOutOfRangeError: *queue_offset* is below the minimum or above the maximum of the queue.
+        """
+
+    def min_offset(self, queue: MessageQueue) -> int:
+        """Return the first queue offset that exists."""
+
+    def max_offset(self, queue: MessageQueue) -> int:
+        """Return one past the last queue offset that consumers can see."""
+
+    def search_offset(self, queue: MessageQueue, timestamp: int) -> int:
+        """Return the first queue offset stored at *timestamp* (epoch ms) or later; the maximum if there is none."""
+
+    def message_by_id(self, offset_msg_id: str) -> MessageExt | None:
+        """Return the message with this `SendResult.offset_msg_id`; None if it does not exist any more.
+
+        Raises:
+            MessageError: The id is invalid, or another broker created it.
+            CorruptRecordError: The message is corrupt.
+        """
+
+    def messages_by_key(
+        self,
+        topic: str,
+        key: str,
+        max_count: int = 64,
+        *,
+        begin_ms: int = 0,
+        end_ms: int | None = None,
+        unique: bool = False,
+    ) -> list[MessageExt]:
+        """Return the messages of *topic* that have *key*, the newest first.
+
+        Args:
+            begin_ms: Only messages stored at this time (epoch ms) or later.
+            end_ms: Only messages stored at this time or before; None for no limit.
+            unique: Look for the message id *key*, not for one of the keys.
+
+        Raises:
+            MessageError: *key* is empty or more than one word, or *max_count* is below 1.
+        """
+
+
+class ConsumerGroups(Protocol):
+    """Consumer groups and their offsets."""
+
+    def subscribe(self, spec: ConsumerSpec) -> Consumer:
+        """Join a consumer group.
+
+        Raises:
+            ListenerError: The group has a member in this process with other subscriptions or another message model.
+        """
+
+    def committed_offset(self, group: str, queue: MessageQueue) -> int | None:
+        """Return the committed offset of a clustering group; None if there is none."""
+
+    def commit_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
+        """Store that a clustering group has consumed all messages before *queue_offset*."""
+
+
+class DelayedMessages(Protocol):
     """Control over pending messages: those that were sent with a delay and are not delivered yet."""
 
-    @abstractmethod
     def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> ScheduleChange:
         """Cancel a pending message. A message that is reported as cancelled is never delivered.
 
@@ -241,7 +450,6 @@ class DelayedMessages(ABC):
             UnsupportedError: This broker does not support it.
         """
 
-    @abstractmethod
     def reschedule(
         self, handle: str | None = None, deliver_ms: int = 0, *, key: str | None = None, topic: str | None = None
     ) -> ScheduleChange:
@@ -251,7 +459,6 @@ class DelayedMessages(ABC):
             DelayError: The delay is longer than the broker supports.
         """
 
-    @abstractmethod
     def pending(self, query: PendingQuery, max_count: int = 100, cursor: str | None = None) -> PendingPage:
         """Return pending messages, ordered by deliver time.
 
@@ -259,12 +466,18 @@ class DelayedMessages(ABC):
             cursor: `PendingPage.cursor` of the page before; None for the first page.
         """
 
-    @abstractmethod
     def count_pending(self, query: PendingQuery, bucket_ms: int = 60_000) -> PendingCounts:
         """Return the number of pending messages, in total and in each time span of *bucket_ms*."""
 
+    def pending_positions(self, query: PendingQuery, after: tuple[int, int], max_count: int) -> bytes:
+        """Return where the records of pending messages are, in the files of this machine.
 
-class Broker(DelayedMessages):
+        Raises:
+            UnsupportedError: The files of the broker cannot be read here.
+        """
+
+
+class Broker(ABC):
     """A message broker: it stores messages and delivers them to consumers.
 
     Attributes:
@@ -274,6 +487,15 @@ class Broker(DelayedMessages):
         delay_levels_ms: Delays of the levels, level 1 first. A cluster does not report its own, so these are
             RocketMQ's defaults.
         retry_delays_ms: Delays of the first, second, … retry, if `Consumer.send_back` gets none. The last one repeats.
+        sends: Sends messages.
+        requests: Sends requests, and replies.
+        transactions: Ends and checks transactions.
+        reader: Reads and finds messages.
+        groups: Consumer groups.
+        delayed: Pending messages.
+
+    Raises:
+        BrokerClosedError: A part is used while the broker is not running.
     """
 
     name: str
@@ -287,6 +509,30 @@ class Broker(DelayedMessages):
     @property
     @abstractmethod
     def retry_delays_ms(self) -> Sequence[int]: ...
+
+    @property
+    @abstractmethod
+    def sends(self) -> MessageSends: ...
+
+    @property
+    @abstractmethod
+    def requests(self) -> Requests: ...
+
+    @property
+    @abstractmethod
+    def transactions(self) -> Transactions: ...
+
+    @property
+    @abstractmethod
+    def reader(self) -> MessageReader: ...
+
+    @property
+    @abstractmethod
+    def groups(self) -> ConsumerGroups: ...
+
+    @property
+    @abstractmethod
+    def delayed(self) -> DelayedMessages: ...
 
     @abstractmethod
     def start(self) -> None:
@@ -307,7 +553,7 @@ class Broker(DelayedMessages):
         """Return why the broker cannot be reached now; None if it can, as far as is known without a request."""
         return None
 
-    # --- sending -------------------------------------------------------------------------------
+    # --- topics --------------------------------------------------------------------------------
 
     @abstractmethod
     def queues(self, topic: str) -> Sequence[MessageQueue]:
@@ -329,144 +575,12 @@ class Broker(DelayedMessages):
         """
         raise UnsupportedError(f"broker {self.name!r} does not list its topics; name each topic")
 
+    @abstractmethod
     def expect_topics(self, topics: Iterable[str]) -> None:
         """Note topics that listeners of the application will read, before they subscribe.
 
         A broker that reports or refuses messages to unknown topics takes these for known.
         """
-
-    @abstractmethod
-    def send(self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000) -> SendResult:
-        """Store a message; deliver it later if its properties request a delay. *message* is not changed.
-
-        ``DELAY`` requests a level. ``TIMER_DELAY_SEC``, ``TIMER_DELAY_MS``, ``TIMER_DELIVER_MS`` and
-        ``__STARTDELIVERTIME`` request a time.
-
-        Args:
-            queue: None lets the queues of the topic take turns.
-
-        Raises:
-            MessageError: The message is too large, or its delay is not supported.
-            SendTimeoutError: The broker did not respond in time.
-            SendError: The message was not stored, for example because the disk is full.
-        """
-
-    @abstractmethod
-    def send_batch(
-        self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
-    ) -> SendResult:
-        """Store messages of one topic in one queue, in this order. Arguments and errors as in `send`."""
-
-    @abstractmethod
-    def send_async(
-        self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
-    ) -> AwaitableFuture[SendResult]:
-        """Do `send` (one message) or `send_batch` (several) without waiting for the result."""
-
-    @abstractmethod
-    def send_one_way(self, message: Message, queue: MessageQueue | None = None) -> None:
-        """Send a message without a response."""
-
-    def send_sequenced(
-        self, messages: Sequence[tuple[Message, MessageQueue]], sequence: SendSequence, timeout_ms: int = 10_000
-    ) -> SequencedResult:
-        """Store messages of any topics in this order, except those that the broker has stored already.
-
-        The first message has the number ``sequence.first``, the next one the following number. A process that repeats
-        a partition sends the same messages with the same numbers; each message is stored once, also across a kill of
-        the broker. Arguments and errors as in `send`.
-
-        Args:
-            messages: Each with its queue. All queues are on one broker.
-
-        Raises:
-            SendError: Also if numbers were left out since the last send of the partition.
-            UnsupportedError: The broker does not have `Capability.SEQUENCED_SEND`.
-        """
-        raise UnsupportedError(f"broker {self.name!r} does not drop repeated sends; use send_batch")
-
-    # --- transactions --------------------------------------------------------------------------
-
-    @abstractmethod
-    def send_half(
-        self, message: Message, group: str, queue: MessageQueue | None = None, timeout_ms: int = 3_000
-    ) -> HalfMessage:
-        """Store a half message: consumers do not see it before `end_transaction` commits it.
-
-        Arguments and errors as in `send`. A delay counts from the commit. If the transaction is not ended, the broker
-        checks it; see `check_transactions`.
-
-        Args:
-            group: Producer group that answers transaction checks.
-
-        Raises:
-            UnsupportedError: This broker does not support transactions, or not with a delay.
-        """
-
-    @abstractmethod
-    def end_transaction(self, half: HalfMessage, state: TransactionState, remark: str | None = None) -> None:
-        """Commit or roll back a half message; after ``UNKNOWN`` the broker checks the transaction later.
-
-        With an embedded broker the end is durable when this method returns, and a second end has no effect. A cluster
-        gets a one-way request: if it is lost, the cluster checks the transaction. A second commit may deliver the
-        message a second time.
-
-        Args:
-            remark: Reason for the log of the broker, such as the error of the local transaction.
-        """
-
-    @abstractmethod
-    def check_transactions(
-        self, group: str, check: CheckTransaction, *, threads: int = 1, max_waiting: int = 2_000
-    ) -> Registration:
-        """Register a function that answers transaction checks: for half messages of *group* that were not ended.
-
-        *check* gets the message with its real topic. The state that it returns ends the transaction, as
-        `end_transaction` does; after ``UNKNOWN`` the broker checks again. RocketMQ checks after 6 s and then each
-        30 s, at most 15 times.
-
-        Args:
-            threads: Number of threads that run checks; on a virtual clock the step of the service runs them.
-            max_waiting: Number of checks that may wait for a thread. Further checks are dropped; the broker repeats
-                them.
-
-        Raises:
-            ListenerError: The group has a checker in this process already.
-            UnsupportedError: This broker does not support transactions.
-        """
-
-    # --- requests ------------------------------------------------------------------------------
-
-    @abstractmethod
-    def request(
-        self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000
-    ) -> Future[MessageExt]:
-        """Send a message and return a future of the reply. Arguments and errors as in `send`.
-
-        The future fails with `RequestTimeoutError` after *timeout_ms*, counted from this call, also if the message has
-        a delay; or with the error of the send. The message is sent with ``CORRELATION_ID``, ``REPLY_TO_CLIENT`` and
-        ``TTL``.
-
-        Raises:
-            MessageError: The message cannot be sent.
-            UnsupportedError: This broker does not support replies.
-        """
-
-    @abstractmethod
-    def reply(
-        self, request: MessageExt, body: bytes, properties: Mapping[str, str] | None = None, timeout_ms: int = 3_000
-    ) -> None:
-        """Send the reply to a message that was sent with `request`.
-
-        Args:
-            properties: Further properties of the reply, such as its content type.
-
-        Raises:
-            MessageError: *request* is not a request: it lacks a property such as ``CORRELATION_ID``.
-            SendError: The reply could not be delivered: the requesting client is not connected, or no longer waits.
-        """
-
-    # --- reading -------------------------------------------------------------------------------
 
     def unreachable(self) -> Mapping[str, str | None]:
         """Request an answer of each broker. Return its name -> None, or the reason if it does not answer.
@@ -474,84 +588,8 @@ class Broker(DelayedMessages):
         Raises:
             BrokerClosedError: This object is not started.
         """
-        self.min_offset(MessageQueue(SCHEDULE_TOPIC, self.name, 0))  # every broker has this topic
+        self.reader.min_offset(MessageQueue(SCHEDULE_TOPIC, self.name, 0))  # every broker has this topic
         return {self.name: None}
-
-    @abstractmethod
-    def pull(
-        self,
-        queue: MessageQueue,
-        queue_offset: int,
-        max_count: int = 32,
-        wait_ms: int = 0,
-        selector: Selector | None = None,
-    ) -> PullResult:
-        """Return messages of one queue, starting at *queue_offset*; wait up to *wait_ms* for the first one.
-
-        Raises:
-            OffsetOutOfRangeError: *queue_offset* is below the minimum or above the maximum of the queue.
-        """
-
-    @abstractmethod
-    def min_offset(self, queue: MessageQueue) -> int:
-        """Return the first queue offset that exists."""
-
-    @abstractmethod
-    def max_offset(self, queue: MessageQueue) -> int:
-        """Return one past the last queue offset that consumers can see."""
-
-    @abstractmethod
-    def search_offset(self, queue: MessageQueue, timestamp: int) -> int:
-        """Return the first queue offset stored at *timestamp* (epoch ms) or later; the maximum if there is none."""
-
-    @abstractmethod
-    def subscribe(self, spec: ConsumerSpec) -> Consumer:
-        """Join a consumer group.
-
-        Raises:
-            ListenerError: The group has a member in this process with other subscriptions or another message model.
-        """
-
-    @abstractmethod
-    def committed_offset(self, group: str, queue: MessageQueue) -> int | None:
-        """Return the committed offset of a clustering group; None if there is none."""
-
-    @abstractmethod
-    def commit_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
-        """Store that a clustering group has consumed all messages before *queue_offset*."""
-
-    # --- finding -------------------------------------------------------------------------------
-
-    @abstractmethod
-    def message_by_id(self, offset_msg_id: str) -> MessageExt | None:
-        """Return the message with this `SendResult.offset_msg_id`; None if it does not exist any more.
-
-        Raises:
-            MessageError: The id is invalid, or another broker created it.
-            CorruptRecordError: The message is corrupt.
-        """
-
-    @abstractmethod
-    def messages_by_key(
-        self,
-        topic: str,
-        key: str,
-        max_count: int = 64,
-        *,
-        begin_ms: int = 0,
-        end_ms: int | None = None,
-        unique: bool = False,
-    ) -> list[MessageExt]:
-        """Return the messages of *topic* that have *key*, the newest first.
-
-        Args:
-            begin_ms: Only messages stored at this time (epoch ms) or later.
-            end_ms: Only messages stored at this time or before; None for no limit.
-            unique: Look for the message id *key*, not for one of the keys.
-
-        Raises:
-            MessageError: *key* is empty or more than one word, or *max_count* is below 1.
-        """
 
     # --- time ----------------------------------------------------------------------------------
 

@@ -187,7 +187,7 @@ class TraceDispatcher:
 
     def _send(self, message: Message) -> None:
         try:
-            self._broker.send(message, None, _TIMEOUT_MS)
+            self._broker.sends.send(message, None, _TIMEOUT_MS)
         except MQTemplateError as exc:  # a trace is not worth a failure of the application
             _log.warning("trace.failed", topic=message.topic, reason=str(exc))
 

@@ -112,12 +112,12 @@ SendWrapper: TypeAlias = Callable[[SendNext], SendNext]
 """Function that returns a `SendNext` with something around another one."""
 
 _METHODS: dict[SendKind, Callable[[Broker], SendNext]] = {
-    SEND: lambda broker: lambda call: broker.send(call.messages[0], call.queue, call.timeout_ms),
-    BATCH: lambda broker: lambda call: broker.send_batch(call.messages, call.queue, call.timeout_ms),
-    ASYNC: lambda broker: lambda call: broker.send_async(call.messages, call.queue, call.timeout_ms),
-    ONE_WAY: lambda broker: lambda call: broker.send_one_way(call.messages[0], call.queue),
-    HALF: lambda sends: lambda call: sends.send_half(call.messages[0], call.group, call.queue, call.timeout_ms),
-    REQUEST: lambda broker: lambda call: broker.request(call.messages[0], call.queue, call.timeout_ms),
+    SEND: lambda broker: lambda call: broker.sends.send(call.messages[0], call.queue, call.timeout_ms),
+    BATCH: lambda broker: lambda call: broker.sends.send_batch(call.messages, call.queue, call.timeout_ms),
+    ASYNC: lambda broker: lambda call: broker.sends.send_async(call.messages, call.queue, call.timeout_ms),
+    ONE_WAY: lambda broker: lambda call: broker.sends.send_one_way(call.messages[0], call.queue),
+    HALF: lambda broker: lambda call: broker.sends.send_half(call.messages[0], call.group, call.queue, call.timeout_ms),
+    REQUEST: lambda broker: lambda call: broker.requests.request(call.messages[0], call.queue, call.timeout_ms),
 }
 """The broker's method for each kind."""
 
@@ -130,14 +130,21 @@ class SendPipeline:
 
     Attributes:
         call: The one method through which all sends go.
-        send: Sends one message. If nothing is around the sends, it is the broker's own method: most sends are these.
+        send: Sends one message. Without anything around the sends it goes to the broker at once: most sends are these.
     """
 
     def __init__(self, broker: Broker, wrappers: Iterable[SendWrapper] = ()) -> None:
         methods, wrap = {kind: method(broker) for kind, method in _METHODS.items()}, chained(tuple(wrappers))
         direct = _resending(methods)
         self.call = wrap(direct)
-        self.send = broker.send if self.call is direct else _send_one(wrap(methods[SEND]), broker.clock)
+        self.send = _send_direct(broker) if self.call is direct else _send_one(wrap(methods[SEND]), broker.clock)
+
+
+def _send_direct(broker: Broker) -> Callable[[Message, MessageQueue | None, int], SendResult]:
+    def send(message: Message, queue: MessageQueue | None, timeout_ms: int) -> SendResult:
+        return broker.sends.send(message, queue, timeout_ms)  # a client of a cluster has no `sends` before its start
+
+    return send
 
 
 def _send_one(call: SendNext, clock: Clock) -> Callable[[Message, MessageQueue | None, int], SendResult]:

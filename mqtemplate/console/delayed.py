@@ -85,7 +85,7 @@ def query_of(call: Call) -> PendingQuery:
 
 def _listing(site: Site, call: Call, query: PendingQuery) -> dict[str, Any]:
     with site.reading() as admin:
-        page = admin.broker.pending(query, _PAGE, call.text("cursor"))
+        page = admin.broker.delayed.pending(query, _PAGE, call.text("cursor"))
         now_ms = admin.broker.clock.now_ms()
     following = None if page.cursor is None else call.url("/delayed", **{**call.query, "cursor": page.cursor})
     return {"messages": page.messages, "next": following, "now_ms": now_ms}
@@ -248,7 +248,7 @@ def preview(site: Site, call: Call) -> HttpResponse:
             total = len(shown)
         else:
             shown = list(pending.all(change.query, _SHOWN))
-            total = admin.broker.count_pending(change.query, DAY_MS).total
+            total = admin.broker.delayed.count_pending(change.query, DAY_MS).total
     return site.page(
         call,
         "delayed_preview.html",

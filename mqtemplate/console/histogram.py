@@ -154,9 +154,9 @@ def _read(site: Site, query: PendingQuery, units: list[int]) -> tuple[PendingCou
     with site.reading() as admin:
         for unit_ms in units[:-1]:
             try:
-                counts = admin.broker.count_pending(query, unit_ms)
+                counts = admin.broker.delayed.count_pending(query, unit_ms)
             except MessageError:  # a server refuses more spans than fit into a response
                 continue
             if len(counts.buckets) <= _MAX_SPANS:
                 return counts, unit_ms
-        return admin.broker.count_pending(query, units[-1]), units[-1]
+        return admin.broker.delayed.count_pending(query, units[-1]), units[-1]

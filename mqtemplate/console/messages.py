@@ -81,7 +81,7 @@ def _stored(admin: BrokerAdmin, msg_id: str, topic: str | None) -> MessageExt | 
         return search.by_id(msg_id, topic)
     except UnknownNameError:
         pass  # it may be pending
-    found = admin.broker.pending(PendingQuery(key=msg_id, topic=topic), 1).messages
+    found = admin.broker.delayed.pending(PendingQuery(key=msg_id, topic=topic), 1).messages
     if not found:
         return None
     path = _path(admin, found[0].msg_id, found[0].topic)

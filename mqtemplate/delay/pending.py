@@ -61,7 +61,7 @@ class PendingView:
     # --- pages ---------------------------------------------------------------------------------
 
     def page(self, query: PendingQuery, max_count: int, cursor: str | None) -> PendingPage:
-        """See `Broker.pending`."""
+        """See `DelayedMessages.pending`."""
         if max_count < 1:
             raise MessageError(f"max_count must be 1 or more, got {max_count}")
         after = _PagePosition(-1, -1) if cursor is None else _parse_cursor(cursor)

@@ -79,7 +79,7 @@ class LocalCheckers:
         self._by_group: dict[str, GroupChecker] = {}
 
     def register(self, group: str, check: CheckTransaction, threads: int, max_waiting: int) -> Registration:
-        """See `Broker.check_transactions`."""
+        """See `Transactions.check_transactions`."""
         checker = GroupChecker(group, check, threads if self._has_threads else 0, max_waiting, self._remove)
         with self._lock:
             if group in self._by_group:

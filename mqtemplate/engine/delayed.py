@@ -94,7 +94,7 @@ class LocalDelayedMessages:
         topic: str | None = None,
         namespace: str | None = None,
     ) -> ScheduleChange:
-        """See `Broker.cancel`.
+        """See `DelayedMessages.cancel`.
 
         Args:
             namespace: With *key*: only messages for topics of this namespace of remote clients.
@@ -111,7 +111,7 @@ class LocalDelayedMessages:
         topic: str | None = None,
         namespace: str | None = None,
     ) -> ScheduleChange:
-        """See `Broker.reschedule`; *namespace* as in `cancel`."""
+        """See `DelayedMessages.reschedule`; *namespace* as in `cancel`."""
         self._lifecycle.check()
         return self.control.reschedule(handle, deliver_ms, key, topic, namespace)
 
@@ -141,14 +141,14 @@ class LocalDelayedMessages:
         return handle.msg_id
 
     def pending(self, query: PendingQuery, max_count: int = 100, cursor: str | None = None) -> PendingPage:
-        """See `Broker.pending`."""
+        """See `DelayedMessages.pending`."""
         self._lifecycle.check()
         return self._pending.page(query, max_count, cursor)
 
     def count_pending(
         self, query: PendingQuery, bucket_ms: int = 60_000, *, max_buckets: int | None = None
     ) -> PendingCounts:
-        """See `Broker.count_pending`.
+        """See `DelayedMessages.count_pending`.
 
         Args:
             max_buckets: Most time spans in the result.

@@ -135,6 +135,7 @@ class Engine:
             host,
             clock,
             lambda message, queue: self.sends.send_async([message], queue),
+            lifecycle,
         )
 
     def _capabilities(self) -> frozenset[Capability]:

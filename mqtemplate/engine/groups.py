@@ -402,7 +402,7 @@ class Groups:
         return self._has_remote_members(group)
 
     def subscribe(self, spec: ConsumerSpec) -> Consumer:
-        """See `Broker.subscribe`."""
+        """See `ConsumerGroups.subscribe`."""
         self._lifecycle.check()
         if self._has_remote_members(spec.group):
             raise ListenerError(
@@ -414,12 +414,12 @@ class Groups:
         return EmbeddedConsumer(self._store, self._queues, self._routes, group, spec, offsets, self._send_back)
 
     def committed_offset(self, group: str, queue: MessageQueue) -> int | None:
-        """See `Broker.committed_offset`."""
+        """See `ConsumerGroups.committed_offset`."""
         self._lifecycle.check()
         return self.committed.clustering.offset(group, queue.topic, queue.queue_id)
 
     def commit_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
-        """See `Broker.commit_offset`."""
+        """See `ConsumerGroups.commit_offset`."""
         self._lifecycle.check()
         self.committed.clustering.commit(group, queue.topic, queue.queue_id, queue_offset)
 

@@ -116,7 +116,7 @@ class QueueReader:
         return at
 
     def pull(self, queue: MessageQueue, queue_offset: int, max_count: int, selector: Selector | None) -> PullResult:
-        """Read messages as `Broker.pull` does, without waiting.
+        """Read messages as `MessageReader.pull` does, without waiting.
 
         Raises:
             OffsetOutOfRangeError: *queue_offset* is below the minimum or above the maximum of the queue.
@@ -189,7 +189,7 @@ class MessageFinder:
         self._limited_log = LimitedLog(_log, store.clock.now_ms)  # a client may repeat a query
 
     def by_id(self, offset_msg_id: str) -> MessageExt | None:
-        """See `Broker.message_by_id`. Ids from before a change of the broker's address are found too."""
+        """See `MessageReader.message_by_id`. Ids from before a change of the broker's address are found too."""
         host, physical_offset = parse_offset_msg_id(offset_msg_id)
         record = self._store.read_at(physical_offset)
         if pack_host(host) != (pack_host(self._host) if record is None else record.store_host):
@@ -201,7 +201,7 @@ class MessageFinder:
         return None if record is None else to_message_ext(record, self._broker_name, self._max_body_bytes)
 
     def by_key(self, query: KeyQuery) -> list[MessageExt]:
-        """See `Broker.messages_by_key`. A corrupt message is logged with file and offset, and skipped."""
+        """See `MessageReader.messages_by_key`. A corrupt message is logged with file and offset, and skipped."""
         return [to_message_ext(record, self._broker_name, self._max_body_bytes) for record in self.records(query)]
 
     def records(self, query: KeyQuery) -> Iterator[StoredRecord]:
@@ -251,9 +251,14 @@ class Reader:
         self._lifecycle = lifecycle
 
     def pull(
-        self, queue: MessageQueue, queue_offset: int, max_count: int, wait_ms: int, selector: Selector | None
+        self,
+        queue: MessageQueue,
+        queue_offset: int,
+        max_count: int = 32,
+        wait_ms: int = 0,
+        selector: Selector | None = None,
     ) -> PullResult:
-        """See `Broker.pull`."""
+        """See `MessageReader.pull`."""
         self._lifecycle.check()
         if selector is not None and selector.selects_all:
             selector = None
@@ -280,29 +285,38 @@ class Reader:
             self._store.unwatch(queue.topic, wake_event.set)
 
     def min_offset(self, queue: MessageQueue) -> int:
-        """See `Broker.min_offset`."""
+        """See `MessageReader.min_offset`."""
         self._lifecycle.check()
         return self._queues.min_offset(queue)
 
     def max_offset(self, queue: MessageQueue) -> int:
-        """See `Broker.max_offset`."""
+        """See `MessageReader.max_offset`."""
         self._lifecycle.check()
         return self._queues.max_offset(queue)
 
     def search_offset(self, queue: MessageQueue, timestamp: int) -> int:
-        """See `Broker.search_offset`."""
+        """See `MessageReader.search_offset`."""
         self._lifecycle.check()
         return self._queues.search_offset(queue, timestamp)
 
     def message_by_id(self, offset_msg_id: str) -> MessageExt | None:
-        """See `Broker.message_by_id`."""
+        """See `MessageReader.message_by_id`."""
         self._lifecycle.check()
         return self._finder.by_id(offset_msg_id)
 
-    def messages_by_key(self, query: KeyQuery) -> list[MessageExt]:
-        """See `Broker.messages_by_key`."""
+    def messages_by_key(
+        self,
+        topic: str,
+        key: str,
+        max_count: int = 64,
+        *,
+        begin_ms: int = 0,
+        end_ms: int | None = None,
+        unique: bool = False,
+    ) -> list[MessageExt]:
+        """See `MessageReader.messages_by_key`."""
         self._lifecycle.check()
-        return self._finder.by_key(query)
+        return self._finder.by_key(KeyQuery(topic, key, max_count, begin_ms, end_ms, unique))
 
 
 def _out_of_range(queue: MessageQueue, queue_offset: int, low: int, high: int) -> OffsetOutOfRangeError:

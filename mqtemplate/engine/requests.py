@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from mqtemplate.clock import Clock
 from mqtemplate.durations import format_ms
+from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.errors import BrokerClosedError, MessageError, RequestTimeoutError, SendError
 from mqtemplate.event_log import get_logger
 from mqtemplate.hashes import crc32
@@ -200,7 +201,9 @@ class LocalRequests:
         host: HostAddress,
         clock: Clock,
         send: Callable[[Message, MessageQueue | None], Future[SendResult]],
+        lifecycle: EngineLifecycle,
     ) -> None:
+        self._check_open = lifecycle.check
         self.pending = pending
         self.client_id = f"{broker_name}@{create_unique_id()}"
         self._broker_name = broker_name
@@ -213,8 +216,11 @@ class LocalRequests:
         """Note how to send a reply to a remote client; the function returns False if the client is not connected."""
         self._deliver_reply = deliver_reply
 
-    def request(self, message: Message, queue: MessageQueue | None, timeout_ms: int) -> Future[MessageExt]:
-        """See `Broker.request`."""
+    def request(
+        self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000
+    ) -> Future[MessageExt]:
+        """See `Requests.request`."""
+        self._check_open()
         request = create_request(message, self.client_id, timeout_ms)
         future = self.pending.add(request, timeout_ms)
 
@@ -227,8 +233,11 @@ class LocalRequests:
             raise error
         return future
 
-    def reply(self, request: MessageExt, body: bytes, properties: Mapping[str, str] | None) -> None:
-        """See `Broker.reply`."""
+    def reply(
+        self, request: MessageExt, body: bytes, properties: Mapping[str, str] | None = None, timeout_ms: int = 3_000
+    ) -> None:
+        """See `Requests.reply`. It waits for nothing, so there is no timeout."""
+        self._check_open()
         reply = create_reply(request, body, properties, _DEFAULT_CLUSTER)
         client_id = reply.properties[Property.REPLY_TO_CLIENT]
         received = received_reply(reply, self._broker_name, self._clock.now_ms(), self._host)

@@ -144,7 +144,7 @@ class MessageWriter:
         return StoredSend(puts.end, topics, ids, offset_ids, puts.queue_offsets[0], handle)
 
     def handle(self, draft: RecordDraft, put: PutResult, topic: str) -> str | None:
-        """Return the handle for `Broker.cancel` of a delayed message; None if the message is not delayed."""
+        """Return the handle for `DelayedMessages.cancel` of a delayed message; None if the message is not delayed."""
         if draft.topic == topic:
             return None
         due_ms = put.store_timestamp + draft.delay_ms
@@ -206,8 +206,8 @@ class LocalSends:
         self._host = host
         self._check_open = lifecycle.check
 
-    def send(self, message: Message, queue: MessageQueue | None, timeout_ms: int) -> SendResult:
-        """See `Broker.send`."""
+    def send(self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000) -> SendResult:
+        """See `MessageSends.send`."""
         self._check_open()
         store, topic = self._store, message.topic
         target = self._routes.select(topic, queue)
@@ -231,14 +231,18 @@ class LocalSends:
             return result
         return replace(result, send_status=SendStatus.FLUSH_DISK_TIMEOUT)
 
-    def send_batch(self, messages: Sequence[Message], queue: MessageQueue | None, timeout_ms: int) -> SendResult:
-        """See `Broker.send_batch`."""
+    def send_batch(
+        self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
+    ) -> SendResult:
+        """See `MessageSends.send_batch`."""
         self._check_open()
         target, stored = self._store_batch(messages, queue)
         return _result(target, stored, is_safe=self._store.confirm(stored.end, stored.topics, timeout_ms))
 
-    def send_async(self, messages: Sequence[Message], queue: MessageQueue | None) -> AwaitableFuture[SendResult]:
-        """See `Broker.send_async`."""
+    def send_async(
+        self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
+    ) -> AwaitableFuture[SendResult]:
+        """See `MessageSends.send_async`. It does not wait, so there is no timeout."""
         self._check_open()
         future: AwaitableFuture[SendResult] = AwaitableFuture()
         future.set_running_or_notify_cancel()  # the messages are stored when this method returns
@@ -258,15 +262,17 @@ class LocalSends:
         self._store.confirm_async(stored.end, stored.topics, done)
         return future
 
-    def send_one_way(self, message: Message, queue: MessageQueue | None) -> None:
-        """See `Broker.send_one_way`."""
+    def send_one_way(self, message: Message, queue: MessageQueue | None = None) -> None:
+        """See `MessageSends.send_one_way`."""
         self._check_open()
         target = self._routes.select(message.topic, queue)
         stored = _stored(lambda: self._writer.send(message, target.queue_id))
         self._store.confirm_async(stored.end, stored.topics)
 
-    def send_half(self, message: Message, group: str, queue: MessageQueue | None, timeout_ms: int) -> HalfMessage:
-        """See `Broker.send_half`."""
+    def send_half(
+        self, message: Message, group: str, queue: MessageQueue | None = None, timeout_ms: int = 3_000
+    ) -> HalfMessage:
+        """See `MessageSends.send_half`."""
         self._check_open()
         check_topic(group)
         target = self._routes.select(message.topic, queue)
@@ -284,9 +290,9 @@ class LocalSends:
         self._store.confirm(stored.end, stored.topics)
 
     def send_sequenced(
-        self, messages: Sequence[tuple[Message, MessageQueue]], sequence: SendSequence, timeout_ms: int
+        self, messages: Sequence[tuple[Message, MessageQueue]], sequence: SendSequence, timeout_ms: int = 10_000
     ) -> SequencedResult:
-        """See `Broker.send_sequenced`.
+        """See `MessageSends.send_sequenced`.
 
         Raises:
             SendTimeoutError: They are stored, but were not flushed in time; a repeat is harmless.

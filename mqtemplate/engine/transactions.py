@@ -318,8 +318,8 @@ class TransactionService:
 
     # --- requests of this process --------------------------------------------------------------
 
-    def end_transaction(self, half: HalfMessage, state: TransactionState, remark: str | None) -> None:
-        """See `Broker.end_transaction`."""
+    def end_transaction(self, half: HalfMessage, state: TransactionState, remark: str | None = None) -> None:
+        """See `Transactions.end_transaction`."""
         sent = half.send_result
         _, physical_offset = parse_offset_msg_id(sent.offset_msg_id)
         self._end_and_wait(sent.queue_offset, physical_offset, half.group, state, remark)
@@ -336,8 +336,10 @@ class TransactionService:
         if not is_safe:
             raise SendTimeoutError("the end of the transaction is stored, but was not flushed in time")
 
-    def check_transactions(self, group: str, check: CheckTransaction, threads: int, max_waiting: int) -> Registration:
-        """See `Broker.check_transactions`."""
+    def check_transactions(
+        self, group: str, check: CheckTransaction, *, threads: int = 1, max_waiting: int = 2_000
+    ) -> Registration:
+        """See `Transactions.check_transactions`."""
         self._lifecycle.check()
         return self.local_checkers.register(check_topic(group), check, threads, max_waiting)
 

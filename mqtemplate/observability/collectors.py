@@ -119,7 +119,7 @@ def _lags_of_groups(broker: EmbeddedBroker) -> Iterator[GroupLag]:
     for group in sorted(broker.engine.offsets.groups()):
         for topic in sorted(broker.engine.offsets.topics_of(group) & known):
             for queue in broker.queues(topic):
-                yield _lag(broker, group, queue, broker.committed_offset(group, queue))
+                yield _lag(broker, group, queue, broker.groups.committed_offset(group, queue))
 
 
 def _lags_of_new_groups(broker: EmbeddedBroker, listeners: Iterable[ListenerContainer]) -> Iterator[GroupLag]:
@@ -137,8 +137,8 @@ def _lags_of(container: ListenerContainer, own: Broker) -> Iterator[GroupLag]:
 
 
 def _lag(broker: Broker, group: str, queue: MessageQueue, committed: int | None, listener: str = "") -> GroupLag:
-    start = broker.min_offset(queue) if committed is None else committed
-    return GroupLag(group, queue, max(0, broker.max_offset(queue) - start), committed, listener)
+    start = broker.reader.min_offset(queue) if committed is None else committed
+    return GroupLag(group, queue, max(0, broker.reader.max_offset(queue) - start), committed, listener)
 
 
 class PendingByHorizon:
@@ -165,7 +165,7 @@ class PendingByHorizon:
             return dict(self._counts)
 
     def _count(self, now_ms: int) -> dict[str, int]:
-        counted = self._broker.count_pending(PendingQuery(), 60_000)
+        counted = self._broker.delayed.count_pending(PendingQuery(), 60_000)
         counts = dict.fromkeys([*_HORIZONS, _BEYOND], 0)
         for start_ms, count in counted.buckets.items():
             left_ms = start_ms - now_ms

@@ -214,7 +214,7 @@ def _offset_of(admin: BrokerAdmin, span: QueueSpan, target: OffsetTarget, commit
     if target.position is not None:
         return span.min_offset if target.position is OffsetPosition.EARLIEST else span.max_offset
     if target.time_ms is not None:
-        wanted = admin.broker.search_offset(span.queue, target.time_ms)
+        wanted = admin.broker.reader.search_offset(span.queue, target.time_ms)
     elif target.queue_offset is not None:
         wanted = target.queue_offset
     else:

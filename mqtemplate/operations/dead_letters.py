@@ -220,7 +220,7 @@ class LetterMarks:
         broker.create_topic(MARKS_TOPIC, 1)
         for some in _batches(ids):
             body = json.dumps({"state": state.value, "ids": some}).encode()
-            broker.send(Message(MARKS_TOPIC, body, {Property.KEYS: group, Property.TAGS: state.value}))
+            broker.sends.send(Message(MARKS_TOPIC, body, {Property.KEYS: group, Property.TAGS: state.value}))
 
 
 def _read_mark(message: MessageExt) -> tuple[LetterState, list[str]]:
@@ -384,7 +384,7 @@ class DeadLetters:
         with _Marking(LetterMarks(self.admin), LetterState.RESENT) as marking:
             for letter in paced(letters, rate, broker.clock):
                 _check_origin(letter, only_group=only_group)
-                results.append(broker.send(resent_message(letter, edit, only_group=only_group)))
+                results.append(broker.sends.send(resent_message(letter, edit, only_group=only_group)))
                 marking.add(letter)
                 on_progress(1)
         return results

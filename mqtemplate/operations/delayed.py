@@ -81,7 +81,7 @@ class DelayedOperations:
         """Yield all pending messages that match, by deliver time; at most *max_count*."""
         broker, cursor, left = self.admin.broker, None, max_count
         while left is None or left > 0:
-            page = broker.pending(query, _PAGE if left is None else min(_PAGE, left), cursor)
+            page = broker.delayed.pending(query, _PAGE if left is None else min(_PAGE, left), cursor)
             yield from page.messages
             left = None if left is None else left - len(page.messages)
             cursor = page.cursor
@@ -96,9 +96,9 @@ class DelayedOperations:
         """
         handle = _parse_handle(name)
         if handle is None:
-            found = self.admin.broker.pending(PendingQuery(key=name, topic=topic)).messages
+            found = self.admin.broker.delayed.pending(PendingQuery(key=name, topic=topic)).messages
         elif _is_key(handle.msg_id):
-            found = self.admin.broker.pending(PendingQuery(key=handle.msg_id, topic=handle.topic)).messages
+            found = self.admin.broker.delayed.pending(PendingQuery(key=handle.msg_id, topic=handle.topic)).messages
         else:  # its producer wrote an id by which nothing is found
             found = tuple(each for each in self.all(PendingQuery(topic=handle.topic)) if each.handle == name)
         if not found:
@@ -111,7 +111,7 @@ class DelayedOperations:
         """Yield the messages with these handles that are still pending."""
         for text in handles:
             handle = decode_handle(text)
-            page = self.admin.broker.pending(PendingQuery(key=handle.msg_id, topic=handle.topic))
+            page = self.admin.broker.delayed.pending(PendingQuery(key=handle.msg_id, topic=handle.topic))
             offset = handle.physical_offset
             yield from [each for each in page.messages if decode_handle(each.handle).physical_offset == offset][:1]
 
@@ -120,7 +120,7 @@ class DelayedOperations:
         if not _is_key(message.msg_id):
             return None
         topic = SCHEDULE_TOPIC if message.delay_level else TIMER_TOPIC
-        found = self.admin.broker.messages_by_key(topic, message.msg_id, 64, unique=True)
+        found = self.admin.broker.reader.messages_by_key(topic, message.msg_id, 64, unique=True)
         offset = decode_handle(message.handle).physical_offset
         return next((each for each in found if each.physical_offset == offset), found[0] if found else None)
 
@@ -130,15 +130,15 @@ class DelayedOperations:
         """Cancel the pending messages with a handle, a key or a message id; see `DelayedMessages.cancel`."""
         broker = self.admin.open_for_changes()
         if _parse_handle(name) is not None:
-            return broker.cancel(name)
-        return broker.cancel(key=name, topic=topic)
+            return broker.delayed.cancel(name)
+        return broker.delayed.cancel(key=name, topic=topic)
 
     def reschedule(self, name: str, deliver_ms: int, topic: str | None = None) -> ScheduleChange:
         """Change the deliver time (epoch ms) of pending messages; see `DelayedMessages.reschedule`."""
         broker = self.admin.open_for_changes()
         if _parse_handle(name) is not None:
-            return broker.reschedule(name, deliver_ms)
-        return broker.reschedule(key=name, deliver_ms=deliver_ms, topic=topic)
+            return broker.delayed.reschedule(name, deliver_ms)
+        return broker.delayed.reschedule(key=name, deliver_ms=deliver_ms, topic=topic)
 
     def change_all(
         self,
@@ -157,9 +157,9 @@ class DelayedOperations:
             deliver_ms = change.deliver_ms(message, now_ms)
             try:
                 if deliver_ms is None:
-                    changed = broker.cancel(message.handle)
+                    changed = broker.delayed.cancel(message.handle)
                 else:
-                    changed = broker.reschedule(message.handle, deliver_ms)
+                    changed = broker.delayed.reschedule(message.handle, deliver_ms)
             except UnsupportedError:
                 unsupported += 1
             else:

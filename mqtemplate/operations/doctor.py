@@ -283,7 +283,7 @@ def pending_by_horizon(admin: BrokerAdmin) -> dict[str, int]:
         query = PendingQuery(
             after_ms=None if after is None else now_ms + after, before_ms=None if before is None else now_ms + before
         )
-        counts[name] = admin.broker.count_pending(query, _DAY).total
+        counts[name] = admin.broker.delayed.count_pending(query, _DAY).total
     return counts
 
 

@@ -131,7 +131,7 @@ class StoreAdmin(BrokerAdmin):
                 "notifies them"
             )
         for queue, queue_offset in offsets.items():
-            broker.commit_offset(group, queue, queue_offset)
+            broker.groups.commit_offset(group, queue, queue_offset)
 
 
 def _stored_groups(store_files: StoreFiles) -> list[str]:

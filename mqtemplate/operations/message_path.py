@@ -133,7 +133,7 @@ def _groups(admin: BrokerAdmin, topic: str) -> Sequence[str]:
 
 
 def _records(admin: BrokerAdmin, topic: str, msg_id: str) -> list[MessageExt]:
-    return list(admin.broker.messages_by_key(topic, msg_id, _MAX_RECORDS, unique=True))
+    return list(admin.broker.reader.messages_by_key(topic, msg_id, _MAX_RECORDS, unique=True))
 
 
 def _position(record: MessageExt) -> tuple[int, int]:
@@ -235,7 +235,7 @@ def _letter_step(record: MessageExt) -> PathStep:
 
 def _pending_steps(admin: BrokerAdmin, msg_id: str, topics: set[str]) -> Iterator[PathStep]:
     try:
-        found: Sequence[PendingMessage] = admin.broker.pending(PendingQuery(key=msg_id), _MAX_RECORDS).messages
+        found: Sequence[PendingMessage] = admin.broker.delayed.pending(PendingQuery(key=msg_id), _MAX_RECORDS).messages
     except MQTemplateError:  # a broker that cannot list them, or has too many to read
         return
     for each in found:
@@ -249,5 +249,5 @@ def _readings(admin: BrokerAdmin, groups: Sequence[str], stored: Sequence[Messag
     if last is None:
         return
     for group in groups:
-        committed = admin.broker.committed_offset(group, last.message_queue)
+        committed = admin.broker.groups.committed_offset(group, last.message_queue)
         yield GroupReading(group, committed is not None and committed > last.queue_offset)

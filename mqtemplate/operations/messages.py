@@ -39,7 +39,7 @@ def read_page(
     Without a result retention has deleted the message at *at*, or it is corrupt.
     """
     try:
-        result = broker.pull(queue, at, _PAGE, 0, selector)
+        result = broker.reader.pull(queue, at, _PAGE, 0, selector)
     except OffsetOutOfRangeError as exc:
         return None, max(exc.next_offset, at + 1)
     except CorruptRecordError as exc:
@@ -64,7 +64,7 @@ class MessageSearch:
         """
         topics = [topic] if topic is not None else self.admin.readable_topics()
         for name in topics:
-            found = self.admin.broker.messages_by_key(name, msg_id, 1, unique=True)
+            found = self.admin.broker.reader.messages_by_key(name, msg_id, 1, unique=True)
             if found:
                 return found[0]
         message = self._by_offset_id(msg_id)
@@ -75,7 +75,7 @@ class MessageSearch:
 
     def _by_offset_id(self, msg_id: str) -> MessageExt | None:
         try:
-            return self.admin.broker.message_by_id(msg_id)
+            return self.admin.broker.reader.message_by_id(msg_id)
         except MessageError:  # an id of a producer, or of another broker
             return None
 
@@ -89,7 +89,7 @@ class MessageSearch:
         """
         if topic not in (names := self.admin.topic_names()):
             raise unknown("topic", topic, names)
-        return self.admin.broker.messages_by_key(topic, key, max_count, begin_ms=begin_ms, end_ms=end_ms)
+        return self.admin.broker.reader.messages_by_key(topic, key, max_count, begin_ms=begin_ms, end_ms=end_ms)
 
     def by_time(
         self, topic: str, begin_ms: int = 0, end_ms: int | None = None, selector: Selector | None = None
@@ -101,7 +101,7 @@ class MessageSearch:
         """
         queues = []
         for span in self.admin.queue_spans(topic):
-            start = self.admin.broker.search_offset(span.queue, begin_ms) if begin_ms > 0 else span.min_offset
+            start = self.admin.broker.reader.search_offset(span.queue, begin_ms) if begin_ms > 0 else span.min_offset
             queues.append(read_queue(self.admin.broker, span.queue, start, span.max_offset, selector))
         for message in heapq.merge(*queues, key=_stored):
             if end_ms is not None and message.store_timestamp > end_ms:
@@ -143,7 +143,7 @@ class Tail:
     @classmethod
     def from_time(cls, admin: BrokerAdmin, topic: str, time_ms: int, selector: Selector | None = None) -> Tail:
         """Return a reader of messages that were stored at *time_ms* (epoch ms) or later."""
-        search = admin.broker.search_offset
+        search = admin.broker.reader.search_offset
         return cls(
             admin, topic, selector, {span.queue: search(span.queue, time_ms) for span in admin.queue_spans(topic)}
         )

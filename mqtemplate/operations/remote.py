@@ -156,7 +156,7 @@ class RemoteAdmin(BrokerAdmin):
     def set_offsets(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
         if not self._connections(group):
             for queue, queue_offset in offsets.items():
-                self._broker.commit_offset(group, queue, queue_offset)
+                self._broker.groups.commit_offset(group, queue, queue_offset)
             return
         old = sorted({queue.broker_name for queue in offsets if self._is_before_5(queue.broker_name)})
         if old:

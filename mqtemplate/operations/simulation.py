@@ -130,7 +130,7 @@ class _SimulationRun:
         """Read all pending messages, and note where their topics end."""
         cursor = None
         while True:
-            page = self._broker.pending(PendingQuery(), _PAGE, cursor)
+            page = self._broker.delayed.pending(PendingQuery(), _PAGE, cursor)
             for message in page.messages:
                 if message.deliver_ms > self._end_ms:
                     self._undelivered += 1

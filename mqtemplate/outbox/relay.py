@@ -96,7 +96,7 @@ class RelaySteps:
             if row.hash_key is None
             else select_queue_by_hash(self._broker.queues(row.topic), message, row.hash_key)
         )
-        self._broker.send(message, queue)
+        self._broker.sends.send(message, queue)
 
     def settle(self, execute: Execute, outcome: RelayOutcome) -> None:
         """Delete what was sent, and mark what was refused."""

@@ -190,7 +190,7 @@ class ScheduleTopic:
 
     def send(self, request: RunMessage) -> None:
         """Send a run message."""
-        self.broker.send(request.to_message(self.name), self._queue_of(request.schedule))
+        self.broker.sends.send(request.to_message(self.name), self._queue_of(request.schedule))
 
     def send_towards(self, request: RunMessage, now_ms: int) -> None:
         """Send the message of a run; of one further away than the broker takes, the one for a delivery on the way.
@@ -207,7 +207,7 @@ class ScheduleTopic:
 
     def first_with(self, key: RunKey) -> MessageExt | None:
         """Return the delivered run message that came first of all that have the key. Other messages do not count."""
-        found = self.broker.messages_by_key(self.name, str(key), _MAX_DUPLICATES)
+        found = self.broker.reader.messages_by_key(self.name, str(key), _MAX_DUPLICATES)
         return min(filter(_is_run, found), key=lambda each: each.queue_offset, default=None)
 
     @property
@@ -235,14 +235,14 @@ class ScheduleTopic:
     def _pending(self) -> Iterator[PendingMessage]:
         cursor = None
         while True:
-            page = self.broker.pending(PendingQuery(topic=self.name), _PAGE, cursor)
+            page = self.broker.delayed.pending(PendingQuery(topic=self.name), _PAGE, cursor)
             yield from page.messages
             if (cursor := page.cursor) is None:
                 return
 
     def cancel(self, message: PendingMessage) -> None:
         """Cancel a run message. If it is delivered already, the process that gets it drops it."""
-        self.broker.cancel(message.handle)
+        self.broker.delayed.cancel(message.handle)
 
     def paused_until_ms(self, schedule: str) -> int:
         """Return the end of the pause of a schedule (epoch ms); 0 if it never was paused."""
@@ -262,10 +262,10 @@ class ScheduleTopic:
 
     def _value(self, schedule: str, kind: str) -> int:
         group = f"{self.group_of(schedule)}-{kind}"
-        return self.broker.committed_offset(group, self._queue_of(schedule)) or 0
+        return self.broker.groups.committed_offset(group, self._queue_of(schedule)) or 0
 
     def _set_value(self, schedule: str, kind: str, value: int) -> None:
-        self.broker.commit_offset(f"{self.group_of(schedule)}-{kind}", self._queue_of(schedule), value)
+        self.broker.groups.commit_offset(f"{self.group_of(schedule)}-{kind}", self._queue_of(schedule), value)
 
     def _queue_of(self, schedule: str) -> MessageQueue:
         queues = self.broker.queues(self.name)

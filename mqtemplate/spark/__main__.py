@@ -52,7 +52,7 @@ def _train(archive: str, java_home: str) -> None:
     java_options = f"-XX:ArchiveClassesAtExit={archive} {QUIET}"
     spark = session(java_home=java_home, short_lived=True, **{"spark.driver.extraJavaOptions": java_options})
     with tempfile.TemporaryDirectory() as folder, EmbeddedBroker(Path(folder, "store"), clock=VirtualClock()) as broker:
-        broker.send(Message("training", b"{}", {"TAGS": "one"}))
+        broker.sends.send(Message("training", b"{}", {"TAGS": "one"}))
         container = SparkListenerContainer(count_by_tag, spark, broker, Path(folder, "checkpoints"))
         container.start()
         container.await_idle()

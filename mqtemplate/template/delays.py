@@ -215,7 +215,7 @@ class PendingVerbs:
             key: A business key or message id, instead of the handle. All pending messages with it are cancelled.
             topic: With *key*: only messages for this topic.
         """
-        return self.broker.cancel(handle, key=key, topic=_checked(topic))
+        return self.broker.delayed.cancel(handle, key=key, topic=_checked(topic))
 
     def reschedule(
         self,
@@ -235,7 +235,7 @@ class PendingVerbs:
             deliver_at: An aware datetime, or epoch milliseconds.
         """
         deliver_ms = deliver_time(delay, deliver_at, self.broker.clock.now_ms())
-        return self.broker.reschedule(handle, deliver_ms, key=key, topic=_checked(topic))
+        return self.broker.delayed.reschedule(handle, deliver_ms, key=key, topic=_checked(topic))
 
     def pending(
         self,
@@ -255,7 +255,7 @@ class PendingVerbs:
         check_count(max_count)
         if cursor is not None and not isinstance(cursor, str):
             raise MessageError(f"cursor must be the text of PendingPage.cursor, got {shown(cursor)}")
-        return self.broker.pending(_query("pending", topic, conditions), max_count, cursor)
+        return self.broker.delayed.pending(_query("pending", topic, conditions), max_count, cursor)
 
     def count_pending(
         self, topic: str | None = None, *, by: Duration = timedelta(minutes=1), **conditions: Unpack[PendingFilter]
@@ -272,7 +272,7 @@ class PendingVerbs:
             raise MessageError(f"by must be {exc}") from None
         if bucket_ms < 1:
             raise MessageError(f"by must be a millisecond or more, got {shown(by)}")
-        return self.broker.count_pending(_query("count_pending", topic, conditions), bucket_ms)
+        return self.broker.delayed.count_pending(_query("count_pending", topic, conditions), bucket_ms)
 
     async_cancel = awaitable(cancel)
     async_reschedule = awaitable(reschedule)

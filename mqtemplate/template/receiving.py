@@ -173,7 +173,7 @@ class LitePullConsumer:
         if self._closed:
             raise BrokerClosedError("the template was closed; it receives no more")
         if self._consumer is None:
-            self._consumer = self._broker.subscribe(self._settings.spec())
+            self._consumer = self._broker.groups.subscribe(self._settings.spec())
         return self._consumer
 
     def _settle(self, consumer: Consumer) -> None:
@@ -347,7 +347,7 @@ class Subscription(Generic[T]):
             if self._closed:
                 raise BrokerClosedError("the subscription was closed; it receives no more")
             if self._consumer is None:
-                self._consumer = self._broker.subscribe(self._settings.spec())
+                self._consumer = self._broker.groups.subscribe(self._settings.spec())
             return self._consumer
 
     def _commit_current(self) -> None:

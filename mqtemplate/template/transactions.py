@@ -248,7 +248,7 @@ class TemplateTransactions:
                 state, remark = _execute(endpoint, message, arg)
         finally:
             try:
-                self._broker.end_transaction(half, state, remark)
+                self._broker.transactions.end_transaction(half, state, remark)
                 self._observation.transaction_ended(half, state)
             except MQTemplateError as exc:  # the broker checks the transaction later
                 _log.warning("transaction.end_failed", topic=message.topic, state=state.value, reason=str(exc))
@@ -279,7 +279,7 @@ class TemplateTransactions:
             self._registration.close()
         self._threads = max(self._threads, spec.maximum_pool_size)
         self._max_waiting = max(self._max_waiting, spec.blocking_queue_size)
-        self._registration = self._broker.check_transactions(
+        self._registration = self._broker.transactions.check_transactions(
             self._producer_group, self._check, threads=self._threads, max_waiting=self._max_waiting
         )
 

@@ -160,7 +160,7 @@ class Harness:
         tag = target.tag
         found: list[MessageExt | PendingMessage] = []
         found += [message for message in messages_in(self.broker, target.topic) if tag in (None, message.tags)]
-        found += self.broker.pending(PendingQuery(topic=target.topic, tag=tag), _MAX_PENDING).messages
+        found += self.broker.delayed.pending(PendingQuery(topic=target.topic, tag=tag), _MAX_PENDING).messages
         _check_count(f"{destination!r} has been sent", found, times, ())
         return found
 

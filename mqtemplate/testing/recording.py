@@ -122,8 +122,8 @@ def messages_in(broker: Broker, topic: str) -> list[MessageExt]:
     """Return all messages of *topic* that a consumer could get now, queue by queue; no pending ones."""
     found: list[MessageExt] = []
     for queue in broker.queues(topic):
-        queue_offset = broker.min_offset(queue)
-        while (page := broker.pull(queue, queue_offset)).pull_status is not PullStatus.NO_NEW_MSG:
+        queue_offset = broker.reader.min_offset(queue)
+        while (page := broker.reader.pull(queue, queue_offset)).pull_status is not PullStatus.NO_NEW_MSG:
             found += page.messages
             queue_offset = page.next_begin_offset
     return found

@@ -203,11 +203,11 @@ def test_for_a_cloud_provider_each_region_has_a_trace_topic() -> None:
 def test_for_a_cloud_provider_the_last_record_has_no_time() -> None:
     clock = VirtualClock()
     with EmbeddedBroker(clock=clock) as broker:
-        queue = broker.send(Message("orders", b"x")).message_queue
+        queue = broker.sends.send(Message("orders", b"x")).message_queue
         dispatcher = TraceDispatcher(broker, is_cloud=True)
         trace = MessageTrace(dispatcher, "billing", clock, Observation())
         info = listener_info("bill", clock)
-        trace.handling(info)(lambda call: ())(HandlerCall(info, broker.pull(queue, 0).messages))
+        trace.handling(info)(lambda call: ())(HandlerCall(info, broker.reader.pull(queue, 0).messages))
         dispatcher.close()
 
         _, after = records_in(broker, "rmq_sys_TRACE_DATA_DefaultRegion")

@@ -366,8 +366,8 @@ def test_it_starts_with_the_property_file_of_a_real_broker(tmp_path: Path) -> No
         with Tool(broker.name_server) as tool:
             info = ClusterInfo.decode(tool.request_ok(RequestCode.GET_BROKER_CLUSTER_INFO).body)
         with RemoteBroker(RemoteSettings(name_servers=(str(broker.name_server),))) as client:
-            client.send(Message("orders", b"x", properties={Property.DELAY: "1"}))
-            [pending] = client.pending(PendingQuery(topic="orders")).messages
+            client.sends.send(Message("orders", b"x", properties={Property.DELAY: "1"}))
+            [pending] = client.delayed.pending(PendingQuery(topic="orders")).messages
         _, _, errors = broker.stop()
 
     assert list(info.broker_addr_table) == ["broker-m"]

@@ -121,7 +121,7 @@ def test_a_directory_that_no_broker_can_open_is_damaged(command_line: CommandLin
 def test_overdue_messages_are_announced(command_line: CommandLine, tmp_path: Path) -> None:
     clock = VirtualClock(SystemClock().now_ms() - 2 * HOUR_MS)
     with EmbeddedBroker(tmp_path / "store", clock=clock) as owner:
-        owner.send(Message("orders", b"late", {Property.TIMER_DELAY_MS: str(HOUR_MS)}))
+        owner.sends.send(Message("orders", b"late", {Property.TIMER_DELAY_MS: str(HOUR_MS)}))
 
     report = report_of(command_line, tmp_path / "store")
 
@@ -227,7 +227,7 @@ def test_slow_consumers_make_messages_late(command_line: CommandLine, tmp_path: 
     with EmbeddedBroker(tmp_path / "store") as owner:
         at_ms = SystemClock().now_ms() // 60_000 * 60_000 + HOUR_MS
         for number in range(120):
-            owner.send(Message("orders", b"%d" % number, {Property.TIMER_DELIVER_MS: str(at_ms + number)}))
+            owner.sends.send(Message("orders", b"%d" % number, {Property.TIMER_DELIVER_MS: str(at_ms + number)}))
 
     result = simulation(command_line, tmp_path / "store", "--consume-rate", "1")
 

@@ -39,20 +39,20 @@ def prepare(broker: Broker) -> None:
         b'{"state": "none", "ids": []}',
         b'{"state": "purged", "ids": [[1], {}]}',
     ):
-        broker.send(Message(MARKS_TOPIC, body, {Property.KEYS: "billing"}))
+        broker.sends.send(Message(MARKS_TOPIC, body, {Property.KEYS: "billing"}))
     for number, text in enumerate(NUMBERS):
         cause = CAUSE | {"dead_letter_attempts": text, "dead_letter_failed_at": text}
         keys = {Property.KEYS: f"letter-{number}", Property.RETRY_TOPIC: "orders"}
-        broker.send(Message("%DLQ%billing", b"x", cause | keys))
+        broker.sends.send(Message("%DLQ%billing", b"x", cause | keys))
         due = {Property.TIMER_DELAY_MS: str(HOUR_MS), Property.KEYS: f"due-{number}"}
         names = (Property.UNIQ_KEY, Property.RECONSUME_TIME, Property.LEVEL_DELAY_MS)
-        broker.send(Message("reminders", b"later", due | dict.fromkeys(names, text)))
+        broker.sends.send(Message("reminders", b"later", due | dict.fromkeys(names, text)))
     texts = dict.fromkeys(("dead_letter_exception", "dead_letter_message", "custom"), ESCAPES + "\nID  forged")
     named = texts | {Property.KEYS: f"{ESCAPES} last", Property.TAGS: "[red]bold[/red]", Property.UNIQ_KEY: ESCAPES}
-    broker.send(Message("%DLQ%billing", ESCAPES.encode(), named | {Property.RETRY_TOPIC: "[link=x]y"}))
-    broker.send(Message("reminders", ESCAPES.encode(), named | {Property.TIMER_DELAY_MS: "1000000"}))
-    broker.send(Message("orders", ESCAPES.encode(), named))
-    broker.send(Message("orders", "caf\u00e9 \r\n\x1b[2J".encode(), {Property.TAGS: ESCAPES}))
+    broker.sends.send(Message("%DLQ%billing", ESCAPES.encode(), named | {Property.RETRY_TOPIC: "[link=x]y"}))
+    broker.sends.send(Message("reminders", ESCAPES.encode(), named | {Property.TIMER_DELAY_MS: "1000000"}))
+    broker.sends.send(Message("orders", ESCAPES.encode(), named))
+    broker.sends.send(Message("orders", "caf\u00e9 \r\n\x1b[2J".encode(), {Property.TAGS: ESCAPES}))
 
 
 @pytest.fixture(params=["folder", "server"])
@@ -86,7 +86,7 @@ def test_pages_of_delayed_messages_go_on_behind_any_id(tmp_path: Path) -> None:
         prepare(broker)
         seen, cursor = [], None
         while True:
-            page = broker.pending(PendingQuery(topic="reminders"), 1, cursor)
+            page = broker.delayed.pending(PendingQuery(topic="reminders"), 1, cursor)
             seen += [each.keys for each in page.messages]
             cursor = page.cursor
             if cursor is None:
@@ -95,7 +95,7 @@ def test_pages_of_delayed_messages_go_on_behind_any_id(tmp_path: Path) -> None:
         assert len(seen) == len(set(seen)) == len(NUMBERS) + 1
         for bad in ("9" * 5_000 + "-1", "\u00b2-1", "1", "--", "1-x"):
             with pytest.raises(MessageError, match="is not a cursor; pass PendingPage.cursor unchanged"):
-                broker.pending(PendingQuery(), 1, bad)
+                broker.delayed.pending(PendingQuery(), 1, bad)
 
 
 COMMANDS = [
@@ -168,7 +168,7 @@ def test_deep_json_is_shown_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixtu
     """To indent it would exceed the recursion limit, or take much more space than the body."""
 
     def send(broker: Broker) -> None:
-        broker.send(Message("orders", body, {Property.KEYS: "deep"}))
+        broker.sends.send(Message("orders", body, {Property.KEYS: "deep"}))
 
     with place("folder", tmp_path, send) as name_server:
         run = CommandLine(name_server, tmp_path, capsys)

@@ -120,7 +120,7 @@ def test_completion_offers_commands() -> None:
 
 def test_a_command_reads_a_directory_that_another_process_has_open(store: Path) -> None:
     with EmbeddedBroker(store) as owner:
-        owner.send(Message("orders", b"new"))
+        owner.sends.send(Message("orders", b"new"))
         with start("topics", "orders", "--json", "--name-server", f"embedded:{store}") as process:
             output, errors = process.communicate(timeout=60)
         with start(
@@ -138,7 +138,7 @@ def test_tail_follows_a_directory_until_ctrl_c(store: Path) -> None:
         process = start("tail", "orders", "--last", "1", "--json", "--name-server", f"embedded:{store}")
         assert process.stdout is not None
         first = process.stdout.readline()
-        owner.send(Message("orders", b"followed"))
+        owner.sends.send(Message("orders", b"followed"))
         second = process.stdout.readline()
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
@@ -156,7 +156,7 @@ def test_a_closed_pipe_ends_a_command_without_an_error(store: Path) -> None:
     process.stdout.close()
     with EmbeddedBroker(store) as owner:
         for number in range(2):
-            owner.send(Message("orders", b"%d" % number))
+            owner.sends.send(Message("orders", b"%d" % number))
         errors = process.stderr.read()
         process.wait(60)
     process.stderr.close()

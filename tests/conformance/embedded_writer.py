@@ -97,7 +97,7 @@ def _fill(folder: Path, port: int) -> tuple[EmbeddedBroker, Written]:
     stored += _batch(broker)
     stored += [send(broker, Message(BIG, b"%02d" % number * 20_000, {"KEYS": f"big-{number}"})) for number in range(40)]
     _send_numbered(broker)
-    broker.commit_offset(READERS, MessageQueue(ORDERS, broker.name, 0), 4)
+    broker.groups.commit_offset(READERS, MessageQueue(ORDERS, broker.name, 0), 4)
     delivered = [
         send_delayed(broker, "level 1 before the end", level=1),
         send_delayed(broker, "timer before the end", delay_ms=700),
@@ -134,7 +134,7 @@ def _order(broker: EmbeddedBroker, number: int, queue_id: int) -> Sent:
 
 def _batch(broker: EmbeddedBroker) -> list[Sent]:
     messages = [Message(BATCHES, b"in batch %d" % number, {"KEYS": f"batch-{number}"}) for number in range(10)]
-    result = broker.send_batch(messages)
+    result = broker.sends.send_batch(messages)
     queue = result.message_queue
     ids = zip(messages, result.msg_id.split(","), result.offset_msg_id.split(","), strict=True)
     return [
@@ -148,14 +148,14 @@ def _send_numbered(broker: EmbeddedBroker) -> None:
     queue = broker.queues(NUMBERED)[0]
     messages = [(Message(NUMBERED, b"numbered %d" % number), queue) for number in range(5)]
     for _ in range(2):
-        broker.send_sequenced(messages, SendSequence("a-query", 7, 0))
+        broker.sends.send_sequenced(messages, SendSequence("a-query", 7, 0))
 
 
 def _cancel_some(broker: EmbeddedBroker) -> None:
     """Send delayed messages, and cancel them."""
     for text, option in (("level", {"level": 3}), ("timer", {"delay_ms": 6_100}), ("far timer", {"delay_ms": 11_000})):
         sent = send_delayed(broker, f"cancelled {text}", **option)
-        assert broker.cancel(key=sent.keys, topic=DELAYED).status is ScheduleChangeStatus.CANCELLED
+        assert broker.delayed.cancel(key=sent.keys, topic=DELAYED).status is ScheduleChangeStatus.CANCELLED
 
 
 def _reschedule_some(broker: EmbeddedBroker) -> list[Sent]:
@@ -168,14 +168,14 @@ def _reschedule_some(broker: EmbeddedBroker) -> list[Sent]:
     ):
         sent = send_delayed(broker, f"rescheduled {text}", **option)
         due_ms = broker.clock.now_ms() + new_delay_ms
-        change = broker.reschedule(deliver_ms=due_ms, key=sent.keys, topic=DELAYED)
+        change = broker.delayed.reschedule(deliver_ms=due_ms, key=sent.keys, topic=DELAYED)
         assert change.status is ScheduleChangeStatus.RESCHEDULED
         rescheduled.append(sent._replace(due_ms=due_ms))
     return rescheduled
 
 
 def _wait_for_messages(broker: EmbeddedBroker, topic: str, count: int) -> None:
-    consumer = broker.subscribe(ConsumerSpec(group="watcher", subscriptions={topic: TagSelector()}))
+    consumer = broker.groups.subscribe(ConsumerSpec(group="watcher", subscriptions={topic: TagSelector()}))
     while count > 0:
         messages = consumer.poll(32, 1_000)
         for message in messages:

@@ -109,7 +109,7 @@ def main() -> None:
     )
     printed: list[int] = []
     with RemoteBroker(settings) as broker:
-        consumer = broker.subscribe(spec)
+        consumer = broker.groups.subscribe(spec)
         while True:
             for message in consumer.poll(32, 100):
                 _print(body=message.body.decode())

@@ -80,7 +80,7 @@ def send(broker: EmbeddedBroker, message: Message, queue_id: int | None = None, 
     """Send one message with the embedded broker."""
     queue = None if queue_id is None else MessageQueue(message.topic, broker.name, queue_id)
     due_ms = broker.clock.now_ms() + delay_ms if delay_ms else 0
-    result = broker.send(message, queue)
+    result = broker.sends.send(message, queue)
     return Sent(
         message.topic,
         result.message_queue.queue_id,
@@ -106,9 +106,9 @@ def read_all(broker: Broker, topic: str) -> list[MessageExt]:
     """Return all messages of *topic*, queue by queue."""
     found = []
     for queue in broker.queues(topic):
-        at = broker.min_offset(queue)
-        while at < broker.max_offset(queue):
-            result = broker.pull(queue, at)
+        at = broker.reader.min_offset(queue)
+        while at < broker.reader.max_offset(queue):
+            result = broker.reader.pull(queue, at)
             found += result.messages
             at = result.next_begin_offset
     return found

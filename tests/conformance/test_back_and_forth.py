@@ -46,7 +46,9 @@ def test_in_the_end_every_message_is_stored_exactly_once(
 
     with EmbeddedBroker(tmp_path, settings(port)) as embedded:
         # The delays of RocketMQ's messages count from their arrival at the broker, after the time that `Sent` has.
-        eventually(lambda: embedded.count_pending(PendingQuery()).total == 0, "all delayed messages are delivered")
+        eventually(
+            lambda: embedded.delayed.count_pending(PendingQuery()).total == 0, "all delayed messages are delivered"
+        )
         orders_found = [message.body for message in read_all(embedded, ORDERS)]
         found = read_all(embedded, DELAYED)
 
@@ -67,6 +69,6 @@ def _run_for(broker: EmbeddedBroker, time_ms: int) -> None:
     """Let the broker run until it has delivered a message with this delay."""
     topic = "passing"
     queue = broker.queues(topic)[0]
-    at = broker.max_offset(queue)
-    broker.send(Message(topic, b"", {"TIMER_DELAY_MS": str(max(time_ms, 1))}), queue)
-    assert broker.pull(queue, at, wait_ms=time_ms + 60_000).messages
+    at = broker.reader.max_offset(queue)
+    broker.sends.send(Message(topic, b"", {"TIMER_DELAY_MS": str(max(time_ms, 1))}), queue)
+    assert broker.reader.pull(queue, at, wait_ms=time_ms + 60_000).messages

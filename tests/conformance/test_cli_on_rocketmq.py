@@ -53,7 +53,7 @@ def test_the_dashboard_shows_and_changes_it(peer: Peer, tmp_path: Path) -> None:
         shop = Shop(None, client, pages, tmp_path)  # type: ignore[arg-type]  # there is no application
         assert shop.get("/sign-in", token="token-0123456789abcde").status == 303
         due = {Property.TIMER_DELAY_MS: str(50 * 3_600_000), Property.KEYS: "of-the-dashboard"}
-        sent = client.send(Message("reminders", b"x", due))
+        sent = client.sends.send(Message("reminders", b"x", due))
 
         opened = {path: shop.page(path).status for path in ("/", "/topics", "/groups", "/levels", "/listeners")}
         group, topic = shop.page("/groups", name="billing"), shop.page("/topics", name="orders")
@@ -108,7 +108,7 @@ def test_offsets_of_a_group_without_members(run: CommandLine) -> None:
 
 def test_offsets_of_a_group_with_a_connected_member(run: CommandLine) -> None:
     with RemoteBroker(RemoteSettings(name_servers=(run.name_server,))) as client:
-        member = client.subscribe(ConsumerSpec(group="mailing", subscriptions={"orders": TagSelector()}))
+        member = client.groups.subscribe(ConsumerSpec(group="mailing", subscriptions={"orders": TagSelector()}))
         first: list[int] = []
         while len(first) < 10:
             first += [message.queue_offset for message in member.poll(32, 500)]

@@ -37,9 +37,9 @@ def test_timers_in_a_snapshot_of_the_wheel_are_delivered_once(
         count = len(delivered + pending)
         queues = [MessageQueue(DELAYED, embedded.name, queue_id) for queue_id in range(4)]
         for queue in queues:
-            at = embedded.max_offset(queue)
-            while sum(map(embedded.max_offset, queues)) < count:
-                embedded.pull(queue, at, wait_ms=1_000)
+            at = embedded.reader.max_offset(queue)
+            while sum(map(embedded.reader.max_offset, queues)) < count:
+                embedded.reader.pull(queue, at, wait_ms=1_000)
         found = read_all(embedded, DELAYED)
 
     due_ms = {sent.body: sent.due_ms for sent in delivered + pending}

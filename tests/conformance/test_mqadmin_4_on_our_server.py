@@ -36,9 +36,9 @@ def cluster(rocketmq: None) -> Iterator[LocalCluster]:
 def sent(cluster: LocalCluster) -> SendResult:
     """The second of two messages. The group has consumed the first."""
     queue = MessageQueue(TOPIC, "broker-a", 0)
-    cluster.engine.send(Message(TOPIC, b"first"), queue)
-    cluster.engine.commit_offset(GROUP, queue, 1)
-    return cluster.engine.send(Message(TOPIC, b"second", {"KEYS": "A-2"}), queue)
+    cluster.engine.sends.send(Message(TOPIC, b"first"), queue)
+    cluster.engine.groups.commit_offset(GROUP, queue, 1)
+    return cluster.engine.sends.send(Message(TOPIC, b"second", {"KEYS": "A-2"}), queue)
 
 
 @pytest.fixture(scope="module")
@@ -99,4 +99,4 @@ def test_reset_offset_moves_a_group_to_the_end(cluster: LocalCluster, sent: Send
 
     mqadmin("resetOffsetByTime", "-g", "moved", "-t", TOPIC, "-s", "-1")
 
-    assert cluster.engine.committed_offset("moved", MessageQueue(TOPIC, "broker-a", 0)) == 2
+    assert cluster.engine.groups.committed_offset("moved", MessageQueue(TOPIC, "broker-a", 0)) == 2

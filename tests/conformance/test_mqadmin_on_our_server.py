@@ -90,10 +90,10 @@ def fill(served: Served) -> None:
     queue = MessageQueue(TOPIC, "broker-a", 0)
     for number in range(5):
         message = Message(TOPIC, b"order %d" % number, {"KEYS": f"A-{number}", "TAGS": "paid"})
-        served.sent.append(engine.send(message, queue))
+        served.sent.append(engine.sends.send(message, queue))
     served.member.consume(GROUP, TOPIC, f"%RETRY%{GROUP}", client_id="python@1")
     served.member.produce("shop", client_id="python@1")
-    engine.commit_offset(GROUP, queue, 2)
+    engine.groups.commit_offset(GROUP, queue, 2)
 
 
 # --- the cluster ------------------------------------------------------------------------------------
@@ -301,31 +301,31 @@ def test_offsets_are_reset_to_a_time(served: Served) -> None:
     engine.create_topic("reset", 1)
     served.cluster.broker.groups.ensure("resetting")
     for _ in range(3):
-        engine.send(Message("reset", b"x"))
-    engine.commit_offset("resetting", MessageQueue("reset", "broker-a", 0), 3)
+        engine.sends.send(Message("reset", b"x"))
+    engine.groups.commit_offset("resetting", MessageQueue("reset", "broker-a", 0), 3)
 
     served.mqadmin("resetOffsetByTime", "-g", "resetting", "-t", "reset", "-s", "1700000000000")
 
-    assert engine.committed_offset("resetting", MessageQueue("reset", "broker-a", 0)) == 0
-    assert engine.committed_offset(GROUP, queue) == 2
+    assert engine.groups.committed_offset("resetting", MessageQueue("reset", "broker-a", 0)) == 0
+    assert engine.groups.committed_offset(GROUP, queue) == 2
 
 
 def test_a_group_skips_its_unconsumed_messages(served: Served) -> None:
     queue = MessageQueue("skipped", "broker-a", 0)
     served.cluster.engine.create_topic("skipped", 1)
-    served.cluster.engine.send(Message("skipped", b"x"), queue)
+    served.cluster.engine.sends.send(Message("skipped", b"x"), queue)
     served.cluster.broker.groups.ensure("skipping")
 
     served.mqadmin("skipAccumulatedMessage", "-g", "skipping", "-t", "skipped")
 
-    assert served.cluster.engine.committed_offset("skipping", queue) == 1
+    assert served.cluster.engine.groups.committed_offset("skipping", queue) == 1
 
 
 def test_the_offsets_of_a_group_are_cloned(served: Served) -> None:
     printed = served.mqadmin("cloneGroupOffset", "-s", GROUP, "-d", "cloned", "-t", TOPIC)
 
     assert "clone group offset success" in printed
-    assert served.cluster.engine.committed_offset("cloned", MessageQueue(TOPIC, "broker-a", 0)) == 2
+    assert served.cluster.engine.groups.committed_offset("cloned", MessageQueue(TOPIC, "broker-a", 0)) == 2
 
 
 def test_consumer_config(served: Served) -> None:

@@ -57,7 +57,7 @@ def _filled(name_server: NameServer, cluster: ClusterBlocks) -> Iterator[RemoteB
             for number in range(_COUNT):
                 body = bytes(number * 97 + 1)
                 message = Message("spark-orders", body, {"TAGS": ("pay", "ship")[number % 2], "KEYS": f"k{number}"})
-                client.send(message, MessageQueue("spark-orders", name, number % 2))
+                client.sends.send(message, MessageQueue("spark-orders", name, number % 2))
         yield client
 
 
@@ -95,7 +95,7 @@ def test_offsets_are_those_of_each_broker(broker: RemoteBroker, name_server: Nam
 
     found = rows(reader, reader.partitions(start, middle)) + rows(reader, reader.partitions(middle, end))
     assert len(found) == len({(row["brokerName"], row["queueId"], row["queueOffset"]) for row in found}) == 2 * _COUNT
-    assert [broker.committed_offset("spark-statistics", queue) for queue in queues] == [_COUNT // 2] * 4
+    assert [broker.groups.committed_offset("spark-statistics", queue) for queue in queues] == [_COUNT // 2] * 4
 
 
 def test_tags_and_times_select_messages(broker: RemoteBroker, name_server: NameServer, tmp_path: Path) -> None:

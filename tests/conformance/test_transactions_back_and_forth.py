@@ -41,11 +41,11 @@ def test_each_owner_ends_the_open_transactions_of_the_other(
         group = _group(embedded)
         checked = _commit_one(embedded, group)
         group = _next_group(group)
-        committed = embedded.send_half(Message(_TOPIC, b"embedded, committed"), group)
-        embedded.end_transaction(committed, TransactionState.COMMIT)
-        rolled_back = embedded.send_half(Message(_TOPIC, b"embedded, rolled back"), group)
-        embedded.end_transaction(rolled_back, TransactionState.ROLLBACK)
-        embedded.send_half(Message(_TOPIC, b"embedded, open"), group)
+        committed = embedded.sends.send_half(Message(_TOPIC, b"embedded, committed"), group)
+        embedded.transactions.end_transaction(committed, TransactionState.COMMIT)
+        rolled_back = embedded.sends.send_half(Message(_TOPIC, b"embedded, rolled back"), group)
+        embedded.transactions.end_transaction(rolled_back, TransactionState.ROLLBACK)
+        embedded.sends.send_half(Message(_TOPIC, b"embedded, open"), group)
 
     with RocketMQ(tmp_path, name_server, options) as rocketmq:
         java.connect()
@@ -77,7 +77,7 @@ def _all_ended(java: JavaClient) -> bool:
 
 def _group(broker: EmbeddedBroker) -> str:
     """Return the producer group of the Java client, from one of its half messages."""
-    half = broker.pull(MessageQueue(HALF_TOPIC, broker.name, 0), 0, 1).messages[0]
+    half = broker.reader.pull(MessageQueue(HALF_TOPIC, broker.name, 0), 0, 1).messages[0]
     return half.properties["PGROUP"]
 
 
@@ -97,7 +97,7 @@ def _commit_one(broker: EmbeddedBroker, group: str) -> list[MessageExt]:
         return TransactionState.COMMIT
 
     broker.store.watch(_TOPIC, delivered.set)
-    registration = broker.check_transactions(group, check)
+    registration = broker.transactions.check_transactions(group, check)
     assert delivered.wait(_TIMEOUT_S)
     registration.close()
     return checked

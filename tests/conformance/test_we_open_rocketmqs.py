@@ -70,7 +70,7 @@ def test_pending_messages_are_listed(opened: Opened) -> None:
     """The due times of RocketMQ's files have a resolution of a second. A recalled message is not pending."""
     due_ms = {sent.keys: sent.due_ms for sent in opened.written.far}
 
-    page = opened.broker.pending(PendingQuery(topic=FAR_DELAYED))
+    page = opened.broker.delayed.pending(PendingQuery(topic=FAR_DELAYED))
 
     listed = {message.keys: message.deliver_ms for message in page.messages}
     assert set(listed) == set(due_ms)
@@ -107,14 +107,16 @@ def _as_sent(message: MessageExt) -> tuple[object, ...]:
 def test_a_message_is_found_by_its_offset_message_id(opened: Opened) -> None:
     stored = [sent for sent in opened.written.stored if sent.topic in (ORDERS, BATCHES)]
 
-    found = [opened.broker.message_by_id(sent.offset_msg_id) for sent in stored]
+    found = [opened.broker.reader.message_by_id(sent.offset_msg_id) for sent in stored]
 
     assert [message and message.body for message in found] == [sent.body for sent in stored]
 
 
 def test_a_message_is_found_by_its_key(opened: Opened) -> None:
     """RocketMQ wrote the index files."""
-    found = {sent.keys: opened.broker.messages_by_key(BATCHES, sent.keys or "") for sent in _batch(opened.written)}
+    found = {
+        sent.keys: opened.broker.reader.messages_by_key(BATCHES, sent.keys or "") for sent in _batch(opened.written)
+    }
 
     assert {keys: [message.body for message in messages] for keys, messages in found.items()} == {
         sent.keys: [sent.body] for sent in _batch(opened.written)
@@ -132,13 +134,14 @@ def test_a_group_continues_at_its_offsets(opened: Opened) -> None:
         subscriptions={ORDERS: TagSelector()},
         consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
     )
-    member = opened.broker.subscribe(spec)
+    member = opened.broker.groups.subscribe(spec)
 
     handled = member.poll(32, 30_000)
 
     member.close()
     ends = [
-        opened.broker.committed_offset(READERS, MessageQueue(ORDERS, "broker-a", queue_id)) for queue_id in range(4)
+        opened.broker.groups.committed_offset(READERS, MessageQueue(ORDERS, "broker-a", queue_id))
+        for queue_id in range(4)
     ]
     assert ends == [5, 5, 5, 5]
     assert [(message.body, message.topic, message.reconsume_times) for message in handled] == [
@@ -165,8 +168,8 @@ def _read_to_the_end(broker: EmbeddedBroker) -> list[MessageExt]:
         subscriptions={DELAYED: TagSelector()},
         consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
     )
-    member = broker.subscribe(spec)
-    while broker.count_pending(PendingQuery(topic=DELAYED)).total:
+    member = broker.groups.subscribe(spec)
+    while broker.delayed.count_pending(PendingQuery(topic=DELAYED)).total:
         member.poll(32, 1_000)
     member.close()
     return read_all(broker, DELAYED)

@@ -112,7 +112,7 @@ class Shop:
 
     def send(self, topic: str, body: bytes = b"x", key: str = "", tag: str = "", **properties: str) -> Any:
         given = {Property.KEYS: key, Property.TAGS: tag} | properties
-        return self.broker.send(Message(topic, body, {name: value for name, value in given.items() if value}))
+        return self.broker.sends.send(Message(topic, body, {name: value for name, value in given.items() if value}))
 
     def send_due(self, hours: float, key: str = "", topic: str = "reminders", tag: str = "", body: bytes = b"x") -> Any:
         due = {Property.TIMER_DELAY_MS: str(round(hours * HOUR_MS))}
@@ -121,7 +121,7 @@ class Shop:
     def pending_keys(self) -> list[str | None]:
         from mqtemplate.pending import PendingQuery
 
-        return [each.keys for each in self.broker.pending(PendingQuery(), 1_000).messages]
+        return [each.keys for each in self.broker.delayed.pending(PendingQuery(), 1_000).messages]
 
     # --- requests ------------------------------------------------------------------------------
 

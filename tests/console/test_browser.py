@@ -106,7 +106,7 @@ PAGES = {
 def test_every_page_is_shown_without_an_error(browser: Any, shop: Shop, look: str) -> None:
     sent = shop.page("/messages", topic="orders", key="hostile").link("hostile")
     letter = shop.page("/dead-letters", group="billing").link("lost-1")
-    due = shop.broker.pending(PendingQuery(key="due-40")).messages[0]
+    due = shop.broker.delayed.pending(PendingQuery(key="due-40")).messages[0]
     pages = PAGES | {"message": sent, "dead-letter": letter, "pending": f"/message?id={due.msg_id}&topic=reminders"}
     context = PHONE if look == "phone" else DESKTOP
     with served(shop) as base:

@@ -164,7 +164,9 @@ def _until_stopped(job: Job) -> str:
 def folder_with_messages(path: Path) -> None:
     with EmbeddedBroker(path) as broker:
         for hours in (1, 2):
-            broker.send(Message("reminders", b"x", {"TIMER_DELAY_MS": str(hours * HOUR_MS), "KEYS": f"due-{hours}"}))
+            broker.sends.send(
+                Message("reminders", b"x", {"TIMER_DELAY_MS": str(hours * HOUR_MS), "KEYS": f"due-{hours}"})
+            )
 
 
 @pytest.mark.feature("14.2")
@@ -174,14 +176,14 @@ def test_a_store_directory_is_read_from_a_snapshot_and_opened_by_the_first_chang
     try:
         with source.reading() as admin:
             assert source.is_snapshot
-            assert [each.keys for each in admin.broker.pending(PendingQuery()).messages] == ["due-1", "due-2"]
+            assert [each.keys for each in admin.broker.delayed.pending(PendingQuery()).messages] == ["due-1", "due-2"]
             with source.changing() as owner:
-                assert owner.open_for_changes().cancel(key="due-1").count == 1
+                assert owner.open_for_changes().delayed.cancel(key="due-1").count == 1
             # The snapshot stays open for its reader.
-            assert len(admin.broker.pending(PendingQuery()).messages) == 2
+            assert len(admin.broker.delayed.pending(PendingQuery()).messages) == 2
         with source.reading() as admin:
             assert not source.is_snapshot
-            assert [each.keys for each in admin.broker.pending(PendingQuery()).messages] == ["due-2"]
+            assert [each.keys for each in admin.broker.delayed.pending(PendingQuery()).messages] == ["due-2"]
     finally:
         source.close()
 

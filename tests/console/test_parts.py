@@ -191,9 +191,9 @@ def test_the_audit_log_is_in_the_state_folder_of_the_user(monkeypatch: pytest.Mo
 
 def test_an_old_snapshot_is_replaced_beside_its_readers(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path / "store") as owner:
-        owner.send(Message("orders", b"x"))
+        owner.sends.send(Message("orders", b"x"))
         source = FolderSource(tmp_path / "store", least_age_s=0, cost_factor=0)
-        owner.send(Message("invoices", b"x"))
+        owner.sends.send(Message("invoices", b"x"))
 
         def topics() -> list[str]:
             with source.reading() as admin:

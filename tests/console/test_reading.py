@@ -112,7 +112,7 @@ def test_a_time_that_cannot_be_read_is_named(shop: Shop) -> None:
 @pytest.mark.feature("14.2")
 def test_text_of_messages_is_escaped_on_every_page(shop: Shop) -> None:
     sent = shop.send_due(1, SCRIPT, tag=SCRIPT, body=SCRIPT.encode())
-    shop.broker.send(_hostile("orders"))
+    shop.broker.sends.send(_hostile("orders"))
     shop.app.containers[0].pause()
     dead = _hostile("orders")
     dead.properties |= {
@@ -124,7 +124,7 @@ def test_text_of_messages_is_escaped_on_every_page(shop: Shop) -> None:
     }
     dead.topic = "%DLQ%billing"
     shop.broker.create_topic("%DLQ%billing", 1)
-    letter = shop.broker.send(dead)
+    letter = shop.broker.sends.send(dead)
     addresses = [
         ("/delayed", {}),
         ("/delayed/list", {"tag": SCRIPT}),

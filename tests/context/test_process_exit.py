@@ -125,7 +125,7 @@ def test_handlers_finish_and_their_messages_are_committed(tmp_path: Path, form: 
     assert program.process.returncode == code, err
     assert ("RuntimeError: main" in err) == (ending == "raises")
     with EmbeddedBroker(tmp_path) as broker:
-        assert broker.committed_offset("billing", MessageQueue("orders", broker.name, 0)) == 1
+        assert broker.groups.committed_offset("billing", MessageQueue("orders", broker.name, 0)) == 1
 
 
 def test_the_end_of_the_main_thread_stops_an_application_that_runs_in_a_daemon_thread(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_the_end_of_the_main_thread_stops_an_application_that_runs_in_a_daemon_t
 
     assert (out, program.process.returncode) == (["handled"], 0), err
     with EmbeddedBroker(tmp_path) as broker:
-        assert broker.committed_offset("billing", MessageQueue("orders", broker.name, 0)) == 1
+        assert broker.groups.committed_offset("billing", MessageQueue("orders", broker.name, 0)) == 1
 
 
 def test_a_second_sigterm_ends_the_process_at_once(tmp_path: Path) -> None:

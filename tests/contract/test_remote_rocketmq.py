@@ -151,17 +151,17 @@ def test_rocketmq_lists_messages_with_a_level(rocketmq: str, tmp_path: Path) -> 
         for level, tag in (("5", "paid"), ("4", "refunded")):
             sent = under_test.send(topic, level, properties={Property.DELAY: level, Property.KEYS: f"x {key}"}, tag=tag)
 
-        first, second = broker.pending(PendingQuery(topic=topic)).messages
+        first, second = broker.delayed.pending(PendingQuery(topic=topic)).messages
 
         assert [(each.delay_level, each.tags, each.keys) for each in (first, second)] == [
             (4, "refunded", f"x {key}"),
             (5, "paid", f"x {key}"),
         ]
         assert first.deliver_ms == first.store_timestamp + 30_000
-        assert broker.pending(PendingQuery(topic=topic, tag="paid")).messages == (second,)
-        assert broker.pending(PendingQuery(key=key)).messages == (first, second)
-        assert broker.pending(PendingQuery(key=sent.msg_id)).messages == (first,)
-        assert broker.count_pending(PendingQuery(topic=topic, before_ms=second.deliver_ms)).total == 1
+        assert broker.delayed.pending(PendingQuery(topic=topic, tag="paid")).messages == (second,)
+        assert broker.delayed.pending(PendingQuery(key=key)).messages == (first, second)
+        assert broker.delayed.pending(PendingQuery(key=sent.msg_id)).messages == (first,)
+        assert broker.delayed.count_pending(PendingQuery(topic=topic, before_ms=second.deliver_ms)).total == 1
 
 
 def test_rocketmq_lists_a_message_with_a_level_until_it_is_due(rocketmq: str, tmp_path: Path) -> None:
@@ -169,11 +169,11 @@ def test_rocketmq_lists_a_message_with_a_level_until_it_is_due(rocketmq: str, tm
         topic = under_test.topic()
         under_test.send(topic, "due", properties={Property.DELAY: "1"})
         query = PendingQuery(topic=topic)
-        before = under_test.broker.count_pending(query).total
+        before = under_test.broker.delayed.count_pending(query).total
 
         under_test.take_one(under_test.join("billing", topic))
 
-        assert (before, under_test.broker.count_pending(query).total) == (1, 0)
+        assert (before, under_test.broker.delayed.count_pending(query).total) == (1, 0)
 
 
 def test_rocketmq_cannot_change_a_message_with_a_level(rocketmq: str, tmp_path: Path) -> None:
@@ -182,17 +182,17 @@ def test_rocketmq_cannot_change_a_message_with_a_level(rocketmq: str, tmp_path: 
         topic, broker = under_test.topic(), under_test.broker
         key = under_test.name("4466")
         under_test.send(topic, "stays", properties={Property.DELAY: "5", Property.KEYS: key})
-        [message] = broker.pending(PendingQuery(topic=topic)).messages
+        [message] = broker.delayed.pending(PendingQuery(topic=topic)).messages
 
         with pytest.raises(
             UnsupportedError, match="has delay level 5, and RocketMQ recalls only messages with a timer"
         ):
-            broker.cancel(message.handle)
+            broker.delayed.cancel(message.handle)
         with pytest.raises(UnsupportedError, match="only messages with a timer"):
-            broker.cancel(key=key)
+            broker.delayed.cancel(key=key)
         with pytest.raises(UnsupportedError, match="only messages with a timer"):
-            broker.reschedule(message.handle, under_test.now_ms())
-        assert broker.pending(PendingQuery(topic=topic)).messages == (message,)
+            broker.delayed.reschedule(message.handle, under_test.now_ms())
+        assert broker.delayed.pending(PendingQuery(topic=topic)).messages == (message,)
 
 
 @pytest.mark.thorough
@@ -203,7 +203,7 @@ def test_a_cluster_of_4_cancels_nothing(rocketmq_4: str, tmp_path: Path) -> None
             UnsupportedError, match=r"has no timers and cancels no message; brokers can cancel from RocketMQ 5"
         ),
     ):
-        under_test.broker.cancel(key="4466")
+        under_test.broker.delayed.cancel(key="4466")
 
 
 def test_too_many_delayed_messages_are_an_error_with_the_setting(rocketmq_5: str, tmp_path: Path) -> None:
@@ -215,8 +215,8 @@ def test_too_many_delayed_messages_are_an_error_with_the_setting(rocketmq_5: str
         with pytest.raises(
             BrokerError, match=r"more than 1 delayed messages.*raise mqtemplate.cluster.pending-read-limit"
         ):
-            under_test.broker.count_pending(PendingQuery())
-        assert under_test.broker.count_pending(PendingQuery(key=key)).total == 2
+            under_test.broker.delayed.count_pending(PendingQuery())
+        assert under_test.broker.delayed.count_pending(PendingQuery(key=key)).total == 2
 
 
 def test_a_client_with_a_namespace_lists_only_its_messages(rocketmq_5: str, tmp_path: Path) -> None:
@@ -225,12 +225,14 @@ def test_a_client_with_a_namespace_lists_only_its_messages(rocketmq_5: str, tmp_
         for under_test in (inside, outside):
             sent = under_test.send(topic, "x", properties={Property.TIMER_DELAY_SEC: "60", Property.KEYS: key})
 
-        [message] = inside.broker.pending(PendingQuery(topic=topic)).messages
+        [message] = inside.broker.delayed.pending(PendingQuery(topic=topic)).messages
 
         assert message.topic == topic
         assert message.msg_id != sent.msg_id
-        assert inside.broker.cancel(key=key).count == 1
-        assert [each.msg_id for each in outside.broker.pending(PendingQuery(topic=topic)).messages] == [sent.msg_id]
+        assert inside.broker.delayed.cancel(key=key).count == 1
+        assert [each.msg_id for each in outside.broker.delayed.pending(PendingQuery(topic=topic)).messages] == [
+            sent.msg_id
+        ]
 
 
 # --- cancel and reschedule: recall, and recall after another send -----------------------------------
@@ -250,15 +252,15 @@ def test_a_broker_that_recalls_nothing_gets_no_second_message(rocketmq_5: str, t
         set_broker_config(under_test, "recallMessageEnable=false")
         try:
             with pytest.raises(UnsupportedError, match="set recallMessageEnable=true on the broker"):
-                under_test.broker.reschedule(sent.handle, under_test.now_ms() + 120_000)
+                under_test.broker.delayed.reschedule(sent.handle, under_test.now_ms() + 120_000)
             under_test.reopen()
             capabilities = under_test.broker.capabilities
         finally:
             set_broker_config(under_test, "recallMessageEnable=true")
 
-        assert [message.handle for message in under_test.broker.pending(PendingQuery(topic=topic)).messages] == [
-            sent.handle
-        ]
+        assert [
+            message.handle for message in under_test.broker.delayed.pending(PendingQuery(topic=topic)).messages
+        ] == [sent.handle]
         assert Capability.TIMER_CHANGE not in capabilities
 
 
@@ -272,13 +274,13 @@ def test_an_interrupted_reschedule_leaves_both_times_and_the_next_change_ends_th
         again = {Property.TIMER_DELAY_SEC: "120", Property.UNIQ_KEY: sent.msg_id}
         under_test.send(topic, "moved", properties=again)  # the state after a kill between the two steps
         query = PendingQuery(topic=topic)
-        listed = [message.msg_id for message in broker.pending(query).messages]
+        listed = [message.msg_id for message in broker.delayed.pending(query).messages]
 
-        result = broker.reschedule(sent.handle, under_test.now_ms() + 2_000)
+        result = broker.delayed.reschedule(sent.handle, under_test.now_ms() + 2_000)
 
         assert listed == [sent.msg_id, sent.msg_id]
         assert result.count == 1
-        assert [message.handle for message in broker.pending(query).messages] == list(result.handles)
+        assert [message.handle for message in broker.delayed.pending(query).messages] == list(result.handles)
         assert under_test.take_one(under_test.join("billing", topic)).msg_id == sent.msg_id
 
 
@@ -289,14 +291,14 @@ def test_a_message_can_return_to_its_first_time(rocketmq_5: str, tmp_path: Path)
         due_ms = under_test.now_ms() // 1_000 * 1_000 + 4_500
         sent = under_test.send(topic, "moved", properties={Property.TIMER_DELIVER_MS: str(due_ms)})
 
-        broker.reschedule(sent.handle, due_ms + 60_000)
-        broker.reschedule(sent.handle, due_ms)
-        [pending] = broker.pending(PendingQuery(topic=topic)).messages
+        broker.delayed.reschedule(sent.handle, due_ms + 60_000)
+        broker.delayed.reschedule(sent.handle, due_ms)
+        [pending] = broker.delayed.pending(PendingQuery(topic=topic)).messages
         member = under_test.join("billing", topic)
 
         assert pending.deliver_ms == due_ms // 1_000 * 1_000 + 1_000
         assert under_test.take_one(member).body == b"moved"
-        assert broker.cancel(sent.handle).status is ScheduleChangeStatus.ALREADY_DELIVERED
+        assert broker.delayed.cancel(sent.handle).status is ScheduleChangeStatus.ALREADY_DELIVERED
         assert under_test.takes_nothing(member)
 
 
@@ -304,12 +306,12 @@ def test_a_reschedule_within_the_same_second_changes_nothing(rocketmq_5: str, tm
     with connected(rocketmq_5, tmp_path) as under_test:
         topic, broker = under_test.topic(), under_test.broker
         sent = under_test.send(topic, "stays", properties={Property.TIMER_DELAY_SEC: "60"})
-        [before] = broker.pending(PendingQuery(topic=topic)).messages
+        [before] = broker.delayed.pending(PendingQuery(topic=topic)).messages
 
-        result = broker.reschedule(sent.handle, before.deliver_ms + 500)
+        result = broker.delayed.reschedule(sent.handle, before.deliver_ms + 500)
 
         assert (result.count, result.handles) == (1, (sent.handle,))
-        assert broker.pending(PendingQuery(topic=topic)).messages == (before,)
+        assert broker.delayed.pending(PendingQuery(topic=topic)).messages == (before,)
 
 
 def test_the_status_of_a_cancelled_timer_stays_the_same_when_its_time_has_passed(
@@ -321,14 +323,14 @@ def test_the_status_of_a_cancelled_timer_stays_the_same_when_its_time_has_passed
         cancelled = under_test.send(topic, "cancelled", properties={Property.TIMER_DELAY_SEC: "3"})
         kept = under_test.send(topic, "kept", properties={Property.TIMER_DELAY_SEC: "3"})
 
-        result = under_test.broker.cancel(cancelled.handle)
+        result = under_test.broker.delayed.cancel(cancelled.handle)
         under_test.pass_time(4_000)
 
         assert (result.status, result.count) == (ScheduleChangeStatus.CANCELLED, 1)
         assert under_test.take_one(member).body == b"kept"
         assert under_test.takes_nothing(member)
-        assert under_test.broker.cancel(cancelled.handle).status is ScheduleChangeStatus.CANCELLED
-        assert under_test.broker.cancel(kept.handle).status is ScheduleChangeStatus.ALREADY_DELIVERED
+        assert under_test.broker.delayed.cancel(cancelled.handle).status is ScheduleChangeStatus.CANCELLED
+        assert under_test.broker.delayed.cancel(kept.handle).status is ScheduleChangeStatus.ALREADY_DELIVERED
 
 
 def test_a_timer_that_was_stored_again_is_listed_once_and_can_be_cancelled(tmp_path: Path) -> None:
@@ -340,11 +342,13 @@ def test_a_timer_that_was_stored_again_is_listed_once_and_can_be_cancelled(tmp_p
         topic, broker = under_test.topic(), under_test.broker
         sent = under_test.send(topic, "far", properties={Property.TIMER_DELAY_SEC: "3600"})
         query = PendingQuery(topic=topic)
-        eventually(lambda: broker.max_offset(MessageQueue(TIMER_TOPIC, "broker-a", 0)) > 1, "it was stored again")
+        eventually(
+            lambda: broker.reader.max_offset(MessageQueue(TIMER_TOPIC, "broker-a", 0)) > 1, "it was stored again"
+        )
 
-        [message] = broker.pending(query).messages
+        [message] = broker.delayed.pending(query).messages
 
         assert message.roll_count >= 1
         assert message.handle == sent.handle
-        assert broker.cancel(message.handle).count == 1
-        assert broker.pending(query).messages == ()
+        assert broker.delayed.cancel(message.handle).count == 1
+        assert broker.delayed.pending(query).messages == ()

@@ -174,7 +174,7 @@ with engine.begin() as connection:
 with EmbeddedBroker(None, clock=VirtualClock()) as broker:
     with MQApplication(bill, settings=MEMORY, environment={}, overrides={Broker: broker}) as app:
         for _ in range(2):
-            broker.send(Message("orders", b"7", {"UNIQ_KEY": "A1"}))
+            broker.sends.send(Message("orders", b"7", {"UNIQ_KEY": "A1"}))
         Harness(app).advance("1s")
 with engine.connect() as connection:
     assert connection.execute(sa.select(orders.c.state)).scalar_one() == "billed"

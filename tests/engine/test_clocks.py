@@ -64,11 +64,11 @@ class OneBroker:
 
     def send(self, body: bytes, **properties: object) -> None:
         texts = {name: str(value) for name, value in properties.items()}
-        self.broker.send(Message("orders", body, texts), self.queue)
+        self.broker.sends.send(Message("orders", body, texts), self.queue)
 
     @property
     def bodies(self) -> list[bytes]:
-        return [message.body for message in self.broker.pull(self.queue, 0, 32).messages]
+        return [message.body for message in self.broker.reader.pull(self.queue, 0, 32).messages]
 
 
 @pytest.fixture
@@ -135,12 +135,12 @@ def test_a_clock_that_was_behind_for_a_moment_releases_nothing_early(one: OneBro
 
 def test_a_corrected_message_can_be_cancelled_and_listed(one: OneBroker) -> None:
     one.clock.step_ms(YEARS)
-    handle = one.broker.send(Message("orders", b"ahead", {"DELAY": "3", "KEYS": "k"}), one.queue).handle
+    handle = one.broker.sends.send(Message("orders", b"ahead", {"DELAY": "3", "KEYS": "k"}), one.queue).handle
     one.clock.step_ms(-YEARS)
     one.harness.advance(SECOND)
-    assert one.broker.count_pending(PendingQuery(), HOUR).total == 1
+    assert one.broker.delayed.count_pending(PendingQuery(), HOUR).total == 1
 
-    assert one.broker.cancel(handle).count == 1
+    assert one.broker.delayed.cancel(handle).count == 1
     one.harness.advance(HOUR)
 
     assert one.bodies == []
@@ -156,10 +156,10 @@ def test_a_prepared_message_of_the_future_is_checked_in_time(one: OneBroker) -> 
         return TransactionState.COMMIT
 
     one.clock.move_ms(YEARS)
-    one.broker.send_half(Message("orders", b"half"), "billing", one.queue)
+    one.broker.sends.send_half(Message("orders", b"half"), "billing", one.queue)
     one.clock.move_ms(-YEARS)
     one.reopen("clean")
-    one.broker.check_transactions("billing", check)
+    one.broker.transactions.check_transactions("billing", check)
 
     one.harness.advance(one.broker.settings.transaction_timeout_ms)
 
@@ -282,7 +282,7 @@ class Scenario:
     def on_wake(self, wake: object) -> None: ...
 
     def step(self) -> None:
-        for message in self.broker.pull(self.queue, self.read_to, 32).messages:
+        for message in self.broker.reader.pull(self.queue, self.read_to, 32).messages:
             self.arrived.append(Seen(message.body.decode(), self.clock.steady_ms()))
             self.read_to += 1
 
@@ -302,12 +302,12 @@ class Scenario:
         delay_ms = LEVEL_MS[level] if level else delay["TIMER_DELAY_MS"]
         self.sent[name] = Sent(self.clock.steady_ms(), delay_ms)
         properties = {key: str(value) for key, value in delay.items()}
-        self.broker.send(Message("orders", name.encode(), properties), self.queue)
+        self.broker.sends.send(Message("orders", name.encode(), properties), self.queue)
 
     def fail(self, _: None) -> None:
         queue: MessageQueue = self.broker.queues("retried")[0]
         self.failing += 1
-        self.broker.send(Message("retried", b"%d" % self.failing), queue)
+        self.broker.sends.send(Message("retried", b"%d" % self.failing), queue)
 
     def restart(self, kind: str) -> None:
         if kind == "kill":

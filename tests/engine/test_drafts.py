@@ -24,7 +24,7 @@ def messages(count: int, size: int = 3, **properties: str) -> list[Message]:
 def stored(sent: list[Message]) -> tuple[list[Any], list[str], list[str]]:
     """Send a list; return its records without ids, their ids, and the ids of the result."""
     with EmbeddedBroker(None, clock=VirtualClock()) as broker:
-        result = broker.send_batch(sent)
+        result = broker.sends.send_batch(sent)
         records, at = list[StoredRecord](), 0
         while at < broker.store.end_offset:
             record = broker.store.read_at(at)
@@ -75,5 +75,5 @@ def test_a_body_above_the_limit_refuses_the_list() -> None:
     with EmbeddedBroker(None, clock=VirtualClock()) as broker:
         big = [Message("orders", bytes(5 << 20))] * 20
         with pytest.raises(MessageError, match="has 5242880 bytes, allowed are 4194304"):
-            broker.send_batch(big)
+            broker.sends.send_batch(big)
         assert broker.store.end_offset == 0

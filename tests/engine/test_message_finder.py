@@ -52,11 +52,11 @@ def broker(open_broker: OpenBroker) -> EmbeddedBroker:
 
 
 def send(broker: EmbeddedBroker, body: str, keys: str = "4466", **properties: str) -> SendResult:
-    return broker.send(Message("orders", body.encode(), {Property.KEYS: keys, **properties}))
+    return broker.sends.send(Message("orders", body.encode(), {Property.KEYS: keys, **properties}))
 
 
 def bodies(broker: EmbeddedBroker, key: str = "4466") -> list[str]:
-    return [message.body.decode() for message in broker.messages_by_key("orders", key)]
+    return [message.body.decode() for message in broker.reader.messages_by_key("orders", key)]
 
 
 def physical_offset(result: SendResult) -> int:
@@ -80,12 +80,12 @@ def test_an_id_may_contain_an_ipv6_address(open_broker: OpenBroker) -> None:
     broker = open_broker(listen_host=IPV6)
     sent = send(broker, "far away")
 
-    message = broker.message_by_id(sent.offset_msg_id)
+    message = broker.reader.message_by_id(sent.offset_msg_id)
 
     assert len(sent.offset_msg_id) == 56
     assert message is not None
     assert (message.body, message.store_host) == (b"far away", IPV6)
-    assert broker.message_by_id(sent.offset_msg_id.lower()) == message
+    assert broker.reader.message_by_id(sent.offset_msg_id.lower()) == message
 
 
 def test_an_id_is_valid_after_the_broker_got_another_address(open_broker: OpenBroker) -> None:
@@ -95,7 +95,7 @@ def test_an_id_is_valid_after_the_broker_got_another_address(open_broker: OpenBr
     first.close()
     broker = open_broker(listen_host=IPV6)
 
-    message = broker.message_by_id(old.offset_msg_id)
+    message = broker.reader.message_by_id(old.offset_msg_id)
 
     assert message is not None
     assert message.body == b"old"
@@ -110,7 +110,7 @@ def test_an_id_with_the_address_of_another_broker_is_refused(
         with pytest.raises(
             MessageError, match=r"created by the broker at \[2001:db8::7\]:10911; this broker is at 127.0.0.1"
         ):
-            broker.message_by_id(offset_msg_id(IPV6, offset))
+            broker.reader.message_by_id(offset_msg_id(IPV6, offset))
 
 
 @pytest.mark.parametrize("at", [0, 5, 30, 37, 90, -3])
@@ -124,9 +124,9 @@ def test_a_corrupt_message_is_reported_with_file_and_offset(broker: EmbeddedBrok
     with pytest.raises(
         CorruptRecordError, match=rf"^{0:020d}: bad record at physical offset {physical_offset(sent)}: "
     ):
-        broker.message_by_id(sent.offset_msg_id)
+        broker.reader.message_by_id(sent.offset_msg_id)
 
-    assert broker.message_by_id(after.offset_msg_id) is not None
+    assert broker.reader.message_by_id(after.offset_msg_id) is not None
 
 
 def test_an_offset_inside_a_message_has_no_message(broker: EmbeddedBroker, tmp_path: Path) -> None:
@@ -134,8 +134,8 @@ def test_an_offset_inside_a_message_has_no_message(broker: EmbeddedBroker, tmp_p
     sent = send(broker, "whole")
     flip(tmp_path, physical_offset(damaged) + 2)
 
-    assert broker.message_by_id(offset_msg_id(SMALL.listen_host, physical_offset(sent) + 4)) is None
-    assert broker.message_by_id(sent.offset_msg_id) is not None
+    assert broker.reader.message_by_id(offset_msg_id(SMALL.listen_host, physical_offset(sent) + 4)) is None
+    assert broker.reader.message_by_id(sent.offset_msg_id) is not None
 
 
 def test_a_message_whose_file_was_deleted_is_not_found(broker: EmbeddedBroker) -> None:
@@ -147,8 +147,8 @@ def test_a_message_whose_file_was_deleted_is_not_found(broker: EmbeddedBroker) -
     broker.store.delete_before(physical_offset(newest))
 
     assert broker.store.start_offset > physical_offset(old)
-    assert broker.message_by_id(old.offset_msg_id) is None
-    assert broker.message_by_id(newest.offset_msg_id) is not None
+    assert broker.reader.message_by_id(old.offset_msg_id) is None
+    assert broker.reader.message_by_id(newest.offset_msg_id) is not None
 
 
 # --- by key ------------------------------------------------------------------------------------
@@ -160,9 +160,9 @@ def test_a_message_is_not_found_before_it_is_flushed(broker: EmbeddedBroker) -> 
     put = broker.store.put(RecordDraft("orders", 0, b"not flushed", b"KEYS\x014466\x02"))
     message_id = offset_msg_id(SMALL.listen_host, put.physical_offset)
 
-    before = (bodies(broker), broker.message_by_id(message_id))
+    before = (bodies(broker), broker.reader.message_by_id(message_id))
     broker.store.confirm(put.end, ["orders"])
-    after = broker.message_by_id(message_id)
+    after = broker.reader.message_by_id(message_id)
 
     assert before == ([], None)
     assert bodies(broker) == ["not flushed"]
@@ -187,8 +187,8 @@ def test_a_search_by_key_returns_at_most_max_count_messages(broker: EmbeddedBrok
     for number in range(600):
         send(broker, str(number), "BB" if number % 3 else "Aa")
 
-    found = broker.messages_by_key("orders", "BB", 250)
-    everything = broker.messages_by_key("orders", "Aa", 1_000)
+    found = broker.reader.messages_by_key("orders", "BB", 250)
+    everything = broker.reader.messages_by_key("orders", "Aa", 1_000)
 
     assert [int(message.body) for message in found] == [number for number in range(599, -1, -1) if number % 3][:250]
     assert [int(message.body) for message in everything] == list(range(597, -1, -3))
@@ -199,8 +199,8 @@ def test_a_delayed_message_is_found_under_its_system_topic(broker: EmbeddedBroke
     harness = Harness(broker)
     sent = send(broker, "later", **{Property.DELAY: "1"})
 
-    pending = broker.messages_by_key("SCHEDULE_TOPIC_XXXX", "4466")
-    by_id = broker.message_by_id(sent.offset_msg_id)
+    pending = broker.reader.messages_by_key("SCHEDULE_TOPIC_XXXX", "4466")
+    by_id = broker.reader.message_by_id(sent.offset_msg_id)
     before = bodies(broker)
     harness.advance("1s")
 
@@ -226,6 +226,6 @@ def test_a_closed_broker_finds_nothing(broker: EmbeddedBroker) -> None:
     broker.close()
 
     with pytest.raises(BrokerClosedError):
-        broker.messages_by_key("orders", "4466")
+        broker.reader.messages_by_key("orders", "4466")
     with pytest.raises(BrokerClosedError):
-        broker.message_by_id("0" * 32)
+        broker.reader.message_by_id("0" * 32)

@@ -44,7 +44,7 @@ def send(broker: EmbeddedBroker, chance: Random) -> str | None:
     properties = chance.choice(
         [{}, {"DELAY": str(chance.randrange(1, 6))}, {"TIMER_DELAY_MS": str(chance.randrange(1, 300_000))}]
     )
-    return broker.send(Message("orders", b"x", properties)).handle
+    return broker.sends.send(Message("orders", b"x", properties)).handle
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -56,12 +56,12 @@ def test_the_counters_agree_with_the_store(broker: EmbeddedBroker, seed: int) ->
         handles = [send(broker, chance) for _ in range(30)]
         delayed = [handle for handle in handles if handle is not None]
         not_delayed, pending = not_delayed + len(handles) - len(delayed), pending + len(delayed)
-        broker.cancel(delayed[0])
-        broker.reschedule(delayed[1], broker.clock.now_ms())
-        broker.reschedule(delayed[2], broker.clock.now_ms() + HOUR_MS)
+        broker.delayed.cancel(delayed[0])
+        broker.delayed.reschedule(delayed[1], broker.clock.now_ms())
+        broker.delayed.reschedule(delayed[2], broker.clock.now_ms() + HOUR_MS)
         harness.advance(chance.randrange(90_000))
 
-        left = broker.count_pending(PendingQuery()).total
+        left = broker.delayed.count_pending(PendingQuery()).total
         stored = sum(
             broker.store.consume_queue(topic, queue_id).max_offset
             for topic in ("orders", SCHEDULE_TOPIC, TIMER_TOPIC)
@@ -83,10 +83,10 @@ def test_the_lag_is_the_time_from_the_deliver_time_to_the_delivery(tmp_path: Pat
     """It is zero without an outage, and the length of the outage after one."""
     clock = VirtualClock()
     with EmbeddedBroker(tmp_path, SETTINGS, clock) as broker:
-        broker.send(Message("orders", b"x", {"DELAY": "1"}))
+        broker.sends.send(Message("orders", b"x", {"DELAY": "1"}))
         Harness(broker).advance(1_000)
         on_time = times(broker, "delay.lag_ms")
-        broker.send(Message("orders", b"x", {"TIMER_DELAY_MS": "1000"}))
+        broker.sends.send(Message("orders", b"x", {"TIMER_DELAY_MS": "1000"}))
     clock.move_ms(61_000)
 
     with EmbeddedBroker(tmp_path, SETTINGS, clock) as broker:
@@ -98,8 +98,8 @@ def test_the_lag_is_the_time_from_the_deliver_time_to_the_delivery(tmp_path: Pat
 
 
 def test_appends_and_flushes_are_timed(broker: EmbeddedBroker) -> None:
-    broker.send(Message("orders", b"x"))
-    broker.send_batch([Message("orders", b"x") for _ in range(10)])
+    broker.sends.send(Message("orders", b"x"))
+    broker.sends.send_batch([Message("orders", b"x") for _ in range(10)])
 
     assert times(broker, "store.append_ns").count == 2
     assert number(broker, "store.appended") == 11

@@ -26,40 +26,49 @@ QUEUE = MessageQueue("orders", "broker-a", 0)
 
 
 def send_timer(broker: EmbeddedBroker, delay_ms: int = 60_000) -> str:
-    result = broker.send(Message("orders", b"later", {"TIMER_DELAY_MS": str(delay_ms), "KEYS": "k"}))
+    result = broker.sends.send(Message("orders", b"later", {"TIMER_DELAY_MS": str(delay_ms), "KEYS": "k"}))
     return result.handle or ""
 
 
 def send_transactions(broker: EmbeddedBroker) -> None:
-    committed, rolled_back, _open = [broker.send_half(Message("orders", b"%d" % at), "billing") for at in range(3)]
-    broker.end_transaction(committed, TransactionState.COMMIT)
-    broker.end_transaction(rolled_back, TransactionState.ROLLBACK)
+    committed, rolled_back, _open = [
+        broker.sends.send_half(Message("orders", b"%d" % at), "billing") for at in range(3)
+    ]
+    broker.transactions.end_transaction(committed, TransactionState.COMMIT)
+    broker.transactions.end_transaction(rolled_back, TransactionState.ROLLBACK)
 
 
 def fill_files(broker: EmbeddedBroker) -> None:
     for number in range(6):
-        broker.send(Message("orders", bytes([number]) * (400 << 10), {"KEYS": f"k{number}"}), QUEUE)
+        broker.sends.send(Message("orders", bytes([number]) * (400 << 10), {"KEYS": f"k{number}"}), QUEUE)
 
 
 FEATURES: dict[str, Callable[[EmbeddedBroker], object]] = {
     "nothing": lambda broker: None,
-    "a message": lambda broker: broker.send(Message("orders", b"x", {"KEYS": "k"}), QUEUE),
-    "a batch": lambda broker: broker.send_batch([Message("orders", b"x"), Message("orders", b"y")]),
+    "a message": lambda broker: broker.sends.send(Message("orders", b"x", {"KEYS": "k"}), QUEUE),
+    "a batch": lambda broker: broker.sends.send_batch([Message("orders", b"x"), Message("orders", b"y")]),
     "several files": fill_files,
-    "a level": lambda broker: broker.send(Message("orders", b"x", {"DELAY": "3"})),
+    "a level": lambda broker: broker.sends.send(Message("orders", b"x", {"DELAY": "3"})),
     "levels of all kinds": lambda broker: [
-        broker.send(Message("orders", b"x", {"DELAY": str(level)})) for level in range(1, 19)
+        broker.sends.send(Message("orders", b"x", {"DELAY": str(level)})) for level in range(1, 19)
     ],
     "a timer": send_timer,
     "a timer due at once": lambda broker: send_timer(broker, 1),
     "a timer of ten days": lambda broker: send_timer(broker, 240 * HOUR_MS),
-    "a cancelled timer": lambda broker: broker.cancel(send_timer(broker)),
-    "a moved timer": lambda broker: broker.reschedule(send_timer(broker), START_MS + 2 * HOUR_MS),
-    "a cancelled level": lambda broker: broker.cancel(broker.send(Message("orders", b"x", {"DELAY": "9"})).handle),
-    "counted timers": lambda broker: (send_timer(broker), broker.count_pending(PendingQuery(), HOUR_MS)),
+    "a cancelled timer": lambda broker: broker.delayed.cancel(send_timer(broker)),
+    "a moved timer": lambda broker: broker.delayed.reschedule(send_timer(broker), START_MS + 2 * HOUR_MS),
+    "a cancelled level": lambda broker: broker.delayed.cancel(
+        broker.sends.send(Message("orders", b"x", {"DELAY": "9"})).handle
+    ),
+    "counted timers": lambda broker: (send_timer(broker), broker.delayed.count_pending(PendingQuery(), HOUR_MS)),
     "transactions": send_transactions,
-    "a sequence": lambda broker: broker.send_sequenced([(Message("orders", b"x"), QUEUE)], SendSequence("app", 1, 0)),
-    "topics and offsets": lambda broker: (broker.create_topic("new", 8), broker.commit_offset("billing", QUEUE, 0)),
+    "a sequence": lambda broker: broker.sends.send_sequenced(
+        [(Message("orders", b"x"), QUEUE)], SendSequence("app", 1, 0)
+    ),
+    "topics and offsets": lambda broker: (
+        broker.create_topic("new", 8),
+        broker.groups.commit_offset("billing", QUEUE, 0),
+    ),
 }
 
 
@@ -73,7 +82,7 @@ def live(folder: Path, use: Callable[[EmbeddedBroker], object], start_ms: int, e
     """Open the folder, use it, and end. Return the folder of the next life."""
     clock = VirtualClock(start_ms)
     with EmbeddedBroker(folder, EmbeddedSettings(mapped_file_size_commit_log=1 << 20), clock) as broker:
-        broker.check_transactions("billing", lambda _: TransactionState.UNKNOWN)
+        broker.transactions.check_transactions("billing", lambda _: TransactionState.UNKNOWN)
         use(broker)
         if steps:
             step_all(broker)
@@ -112,7 +121,7 @@ def test_a_timer_is_delivered_once_if_the_process_ends_before_its_files_exist(tm
             bodies = [
                 message.body
                 for queue in broker.queues("orders")
-                for message in broker.pull(queue, 0, max_count=32).messages
+                for message in broker.reader.pull(queue, 0, max_count=32).messages
             ]
             assert bodies == [b"later"]
     assert created == 4_096
@@ -124,7 +133,7 @@ def test_damaged_files_of_timers_are_reported_as_a_warning(tmp_path: Path, caplo
     (tmp_path / "config" / "timercheck").unlink()
 
     with EmbeddedBroker(tmp_path, clock=VirtualClock(START_MS)) as broker:
-        assert broker.count_pending(PendingQuery(), HOUR_MS).total == 1
+        assert broker.delayed.count_pending(PendingQuery(), HOUR_MS).total == 1
 
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
         "timers.rebuilt reason='their files are incomplete, damaged, or contradict each other'"
@@ -147,4 +156,4 @@ def test_a_full_disk_at_the_first_timer_does_not_stop_the_close(
     assert "timers.not_created" in caplog.text
     assert not (tmp_path / "abort").exists()
     with EmbeddedBroker(tmp_path, clock=VirtualClock(START_MS)) as broker:
-        assert broker.count_pending(PendingQuery(), HOUR_MS).total == 1
+        assert broker.delayed.count_pending(PendingQuery(), HOUR_MS).total == 1

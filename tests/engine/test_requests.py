@@ -27,10 +27,10 @@ def received(broker: EmbeddedBroker, topic: str = "prices") -> MessageExt:
 
 def test_a_request_and_its_reply_have_the_properties_of_rocketmq(broker: EmbeddedBroker) -> None:
     """So either of them may come from a Java client. Source: ``MessageUtil``."""
-    future = broker.request(Message("prices", b"tea?"), None, 5_000)
+    future = broker.requests.request(Message("prices", b"tea?"), None, 5_000)
     request = received(broker)
 
-    broker.reply(request, b"3.20", {"currency": "EUR"})
+    broker.requests.reply(request, b"3.20", {"currency": "EUR"})
     reply = future.result(0)
 
     correlation_id = request.properties[Property.CORRELATION_ID]
@@ -45,21 +45,21 @@ def test_a_request_and_its_reply_have_the_properties_of_rocketmq(broker: Embedde
 def test_a_request_does_not_change_the_message(broker: EmbeddedBroker) -> None:
     message = Message("prices", b"tea?", {"region": "EU"})
 
-    broker.request(message)
+    broker.requests.request(message)
 
     assert message.properties == {"region": "EU"}
 
 
 def test_a_request_that_cannot_be_sent_raises_at_once(broker: EmbeddedBroker) -> None:
     with pytest.raises(MessageError, match="allowed are"):
-        broker.request(Message("prices", bytes(5 << 20)))
+        broker.requests.request(Message("prices", bytes(5 << 20)))
 
     assert len(broker.engine.requests.pending) == 0
 
 
 def test_the_error_of_a_timeout_names_topic_time_and_solution(broker: EmbeddedBroker) -> None:
-    plain = broker.request(Message("prices", b"tea?"), None, 500)
-    delayed = broker.request(Message("prices", b"tea?", {Property.DELAY: "3"}), None, 700)
+    plain = broker.requests.request(Message("prices", b"tea?"), None, 500)
+    delayed = broker.requests.request(Message("prices", b"tea?", {Property.DELAY: "3"}), None, 700)
 
     Harness(broker).advance("1s")
 
@@ -70,12 +70,12 @@ def test_the_error_of_a_timeout_names_topic_time_and_solution(broker: EmbeddedBr
 
 
 def test_a_reply_after_the_timeout_raises(broker: EmbeddedBroker) -> None:
-    broker.request(Message("prices", b"tea?"), None, 500)
+    broker.requests.request(Message("prices", b"tea?"), None, 500)
     request = received(broker)
     Harness(broker).advance("1s")
 
     with pytest.raises(SendError, match=f"{request.msg_id}.*could not be delivered.*no longer waits"):
-        broker.reply(request, b"3.20")
+        broker.requests.reply(request, b"3.20")
 
 
 class RemoteClients:
@@ -103,27 +103,27 @@ def test_a_reply_to_a_remote_client_is_passed_to_the_server(broker: EmbeddedBrok
     clients = RemoteClients()
     broker.engine.attach(clients)
     properties = {Property.CORRELATION_ID: "c-1", Property.REPLY_TO_CLIENT: "10.0.0.7@4711", Property.CLUSTER: "north"}
-    broker.send(Message("prices", b"tea?", properties))
+    broker.sends.send(Message("prices", b"tea?", properties))
 
-    broker.reply(received(broker), b"3.20")
+    broker.requests.reply(received(broker), b"3.20")
 
     assert [(reply.topic, reply.body) for reply in clients.replies] == [("north_REPLY_TOPIC", b"3.20")]
 
 
 def test_a_reply_to_a_client_that_is_not_connected_raises(broker: EmbeddedBroker) -> None:
     properties = {Property.CORRELATION_ID: "c-1", Property.REPLY_TO_CLIENT: "10.0.0.7@4711"}
-    broker.send(Message("prices", b"tea?", properties))
+    broker.sends.send(Message("prices", b"tea?", properties))
 
     with pytest.raises(SendError, match="client '10.0.0.7@4711', which sent the request, is not connected"):
-        broker.reply(received(broker), b"3.20")
+        broker.requests.reply(received(broker), b"3.20")
 
 
 def test_requests_are_counted(broker: EmbeddedBroker) -> None:
-    broker.request(Message("prices", b"tea?"))
-    broker.request(Message("prices", b"wine?"))
-    broker.request(Message("prices", b"beer?"), None, 500)
+    broker.requests.request(Message("prices", b"tea?"))
+    broker.requests.request(Message("prices", b"wine?"))
+    broker.requests.request(Message("prices", b"beer?"), None, 500)
     request = next(message for message in messages_in(broker, "prices") if message.body == b"tea?")
-    broker.reply(request, b"3.20")
+    broker.requests.reply(request, b"3.20")
     Harness(broker).advance("1s")
 
     snapshot = broker.metrics.snapshot()
@@ -133,7 +133,7 @@ def test_requests_are_counted(broker: EmbeddedBroker) -> None:
 
 def test_closing_the_broker_ends_its_pending_requests() -> None:
     with EmbeddedBroker(None, clock=VirtualClock()) as broker:
-        future = broker.request(Message("prices", b"tea?"))
+        future = broker.requests.request(Message("prices", b"tea?"))
 
     with pytest.raises(BrokerClosedError, match="closed before the reply to the request to 'prices' arrived"):
         future.result(0)

@@ -58,7 +58,7 @@ def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
 
 def send(broker: EmbeddedBroker, count: int, topic: str = "orders") -> None:
     for number in range(count):
-        broker.send(Message(topic, b"%d" % number + BODY))
+        broker.sends.send(Message(topic, b"%d" % number + BODY))
 
 
 def delete(broker: EmbeddedBroker, files: int) -> None:
@@ -74,7 +74,7 @@ def delete(broker: EmbeddedBroker, files: int) -> None:
 
 def join(broker: EmbeddedBroker, **changes: object) -> Consumer:
     spec: dict[str, object] = {"group": "g", "subscriptions": {"orders": TagSelector()}}
-    return broker.subscribe(ConsumerSpec(**(spec | changes)))  # type: ignore[arg-type]
+    return broker.groups.subscribe(ConsumerSpec(**(spec | changes)))  # type: ignore[arg-type]
 
 
 def numbers(messages: list[MessageExt]) -> list[int]:
@@ -157,7 +157,7 @@ def in_between(broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> Embed
     monkeypatch.setattr(broker.store, "_delete_units_before_log", lambda: None)
     send(broker, 7)
     delete(broker, 1)
-    assert broker.min_offset(ORDERS) == 0
+    assert broker.reader.min_offset(ORDERS) == 0
     return broker
 
 
@@ -174,13 +174,13 @@ def test_a_consumer_that_reads_during_the_deletion_continues_at_once(in_between:
 
 def test_a_pull_during_the_deletion_raises_with_the_next_offset(in_between: EmbeddedBroker) -> None:
     with pytest.raises(OffsetOutOfRangeError, match="got 1, which retention deleted") as caught:
-        in_between.pull(ORDERS, 1)
+        in_between.reader.pull(ORDERS, 1)
 
     assert caught.value.next_offset == 3
 
 
 def test_a_search_by_time_during_the_deletion_finds_the_first_existing_message(in_between: EmbeddedBroker) -> None:
-    assert in_between.search_offset(ORDERS, 0) == 3
+    assert in_between.reader.search_offset(ORDERS, 0) == 3
 
 
 def test_a_pull_of_a_deleted_message_raises_with_reason_and_next_offset(broker: EmbeddedBroker) -> None:
@@ -191,16 +191,16 @@ def test_a_pull_of_a_deleted_message_raises_with_reason_and_next_offset(broker: 
         OffsetOutOfRangeError,
         match=r"queue 0 of orders has offsets 3..6, got 2, which retention deleted; continue at 3",
     ) as caught:
-        broker.pull(ORDERS, 2)
+        broker.reader.pull(ORDERS, 2)
 
-    assert caught.value.next_offset == broker.min_offset(ORDERS) == 3
+    assert caught.value.next_offset == broker.reader.min_offset(ORDERS) == 3
 
 
 def test_a_search_by_time_finds_the_first_existing_message(broker: EmbeddedBroker) -> None:
     send(broker, 7)
     delete(broker, 1)
 
-    assert broker.search_offset(ORDERS, 0) == 3
+    assert broker.reader.search_offset(ORDERS, 0) == 3
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,9 @@ def test_consumer_and_producer_work_while_files_are_deleted(tmp_path: Path) -> N
         assert consumer.poll(20) == []  # so its position is now the first message
         read: list[int] = []
         sending = pool.submit(
-            lambda: [broker.send(Message("orders", str(number).encode() + bytes(1_000))) for number in range(count)]
+            lambda: [
+                broker.sends.send(Message("orders", str(number).encode() + bytes(1_000))) for number in range(count)
+            ]
         )
         while count - 1 not in read[-100:]:
             cleaning.clean()
@@ -247,7 +249,7 @@ def test_consumer_and_producer_work_while_files_are_deleted(tmp_path: Path) -> N
 
         assert read == sorted(set(read))
         assert broker.store.start_offset >= FILE * (count * 1_000 // FILE - 1)
-        assert broker.min_offset(ORDERS) > count - FILE // 1_000
+        assert broker.reader.min_offset(ORDERS) > count - FILE // 1_000
 
 
 # --- producers --------------------------------------------------------------------------------------
@@ -259,11 +261,11 @@ def test_above_the_warning_level_each_kind_of_send_raises_with_the_reason(broker
     message = Message("orders", b"x")
 
     for send_message in (
-        lambda: broker.send(message),
-        lambda: broker.send_batch([message, message]),
-        lambda: broker.send_one_way(message),
-        lambda: broker.send_async([message]).result(0),
-        lambda: broker.send(Message("orders", b"x", {"DELAY": "3"})),
+        lambda: broker.sends.send(message),
+        lambda: broker.sends.send_batch([message, message]),
+        lambda: broker.sends.send_one_way(message),
+        lambda: broker.sends.send_async([message]).result(0),
+        lambda: broker.sends.send(Message("orders", b"x", {"DELAY": "3"})),
     ):
         with pytest.raises(SendError, match=FULL):
             send_message()
@@ -272,41 +274,41 @@ def test_above_the_warning_level_each_kind_of_send_raises_with_the_reason(broker
 def test_messages_that_are_due_on_a_full_disk_are_delivered_when_there_is_space(broker: EmbeddedBroker) -> None:
     """Each once, none early. RocketMQ discards a timer after three attempts."""
     harness = Harness(broker)
-    broker.send(Message("orders", b"1", {"DELAY": "1"}))
-    broker.send(Message("orders", b"2", {"TIMER_DELAY_MS": "1500"}))
+    broker.sends.send(Message("orders", b"1", {"DELAY": "1"}))
+    broker.sends.send(Message("orders", b"2", {"TIMER_DELAY_MS": "1500"}))
     broker.store.cleaning.disk_used_ratio = lambda: 0.95
     broker.store.cleaning.clean()
 
     with capture_logs() as logs:
         harness.advance("5s")
-    while_full = broker.max_offset(ORDERS)
+    while_full = broker.reader.max_offset(ORDERS)
     broker.store.cleaning.disk_used_ratio = lambda: 0.5
     harness.advance("11s")  # until the next check of the disk and the next attempt
 
     assert while_full == 0
     assert {line["service"] for line in logs if line["event"] == "release.stalled"} == {"delay.schedule", "delay.timer"}
-    assert numbers(list(broker.pull(ORDERS, 0).messages)) == [1, 2]
+    assert numbers(list(broker.reader.pull(ORDERS, 0).messages)) == [1, 2]
 
 
 def test_messages_that_are_due_on_a_full_disk_do_not_keep_their_file(tmp_path: Path) -> None:
     """They cannot be delivered while the disk is full. If they kept their file, there would never be space again."""
     with EmbeddedBroker(tmp_path, SMALL, VirtualClock()) as broker:
-        broker.send(Message("later", b"1", {"DELAY": "1"}))
-        broker.send(Message("later", b"2", {"TIMER_DELAY_MS": "1500"}))
+        broker.sends.send(Message("later", b"1", {"DELAY": "1"}))
+        broker.sends.send(Message("later", b"2", {"TIMER_DELAY_MS": "1500"}))
         send(broker, 6)
         harness = Harness(broker)
         broker.store.cleaning.disk_used_ratio = lambda: 0.95 if broker.store.start_offset == 0 else 0.5
         broker.store.cleaning.load(None)
         broker.store.cleaning.clean()
         harness.advance("5s")
-        waited = broker.max_offset(LATER)
+        waited = broker.reader.max_offset(LATER)
 
         broker.store.cleaning.load(broker.engine.delayed.control)
         harness.advance("30s")
 
         assert waited == 0
         assert broker.store.start_offset == FILE
-        assert sorted(numbers(list(broker.pull(LATER, 0).messages))) == [1, 2]
+        assert sorted(numbers(list(broker.reader.pull(LATER, 0).messages))) == [1, 2]
 
 
 # --- the broker -------------------------------------------------------------------------------------
@@ -318,10 +320,10 @@ def test_a_broker_deletes_old_files_at_the_hour_of_delete_when(broker: EmbeddedB
     harness = Harness(broker)
 
     harness.advance("27h 59m")
-    before = broker.min_offset(ORDERS)
+    before = broker.reader.min_offset(ORDERS)
     harness.advance("1m")
 
-    assert (before, broker.min_offset(ORDERS), broker.max_offset(ORDERS)) == (0, 9, 10)
+    assert (before, broker.reader.min_offset(ORDERS), broker.reader.max_offset(ORDERS)) == (0, 9, 10)
     assert [path.name for path in (tmp_path / "commitlog").iterdir()] == [f"{3 * FILE:020d}"]
 
 
@@ -334,8 +336,8 @@ def test_a_delayed_message_survives_the_deletion_of_its_file(tmp_path: Path, end
     due_ms = clock.now_ms() + 10 * 86_400_000
     broker = EmbeddedBroker(tmp_path, settings, clock)
     broker.start()
-    broker.send(Message("later", b"1", {"DELAY": "1"}))
-    broker.send(Message("later", b"2", {"TIMER_DELIVER_MS": str(due_ms)}))
+    broker.sends.send(Message("later", b"1", {"DELAY": "1"}))
+    broker.sends.send(Message("later", b"2", {"TIMER_DELIVER_MS": str(due_ms)}))
     begins = []
 
     for _ in range(9):
@@ -349,13 +351,13 @@ def test_a_delayed_message_survives_the_deletion_of_its_file(tmp_path: Path, end
     harness = Harness(broker)
     clock.set_ms(due_ms - 1)
     harness.run_until_idle()
-    too_early = broker.max_offset(LATER)
+    too_early = broker.reader.max_offset(LATER)
     harness.advance("1ms")
     harness.advance("2d")
 
     assert begins[3] > 2 * FILE
-    assert too_early == broker.min_offset(LATER) == 0
-    assert sorted(numbers(list(broker.pull(LATER, 0, 100).messages))) == [1, 2]
+    assert too_early == broker.reader.min_offset(LATER) == 0
+    assert sorted(numbers(list(broker.reader.pull(LATER, 0, 100).messages))) == [1, 2]
     broker.close()
 
 
@@ -369,14 +371,14 @@ def test_a_delay_of_more_than_a_year_survives_files_that_are_kept_for_an_hour(tm
         harness = Harness(broker)
         for days in (400, 1, 0):
             delay_ms = days * 86_400_000 + 10_800_000
-            broker.send(Message("later", b"%d" % days, {"TIMER_DELAY_MS": str(delay_ms)}))
+            broker.sends.send(Message("later", b"%d" % days, {"TIMER_DELAY_MS": str(delay_ms)}))
         for _ in range(81):
             send(broker, 7)
             harness.advance("5d")
 
-        arrived = broker.pull(LATER, broker.min_offset(LATER), 100).messages
+        arrived = broker.reader.pull(LATER, broker.reader.min_offset(LATER), 100).messages
         last = broker.store.read_at(arrived[-1].physical_offset)
-        total = broker.max_offset(LATER)
+        total = broker.reader.max_offset(LATER)
 
     assert total == 3
     assert [message.body for message in arrived] == [b"400"], (
@@ -390,16 +392,16 @@ def test_a_delay_of_more_than_a_year_survives_files_that_are_kept_for_an_hour(tm
 def test_a_store_directory_opens_again_after_files_were_deleted(tmp_path: Path) -> None:
     clock = VirtualClock()
     with open_broker(tmp_path, clock) as broker:
-        broker.send(Message("orders", b"0", {"TIMER_DELAY_MS": "1000"}))
+        broker.sends.send(Message("orders", b"0", {"TIMER_DELAY_MS": "1000"}))
         Harness(broker).advance("2s")
         send(broker, 9)
         delete(broker, 2)
 
     for _ in range(2):
         with open_broker(tmp_path, clock) as broker:
-            low, high = broker.min_offset(ORDERS), broker.max_offset(ORDERS)
+            low, high = broker.reader.min_offset(ORDERS), broker.reader.max_offset(ORDERS)
             assert low > 0
-            assert len(broker.pull(ORDERS, low, 100).messages) == high - low
+            assert len(broker.reader.pull(ORDERS, low, 100).messages) == high - low
             send(broker, 1)
             Harness(broker).advance("1h")
 

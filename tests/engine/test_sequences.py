@@ -88,7 +88,7 @@ def test_a_sequence_with_another_value_is_refused(arguments: tuple[str, int, int
 def test_a_stored_message_has_its_number_as_a_property(tmp_path: Path) -> None:
     """Consumers of any client can recognise repeats by it."""
     with EmbeddedBroker(tmp_path, clock=VirtualClock()) as broker:
-        broker.send_sequenced(numbered(0, 2), SendSequence("query", 7, 3))
+        broker.sends.send_sequenced(numbered(0, 2), SendSequence("query", 7, 3))
 
         assert [each.properties[Property.SEQUENCE] for each in messages_in(broker, "orders")] == [
             "query 7 3 0",
@@ -100,21 +100,21 @@ def test_an_invalid_message_stores_none_of_its_send(tmp_path: Path) -> None:
     too_large = (Message("orders", bytes(5_000)), QUEUE)
     with EmbeddedBroker(tmp_path, SMALL, VirtualClock()) as broker:
         with pytest.raises(MessageError, match="allowed are 4096"):
-            broker.send_sequenced([*numbered(0, 1), too_large], SendSequence("query", 0, 0))
+            broker.sends.send_sequenced([*numbered(0, 1), too_large], SendSequence("query", 0, 0))
 
         assert messages_in(broker, "orders") == []
 
 
 def test_ordinary_sends_write_no_table(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path, clock=VirtualClock()) as broker:
-        broker.send(Message("orders", b"x"))
+        broker.sends.send(Message("orders", b"x"))
 
     assert not (tmp_path / "config" / "sendSequences.json").exists()
 
 
 def test_the_table_is_written_with_the_checkpoint(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path, clock=VirtualClock()) as broker:
-        broker.send_sequenced(numbered(0, 3), SendSequence("query", 1, 0))
+        broker.sends.send_sequenced(numbered(0, 3), SendSequence("query", 1, 0))
 
     table = json.loads((tmp_path / "config" / "sendSequences.json").read_text())
     assert table["applications"]["query"]["version"] == 1
@@ -123,16 +123,16 @@ def test_the_table_is_written_with_the_checkpoint(tmp_path: Path) -> None:
 
 def test_more_messages_than_a_log_file_holds_are_stored_in_order(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path, SMALL, VirtualClock()) as broker:
-        broker.send_sequenced(numbered(0, 500), SendSequence("query", 0, 0))
+        broker.sends.send_sequenced(numbered(0, 500), SendSequence("query", 0, 0))
 
         assert [int(each.body) for each in messages_in(broker, "orders")] == list(range(500))
 
 
 def test_a_gap_names_the_next_number(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path, clock=VirtualClock()) as broker:
-        broker.send_sequenced(numbered(0, 2), SendSequence("query", 1, 0))
+        broker.sends.send_sequenced(numbered(0, 2), SendSequence("query", 1, 0))
         with pytest.raises(SendError, match="partition 0 of 'query', version 1: the next number is 2, got 5"):
-            broker.send_sequenced(numbered(5, 1), SendSequence("query", 1, 0, 5))
+            broker.sends.send_sequenced(numbered(5, 1), SendSequence("query", 1, 0, 5))
 
 
 def test_a_power_loss_at_any_moment_stores_each_message_once(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_power_loss_at_any_moment_stores_each_message_once(tmp_path: Path) -> 
 
     disk.on_event = check
     for first in range(0, 60, 20):
-        broker.send_sequenced(
+        broker.sends.send_sequenced(
             [(Message("orders", b"%d" % n + b" " * 200), QUEUE) for n in range(first, first + 20)],
             SendSequence("query", 0, 0, first),
         )
@@ -177,7 +177,7 @@ def _folder(tmp_path: Path) -> Path:
 def _problems_after_repeat(folder: Path) -> list[str]:
     with EmbeddedBroker(folder, SMALL, VirtualClock()) as broker:
         messages = [(Message("orders", b"%d" % n), QUEUE) for n in range(60)]
-        broker.send_sequenced(messages, SendSequence("query", 0, 0))
+        broker.sends.send_sequenced(messages, SendSequence("query", 0, 0))
         counts = Counter(int(message.body) for message in messages_in(broker, "orders"))
     wrong = {number: counts[number] for number in range(60) if counts[number] != 1}
     return [f"{folder.name}: number -> copies: {wrong}"] if wrong else []

@@ -20,9 +20,9 @@ def test_a_silent_producer_writes_a_few_lines_and_their_number() -> None:
     """20,000 half messages and a producer that does not answer wrote 120,191 lines."""
     broker = EmbeddedBroker(None, SETTINGS, VirtualClock())
     broker.start()
-    broker.check_transactions("shop", lambda message: TransactionState.UNKNOWN)
+    broker.transactions.check_transactions("shop", lambda message: TransactionState.UNKNOWN)
     for number in range(HALVES):
-        broker.send_half(Message("orders", b"%d" % number), "shop")
+        broker.sends.send_half(Message("orders", b"%d" % number), "shop")
 
     with capture_logs() as events:
         Harness(broker).advance(200_000)

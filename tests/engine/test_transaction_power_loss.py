@@ -74,7 +74,7 @@ class Run:
         broker.start()
         harness = Harness(broker)
         self.disk.on_event = self.check_images
-        broker.check_transactions(GROUP, lambda message: UNKNOWN)
+        broker.transactions.check_transactions(GROUP, lambda message: UNKNOWN)
         late = self.send(broker, b"late")
         for body, delay in ((b"commit", {}), (b"rollback", {}), (b"level", {"DELAY": "2"})):
             self.end(broker, self.send(broker, body, **delay))
@@ -89,14 +89,14 @@ class Run:
 
     def send(self, broker: EmbeddedBroker, body: bytes, **properties: str) -> HalfMessage:
         self.doing = f"sending {body!r}"
-        half = broker.send_half(Message("orders", body + b" " + bytes(300), dict(properties)), GROUP)
+        half = broker.sends.send_half(Message("orders", body + b" " + bytes(300), dict(properties)), GROUP)
         self.stored.add(body)
         return half
 
     def end(self, broker: EmbeddedBroker, half: HalfMessage) -> None:
         body = first_word(half.message)
         self.doing = f"ending {body!r}"
-        broker.end_transaction(half, STATES[body])
+        broker.transactions.end_transaction(half, STATES[body])
         self.ended.add(body)
 
     # --- images --------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class Run:
         clock = VirtualClock(self.clock.now_ms())
         for _ in range(2):  # the second time after a clean stop
             with opened(folder, clock) as broker:
-                broker.check_transactions(GROUP, check)
+                broker.transactions.check_transactions(GROUP, check)
                 Harness(broker).advance("40s")
                 delivered = Counter(first_word(message) for message in messages_in(broker, "orders"))
                 if broker.engine.transactions.open_count:

@@ -94,7 +94,7 @@ def kill_during_end(broker: EmbeddedBroker, half: HalfMessage, state: Transactio
     file = log._file
     log._file = PartlyWritten(file, written)  # type: ignore[assignment]
     try:
-        broker.end_transaction(half, state)
+        broker.transactions.end_transaction(half, state)
     except Killed:
         return True
     finally:
@@ -103,7 +103,7 @@ def kill_during_end(broker: EmbeddedBroker, half: HalfMessage, state: Transactio
 
 
 def send_half(broker: EmbeddedBroker, body: bytes = b"order", **properties: str) -> HalfMessage:
-    return broker.send_half(Message("orders", body, properties), GROUP)
+    return broker.sends.send_half(Message("orders", body, properties), GROUP)
 
 
 def bodies(broker: EmbeddedBroker, topic: str = "orders") -> list[bytes]:
@@ -113,7 +113,7 @@ def bodies(broker: EmbeddedBroker, topic: str = "orders") -> list[bytes]:
 def read_all(broker: EmbeddedBroker, topic: str) -> list[MessageExt]:
     """Return all messages of queue 0, also of a system topic."""
     queue = MessageQueue(topic, broker.name, 0)
-    return broker.pull(queue, broker.min_offset(queue), 1_000).messages
+    return broker.reader.pull(queue, broker.reader.min_offset(queue), 1_000).messages
 
 
 # --- records ---------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def read_all(broker: EmbeddedBroker, topic: str) -> list[MessageExt]:
 def test_a_half_message_and_its_op_message_have_the_form_of_rocketmq(broker: EmbeddedBroker) -> None:
     """Source: ``TransactionalMessageBridge``: real topic and queue as properties, queue 0, no transaction flag."""
     half = send_half(broker, TAGS="paid")
-    broker.end_transaction(half, COMMIT)
+    broker.transactions.end_transaction(half, COMMIT)
 
     [stored], [op] = read_all(broker, HALF_TOPIC), read_all(broker, OP_TOPIC)
     target = half.send_result.message_queue
@@ -143,7 +143,7 @@ def test_a_half_message_and_its_op_message_have_the_form_of_rocketmq(broker: Emb
 def test_a_committed_message_refers_to_its_transaction(broker: EmbeddedBroker) -> None:
     half = send_half(broker)
 
-    broker.end_transaction(half, COMMIT)
+    broker.transactions.end_transaction(half, COMMIT)
 
     [message] = messages_in(broker, "orders")
     [stored] = read_all(broker, HALF_TOPIC)
@@ -155,7 +155,7 @@ def test_a_committed_message_refers_to_its_transaction(broker: EmbeddedBroker) -
 
 
 def test_a_message_without_a_transaction_has_no_transaction_id(broker: EmbeddedBroker) -> None:
-    broker.send(Message("orders", b"plain"))
+    broker.sends.send(Message("orders", b"plain"))
 
     assert messages_in(broker, "orders")[0].transaction_id is None
 
@@ -164,7 +164,7 @@ def test_broker_properties_of_a_producer_have_no_effect(broker: EmbeddedBroker) 
     """A producer that copies the properties of a received message must not change the destination."""
     half = send_half(broker, REAL_TOPIC="elsewhere", REAL_QID="9", TRANSACTION_CHECK_TIMES="15", colour="red")
 
-    broker.end_transaction(half, COMMIT)
+    broker.transactions.end_transaction(half, COMMIT)
 
     [message] = messages_in(broker, "orders")
     assert message.properties["colour"] == "red"
@@ -176,7 +176,7 @@ def test_a_send_to_the_topics_of_transactions_is_refused(broker: EmbeddedBroker)
         with pytest.raises(DestinationError, match="belongs to the broker"):
             broker.queues(topic)
     with pytest.raises(DestinationError, match="belongs to the broker"):
-        broker.send(Message(TRANS_CHECK_MAX_TIME_TOPIC, b"x"))
+        broker.sends.send(Message(TRANS_CHECK_MAX_TIME_TOPIC, b"x"))
 
 
 # --- ends ------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def test_a_transaction_has_one_end(broker: EmbeddedBroker, harness: Harness) -> 
 
     with capture_logs() as logs:
         for state in (COMMIT, COMMIT, ROLLBACK):
-            broker.end_transaction(half, state)
+            broker.transactions.end_transaction(half, state)
     harness.advance("1h")
 
     assert bodies(broker) == [b"order"]
@@ -199,11 +199,11 @@ def test_a_producer_may_end_a_transaction_after_checks_with_the_first_offset(
 ) -> None:
     """A slow local transaction: two checks stored the half message again, and the producer knows the first offset."""
     checker = Checker(UNKNOWN)
-    broker.check_transactions(GROUP, checker)
+    broker.transactions.check_transactions(GROUP, checker)
     half = send_half(broker)
     harness.advance("40s")
 
-    broker.end_transaction(half, COMMIT)
+    broker.transactions.end_transaction(half, COMMIT)
     harness.advance("1h")
 
     assert len(checker) == 2
@@ -215,9 +215,9 @@ def test_an_end_by_another_group_is_refused(broker: EmbeddedBroker) -> None:
     half = send_half(broker)
 
     with pytest.raises(MessageError, match="belongs to producer group 'shop', 'others' cannot end it"):
-        broker.end_transaction(HalfMessage(half.message, "others", half.send_result), COMMIT)
+        broker.transactions.end_transaction(HalfMessage(half.message, "others", half.send_result), COMMIT)
 
-    broker.end_transaction(half, COMMIT)
+    broker.transactions.end_transaction(half, COMMIT)
     assert bodies(broker) == [b"order"]
 
 
@@ -251,7 +251,7 @@ def test_checks_are_sent_after_6_s_and_then_each_30_s(broker: EmbeddedBroker, ha
         checked_ms.append(broker.clock.now_ms() - start_ms)
         return UNKNOWN
 
-    broker.check_transactions(GROUP, check)
+    broker.transactions.check_transactions(GROUP, check)
     send_half(broker)
     harness.advance("2m")
 
@@ -261,7 +261,7 @@ def test_checks_are_sent_after_6_s_and_then_each_30_s(broker: EmbeddedBroker, ha
 def test_a_message_may_set_the_time_of_its_first_check(broker: EmbeddedBroker, harness: Harness) -> None:
     """By the property ``CHECK_IMMUNITY_TIME_IN_SECONDS``, which Java clients set."""
     checker = Checker(UNKNOWN)
-    broker.check_transactions(GROUP, checker)
+    broker.transactions.check_transactions(GROUP, checker)
     send_half(broker, b"slow", CHECK_IMMUNITY_TIME_IN_SECONDS="60")
     send_half(broker, b"no number", CHECK_IMMUNITY_TIME_IN_SECONDS="soon")
 
@@ -275,7 +275,7 @@ def test_a_message_may_set_the_time_of_its_first_check(broker: EmbeddedBroker, h
 
 def test_after_15_checks_the_message_is_discarded(broker: EmbeddedBroker, harness: Harness) -> None:
     checker = Checker(UNKNOWN)
-    broker.check_transactions(GROUP, checker)
+    broker.transactions.check_transactions(GROUP, checker)
     half = send_half(broker, TAGS="paid")
 
     with capture_logs() as logs:
@@ -297,7 +297,7 @@ def test_a_check_without_a_connected_producer_does_not_count(broker: EmbeddedBro
     harness.advance("1d")
     checker = Checker(COMMIT)
 
-    broker.check_transactions(GROUP, checker)
+    broker.transactions.check_transactions(GROUP, checker)
     harness.advance("1ms")
 
     assert checker[0].properties["TRANSACTION_CHECK_TIMES"] == "1"
@@ -316,7 +316,7 @@ def test_a_transaction_without_a_producer_is_discarded_after_the_retention_time(
 
 def test_a_closed_checker_gets_no_check(broker: EmbeddedBroker, harness: Harness) -> None:
     checker = Checker(UNKNOWN)
-    registration = broker.check_transactions(GROUP, checker)
+    registration = broker.transactions.check_transactions(GROUP, checker)
     send_half(broker)
     harness.advance("6s")
 
@@ -328,7 +328,7 @@ def test_a_closed_checker_gets_no_check(broker: EmbeddedBroker, harness: Harness
 
 
 def test_a_checker_that_returns_no_state_is_logged(broker: EmbeddedBroker, harness: Harness) -> None:
-    broker.check_transactions(GROUP, lambda message: "yes")  # type: ignore[arg-type,return-value]
+    broker.transactions.check_transactions(GROUP, lambda message: "yes")  # type: ignore[arg-type,return-value]
     send_half(broker)
 
     with capture_logs() as logs:
@@ -352,10 +352,10 @@ def test_on_a_system_clock_a_checker_runs_in_its_own_thread() -> None:
     with EmbeddedBroker(None, quick, SystemClock()) as broker:
         delivered: SimpleQueue[None] = SimpleQueue()
         broker.store.watch("orders", lambda: delivered.put(None))
-        broker.check_transactions(GROUP, check)
+        broker.transactions.check_transactions(GROUP, check)
         send_half(broker)
         name = names.get(timeout=10)
-        broker.send(Message("others", b"another"))
+        broker.sends.send(Message("others", b"another"))
         go_on.set()
         delivered.get(timeout=10)
         found = bodies(broker)
@@ -365,9 +365,9 @@ def test_on_a_system_clock_a_checker_runs_in_its_own_thread() -> None:
 
 
 def test_the_metrics_count_transactions(broker: EmbeddedBroker, harness: Harness) -> None:
-    broker.check_transactions(GROUP, Checker(UNKNOWN))
-    broker.end_transaction(send_half(broker), COMMIT)
-    broker.end_transaction(send_half(broker), ROLLBACK)
+    broker.transactions.check_transactions(GROUP, Checker(UNKNOWN))
+    broker.transactions.end_transaction(send_half(broker), COMMIT)
+    broker.transactions.end_transaction(send_half(broker), ROLLBACK)
     send_half(broker)
     harness.advance("40s")
     halfway = broker.metrics.snapshot()
@@ -387,11 +387,11 @@ def test_the_progress_is_stored_as_by_rocketmq(broker: EmbeddedBroker, harness: 
     is needed for it."""
     first, second, third = (send_half(broker, b"%d" % number) for number in range(3))
 
-    broker.end_transaction(second, COMMIT)
+    broker.transactions.end_transaction(second, COMMIT)
     harness.advance("1s")
     with_one_open = [broker.engine.offsets.offset(TRANSACTION_GROUP, topic, 0) for topic in (HALF_TOPIC, OP_TOPIC)]
-    broker.end_transaction(first, ROLLBACK)
-    broker.end_transaction(third, COMMIT)
+    broker.transactions.end_transaction(first, ROLLBACK)
+    broker.transactions.end_transaction(third, COMMIT)
     harness.advance("1s")
     with_none_open = [broker.engine.offsets.offset(TRANSACTION_GROUP, topic, 0) for topic in (HALF_TOPIC, OP_TOPIC)]
 
@@ -401,8 +401,8 @@ def test_the_progress_is_stored_as_by_rocketmq(broker: EmbeddedBroker, harness: 
 
 def test_a_broker_without_transactions_stores_no_progress_of_them(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path, SMALL, VirtualClock()) as broker:
-        broker.send(Message("orders", b"plain"))
-        broker.commit_offset("billing", MessageQueue("orders", broker.name, 0), 1)
+        broker.sends.send(Message("orders", b"plain"))
+        broker.groups.commit_offset("billing", MessageQueue("orders", broker.name, 0), 1)
 
     written = "".join(path.read_text() for path in (tmp_path / "config").glob("*.json"))
     assert "billing" in written
@@ -414,7 +414,7 @@ def test_the_number_of_checks_survives_restarts(tmp_path: Path) -> None:
     checker = Checker(UNKNOWN)
     for _ in range(3):
         with EmbeddedBroker(tmp_path, SMALL, clock) as broker:
-            broker.check_transactions(GROUP, checker)
+            broker.transactions.check_transactions(GROUP, checker)
             if not checker:
                 send_half(broker)
             Harness(broker).advance("31s")
@@ -444,7 +444,7 @@ def test_a_kill_at_any_byte_of_a_commit_delivers_the_message_once(tmp_path: Path
 
         for _ in range(2):  # the second start reads what the first one wrote
             with EmbeddedBroker(folder, SMALL, clock) as again:
-                again.check_transactions(GROUP, checker)
+                again.transactions.check_transactions(GROUP, checker)
                 Harness(again).advance("10s")
                 delivered = bodies(again)
 
@@ -468,9 +468,9 @@ def test_a_commit_whose_op_message_is_missing_is_not_repeated(tmp_path: Path, de
 
     checker = Checker(COMMIT)
     with capture_logs() as logs, EmbeddedBroker(tmp_path, SMALL, clock) as again:
-        again.check_transactions(GROUP, checker)
+        again.transactions.check_transactions(GROUP, checker)
         Harness(again).advance("2m")
-        again.end_transaction(half, COMMIT)
+        again.transactions.end_transaction(half, COMMIT)
         delivered = bodies(again)
 
     assert delivered == [b"order"]
@@ -488,7 +488,7 @@ def test_two_half_messages_of_one_message_are_one_transaction(tmp_path: Path) ->
 
     with EmbeddedBroker(tmp_path, SMALL, clock) as again:
         open_now = again.engine.transactions.open_count
-        again.end_transaction(first, COMMIT)
+        again.transactions.end_transaction(first, COMMIT)
         Harness(again).advance("1h")
         delivered = bodies(again)
 
@@ -527,7 +527,7 @@ def send_and_end(broker: EmbeddedBroker, harness: Harness) -> None:
     """Send and end four transactions. Errors of the disk are ignored."""
     for body, state in ENDS.items():
         with suppress(MQTemplateError):
-            broker.end_transaction(send_half(broker, body), state)
+            broker.transactions.end_transaction(send_half(broker, body), state)
         with suppress(MQTemplateError):
             harness.advance("3s")
 
@@ -540,7 +540,7 @@ def test_a_disk_that_fails_once_at_any_call_neither_loses_nor_repeats_a_transact
         broker = EmbeddedBroker(settings=SMALL, clock=clock, store_files=FolderStoreFiles(folder, disk))
         broker.start()
         harness = Harness(broker)
-        broker.check_transactions(GROUP, lambda message: FINAL_STATES[message.body])
+        broker.transactions.check_transactions(GROUP, lambda message: FINAL_STATES[message.body])
         first = len(disk.calls)
         disk.judge = once(first + at, errno.ENOSPC)
         send_and_end(broker, harness)
@@ -551,7 +551,7 @@ def test_a_disk_that_fails_once_at_any_call_neither_loses_nor_repeats_a_transact
         now = bodies(broker)
         broker.close()
         with EmbeddedBroker(folder, SMALL, clock) as again:
-            again.check_transactions(GROUP, lambda message: FINAL_STATES[message.body])
+            again.transactions.check_transactions(GROUP, lambda message: FINAL_STATES[message.body])
             Harness(again).advance("40s")
             later = bodies(again)
 
@@ -595,7 +595,7 @@ class Transactions(RuleBasedStateMachine):
         self.broker = EmbeddedBroker(self.folder / "store", SMALL, self.clock)
         self.broker.start()
         self.harness = Harness(self.broker)
-        self.broker.check_transactions(GROUP, self.check)
+        self.broker.transactions.check_transactions(GROUP, self.check)
 
     def teardown(self) -> None:
         """End all transactions, and check that each committed message is delivered once."""
@@ -633,14 +633,14 @@ class Transactions(RuleBasedStateMachine):
     @rule(delay=delays)
     def send(self, delay: dict[str, str]) -> None:
         body = b"%d" % next(self.count)
-        self.halves.append(self.broker.send_half(Message("orders", body, dict(delay)), GROUP))
+        self.halves.append(self.broker.sends.send_half(Message("orders", body, dict(delay)), GROUP))
         self.open.add(body)
 
     @precondition(lambda self: self.halves)
     @rule(index=indices, state=st.sampled_from(TransactionState))
     def end(self, index: int, state: TransactionState) -> None:
         half = self.half(index)
-        self.broker.end_transaction(half, state)
+        self.broker.transactions.end_transaction(half, state)
         self.record_end(half.message.body, state, half.message.properties)
 
     @precondition(lambda self: self.halves)
@@ -692,7 +692,7 @@ class Transactions(RuleBasedStateMachine):
         found = []
         for queue in self.broker.queues("orders"):
             at = 0
-            while (page := self.broker.pull(queue, at)).pull_status is not PullStatus.NO_NEW_MSG:
+            while (page := self.broker.reader.pull(queue, at)).pull_status is not PullStatus.NO_NEW_MSG:
                 found += [message.body for message in page.messages]
                 at = page.next_begin_offset
         assert sorted(found) == expected

@@ -24,7 +24,7 @@ STRICT = EmbeddedSettings(auto_create_topic_enable=False, topics=("audit",))
 def broker_with_listener(settings: EmbeddedSettings | None = None) -> Iterator[EmbeddedBroker]:
     """Broker with one listener, of the topic ``orders``."""
     with EmbeddedBroker(None, settings, VirtualClock()) as broker:
-        broker.subscribe(ConsumerSpec(group="billing", subscriptions={"orders": TagSelector()}))
+        broker.groups.subscribe(ConsumerSpec(group="billing", subscriptions={"orders": TagSelector()}))
         yield broker
 
 
@@ -36,27 +36,27 @@ def created(logs: object) -> list[tuple[str, str, str | None]]:
 
 def test_the_first_message_to_an_unknown_topic_is_logged_once_with_the_nearest_topic() -> None:
     with capture_logs() as logs, broker_with_listener() as broker:
-        broker.send(Message("ordres", b"1"))
-        broker.send(Message("ordres", b"2"))
-        broker.send(Message("zzz", b"3"))
+        broker.sends.send(Message("ordres", b"1"))
+        broker.sends.send(Message("ordres", b"2"))
+        broker.sends.send(Message("zzz", b"3"))
 
     assert created(logs) == [("info", "ordres", "orders"), ("info", "zzz", None)]
 
 
 def test_a_topic_of_a_listener_or_of_the_settings_is_known() -> None:
     with capture_logs() as logs, broker_with_listener(EmbeddedSettings(topics=("audit",))) as broker:
-        broker.send(Message("orders", b"1"))
-        broker.send(Message("audit", b"2"))
+        broker.sends.send(Message("orders", b"1"))
+        broker.sends.send(Message("audit", b"2"))
 
     assert created(logs) == []
 
 
 def test_a_stored_topic_is_known_after_a_restart(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path) as broker:
-        broker.send(Message("orders", b"1"))
+        broker.sends.send(Message("orders", b"1"))
 
     with capture_logs() as logs, EmbeddedBroker(tmp_path) as broker:
-        broker.send(Message("orders", b"2"))
+        broker.sends.send(Message("orders", b"2"))
 
     assert created(logs) == []
 
@@ -64,7 +64,7 @@ def test_a_stored_topic_is_known_after_a_restart(tmp_path: Path) -> None:
 def test_without_automatic_creation_an_unknown_topic_is_refused_with_the_nearest() -> None:
     with broker_with_listener(STRICT) as broker:
         with pytest.raises(DestinationError) as refused:
-            broker.send(Message("ordres", b"1"))
+            broker.sends.send(Message("ordres", b"1"))
         with pytest.raises(DestinationError, match="topic 'zzz' does not exist"):
             broker.queues("zzz")
 
@@ -81,8 +81,8 @@ def test_without_automatic_creation_known_topics_and_retries_work() -> None:
     with broker_with_listener(STRICT) as broker:
         broker.create_topic("reports", 1)
         for topic in ("orders", "audit", "reports"):
-            broker.send(Message(topic, b"1"))
-        member = broker.subscribe(ConsumerSpec(group="audit", subscriptions={"audit": TagSelector()}))
+            broker.sends.send(Message(topic, b"1"))
+        member = broker.groups.subscribe(ConsumerSpec(group="audit", subscriptions={"audit": TagSelector()}))
         [message] = member.poll(1)
 
         member.send_back(message, -1)

@@ -147,5 +147,5 @@ def test_the_program_runs_unchanged_on_rocketmq(tmp_path: Path, tmp_path_factory
         until_registered(names.address)
         with RemoteBroker(RemoteSettings(name_servers=(names.address,))) as broker:
             for _ in range(20):  # a broker that has just started needs longer for its first messages
-                broker.send(Message("schedule-message-topic", b"warm", {"DELAY": "1"}), timeout_ms=10_000)
+                broker.sends.send(Message("schedule-message-topic", b"warm", {"DELAY": "1"}), timeout_ms=10_000)
         run_on_a_cluster(names.address, tmp_path)

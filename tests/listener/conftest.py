@@ -74,7 +74,7 @@ class App:
         properties = {"TAGS": tag} if tag else {}
         queue = MessageQueue(topic, self.broker.name, queue_id)
         self.broker.queues(topic)
-        return [self.broker.send(Message(topic, body.encode(), dict(properties)), queue) for body in bodies]
+        return [self.broker.sends.send(Message(topic, body.encode(), dict(properties)), queue) for body in bodies]
 
     def run_until_idle(self) -> None:
         """Do everything that is due now."""
@@ -84,12 +84,12 @@ class App:
         self.harness.advance(milliseconds)
 
     def committed(self, group: str, topic: str = "orders", queue_id: int = 0) -> int | None:
-        return self.broker.committed_offset(group, MessageQueue(topic, self.broker.name, queue_id))
+        return self.broker.groups.committed_offset(group, MessageQueue(topic, self.broker.name, queue_id))
 
     def bodies(self, topic: str, queue_id: int = 0) -> list[str]:
         """Return the bodies of all messages in one queue, read without a group."""
         queue = MessageQueue(topic, self.broker.name, queue_id)
-        return [message.body.decode() for message in self.broker.pull(queue, 0, 1_000).messages]
+        return [message.body.decode() for message in self.broker.reader.pull(queue, 0, 1_000).messages]
 
 
 @pytest.fixture

@@ -420,7 +420,7 @@ def run_all(broker: Any, mode: str, *, is_async: bool, dead_letters: Callable[[]
 
         def send(bodies: list[str]) -> None:
             for number, body in enumerate(bodies):
-                broker.send(Message("orders", body.encode()), queues[number % len(queues)])
+                broker.sends.send(Message("orders", body.encode()), queues[number % len(queues)])
 
         send(["first", *(body for pair in zip(KINDS, others, strict=True) for body in pair), "last"])
         eventually(lambda: all(shop.calls[each] for each in ["first", *others, "last"]), "the others are handled")
@@ -453,7 +453,7 @@ def test_threads_of_a_listener_outlive_all_of_it(mode: str, is_async: bool) -> N
 
         def dead_letters() -> list[str]:
             queue = MessageQueue(DEAD_LETTERS, broker.name, 0)
-            return [message.body.decode() for message in broker.pull(queue, 0, 1_000).messages]
+            return [message.body.decode() for message in broker.reader.pull(queue, 0, 1_000).messages]
 
         run_all(broker, mode, is_async=is_async, dead_letters=dead_letters)
 
@@ -469,7 +469,7 @@ def test_threads_of_a_listener_on_our_server_outlive_all_of_it(mode: str, is_asy
 
             def dead_letters() -> list[str]:
                 queue = MessageQueue(DEAD_LETTERS, engine.name, 0)
-                return [message.body.decode() for message in engine.pull(queue, 0, 1_000).messages]
+                return [message.body.decode() for message in engine.reader.pull(queue, 0, 1_000).messages]
 
             run_all(broker, mode, is_async=is_async, dead_letters=dead_letters)
 

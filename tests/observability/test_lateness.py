@@ -50,7 +50,7 @@ def test_a_stopped_broker_is_found(tmp_path: Path) -> None:
     """Due one second after the broker stopped, which was away for a minute."""
     clock = VirtualClock()
     with EmbeddedBroker(tmp_path, clock=clock) as broker:
-        broker.send(Message("orders", b"x", {"TIMER_DELAY_MS": "1000"}))
+        broker.sends.send(Message("orders", b"x", {"TIMER_DELAY_MS": "1000"}))
     clock.move_ms(60 * SECOND)
 
     settings = {"mqtemplate.management.enabled": True}
@@ -133,7 +133,7 @@ def test_several_causes_of_one_delivery_are_found(tmp_path: Path) -> None:
     """The broker is away from 1 s to 61 s, and the listener paused until 71 s."""
     clock = VirtualClock()
     with EmbeddedBroker(tmp_path, clock=clock) as broker:
-        broker.send(Message("orders", b"x", {"TIMER_DELAY_MS": "1000"}))
+        broker.sends.send(Message("orders", b"x", {"TIMER_DELAY_MS": "1000"}))
     clock.move_ms(61 * SECOND)
 
     broker = EmbeddedBroker(tmp_path, clock=clock)

@@ -136,8 +136,8 @@ def test_a_batch_is_one_call_with_many_messages(observe: Observe) -> None:
 def test_a_clock_that_is_set_back_does_not_lower_the_sums() -> None:
     clock = SettableClock()
     with EmbeddedBroker() as broker:
-        queue = broker.send(Message("orders", b"x")).message_queue
-        [message] = broker.pull(queue, 0).messages
+        queue = broker.sends.send(Message("orders", b"x")).message_queue
+        [message] = broker.reader.pull(queue, 0).messages
     operations, listener = Operations("send", {}, 10), listener_info("bill", clock)
     lateness, skew = LatenessRecorder(clock, 10_000), ClockSkew(clock)
 
@@ -183,7 +183,7 @@ def test_nothing_is_wrapped_while_the_metrics_are_off() -> None:
     with EmbeddedBroker() as broker:
         observed = Observability(broker, ObservabilitySettings(metrics=off.metrics, tracing=no_tracing))
 
-        assert observed.sends(broker.clock)(broker.send) == broker.send
+        assert observed.sends(broker.clock)(broker.sends.send) == broker.sends.send
         assert observed.handling(listener_info("bill", broker.clock))(print) is print
 
 
@@ -244,6 +244,6 @@ def test_threads_lose_no_count() -> None:
 
 def test_a_message_of_the_broker_directly_is_not_counted(observe: Observe) -> None:
     observed = observe()
-    observed.app.broker.send(Message("orders", b"x"))
+    observed.app.broker.sends.send(Message("orders", b"x"))
 
     assert observed.samples("client.send.messages") == {}

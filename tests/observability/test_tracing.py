@@ -160,7 +160,7 @@ def test_a_traceparent_of_another_client_is_continued(traced: Traced, broker: Em
 
     with traced.start(broker, note, probability=0) as app:
         given = f"00-{TRACE_ID}-{SPAN_ID}-01"
-        broker.send(Message("orders", b"x", {"traceparent": given, "tracestate": "vendor=1"}))
+        broker.sends.send(Message("orders", b"x", {"traceparent": given, "tracestate": "vendor=1"}))
         Harness(app).advance("1s")
 
     process = traced.span("process orders")
@@ -307,7 +307,7 @@ def test_a_trace_that_is_not_sampled_stays_so(traced: Traced, broker: EmbeddedBr
 
 def test_an_invalid_traceparent_is_ignored(traced: Traced, broker: EmbeddedBroker) -> None:
     with traced.start(broker, bill) as app:
-        broker.send(Message("orders", b"x", {"traceparent": "00-nonsense"}))
+        broker.sends.send(Message("orders", b"x", {"traceparent": "00-nonsense"}))
         Harness(app).advance("1s")
 
     assert traced.spans == () or linked(traced.span("process orders")) == []

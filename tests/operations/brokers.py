@@ -38,16 +38,16 @@ def fill(broker: Broker) -> None:
     queues = broker.queues("orders")
     for number in range(10):
         properties = {Property.KEYS: f"order-{number}", Property.TAGS: "paid" if number % 2 else "open"}
-        broker.send(Message("orders", b'{"number": %d}' % number, properties), queues[number % 2])
+        broker.sends.send(Message("orders", b'{"number": %d}' % number, properties), queues[number % 2])
     for hours in (1, 2, 30):
         due = {Property.TIMER_DELAY_MS: str(hours * HOUR_MS), Property.KEYS: f"due-{hours}", Property.TAGS: "reminder"}
-        broker.send(Message("reminders", b"in %d hours" % hours, due))
-    broker.send(Message("reminders", b"by level", {Property.DELAY: "18", Property.KEYS: "due-level"}))
+        broker.sends.send(Message("reminders", b"in %d hours" % hours, due))
+    broker.sends.send(Message("reminders", b"by level", {Property.DELAY: "18", Property.KEYS: "due-level"}))
 
 
 def create_dead_letters(broker: Broker, group: str = "billing", count: int = 3) -> None:
     """Have *group* read the topic orders, and fail for the first messages."""
-    consumer = broker.subscribe(ConsumerSpec(group=group, subscriptions={"orders": TagSelector()}))
+    consumer = broker.groups.subscribe(ConsumerSpec(group=group, subscriptions={"orders": TagSelector()}))
     messages: list[MessageExt] = []
     while len(messages) < 10:
         messages += consumer.poll(32, 200)

@@ -33,14 +33,16 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("original") / "store"
     with EmbeddedBroker(folder, SETTINGS, VirtualClock()) as broker:
         for number in range(40):
-            broker.send(Message("orders", b"%d" % number * 100, {"KEYS": f"k{number}"}), QUEUE)
-        broker.send(Message("orders", b"level", {"DELAY": "9"}))
-        broker.cancel(broker.send(Message("orders", b"timer", {"TIMER_DELAY_MS": "60000"})).handle)
-        broker.send(Message("orders", b"timer", {"TIMER_DELAY_MS": "120000"}))
-        broker.end_transaction(broker.send_half(Message("orders", b"half"), "billing"), TransactionState.COMMIT)
-        broker.send_half(Message("orders", b"open"), "billing")
-        broker.send_sequenced([(Message("orders", b"x"), QUEUE)], SendSequence("app", 1, 0))
-        broker.commit_offset("billing", QUEUE, 3)
+            broker.sends.send(Message("orders", b"%d" % number * 100, {"KEYS": f"k{number}"}), QUEUE)
+        broker.sends.send(Message("orders", b"level", {"DELAY": "9"}))
+        broker.delayed.cancel(broker.sends.send(Message("orders", b"timer", {"TIMER_DELAY_MS": "60000"})).handle)
+        broker.sends.send(Message("orders", b"timer", {"TIMER_DELAY_MS": "120000"}))
+        broker.transactions.end_transaction(
+            broker.sends.send_half(Message("orders", b"half"), "billing"), TransactionState.COMMIT
+        )
+        broker.sends.send_half(Message("orders", b"open"), "billing")
+        broker.sends.send_sequenced([(Message("orders", b"x"), QUEUE)], SendSequence("app", 1, 0))
+        broker.groups.commit_offset("billing", QUEUE, 3)
     return folder
 
 

@@ -56,7 +56,7 @@ def test_an_interrupted_resend_marks_what_was_sent(tmp_path: Path) -> None:
 def test_a_dead_letter_without_its_topic_cannot_be_resent(tmp_path: Path) -> None:
     """For example one that a program has sent to the dead-letter topic itself."""
     with admin_of("memory", tmp_path) as admin:
-        admin.open_for_changes().send(Message("%DLQ%billing", b"foreign"))
+        admin.open_for_changes().sends.send(Message("%DLQ%billing", b"foreign"))
         letters = DeadLetters(admin)
         foreign = [each for each in letters.find("billing") if each.message.body == b"foreign"]
         with pytest.raises(MessageError, match="does not name the topic that it was sent to"):
@@ -70,7 +70,7 @@ def test_a_client_with_a_namespace_sees_its_names_without_it(tmp_path: Path) -> 
     with server(tmp_path) as settings, RemoteBroker(replace(settings, namespace="shop")) as client:
         admin: BrokerAdmin = RemoteAdmin(client, client.client_context)
         client.create_topic("orders", 1)
-        client.send(Message("orders", b"hello", {"KEYS": "k"}))
+        client.sends.send(Message("orders", b"hello", {"KEYS": "k"}))
         names = admin.topic_names()
         message = MessageSearch(admin).by_key("orders", "k")[0]
         topic = admin.topic("orders")

@@ -35,7 +35,7 @@ def broker(clock: VirtualClock) -> Iterator[EmbeddedBroker]:
 def consumer_of(broker: EmbeddedBroker, retries: int = 1) -> Consumer:
     first = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
     subscriptions = {"orders": TagSelector()}
-    return broker.subscribe(
+    return broker.groups.subscribe(
         ConsumerSpec(
             group="billing", subscriptions=subscriptions, consume_from_where=first, max_reconsume_times=retries
         )
@@ -48,7 +48,7 @@ def kinds(broker: EmbeddedBroker, msg_id: str) -> list[str]:
 
 def test_a_delayed_message_that_fails_goes_through_its_retries_to_the_dead_letters(broker: EmbeddedBroker) -> None:
     harness = Harness(broker)
-    sent = broker.send(Message("orders", b"x", {Property.TIMER_DELAY_MS: "5000"}))
+    sent = broker.sends.send(Message("orders", b"x", {Property.TIMER_DELAY_MS: "5000"}))
     consumer = consumer_of(broker)
     harness.advance("6s")
     for _ in range(2):
@@ -73,7 +73,7 @@ def test_a_delayed_message_that_fails_goes_through_its_retries_to_the_dead_lette
 
 
 def test_a_pending_message_has_its_deliver_time_last(broker: EmbeddedBroker) -> None:
-    sent = broker.send(Message("orders", b"x", {Property.TIMER_DELAY_MS: "5000"}))
+    sent = broker.sends.send(Message("orders", b"x", {Property.TIMER_DELAY_MS: "5000"}))
 
     *_, last = message_path(EmbeddedAdmin(broker), sent.msg_id, "orders").steps
 
@@ -84,13 +84,13 @@ def test_a_pending_message_has_its_deliver_time_last(broker: EmbeddedBroker) -> 
 
 @pytest.mark.parametrize("delay", [{Property.TIMER_DELAY_MS: "60000"}, {Property.DELAY: "5"}])
 def test_a_reschedule_and_a_cancel_are_steps(broker: EmbeddedBroker, delay: dict[str, str]) -> None:
-    first = broker.send(Message("orders", b"x", dict(delay)))
-    second = broker.send(Message("orders", b"x", dict(delay)))
+    first = broker.sends.send(Message("orders", b"x", dict(delay)))
+    second = broker.sends.send(Message("orders", b"x", dict(delay)))
     assert first.handle is not None
     assert second.handle is not None
 
-    broker.reschedule(first.handle, broker.clock.now_ms() + 90 * S_MS)
-    broker.cancel(second.handle)
+    broker.delayed.reschedule(first.handle, broker.clock.now_ms() + 90 * S_MS)
+    broker.delayed.cancel(second.handle)
     Harness(broker).advance("2m")
 
     assert kinds(broker, first.msg_id) == ["sent", "delayed", "rescheduled", "delivered"]
@@ -98,7 +98,7 @@ def test_a_reschedule_and_a_cancel_are_steps(broker: EmbeddedBroker, delay: dict
 
 
 def test_a_message_without_a_delay_is_stored_and_read_by_groups(broker: EmbeddedBroker) -> None:
-    sent = broker.send(Message("orders", b"x"))
+    sent = broker.sends.send(Message("orders", b"x"))
     consumer = consumer_of(broker)
     [message] = consumer.poll(10)
     admin = EmbeddedAdmin(broker)
@@ -113,7 +113,7 @@ def test_a_message_without_a_delay_is_stored_and_read_by_groups(broker: Embedded
 
 
 def test_a_message_that_was_sent_again_has_both_deliveries(broker: EmbeddedBroker) -> None:
-    sent = broker.send(Message("orders", b"x"))
+    sent = broker.sends.send(Message("orders", b"x"))
     consumer = consumer_of(broker)
     [message] = consumer.poll(10)
     consumer.send_back(message, -1)
@@ -132,7 +132,7 @@ def test_a_message_without_records_is_an_error(broker: EmbeddedBroker) -> None:
 def test_each_kind_of_broker_has_the_path(admin: BrokerAdmin) -> None:
     """In memory, a snapshot of a directory, and a server."""
     [letter, *_] = DeadLetters(admin).find("billing")
-    pending = admin.broker.pending(_due("due-2")).messages[0]
+    pending = admin.broker.delayed.pending(_due("due-2")).messages[0]
 
     failed = message_path(admin, letter.message.msg_id, "orders")
     due = message_path(admin, pending.msg_id, "reminders")

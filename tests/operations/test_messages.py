@@ -35,8 +35,8 @@ def test_a_tail_returns_what_is_stored_after_its_start(admin: BrokerAdmin) -> No
     assert tail.poll() == []
 
     broker = admin.open_for_changes()
-    broker.send(Message("orders", b"open", {"TAGS": "open"}))
-    broker.send(Message("orders", b"paid", {"TAGS": "paid"}))
+    broker.sends.send(Message("orders", b"open", {"TAGS": "open"}))
+    broker.sends.send(Message("orders", b"paid", {"TAGS": "paid"}))
 
     found = eventually(tail.poll, "the message is visible")
     assert [message.body for message in found] == [b"paid"]

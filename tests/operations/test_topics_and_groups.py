@@ -46,7 +46,7 @@ def test_connected_members_and_their_subscriptions_are_listed(kind: str, tmp_pat
     with admin_of(kind, tmp_path) as admin:
         tags, sql = TagSelector("paid"), Sql92Selector("number > 3")
         spec = ConsumerSpec(group="mailing", subscriptions={"orders": tags, "reminders": sql})
-        member = admin.broker.subscribe(spec)
+        member = admin.broker.groups.subscribe(spec)
         group = admin.group("mailing")
         member.close()
 
@@ -88,7 +88,7 @@ def test_a_reset_is_planned_and_applied(
 
 def test_connected_members_of_a_server_continue_at_the_new_offset(tmp_path: Path) -> None:
     with admin_of("server", tmp_path) as admin:
-        member = admin.broker.subscribe(ConsumerSpec(group="billing", subscriptions={"orders": TagSelector()}))
+        member = admin.broker.groups.subscribe(ConsumerSpec(group="billing", subscriptions={"orders": TagSelector()}))
         first: list[int] = []
         while len(first) < 4:
             first += [message.queue_offset for message in member.poll(32, 500)]
@@ -109,7 +109,7 @@ def test_connected_members_of_a_server_continue_at_the_new_offset(tmp_path: Path
 def test_a_group_with_listeners_in_this_process_is_refused() -> None:
     with EmbeddedBroker() as broker:
         fill(broker)
-        member = broker.subscribe(ConsumerSpec(group="billing", subscriptions={"orders": TagSelector()}))
+        member = broker.groups.subscribe(ConsumerSpec(group="billing", subscriptions={"orders": TagSelector()}))
         with pytest.raises(UnsupportedError, match="has listeners in this process, with read positions of their own"):
             EmbeddedAdmin(broker).set_offsets("billing", {MessageQueue("orders", broker.name, 0): 1})
         member.close()
@@ -129,7 +129,7 @@ def test_a_directory_in_use_is_read_and_not_changed(tmp_path: Path) -> None:
         assert admin.topic("orders").message_count == 10
         with pytest.raises(StoreLockedError, match="is in use by process"):
             admin.set_offsets("billing", {MessageQueue("orders", owner.name, 0): 1})
-        owner.send(Message("orders", b"new"))
+        owner.sends.send(Message("orders", b"new"))
         before = admin.topic("orders").message_count
         admin.refresh()
 

@@ -101,7 +101,7 @@ decorate = message_listener("orders", "billing", consume_mode="ORDERLY", retry=[
 
 with MQApplication(decorate(bill), settings=IN_MEMORY, environment={}) as app:
     for key, body in (("A1", b"paid"), ("A1", b"paid"), ("A2", b"the end")):
-        app.broker.send(Message("orders", body, {"UNIQ_KEY": key}), app.broker.queues("orders")[0])
+        app.broker.sends.send(Message("orders", body, {"UNIQ_KEY": key}), app.broker.queues("orders")[0])
     done.wait(60)
 print("calls:", calls)
 print("effects:", list(OutboxMessage.objects.order_by("id").values_list("msg_id", flat=True)))

@@ -46,7 +46,7 @@ def test_a_repeat_has_no_effect_and_a_failure_records_nothing(
 
     kit.start(bill)
     for _ in range(2):
-        kit.template.broker.send(Message("orders", b"paid", {"UNIQ_KEY": "A1"}))
+        kit.template.broker.sends.send(Message("orders", b"paid", {"UNIQ_KEY": "A1"}))
     kit.harness.advance("1m")
 
     assert (len(calls), effects(engine)) == (3, ["paid"])

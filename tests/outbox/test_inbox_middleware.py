@@ -39,7 +39,7 @@ UnitOfWork = Annotated[OutboxSession[Session], Depends(unit_of_work)]
 
 def send_twice(template: RocketMQTemplate, text: str = "paid") -> None:
     for _ in range(2):
-        template.broker.send(Message("orders", text.encode(), {"UNIQ_KEY": f"id of {text}"}))
+        template.broker.sends.send(Message("orders", text.encode(), {"UNIQ_KEY": f"id of {text}"}))
 
 
 @pytest.fixture(params=["engine", "sessionmaker"])
@@ -62,9 +62,9 @@ def test_a_repeat_is_dropped_and_a_failure_stores_nothing(
             raise OSError("after the effect, before the commit")
 
     kit.start(bill)
-    kit.template.broker.send(Message("orders", b"paid", {"UNIQ_KEY": "A1"}))
+    kit.template.broker.sends.send(Message("orders", b"paid", {"UNIQ_KEY": "A1"}))
     kit.harness.advance("1m")
-    kit.template.broker.send(Message("orders", b"paid", {"UNIQ_KEY": "A1"}))
+    kit.template.broker.sends.send(Message("orders", b"paid", {"UNIQ_KEY": "A1"}))
     kit.harness.advance("1m")
 
     assert (len(calls), effects(engine), recorded(engine)) == (2, ["paid"], 1)
@@ -82,7 +82,7 @@ def test_a_message_that_is_requested_again_stores_nothing(
         return ConsumeStatus.RECONSUME_LATER if len(calls) == 1 else ConsumeStatus.CONSUME_SUCCESS
 
     kit.start(bill)
-    kit.template.broker.send(Message("orders", b"paid", {"UNIQ_KEY": "A1"}))
+    kit.template.broker.sends.send(Message("orders", b"paid", {"UNIQ_KEY": "A1"}))
     kit.harness.advance("1m")
 
     assert (len(calls), effects(engine), recorded(engine)) == (2, ["paid"], 1)
@@ -149,7 +149,7 @@ def test_an_async_handler_has_an_async_session(url: str, engine: sa.Engine) -> N
             broker = app.broker
             queue = (await asyncio.to_thread(broker.queues, "orders"))[0]
             for key, body in (("A1", b"paid"), ("A1", b"paid"), ("A2", b"the end")):
-                await asyncio.to_thread(broker.send, Message("orders", body, {"UNIQ_KEY": key}), queue)
+                await asyncio.to_thread(broker.sends.send, Message("orders", body, {"UNIQ_KEY": key}), queue)
             await asyncio.wait_for(done.wait(), 60)
         await async_engine.dispose()
 

@@ -36,7 +36,7 @@ BILLING = ConsumerSpec(group="billing", subscriptions={"orders": TagSelector()})
 def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmbeddedBroker]:
     """A broker with threads and one message."""
     with EmbeddedBroker(tmp_path / "store" if request.param == "disk" else None) as broker:
-        broker.send(Message("orders", b"before"), QUEUE)
+        broker.sends.send(Message("orders", b"before"), QUEUE)
         yield broker
 
 
@@ -70,7 +70,7 @@ def bodies(broker: EmbeddedBroker, topic: str = "orders") -> list[bytes]:
     return [
         message.body
         for queue in broker.queues(topic)
-        for message in broker.pull(queue, broker.min_offset(queue), 1_000).messages
+        for message in broker.reader.pull(queue, broker.reader.min_offset(queue), 1_000).messages
     ]
 
 
@@ -80,21 +80,21 @@ def bodies(broker: EmbeddedBroker, topic: str = "orders") -> list[bytes]:
 def test_every_use_of_a_broker_in_a_child_raises(broker: EmbeddedBroker) -> None:
     message = Message("orders", b"child")
     calls: dict[str, Callable[[], object]] = {
-        "send": lambda: broker.send(message),
-        "send_batch": lambda: broker.send_batch([message]),
-        "send_async": lambda: broker.send_async([message]),
-        "send_one_way": lambda: broker.send_one_way(message),
-        "send_half": lambda: broker.send_half(message, "g"),
-        "request": lambda: broker.request(message),
+        "send": lambda: broker.sends.send(message),
+        "send_batch": lambda: broker.sends.send_batch([message]),
+        "send_async": lambda: broker.sends.send_async([message]),
+        "send_one_way": lambda: broker.sends.send_one_way(message),
+        "send_half": lambda: broker.sends.send_half(message, "g"),
+        "request": lambda: broker.requests.request(message),
         "queues": lambda: broker.queues("orders"),
         "create_topic": lambda: broker.create_topic("more"),
-        "pull": lambda: broker.pull(QUEUE, 0),
-        "min_offset": lambda: broker.min_offset(QUEUE),
-        "subscribe": lambda: broker.subscribe(BILLING),
-        "commit_offset": lambda: broker.commit_offset("billing", QUEUE, 1),
-        "committed_offset": lambda: broker.committed_offset("billing", QUEUE),
-        "cancel": lambda: broker.cancel(key="1", topic="orders"),
-        "pending": lambda: broker.pending(PendingQuery()),
+        "pull": lambda: broker.reader.pull(QUEUE, 0),
+        "min_offset": lambda: broker.reader.min_offset(QUEUE),
+        "subscribe": lambda: broker.groups.subscribe(BILLING),
+        "commit_offset": lambda: broker.groups.commit_offset("billing", QUEUE, 1),
+        "committed_offset": lambda: broker.groups.committed_offset("billing", QUEUE),
+        "cancel": lambda: broker.delayed.cancel(key="1", topic="orders"),
+        "pending": lambda: broker.delayed.pending(PendingQuery()),
         "change_delay_levels": lambda: broker.change_delay_levels("1s"),
         "services": broker.services,
         "start": broker.start,
@@ -105,7 +105,7 @@ def test_every_use_of_a_broker_in_a_child_raises(broker: EmbeddedBroker) -> None
 
 
 def test_every_use_of_a_consumer_in_a_child_raises(broker: EmbeddedBroker) -> None:
-    consumer = broker.subscribe(BILLING)
+    consumer = broker.groups.subscribe(BILLING)
     (message,) = consumer.poll(10, 5_000)
     calls: dict[str, Callable[[], object]] = {
         "poll": lambda: consumer.poll(1),
@@ -193,7 +193,7 @@ def test_the_application_of_the_parent_does_nothing_in_a_child(tmp_path: Path) -
 
 def test_the_error_says_which_object_which_process_and_what_to_do(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path) as broker:
-        error = in_child(lambda: str(broker.send(Message("orders", b"child"))))
+        error = in_child(lambda: str(broker.sends.send(Message("orders", b"child"))))
 
     assert error.startswith(
         f"ForkedError: broker 'broker-a' (store directory {tmp_path}), with the templates and consumers that use it, "
@@ -211,9 +211,9 @@ def test_a_child_that_exits_touches_no_file(tmp_path: Path) -> None:
     """Neither ``close``, nor the end of a ``with`` block, nor garbage collection, nor exit handlers."""
     broker = EmbeddedBroker(tmp_path / "store", clock=VirtualClock())
     broker.start()
-    broker.send(Message("orders", b"x"))
-    broker.send(Message("orders", b"later", {"TIMER_DELAY_MS": "60000"}))
-    broker.commit_offset("billing", QUEUE, 1)
+    broker.sends.send(Message("orders", b"x"))
+    broker.sends.send(Message("orders", b"later", {"TIMER_DELAY_MS": "60000"}))
+    broker.groups.commit_offset("billing", QUEUE, 1)
     services = list(broker.services())
     before = contents(tmp_path / "store")
 
@@ -241,18 +241,18 @@ def test_a_child_that_exits_touches_no_file(tmp_path: Path) -> None:
 def test_a_message_is_sent_while_children_come_and_go(tmp_path: Path) -> None:
     """Parent and child send 50 messages each. Those of the parent are there after a restart, and no other."""
     with EmbeddedBroker(tmp_path) as broker:
-        broker.send(Message("orders", b"first"), QUEUE)
+        broker.sends.send(Message("orders", b"first"), QUEUE)
         child = fork()
         if child == 0:
             failed = 0
             for number in range(50):
                 try:
-                    broker.send(Message("orders", b"child %d" % number), QUEUE)
+                    broker.sends.send(Message("orders", b"child %d" % number), QUEUE)
                 except ForkedError:
                     failed += 1
             os._exit(failed)
         for number in range(50):
-            broker.send(Message("orders", b"parent %d" % number), QUEUE)
+            broker.sends.send(Message("orders", b"parent %d" % number), QUEUE)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 50
 
     with EmbeddedBroker(tmp_path) as broker:
@@ -264,12 +264,12 @@ def test_a_child_may_start_a_broker_of_its_own(tmp_path: Path) -> None:
 
         def work() -> str:
             with EmbeddedBroker(tmp_path / "child") as own:
-                own.send(Message("orders", b"child"))
+                own.sends.send(Message("orders", b"child"))
                 return str(bodies(own))
 
         assert in_child(work) == "[b'child']"
         assert "in use by process" in in_child(lambda: str(EmbeddedBroker(tmp_path / "parent").start()))
-        broker.send(Message("orders", b"parent"))
+        broker.sends.send(Message("orders", b"parent"))
 
 
 def test_a_broker_that_was_created_before_the_fork_may_start_after_it(tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ def test_a_broker_that_was_created_before_the_fork_may_start_after_it(tmp_path: 
 
     def work() -> str:
         with broker:
-            broker.send(Message("orders", b"child"))
+            broker.sends.send(Message("orders", b"child"))
             return str(bodies(broker))
 
     assert in_child(work) == "[b'child']"
@@ -293,11 +293,11 @@ def test_a_child_may_open_the_folder_once_the_parent_has_closed_it(tmp_path: Pat
         os.read(reader, 1)
         try:
             with EmbeddedBroker(tmp_path) as own:
-                own.send(Message("orders", b"child"))
+                own.sends.send(Message("orders", b"child"))
         except BaseException:
             os._exit(1)
         os._exit(0)
-    broker.send(Message("orders", b"parent"))
+    broker.sends.send(Message("orders", b"parent"))
     broker.close()
     os.write(writer, b"x")
 

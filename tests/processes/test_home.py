@@ -74,7 +74,7 @@ def test_a_broadcasting_group_without_a_home_folder_is_told_what_to_set(folder: 
                 spec = ConsumerSpec(
                     group="b", subscriptions={"orders": TagSelector()}, message_model=MessageModel.BROADCASTING
                 )
-                broker.subscribe(spec).close()
+                broker.groups.subscribe(spec).close()
                 return "subscribed"
 
         assert _as_nobody(lambda: subscribe(folder / "offsets"), folder) == "subscribed"

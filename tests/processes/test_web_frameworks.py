@@ -157,7 +157,7 @@ def test_reload_of_uvicorn_opens_the_store_directory_again(tmp_path: Path) -> No
 
     assert first != second
     with EmbeddedBroker(tmp_path / "store") as broker:  # nothing holds the directory
-        assert sum(broker.max_offset(queue) for queue in broker.queues("orders")) == 2
+        assert sum(broker.reader.max_offset(queue) for queue in broker.queues("orders")) == 2
 
 
 # --- Flask in gunicorn --------------------------------------------------------------------------------

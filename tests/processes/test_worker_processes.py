@@ -89,7 +89,7 @@ def bodies(folder: Path) -> list[bytes]:
         return [
             message.body
             for queue in broker.queues("orders")
-            for message in broker.pull(queue, broker.min_offset(queue), 1_000).messages
+            for message in broker.reader.pull(queue, broker.reader.min_offset(queue), 1_000).messages
         ]
 
 
@@ -157,14 +157,14 @@ def test_of_two_workers_of_uvicorn_one_owns_the_folder(tmp_path: Path) -> None:
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
     with EmbeddedBroker(tmp_path / "store") as broker:
-        broker.send(Message("orders", b"from the parent"))
+        broker.sends.send(Message("orders", b"from the parent"))
         yield broker
 
 
 def send_with(broker: EmbeddedBroker, answers: multiprocessing.SimpleQueue[str]) -> None:
     """Send with a broker of the parent. The process then ends as multiprocessing ends it."""
     try:
-        broker.send(Message("orders", b"from the child"))
+        broker.sends.send(Message("orders", b"from the child"))
     except ForkedError as error:
         answers.put(str(error))
 
@@ -172,7 +172,7 @@ def send_with(broker: EmbeddedBroker, answers: multiprocessing.SimpleQueue[str])
 def open_folder(folder: Path, answers: multiprocessing.SimpleQueue[str]) -> None:
     try:
         with EmbeddedBroker(folder) as broker:
-            broker.send(Message("orders", b"from the child"))
+            broker.sends.send(Message("orders", b"from the child"))
     except StoreLockedError as error:
         answers.put(str(error))
 
@@ -187,7 +187,7 @@ def test_a_process_that_multiprocessing_forked_gets_an_error(broker: EmbeddedBro
 
     assert child.exitcode == 0
     assert "multiprocessing: start method spawn" in answers.get()
-    broker.send(Message("orders", b"from the parent again"))
+    broker.sends.send(Message("orders", b"from the parent again"))
     broker.close()
     assert sorted(bodies(tmp_path / "store")) == [b"from the parent", b"from the parent again"]
 

@@ -52,15 +52,15 @@ def test_messages_stay_in_the_folder_in_which_the_broker_was_created(home: Path,
     with EmbeddedBroker("./data", small) as broker:
         os.chdir(other)
         for number in range(8):
-            broker.send(Message("orders", b"%d" % number * (400 << 10)), QUEUE)
-        broker.send(Message("orders", b"later", {"TIMER_DELAY_MS": "3600000"}))
-        broker.commit_offset("billing", QUEUE, 3)
+            broker.sends.send(Message("orders", b"%d" % number * (400 << 10)), QUEUE)
+        broker.sends.send(Message("orders", b"later", {"TIMER_DELAY_MS": "3600000"}))
+        broker.groups.commit_offset("billing", QUEUE, 3)
 
     with EmbeddedBroker(home / "data", small) as broker:
-        found = [message.body[:1] for at in range(8) for message in broker.pull(QUEUE, at, max_count=1).messages]
+        found = [message.body[:1] for at in range(8) for message in broker.reader.pull(QUEUE, at, max_count=1).messages]
         assert found == [b"%d" % number for number in range(8)]
-        assert broker.count_pending(PendingQuery(), 86_400_000).total == 1
-        assert broker.committed_offset("billing", QUEUE) == 3
+        assert broker.delayed.count_pending(PendingQuery(), 86_400_000).total == 1
+        assert broker.groups.committed_offset("billing", QUEUE) == 3
 
 
 @pytest.mark.parametrize("key", ["rocketmq.name-server", "mqtemplate.broker.store-path"])
@@ -135,7 +135,7 @@ def test_a_deleted_working_directory_is_an_error_for_relative_paths_only(home: P
             "file or directory); give an absolute path, or start in a directory that exists"
         )
     with EmbeddedBroker(absolute) as broker:
-        broker.send(Message("orders", b"x"))
+        broker.sends.send(Message("orders", b"x"))
     os.chdir(home.parent)
 
 

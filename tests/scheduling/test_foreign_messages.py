@@ -71,7 +71,7 @@ def app(broker: EmbeddedBroker, runs: list[ScheduledRun]) -> Iterator[MQApplicat
 
 
 def send_delayed(broker: EmbeddedBroker, keys: str, tag: str = "report") -> None:
-    broker.send(
+    broker.sends.send(
         Message(TOPIC, b"not a run", {"TAGS": tag, "KEYS": keys, "TIMER_DELAY_SEC": "1800"}), broker.queues(TOPIC)[0]
     )
 
@@ -147,7 +147,7 @@ def test_each_body_that_is_no_run_is_refused_as_a_message(
     app.start()
     sent = list(bodies())
     for body in sent:
-        broker.send(Message(TOPIC, body, {"TAGS": "report"}), ScheduleTopic(broker)._queue_of("report"))
+        broker.sends.send(Message(TOPIC, body, {"TAGS": "report"}), ScheduleTopic(broker)._queue_of("report"))
 
     harness = Harness(app, raise_handler_errors=False)
     harness.advance("2h")
@@ -165,7 +165,7 @@ def test_a_message_with_the_key_of_a_run_and_another_body_does_not_take_its_plac
     """The first message with the key of a run counts; one that is no run has no part in that."""
     app.start()
     key = RunMessage.of_run("report", VALID["run_ms"], Trigger(every_ms=HOUR_MS), 0).key
-    broker.send(Message(TOPIC, b"no run", {"KEYS": str(key)}), ScheduleTopic(broker)._queue_of("report"))
+    broker.sends.send(Message(TOPIC, b"no run", {"KEYS": str(key)}), ScheduleTopic(broker)._queue_of("report"))
 
     Harness(app, raise_handler_errors=False).advance("2h")
 
@@ -175,7 +175,7 @@ def test_a_message_with_the_key_of_a_run_and_another_body_does_not_take_its_plac
 def test_a_pause_that_another_program_stored_is_listed(broker: EmbeddedBroker, app: MQApplication) -> None:
     """Its end may be any number that an offset can be."""
     app.start()
-    broker.commit_offset(f"{TOPIC}-report-paused", ScheduleTopic(broker)._queue_of("report"), (1 << 63) - 1)
+    broker.groups.commit_offset(f"{TOPIC}-report-paused", ScheduleTopic(broker)._queue_of("report"), (1 << 63) - 1)
 
     [state] = app.get(Schedules).list()
 

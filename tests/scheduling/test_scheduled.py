@@ -455,7 +455,7 @@ def test_a_message_of_someone_else_in_the_topic_is_a_dead_letter(broker: Embedde
     report, runs = recorder(every="1h", max_reconsume_times=0)
     harness = Harness(start(report), raise_handler_errors=False)
 
-    broker.send(Message("mqtemplate-schedules", b"hello", {"TAGS": "report"}))
+    broker.sends.send(Message("mqtemplate-schedules", b"hello", {"TAGS": "report"}))
     harness.advance("1h")
 
     [dead] = harness.assert_dead_lettered("mqtemplate-schedules-report", 1)

@@ -74,7 +74,7 @@ def test_a_tag_that_no_listener_can_name_is_refused_in_each_place(tag: str) -> N
 def test_a_message_of_another_client_with_such_a_tag_is_received() -> None:
     """By a listener for all tags, and by a condition; only its tag alone cannot be named."""
     with EmbeddedBroker(clock=VirtualClock()) as broker:
-        broker.send(Message("orders", b"x", {"TAGS": "a,b"}), None, 3_000)
+        broker.sends.send(Message("orders", b"x", {"TAGS": "a,b"}), None, 3_000)
         template = RocketMQTemplate(broker, consumer_group="all", consumer_topic="orders")
         by_sql = RocketMQTemplate(
             broker,

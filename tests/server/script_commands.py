@@ -94,7 +94,9 @@ class ServerCommands:
 
     def commit(self, group: str, topic: str, queue: str, offset: str) -> None:
         """Commit an offset in the process of the broker."""
-        self.serving.engine.commit_offset(group, MessageQueue(topic, self.serving.engine.name, int(queue)), int(offset))
+        self.serving.engine.groups.commit_offset(
+            group, MessageQueue(topic, self.serving.engine.name, int(queue)), int(offset)
+        )
 
     def committed(self, group: str, topic: str) -> list[str]:
         """Print the offsets of a group, by queue."""
@@ -102,7 +104,9 @@ class ServerCommands:
 
     def lengths(self, topic: str) -> list[str]:
         """Print the number of messages in each queue."""
-        return [" ".join(str(self.serving.engine.max_offset(queue)) for queue in self.serving.engine.queues(topic))]
+        return [
+            " ".join(str(self.serving.engine.reader.max_offset(queue)) for queue in self.serving.engine.queues(topic))
+        ]
 
     # --- requests ------------------------------------------------------------------------------
 

@@ -26,8 +26,8 @@ def cluster() -> Iterator[LocalCluster]:
     with LocalCluster(make_engine(VirtualClock()), settings, acl=AclSettings(accounts=ACCOUNTS)) as cluster:
         for topic in ("orders", "salaries"):
             cluster.engine.create_topic(topic, 1)
-            cluster.engine.send(Message(topic, b"one"))
-            cluster.engine.send(Message(topic, b"two"))
+            cluster.engine.sends.send(Message(topic, b"one"))
+            cluster.engine.sends.send(Message(topic, b"two"))
         yield cluster
 
 

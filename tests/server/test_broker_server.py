@@ -181,9 +181,9 @@ def test_the_engine_continues_to_run_after_the_server_stopped(tmp_path: Path, cl
     with EmbeddedBroker(tmp_path, ENGINE) as engine:
         with BrokerServer(engine, BrokerServerSettings(listen=ANY_PORT)) as server:
             client.invoke(str(server.address), send_request("orders", b"remote"), LONG)
-        engine.send(Message("orders", b"here"), MessageQueue("orders", "broker-a", 0))
+        engine.sends.send(Message("orders", b"here"), MessageQueue("orders", "broker-a", 0))
 
-        found = engine.pull(MessageQueue("orders", "broker-a", 0), 0).messages
+        found = engine.reader.pull(MessageQueue("orders", "broker-a", 0), 0).messages
 
     assert [message.body for message in found] == [b"remote", b"here"]
 

@@ -107,7 +107,7 @@ def test_delayed_messages_are_delivered_and_never_early(java: JavaClient) -> Non
 
 
 def test_it_reads_messages_of_the_embedded_broker(java: JavaClient, server: BrokerServer) -> None:
-    server.engine.send(Message("mixed", b"from here", {"TAGS": "t"}))
+    server.engine.sends.send(Message("mixed", b"from here", {"TAGS": "t"}))
 
     (message,) = java.read("mixed", 1, LONG)
 

@@ -78,4 +78,4 @@ def test_a_position_can_be_changed_while_messages_are_prefetched() -> None:
         app.template.sync_send("orders", "last")
 
         assert received.get(timeout=PATIENCE_S) == "last"
-        eventually(lambda: app.broker.committed_offset("billing", queue) == 5, "all messages are committed")
+        eventually(lambda: app.broker.groups.committed_offset("billing", queue) == 5, "all messages are committed")

@@ -35,11 +35,11 @@ def test_messages_and_offsets_survive_a_restart(tmp_path: Path) -> None:
     with LocalCluster(make_engine(VirtualClock(), tmp_path), SETTINGS, ANY_PORT) as cluster:
         with Tool(cluster.address) as tool:
             tool.send("orders")
-        cluster.engine.commit_offset("billing", queue, 1)
+        cluster.engine.groups.commit_offset("billing", queue, 1)
 
     with make_engine(VirtualClock(), tmp_path) as engine:
-        assert engine.max_offset(queue) == 1
-        assert engine.committed_offset("billing", queue) == 1
+        assert engine.reader.max_offset(queue) == 1
+        assert engine.groups.committed_offset("billing", queue) == 1
 
 
 def test_a_cluster_can_be_stopped_twice_and_closes_both_ports() -> None:

@@ -80,7 +80,7 @@ def deliver(messages: MQTemplate, *bodies: bytes, **properties: str) -> list[str
     """Send messages to the topic of the tasks, and return why they were dead letters."""
     broker = messages.template.broker
     for body in bodies:
-        broker.send(Message("celery-eta", body, properties))
+        broker.sends.send(Message("celery-eta", body, properties))
     Harness(messages.application, raise_handler_errors=False).advance("1m")
     return [each.user_properties["dead_letter_message"] for each in messages_in(broker, "%DLQ%celery-eta")]
 
@@ -154,13 +154,13 @@ def test_a_signature_covers_each_byte_of_the_task_and_the_topic(
     celery.tasks["shop.remind"].apply_async((1,), countdown=3_600)
     [pending] = messages.template.pending(topic="celery-eta").messages
     broker = messages.template.broker
-    [stored] = broker.messages_by_key("rmq_sys_wheel_timer", pending.msg_id, 1, unique=True)
+    [stored] = broker.reader.messages_by_key("rmq_sys_wheel_timer", pending.msg_id, 1, unique=True)
     signature = stored.properties["celery_signature"]
     elsewhere = start(signing_key=KEY, topic="other-eta")
 
     changed = stored.body.replace(b"[1]", b"[2]")
     reasons = deliver(messages, changed, celery_signature=signature)
-    elsewhere.template.broker.send(Message("other-eta", stored.body, {"celery_signature": signature}))
+    elsewhere.template.broker.sends.send(Message("other-eta", stored.body, {"celery_signature": signature}))
     Harness(elsewhere.application, raise_handler_errors=False).advance("1m")
 
     assert changed != stored.body

@@ -37,7 +37,7 @@ def test_an_application_with_few_messages_takes_less_than_eight_mebibytes(tmp_pa
         with EmbeddedBroker(tmp_path, clock=clock) as broker:
             for number in range(100):
                 properties = {0: {}, 1: {"DELAY": "3"}, 2: {"TIMER_DELAY_SEC": str(3_600 + number)}}[number % 3]
-                broker.send(Message(f"topic-{number % 5}", bytes(200), dict(properties)))
+                broker.sends.send(Message(f"topic-{number % 5}", bytes(200), dict(properties)))
             for service in broker.services():
                 service.step()
             clock.move_ms(2_000)
@@ -49,7 +49,7 @@ def test_files_are_created_with_their_first_use(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path, clock=VirtualClock()) as broker:
         assert not any((tmp_path / name).exists() for name in ("timerwheel", "timerlog", "index", "commitlog"))
 
-        broker.send(Message("orders", b"x", {"TIMER_DELAY_SEC": "60"}))
+        broker.sends.send(Message("orders", b"x", {"TIMER_DELAY_SEC": "60"}))
         for service in broker.services():
             service.step()
 

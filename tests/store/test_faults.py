@@ -132,24 +132,24 @@ class User:
         assert self.broker is not None
         body = self.body(size)
         with self.errors_noted():
-            result = self.broker.send(Message(topic, body, dict(properties)))
+            result = self.broker.sends.send(Message(topic, body, dict(properties)))
             self.note([body], properties, result.send_status)
 
     def send_batch(self, count: int, **properties: str) -> None:
         assert self.broker is not None
         batch = [self.body(30) for _ in range(count)]
         with self.errors_noted():
-            result = self.broker.send_batch([Message("orders", body, dict(properties)) for body in batch])
+            result = self.broker.sends.send_batch([Message("orders", body, dict(properties)) for body in batch])
             self.note(batch, properties, result.send_status)
 
     def send_otherwise(self) -> None:
         assert self.broker is not None
         body = self.body(40)
         with self.errors_noted():
-            future: Future[Any] = self.broker.send_async([Message("orders", body)])
+            future: Future[Any] = self.broker.sends.send_async([Message("orders", body)])
             self.note([body], {}, future.result(0).send_status)
         with self.errors_noted():
-            self.broker.send_one_way(Message("orders", self.body(50)))
+            self.broker.sends.send_one_way(Message("orders", self.body(50)))
         with self.errors_noted():
             self.broker.create_topic("another", 3)
 
@@ -165,9 +165,11 @@ class User:
     def consume(self) -> None:
         assert self.broker is not None
         with self.errors_noted():
-            consumer = self.broker.subscribe(ConsumerSpec(group="billing", subscriptions={"orders": TagSelector()}))
+            consumer = self.broker.groups.subscribe(
+                ConsumerSpec(group="billing", subscriptions={"orders": TagSelector()})
+            )
             for message in consumer.poll(100, 0):
-                self.broker.commit_offset("billing", message.message_queue, message.queue_offset + 1)
+                self.broker.groups.commit_offset("billing", message.message_queue, message.queue_offset + 1)
             consumer.close()
 
     def advance(self, milliseconds: int) -> None:
@@ -389,7 +391,7 @@ def test_the_future_of_an_asynchronous_send_has_the_disk_error(quick_folder: Pat
     user.broker.queues("orders")
     fail_next(user.disk, "allocate")
 
-    future = user.broker.send_async([Message("orders", b"x")])
+    future = user.broker.sends.send_async([Message("orders", b"x")])
 
     with pytest.raises(SendError, match="not stored: cannot create .*Input/output error.*send again"):
         future.result(0)

@@ -47,7 +47,7 @@ def open_broker(tmp_path: Path) -> Iterator[OpenBroker]:
 def send(broker: EmbeddedBroker, count: int = 150) -> None:
     for number in range(count):
         delay = {"TIMER_DELAY_SEC": str(60 + number)} if number % 3 == 0 else {}
-        broker.send(Message("orders", b"%04d" % number + bytes(500), {"KEYS": f"k{number}", **delay}))
+        broker.sends.send(Message("orders", b"%04d" % number + bytes(500), {"KEYS": f"k{number}", **delay}))
         if number % 50 == 0:
             for service in broker.services():
                 service.step()
@@ -56,8 +56,8 @@ def send(broker: EmbeddedBroker, count: int = 150) -> None:
 def stored(broker: EmbeddedBroker) -> list[bytes]:
     messages: list[MessageExt] = []
     for queue in broker.queues("orders"):
-        for at in range(broker.min_offset(queue), broker.max_offset(queue)):
-            messages += broker.pull(queue, at, 1).messages
+        for at in range(broker.reader.min_offset(queue), broker.reader.max_offset(queue)):
+            messages += broker.reader.pull(queue, at, 1).messages
     return sorted(message.body[:4] for message in messages)
 
 
@@ -87,8 +87,8 @@ def test_all_sizes_are_taken_from_the_directory(open_broker: OpenBroker) -> None
 
     assert sizes(broker) == UNUSUAL
     assert stored(broker) == expected
-    assert broker.pending(PendingQuery(topic="orders")).messages[0].keys == "k0"
-    assert [message.body[:4] for message in broker.messages_by_key("orders", "k100")] == [b"0100"]
+    assert broker.delayed.pending(PendingQuery(topic="orders")).messages[0].keys == "k0"
+    assert [message.body[:4] for message in broker.reader.messages_by_key("orders", "k100")] == [b"0100"]
     send(broker)
     assert len(stored(broker)) == 2 * len(expected)
     assert sizes(open_broker()) == UNUSUAL

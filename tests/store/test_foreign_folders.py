@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
     """A store folder, some levels below the folder of the test."""
     folder = tmp_path / "a" / "b" / "store"
     with EmbeddedBroker(folder, clock=VirtualClock()) as broker:
-        broker.send(Message("orders", b"first"))
+        broker.sends.send(Message("orders", b"first"))
     return folder
 
 
@@ -99,16 +99,18 @@ def test_a_record_whose_topic_leads_out_of_the_folder_is_damaged(
     with opened(folder) as broker, monkeypatch.context() as writing:
         writing.setattr(codec, "_encode_topic", encoder_of(EVIL))
         writing.setattr(codec, "decode_topic", bytes.decode)
-        broker.send(Message("e" * len(EVIL), b"evil"))
+        broker.sends.send(Message("e" * len(EVIL), b"evil"))
         writing.undo()
         if followed_by:
-            broker.send(Message("orders", followed_by))
+            broker.sends.send(Message("orders", followed_by))
     (folder / "abort").write_text("1")
     (folder / "checkpoint").unlink()
     shutil.rmtree(folder / "consumequeue")
 
     with capture_logs() as logs, opened(folder) as broker:
-        bodies = [message.body for queue in broker.queues("orders") for message in broker.pull(queue, 0, 32).messages]
+        bodies = [
+            message.body for queue in broker.queues("orders") for message in broker.reader.pull(queue, 0, 32).messages
+        ]
 
     assert sorted(bodies) == sorted(filter(None, [b"first", followed_by]))
     assert names_outside(tmp_path, folder) == []

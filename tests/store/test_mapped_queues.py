@@ -40,12 +40,12 @@ def queue_descriptors(store: Path) -> int:
 
 def send_to_each(broker: EmbeddedBroker, body: bytes) -> None:
     for number in range(COUNT):
-        broker.send(Message(f"topic-{number}", body, {}))
+        broker.sends.send(Message(f"topic-{number}", body, {}))
 
 
 def bodies(broker: EmbeddedBroker, number: int) -> list[bytes]:
     queue, found = MessageQueue(f"topic-{number}", broker.name, 0), []
-    while messages := broker.pull(queue, len(found)).messages:  # one pull ends at the end of a file
+    while messages := broker.reader.pull(queue, len(found)).messages:  # one pull ends at the end of a file
         found += [message.body for message in messages]
     return found
 
@@ -80,7 +80,7 @@ def test_a_crash_with_released_queues_loses_no_message(tmp_path: Path) -> None:
 
     with broker_on(tmp_path) as broker:
         assert [bodies(broker, number) for number in range(COUNT)] == [[b"first"]] * COUNT
-        assert broker.search_offset(MessageQueue("topic-0", broker.name, 0), 0) == 0
+        assert broker.reader.search_offset(MessageQueue("topic-0", broker.name, 0), 0) == 0
 
 
 def test_a_reader_of_a_released_queue_sees_the_next_messages(tmp_path: Path) -> None:
@@ -89,8 +89,8 @@ def test_a_reader_of_a_released_queue_sees_the_next_messages(tmp_path: Path) -> 
         sent = []
         for number in range(10):
             sent.append(f"{number}".encode())
-            broker.send(Message("topic-0", sent[-1], {}))
-            broker.send(Message("topic-1", b"other", {}))  # releases the files of the first topic
+            broker.sends.send(Message("topic-0", sent[-1], {}))
+            broker.sends.send(Message("topic-1", b"other", {}))  # releases the files of the first topic
             assert bodies(broker, 0) == sent
 
 

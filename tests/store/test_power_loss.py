@@ -111,8 +111,8 @@ def test_a_consumer_offset_is_never_ahead_of_the_log_after_a_power_failure(quick
     )
     broker = EmbeddedBroker(settings=options, clock=clock, store_files=FolderStoreFiles(quick_folder / "store", disk))
     broker.start()
-    sent = broker.send(Message("orders", b"read before the power failed"))
-    broker.commit_offset("billing", sent.message_queue, 1)
+    sent = broker.sends.send(Message("orders", b"read before the power failed"))
+    broker.groups.commit_offset("billing", sent.message_queue, 1)
     clock.move_ms(100)
     for service in broker.services():
         service.step()
@@ -120,7 +120,11 @@ def test_a_consumer_offset_is_never_ahead_of_the_log_after_a_power_failure(quick
     write_image(disk.image(disk.contents(), set()), quick_folder / "image")
     store_files = FolderStoreFiles(quick_folder / "image", RestartedDisk())
     with EmbeddedBroker(settings=options, clock=clock, store_files=store_files) as again:
-        assert again.committed_offset("billing", sent.message_queue) == again.max_offset(sent.message_queue) == 1
+        assert (
+            again.groups.committed_offset("billing", sent.message_queue)
+            == again.reader.max_offset(sent.message_queue)
+            == 1
+        )
     broker.close()
 
 

@@ -111,9 +111,9 @@ def test_a_send_is_written_early_and_one_without_waiting_is_not(tmp_path: Path, 
     settings = EmbeddedSettings(mapped_file_size_commit_log=1 << 20)
     store_files = FolderStoreFiles(tmp_path, disk)
     with EmbeddedBroker(settings=settings, clock=VirtualClock(), store_files=store_files) as broker:
-        broker.send_one_way(Message("orders", b"one"))
+        broker.sends.send_one_way(Message("orders", b"one"))
         assert disk.started == []
         start = broker.store.end_offset
-        broker.send(Message("orders", b"two"))
+        broker.sends.send(Message("orders", b"two"))
 
         assert disk.started == [(start, broker.store.end_offset - start)]

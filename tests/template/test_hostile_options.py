@@ -101,7 +101,7 @@ _OTHER_CALLS: dict[str, Callable[[RocketMQTemplate, Any], object]] = {
     "pending max_count": lambda template, value: template.pending(max_count=value),
     "pending cursor": lambda template, value: template.pending(cursor=value),
     "count_pending by": lambda template, value: template.count_pending(by=value),
-    "messages_by_key": lambda template, value: template.broker.messages_by_key("orders", value),
+    "messages_by_key": lambda template, value: template.broker.reader.messages_by_key("orders", value),
     "receive max_count": lambda template, value: template.receive(bytes, value, 0),
     "receive timeout": lambda template, value: template.receive(bytes, 1, value) if not _waits(value) else None,
     "subscribe topic": lambda template, value: template.subscribe(value, bytes, "g"),

@@ -69,7 +69,7 @@ def test_a_key_names_its_message_in_every_call(
     assert pending.keys == f"{text} other"
     assert template.count_pending(key=key).total == 1
     assert template.pending(key=text).messages == (pending,)
-    assert [message.keys for message in broker.messages_by_key("orders", key)] == [text]
+    assert [message.keys for message in broker.reader.messages_by_key("orders", key)] == [text]
     assert template.reschedule(key=key, delay="2m").status is ScheduleChangeStatus.RESCHEDULED
     assert template.cancel(key=key).status is ScheduleChangeStatus.CANCELLED
     assert template.cancel(key=text).status is ScheduleChangeStatus.CANCELLED  # the message of the line above
@@ -96,9 +96,13 @@ def test_a_value_that_is_no_key_is_refused_by_every_call(
 ) -> None:
     template = mqtemplate_template
     calls = [
-        lambda: template.broker.messages_by_key("orders", key),
+        lambda: template.broker.reader.messages_by_key("orders", key),
         *([] if key is None else [lambda: template.cancel(key=key), lambda: template.pending(key=key)]),
-        *([] if key is None else [lambda: template.reschedule(key=key), lambda: template.broker.cancel(key=key)]),
+        *(
+            []
+            if key is None
+            else [lambda: template.reschedule(key=key), lambda: template.broker.delayed.cancel(key=key)]
+        ),
         *([] if key is None else [lambda: PendingQuery(key=key), lambda: LetterFilter(key=key)]),
     ]
     for call in calls:

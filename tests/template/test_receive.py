@@ -94,7 +94,7 @@ def test_returned_messages_are_not_committed_yet(mqtemplate_broker: EmbeddedBrok
 
     template.receive(bytes)
 
-    assert mqtemplate_broker.committed_offset("billing", queue) is None
+    assert mqtemplate_broker.groups.committed_offset("billing", queue) is None
 
 
 def test_the_next_call_commits_the_messages_of_the_last_one(mqtemplate_broker: EmbeddedBroker) -> None:
@@ -104,7 +104,7 @@ def test_the_next_call_commits_the_messages_of_the_last_one(mqtemplate_broker: E
 
     template.receive(bytes)
 
-    assert mqtemplate_broker.committed_offset("billing", queue) == 1
+    assert mqtemplate_broker.groups.committed_offset("billing", queue) == 1
 
 
 def test_close_commits_the_returned_messages(mqtemplate_broker: EmbeddedBroker) -> None:

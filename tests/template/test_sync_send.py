@@ -166,7 +166,7 @@ def test_a_number_is_a_key_as_its_text_is(mqtemplate_template: RecordingTemplate
     texts = mqtemplate_template.sync_send("orders", "x", keys="4466", hash_key="7")
 
     assert numbers.message_queue == texts.message_queue
-    assert len(mqtemplate_template.broker.messages_by_key("orders", "4466")) == 2
+    assert len(mqtemplate_template.broker.reader.messages_by_key("orders", "4466")) == 2
 
 
 # --- timeouts --------------------------------------------------------------------------------------

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from mqtemplate.broker import Broker, CheckTransaction, Consumer, ConsumerSpec, Registration
+from mqtemplate.broker import (
+    Broker,
+    ConsumerGroups,
+    DelayedMessages,
+    MessageReader,
+    MessageSends,
+    Requests,
+    Transactions,
+)
 from mqtemplate.clock import Clock
 from mqtemplate.engine.engine import Engine
-from mqtemplate.engine.key_query import KeyQuery
 from mqtemplate.engine.settings import EmbeddedSettings
-from mqtemplate.futures import AwaitableFuture
-from mqtemplate.message import Message, MessageExt, MessageQueue, SendSequence
+from mqtemplate.message import MessageQueue
 from mqtemplate.metrics import Metrics
-from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange
-from mqtemplate.results import HalfMessage, PullResult, SendResult, SequencedResult, TransactionState
-from mqtemplate.selectors.tags import Selector
 from mqtemplate.services import Service
 from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.topics import is_application_topic
@@ -95,126 +97,31 @@ class EmbeddedBroker(Broker):
         self._check_open()
         self.engine.routes.create(topic, queue_count)
 
-    # --- sending -------------------------------------------------------------------------------
+    # --- parts ---------------------------------------------------------------------------------
 
-    def send(self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000) -> SendResult:
-        return self.engine.sends.send(message, queue, timeout_ms)
+    @property
+    def sends(self) -> MessageSends:
+        return self.engine.sends
 
-    def send_batch(
-        self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
-    ) -> SendResult:
-        return self.engine.sends.send_batch(messages, queue, timeout_ms)
+    @property
+    def requests(self) -> Requests:
+        return self.engine.requests
 
-    def send_async(
-        self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
-    ) -> AwaitableFuture[SendResult]:
-        return self.engine.sends.send_async(messages, queue)
+    @property
+    def transactions(self) -> Transactions:
+        return self.engine.transactions
 
-    def send_one_way(self, message: Message, queue: MessageQueue | None = None) -> None:
-        self.engine.sends.send_one_way(message, queue)
+    @property
+    def reader(self) -> MessageReader:
+        return self.engine.reader
 
-    def send_sequenced(
-        self, messages: Sequence[tuple[Message, MessageQueue]], sequence: SendSequence, timeout_ms: int = 10_000
-    ) -> SequencedResult:
-        return self.engine.sends.send_sequenced(messages, sequence, timeout_ms)
+    @property
+    def groups(self) -> ConsumerGroups:
+        return self.engine.groups
 
-    # --- transactions and requests -------------------------------------------------------------
-
-    def send_half(
-        self, message: Message, group: str, queue: MessageQueue | None = None, timeout_ms: int = 3_000
-    ) -> HalfMessage:
-        return self.engine.sends.send_half(message, group, queue, timeout_ms)
-
-    def end_transaction(self, half: HalfMessage, state: TransactionState, remark: str | None = None) -> None:
-        self.engine.transactions.end_transaction(half, state, remark)
-
-    def check_transactions(
-        self, group: str, check: CheckTransaction, *, threads: int = 1, max_waiting: int = 2_000
-    ) -> Registration:
-        return self.engine.transactions.check_transactions(group, check, threads, max_waiting)
-
-    def request(
-        self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000
-    ) -> Future[MessageExt]:
-        self._check_open()
-        return self.engine.requests.request(message, queue, timeout_ms)
-
-    def reply(
-        self, request: MessageExt, body: bytes, properties: Mapping[str, str] | None = None, timeout_ms: int = 3_000
-    ) -> None:
-        self._check_open()
-        self.engine.requests.reply(request, body, properties)
-
-    # --- reading and groups --------------------------------------------------------------------
-
-    def pull(
-        self,
-        queue: MessageQueue,
-        queue_offset: int,
-        max_count: int = 32,
-        wait_ms: int = 0,
-        selector: Selector | None = None,
-    ) -> PullResult:
-        return self.engine.reader.pull(queue, queue_offset, max_count, wait_ms, selector)
-
-    def min_offset(self, queue: MessageQueue) -> int:
-        return self.engine.reader.min_offset(queue)
-
-    def max_offset(self, queue: MessageQueue) -> int:
-        return self.engine.reader.max_offset(queue)
-
-    def search_offset(self, queue: MessageQueue, timestamp: int) -> int:
-        return self.engine.reader.search_offset(queue, timestamp)
-
-    def message_by_id(self, offset_msg_id: str) -> MessageExt | None:
-        return self.engine.reader.message_by_id(offset_msg_id)
-
-    def messages_by_key(
-        self,
-        topic: str,
-        key: str,
-        max_count: int = 64,
-        *,
-        begin_ms: int = 0,
-        end_ms: int | None = None,
-        unique: bool = False,
-    ) -> list[MessageExt]:
-        self._check_open()
-        return self.engine.reader.messages_by_key(KeyQuery(topic, key, max_count, begin_ms, end_ms, unique))
-
-    def subscribe(self, spec: ConsumerSpec) -> Consumer:
-        return self.engine.groups.subscribe(spec)
-
-    def committed_offset(self, group: str, queue: MessageQueue) -> int | None:
-        return self.engine.groups.committed_offset(group, queue)
-
-    def commit_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
-        self.engine.groups.commit_offset(group, queue, queue_offset)
-
-    # --- delayed messages ----------------------------------------------------------------------
-
-    def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> ScheduleChange:
-        return self.engine.delayed.cancel(handle, key=key, topic=topic)
-
-    def reschedule(
-        self,
-        handle: str | None = None,
-        deliver_ms: int = 0,
-        *,
-        key: str | None = None,
-        topic: str | None = None,
-    ) -> ScheduleChange:
-        return self.engine.delayed.reschedule(handle, deliver_ms, key=key, topic=topic)
-
-    def pending(self, query: PendingQuery, max_count: int = 100, cursor: str | None = None) -> PendingPage:
-        return self.engine.delayed.pending(query, max_count, cursor)
-
-    def count_pending(self, query: PendingQuery, bucket_ms: int = 60_000) -> PendingCounts:
-        return self.engine.delayed.count_pending(query, bucket_ms)
-
-    def pending_positions(self, query: PendingQuery, after: tuple[int, int], max_count: int) -> bytes:
-        """Return where the records of pending messages are; see `LocalDelayedMessages.pending_positions`."""
-        return self.engine.delayed.pending_positions(query, after, max_count)
+    @property
+    def delayed(self) -> DelayedMessages:
+        return self.engine.delayed
 
     def change_delay_levels(self, text: str) -> None:
         """Use another level table until the next start; see `Engine.change_delay_levels`."""

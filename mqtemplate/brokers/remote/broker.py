@@ -6,29 +6,32 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
 
-from mqtemplate.broker import Broker, Capability, CheckTransaction, Consumer, ConsumerSpec, Registration
+from mqtemplate.broker import (
+    Broker,
+    Capability,
+    DelayedMessages,
+    MessageReader,
+    Requests,
+    Transactions,
+)
 from mqtemplate.brokers.remote.cluster.client import ClientContext
 from mqtemplate.brokers.remote.cluster.outages import log_failure
 from mqtemplate.brokers.remote.cluster.routes import MASTER_ID, RouteTable
 from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
 from mqtemplate.brokers.remote.cluster_client import ClusterClient
+from mqtemplate.brokers.remote.consuming.members import Members
+from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.delay.levels import DelayLevels
-from mqtemplate.engine.retries import FIRST_RETRY_LEVEL, SentBack
+from mqtemplate.engine.retries import FIRST_RETRY_LEVEL
 from mqtemplate.errors import BrokerClosedError, BrokerError, ConfigurationError, MessageError, UnsupportedError
 from mqtemplate.event_log import get_logger
-from mqtemplate.futures import AwaitableFuture
-from mqtemplate.message import Message, MessageExt, MessageQueue, SendSequence
-from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange
+from mqtemplate.message import MessageQueue
 from mqtemplate.processes import OwnerProcess
 from mqtemplate.remoting.protocol.codes import Perm, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.admin import CreateTopicRequestHeader
-from mqtemplate.remoting.protocol.messages import EncodedBatch
-from mqtemplate.results import HalfMessage, PullResult, SendResult, SequencedResult, TransactionState
-from mqtemplate.selectors.tags import Selector
 from mqtemplate.services import Service, ServiceThread
 from mqtemplate.topics import AUTO_CREATE_TOPIC, SCHEDULE_TOPIC, check_send_topic, is_application_topic, is_reply_topic
 
@@ -128,7 +131,7 @@ class RemoteBroker(Broker):
     def retry_delays_ms(self) -> Sequence[int]:
         return _LEVELS_MS[FIRST_RETRY_LEVEL - 1 :]
 
-    # --- sending -------------------------------------------------------------------------------
+    # --- topics --------------------------------------------------------------------------------
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
         return topic_queues(self._client.context, topic)
@@ -144,122 +147,41 @@ class RemoteBroker(Broker):
     def expect_topics(self, topics: Iterable[str]) -> None:
         self._client.context.routes.unknown.expect(topics)
 
-    def send(self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000) -> SendResult:
-        return self._client.producer.send(message, queue, timeout_ms)
-
-    def send_batch(
-        self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
-    ) -> SendResult:
-        return self._client.producer.send_batch(messages, queue, timeout_ms)
-
-    def send_async(
-        self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
-    ) -> AwaitableFuture[SendResult]:
-        return self._client.producer.send_async(messages, queue, timeout_ms)
-
-    def send_one_way(self, message: Message, queue: MessageQueue | None = None) -> None:
-        self._client.producer.send_one_way(message, queue)
-
-    def send_sequenced(
-        self, messages: Sequence[tuple[Message, MessageQueue]], sequence: SendSequence, timeout_ms: int = 10_000
-    ) -> SequencedResult:
-        return self._client.sequenced.send(messages, sequence, timeout_ms)
-
-    def send_encoded(
-        self, batch: EncodedBatch, queue: MessageQueue, sequence: SendSequence, timeout_ms: int = 10_000
-    ) -> SequencedResult:
-        """Do as `send_sequenced` with encoded messages for one queue. See `SequencedSends.send_encoded`."""
-        return self._client.sequenced.send_encoded(batch, queue, sequence, timeout_ms)
-
-    # --- transactions and requests -------------------------------------------------------------
-
-    def send_half(
-        self, message: Message, group: str, queue: MessageQueue | None = None, timeout_ms: int = 3_000
-    ) -> HalfMessage:
-        return self._client.transactions.send_half(message, group, queue, timeout_ms)
-
-    def end_transaction(self, half: HalfMessage, state: TransactionState, remark: str | None = None) -> None:
-        self._client.transactions.end(half, state, remark)
-
-    def check_transactions(
-        self, group: str, check: CheckTransaction, *, threads: int = 1, max_waiting: int = 2_000
-    ) -> Registration:
-        return self._client.transactions.check(group, check, threads, max_waiting)
-
-    def request(
-        self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000
-    ) -> Future[MessageExt]:
-        return self._client.requests.request(message, queue, timeout_ms)
-
-    def reply(
-        self, request: MessageExt, body: bytes, properties: Mapping[str, str] | None = None, timeout_ms: int = 3_000
-    ) -> None:
-        self._client.requests.reply(request, body, properties, timeout_ms)
-
-    # --- reading -------------------------------------------------------------------------------
-
-    def pull(
-        self,
-        queue: MessageQueue,
-        queue_offset: int,
-        max_count: int = 32,
-        wait_ms: int = 0,
-        selector: Selector | None = None,
-    ) -> PullResult:
-        return self._client.queries.pull(queue, queue_offset, max_count, wait_ms, selector)
-
     def unreachable(self) -> Mapping[str, str | None]:
         found: dict[str, str | None] = {}
         for name in sorted(self._client.context.routes.brokers()):
             try:
-                self.min_offset(MessageQueue(SCHEDULE_TOPIC, name, 0))
+                self.reader.min_offset(MessageQueue(SCHEDULE_TOPIC, name, 0))
                 found[name] = None
             except BrokerError as exc:
                 found[name] = str(exc)
         return found
 
-    def min_offset(self, queue: MessageQueue) -> int:
-        return self._client.queries.min_offset(queue)
+    # --- parts ---------------------------------------------------------------------------------
 
-    def max_offset(self, queue: MessageQueue) -> int:
-        return self._client.queries.max_offset(queue)
+    @property
+    def sends(self) -> Producer:
+        return self._client.producer
 
-    def search_offset(self, queue: MessageQueue, timestamp: int) -> int:
-        return self._client.queries.search_offset(queue, timestamp)
+    @property
+    def requests(self) -> Requests:
+        return self._client.requests
 
-    def subscribe(self, spec: ConsumerSpec) -> Consumer:
-        self.expect_topics(spec.subscriptions)
-        return self._client.members.join(spec)
+    @property
+    def transactions(self) -> Transactions:
+        return self._client.transactions
 
-    def committed_offset(self, group: str, queue: MessageQueue) -> int | None:
-        return self._client.members.committed_offset(group, queue)
+    @property
+    def reader(self) -> MessageReader:
+        return self._client.queries
 
-    def send_back(self, sent_back: SentBack) -> None:
-        """Send a message back for a group without a member here; see `Consumer.send_back`."""
-        self._client.members.send_back(sent_back)
+    @property
+    def groups(self) -> Members:
+        return self._client.members
 
-    def commit_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
-        self._client.members.commit_offset(group, queue, queue_offset)
-
-    # --- delayed messages ----------------------------------------------------------------------
-
-    def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> ScheduleChange:
-        return self._client.delayed.cancel(handle, key=key, topic=topic)
-
-    def reschedule(
-        self, handle: str | None = None, deliver_ms: int = 0, *, key: str | None = None, topic: str | None = None
-    ) -> ScheduleChange:
-        return self._client.delayed.reschedule(handle, deliver_ms, key=key, topic=topic)
-
-    def pending(self, query: PendingQuery, max_count: int = 100, cursor: str | None = None) -> PendingPage:
-        return self._client.delayed.pending(query, max_count, cursor)
-
-    def count_pending(self, query: PendingQuery, bucket_ms: int = 60_000) -> PendingCounts:
-        return self._client.delayed.count_pending(query, bucket_ms)
-
-    def pending_positions(self, query: PendingQuery, after: tuple[int, int], max_count: int) -> bytes:
-        """Return positions in the files of a server of this machine; see `EmbeddedBroker.pending_positions`."""
-        return self._client.our_server.positions(query, after, max_count)
+    @property
+    def delayed(self) -> DelayedMessages:
+        return self._client.delayed
 
     def change_delay_levels(self, text: str) -> None:
         """Use another level table on each server, such as ``"1s 10s 2h"``, until its next start.
@@ -272,23 +194,6 @@ class RemoteBroker(Broker):
         """
         change_delay_levels(self._client.context, text)
 
-    # --- finding -------------------------------------------------------------------------------
-
-    def message_by_id(self, offset_msg_id: str) -> MessageExt | None:
-        return self._client.queries.by_id(offset_msg_id)
-
-    def messages_by_key(
-        self,
-        topic: str,
-        key: str,
-        max_count: int = 64,
-        *,
-        begin_ms: int = 0,
-        end_ms: int | None = None,
-        unique: bool = False,
-    ) -> list[MessageExt]:
-        return self._client.queries.by_key(topic, key, max_count, begin_ms, end_ms, unique=unique)
-
 
 def _report(service: Service, error: Exception) -> None:
     """Log a failed step; the service repeats it."""
@@ -296,9 +201,6 @@ def _report(service: Service, error: Exception) -> None:
         log_failure(_log, "remote.service_failed", error, service=service.name)
     else:
         _log.error("remote.service_failed", service=service.name, exc_info=error)
-
-
-# --- changes of the cluster -----------------------------------------------------------------------
 
 
 # --- topics ---------------------------------------------------------------------------------------

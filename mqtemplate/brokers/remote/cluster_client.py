@@ -13,7 +13,6 @@ from mqtemplate.brokers.remote.delayed.our_server import OurServer
 from mqtemplate.brokers.remote.delayed.rocketmq_cluster import RocketMQCluster
 from mqtemplate.brokers.remote.producing.answers import RemoteRequests, RemoteTransactions
 from mqtemplate.brokers.remote.producing.producer import Producer
-from mqtemplate.brokers.remote.producing.sequenced import SequencedSends
 from mqtemplate.clock import Clock
 from mqtemplate.engine.topics import UnknownTopics
 from mqtemplate.errors import BrokerError, RemoteConnectError
@@ -68,7 +67,6 @@ class ClusterClient:
             settings, clock, self._namespace, first, self._routes, SentOffsets(clock)
         )
         self.producer = Producer(context)
-        self.sequenced = SequencedSends(context)
         self.queries = Queries(context)
         self.transactions = RemoteTransactions(context, self.producer)
         self.requests = RemoteRequests(context, self.producer)

@@ -108,7 +108,7 @@ def bench(
     with _broker(call) as admin:
         broker = admin.open_for_changes()
         broker.create_topic(topic, 4)
-        starts = {queue: broker.max_offset(queue) for queue in broker.queues(topic)}
+        starts = {queue: broker.reader.max_offset(queue) for queue in broker.queues(topic)}
         latencies, handles, send_s = _send(call, broker, Message(topic, b"x" * size, properties), count, threads)
         if delay is None:
             rate_name, done, then_s = "read", *_read(broker, starts)
@@ -151,7 +151,7 @@ def _send(
     def send_some(number: int) -> None:
         for _ in range(number):
             started = time.perf_counter()
-            result = broker.send(message)
+            result = broker.sends.send(message)
             latencies.append(time.perf_counter() - started)  # list.append is atomic
             if result.handle is not None:
                 handles.append(result.handle)
@@ -172,7 +172,7 @@ def _read(broker: Broker, starts: dict[Any, int]) -> tuple[int, float]:
 
     started = time.perf_counter()
     found = sum(
-        1 for queue, start in starts.items() for _ in read_queue(broker, queue, start, broker.max_offset(queue))
+        1 for queue, start in starts.items() for _ in read_queue(broker, queue, start, broker.reader.max_offset(queue))
     )
     return found, time.perf_counter() - started
 
@@ -183,6 +183,6 @@ def _cancel(call: CommandCall, broker: Broker, handles: list[str]) -> tuple[int,
     with call.output.progress("cancelling", len(handles)) as advance:
         cancelled = 0
         for handle in handles:
-            cancelled += broker.cancel(handle).count
+            cancelled += broker.delayed.cancel(handle).count
             advance(1)
     return cancelled, time.perf_counter() - started

@@ -136,7 +136,7 @@ def histogram(
         raise typer.BadParameter("it must be longer than 0", param_hint="--by")
     with call.admin() as admin:
         query = options.query(admin.broker.clock.now_ms())
-        counts = admin.broker.count_pending(query, bucket_ms)
+        counts = admin.broker.delayed.count_pending(query, bucket_ms)
     top = max(counts.buckets.values(), default=1)
     records = [{"start_ms": start, "count": count} for start, count in counts.buckets.items()]
     if call.as_json:

@@ -93,7 +93,7 @@ class Membership:
         self._next_poll_ms = 0
         self._resume_ms: int | None = None  # end of a pause that a middleware or handler requested
         self._drained_until = 0.0  # on the monotonic clock
-        self.consumer = broker.subscribe(settings.consumer_spec(self._clock.now_ms()))
+        self.consumer = broker.groups.subscribe(settings.consumer_spec(self._clock.now_ms()))
         self.queues = ProcessQueues(self.consumer)
         self.policy = FailurePolicy(settings, broker)
         self.service = self._make_service(failures)

@@ -217,7 +217,7 @@ class HandlerInvocation:
             if content_type is not None:
                 properties = {**properties, CONTENT_TYPE: content_type}
             properties = self._observation.reply_properties(properties)
-            self._broker.reply(request, body, properties, self._reply_timeout_ms)
+            self._broker.requests.reply(request, body, properties, self._reply_timeout_ms)
         except BaseException as exc:
             raise_if_not_of_handler(exc)
             self._log.reply_failed(request, exc)

@@ -383,7 +383,7 @@ class SparkListenerContainer:
             self._no_batch_runs.set()
 
     def _committed(self, queue: MessageQueue) -> int | None:
-        return self._shared.broker.committed_offset(self.settings.consumer_group, queue)
+        return self._shared.broker.groups.committed_offset(self.settings.consumer_group, queue)
 
     def _commit(self, end: OffsetTable) -> None:
         """Commit the end of a batch for the group, but no lower offset than before, as a repeated batch would."""

@@ -181,7 +181,7 @@ class Redelivery:
             offset, end = run[0].queue_offset, run[-1].queue_offset + 1
             while offset < end:
                 try:
-                    found = self._broker.pull(queue, offset, end - offset).messages
+                    found = self._broker.reader.pull(queue, offset, end - offset).messages
                 except OffsetOutOfRangeError as exc:
                     raise SparkError(f"{_gone(queue, offset)} ({exc})") from exc
                 if not found:

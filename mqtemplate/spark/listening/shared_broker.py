@@ -57,8 +57,8 @@ def commit_offsets(
     """
     for read, offset in sorted(end.items()):
         queue = queue_of(read)
-        if offset > (broker.committed_offset(group, queue) or 0):
-            broker.commit_offset(group, queue, offset)
+        if offset > (broker.groups.committed_offset(group, queue) or 0):
+            broker.groups.commit_offset(group, queue, offset)
 
 
 class BatchMetrics:
@@ -101,9 +101,9 @@ class ListenerMonitor(BatchMetrics):
         lags, broker = {}, self._shared.broker
         for topic in self._topics:
             for queue in self._shared.queues(topic):
-                start = broker.min_offset(queue)
-                committed = max(broker.committed_offset(self._group, queue) or 0, start)
-                lags[queue] = max(0, broker.max_offset(queue) - committed)
+                start = broker.reader.min_offset(queue)
+                committed = max(broker.groups.committed_offset(self._group, queue) or 0, start)
+                lags[queue] = max(0, broker.reader.max_offset(queue) - committed)
         return lags
 
 

@@ -32,7 +32,7 @@ class EmbeddedSendBacks:
 
     def send(self, sent_back: Sequence[SentBack], sequence: SendSequence) -> None:
         """See `SendBacks.send`."""
-        self.broker.send_sequenced([self._copy(each) for each in sent_back], sequence)
+        self.broker.sends.send_sequenced([self._copy(each) for each in sent_back], sequence)
 
     def _copy(self, sent_back: SentBack) -> tuple[Message, MessageQueue]:
         copy = sent_back.dead_letter() if sent_back.is_dead else self.broker.engine.drafts.delayed_retry(sent_back)
@@ -51,7 +51,7 @@ class RemoteSendBacks:
     def send(self, sent_back: Sequence[SentBack], sequence: SendSequence) -> None:
         """See `SendBacks.send`."""
         for each in sent_back:
-            self.broker.send_back(each)
+            self.broker.groups.send_back(each)
 
 
 class SharedFolder:

@@ -162,8 +162,8 @@ def commit_group_offsets(store: str, group: str, end: OffsetTable) -> bool:
                 return False
             for read, offset in sorted(end.items()):
                 queue = MessageQueue(read.topic, broker.name, read.queue_id)
-                if offset > (broker.committed_offset(group, queue) or 0):
-                    broker.commit_offset(group, queue, offset)
+                if offset > (broker.groups.committed_offset(group, queue) or 0):
+                    broker.groups.commit_offset(group, queue, offset)
     except MQTemplateError as exc:
         _log.warning("spark.group_not_committed", group=group, reason=str(exc))
         return False

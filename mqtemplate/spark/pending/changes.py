@@ -54,7 +54,7 @@ def cancel_pending(
     _check_columns(rows, "handle")
     handles = [handle for handle in rows.select("handle").toArrow()["handle"].to_pylist() if handle is not None]
     with _opened(store, name_server, client_file, broker) as delayed:
-        changed = [each for part in _parts(handles) for each in _change(part, delayed.cancel)]
+        changed = [each for part in _parts(handles) for each in _change(part, delayed.delayed.cancel)]
     return _frame(rows, changed)
 
 
@@ -83,7 +83,7 @@ def reschedule_pending(
             each
             for deliver_ms, group in groupby(sorted(times), key=lambda each: each[0])
             for part in _parts([handle for _, handle in group])
-            for each in _change(part, lambda text, at=deliver_ms: delayed.reschedule(text, at))  # type: ignore[misc]
+            for each in _change(part, lambda text, at=deliver_ms: delayed.delayed.reschedule(text, at))  # type: ignore[misc]
         ]
     return _frame(rows, changed)
 

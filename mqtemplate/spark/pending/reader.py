@@ -162,7 +162,7 @@ def _positions(broker: Broker, options: PendingOptions) -> np.ndarray:
     pages: list[np.ndarray] = []
     after = (-1, -1)
     while True:
-        page = np.frombuffer(broker.pending_positions(options.query, after, _PAGE), PENDING_DTYPE)
+        page = np.frombuffer(broker.delayed.pending_positions(options.query, after, _PAGE), PENDING_DTYPE)
         if not len(page):
             return np.concatenate(pages) if pages else page
         pages.append(page)
@@ -174,7 +174,7 @@ def _pages(options: PendingOptions) -> Iterator[pa.RecordBatch]:
     cursor = None
     with open_broker(options.location) as broker:
         while True:
-            page = broker.pending(options.query, _CLUSTER_PAGE, cursor)
+            page = broker.delayed.pending(options.query, _CLUSTER_PAGE, cursor)
             if page.messages:
                 yield _batch([_listed(message) for message in page.messages])
             cursor = page.cursor

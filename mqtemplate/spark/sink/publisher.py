@@ -73,7 +73,7 @@ class SequencedPublisher:
 
     def _send(self, messages: Sequence[_Numbered]) -> None:
         for name, part in _by_broker(messages):
-            self._count(name, len(part), self.broker.send_sequenced(part, self._next(name), self.timeout_ms))
+            self._count(name, len(part), self.broker.sends.send_sequenced(part, self._next(name), self.timeout_ms))
 
     def _next(self, broker_name: str) -> SendSequence:
         return self.sequence.after(self._sent.get(broker_name, 0))
@@ -97,7 +97,9 @@ class EncodedPublisher(SequencedPublisher):
 
     def _send_encoded(self, batch: EncodedBatch, queue: MessageQueue) -> None:
         name = queue.broker_name
-        self._count(name, len(batch.ends), self.broker.send_encoded(batch, queue, self._next(name), self.timeout_ms))
+        self._count(
+            name, len(batch.ends), self.broker.sends.send_encoded(batch, queue, self._next(name), self.timeout_ms)
+        )
 
 
 @dataclass(slots=True)
@@ -114,7 +116,7 @@ class PlainPublisher:
         for queue, part in _batches(messages, single_delays=not batches_delays):
             if len(self._futures) >= _MAX_IN_FLIGHT:
                 self._futures.popleft().result()
-            self._futures.append(self.broker.send_async(part, queue, self.timeout_ms))
+            self._futures.append(self.broker.sends.send_async(part, queue, self.timeout_ms))
             self._count += len(part)
 
     def finish(self) -> SequencedResult:

@@ -26,7 +26,7 @@ class DelayContract:
         queue, sent_ms = under_test.queue(), under_test.now_ms()
 
         under_test.send(queue.topic, "later", properties=_LEVEL_1, tag="paid")
-        assert under_test.broker.max_offset(queue) == 0
+        assert under_test.broker.reader.max_offset(queue) == 0
         message = under_test.take_one(under_test.join("billing", queue.topic, "paid"))
 
         assert message.store_timestamp >= sent_ms + _LEVEL_1_MS
@@ -122,7 +122,7 @@ class DelayContract:
         topic, member = under_test.joined()
         timer, sent_ms = {Property.TIMER_DELAY_MS: "1000"}, under_test.now_ms()
 
-        under_test.broker.send_batch(
+        under_test.broker.sends.send_batch(
             [Message(topic, b"level", _LEVEL_1), Message(topic, b"timer", timer), Message(topic, b"at once")]
         )
         stored_ms = {message.body: message.store_timestamp for message in under_test.take(member, 3)}
@@ -181,7 +181,7 @@ class ScheduleChangeContract:
         cancelled = _delayed(under_test, topic, "cancelled", kind)
         _delayed(under_test, topic, "kept", kind)
 
-        result = under_test.broker.cancel(cancelled.handle)
+        result = under_test.broker.delayed.cancel(cancelled.handle)
         under_test.pass_time(_PENDING_MS + 1_000)
         member = under_test.join("billing", topic)
 
@@ -196,11 +196,11 @@ class ScheduleChangeContract:
         under_test.pass_time(_PENDING_MS)
         under_test.take_one(under_test.join("billing", topic))
         cancelled = _delayed(under_test, topic, "cancelled", kind)
-        under_test.broker.cancel(cancelled.handle)
+        under_test.broker.delayed.cancel(cancelled.handle)
 
-        assert under_test.broker.cancel(delivered.handle).status is ScheduleChangeStatus.ALREADY_DELIVERED
-        assert under_test.broker.cancel(cancelled.handle).status is ScheduleChangeStatus.CANCELLED
-        assert under_test.broker.cancel(key=under_test.name("unknown")).status is ScheduleChangeStatus.UNKNOWN
+        assert under_test.broker.delayed.cancel(delivered.handle).status is ScheduleChangeStatus.ALREADY_DELIVERED
+        assert under_test.broker.delayed.cancel(cancelled.handle).status is ScheduleChangeStatus.CANCELLED
+        assert under_test.broker.delayed.cancel(key=under_test.name("unknown")).status is ScheduleChangeStatus.UNKNOWN
 
     @_KINDS
     def test_a_key_selects_all_pending_messages_with_it(self, under_test: BrokerUnderTest, kind: str) -> None:
@@ -210,7 +210,7 @@ class ScheduleChangeContract:
             _delayed(under_test, topic, body, kind, KEYS=f"x {key}")
         _delayed(under_test, other, "of another topic", kind, KEYS=key)
 
-        result = under_test.broker.cancel(key=key, topic=topic)
+        result = under_test.broker.delayed.cancel(key=key, topic=topic)
         under_test.pass_time(_PENDING_MS + 1_000)
 
         assert (result.status, result.count) == (ScheduleChangeStatus.CANCELLED, 2)
@@ -227,7 +227,7 @@ class ScheduleChangeContract:
         sent = _delayed(under_test, topic, "moved", kind, TAGS="paid")
         new_ms = under_test.now_ms() + new_delay_ms
 
-        result = under_test.broker.reschedule(sent.handle, new_ms)
+        result = under_test.broker.delayed.reschedule(sent.handle, new_ms)
         under_test.pass_time(9_000)
         member = under_test.join("billing", topic, "paid")
         message = under_test.take_one(member)
@@ -242,7 +242,7 @@ class ScheduleChangeContract:
         topic = under_test.topic()
         messages = [Message(topic, b"%d" % number, _DELAYS["level"]) for number in range(3)]
 
-        result = under_test.broker.cancel(under_test.broker.send_batch(messages).handle)
+        result = under_test.broker.delayed.cancel(under_test.broker.sends.send_batch(messages).handle)
 
         assert (result.status, result.count) == (ScheduleChangeStatus.CANCELLED, 3)
 
@@ -254,18 +254,18 @@ class ScheduleChangeContract:
         broker = under_test.broker
 
         with pytest.raises(MessageError, match="is not a handle of a pending message"):
-            broker.cancel("4466")
+            broker.delayed.cancel("4466")
         with pytest.raises(MessageError, match="name the pending message by its handle or by key"):
-            broker.cancel()
+            broker.delayed.cancel()
         with pytest.raises(DelayError, match="allowed are"):
-            broker.reschedule(sent.handle, under_test.now_ms() + under_test.longest_delay_ms + 60_000)
+            broker.delayed.reschedule(sent.handle, under_test.now_ms() + under_test.longest_delay_ms + 60_000)
 
     def test_changes_are_kept_after_a_restart(self, under_test: BrokerUnderTest) -> None:
         topic = under_test.topic()
         for kind in _DELAYS:
-            under_test.broker.cancel(_delayed(under_test, topic, f"{kind} cancelled", kind).handle)
+            under_test.broker.delayed.cancel(_delayed(under_test, topic, f"{kind} cancelled", kind).handle)
             moved = _delayed(under_test, topic, f"{kind} moved", kind)
-            under_test.broker.reschedule(moved.handle, under_test.now_ms() + 2 * _PENDING_MS)
+            under_test.broker.delayed.reschedule(moved.handle, under_test.now_ms() + 2 * _PENDING_MS)
 
         under_test.reopen()
         under_test.pass_time(2 * _PENDING_MS)
@@ -283,12 +283,12 @@ class ScheduleChangeContract:
         under_test.send(topic, "second", properties={Property.DELAY: "4", Property.KEYS: "second"})
         query = PendingQuery(topic=topic)
 
-        first = under_test.broker.pending(query, 3)
-        rest = under_test.broker.pending(query, 3, first.cursor)
+        first = under_test.broker.delayed.pending(query, 3)
+        rest = under_test.broker.delayed.pending(query, 3, first.cursor)
 
         assert [message.keys for message in (*first.messages, *rest.messages)] == ["first", "second", "third", "fourth"]
         assert rest.cursor is None
-        assert under_test.broker.count_pending(query).total == 4
+        assert under_test.broker.delayed.count_pending(query).total == 4
 
     @_KINDS
     @pytest.mark.parametrize("field", ["key", "tag"])
@@ -301,9 +301,9 @@ class ScheduleChangeContract:
             _delayed(under_test, topic, value, kind, **{"KEYS" if field == "key" else "TAGS": value})
         query = PendingQuery(topic=topic, key=searched) if field == "key" else PendingQuery(topic=topic, tag=searched)
 
-        [message] = under_test.broker.pending(query).messages
+        [message] = under_test.broker.delayed.pending(query).messages
 
         assert searched in (message.keys, message.tags)
         assert message.delay_level == (2 if kind == "level" else 0)
-        assert under_test.broker.cancel(message.handle).count == 1
-        assert under_test.broker.pending(query).messages == ()
+        assert under_test.broker.delayed.cancel(message.handle).count == 1
+        assert under_test.broker.delayed.pending(query).messages == ()

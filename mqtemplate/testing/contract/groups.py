@@ -229,7 +229,7 @@ class GroupContract:
 
         assert (member.position(queue), member.committed(queue)) == (3, None)
         member.commit(queue, 3)
-        assert member.committed(queue) == under_test.broker.committed_offset(member.spec.group, queue) == 3
+        assert member.committed(queue) == under_test.broker.groups.committed_offset(member.spec.group, queue) == 3
 
     def test_a_member_can_read_from_any_offset_again(self, under_test: BrokerUnderTest) -> None:
         queue, member = _reader(under_test, 3)
@@ -475,4 +475,4 @@ class ReceiveContract:
             assert _receive(under_test, template, 1, dict) == [{"id": 8}]
 
         [dead_queue] = under_test.broker.queues(DLQ_TOPIC_PREFIX + under_test.name("readers"))
-        under_test.until(lambda: under_test.broker.max_offset(dead_queue) == 1, "it is with the dead letters")
+        under_test.until(lambda: under_test.broker.reader.max_offset(dead_queue) == 1, "it is with the dead letters")

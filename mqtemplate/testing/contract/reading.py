@@ -21,20 +21,20 @@ class PullContract:
     """Pulling, searching by time, and offsets of groups."""
 
     def test_a_pull_starts_at_the_given_offset(self, under_test: BrokerUnderTest) -> None:
-        page = under_test.broker.pull(under_test.filled("a", "b", "c"), 1)
+        page = under_test.broker.reader.pull(under_test.filled("a", "b", "c"), 1)
 
         assert page.pull_status is PullStatus.FOUND
         assert [(message.body, message.queue_offset) for message in page.messages] == [(b"b", 1), (b"c", 2)]
         assert (page.next_begin_offset, page.min_offset, page.max_offset) == (3, 0, 3)
 
     def test_a_pull_returns_at_most_the_given_number_of_messages(self, under_test: BrokerUnderTest) -> None:
-        page = under_test.broker.pull(under_test.filled("a", "b", "c"), 0, max_count=2)
+        page = under_test.broker.reader.pull(under_test.filled("a", "b", "c"), 0, max_count=2)
 
         assert bodies(page.messages) == ["a", "b"]
         assert page.next_begin_offset == 2
 
     def test_a_pull_at_the_end_of_a_queue_returns_no_message(self, under_test: BrokerUnderTest) -> None:
-        page = under_test.broker.pull(under_test.filled("a"), 1)
+        page = under_test.broker.reader.pull(under_test.filled("a"), 1)
 
         assert (page.pull_status, page.messages, page.next_begin_offset) == (PullStatus.NO_NEW_MSG, [], 1)
 
@@ -42,26 +42,26 @@ class PullContract:
         queue = under_test.filled("a", "b")
 
         with pytest.raises(OffsetOutOfRangeError) as refusal:
-            under_test.broker.pull(queue, 7)
+            under_test.broker.reader.pull(queue, 7)
 
         assert refusal.value.next_offset == 2
 
     def test_a_selector_skips_messages_with_other_tags(self, under_test: BrokerUnderTest) -> None:
         queue = under_test.filled("1#paid", "2#open", "3", "4#refunded", "5#open")
 
-        page = under_test.broker.pull(queue, 0, selector=TagSelector("paid || refunded"))
+        page = under_test.broker.reader.pull(queue, 0, selector=TagSelector("paid || refunded"))
 
         assert bodies(page.messages) == ["1", "4"]
         assert page.next_begin_offset == 5
 
     def test_a_selector_that_matches_no_message_returns_the_next_offset(self, under_test: BrokerUnderTest) -> None:
-        page = under_test.broker.pull(under_test.filled("1#open", "2#open"), 0, selector=TagSelector("paid"))
+        page = under_test.broker.reader.pull(under_test.filled("1#open", "2#open"), 0, selector=TagSelector("paid"))
 
         assert (page.pull_status, page.messages, page.next_begin_offset) == (PullStatus.NO_MATCHED_MSG, [], 2)
 
     def test_tags_with_equal_hashes_are_distinguished(self, under_test: BrokerUnderTest) -> None:
         """``Aa`` and ``BB`` have the same hash in Java, and the consume queue stores only hashes."""
-        page = under_test.broker.pull(under_test.filled("1#Aa", "2#BB"), 0, selector=TagSelector("BB"))
+        page = under_test.broker.reader.pull(under_test.filled("1#Aa", "2#BB"), 0, selector=TagSelector("BB"))
 
         assert bodies(page.messages) == ["2"]
 
@@ -70,7 +70,7 @@ class PullContract:
         queue = under_test.queue()
 
         with ThreadPoolExecutor(1) as other:
-            future = other.submit(under_test.broker.pull, queue, 0, wait_ms=int(_HANG_S * 1_000))
+            future = other.submit(under_test.broker.reader.pull, queue, 0, wait_ms=int(_HANG_S * 1_000))
             under_test.send(queue.topic, "at last")
             page = future.result(_HANG_S)
 
@@ -78,7 +78,7 @@ class PullContract:
 
     def test_a_waiting_pull_without_a_message_ends_after_its_wait_time(self, under_test: BrokerUnderTest) -> None:
         """On a virtual clock it ends at once, since no other thread could send a message."""
-        page = under_test.broker.pull(under_test.queue(), 0, wait_ms=50)
+        page = under_test.broker.reader.pull(under_test.queue(), 0, wait_ms=50)
 
         assert page.pull_status is PullStatus.NO_NEW_MSG
 
@@ -89,31 +89,31 @@ class PullContract:
         under_test.send(queue.topic, "late")
         under_test.pass_time(50)
 
-        found = [under_test.broker.search_offset(queue, at_ms) for at_ms in (0, between, under_test.now_ms())]
+        found = [under_test.broker.reader.search_offset(queue, at_ms) for at_ms in (0, between, under_test.now_ms())]
 
         assert found == [0, 1, 2]
 
     def test_an_empty_queue_starts_and_ends_at_0(self, under_test: BrokerUnderTest) -> None:
         queue = under_test.queue()
 
-        assert (under_test.broker.min_offset(queue), under_test.broker.max_offset(queue)) == (0, 0)
+        assert (under_test.broker.reader.min_offset(queue), under_test.broker.reader.max_offset(queue)) == (0, 0)
 
     def test_the_offset_of_a_group_is_stored(self, under_test: BrokerUnderTest) -> None:
         queue, group = under_test.filled("a", "b"), under_test.name("billing")
 
-        assert under_test.broker.committed_offset(group, queue) is None
-        under_test.broker.commit_offset(group, queue, 1)
+        assert under_test.broker.groups.committed_offset(group, queue) is None
+        under_test.broker.groups.commit_offset(group, queue, 1)
 
-        assert under_test.broker.committed_offset(group, queue) == 1
+        assert under_test.broker.groups.committed_offset(group, queue) == 1
 
     def test_messages_and_offsets_are_kept_after_a_restart(self, under_test: BrokerUnderTest) -> None:
         queue, group = under_test.filled("a", "b"), under_test.name("billing")
-        under_test.broker.commit_offset(group, queue, 1)
+        under_test.broker.groups.commit_offset(group, queue, 1)
 
         under_test.reopen()
 
-        assert under_test.broker.committed_offset(group, queue) == 1
-        assert bodies(under_test.broker.pull(queue, 0).messages) == ["a", "b"]
+        assert under_test.broker.groups.committed_offset(group, queue) == 1
+        assert bodies(under_test.broker.reader.pull(queue, 0).messages) == ["a", "b"]
 
 
 def _send_with_keys(under_test: BrokerUnderTest, topic: str, body: str, keys: str, **properties: str) -> SendResult:
@@ -133,9 +133,9 @@ class QueryContract:
         sent = _send_with_keys(under_test, queue.topic, "found", "4466")
         _send_with_keys(under_test, queue.topic, "another", "4467")
 
-        message = under_test.broker.message_by_id(sent.offset_msg_id)
+        message = under_test.broker.reader.message_by_id(sent.offset_msg_id)
 
-        assert message == under_test.broker.pull(queue, 0).messages[0]
+        assert message == under_test.broker.reader.pull(queue, 0).messages[0]
         assert message is not None
         assert (message.body, message.msg_id, message.offset_msg_id) == (b"found", sent.msg_id, sent.offset_msg_id)
 
@@ -143,8 +143,10 @@ class QueryContract:
         under_test.needs(Capability.QUERY)
         topic = under_test.topic()
 
-        ids = under_test.broker.send_batch([Message(topic, b"one"), Message(topic, b"two")]).offset_msg_id.split(",")
-        found = [under_test.broker.message_by_id(each) for each in ids]
+        ids = under_test.broker.sends.send_batch([Message(topic, b"one"), Message(topic, b"two")]).offset_msg_id.split(
+            ","
+        )
+        found = [under_test.broker.reader.message_by_id(each) for each in ids]
 
         assert [message and message.body for message in found] == [b"one", b"two"]
 
@@ -152,21 +154,21 @@ class QueryContract:
         sent = _send_with_keys(under_test, under_test.topic(), "stored", "4466")
         host, offset = sent.offset_msg_id[:-16], int(sent.offset_msg_id[-16:], 16)
 
-        assert under_test.broker.message_by_id(f"{host}{offset + (1 << 40):016X}") is None, "after the end"
-        assert under_test.broker.message_by_id(f"{host}{offset + 5:016X}") is None, "inside a record"
+        assert under_test.broker.reader.message_by_id(f"{host}{offset + (1 << 40):016X}") is None, "after the end"
+        assert under_test.broker.reader.message_by_id(f"{host}{offset + 5:016X}") is None, "inside a record"
 
     def test_the_error_for_an_id_of_another_broker_has_its_address(self, under_test: BrokerUnderTest) -> None:
         _send_with_keys(under_test, under_test.topic(), "here", "4466")
 
         with pytest.raises(MessageError, match=r"203\.0\.113\.7:10911"):
-            under_test.broker.message_by_id(offset_msg_id(HostAddress("203.0.113.7", 10911), 0))
+            under_test.broker.reader.message_by_id(offset_msg_id(HostAddress("203.0.113.7", 10911), 0))
 
     @pytest.mark.parametrize("text", ["", "4466", "x" * 32, "7F000001" * 3])
     def test_a_malformed_id_is_refused(self, under_test: BrokerUnderTest, text: str) -> None:
         under_test.needs(Capability.QUERY)
 
         with pytest.raises(MessageError, match=r"32 hex digits"):
-            under_test.broker.message_by_id(text)
+            under_test.broker.reader.message_by_id(text)
 
     # --- by key ----------------------------------------------------------------------------------
 
@@ -177,23 +179,23 @@ class QueryContract:
         _send_with_keys(under_test, topic, "other", "4467 eu")
         _send_with_keys(under_test, topic, "second", "paid 4466")
 
-        assert bodies(broker.messages_by_key(topic, "4466")) == ["second", "first"]
-        assert bodies(broker.messages_by_key(topic, "eu")) == ["other", "first"]
-        assert broker.messages_by_key(topic, "446") == []
+        assert bodies(broker.reader.messages_by_key(topic, "4466")) == ["second", "first"]
+        assert bodies(broker.reader.messages_by_key(topic, "eu")) == ["other", "first"]
+        assert broker.reader.messages_by_key(topic, "446") == []
 
     def test_a_query_returns_at_most_the_given_number_of_messages(self, under_test: BrokerUnderTest) -> None:
         topic = under_test.topic()
         for number in range(5):
             _send_with_keys(under_test, topic, str(number), "4466")
 
-        assert bodies(under_test.broker.messages_by_key(topic, "4466", 3)) == ["4", "3", "2"]
+        assert bodies(under_test.broker.reader.messages_by_key(topic, "4466", 3)) == ["4", "3", "2"]
 
     def test_a_query_finds_only_messages_of_its_topic(self, under_test: BrokerUnderTest) -> None:
         orders, invoices = under_test.topic(), under_test.topic(stem="invoices")
         _send_with_keys(under_test, orders, "order", "4466")
         _send_with_keys(under_test, invoices, "invoice", "4466")
 
-        assert bodies(under_test.broker.messages_by_key(invoices, "4466")) == ["invoice"]
+        assert bodies(under_test.broker.reader.messages_by_key(invoices, "4466")) == ["invoice"]
 
     def test_keys_with_equal_hashes_are_distinguished(self, under_test: BrokerUnderTest) -> None:
         """``Aa`` and ``BB`` have the same hash in Java, and the index stores only hashes."""
@@ -201,7 +203,7 @@ class QueryContract:
         _send_with_keys(under_test, topic, "right", "BB")
         _send_with_keys(under_test, topic, "wrong", "Aa")
 
-        assert bodies(under_test.broker.messages_by_key(topic, "BB")) == ["right"]
+        assert bodies(under_test.broker.reader.messages_by_key(topic, "BB")) == ["right"]
 
     def test_a_message_is_found_by_the_producers_id(self, under_test: BrokerUnderTest) -> None:
         """A key with the text of an id is not the id."""
@@ -209,9 +211,9 @@ class QueryContract:
         sent = _send_with_keys(under_test, topic, "found", "4466")
         _send_with_keys(under_test, topic, "has the id as its key", sent.msg_id)
 
-        assert bodies(broker.messages_by_key(topic, sent.msg_id, unique=True)) == ["found"]
-        assert bodies(broker.messages_by_key(topic, sent.msg_id)) == ["has the id as its key"]
-        assert broker.messages_by_key(topic, "4466", unique=True) == []
+        assert bodies(broker.reader.messages_by_key(topic, sent.msg_id, unique=True)) == ["found"]
+        assert bodies(broker.reader.messages_by_key(topic, sent.msg_id)) == ["has the id as its key"]
+        assert broker.reader.messages_by_key(topic, "4466", unique=True) == []
 
     def test_a_query_can_be_limited_by_store_time(self, under_test: BrokerUnderTest) -> None:
         """To the millisecond, both ends included."""
@@ -219,12 +221,12 @@ class QueryContract:
         stored = []
         for number in range(3):
             _send_with_keys(under_test, topic, str(number), "4466")
-            [newest] = under_test.broker.messages_by_key(topic, "4466", 1)
+            [newest] = under_test.broker.reader.messages_by_key(topic, "4466", 1)
             stored.append(newest.store_timestamp)
             under_test.pass_time(20)
 
         def between(begin_ms: int, end_ms: int | None) -> list[str]:
-            return bodies(under_test.broker.messages_by_key(topic, "4466", begin_ms=begin_ms, end_ms=end_ms))
+            return bodies(under_test.broker.reader.messages_by_key(topic, "4466", begin_ms=begin_ms, end_ms=end_ms))
 
         assert between(stored[1], None) == ["2", "1"]
         assert between(stored[1] + 1, stored[2]) == ["2"]
@@ -236,7 +238,7 @@ class QueryContract:
         under_test.needs(Capability.QUERY)
 
         with pytest.raises(MessageError, match=r"one word|1 or more"):
-            under_test.broker.messages_by_key(under_test.topic(), key, count)
+            under_test.broker.reader.messages_by_key(under_test.topic(), key, count)
 
     @pytest.mark.parametrize("delay", [{Property.DELAY: "1"}, {Property.TIMER_DELAY_MS: "1000"}])
     def test_a_delayed_message_is_found_once_after_its_delivery(
@@ -246,8 +248,8 @@ class QueryContract:
         sent = _send_with_keys(under_test, topic, "later", "4466", **delay)
 
         def found() -> list[str]:
-            by_key = under_test.broker.messages_by_key(topic, "4466")
-            assert by_key == under_test.broker.messages_by_key(topic, sent.msg_id, unique=True)
+            by_key = under_test.broker.reader.messages_by_key(topic, "4466")
+            assert by_key == under_test.broker.reader.messages_by_key(topic, sent.msg_id, unique=True)
             return bodies(by_key)
 
         assert found() == []
@@ -267,23 +269,25 @@ class QueryContract:
         under_test.pass_time(50)
         _send_with_keys(under_test, queue.topic, "late", "4467")
 
-        [found] = broker.messages_by_key(queue.topic, "4466")
+        [found] = broker.reader.messages_by_key(queue.topic, "4466")
 
-        assert broker.message_by_id(sent.offset_msg_id) == found
-        assert broker.pull(queue, sent.queue_offset, 1).messages == [found]
-        assert broker.pull(queue, broker.search_offset(queue, found.store_timestamp), 1).messages == [found]
+        assert broker.reader.message_by_id(sent.offset_msg_id) == found
+        assert broker.reader.pull(queue, sent.queue_offset, 1).messages == [found]
+        assert broker.reader.pull(queue, broker.reader.search_offset(queue, found.store_timestamp), 1).messages == [
+            found
+        ]
         assert found.message_queue == MessageQueue(queue.topic, broker.name, 0)
 
     def test_messages_are_found_after_a_restart(self, under_test: BrokerUnderTest) -> None:
         topic = under_test.topic()
         sent = _send_with_keys(under_test, topic, "stored", "4466")
-        before = under_test.broker.messages_by_key(topic, "4466")
+        before = under_test.broker.reader.messages_by_key(topic, "4466")
 
         under_test.reopen()
         _send_with_keys(under_test, topic, "new", "4466")
 
-        assert under_test.broker.messages_by_key(topic, "4466")[1:] == before
-        assert under_test.broker.message_by_id(sent.offset_msg_id) == before[0]
+        assert under_test.broker.reader.messages_by_key(topic, "4466")[1:] == before
+        assert under_test.broker.reader.message_by_id(sent.offset_msg_id) == before[0]
 
 
 class SelectorContract:
@@ -311,7 +315,7 @@ class SelectorContract:
         queue = _priced(under_test)
 
         found = _pull_all(under_test, queue, Sql92Selector("price BETWEEN 5 AND 15"))
-        none = under_test.broker.pull(queue, 0, selector=Sql92Selector("price > 100"))
+        none = under_test.broker.reader.pull(queue, 0, selector=Sql92Selector("price > 100"))
 
         assert [message.queue_offset for message in found] == [1, 2]
         assert none.messages == []
@@ -326,7 +330,7 @@ class SelectorContract:
         topic = under_test.topic(queue_count=1)
         other = Message(topic, b"open", {Property.TAGS: "open", "price": "1"})
         for _ in range(10):
-            under_test.broker.send_batch([other] * 100)
+            under_test.broker.sends.send_batch([other] * 100)
         under_test.send(topic, "paid", tag="paid", properties={"price": "9"})
 
         assert under_test.take_one(under_test.join("rare", topic, selector)).body == b"paid"
@@ -367,8 +371,8 @@ def _priced(under_test: BrokerUnderTest) -> MessageQueue:
 def _pull_all(under_test: BrokerUnderTest, queue: MessageQueue, selector: Sql92Selector) -> list[MessageExt]:
     found: list[MessageExt] = []
     offset = 0
-    while offset < under_test.broker.max_offset(queue):
-        page = under_test.broker.pull(queue, offset, selector=selector)
+    while offset < under_test.broker.reader.max_offset(queue):
+        page = under_test.broker.reader.pull(queue, offset, selector=selector)
         found += page.messages
         offset = page.next_begin_offset
     return found

@@ -34,8 +34,8 @@ class SendContract:
         topic = under_test.topic(queue_count=1)
         properties = {Property.TAGS: "paid", Property.KEYS: "4466 4467", "region": "EU-ß"}
 
-        result = under_test.broker.send(Message(topic, b"\x00body\xff", properties, flag=7))
-        [message] = under_test.broker.pull(result.message_queue, 0).messages
+        result = under_test.broker.sends.send(Message(topic, b"\x00body\xff", properties, flag=7))
+        [message] = under_test.broker.reader.pull(result.message_queue, 0).messages
 
         assert (message.topic, message.body, message.flag) == (topic, b"\x00body\xff", 7)
         assert (message.tags, message.keys, message.properties["region"]) == ("paid", "4466 4467", "EU-ß")
@@ -46,7 +46,7 @@ class SendContract:
     def test_a_message_has_the_times_of_producer_and_broker(self, under_test: BrokerUnderTest) -> None:
         before = under_test.now_ms()
 
-        [message] = under_test.broker.pull(under_test.filled("dated"), 0).messages
+        [message] = under_test.broker.reader.pull(under_test.filled("dated"), 0).messages
 
         assert before <= message.born_timestamp <= message.store_timestamp <= under_test.now_ms()
 
@@ -54,7 +54,7 @@ class SendContract:
         """A message can be sent twice. The broker then has two messages."""
         message = Message(under_test.topic(), b"body", {"region": "EU"})
 
-        first, second = under_test.broker.send(message), under_test.broker.send(message)
+        first, second = under_test.broker.sends.send(message), under_test.broker.sends.send(message)
 
         assert message == Message(message.topic, b"body", {"region": "EU"})
         assert first.msg_id != second.msg_id
@@ -72,7 +72,7 @@ class SendContract:
         for number in range(20):
             under_test.send(queue.topic, str(number), queue)
 
-        assert bodies(under_test.broker.pull(queue, 0).messages) == [str(number) for number in range(20)]
+        assert bodies(under_test.broker.reader.pull(queue, 0).messages) == [str(number) for number in range(20)]
 
     def test_an_unknown_topic_is_created(self, under_test: BrokerUnderTest) -> None:
         topic = under_test.name("unknown")
@@ -102,9 +102,9 @@ class SendContract:
     def test_a_batch_is_stored_in_one_queue_and_in_order(self, under_test: BrokerUnderTest) -> None:
         topic = under_test.topic()
 
-        result = under_test.broker.send_batch([Message(topic, b"%d" % number) for number in range(5)])
+        result = under_test.broker.sends.send_batch([Message(topic, b"%d" % number) for number in range(5)])
 
-        messages = under_test.broker.pull(result.message_queue, result.queue_offset).messages
+        messages = under_test.broker.reader.pull(result.message_queue, result.queue_offset).messages
         assert bodies(messages) == ["0", "1", "2", "3", "4"]
         assert result.msg_id.split(",") == [message.msg_id for message in messages]
         assert result.offset_msg_id.split(",") == [message.offset_msg_id for message in messages]
@@ -113,38 +113,38 @@ class SendContract:
         topic = under_test.topic(queue_count=1)
         batch = [Message(topic, b"a", {Property.TAGS: "x"}), Message(topic, b"b", {Property.KEYS: "4466"})]
 
-        queue = under_test.broker.send_batch(batch).message_queue
+        queue = under_test.broker.sends.send_batch(batch).message_queue
 
-        messages = under_test.broker.pull(queue, 0).messages
+        messages = under_test.broker.reader.pull(queue, 0).messages
         assert [(message.tags, message.keys) for message in messages] == [("x", None), (None, "4466")]
 
     def test_a_batch_is_stored_in_the_given_queue(self, under_test: BrokerUnderTest) -> None:
         queue = under_test.queue(3, of=4)
 
-        result = under_test.broker.send_batch([Message(queue.topic, b"a"), Message(queue.topic, b"b")], queue)
+        result = under_test.broker.sends.send_batch([Message(queue.topic, b"a"), Message(queue.topic, b"b")], queue)
 
         assert result.message_queue == queue
 
     def test_an_empty_batch_is_refused(self, under_test: BrokerUnderTest) -> None:
         with pytest.raises(MessageError, match=r"empty|at least one"):
-            under_test.broker.send_batch([])
+            under_test.broker.sends.send_batch([])
 
     def test_a_batch_of_two_topics_is_refused(self, under_test: BrokerUnderTest) -> None:
         batch = [Message(under_test.topic(), b"a"), Message(under_test.topic(stem="bills"), b"b")]
 
         with pytest.raises(MessageError, match="topic"):
-            under_test.broker.send_batch(batch)
+            under_test.broker.sends.send_batch(batch)
 
     # --- asynchronous and one-way messages -----------------------------------------------------
 
     def test_an_asynchronous_send_returns_a_future(self, under_test: BrokerUnderTest) -> None:
         topic = under_test.topic(queue_count=1)
 
-        one = under_test.result(under_test.broker.send_async([Message(topic, b"one")]))
-        two = under_test.result(under_test.broker.send_async([Message(topic, b"two"), Message(topic, b"three")]))
+        one = under_test.result(under_test.broker.sends.send_async([Message(topic, b"one")]))
+        two = under_test.result(under_test.broker.sends.send_async([Message(topic, b"two"), Message(topic, b"three")]))
 
         assert (one.send_status, two.send_status) == (SendStatus.SEND_OK, SendStatus.SEND_OK)
-        assert bodies(under_test.broker.pull(one.message_queue, 0).messages) == ["one", "two", "three"]
+        assert bodies(under_test.broker.reader.pull(one.message_queue, 0).messages) == ["one", "two", "three"]
 
     def test_each_of_many_messages_at_the_same_time_has_its_own_position(self, under_test: BrokerUnderTest) -> None:
         """A broker may receive them in fewer requests. Their results, and what is stored, are as of single ones."""
@@ -154,11 +154,11 @@ class SendContract:
             for number in range(100)
         ]
 
-        futures = [broker.send_async([message]) for message in messages]
+        futures = [broker.sends.send_async([message]) for message in messages]
         results = [under_test.result(future) for future in futures]
 
         for message, result in zip(messages, results, strict=True):
-            [found] = broker.pull(result.message_queue, result.queue_offset, 1).messages
+            [found] = broker.reader.pull(result.message_queue, result.queue_offset, 1).messages
             assert (found.body, found.flag, found.keys) == (message.body, message.flag, message.keys)
             assert (found.msg_id, found.offset_msg_id) == (result.msg_id, result.offset_msg_id)
             assert found.properties["region"] == "EU-ß"
@@ -170,7 +170,7 @@ class SendContract:
 
         async def send() -> list[SendResult]:
             return await asyncio.gather(
-                *(under_test.broker.send_async([Message(topic, str(number).encode())]) for number in range(10))
+                *(under_test.broker.sends.send_async([Message(topic, str(number).encode())]) for number in range(10))
             )
 
         results = asyncio.run(send())
@@ -180,7 +180,7 @@ class SendContract:
     def test_the_future_of_an_asynchronous_send_has_its_error(self, under_test: BrokerUnderTest) -> None:
         too_large = Message(under_test.topic(), bytes(under_test.max_message_bytes + 1))
 
-        future = under_test.broker.send_async([too_large])
+        future = under_test.broker.sends.send_async([too_large])
 
         with pytest.raises(MessageError):
             under_test.result(future)
@@ -188,9 +188,9 @@ class SendContract:
     def test_a_one_way_message_arrives(self, under_test: BrokerUnderTest) -> None:
         queue = under_test.queue()
 
-        under_test.broker.send_one_way(Message(queue.topic, b"fire and forget"))
+        under_test.broker.sends.send_one_way(Message(queue.topic, b"fire and forget"))
 
-        under_test.until(lambda: under_test.broker.max_offset(queue) == 1, "the message is stored")
+        under_test.until(lambda: under_test.broker.reader.max_offset(queue) == 1, "the message is stored")
 
     # --- errors --------------------------------------------------------------------------------
 
@@ -199,7 +199,7 @@ class SendContract:
         topic = under_test.topic()
 
         with pytest.raises(MessageError, match=rf"(?s){size}.*{size - 1}") as refusal:
-            under_test.broker.send(Message(topic, bytes(size)))
+            under_test.broker.sends.send(Message(topic, bytes(size)))
 
         assert not isinstance(refusal.value, DestinationError)
         assert under_test.send(topic, "the next one").send_status is SendStatus.SEND_OK
@@ -207,7 +207,7 @@ class SendContract:
     @pytest.mark.parametrize("topic", ["", "no blanks", "a:b", "ünicode", "x" * 128, SCHEDULE_TOPIC])
     def test_an_illegal_topic_or_a_system_topic_is_refused(self, under_test: BrokerUnderTest, topic: str) -> None:
         with pytest.raises(DestinationError, match=SCHEDULE_TOPIC if topic == SCHEDULE_TOPIC else "topic"):
-            under_test.broker.send(Message(topic, b"body"))
+            under_test.broker.sends.send(Message(topic, b"body"))
 
     def test_a_closed_broker_raises_an_error(self, under_test: BrokerUnderTest) -> None:
         topic = under_test.topic()
@@ -225,7 +225,7 @@ def _send_numbered(
     under_test: BrokerUnderTest, queue: MessageQueue, bodies: Sequence[str], sequence: SendSequence
 ) -> SequencedResult:
     messages = [(Message(queue.topic, body.encode()), queue) for body in bodies]
-    return under_test.broker.send_sequenced(messages, sequence)
+    return under_test.broker.sends.send_sequenced(messages, sequence)
 
 
 def _bodies_in(under_test: BrokerUnderTest, topic: str) -> list[str]:
@@ -280,7 +280,7 @@ class SequencedSendContract:
         queues = [under_test.broker.queues(topic)[0] for topic in topics]
         messages = [(Message(queue.topic, str(n).encode()), queue) for n in range(2) for queue in queues]
 
-        results = [under_test.broker.send_sequenced(messages, SendSequence(_APP, 0, 0)) for _ in range(2)]
+        results = [under_test.broker.sends.send_sequenced(messages, SendSequence(_APP, 0, 0)) for _ in range(2)]
 
         assert results == [SequencedResult(4, 0), SequencedResult(0, 4)]
         assert [_bodies_in(under_test, queue.topic) for queue in queues] == [["0", "1"], ["0", "1"]]
@@ -288,7 +288,7 @@ class SequencedSendContract:
     def test_a_delayed_message_is_delivered_once(self, under_test: BrokerUnderTest, numbered: MessageQueue) -> None:
         delayed = [(Message(numbered.topic, b"later", {"DELAY": "1"}), numbered)]
         for _ in range(2):
-            under_test.broker.send_sequenced(delayed, SendSequence(_APP, 0, 0))
+            under_test.broker.sends.send_sequenced(delayed, SendSequence(_APP, 0, 0))
 
         under_test.until(lambda: _bodies_in(under_test, numbered.topic) != [], "the message is delivered")
 

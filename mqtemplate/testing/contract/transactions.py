@@ -25,7 +25,7 @@ class _Checker:
         under_test.needs(Capability.TRANSACTION)
         self.states = list(states)
         self.checked: list[MessageExt] = []
-        self.registration = under_test.broker.check_transactions(under_test.name("shop"), self._check)
+        self.registration = under_test.broker.transactions.check_transactions(under_test.name("shop"), self._check)
 
     def _check(self, message: MessageExt) -> TransactionState:
         self.checked.append(message)
@@ -46,7 +46,7 @@ class TransactionContract:
 
         assert half.send_result.send_status is SendStatus.SEND_OK
         assert half.send_result.transaction_id == half.send_result.msg_id
-        assert under_test.broker.pull(half.send_result.message_queue, 0).messages == []
+        assert under_test.broker.reader.pull(half.send_result.message_queue, 0).messages == []
 
     def test_a_commit_delivers_the_message_as_it_was_sent(self, under_test: BrokerUnderTest) -> None:
         under_test.needs(Capability.TRANSACTION)
@@ -54,8 +54,8 @@ class TransactionContract:
         topic, consumer = queue.topic, under_test.join("billing", queue.topic)
         sent = Message(topic, b"paid", {Property.TAGS: "paid", Property.KEYS: "4466", "region": "EU"}, flag=7)
 
-        half = under_test.broker.send_half(sent, under_test.name("shop"), queue)
-        under_test.broker.end_transaction(half, TransactionState.COMMIT)
+        half = under_test.broker.sends.send_half(sent, under_test.name("shop"), queue)
+        under_test.broker.transactions.end_transaction(half, TransactionState.COMMIT)
         message = under_test.take_one(consumer)
 
         assert (message.topic, message.body, message.flag, message.message_queue) == (topic, b"paid", 7, queue)
@@ -67,8 +67,8 @@ class TransactionContract:
         topic = under_test.topic(queue_count=1)
         dropped, kept = under_test.send_half(topic, "dropped"), under_test.send_half(topic, "kept")
 
-        under_test.broker.end_transaction(dropped, TransactionState.ROLLBACK, "no money")
-        under_test.broker.end_transaction(kept, TransactionState.COMMIT)
+        under_test.broker.transactions.end_transaction(dropped, TransactionState.ROLLBACK, "no money")
+        under_test.broker.transactions.end_transaction(kept, TransactionState.COMMIT)
 
         consumer = under_test.join("billing", topic)
         assert under_test.take_one(consumer).body == b"kept"
@@ -78,7 +78,7 @@ class TransactionContract:
         topic = under_test.topic(queue_count=1)
 
         for half in reversed([under_test.send_half(topic, str(number)) for number in range(5)]):
-            under_test.broker.end_transaction(half, TransactionState.COMMIT)
+            under_test.broker.transactions.end_transaction(half, TransactionState.COMMIT)
 
         messages = under_test.take(under_test.join("billing", topic), 5)
         assert sorted(bodies(messages)) == ["0", "1", "2", "3", "4"]
@@ -109,14 +109,14 @@ class TransactionContract:
 
         checker.registration.close()
         assert {message.msg_id for message in checker.checked} == {half.send_result.msg_id}
-        assert under_test.broker.pull(half.send_result.message_queue, 0).messages == []
+        assert under_test.broker.reader.pull(half.send_result.message_queue, 0).messages == []
 
     def test_a_transaction_that_has_ended_is_not_checked(self, under_test: BrokerUnderTest) -> None:
         under_test.needs_virtual_time()
         topic, checker = under_test.topic(queue_count=1), _Checker(under_test, TransactionState.COMMIT)
 
-        under_test.broker.end_transaction(under_test.send_half(topic, "one"), TransactionState.COMMIT)
-        under_test.broker.end_transaction(under_test.send_half(topic, "two"), TransactionState.ROLLBACK)
+        under_test.broker.transactions.end_transaction(under_test.send_half(topic, "one"), TransactionState.COMMIT)
+        under_test.broker.transactions.end_transaction(under_test.send_half(topic, "two"), TransactionState.ROLLBACK)
         under_test.pass_time(10 * under_test.checks_within_ms)
 
         assert checker.checked == []
@@ -134,8 +134,8 @@ class TransactionContract:
     def test_open_transactions_are_checked_after_a_restart(self, under_test: BrokerUnderTest) -> None:
         """Transactions that ended before the restart stay committed or rolled back."""
         topic = under_test.topic(queue_count=1)
-        under_test.broker.end_transaction(under_test.send_half(topic, "before"), TransactionState.COMMIT)
-        under_test.broker.end_transaction(under_test.send_half(topic, "never"), TransactionState.ROLLBACK)
+        under_test.broker.transactions.end_transaction(under_test.send_half(topic, "before"), TransactionState.COMMIT)
+        under_test.broker.transactions.end_transaction(under_test.send_half(topic, "never"), TransactionState.ROLLBACK)
         under_test.send_half(topic, "after")
 
         under_test.reopen()
@@ -163,7 +163,7 @@ class TransactionContract:
         under_test.pass_time(_DELAY_MS)
 
         committed_ms = under_test.now_ms()
-        under_test.broker.end_transaction(half, TransactionState.COMMIT)
+        under_test.broker.transactions.end_transaction(half, TransactionState.COMMIT)
         message = under_test.take_one(consumer)
 
         assert message.body == b"late"
@@ -175,7 +175,7 @@ class TransactionContract:
         half = under_test.send_half(topic, "due", {Property.TIMER_DELIVER_MS: str(under_test.now_ms() + 100)})
         under_test.pass_time(200)
 
-        under_test.broker.end_transaction(half, TransactionState.COMMIT)
+        under_test.broker.transactions.end_transaction(half, TransactionState.COMMIT)
 
         assert under_test.take_one(under_test.join("billing", topic)).body == b"due"
 
@@ -193,7 +193,7 @@ def _request(
 ) -> Future[MessageExt]:
     """Send a request. Skip the test if the broker has no requests."""
     under_test.needs(Capability.REQUEST_REPLY)
-    return under_test.broker.request(Message(topic, body, properties), None, timeout_ms)
+    return under_test.broker.requests.request(Message(topic, body, properties), None, timeout_ms)
 
 
 class ReplyContract:
@@ -205,7 +205,7 @@ class ReplyContract:
         future = _request(under_test, topic, b"how much?", TAGS="price")
         request = under_test.take_one(consumer)
         was_done = future.done()
-        under_test.broker.reply(request, b"12.50", {"currency": "EUR"})
+        under_test.broker.requests.reply(request, b"12.50", {"currency": "EUR"})
         reply = under_test.result(future)
 
         assert (request.body, request.tags) == (b"how much?", "price")
@@ -217,7 +217,7 @@ class ReplyContract:
 
         futures = [_request(under_test, topic, body) for body in (b"a", b"b", b"c")]
         for request in reversed(under_test.take(consumer, 3)):
-            under_test.broker.reply(request, request.body.upper())
+            under_test.broker.requests.reply(request, request.body.upper())
 
         assert [under_test.result(future).body for future in futures] == [b"A", b"B", b"C"]
 
@@ -231,16 +231,16 @@ class ReplyContract:
 
     def test_a_reply_to_a_message_that_is_no_request_is_refused(self, under_test: BrokerUnderTest) -> None:
         under_test.needs(Capability.REQUEST_REPLY)
-        [message] = under_test.broker.pull(under_test.filled("a plain message"), 0).messages
+        [message] = under_test.broker.reader.pull(under_test.filled("a plain message"), 0).messages
 
         with pytest.raises(MessageError, match="no request"):
-            under_test.broker.reply(message, b"no request")
+            under_test.broker.requests.reply(message, b"no request")
 
     def test_a_request_can_be_delayed(self, under_test: BrokerUnderTest) -> None:
         under_test.needs(Capability.TIMER)
         topic, consumer = under_test.joined("answers", 1)
 
         future = _request(under_test, topic, b"later", TIMER_DELAY_MS="300")
-        under_test.broker.reply(under_test.take_one(consumer), b"done")
+        under_test.broker.requests.reply(under_test.take_one(consumer), b"done")
 
         assert under_test.result(future).body == b"done"

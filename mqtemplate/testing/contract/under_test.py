@@ -129,18 +129,20 @@ class BrokerUnderTest:
             self.needs(Capability.DELAY_LEVEL)
         if TIMER_PROPERTIES & message.properties.keys():
             self.needs(Capability.TIMER)
-        return self.broker.send(message, queue)
+        return self.broker.sends.send(message, queue)
 
     def send_half(self, topic: str, body: str, properties: Mapping[str, str] | None = None) -> HalfMessage:
         """Send a message in a transaction. Skip the test if the broker has no transactions."""
         self.needs(Capability.TRANSACTION)
-        return self.broker.send_half(Message(topic, body.encode(), dict(properties or {})), self.name("shop"))
+        return self.broker.sends.send_half(Message(topic, body.encode(), dict(properties or {})), self.name("shop"))
 
     def join(self, group: str, topic: str, selector: Selector | str = "*", **settings: Any) -> Consumer:
         """Join *group*; a new group starts at the first offset. A text as selector means tags."""
         settings.setdefault("consume_from_where", ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
         selector = TagSelector(selector) if isinstance(selector, str) else selector
-        return self.broker.subscribe(ConsumerSpec(group=self.name(group), subscriptions={topic: selector}, **settings))
+        return self.broker.groups.subscribe(
+            ConsumerSpec(group=self.name(group), subscriptions={topic: selector}, **settings)
+        )
 
     def joined(self, group: str = "billing", queue_count: int = 4) -> tuple[str, Consumer]:
         """Create a topic and join *group*. Return the topic and the member."""

@@ -45,14 +45,14 @@ def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
 def pull_all(broker: EmbeddedBroker, topic: str) -> list[MessageExt]:
     found = []
     for queue in broker.queues(topic):
-        found += broker.pull(queue, broker.min_offset(queue), 1_000).messages
+        found += broker.reader.pull(queue, broker.reader.min_offset(queue), 1_000).messages
     return found
 
 
 @pytest.mark.feature("B14")
 def test_a_send_result_identifies_the_message(broker: EmbeddedBroker) -> None:
     """By status, ids, queue and queue offset; the offset message id is address and physical offset in hex."""
-    result = broker.send(Message("orders", b"x"))
+    result = broker.sends.send(Message("orders", b"x"))
 
     (message,) = pull_all(broker, "orders")
     assert result.send_status is SendStatus.SEND_OK
@@ -62,7 +62,7 @@ def test_a_send_result_identifies_the_message(broker: EmbeddedBroker) -> None:
 
 
 def test_messages_go_to_the_queues_in_turn(broker: EmbeddedBroker) -> None:
-    used = [broker.send(Message("orders", b"x")).message_queue.queue_id for _ in range(8)]
+    used = [broker.sends.send(Message("orders", b"x")).message_queue.queue_id for _ in range(8)]
 
     assert used == [0, 1, 2, 3] * 2
 
@@ -70,7 +70,7 @@ def test_messages_go_to_the_queues_in_turn(broker: EmbeddedBroker) -> None:
 def test_a_send_keeps_the_message_id_and_does_not_change_the_message(broker: EmbeddedBroker) -> None:
     message = Message("orders", b"x", {"UNIQ_KEY": "mine", "TAGS": "a", "colour": "red"})
 
-    result = broker.send(message)
+    result = broker.sends.send(message)
 
     assert result.msg_id == "mine"
     assert message.properties == {"UNIQ_KEY": "mine", "TAGS": "a", "colour": "red"}
@@ -82,7 +82,7 @@ def test_a_send_to_a_system_topic_is_refused(broker: EmbeddedBroker) -> None:
     """Only the broker stores messages in the topics of the delay services."""
     for topic in ("SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer"):
         with pytest.raises(DestinationError, match=r"belongs to the broker; send to the topic the message is for"):
-            broker.send(Message(topic, b"x"))
+            broker.sends.send(Message(topic, b"x"))
 
 
 @pytest.mark.feature("G9", "D28")
@@ -90,7 +90,7 @@ def test_broker_properties_of_a_producer_are_removed(broker: EmbeddedBroker) -> 
     """A copied TIMER_OUT_MS would disable the delay; a copied REAL_TOPIC would change the topic."""
     forged = {"REAL_TOPIC": "elsewhere", "TIMER_OUT_MS": "1", "TAGS": "a"}
 
-    broker.send(Message("orders", b"x", forged))
+    broker.sends.send(Message("orders", b"x", forged))
 
     assert set(pull_all(broker, "orders")[0].properties) == {"TAGS", "UNIQ_KEY"}
 
@@ -102,14 +102,14 @@ def test_the_error_for_a_large_body_has_both_sizes(tmp_path: Path) -> None:
             MessageError, match=r"the body for 'orders' has 101 bytes, allowed are 100.*raise max-message-size"
         ),
     ):
-        broker.send(Message("orders", bytes(101)))
+        broker.sends.send(Message("orders", bytes(101)))
 
 
 def test_a_batch_of_several_topics_or_no_message_is_refused(broker: EmbeddedBroker) -> None:
     with pytest.raises(MessageError, match=r"names 'a' and 'b'; send two batches"):
-        broker.send_batch([Message("a", b"x"), Message("b", b"x")])
+        broker.sends.send_batch([Message("a", b"x"), Message("b", b"x")])
     with pytest.raises(MessageError, match="the batch is empty"):
-        broker.send_batch([])
+        broker.sends.send_batch([])
     assert pull_all(broker, "a") == []
 
 
@@ -117,19 +117,19 @@ def test_a_queue_of_another_topic_is_refused(broker: EmbeddedBroker) -> None:
     with pytest.raises(
         DestinationError, match=r"is no queue of the topic; broker 'broker-a' has queues 0..3 of 'orders'"
     ):
-        broker.send(Message("orders", b"x"), MessageQueue("orders", "broker-a", 9))
+        broker.sends.send(Message("orders", b"x"), MessageQueue("orders", "broker-a", 9))
 
 
 def test_timers_can_be_disabled() -> None:
     with EmbeddedBroker(None, EmbeddedSettings(timer_wheel_enable=False), VirtualClock()) as broker:
         assert Capability.TIMER not in broker.capabilities
         with pytest.raises(DelayError, match="has no timers; set mqtemplate.broker.timer-wheel-enable to true"):
-            broker.send(Message("orders", b"x", {"TIMER_DELAY_MS": "10"}))
+            broker.sends.send(Message("orders", b"x", {"TIMER_DELAY_MS": "10"}))
 
 
 def test_the_error_of_a_broker_that_is_not_running_names_the_solution() -> None:
     with pytest.raises(BrokerClosedError, match=r"not running; call start\(\) first"):
-        EmbeddedBroker(None, clock=VirtualClock()).send(Message("orders", b"x"))
+        EmbeddedBroker(None, clock=VirtualClock()).sends.send(Message("orders", b"x"))
 
 
 @pytest.mark.feature("E3")
@@ -145,8 +145,8 @@ def test_one_broker_has_levels_and_timers(broker: EmbeddedBroker) -> None:
     """Both of RocketMQ's delay services deliver to the real topic."""
     clock = broker.clock
     assert isinstance(clock, VirtualClock)
-    broker.send(Message("orders", b"level", {"DELAY": "1"}))
-    broker.send(Message("orders", b"timer", {"TIMER_DELAY_MS": "700"}))
+    broker.sends.send(Message("orders", b"level", {"DELAY": "1"}))
+    broker.sends.send(Message("orders", b"timer", {"TIMER_DELAY_MS": "700"}))
 
     delivered = []
     for _ in range(2):
@@ -159,18 +159,18 @@ def test_one_broker_has_levels_and_timers(broker: EmbeddedBroker) -> None:
 
 
 def test_the_error_of_a_pull_outside_the_queue_has_the_next_offset(broker: EmbeddedBroker) -> None:
-    queue = broker.send(Message("orders", b"x")).message_queue
+    queue = broker.sends.send(Message("orders", b"x")).message_queue
 
     with pytest.raises(OffsetOutOfRangeError, match=r"has offsets 0..0, got 7; continue at 1") as caught:
-        broker.pull(queue, 7)
+        broker.reader.pull(queue, 7)
 
     assert caught.value.next_offset == 1
 
 
 def test_a_pull_that_skips_all_messages_has_the_status_no_matched_msg(broker: EmbeddedBroker) -> None:
-    queue = broker.send(Message("orders", b"x", {"TAGS": "new"})).message_queue
+    queue = broker.sends.send(Message("orders", b"x", {"TAGS": "new"})).message_queue
 
-    result = broker.pull(queue, 0, selector=TagSelector("paid"))
+    result = broker.reader.pull(queue, 0, selector=TagSelector("paid"))
 
     assert (result.pull_status, result.next_begin_offset) == (PullStatus.NO_MATCHED_MSG, 1)
 
@@ -178,23 +178,23 @@ def test_a_pull_that_skips_all_messages_has_the_status_no_matched_msg(broker: Em
 def test_a_tag_selector_does_not_match_a_tag_with_the_same_hash_code(broker: EmbeddedBroker) -> None:
     """ "Aa" and "BB" have the same Java hash code, and the consume queue stores only hash codes."""
     broker.create_topic("orders", 1)
-    queue = broker.send(Message("orders", b"1", {"TAGS": "Aa"})).message_queue
-    broker.send(Message("orders", b"2", {"TAGS": "BB"}))
+    queue = broker.sends.send(Message("orders", b"1", {"TAGS": "Aa"})).message_queue
+    broker.sends.send(Message("orders", b"2", {"TAGS": "BB"}))
 
-    assert [message.body for message in broker.pull(queue, 0, selector=TagSelector("BB")).messages] == [b"2"]
+    assert [message.body for message in broker.reader.pull(queue, 0, selector=TagSelector("BB")).messages] == [b"2"]
 
 
 def test_messages_and_committed_offsets_survive_a_restart(tmp_path: Path) -> None:
     clock = VirtualClock()
     with EmbeddedBroker(tmp_path, SMALL, clock) as broker:
-        broker.send(Message("orders", b"kept"))
-        consumer = broker.subscribe(ConsumerSpec(group="g", subscriptions={"orders": ALL}))
+        broker.sends.send(Message("orders", b"kept"))
+        consumer = broker.groups.subscribe(ConsumerSpec(group="g", subscriptions={"orders": ALL}))
         (message,) = consumer.poll(10)
         consumer.commit(message.message_queue, message.queue_offset + 1)
-        broker.send(Message("orders", b"next"))
+        broker.sends.send(Message("orders", b"next"))
 
     with EmbeddedBroker(tmp_path, SMALL, clock) as broker:
-        consumer = broker.subscribe(ConsumerSpec(group="g", subscriptions={"orders": ALL}))
+        consumer = broker.groups.subscribe(ConsumerSpec(group="g", subscriptions={"orders": ALL}))
         assert [message.body for message in consumer.poll(10)] == [b"next"]
 
 
@@ -202,17 +202,17 @@ def test_after_a_kill_messages_are_read_without_a_send(tmp_path: Path) -> None:
     """Consumers see flushed messages only. So the recovery flushes, since the process may never send."""
     killed = EmbeddedBroker(tmp_path, SMALL, VirtualClock())
     killed.start()
-    killed.send(Message("orders", b"kept"))
+    killed.sends.send(Message("orders", b"kept"))
     killed.store.release()
 
     with EmbeddedBroker(tmp_path, SMALL, VirtualClock()) as broker:
-        consumer = broker.subscribe(ConsumerSpec(group="g", subscriptions={"orders": ALL}))
+        consumer = broker.groups.subscribe(ConsumerSpec(group="g", subscriptions={"orders": ALL}))
         assert [message.body for message in consumer.poll(10)] == [b"kept"]
 
 
 def test_a_start_that_fails_releases_the_lock_of_the_store_directory(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path, SMALL, VirtualClock()) as broker:
-        broker.send(Message("orders", b"kept"))
+        broker.sends.send(Message("orders", b"kept"))
     table = tmp_path / "config/consumerOffset.json"
     table.write_text("{broken")
 
@@ -227,12 +227,12 @@ def test_a_start_that_fails_releases_the_lock_of_the_store_directory(tmp_path: P
 def test_a_corrupt_message_is_reported_once_and_the_others_are_read(broker: EmbeddedBroker, tmp_path: Path) -> None:
     broker.create_topic("orders", 1)
     for body in (b"a", b"b", b"c"):
-        broker.send(Message("orders", body * 40))
+        broker.sends.send(Message("orders", body * 40))
     (_, second, _) = pull_all(broker, "orders")
     with (tmp_path / "commitlog" / f"{0:020d}").open("r+b") as file:
         file.seek(second.physical_offset + 100)
         file.write(b"!")
-    consumer = broker.subscribe(ConsumerSpec(group="g", subscriptions={"orders": ALL}))
+    consumer = broker.groups.subscribe(ConsumerSpec(group="g", subscriptions={"orders": ALL}))
 
     assert [message.body[:1] for message in consumer.poll(10)] == [b"a"]
     with pytest.raises(CorruptRecordError, match=rf"bad record at physical offset {second.physical_offset}"):
@@ -243,21 +243,21 @@ def test_a_corrupt_message_is_reported_once_and_the_others_are_read(broker: Embe
 @pytest.mark.feature("U14")
 def test_a_member_with_another_subscription_or_message_model_is_refused(broker: EmbeddedBroker) -> None:
     """In RocketMQ the second subscription replaces the first, and messages are lost without an error."""
-    broker.subscribe(ConsumerSpec(group="g", subscriptions={"orders": ALL}))
+    broker.groups.subscribe(ConsumerSpec(group="g", subscriptions={"orders": ALL}))
 
     with pytest.raises(
         ListenerError, match=r"group 'g' subscribes to orders:\* and to orders:paid; .*a group of its own"
     ):
-        broker.subscribe(ConsumerSpec(group="g", subscriptions={"orders": TagSelector("paid")}))
+        broker.groups.subscribe(ConsumerSpec(group="g", subscriptions={"orders": TagSelector("paid")}))
     with pytest.raises(ListenerError, match="members with CLUSTERING and with BROADCASTING"):
-        broker.subscribe(
+        broker.groups.subscribe(
             ConsumerSpec(group="g", subscriptions={"orders": ALL}, message_model=MessageModel.BROADCASTING)
         )
 
 
 def test_the_new_queues_of_a_topic_are_assigned(broker: EmbeddedBroker) -> None:
     broker.create_topic("orders", 1)
-    consumer = broker.subscribe(ConsumerSpec(group="g", subscriptions={"orders": ALL}))
+    consumer = broker.groups.subscribe(ConsumerSpec(group="g", subscriptions={"orders": ALL}))
 
     broker.create_topic("orders", 3)
 
@@ -270,14 +270,14 @@ def test_each_broadcasting_member_has_its_own_offsets_and_they_survive_a_restart
         group="g", subscriptions={"orders": ALL}, message_model=MessageModel.BROADCASTING, instance_name="one"
     )
     with EmbeddedBroker(tmp_path, SMALL, clock) as broker:
-        broker.send(Message("orders", b"x"))
-        member = broker.subscribe(spec)
+        broker.sends.send(Message("orders", b"x"))
+        member = broker.groups.subscribe(spec)
         (message,) = member.poll(10)
         member.commit(message.message_queue, 1)
-        assert broker.committed_offset("g", message.message_queue) is None
+        assert broker.groups.committed_offset("g", message.message_queue) is None
 
     with EmbeddedBroker(tmp_path, SMALL, clock) as broker:
-        assert broker.subscribe(spec).poll(10) == []
+        assert broker.groups.subscribe(spec).poll(10) == []
 
 
 @pytest.mark.parametrize(
@@ -292,8 +292,8 @@ def test_the_instance_name_of_a_member_is_quoted_in_the_name_of_its_file(
         group="%g|", subscriptions={"orders": ALL}, message_model=MessageModel.BROADCASTING, instance_name=instance_name
     )
     with EmbeddedBroker(store, SMALL, VirtualClock()) as broker:
-        broker.send(Message("orders", b"x"))
-        member = broker.subscribe(spec)
+        broker.sends.send(Message("orders", b"x"))
+        member = broker.groups.subscribe(spec)
         (message,) = member.poll(10)
         member.commit(message.message_queue, 1)
 
@@ -303,9 +303,9 @@ def test_the_instance_name_of_a_member_is_quoted_in_the_name_of_its_file(
 @pytest.mark.parametrize("mode", FlushDiskType)
 def test_one_consumer_receives_the_messages_of_many_producer_threads(tmp_path: Path, mode: FlushDiskType) -> None:
     with EmbeddedBroker(tmp_path, EmbeddedSettings(flush_disk_type=mode)) as broker:
-        consumer = broker.subscribe(ConsumerSpec(group="g", subscriptions={"orders": ALL}))
+        consumer = broker.groups.subscribe(ConsumerSpec(group="g", subscriptions={"orders": ALL}))
         with ThreadPoolExecutor(8) as pool:
-            results = pool.map(lambda number: broker.send(Message("orders", str(number).encode())), range(200))
+            results = pool.map(lambda number: broker.sends.send(Message("orders", str(number).encode())), range(200))
             received: list[bytes] = []
             while len(received) < 200:
                 messages = consumer.poll(50, 30_000)
@@ -322,12 +322,12 @@ def test_async_and_one_way_messages_become_visible_by_themselves(tmp_path: Path,
         broker.create_topic("orders", 1)
         (queue,) = broker.queues("orders")
 
-        future = broker.send_async([Message("orders", b"a")])
-        broker.send_one_way(Message("orders", b"b"))
+        future = broker.sends.send_async([Message("orders", b"a")])
+        broker.sends.send_one_way(Message("orders", b"b"))
 
         assert future.result(30).send_status is SendStatus.SEND_OK
-        assert broker.pull(queue, 0, wait_ms=30_000).messages[0].body == b"a"
-        assert broker.pull(queue, 1, wait_ms=30_000).messages[0].body == b"b"
+        assert broker.reader.pull(queue, 0, wait_ms=30_000).messages[0].body == b"a"
+        assert broker.reader.pull(queue, 1, wait_ms=30_000).messages[0].body == b"b"
 
 
 class SlowCheckpoint(Disk):
@@ -346,10 +346,12 @@ class SlowCheckpoint(Disk):
 def test_producers_do_not_wait_for_a_checkpoint(tmp_path: Path) -> None:
     disk, settings = SlowCheckpoint(), EmbeddedSettings(checkpoint_interval_ms=1)
     with EmbeddedBroker(store_files=FolderStoreFiles(tmp_path, disk), settings=settings) as broker:
-        broker.send(Message("orders", b"a"))
+        broker.sends.send(Message("orders", b"a"))
         assert disk.started.wait(TIMEOUT_S)
         try:
-            assert broker.send_async([Message("orders", b"b")]).result(TIMEOUT_S).send_status is SendStatus.SEND_OK
+            assert (
+                broker.sends.send_async([Message("orders", b"b")]).result(TIMEOUT_S).send_status is SendStatus.SEND_OK
+            )
         finally:
             disk.go_on.set()
 
@@ -357,7 +359,7 @@ def test_producers_do_not_wait_for_a_checkpoint(tmp_path: Path) -> None:
 def test_a_waiting_poll_returns_when_it_is_woken_or_the_broker_is_closed() -> None:
     broker = EmbeddedBroker(None)
     broker.start()
-    consumer = broker.subscribe(ConsumerSpec(group="g", subscriptions={"orders": ALL}))
+    consumer = broker.groups.subscribe(ConsumerSpec(group="g", subscriptions={"orders": ALL}))
     with ThreadPoolExecutor(1) as pool:
         consumer.wake()
         assert consumer.poll(10, 30_000) == []
@@ -381,9 +383,9 @@ def test_one_poll_skips_all_messages_that_a_selector_does_not_match(broker: Embe
     broker.create_topic("orders", 1)
     unmatched = Message("orders", b"open", {"TAGS": "open", "price": "1"})
     for _ in range(60):
-        broker.send_batch([unmatched] * 100)
-    last = broker.send(Message("orders", b"paid", {"TAGS": "paid", "price": "9"}))
-    consumer = broker.subscribe(ConsumerSpec(group="rare", subscriptions={"orders": selector}))
+        broker.sends.send_batch([unmatched] * 100)
+    last = broker.sends.send(Message("orders", b"paid", {"TAGS": "paid", "price": "9"}))
+    consumer = broker.groups.subscribe(ConsumerSpec(group="rare", subscriptions={"orders": selector}))
 
     [message] = consumer.poll(32)
 
@@ -394,9 +396,9 @@ def test_one_poll_skips_all_messages_that_a_selector_does_not_match(broker: Embe
 def test_a_poll_with_a_selector_returns_at_most_max_count_messages(broker: EmbeddedBroker) -> None:
     broker.create_topic("orders", 1)
     for number in range(200):
-        broker.send(Message("orders", b"%d" % number, {"price": str(number)}))
+        broker.sends.send(Message("orders", b"%d" % number, {"price": str(number)}))
     selector = Sql92Selector("price >= 100")
-    consumer = broker.subscribe(ConsumerSpec(group="dear", subscriptions={"orders": selector}))
+    consumer = broker.groups.subscribe(ConsumerSpec(group="dear", subscriptions={"orders": selector}))
 
     pages = [[message.body for message in consumer.poll(30)] for _ in range(4)]
 
@@ -408,9 +410,9 @@ def test_a_waiting_pull_skips_all_messages_that_a_selector_does_not_match() -> N
     with EmbeddedBroker(None, SMALL, SystemClock()) as broker:
         broker.create_topic("orders", 1)
         for _ in range(50):
-            broker.send_batch([Message("orders", b"open", {"TAGS": "open"})] * 100)
-        last = broker.send(Message("orders", b"paid", {"TAGS": "paid"}))
+            broker.sends.send_batch([Message("orders", b"open", {"TAGS": "open"})] * 100)
+        last = broker.sends.send(Message("orders", b"paid", {"TAGS": "paid"}))
 
-        page = broker.pull(last.message_queue, 0, wait_ms=20_000, selector=TagSelector("paid"))
+        page = broker.reader.pull(last.message_queue, 0, wait_ms=20_000, selector=TagSelector("paid"))
 
     assert [message.body for message in page.messages] == [b"paid"]

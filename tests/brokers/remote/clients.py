@@ -42,7 +42,7 @@ def group_spec(group: str, topic: str, selector: Selector | None = None) -> Cons
 
 
 def join(broker: RemoteBroker, topic: str, group: str = "billing", selector: Selector | None = None) -> Consumer:
-    return broker.subscribe(group_spec(group, topic, selector))
+    return broker.groups.subscribe(group_spec(group, topic, selector))
 
 
 def take(member: Consumer, count: int) -> list[MessageExt]:

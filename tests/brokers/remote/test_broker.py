@@ -74,13 +74,13 @@ def test_a_start_that_fails_leaves_no_thread(cluster: LocalCluster, monkeypatch:
 
 def test_a_broker_can_be_started_again(cluster: LocalCluster, tmp_path: Path) -> None:
     with client(cluster.address, tmp_path) as broker:
-        broker.send(Message("orders", b"x"))
+        broker.sends.send(Message("orders", b"x"))
         broker.start()
         broker.close()
         broker.close()
         broker.start()
 
-        assert broker.send(Message("orders", b"y")).queue_offset >= 0
+        assert broker.sends.send(Message("orders", b"y")).queue_offset >= 0
 
 
 def test_a_member_is_closed_with_its_broker(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -93,11 +93,11 @@ def test_a_member_is_closed_with_its_broker(cluster: LocalCluster, tmp_path: Pat
 
 def test_a_forked_child_gets_an_error(cluster: LocalCluster, tmp_path: Path) -> None:
     with client(cluster.address, tmp_path) as broker:
-        broker.send(Message("orders", b"x"))
+        broker.sends.send(Message("orders", b"x"))
         child = os.fork()
         if child == 0:  # the child must not return into the test run
             try:
-                broker.send(Message("orders", b"from the child"))
+                broker.sends.send(Message("orders", b"from the child"))
             except ForkedError:
                 broker.close()  # does nothing, and does not wait for a thread that is missing
                 os._exit(42)
@@ -105,7 +105,7 @@ def test_a_forked_child_gets_an_error(cluster: LocalCluster, tmp_path: Path) -> 
                 os._exit(1)
 
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
-        assert broker.send(Message("orders", b"still here")).queue_offset >= 0
+        assert broker.sends.send(Message("orders", b"still here")).queue_offset >= 0
 
 
 def test_two_brokers_of_one_process_are_two_clients(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_two_brokers_of_one_process_are_two_clients(cluster: LocalCluster, tmp_p
 def test_a_topic_that_is_created_later_is_found(cluster: LocalCluster, tmp_path: Path) -> None:
     with client(cluster.address, tmp_path) as broker, client(cluster.address, tmp_path) as sender:
         member = join(broker, "later")
-        sender.send(Message("later", b"x"))
+        sender.sends.send(Message("later", b"x"))
 
         assert bodies(take(member, 1)) == [b"x"]
 
@@ -148,11 +148,11 @@ def test_new_queues_of_a_topic_are_assigned(cluster: LocalCluster, tmp_path: Pat
 
 def test_commits_are_sent_to_the_broker_periodically(cluster: LocalCluster, tmp_path: Path) -> None:
     with client(cluster.address, tmp_path, persist_consumer_offset_interval_ms=20) as broker:
-        queue = broker.send(Message("orders", b"x")).message_queue
+        queue = broker.sends.send(Message("orders", b"x")).message_queue
         member = join(broker, "orders")
         member.commit(queue, 1)
 
-        eventually(lambda: cluster.engine.committed_offset("billing", queue) == 1, "the broker has the offset")
+        eventually(lambda: cluster.engine.groups.committed_offset("billing", queue) == 1, "the broker has the offset")
 
 
 def test_a_commit_of_a_queue_that_is_not_assigned_is_ignored(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_queue_whose_lock_was_not_renewed_is_not_polled(cluster: LocalCluster,
     with client(cluster.address, tmp_path, lock_live_ms=1) as broker:
         broker.create_topic("orders", 1)
         [queue] = broker.queues("orders")
-        broker.send(Message("orders", b"x"))
+        broker.sends.send(Message("orders", b"x"))
         member = join(broker, "orders")
         assert member.lock(queue)
 
@@ -191,11 +191,11 @@ def test_a_queue_whose_lock_is_regained_continues_at_the_committed_offset(
         broker.create_topic("orders", 1)
         [queue] = broker.queues("orders")
         for body in (b"handled by another", b"next"):
-            broker.send(Message("orders", body))
+            broker.sends.send(Message("orders", body))
         member = join(broker, "orders")
         member.lock(queue)
         eventually(lambda: member.locks.lost() == {queue}, "the lock is lost")  # type: ignore[attr-defined]
-        cluster.engine.commit_offset("billing", queue, 1)
+        cluster.engine.groups.commit_offset("billing", queue, 1)
 
         member.renew_locks()  # type: ignore[attr-defined]
         member.unlock(queue)
@@ -205,9 +205,9 @@ def test_a_queue_whose_lock_is_regained_continues_at_the_committed_offset(
 
 def test_a_message_that_cannot_be_sent_back_is_copied_to_the_retry_topic(cluster: LocalCluster, tmp_path: Path) -> None:
     with client(cluster.address, tmp_path) as broker:
-        queue = broker.send(Message("orders", b"hard", {Property.KEYS: "4466"})).message_queue
+        queue = broker.sends.send(Message("orders", b"hard", {Property.KEYS: "4466"})).message_queue
         member = join(broker, "orders")
-        [message] = broker.pull(queue, 0).messages
+        [message] = broker.reader.pull(queue, 0).messages
         message.physical_offset += 1  # the broker has no message there
 
         member.send_back(message, delay_level=1)
@@ -223,14 +223,14 @@ def test_a_member_continues_at_the_offset_that_an_administrator_sets(cluster: Lo
         broker.create_topic("orders", 1)
         [queue] = broker.queues("orders")
         for number in range(3):
-            broker.send(Message("orders", b"%d" % number))
+            broker.sends.send(Message("orders", b"%d" % number))
         member = join(broker, "orders")
         take(member, 3)
 
         member.reset({queue: 1})  # type: ignore[attr-defined]
 
         assert bodies(member.poll(8)) == [b"1", b"2"]
-        assert broker.committed_offset("billing", queue) == 1
+        assert broker.groups.committed_offset("billing", queue) == 1
 
 
 @pytest.fixture
@@ -245,7 +245,7 @@ def test_a_tool_gets_the_state_of_a_member(cluster: LocalCluster, tmp_path: Path
     with client(cluster.address, tmp_path) as broker:
         broker.create_topic("orders", 1)
         [queue] = broker.queues("orders")
-        broker.send(Message("orders", b"x"))
+        broker.sends.send(Message("orders", b"x"))
         member = join(broker, "orders")
         assert member.poll(8, 10_000)
         member.commit(queue, 1)
@@ -269,7 +269,7 @@ def test_a_tool_resets_the_offsets_of_a_group_by_time(
         broker.create_topic("orders", 1)
         [queue] = broker.queues("orders")
         for number in range(3):
-            broker.send(Message("orders", b"%d" % number))
+            broker.sends.send(Message("orders", b"%d" % number))
         member = join(broker, "orders")
         take(member, 3)
         member.commit(queue, 3)
@@ -292,8 +292,8 @@ def test_namespaces_separate_applications(cluster: LocalCluster, tmp_path: Path)
         client(cluster.address, tmp_path, namespace="test") as test,
         client(cluster.address, tmp_path) as outside,
     ):
-        prod.send(Message("orders", b"of prod"))
-        test.send(Message("orders", b"of test"))
+        prod.sends.send(Message("orders", b"of prod"))
+        test.sends.send(Message("orders", b"of test"))
         member = join(prod, "orders")
         [message] = member.poll(8, 10_000)
 
@@ -304,7 +304,7 @@ def test_namespaces_separate_applications(cluster: LocalCluster, tmp_path: Path)
         assert (redelivered.topic, redelivered.reconsume_times) == ("orders", 1)
         retry = f"{RETRY_TOPIC_PREFIX}billing"
         assert {queue.topic for queue in member.assignment()} == {"orders", retry}
-        found = [outside.max_offset(queue) for queue in outside.queues("prod%orders")]
+        found = [outside.reader.max_offset(queue) for queue in outside.queues("prod%orders")]
         assert sum(found) == 1
 
 
@@ -313,7 +313,7 @@ def test_a_wrong_secret_key_is_refused_with_advice(tmp_path: Path) -> None:
     with server(acl=acl) as cluster:
         right = Credentials(access_key="shop-account", secret_key="s3cret-of-shop")
         with client(cluster.address, tmp_path, credentials=right) as broker:
-            assert broker.send(Message("orders", b"x")).queue_offset == 0
+            assert broker.sends.send(Message("orders", b"x")).queue_offset == 0
 
         wrong = replace(right, secret_key="guessed-secret")
         intruder = RemoteBroker(RemoteSettings(name_servers=(str(cluster.address),), credentials=wrong))
@@ -328,7 +328,7 @@ def test_a_wrong_secret_key_is_refused_with_advice(tmp_path: Path) -> None:
 
 def test_a_cluster_of_4_refuses_changes_of_pending_messages_with_the_alternative() -> None:
     with ScriptedBroker(version=Version.V4_9_7) as scripted, remote(scripted) as broker:
-        for change in (broker.cancel, partial(broker.reschedule, deliver_ms=1)):
+        for change in (broker.delayed.cancel, partial(broker.delayed.reschedule, deliver_ms=1)):
             with pytest.raises(UnsupportedError, match=r"cancels no message.*or use the embedded broker or our server"):
                 change(key="4466")
 
@@ -336,19 +336,19 @@ def test_a_cluster_of_4_refuses_changes_of_pending_messages_with_the_alternative
 def test_wrong_arguments_about_pending_messages_are_refused() -> None:
     with ScriptedBroker() as scripted, remote(scripted) as broker:
         with pytest.raises(MessageError, match=r"by its handle or by key=\.\.\., and by one of them"):
-            broker.cancel()
+            broker.delayed.cancel()
         with pytest.raises(MessageError, match="by one of them"):
-            broker.reschedule("handle", 1, key="4466")
+            broker.delayed.reschedule("handle", 1, key="4466")
         with pytest.raises(MessageError, match="is not a handle of a pending message"):
-            broker.cancel("4466")
+            broker.delayed.cancel("4466")
         with pytest.raises(MessageError, match="a key must be one word"):
-            broker.cancel(key="two words")
+            broker.delayed.cancel(key="two words")
         with pytest.raises(MessageError, match="max_count must be 1 or more, got 0"):
-            broker.pending(PendingQuery(), 0)
+            broker.delayed.pending(PendingQuery(), 0)
         with pytest.raises(MessageError, match="'next' is not a cursor; pass PendingPage.cursor unchanged"):
-            broker.pending(PendingQuery(), cursor="next")
+            broker.delayed.pending(PendingQuery(), cursor="next")
         with pytest.raises(MessageError, match="must be 1 ms or more, got 0"):
-            broker.count_pending(PendingQuery(), 0)
+            broker.delayed.count_pending(PendingQuery(), 0)
 
 
 def remote(scripted: ScriptedBroker) -> RemoteBroker:
@@ -357,10 +357,10 @@ def remote(scripted: ScriptedBroker) -> RemoteBroker:
 
 def test_a_timer_is_cancelled_by_its_handle(cluster: LocalCluster, tmp_path: Path) -> None:
     with client(cluster.address, tmp_path) as broker:
-        handle = broker.send(Message("orders", b"x", {Property.TIMER_DELAY_SEC: "60"})).handle
+        handle = broker.sends.send(Message("orders", b"x", {Property.TIMER_DELAY_SEC: "60"})).handle
 
-        assert broker.cancel(handle).status is ScheduleChangeStatus.CANCELLED
-        assert cluster.engine.count_pending(PendingQuery(topic="orders")).total == 0
+        assert broker.delayed.cancel(handle).status is ScheduleChangeStatus.CANCELLED
+        assert cluster.engine.delayed.count_pending(PendingQuery(topic="orders")).total == 0
 
 
 @pytest.mark.parametrize(
@@ -385,12 +385,12 @@ def test_a_refused_recall_raises_an_error_with_the_setting(
         scripted.refuse(RequestCode.RECALL_MESSAGE, code, remark)
         settings = RemoteSettings(name_servers=(scripted.address,))
         with RemoteBroker(settings) as broker, pytest.raises(error, match=text):
-            broker.cancel(handle)
+            broker.delayed.cancel(handle)
 
 
 def test_a_handle_of_a_delivered_message_is_not_recalled() -> None:
     with ScriptedBroker() as scripted, RemoteBroker(RemoteSettings(name_servers=(scripted.address,))) as broker:
         handle = encode_handle(RecallHandle("orders", "broker-a", 1, "7F000001", 0))
 
-        assert broker.cancel(handle).status is ScheduleChangeStatus.ALREADY_DELIVERED
+        assert broker.delayed.cancel(handle).status is ScheduleChangeStatus.ALREADY_DELIVERED
         assert scripted.count(RequestCode.RECALL_MESSAGE) == 0

@@ -79,7 +79,7 @@ def poll_distinct(member: Consumer, count: int) -> dict[bytes, MessageExt]:
 def send_to_each(broker: RemoteBroker, topic: str) -> set[bytes]:
     bodies = {b"%d" % queue.queue_id: queue for queue in broker.queues(topic)}
     for body, queue in bodies.items():
-        broker.send(Message(topic, body), queue)
+        broker.sends.send(Message(topic, body), queue)
     return set(bodies)
 
 
@@ -144,8 +144,8 @@ def test_java_reads_messages_of_python_compressed_or_not(broker: RemoteBroker, j
     properties = {Property.TAGS: "paid", Property.KEYS: "4466 4467", "region": "EU-ß"}
     large, small = b"again and again; " * 1_000, b"\x00small\xff"
 
-    sent = [broker.send(Message(topic, body, properties, flag=7)) for body in (large, small)]
-    batch = broker.send_batch([Message(topic, b"first", {Property.KEYS: "a"}), Message(topic, b"second")])
+    sent = [broker.sends.send(Message(topic, body, properties, flag=7)) for body in (large, small)]
+    batch = broker.sends.send_batch([Message(topic, b"first", {Property.KEYS: "a"}), Message(topic, b"second")])
 
     found = {message.body: message for message in java.read(topic, 4, TIMEOUT_MS)}
     assert found.keys() == {large, small, b"first", b"second"}
@@ -171,14 +171,14 @@ def test_python_reads_messages_of_java_compressed_or_not(broker: RemoteBroker, j
 def test_java_replies_to_python_and_python_to_java(broker: RemoteBroker, java: JavaClient, topic: str) -> None:
     answering = java.join(f"g-{topic}", topic, reply="java says ")
     java.assigned(answering, topic, QUEUES, TIMEOUT_MS)
-    reply = broker.request(Message(topic, b"hello"), None, TIMEOUT_MS).result(TIMEOUT_MS / 1_000)
+    reply = broker.requests.request(Message(topic, b"hello"), None, TIMEOUT_MS).result(TIMEOUT_MS / 1_000)
     java.leave(answering)
     member = join(broker, topic, f"g-{topic}")
 
     with ThreadPoolExecutor(1) as other:
         answer = other.submit(java.request, {"topic": topic, "body": b"hello"}, TIMEOUT_MS)
         [request] = take(member, 1)
-        broker.reply(request, b"python says " + request.body)
+        broker.requests.reply(request, b"python says " + request.body)
 
         assert answer.result(TIMEOUT_MS / 1_000) == b"python says hello"
     assert reply.body == b"java says hello"
@@ -187,10 +187,10 @@ def test_java_replies_to_python_and_python_to_java(broker: RemoteBroker, java: J
 def test_java_reads_a_message_of_python_after_the_commit_of_its_transaction(
     broker: RemoteBroker, java: JavaClient, topic: str
 ) -> None:
-    dropped, kept = (broker.send_half(Message(topic, body), "shop") for body in (b"dropped", b"kept"))
+    dropped, kept = (broker.sends.send_half(Message(topic, body), "shop") for body in (b"dropped", b"kept"))
 
-    broker.end_transaction(dropped, TransactionState.ROLLBACK)
-    broker.end_transaction(kept, TransactionState.COMMIT)
+    broker.transactions.end_transaction(dropped, TransactionState.ROLLBACK)
+    broker.transactions.end_transaction(kept, TransactionState.COMMIT)
 
     assert [message.body for message in java.consume(f"g-{topic}", topic, 1, TIMEOUT_MS, linger=True)] == [b"kept"]
 
@@ -201,7 +201,7 @@ def test_both_clients_share_the_committed_offsets_of_a_group(
     """Java continues at the offset that Python has committed."""
     [queue, *_] = broker.queues(topic)
     for number in range(4):
-        broker.send(Message(topic, b"%d" % number), queue)
+        broker.sends.send(Message(topic, b"%d" % number), queue)
     member = join(broker, topic, f"g-{topic}")
     eventually(lambda: queue in member.assignment(), "the queue is assigned")
     member.commit(queue, 2)

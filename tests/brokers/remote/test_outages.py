@@ -61,14 +61,14 @@ def broker(server: Restartable, tmp_path: Path) -> Iterator[RemoteBroker]:
 
 def sends(broker: RemoteBroker, body: bytes) -> bool:
     try:
-        broker.send(Message("orders", body), timeout_ms=1_000)
+        broker.sends.send(Message("orders", body), timeout_ms=1_000)
     except SendError:
         return False
     return True
 
 
 def test_members_and_producers_continue_after_a_server_restart(server: Restartable, broker: RemoteBroker) -> None:
-    broker.send(Message("orders", b"before"))
+    broker.sends.send(Message("orders", b"before"))
     member = join(broker, "orders")
     assert bodies(take(member, 1)) == [b"before"]
     for queue in member.assignment():
@@ -83,7 +83,7 @@ def test_members_and_producers_continue_after_a_server_restart(server: Restartab
 
 
 def test_a_broker_can_be_closed_when_its_cluster_is_down(server: Restartable, broker: RemoteBroker) -> None:
-    broker.send(Message("orders", b"x"))
+    broker.sends.send(Message("orders", b"x"))
     member = join(broker, "orders")
     take(member, 1)
     server.stop()
@@ -100,12 +100,12 @@ def test_the_error_for_unsupported_sql92_names_the_setting(tmp_path: Path) -> No
     engine = EmbeddedBroker(None, EmbeddedSettings(listen_host=address))
     without = BrokerServerSettings(listen=address, enable_property_filter=False)
     with LocalCluster(engine, without), client(address, tmp_path) as broker:
-        queue = broker.send(Message("orders", b"x", {"price": "7"})).message_queue
+        queue = broker.sends.send(Message("orders", b"x", {"price": "7"})).message_queue
 
         with pytest.raises(UnsupportedError, match="enablePropertyFilter=true on the broker, or select by tags"):
             join(broker, "orders", selector=Sql92Selector("price > 6"))
         with pytest.raises(UnsupportedError, match="enablePropertyFilter=true on the broker, or select by tags"):
-            broker.pull(queue, 0, selector=Sql92Selector("price > 6"))
+            broker.reader.pull(queue, 0, selector=Sql92Selector("price > 6"))
         assert bodies(take(join(broker, "orders"), 1)) == [b"x"]
 
 
@@ -132,9 +132,9 @@ class Producing:
                 return
             message = Message("orders", f"{kind}-{number}".encode())
             if kind == "async":
-                self._broker.send_async([message], None, self._timeout_ms).result(120)
+                self._broker.sends.send_async([message], None, self._timeout_ms).result(120)
             else:
-                self._broker.send(message, None, self._timeout_ms)
+                self._broker.sends.send(message, None, self._timeout_ms)
             self.sent.append(message.body)
 
     def __enter__(self) -> Self:

@@ -28,11 +28,11 @@ def cluster() -> Iterator[LocalCluster]:
 def test_an_unknown_topic_is_refused_with_the_nearest_of_the_cluster(cluster: LocalCluster, tmp_path: Path) -> None:
     """This client has used none of the topics of the cluster before."""
     with client(cluster.address, tmp_path, auto_create_topic_enable=False) as broker:
-        broker.send(Message("orders", b"1"))
+        broker.sends.send(Message("orders", b"1"))
         with pytest.raises(DestinationError) as refused:
-            broker.send(Message("ordres", b"1"))
+            broker.sends.send(Message("ordres", b"1"))
         with pytest.raises(DestinationError, match="did you mean 'orders'"):
-            broker.send_async([Message("ordres", b"1")]).result()
+            broker.sends.send_async([Message("ordres", b"1")]).result()
         with pytest.raises(DestinationError, match="topic 'zzz' does not exist"):
             broker.queues("zzz")
 
@@ -49,7 +49,7 @@ def test_known_topics_and_retries_work(cluster: LocalCluster, tmp_path: Path) ->
         broker.create_topic("reports", 1)
         join(broker, "bills")
         for topic in ("audit", "reports", "bills"):
-            broker.send(Message(topic, b"1"))
+            broker.sends.send(Message(topic, b"1"))
 
 
 def test_in_a_namespace_the_nearest_topic_is_one_of_it(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -57,14 +57,14 @@ def test_in_a_namespace_the_nearest_topic_is_one_of_it(cluster: LocalCluster, tm
         client(cluster.address, tmp_path, namespace="prod", auto_create_topic_enable=False) as broker,
         pytest.raises(DestinationError, match="is false; Add it"),
     ):
-        broker.send(Message("ordres", b"1"))
+        broker.sends.send(Message("ordres", b"1"))
 
 
 def test_the_first_message_to_an_unknown_topic_is_logged_once(cluster: LocalCluster, tmp_path: Path) -> None:
     with capture_logs() as logs, client(cluster.address, tmp_path, topics=("audit",)) as broker:
         join(broker, "bills")
         for topic in ("ordres", "ordres", "audit", "bills"):
-            broker.send(Message(topic, b"1"))
+            broker.sends.send(Message(topic, b"1"))
 
     created = [event for event in logs if event["event"] == "topic.created"]
     assert [(event["log_level"], event["topic"], event.get("nearest")) for event in created] == [
@@ -101,10 +101,10 @@ def test_a_server_creates_no_topics_if_its_broker_does_not(tmp_path: Path) -> No
         LocalCluster(engine, BrokerServerSettings(listen=ANYWHERE)) as cluster,
         client(cluster.address, tmp_path) as broker,
     ):
-        broker.send(Message("a", b"1"))
+        broker.sends.send(Message("a", b"1"))
         broker.create_topic("orders", 1)
         with pytest.raises(SendError, match=r"'ordres' is not in the cluster.*did you mean 'orders'\? Else create"):
-            broker.send(Message("ordres", b"1"))
+            broker.sends.send(Message("ordres", b"1"))
 
 
 def test_a_cluster_that_hides_its_topics_is_searched_in_the_topics_in_use(tmp_path: Path) -> None:
@@ -113,6 +113,6 @@ def test_a_cluster_that_hides_its_topics_is_searched_in_the_topics_in_use(tmp_pa
         scripted.topic("orders")
         scripted.refuse(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, ResponseCode.NO_PERMISSION)
         with client(scripted.address, tmp_path) as broker:
-            broker.send(Message("orders", b"1"))
+            broker.sends.send(Message("orders", b"1"))
             with pytest.raises(SendError, match=r"did you mean 'orders'\?"):
-                broker.send(Message("ordres", b"1"))
+                broker.sends.send(Message("ordres", b"1"))

@@ -226,7 +226,7 @@ def test_brokers_of_templates_are_closed_with_the_application() -> None:
         assert isinstance(audit, EmbeddedBroker)
 
     with pytest.raises(Exception, match="closed|not running"):
-        audit.send(Message("entries", b"late"))
+        audit.sends.send(Message("entries", b"late"))
 
 
 # --- listeners, transactions and requests --------------------------------------------------------

@@ -36,7 +36,7 @@ def shaped_broker(
 def send(broker: EmbeddedBroker, topic: str, count: int, delay_ms: int) -> None:
     for start in range(0, count, 1_000):
         size = min(1_000, count - start)
-        broker.send_batch([Message(topic, b"x", {"TIMER_DELAY_MS": str(delay_ms)}) for _ in range(size)])
+        broker.sends.send_batch([Message(topic, b"x", {"TIMER_DELAY_MS": str(delay_ms)}) for _ in range(size)])
 
 
 def released(broker: EmbeddedBroker) -> int:
@@ -102,7 +102,7 @@ def test_the_messages_of_a_limited_topic_keep_the_order_of_their_deliver_times()
     clock = VirtualClock()
     with shaped_broker(clock, orders=TopicShape(max_rate=10)) as (broker, harness):
         for delay_ms in (5_300, 5_000, 5_200, 5_100):
-            broker.send(Message("orders", str(delay_ms).encode(), {"TIMER_DELAY_MS": str(delay_ms)}))
+            broker.sends.send(Message("orders", str(delay_ms).encode(), {"TIMER_DELAY_MS": str(delay_ms)}))
         send(broker, "orders", 20, 5_000)
         harness.advance("20s")
 
@@ -117,7 +117,7 @@ def test_messages_below_the_rate_are_released_at_their_millisecond() -> None:
     clock = VirtualClock()
     with shaped_broker(clock, orders=TopicShape(max_rate=10)) as (broker, harness):
         for number in range(20):
-            broker.send(Message("orders", b"x", {"TIMER_DELAY_MS": str(1_003 + 137 * number)}))
+            broker.sends.send(Message("orders", b"x", {"TIMER_DELAY_MS": str(1_003 + 137 * number)}))
         harness.advance("10s")
 
         assert lateness_ms(broker, "orders") == [0] * 20
@@ -128,7 +128,7 @@ def test_the_rate_holds_for_messages_with_a_level() -> None:
     clock = VirtualClock()
     with shaped_broker(clock, orders=TopicShape(max_rate=10)) as (broker, harness):
         for _ in range(50):
-            broker.send(Message("orders", b"x", {"DELAY": "1"}))
+            broker.sends.send(Message("orders", b"x", {"DELAY": "1"}))
         harness.advance("3500ms")
         early = len(messages_in(broker, "orders"))
         harness.advance("10s")
@@ -167,20 +167,20 @@ def test_a_restart_while_messages_are_held_loses_and_repeats_none(tmp_path: Path
 
         arrived = messages_in(broker, "orders")
         assert len(arrived) == len({message.msg_id for message in arrived}) == 1_000
-        assert broker.count_pending(PendingQuery()).total == 0
+        assert broker.delayed.count_pending(PendingQuery()).total == 0
 
 
 def test_held_messages_are_pending_and_can_be_cancelled_and_moved() -> None:
     clock = VirtualClock()
     with shaped_broker(clock, orders=TopicShape(max_rate=1)) as (broker, harness):
-        handles = [broker.send(Message("orders", b"x", {"TIMER_DELAY_MS": "1000"})).handle for _ in range(10)]
+        handles = [broker.sends.send(Message("orders", b"x", {"TIMER_DELAY_MS": "1000"})).handle for _ in range(10)]
         harness.advance("3500ms")
-        assert broker.count_pending(PendingQuery()).total == 7
+        assert broker.delayed.count_pending(PendingQuery()).total == 7
 
-        cancelled = broker.cancel(handles[-1])
-        moved = broker.reschedule(handles[-2], clock.now_ms() + 60 * SECOND)
-        again = broker.cancel(handles[-1])
-        delivered = broker.cancel(handles[0])
+        cancelled = broker.delayed.cancel(handles[-1])
+        moved = broker.delayed.reschedule(handles[-2], clock.now_ms() + 60 * SECOND)
+        again = broker.delayed.cancel(handles[-1])
+        delivered = broker.delayed.cancel(handles[0])
 
         assert (cancelled.status, cancelled.count) == (ScheduleChangeStatus.CANCELLED, 1)
         assert moved.status is ScheduleChangeStatus.RESCHEDULED
@@ -250,7 +250,7 @@ def test_a_higher_priority_goes_first_and_a_lower_one_is_not_starved(tmp_path: P
 def test_a_topic_that_is_not_shaped_is_not_touched() -> None:
     clock = VirtualClock()
     with shaped_broker(clock, orders=TopicShape(max_rate=1)) as (broker, harness):
-        result = broker.send(Message("others", b"x", {"DELAY": "1"}))
+        result = broker.sends.send(Message("others", b"x", {"DELAY": "1"}))
         harness.advance("1s")
 
         assert result.handle is not None

@@ -213,7 +213,7 @@ def test_a_stop_on_the_loop_of_the_handlers_does_not_wait_for_them(broker: Embed
         registry.stop()
 
         assert task is not None
-        assert not broker.committed_offset("orders", sent.message_queue)
+        assert not broker.groups.committed_offset("orders", sent.message_queue)
         await asyncio.wait([task], timeout=PATIENCE_S)
         return task
 

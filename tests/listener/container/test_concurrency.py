@@ -40,7 +40,7 @@ def test_each_message_is_handled_once_and_never_by_more_handlers_than_allowed(
             assert [body for body in counted.order if body in sent] == sent
     if "message_model" not in case:
         committed = [threaded_app.committed("billing", queue_id=queue_id) for queue_id in range(4)]
-        assert committed == [threaded_app.broker.max_offset(_queue(threaded_app, each)) for each in range(4)]
+        assert committed == [threaded_app.broker.reader.max_offset(_queue(threaded_app, each)) for each in range(4)]
 
 
 def _queue(app: App, queue_id: int) -> MessageQueue:

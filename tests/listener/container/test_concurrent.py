@@ -81,7 +81,7 @@ def test_a_delayed_message_is_an_ordinary_message_for_its_listener(app: App) -> 
     app.listen(bill)
     sent_ms = app.broker.clock.now_ms()
 
-    app.broker.send(Message("orders", b"later", {"DELAY": "3"}))
+    app.broker.sends.send(Message("orders", b"later", {"DELAY": "3"}))
     app.advance(MINUTE)
 
     assert received == [("later", sent_ms + 10 * SECOND)]

@@ -194,14 +194,14 @@ def test_a_queue_that_another_member_has_locked_is_not_read(app: App) -> None:
 
     [container] = app.registry.register(bill)
     queue = MessageQueue("orders", app.broker.name, 0)
-    before = app.broker.subscribe(container.endpoint.settings.consumer_spec(0))
+    before = app.broker.groups.subscribe(container.endpoint.settings.consumer_spec(0))
     assert before.lock(queue)
     app.registry.start()
     app.send("orders", "a", "b")
     app.run_until_idle()
     assert received == []
 
-    app.broker.commit_offset("billing", queue, 1)
+    app.broker.groups.commit_offset("billing", queue, 1)
     before.unlock(queue)
     before.close()
     app.advance(2 * SECOND)

@@ -110,7 +110,7 @@ def test_a_redelivered_message_belongs_to_a_queue_of_the_retry_topic(make_messag
     """It has its first topic, but its offset is one of the group's retry topic."""
     with EmbeddedBroker(None, clock=VirtualClock()) as broker:
         spec = ConsumerSpec(group="billing", subscriptions={"orders": TagSelector()})
-        queues = ProcessQueues(broker.subscribe(spec))
+        queues = ProcessQueues(broker.groups.subscribe(spec))
 
         first = queues.of(make_message(offset=0))
         again = queues.of(make_message(offset=0, properties={Property.RETRY_TOPIC: "orders"}))
@@ -127,13 +127,13 @@ def test_messages_that_the_selector_left_out_are_committed_too() -> None:
             subscriptions={"orders": TagSelector("paid")},
             consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
         )
-        consumer = broker.subscribe(spec)
+        consumer = broker.groups.subscribe(spec)
         queues = ProcessQueues(consumer)
         for _ in range(3):
-            broker.send(Message("orders", b"x", {Property.TAGS: "new"}), QUEUE)
+            broker.sends.send(Message("orders", b"x", {Property.TAGS: "new"}), QUEUE)
 
         assert consumer.poll(32) == []
         queues.refresh()
         queues.commit_positions()
 
-        assert broker.committed_offset("billing", QUEUE) == 3
+        assert broker.groups.committed_offset("billing", QUEUE) == 3

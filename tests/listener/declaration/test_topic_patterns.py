@@ -55,7 +55,7 @@ def test_a_name_may_stand_beside_a_pattern() -> None:
         app.broker.create_topic("orders-12", 1)
         harness.advance("30s")
         for topic in ("returns", "orders-1", "orders-12"):
-            app.broker.send(Message(topic, topic.encode()))
+            app.broker.sends.send(Message(topic, topic.encode()))
         harness.advance("1s")
 
     assert sorted(body for _, body in received) == [b"orders-1", b"returns"]

@@ -34,7 +34,7 @@ def fail(depth: int, error: Exception) -> None:
 
 
 def only_dead_letter(app: App) -> MessageExt:
-    [message] = app.broker.pull(MessageQueue("%DLQ%billing", app.broker.name, 0), 0).messages
+    [message] = app.broker.reader.pull(MessageQueue("%DLQ%billing", app.broker.name, 0), 0).messages
     return message
 
 
@@ -115,7 +115,7 @@ def test_long_texts_are_shortened_and_separators_of_properties_replaced(app: App
 
 def test_a_message_whose_properties_have_no_room_is_a_dead_letter_all_the_same(app: App) -> None:
     listen(app, PaymentError("card declined"), max_reconsume_times=0)
-    app.broker.send(Message("orders", b"bad", {"data": "x" * 32_000}), MessageQueue("orders", app.broker.name, 0))
+    app.broker.sends.send(Message("orders", b"bad", {"data": "x" * 32_000}), MessageQueue("orders", app.broker.name, 0))
     app.run_until_idle()
 
     assert only_dead_letter(app).body == b"bad"

@@ -73,8 +73,8 @@ def test_a_result_for_a_message_that_is_no_request_is_logged_once(app: App) -> N
         return "no request"
 
     app.listen(message_listener(topic="orders", consumer_group="answers")(answer))
-    app.broker.send(Message("orders", b"statement"))
-    app.broker.send(Message("orders", b"statement"))
+    app.broker.sends.send(Message("orders", b"statement"))
+    app.broker.sends.send(Message("orders", b"statement"))
     with capture_logs() as logs:
         app.run_until_idle()
 
@@ -127,7 +127,7 @@ def test_whatever_the_conversion_of_a_reply_raises_the_message_is_handled(app: A
 
     app.listen(bill)
     with capture_logs() as events:
-        app.broker.request(Message("orders", b"tea"))
+        app.broker.requests.request(Message("orders", b"tea"))
         app.advance(1_000)
 
     assert handled == ["tea"]

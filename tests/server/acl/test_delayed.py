@@ -61,7 +61,7 @@ def cluster() -> Iterator[LocalCluster]:
 
 def handle_of_new_message(cluster: LocalCluster, topic: str) -> str:
     properties = {Property.DELAY: "18", Property.KEYS: "4466"}
-    handle = cluster.engine.send(Message(topic, b"x", properties)).handle
+    handle = cluster.engine.sends.send(Message(topic, b"x", properties)).handle
     assert handle is not None
     return handle
 
@@ -134,7 +134,7 @@ def test_a_forged_handle_changes_no_message_of_another_topic(cluster: LocalClust
         change = ScheduleChangeData.decode(tool.request(CANCEL, header).body)
 
     assert (change.status, change.count) == ("UNKNOWN", 0)
-    assert cluster.engine.count_pending(PendingQuery(topic="invoices")).total == 1
+    assert cluster.engine.delayed.count_pending(PendingQuery(topic="invoices")).total == 1
 
 
 def test_an_invalid_handle_is_refused_before_the_rights_are_known(cluster: LocalCluster) -> None:

@@ -53,7 +53,7 @@ def attacker() -> RecordingConnection:
 
 def stored(serving: Serving, topic: str) -> list[MessageExt]:
     queue = serving.engine.queues(topic)[0]
-    return list(serving.engine.pull(queue, 0).messages)
+    return list(serving.engine.reader.pull(queue, 0).messages)
 
 
 def send_back(
@@ -175,7 +175,7 @@ def test_a_message_that_a_reader_sends_back_is_sent_again_as_it_was(
     serving: Serving, attacker: RecordingConnection
 ) -> None:
     """The broker copies it from its log. The reader may add the cause of the failure only."""
-    serving.engine.send(Message("read-only", b"order", {"KEYS": "7", "amount": "1"}))
+    serving.engine.sends.send(Message("read-only", b"order", {"KEYS": "7", "amount": "1"}))
     [original] = stored(serving, "read-only")
     added = {"amount": "1000000", "approved": "yes", "KEYS": "8", "dead_letter_message": "no such customer"}
 
@@ -221,6 +221,6 @@ def test_a_forged_mark_does_not_hide_dead_letters(serving: Serving, attacker: Re
     letters = DeadLetters(EmbeddedAdmin(serving.engine))
     serving.engine.create_topic("mqtemplate_dead_letter_marks", 1)
     for body in (b"{", b"[]", b'{"state":"purged"}', b'{"state":[],"ids":1}', b'{"state":"purged","ids":[[1]]}'):
-        serving.engine.send(Message("mqtemplate_dead_letter_marks", body, {"KEYS": "my-group"}))
+        serving.engine.sends.send(Message("mqtemplate_dead_letter_marks", body, {"KEYS": "my-group"}))
 
     assert len(list(letters.find("my-group"))) == 1

@@ -62,7 +62,7 @@ def test_a_store_opens_whatever_the_properties_of_its_records_are(tmp_path: Path
     """Each property with each value, linked to another record or not. Then the broker works, and so do its services."""
     broker = open_broker(tmp_path / "store")
     broker.create_topic("orders", 1)
-    kept = broker.send(Message("orders", b"kept")).offset_msg_id
+    kept = broker.sends.send(Message("orders", b"kept")).offset_msg_id
     for system_topic in (HALF_TOPIC, OP_TOPIC):
         broker.topics.create(system_topic, 1)
     real = {"REAL_TOPIC": "orders", "REAL_QID": "0", "UNIQ_KEY": "0A0B", "TAGS": "d"}
@@ -77,9 +77,9 @@ def test_a_store_opens_whatever_the_properties_of_its_records_are(tmp_path: Path
         for _ in range(300):
             for service in reopened.services():
                 service.step()
-        assert reopened.message_by_id(kept) is not None
-        assert reopened.send(Message("orders", b"new")).queue_offset > 0
-        list(reopened.pending(PendingQuery(topic="orders"), 100).messages)
+        assert reopened.reader.message_by_id(kept) is not None
+        assert reopened.sends.send(Message("orders", b"new")).queue_offset > 0
+        list(reopened.delayed.pending(PendingQuery(topic="orders"), 100).messages)
         assert EmbeddedAdmin(reopened).topic_kinds()
 
 
@@ -88,13 +88,13 @@ def test_a_sequence_that_cannot_be_read_is_skipped_and_the_others_are_not(tmp_pa
     broker = open_broker(tmp_path / "store")
     broker.create_topic("orders", 1)
     put(broker, "orders", {"__SEQUENCE": "garbage"})
-    broker.send_sequenced([(Message("orders", b"row"), ORDERS)], SendSequence("query", 1, 0))
+    broker.sends.send_sequenced([(Message("orders", b"row"), ORDERS)], SendSequence("query", 1, 0))
     put(broker, "orders", {"__SEQUENCE": f"query 1 0 {DIGITS}"})
     broker.store.flush()
 
     with after_a_crash(broker, tmp_path / "store") as reopened:
         broker.close()
-        again = reopened.send_sequenced([(Message("orders", b"row"), ORDERS)], SendSequence("query", 1, 0))
+        again = reopened.sends.send_sequenced([(Message("orders", b"row"), ORDERS)], SendSequence("query", 1, 0))
 
     assert (again.stored, again.repeated) == (0, 1)
 
@@ -107,13 +107,13 @@ def test_a_marker_of_one_topic_deletes_no_timer_of_another(tmp_path: Path) -> No
         due_ms = broker.clock.now_ms() + 10_000
         for topic in ("mine", "theirs"):
             delayed = {"TIMER_DELIVER_MS": str(due_ms), "UNIQ_KEY": "0A0B"}
-            broker.send(Message(topic, b"delayed", delayed))
+            broker.sends.send(Message(topic, b"delayed", delayed))
         out_ms = str(due_ms // 1_000 * 1_000 - 1_000)
         for key in ("0A0B", "theirs+0A0B"):
             marker = {"TIMER_DEL_UNIQKEY": key, "TIMER_DELIVER_MS": str(due_ms), "TIMER_OUT_MS": out_ms}
             put(broker, TIMER_TOPIC, marker | {"REAL_TOPIC": "mine", "REAL_QID": "0", "UNIQ_KEY": "0C"}, sys_flag=0)
 
-        pending = [each.topic for each in broker.pending(PendingQuery(), 100).messages]
+        pending = [each.topic for each in broker.delayed.pending(PendingQuery(), 100).messages]
         assert isinstance(broker.clock, VirtualClock)
         for _ in range(12):
             broker.clock.move_ms(1_000)

@@ -235,9 +235,9 @@ def test_an_application_in_the_brokers_process_cannot_set_them_either(tmp_path: 
     with EmbeddedBroker(tmp_path / "store", SMALL, VirtualClock()) as broker:
         broker.create_topic("mine", 1)
         forged = dict.fromkeys((*INTERNAL, *sorted(ORIGIN_PROPERTIES)), "garbage")
-        broker.send(Message("mine", b"x", forged))
-        broker.send_batch([Message("mine", b"x", forged)] * 20)
-        broker.send_one_way(Message("mine", b"x", forged))
+        broker.sends.send(Message("mine", b"x", forged))
+        broker.sends.send_batch([Message("mine", b"x", forged)] * 20)
+        broker.sends.send_one_way(Message("mine", b"x", forged))
 
         for record in records_of(broker, "mine"):
             assert decode_properties(record.properties_bytes).keys() == {"UNIQ_KEY"}
@@ -382,6 +382,6 @@ def test_a_message_id_with_spaces_can_be_cancelled_by_its_handle(attack: Attack)
     delayed(attack, {"UNIQ_KEY": "a b 7", "KEYS": "k"}, 0)
     delayed(attack, {"UNIQ_KEY": "0A0B", "KEYS": "k"}, 0)
 
-    moved = engine.reschedule(key="k", deliver_ms=attack.serving.clock.now_ms() + 60_000)
+    moved = engine.delayed.reschedule(key="k", deliver_ms=attack.serving.clock.now_ms() + 60_000)
 
-    assert (moved.count, engine.cancel(",".join(moved.handles)).count) == (2, 2)
+    assert (moved.count, engine.delayed.cancel(",".join(moved.handles)).count) == (2, 2)

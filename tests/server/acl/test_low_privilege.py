@@ -69,13 +69,13 @@ class Others:
             engine.create_topic(topic, 1)
         self.client = RecordingConnection(access_key="administrator")
         serving.heartbeat("their-group", "theirs", over=self.client, client_id="their@1", producers=["requesters"])
-        sent = engine.send(Message("theirs", HIDDEN, {"KEYS": "4466"}))
-        delayed = engine.send(Message("theirs", HIDDEN, {"DELAY": "18", "KEYS": "4466"}))
+        sent = engine.sends.send(Message("theirs", HIDDEN, {"KEYS": "4466"}))
+        delayed = engine.sends.send(Message("theirs", HIDDEN, {"DELAY": "18", "KEYS": "4466"}))
         half = {"TRAN_MSG": "true", "PGROUP": "their-producers", "UNIQ_KEY": "0A0B"}
         response = serving.send("theirs", HIDDEN, half, sys_flag=4, over=self.client)
         assert response is not None
         self.half = response.header(SendMessageResponseHeader)
-        engine.send_sequenced([(Message("theirs", b"row"), QUEUE)], SendSequence("query", 1, 0))
+        engine.sends.send_sequenced([(Message("theirs", b"row"), QUEUE)], SendSequence("query", 1, 0))
         engine.engine.offsets.commit("their-group", "theirs", 0, 1)
         serving.server.locks.lock("their-group", "their@1", [QUEUE])
         serving.server.name_server.entries.put("shops", "berlin", "open")
@@ -102,7 +102,7 @@ class Others:
             "groups": {name: config for name, config in server.groups.all().items() if name != "my-group"},
             "offsets": {key: each for key, each in engine.engine.offsets.all().items() if not _is_own(*key)},
             "messages": {name: end for name, end in ends if name not in OWN_TOPICS and not is_broker_topic(name)},
-            "pending": engine.count_pending(PendingQuery(topic="theirs")).total,
+            "pending": engine.delayed.count_pending(PendingQuery(topic="theirs")).total,
             "members": info and info.client_ids(),
             "locked": server.locks.lock("their-group", "their@1", [QUEUE]),
             "entries": (server.name_server.entries.namespace("shops"), server.name_server.entries.namespace("x")),
@@ -131,8 +131,8 @@ class Others:
         engine = self.serving.engine
         with self.crash() as broker:
             assert broker.store.topic_ends()["theirs"] == engine.store.topic_ends()["theirs"]
-            assert broker.count_pending(PendingQuery(topic="theirs")).total == 1
-            again = broker.send_sequenced([(Message("theirs", b"row"), QUEUE)], SendSequence("query", 1, 0))
+            assert broker.delayed.count_pending(PendingQuery(topic="theirs")).total == 1
+            again = broker.sends.send_sequenced([(Message("theirs", b"row"), QUEUE)], SendSequence("query", 1, 0))
             assert (again.stored, again.repeated) == (0, 1)
 
     def can_commit(self) -> bool:

@@ -74,7 +74,7 @@ def send_back(serving: Serving, over: RecordingConnection, group: str, physical_
 
 def stored_in(serving: Serving, topic: str, **properties: str) -> int:
     """Store a message and return its physical offset."""
-    return parse_offset_msg_id(serving.engine.send(Message(topic, b"secret", properties)).offset_msg_id)[1]
+    return parse_offset_msg_id(serving.engine.sends.send(Message(topic, b"secret", properties)).offset_msg_id)[1]
 
 
 def test_a_message_is_sent_back_only_with_the_right_to_read_its_topic(

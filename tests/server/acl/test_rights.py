@@ -89,7 +89,7 @@ def serving() -> Iterator[Serving]:
     with Serving(acl=AclSettings(accounts=ACCOUNTS)) as serving:
         for topic in ("invoices", "orders"):
             serving.engine.create_topic(topic, 1)
-            serving.engine.send(Message(topic, b"x"))
+            serving.engine.sends.send(Message(topic, b"x"))
         yield serving
 
 

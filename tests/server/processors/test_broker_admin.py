@@ -60,7 +60,7 @@ class Served:
 
     def send(self, count: int) -> None:
         for _ in range(count):
-            self.engine.send(Message("orders", b"x"), MessageQueue("orders", "broker-a", 0))
+            self.engine.sends.send(Message("orders", b"x"), MessageQueue("orders", "broker-a", 0))
 
 
 @pytest.fixture

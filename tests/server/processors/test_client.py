@@ -76,7 +76,7 @@ def test_a_member_that_reconnects_is_one_member(serving: Serving) -> None:
 def test_a_group_of_this_process_refuses_remote_members(serving: Serving) -> None:
     """The two kinds of members would not share the queues, and each message would be handled twice."""
     serving.send("orders")
-    member = serving.engine.subscribe(ConsumerSpec(group="billing", subscriptions={"orders": TagSelector()}))
+    member = serving.engine.groups.subscribe(ConsumerSpec(group="billing", subscriptions={"orders": TagSelector()}))
 
     heartbeat = serving.heartbeat("billing", "orders")
     pull = serving.pull_all("orders")
@@ -93,11 +93,11 @@ def test_a_group_with_remote_members_refuses_members_of_this_process(serving: Se
     serving.heartbeat("billing", "orders")
 
     with pytest.raises(ListenerError, match="group 'billing' is read by remote clients of this broker"):
-        serving.engine.subscribe(ConsumerSpec(group="billing", subscriptions={"orders": TagSelector()}))
+        serving.engine.groups.subscribe(ConsumerSpec(group="billing", subscriptions={"orders": TagSelector()}))
 
 
 def test_a_group_of_this_process_and_a_remote_group_read_the_same_topic(serving: Serving) -> None:
-    member = serving.engine.subscribe(ConsumerSpec(group="here", subscriptions={"orders": TagSelector()}))
+    member = serving.engine.groups.subscribe(ConsumerSpec(group="here", subscriptions={"orders": TagSelector()}))
     serving.heartbeat("there", "orders")
 
     serving.send("orders", b"for both")
@@ -108,7 +108,7 @@ def test_a_group_of_this_process_and_a_remote_group_read_the_same_topic(serving:
 
 def test_a_remote_body_that_cannot_be_decompressed_does_not_stop_listeners_of_this_process(serving: Serving) -> None:
     """A client may compress with LZ4, or set the flag for a body that is not compressed."""
-    member = serving.engine.subscribe(ConsumerSpec(group="here", subscriptions={"orders": TagSelector()}))
+    member = serving.engine.groups.subscribe(ConsumerSpec(group="here", subscriptions={"orders": TagSelector()}))
     serving.send("orders", b"as lz4", sys_flag=0x101)
     serving.send("orders", b"plain")
 

@@ -35,7 +35,7 @@ def serving(serving: Serving) -> Serving:
 def send_delayed(serving: Serving, delay_ms: int = HOUR_MS, key: str = "4466", body: bytes = b"x") -> str:
     """Send a message and return its handle."""
     message = Message("orders", body, {Property.TIMER_DELAY_MS: str(delay_ms), Property.KEYS: key})
-    handle = serving.engine.send(message).handle
+    handle = serving.engine.sends.send(message).handle
     assert handle is not None
     return handle
 

@@ -76,4 +76,4 @@ def test_the_consume_queue_of_a_delayed_message_is_created_when_it_is_stored(
     serving.engine.engine.writer.put(draft, "later", 0)
 
     assert serving.engine.store.queue_ids("later") == [0]
-    assert serving.engine.max_offset(MessageQueue("later", "broker-a", 0)) == 0
+    assert serving.engine.reader.max_offset(MessageQueue("later", "broker-a", 0)) == 0

@@ -64,7 +64,7 @@ def test_a_producer_group_of_this_process_is_checked_here(serving: Serving) -> N
         checked.append(message)
         return TransactionState.COMMIT
 
-    serving.engine.check_transactions("producers", check)
+    serving.engine.transactions.check_transactions("producers", check)
     send_half(serving)
 
     serving.advance(6_000)

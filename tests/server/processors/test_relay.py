@@ -32,7 +32,7 @@ def server(server: BrokerServer) -> BrokerServer:
 
 
 def send(server: BrokerServer, body: bytes = b"x", **properties: str) -> SendResult:
-    return server.engine.send(Message("orders", body, properties), QUEUE)
+    return server.engine.sends.send(Message("orders", body, properties), QUEUE)
 
 
 def test_the_running_information_of_a_consumer_is_relayed(server: BrokerServer, tool: Tool) -> None:

@@ -124,7 +124,7 @@ def test_a_reply_without_the_requesting_client_is_refused(serving: Serving) -> N
 
 
 def test_a_request_of_this_process_receives_a_remote_reply_decompressed(serving: Serving) -> None:
-    future = serving.engine.request(Message("prices", b"tea?"))
+    future = serving.engine.requests.request(Message("prices", b"tea?"))
     [request] = messages_in(serving.engine, "prices")
     properties = {name: request.properties[name] for name in ("CORRELATION_ID", "REPLY_TO_CLIENT", "TTL")}
 
@@ -147,7 +147,7 @@ def test_a_listener_of_this_process_replies_to_a_remote_client(
     serving.send("prices", b"tea?", {"CORRELATION_ID": "c-1", "REPLY_TO_CLIENT": "requester@1", "TTL": "3000"})
     request = _received(serving)
 
-    serving.engine.reply(request, b"3.20", {"currency": "EUR"})
+    serving.engine.requests.reply(request, b"3.20", {"currency": "EUR"})
 
     [pushed] = requester.pushed
     header = pushed.header(ReplyMessageRequestHeader)
@@ -160,7 +160,7 @@ def test_the_reply_of_a_listener_of_this_process_to_a_disconnected_client_fails(
     serving.send("prices", b"tea?", {"CORRELATION_ID": "c-1", "REPLY_TO_CLIENT": "requester@1", "TTL": "3000"})
 
     with pytest.raises(SendError, match="'requester@1', which sent the request, is not connected"):
-        serving.engine.reply(_received(serving), b"3.20")
+        serving.engine.requests.reply(_received(serving), b"3.20")
 
 
 def _received(serving: Serving) -> MessageExt:

@@ -32,7 +32,7 @@ def test_a_message_with_a_timer_can_be_recalled_by_its_handle(serving: Serving) 
     serving.step()
 
     handle = response.header(SendMessageResponseHeader).recall_handle
-    assert serving.engine.cancel(handle).status.name == "CANCELLED"
+    assert serving.engine.delayed.cancel(handle).status.name == "CANCELLED"
     serving.advance(3_700_000)
     assert serving.read("orders") == []
 
@@ -74,7 +74,7 @@ def test_a_long_batch_is_stored_in_another_thread(
 
     assert response is not None
     assert (response.code, len(runs)) == (ResponseCode.SUCCESS, deferred)
-    assert serving.engine.max_offset(MessageQueue("orders", "broker-a", 0)) == count + 1
+    assert serving.engine.reader.max_offset(MessageQueue("orders", "broker-a", 0)) == count + 1
 
 
 @pytest.mark.parametrize(

@@ -154,12 +154,12 @@ def test_messages_that_arrive_later_are_read_later(serving: Serving) -> None:
 
 def test_a_delayed_message_that_was_cancelled_meanwhile_is_not_returned(serving: Serving) -> None:
     fill(serving, 60, DELAY="5")
-    handles = [message.handle for message in serving.engine.pending(PendingQuery()).messages]
+    handles = [message.handle for message in serving.engine.delayed.pending(PendingQuery()).messages]
     raw, query = raw_reader(serving), RawQuery(MessageQueue(SCHEDULE_TOPIC, "broker-a", 4), 10, 1 << 20, None)
     found = [number for at in (0, 10) for number in numbers(raw.pull(query, at))]
     assert records_ahead(serving) == 40
 
-    assert serving.engine.cancel(handles[25]).status.name == "CANCELLED"
+    assert serving.engine.delayed.cancel(handles[25]).status.name == "CANCELLED"
     found += [number for pull in pulls(raw, query, 20) for number in numbers(pull)]
 
     assert found == [*range(25), *range(26, 60)]

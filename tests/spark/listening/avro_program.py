@@ -44,7 +44,7 @@ def main(folder: Path, jars: str) -> None:
     spark = session(master="local[2]", short_lived=True, **{"spark.jars": jars})
     with EmbeddedBroker(folder / "store", clock=VirtualClock()) as broker:
         for body in BODIES:
-            broker.send(Message("orders", body), MessageQueue("orders", broker.name, 0))
+            broker.sends.send(Message("orders", body), MessageQueue("orders", broker.name, 0))
         container = SparkListenerContainer(collect, spark, broker, folder / "checkpoints")
         container.start()
         container.await_idle()

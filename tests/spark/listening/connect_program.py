@@ -38,7 +38,7 @@ def main(folder: Path) -> None:
 
 def send(broker: EmbeddedBroker, *bodies: bytes) -> None:
     for body in bodies:
-        broker.send(Message("orders", body), MessageQueue("orders", broker.name, 0))
+        broker.sends.send(Message("orders", body), MessageQueue("orders", broker.name, 0))
 
 
 def run_listener(spark: Any, broker: EmbeddedBroker, folder: Path) -> dict[str, Any]:

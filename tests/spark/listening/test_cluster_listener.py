@@ -54,7 +54,7 @@ def test_a_listener_reads_from_a_cluster_and_sends_rows_back(
     work = OrderListener()
 
     for number, body in enumerate(BODIES):
-        cluster.engine.send(Message("orders", body), MessageQueue("orders", cluster.engine.name, number % 2))
+        cluster.engine.sends.send(Message("orders", body), MessageQueue("orders", cluster.engine.name, number % 2))
     with RemoteBroker(RemoteSettings(name_servers=(str(cluster.address),), credentials=KEYS)) as client:
         container = SparkListenerContainer(work, spark, client, tmp_path / "checkpoints")
         container.start()

@@ -36,11 +36,11 @@ class Order(BaseModel):
 def send(broker: EmbeddedBroker, *ids: int, tags: str = "paid", queue_id: int = 0) -> None:
     for number in ids:
         body = f'{{"id": {number}, "region": "north"}}'.encode()
-        broker.send(Message("orders", body, {"TAGS": tags}), MessageQueue("orders", broker.name, queue_id))
+        broker.sends.send(Message("orders", body, {"TAGS": tags}), MessageQueue("orders", broker.name, queue_id))
 
 
 def committed(broker: EmbeddedBroker, group: str, queue_id: int = 0) -> int | None:
-    return broker.committed_offset(group, MessageQueue("orders", broker.name, queue_id))
+    return broker.groups.committed_offset(group, MessageQueue("orders", broker.name, queue_id))
 
 
 def started(
@@ -183,7 +183,7 @@ class TestRunningListener:
         assert running.container.exception is None
 
     def test_a_body_that_is_no_json_has_a_null_payload(self, running: RunningListener) -> None:
-        running.broker.send(Message("orders", b"not json", {"TAGS": "paid"}))
+        running.broker.sends.send(Message("orders", b"not json", {"TAGS": "paid"}))
 
         [(_, rows)] = running.new_batches()
 
@@ -194,7 +194,7 @@ class TestRunningListener:
         deliver_at = running.broker.clock.now_ms() + 60_000
         properties = {"TAGS": "paid", "TIMER_DELIVER_MS": str(deliver_at)}
 
-        running.broker.send(Message("orders", b'{"id": 1}', properties))
+        running.broker.sends.send(Message("orders", b'{"id": 1}', properties))
         before = running.new_batches()
         Harness(running.broker).advance("1m")
         [(_, rows)] = running.new_batches()
@@ -212,7 +212,7 @@ def test_with_bad_records_fail_a_body_that_is_no_json_ends_the_query(start: Star
         messages.select("payload.id").collect()
 
     send(broker, 1)
-    broker.send(Message("orders", b"not json"), MessageQueue("orders", broker.name, 0))
+    broker.sends.send(Message("orders", b"not json"), MessageQueue("orders", broker.name, 0))
     container = start(collect, payload=Order, bad_records="fail", max_attempts=1)
 
     with pytest.raises(
@@ -248,7 +248,7 @@ def test_a_failed_batch_ends_the_query_and_is_repeated_unchanged_after_a_restart
 
     broken.stop()
     send(broker, 4, 5)
-    broker.commit_offset("billing", MessageQueue("orders", broker.name, 0), 2)
+    broker.groups.commit_offset("billing", MessageQueue("orders", broker.name, 0), 2)
     start(working).await_idle()
 
     (first, ids), (second, more) = working.batches
@@ -304,7 +304,7 @@ def test_an_available_now_query_reads_from_its_groups_offset_and_ends(start: Sta
     """A new query starts at the offset of its group, for example that of an earlier message listener."""
     collector = Collector()
     send(broker, *range(8))
-    broker.commit_offset("billing", MessageQueue("orders", broker.name, 0), 3)
+    broker.groups.commit_offset("billing", MessageQueue("orders", broker.name, 0), 3)
 
     container = start(collector, trigger=AVAILABLE_NOW)
     container.await_idle()

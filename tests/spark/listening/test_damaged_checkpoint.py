@@ -68,7 +68,7 @@ def run(spark: SparkSession, broker: EmbeddedBroker, checkpoint: Path, endpoint:
 def test_a_damaged_file_is_named_or_does_no_harm(spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path) -> None:
     """A batch that is repeated has the id and the messages that it had, and no message is left out."""
     for number in range(BATCH * BATCHES):
-        broker.send(Message("orders", b"%d" % number), MessageQueue("orders", broker.name, 0))
+        broker.sends.send(Message("orders", b"%d" % number), MessageQueue("orders", broker.name, 0))
     killed, whole = Numbers(fails=True), tmp_path / "whole"
     with pytest.raises(SparkError, match="the sink is down"):
         run(spark, broker, whole, killed)

@@ -53,7 +53,7 @@ def start(spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path) -> Iterat
 
 def send(broker: EmbeddedBroker, *bodies: bytes) -> None:
     for body in bodies:
-        broker.send(Message("orders", body), MessageQueue("orders", broker.name, 0))
+        broker.sends.send(Message("orders", body), MessageQueue("orders", broker.name, 0))
 
 
 def orders(*ids: int) -> list[bytes]:

@@ -19,7 +19,9 @@ RETRY, DLQ = "%RETRY%billing", "%DLQ%billing"
 
 def filled(broker: EmbeddedBroker, count: int) -> list[FailedRow]:
     for number in range(count):
-        broker.send(Message("orders", b"%d" % number, {"KEYS": f"k{number}"}), MessageQueue("orders", broker.name, 0))
+        broker.sends.send(
+            Message("orders", b"%d" % number, {"KEYS": f"k{number}"}), MessageQueue("orders", broker.name, 0)
+        )
     return [FailedRow("orders", 0, number, "no such customer") for number in range(count)]
 
 

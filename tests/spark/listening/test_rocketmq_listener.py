@@ -44,7 +44,7 @@ def test_a_listener_reads_from_rocketmq_sends_rows_back_and_resumes(spark: Spark
         client.create_topic("orders", 2)
         queues = [MessageQueue("orders", client.name, queue_id) for queue_id in (0, 1)]
         for number, body in enumerate(BODIES):
-            client.send(Message("orders", body), queues[number % 2])
+            client.sends.send(Message("orders", body), queues[number % 2])
 
         run_until_handled(client, HANDLED)
 
@@ -53,6 +53,6 @@ def test_a_listener_reads_from_rocketmq_sends_rows_back_and_resumes(spark: Spark
         )
         assert {message.body for message in dead or ()} == {b"not json", b'{"id": 2}'}
 
-        client.send(Message("orders", b'{"id": 4}'), queues[0])
+        client.sends.send(Message("orders", b'{"id": 4}'), queues[0])
         run_until_handled(client, [*HANDLED, (4, 0)])
-        assert [client.committed_offset("billing", queue) for queue in queues] == [3, 2]
+        assert [client.groups.committed_offset("billing", queue) for queue in queues] == [3, 2]

@@ -51,7 +51,7 @@ def test_rows_of_a_cluster_come_back_through_its_broker(
     """One row is retried after its delay, one goes to the dead-letter topic with its reason."""
     queue = MessageQueue("orders", cluster.engine.name, 1)
     for number in range(10):
-        cluster.engine.send(Message("orders", b"%d" % number), queue)
+        cluster.engine.sends.send(Message("orders", b"%d" % number), queue)
     shared = share_broker(client, "by_region")
     redelivery = Redelivery(
         shared.broker,
@@ -80,7 +80,7 @@ def test_the_lag_of_a_cluster_counts_the_queues_that_it_has(cluster: LocalCluste
     """The retry topic is missing until the first row comes back. A repeated commit sets no offset back."""
     for queue_id in range(2):
         for _ in range(5):
-            cluster.engine.send(Message("orders", b""), MessageQueue("orders", cluster.engine.name, queue_id))
+            cluster.engine.sends.send(Message("orders", b""), MessageQueue("orders", cluster.engine.name, queue_id))
     shared = share_broker(client, "by_region")
     monitor = ListenerMonitor(shared, "billing", ("orders", RETRY))
     first, second = (MessageQueue("orders", cluster.engine.name, queue_id) for queue_id in range(2))
@@ -89,7 +89,7 @@ def test_the_lag_of_a_cluster_counts_the_queues_that_it_has(cluster: LocalCluste
         commit_offsets(client, shared.queue, "billing", {first: end})
 
     assert monitor.lag() == {first: 1, second: 5}
-    assert cluster.engine.committed_offset("billing", first) == 4
+    assert cluster.engine.groups.committed_offset("billing", first) == 4
 
 
 def test_access_key_and_tls_of_the_client_reach_sparks_processes_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,14 +87,14 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
     with LocalCluster(engine, BrokerServerSettings(listen=ANY_PORT), ANY_PORT) as cluster:
         fill(cluster.engine)
         for _ in range(7):
-            cluster.engine.send(Message("later", b"", {"DELAY": "18"}))
+            cluster.engine.sends.send(Message("later", b"", {"DELAY": "18"}))
         yield cluster
 
 
 def fill(broker: EmbeddedBroker) -> None:
     for queue_id in range(QUEUES):
         messages = [Message("orders", b"%d" % (queue_id * A_QUEUE + n)) for n in range(A_QUEUE)]
-        broker.send_batch(messages, MessageQueue("orders", broker.name, queue_id))
+        broker.sends.send_batch(messages, MessageQueue("orders", broker.name, queue_id))
 
 
 @pytest.fixture

@@ -23,20 +23,20 @@ def reader(broker: EmbeddedBroker) -> StreamReader:
 def test_the_end_of_a_batch_is_committed_for_the_group_and_never_goes_back(broker: EmbeddedBroker) -> None:
     queue = MessageQueue("orders", broker.name, 0)
     for _ in range(5):
-        broker.send(Message("orders", b"x"), queue)
+        broker.sends.send(Message("orders", b"x"), queue)
 
     with LocalServer(broker):
         reader(broker).commit({"orders": {"0": 4}})
         reader(broker).commit({"orders": {"0": 2}})
 
-    assert broker.committed_offset("billing", queue) == 4
+    assert broker.groups.committed_offset("billing", queue) == 4
 
 
 def test_without_a_server_in_the_owner_the_checkpoint_alone_has_the_progress(broker: EmbeddedBroker) -> None:
-    broker.send(Message("orders", b"x"))
+    broker.sends.send(Message("orders", b"x"))
     reader(broker).commit({"orders": {"0": 1}})
 
-    assert broker.committed_offset("billing", MessageQueue("orders", broker.name, 0)) is None
+    assert broker.groups.committed_offset("billing", MessageQueue("orders", broker.name, 0)) is None
 
 
 def test_servers_of_one_folder_share_one_address_until_the_last_stops(broker: EmbeddedBroker) -> None:

@@ -64,7 +64,7 @@ def fill(broker: EmbeddedBroker, count: int, *, topic: str = "orders", queue_id:
     body = random.Random(1).randbytes(size)
     messages = [Message(topic, body, {"TAGS": ("pay", "ship")[n % 2], "KEYS": f"k{n}"}) for n in range(count)]
     for start in range(0, count, 100):
-        broker.send_batch(messages[start : start + 100], MessageQueue(topic, broker.name, queue_id))
+        broker.sends.send_batch(messages[start : start + 100], MessageQueue(topic, broker.name, queue_id))
 
 
 def rows(cluster: LocalCluster, **options: str) -> list[dict[str, Any]]:
@@ -123,7 +123,7 @@ def test_a_read_can_start_at_the_offsets_of_a_group(serve: Serve) -> None:
     cluster = serve()
     for queue_id in range(2):
         fill(cluster.engine, 50, queue_id=queue_id)
-    cluster.engine.commit_offset("billing", MessageQueue("orders", "broker-a", 1), 48)
+    cluster.engine.groups.commit_offset("billing", MessageQueue("orders", "broker-a", 1), 48)
 
     found = rows(cluster, group="billing", startingOffsets="group")
 
@@ -165,7 +165,7 @@ def test_a_stream_commits_to_its_group(serve: Serve) -> None:
     reader.commit(to_spark({queue: 10}))
 
     assert end["topics"]["orders"]["broker-a"]["0"] == 30
-    assert cluster.engine.committed_offset("statistics", queue) == 20
+    assert cluster.engine.groups.committed_offset("statistics", queue) == 20
 
 
 @pytest.mark.parametrize("pulls", [False, True], ids=["blocks", "pulls"])
@@ -176,7 +176,9 @@ def test_a_damaged_record_is_an_error_and_not_skipped(serve: Serve, pulls: bool)
     cluster.engine.store.put(
         RecordDraft(topic="orders", queue_id=0, body=b"not compressed", properties=b"", sys_flag=0x1)
     )
-    eventually(lambda: cluster.engine.max_offset(MessageQueue("orders", "broker-a", 0)) == 1, "the message is durable")
+    eventually(
+        lambda: cluster.engine.reader.max_offset(MessageQueue("orders", "broker-a", 0)) == 1, "the message is durable"
+    )
 
     with pytest.raises(CorruptRecordError, match="broker-a at .*: bad record at physical offset 0: its zlib body"):
         read(cluster, 0, 1, pulls=pulls)

@@ -23,7 +23,7 @@ def test_the_end_of_a_queue_follows_its_owner(broker: EmbeddedBroker) -> None:
     folder = StoreFolder(broker.path)
     seen = []
     for number in range(3):
-        broker.send(Message("orders", b"%d" % number), QUEUE)
+        broker.sends.send(Message("orders", b"%d" % number), QUEUE)
         seen.append(folder.max_offset("orders", 0))
 
     assert seen == [1, 2, 3]
@@ -35,7 +35,7 @@ def test_units_are_read_across_files(tmp_path: Path) -> None:
     small = EmbeddedSettings(mapped_file_size_consume_queue=10 * 20)
     with EmbeddedBroker(tmp_path / "store", small, VirtualClock()) as broker:
         for _ in range(30):
-            broker.send(Message("orders", b""), QUEUE)
+            broker.sends.send(Message("orders", b""), QUEUE)
         folder = StoreFolder(tmp_path / "store")
 
         units = folder.units("orders", 0, 7, 26)
@@ -53,7 +53,7 @@ def test_a_topic_without_messages_is_an_empty_queue(broker: EmbeddedBroker) -> N
 
 
 def test_missing_offsets_are_an_error_with_the_existing_ones(broker: EmbeddedBroker) -> None:
-    broker.send(Message("orders", b""), QUEUE)
+    broker.sends.send(Message("orders", b""), QUEUE)
 
     with pytest.raises(OffsetOutOfRangeError, match="offsets 0 to 5 are not all stored: the queue goes from 0 to 1"):
         StoreFolder(broker.path).units("orders", 0, 0, 5)
@@ -99,7 +99,7 @@ def test_a_queue_is_searched_by_store_time(
 
 def test_reading_takes_no_lock_and_writes_nothing(broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder belongs to another process: its files are opened for reading only."""
-    broker.send(Message("orders", b"body"), QUEUE)
+    broker.sends.send(Message("orders", b"body"), QUEUE)
     flags = []
     opened = os.open
     monkeypatch.setattr(os, "open", lambda path, flag, *rest: flags.append(flag) or opened(path, flag, *rest))
@@ -115,7 +115,7 @@ def test_reading_takes_no_lock_and_writes_nothing(broker: EmbeddedBroker, monkey
 
 def test_records_are_flushed_before_they_are_read(broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a power failure could remove messages that Spark has counted."""
-    broker.send(Message("orders", b"body"), QUEUE)
+    broker.sends.send(Message("orders", b"body"), QUEUE)
     flushed = []
     monkeypatch.setattr(os, "fdatasync", lambda fd: flushed.append(Path(f"/proc/self/fd/{fd}").readlink().name))
 

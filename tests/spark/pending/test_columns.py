@@ -55,7 +55,7 @@ def as_row(message: PendingMessage) -> dict[str, Any]:
 
 
 def listed(broker: EmbeddedBroker, **query: str) -> list[dict[str, Any]]:
-    messages = broker.pending(PendingQuery(**query), 1_000).messages  # type: ignore[arg-type]
+    messages = broker.delayed.pending(PendingQuery(**query), 1_000).messages  # type: ignore[arg-type]
     return sorted(map(as_row, messages), key=lambda row: row["handle"])
 
 
@@ -72,13 +72,13 @@ def fill(broker: EmbeddedBroker, seed: int) -> None:
         else:
             properties["TIMER_DELAY_MS"] = str(choose.choice([90_000, 3_600_000, 30 * 86_400_000]) + number)
         topic = choose.choice(["orders", "invoices", LONG_TOPIC])
-        handles.append(broker.send(Message(topic, b"x" * choose.randrange(1, 300), properties)).handle)
+        handles.append(broker.sends.send(Message(topic, b"x" * choose.randrange(1, 300), properties)).handle)
     for handle in choose.sample(handles, 20):
         assert handle is not None
-        broker.cancel(handle)
+        broker.delayed.cancel(handle)
     for handle in choose.sample(handles, 20):
         assert handle is not None
-        broker.reschedule(handle, broker.clock.now_ms() + choose.randrange(1, 86_400_000))
+        broker.delayed.reschedule(handle, broker.clock.now_ms() + choose.randrange(1, 86_400_000))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -92,14 +92,14 @@ def test_each_column_equals_that_of_the_listed_message(served: EmbeddedBroker, s
 
 def test_large_bodies_are_read_in_several_parts(served: EmbeddedBroker) -> None:
     for number in range(12):
-        served.send(Message("orders", bytes(3 << 20), {"TIMER_DELAY_MS": "60000", "KEYS": f"k{number}"}))
+        served.sends.send(Message("orders", bytes(3 << 20), {"TIMER_DELAY_MS": "60000", "KEYS": f"k{number}"}))
 
     assert rows(served) == listed(served)
     assert len(rows(served)) == 12
 
 
 def test_a_damaged_record_is_an_error_that_names_the_file(served: EmbeddedBroker) -> None:
-    served.send(Message("orders", b"body", {"TIMER_DELAY_MS": "60000"}))
+    served.sends.send(Message("orders", b"body", {"TIMER_DELAY_MS": "60000"}))
     assert served.path is not None
     (log,) = (served.path / "commitlog").iterdir()
     data = log.read_bytes()

@@ -27,7 +27,7 @@ def served(tmp_path: Path) -> Iterator[EmbeddedBroker]:
 
 
 def send(broker: EmbeddedBroker, topic: str, key: str, **delay: str) -> str:
-    handle = broker.send(Message(topic, b"body", {"KEYS": key, "TAGS": "late", **delay})).handle
+    handle = broker.sends.send(Message(topic, b"body", {"KEYS": key, "TAGS": "late", **delay})).handle
     assert handle is not None
     return handle
 
@@ -43,15 +43,15 @@ def test_the_view_equals_the_pending_messages_of_the_broker(spark: SparkSession,
     handles = [send(served, "orders", f"k{n}", TIMER_DELAY_MS=str(60_000 * (n + 1))) for n in range(20)]
     handles += [send(served, "orders", f"level{n}", DELAY=str(5 + n)) for n in range(5)]
     send(served, "invoices", "other", TIMER_DELAY_MS="90000")
-    served.cancel(handles[3])
-    served.reschedule(handles[4], served.clock.now_ms() + 3_600_000)
+    served.delayed.cancel(handles[3])
+    served.delayed.reschedule(handles[4], served.clock.now_ms() + 3_600_000)
     Harness(served).advance("61s")
 
     rows = view(spark, served).collect()
     orders = view(spark, served, topic="orders")
 
-    listed = served.pending(PendingQuery(), 1_000).messages
-    assert len(rows) == served.count_pending(PendingQuery()).total == len(listed) > 20
+    listed = served.delayed.pending(PendingQuery(), 1_000).messages
+    assert len(rows) == served.delayed.count_pending(PendingQuery()).total == len(listed) > 20
     assert {(row.handle, row.keys, row.tags, row.delayLevel, row.bodySize, row.msgId, row.topic) for row in rows} == {
         (each.handle, each.keys, each.tags, each.delay_level, each.body_size, each.msg_id, each.topic)
         for each in listed
@@ -59,7 +59,7 @@ def test_the_view_equals_the_pending_messages_of_the_broker(spark: SparkSession,
     assert {row.handle: round(row.deliverTime.timestamp() * 1_000) for row in rows} == {
         each.handle: each.deliver_ms for each in listed
     }
-    assert orders.count() == served.count_pending(PendingQuery(topic="orders")).total
+    assert orders.count() == served.delayed.count_pending(PendingQuery(topic="orders")).total
 
     gone = spark.createDataFrame([(handles[3],), (handles[0],), ("no handle",)], "handle string")
     results = cancel_pending(orders.where("delayLevel = 0").select("handle").union(gone), store=str(served.path))
@@ -72,7 +72,7 @@ def test_the_view_equals_the_pending_messages_of_the_broker(spark: SparkSession,
         "ERROR": 1,
     }
     assert {row.status for row in moved.collect()} == {"RESCHEDULED"}
-    assert served.count_pending(PendingQuery(topic="orders")).total == moved.count() > 0
+    assert served.delayed.count_pending(PendingQuery(topic="orders")).total == moved.count() > 0
     Harness(served).advance("119m")
     assert {message.keys for message in messages_in(served, "orders")} == {"k0", "level0"}
 
@@ -113,7 +113,7 @@ def test_positions_are_paged_in_the_order_of_their_due_times(served: EmbeddedBro
         send(served, "orders", f"k{number}", **{Property.TIMER_DELAY_MS: str(1_000 * (1 + number % 3))})
     found: list[tuple[int, int]] = []
     after = (-1, -1)
-    while data := served.pending_positions(PendingQuery(), after, 7):
+    while data := served.delayed.pending_positions(PendingQuery(), after, 7):
         page = [(int(row["due_ms"]), int(row["physical_offset"])) for row in np.frombuffer(data, PENDING_DTYPE)]
         found, after = found + page, page[-1]
 

@@ -54,7 +54,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 def send(cluster: LocalCluster, count: int, queue_id: int = 0, topic: str = "orders") -> None:
     queue = MessageQueue(topic, cluster.engine.name, queue_id)
     for number in range(count):
-        cluster.engine.send(Message(topic, b"%d" % number), queue)
+        cluster.engine.sends.send(Message(topic, b"%d" % number), queue)
 
 
 def stream(cluster: LocalCluster, *, from_folder: bool = False, **options: str) -> StreamReader:

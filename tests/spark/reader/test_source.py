@@ -38,7 +38,7 @@ def at_offsets(offsets: dict[int, int]) -> dict[str, Any]:
 
 def send(broker: EmbeddedBroker, count: int, *, topic: str = "orders", tags: str = "pay", queue_id: int = 0) -> None:
     for number in range(count):
-        broker.send(Message(topic, b"%d" % number, {"TAGS": tags}), MessageQueue(topic, broker.name, queue_id))
+        broker.sends.send(Message(topic, b"%d" % number, {"TAGS": tags}), MessageQueue(topic, broker.name, queue_id))
 
 
 def source(broker: EmbeddedBroker, **options: str) -> MqTemplateSource:
@@ -99,7 +99,7 @@ def test_several_topics_are_selected_by_names_or_by_pattern(broker: EmbeddedBrok
     """A pattern does not select system topics."""
     for topic in ("orders", "orders-eu", "refunds"):
         send(broker, 1, topic=topic)
-    broker.send(Message("orders", b"", {"DELAY": "3"}))
+    broker.sends.send(Message("orders", b"", {"DELAY": "3"}))
     by_names = batch_reader(broker, topic="orders,refunds")
     pattern = {"store": str(broker.path), "topicpattern": "(?i).*(or|sch).*"}
     by_pattern = MqTemplateSource(pattern).reader(source_schema())
@@ -160,7 +160,7 @@ def test_a_read_can_start_at_the_offsets_of_a_group(tmp_path: Path) -> None:
     broker = EmbeddedBroker(tmp_path / "store", clock=VirtualClock())
     with broker:
         send(broker, 5)
-        broker.commit_offset("billing", MessageQueue("orders", broker.name, 0), 3)
+        broker.groups.commit_offset("billing", MessageQueue("orders", broker.name, 0), 3)
     known = batch_reader(broker, group="billing", startingOffsets="group")
     unknown = batch_reader(broker, group="newcomers", startingOffsets="group")
 
@@ -256,7 +256,7 @@ def test_a_start_after_the_last_message_can_be_an_error(broker: EmbeddedBroker) 
 def test_a_condition_in_sql_selects_messages(broker: EmbeddedBroker) -> None:
     """It is evaluated over the properties; the columns of the result need not contain them."""
     for price in (5, 15, 25):
-        broker.send(Message("orders", b"", {"price": str(price)}), MessageQueue("orders", broker.name, 0))
+        broker.sends.send(Message("orders", b"", {"price": str(price)}), MessageQueue("orders", broker.name, 0))
     schema = StructType([StructField("queueOffset", LongType())])
     reader = source(broker, sql="price BETWEEN 10 AND 20").reader(schema)
     assert isinstance(reader, BatchReader)
@@ -266,8 +266,8 @@ def test_a_condition_in_sql_selects_messages(broker: EmbeddedBroker) -> None:
 
 def test_messages_of_a_delay_level_are_read_without_those_that_are_done(broker: EmbeddedBroker) -> None:
     """Their units are marked on purpose. That is no damage."""
-    handles = [broker.send(Message("orders", b"%d" % n, {"DELAY": "5"})).handle for n in range(4)]
-    broker.cancel(handles[1])
+    handles = [broker.sends.send(Message("orders", b"%d" % n, {"DELAY": "5"})).handle for n in range(4)]
+    broker.delayed.cancel(handles[1])
     reader = batch_reader(broker, topic="SCHEDULE_TOPIC_XXXX")
 
     assert [row["body"] for row in rows(reader, reader.partitions())] == [b"0", b"2", b"3"]
@@ -276,7 +276,7 @@ def test_messages_of_a_delay_level_are_read_without_those_that_are_done(broker: 
 def test_messages_of_a_delay_level_are_selected_by_their_tags(broker: EmbeddedBroker) -> None:
     """Their consume queue has the due time in place of the tag's hash."""
     for tags in ("pay", "ship"):
-        broker.send(Message("orders", b"", {"TAGS": tags, "DELAY": "5"}))
+        broker.sends.send(Message("orders", b"", {"TAGS": tags, "DELAY": "5"}))
     reader = batch_reader(broker, topic="SCHEDULE_TOPIC_XXXX", tags="pay")
 
     assert [row["tags"] for row in rows(reader, reader.partitions())] == ["pay"]
@@ -435,7 +435,7 @@ def test_a_stream_over_a_missing_topic_warns_once(broker: EmbeddedBroker) -> Non
 
 def test_a_batch_is_limited_by_bytes(broker: EmbeddedBroker) -> None:
     for _ in range(20):
-        broker.send(Message("orders", bytes(1_000)), MessageQueue("orders", broker.name, 0))
+        broker.sends.send(Message("orders", bytes(1_000)), MessageQueue("orders", broker.name, 0))
     reader = stream_reader(broker, maxBytesPerTrigger="6000")
 
     end = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())

@@ -270,7 +270,7 @@ def test_batches_are_split_by_rows_and_at_the_end_of_each_log_file(
 def test_sent_messages_are_read(broker: EmbeddedBroker) -> None:
     """They are sent through the `Broker` interface, as by an application."""
     for number in range(8):
-        broker.send(Message("orders", b"%d" % number, {"TAGS": "pay"}))
+        broker.sends.send(Message("orders", b"%d" % number, {"TAGS": "pay"}))
 
     rows = [row for queue_id in range(4) for row in read_all(broker.path, "orders", queue_id)]
 

@@ -64,7 +64,7 @@ def test_a_stream_is_written_once_although_its_last_batch_is_repeated(
 ) -> None:
     """The commit file of the last batch is deleted, as if the driver had been killed before Spark wrote it."""
     for number in range(500):
-        served.send(Message("source", b"%d" % number))
+        served.sends.send(Message("source", b"%d" % number))
 
     def run() -> None:
         messages = spark.readStream.format("mqtemplate").options(store=str(served.path), topic="source").load()

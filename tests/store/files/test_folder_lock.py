@@ -83,14 +83,14 @@ def test_a_backup_by_the_owner_loses_no_message(tmp_path: Path) -> None:
         return "opened"
 
     with EmbeddedBroker(tmp_path / "store") as broker:
-        broker.send(Message("orders", b"before"), queue)
+        broker.sends.send(Message("orders", b"before"), queue)
         shutil.copytree(tmp_path / "store", tmp_path / "backup")
         refused = in_child(open_too)
-        broker.send(Message("orders", b"after"), queue)
+        broker.sends.send(Message("orders", b"after"), queue)
 
     assert refused.startswith("StoreLockedError")
     with EmbeddedBroker(tmp_path / "store") as broker:
-        assert [each.body for each in broker.pull(queue, 0, max_count=32).messages] == [b"before", b"after"]
+        assert [each.body for each in broker.reader.pull(queue, 0, max_count=32).messages] == [b"before", b"after"]
 
 
 @pytest.mark.parametrize("change", ["deleted", "replaced"])

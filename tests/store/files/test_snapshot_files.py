@@ -34,11 +34,11 @@ def snapshot_of(folder: Path, clock: VirtualClock) -> EmbeddedBroker:
 
 def fill(broker: EmbeddedBroker) -> None:
     for number in range(5):
-        broker.send(
+        broker.sends.send(
             Message("orders", b"%d" % number, {Property.KEYS: f"key-{number}"}), MessageQueue("orders", "broker-a", 0)
         )
-    broker.send(Message("orders", b"later", {Property.TIMER_DELAY_MS: str(HOUR_MS)}))
-    broker.send(Message("orders", b"level", {Property.DELAY: "3"}))
+    broker.sends.send(Message("orders", b"later", {Property.TIMER_DELAY_MS: str(HOUR_MS)}))
+    broker.sends.send(Message("orders", b"level", {Property.DELAY: "3"}))
 
 
 def test_a_broker_on_a_snapshot_reads_what_its_owner_has_stored(tmp_path: Path) -> None:
@@ -48,9 +48,9 @@ def test_a_broker_on_a_snapshot_reads_what_its_owner_has_stored(tmp_path: Path) 
         fill(owner)
         before = contents(tmp_path)
         with snapshot_of(tmp_path, clock) as broker:
-            pulled = broker.pull(MessageQueue("orders", broker.name, 0), 0).messages
-            found = broker.messages_by_key("orders", "key-3")
-            pending = broker.pending(PendingQuery(topic="orders")).messages
+            pulled = broker.reader.pull(MessageQueue("orders", broker.name, 0), 0).messages
+            found = broker.reader.messages_by_key("orders", "key-3")
+            pending = broker.delayed.pending(PendingQuery(topic="orders")).messages
         after = contents(tmp_path)
 
     assert [message.body for message in pulled] == [b"0", b"1", b"2", b"3", b"4"]
@@ -65,11 +65,11 @@ def test_a_snapshot_does_not_change_while_its_owner_continues(tmp_path: Path) ->
     with EmbeddedBroker(tmp_path, clock=clock) as owner:
         fill(owner)
         with snapshot_of(tmp_path, clock) as broker:
-            owner.send(Message("orders", b"new"), queue)
+            owner.sends.send(Message("orders", b"new"), queue)
 
-            assert broker.max_offset(queue) == 5
+            assert broker.reader.max_offset(queue) == 5
         with snapshot_of(tmp_path, clock) as broker:
-            assert broker.max_offset(queue) == 6
+            assert broker.reader.max_offset(queue) == 6
 
 
 def test_what_happens_on_a_snapshot_stays_in_memory(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_what_happens_on_a_snapshot_stays_in_memory(tmp_path: Path) -> None:
     before = contents(tmp_path)
     with snapshot_of(tmp_path, clock) as broker:
         broker.create_topic("another", 2)
-        broker.send(Message("orders", b"on the snapshot"))
+        broker.sends.send(Message("orders", b"on the snapshot"))
         broker.clock.move_ms(2 * HOUR_MS)  # type: ignore[attr-defined]  # it is a virtual clock
         for _ in range(4):
             for service in broker.services():
@@ -88,9 +88,9 @@ def test_what_happens_on_a_snapshot_stays_in_memory(tmp_path: Path) -> None:
         bodies = {
             message.body
             for queue in broker.queues("orders")
-            for message in broker.pull(queue, 0, max_count=32).messages
+            for message in broker.reader.pull(queue, 0, max_count=32).messages
         }
-        broker.commit_offset("billing", MessageQueue("orders", broker.name, 0), 3)
+        broker.groups.commit_offset("billing", MessageQueue("orders", broker.name, 0), 3)
 
     assert {b"later", b"level", b"on the snapshot"} <= bodies
     assert contents(tmp_path) == before

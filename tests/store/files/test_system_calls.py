@@ -67,7 +67,7 @@ def test_without_sync_file_range_messages_are_flushed_all_the_same(
     """As on macOS."""
     monkeypatch.setattr(system_calls, "_sync_file_range", None)
     with EmbeddedBroker(tmp_path, SMALL, VirtualClock()) as broker:
-        broker.send(Message("orders", b"one"), QUEUE)
+        broker.sends.send(Message("orders", b"one"), QUEUE)
         assert broker.store.confirm_offset == broker.store.end_offset
 
 
@@ -131,7 +131,7 @@ def send_until_refused(broker: EmbeddedBroker) -> int:
     """Send until the disk is full. Return the number of acknowledged messages."""
     for sent in range(1_000):
         try:
-            broker.send(Message("orders", bytes(1_000)), QUEUE)
+            broker.sends.send(Message("orders", bytes(1_000)), QUEUE)
         except SendError as exc:
             if not re.search(r"no room on the disk for .*free space there, then send again", str(exc)):
                 raise
@@ -153,16 +153,16 @@ def test_a_broker_without_posix_fallocate_refuses_messages_on_a_full_disk_and_lo
 
     monkeypatch.setattr(system_calls.os, "pwrite", pwrite)
     with EmbeddedBroker(tmp_path, SMALL, VirtualClock()) as broker:
-        broker.send(Message("orders", b"before"), QUEUE)
+        broker.sends.send(Message("orders", b"before"), QUEUE)
         is_full = True
         sent = send_until_refused(broker)
         is_full = False
-        broker.send(Message("orders", b"after"), QUEUE)
+        broker.sends.send(Message("orders", b"after"), QUEUE)
         expected = [b"before", *[bytes(1_000)] * sent, b"after"]
-        assert [message.body for message in broker.pull(QUEUE, 0, 10_000).messages] == expected
+        assert [message.body for message in broker.reader.pull(QUEUE, 0, 10_000).messages] == expected
 
     with EmbeddedBroker(tmp_path, SMALL, VirtualClock()) as broker:
-        assert [message.body for message in broker.pull(QUEUE, 0, 10_000).messages] == expected
+        assert [message.body for message in broker.reader.pull(QUEUE, 0, 10_000).messages] == expected
 
 
 # --- flush --------------------------------------------------------------------------------------------

@@ -119,9 +119,14 @@ class Queries:
     # --- pull ----------------------------------------------------------------------------------
 
     def pull(
-        self, queue: MessageQueue, queue_offset: int, max_count: int, wait_ms: int, selector: Selector | None
+        self,
+        queue: MessageQueue,
+        queue_offset: int,
+        max_count: int = 32,
+        wait_ms: int = 0,
+        selector: Selector | None = None,
     ) -> PullResult:
-        """See `Broker.pull`."""
+        """See `MessageReader.pull`."""
         deadline = time.monotonic() + wait_ms / 1_000
         read = _Read(queue, queue_offset, max_count, selector or TagSelector())
         result = self._pull_now(read)
@@ -191,12 +196,12 @@ class Queries:
     # --- offsets -------------------------------------------------------------------------------
 
     def min_offset(self, queue: MessageQueue) -> int:
-        """See `Broker.min_offset`."""
+        """See `MessageReader.min_offset`."""
         header = TopicQueueRequestHeader(**self._context.namespace.queue_fields(queue))
         return self._offset(RequestCode.GET_MIN_OFFSET, header, queue, "the first offset")
 
     def max_offset(self, queue: MessageQueue) -> int:
-        """See `Broker.max_offset`."""
+        """See `MessageReader.max_offset`."""
         header = GetMaxOffsetRequestHeader(**self._context.namespace.queue_fields(queue))
         deadline = time.monotonic() + _SETTLE_S
         while True:
@@ -206,7 +211,7 @@ class Queries:
             _pause()
 
     def search_offset(self, queue: MessageQueue, timestamp: int) -> int:
-        """See `Broker.search_offset`."""
+        """See `MessageReader.search_offset`."""
         context = self._context
         header = SearchOffsetRequestHeader(**context.namespace.queue_fields(queue), timestamp=timestamp)
         end = self.max_offset(queue)
@@ -223,8 +228,8 @@ class Queries:
 
     # --- messages ------------------------------------------------------------------------------
 
-    def by_id(self, offset_msg_id: str) -> MessageExt | None:
-        """See `Broker.message_by_id`."""
+    def message_by_id(self, offset_msg_id: str) -> MessageExt | None:
+        """See `MessageReader.message_by_id`."""
         host, physical_offset = parse_offset_msg_id(offset_msg_id)
         broker_name, address = self._broker_at(offset_msg_id, host)
         request = RemotingCommand.request(
@@ -255,10 +260,17 @@ class Queries:
             f"{', '.join(self._context.routes.addresses()) or 'no address'}, so ask that one"
         )
 
-    def by_key(
-        self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int | None, *, unique: bool
+    def messages_by_key(
+        self,
+        topic: str,
+        key: str,
+        max_count: int = 64,
+        *,
+        begin_ms: int = 0,
+        end_ms: int | None = None,
+        unique: bool = False,
     ) -> list[MessageExt]:
-        """See `Broker.messages_by_key`.
+        """See `MessageReader.messages_by_key`.
 
         Raises:
             MessageError: *key* is not a key, or *max_count* is not a number of messages.

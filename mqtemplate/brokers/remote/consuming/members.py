@@ -112,7 +112,7 @@ class Members:
 
     # --- membership ----------------------------------------------------------------------------
 
-    def join(self, spec: ConsumerSpec) -> RemoteConsumer:
+    def subscribe(self, spec: ConsumerSpec) -> RemoteConsumer:
         """Create a member, and wait until brokers have registered it.
 
         Raises:
@@ -120,6 +120,7 @@ class Members:
                 invalid.
             BrokerError: The cluster refuses the member, or does not answer.
         """
+        self.context.routes.unknown.expect(spec.subscriptions)
         member = self._add(spec)
         try:
             member.join()
@@ -208,12 +209,12 @@ class Members:
     # --- committed offsets ---------------------------------------------------------------------
 
     def committed_offset(self, group: str, queue: MessageQueue) -> int | None:
-        """See `Broker.committed_offset`."""
+        """See `ConsumerGroups.committed_offset`."""
         self._flush_offset(group, queue)
         return self._offsets.read(group, queue)
 
     def commit_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
-        """See `Broker.commit_offset`."""
+        """See `ConsumerGroups.commit_offset`."""
         self._flush_offset(group, queue)
         wire_group = self.context.namespace.wrap(group)
         self._offsets.commit(group, queue, queue_offset, lambda: self.queries.create_group(wire_group, queue))

@@ -203,7 +203,7 @@ class Backlog:
         found: dict[str, None] = {}
         for topic in (TIMER_TOPIC, SCHEDULE_TOPIC):
             for unique in (False, True):
-                records = self._queries.by_key(topic, key, _MOST_BY_KEY, 0, None, unique=unique)
+                records = self._queries.messages_by_key(topic, key, _MOST_BY_KEY, unique=unique)
                 if len(records) == _MOST_BY_KEY:
                     return None
                 found.update(dict.fromkeys(record.msg_id for record in records if self.is_own(record)))
@@ -211,11 +211,11 @@ class Backlog:
 
     def timers_of(self, msg_id: str) -> list[MessageExt]:
         """Return the records of one message in the timer topic, pending or not, and the marks that delete them."""
-        return self._queries.by_key(TIMER_TOPIC, msg_id, _MOST_BY_KEY, 0, None, unique=True)
+        return self._queries.messages_by_key(TIMER_TOPIC, msg_id, _MOST_BY_KEY, unique=True)
 
     def levels_of(self, msg_id: str) -> list[tuple[MessageExt, int]]:
         """Return the records of one message in the topic of delay levels, pending or not, and when they are due."""
-        records = self._queries.by_key(SCHEDULE_TOPIC, msg_id, _MOST_BY_KEY, 0, None, unique=True)
+        records = self._queries.messages_by_key(SCHEDULE_TOPIC, msg_id, _MOST_BY_KEY, unique=True)
         return [(record, _level_due_ms(record, self._configs.of(record.broker_name))) for record in records]
 
     def _pending_of(self, ids: Iterable[str], query: PendingQuery) -> Iterator[tuple[TimerId, PendingMessage]]:

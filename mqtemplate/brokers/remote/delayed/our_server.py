@@ -164,8 +164,8 @@ class OurServer(DelayedMessages):
         cursors |= {listed.broker_name: listed.cursor for listed in shown}
         return PendingPage(tuple(listed.message for listed in shown), _encode_cursor(cursors) if has_more else None)
 
-    def positions(self, query: PendingQuery, after: tuple[int, int], max_count: int) -> bytes:
-        """Return positions of a `LocalServer`, which runs on this machine; see `EmbeddedBroker.pending_positions`."""
+    def pending_positions(self, query: PendingQuery, after: tuple[int, int], max_count: int) -> bytes:
+        """Return positions of a `LocalServer`, which runs on this machine."""
         (name,) = self.context.routes.master_names()
         header = GetPendingPositionsRequestHeader(
             **self._conditions(query), after_due=after[0], after_offset=after[1], max_count=max_count

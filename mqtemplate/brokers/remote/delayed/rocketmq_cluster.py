@@ -222,7 +222,7 @@ class MessageStates:
     def _is_stored(self, record: MessageExt, msg_id: str) -> bool:
         """Return True if the message is in its real topic."""
         topic = self._context.namespace.unwrap(record.properties[Property.REAL_TOPIC])
-        return bool(self._queries.by_key(topic, msg_id, 1, 0, None, unique=True))
+        return bool(self._queries.messages_by_key(topic, msg_id, 1, unique=True))
 
     def _level(self, msg_id: str, wire_topic: str | None) -> MessageState | None:
         found = [(record, due_ms) for record, due_ms in self._backlog.levels_of(msg_id) if _is_for(record, wire_topic)]
@@ -285,6 +285,9 @@ class RocketMQCluster(DelayedMessages):
             raise MessageError(f"the span to count by must be 1 ms or more, got {bucket_ms}")
         counts = Counter(timer.slot_ms // bucket_ms * bucket_ms for timer, _ in self._rows(query))
         return PendingCounts(counts.total(), dict(sorted(counts.items())))
+
+    def pending_positions(self, query: PendingQuery, after: tuple[int, int], max_count: int) -> bytes:
+        raise UnsupportedError("a RocketMQ cluster does not say where its pending messages are; request pages of them")
 
     def _rows(self, query: PendingQuery) -> Iterator[tuple[TimerId, PendingMessage]]:
         return (row for row in self._backlog.pending(query) if not self.recalls.is_recent(row[0]))

@@ -59,13 +59,8 @@ class RemoteTransactions:
         self._lock = threading.Lock()
         self._checkers: dict[str, GroupChecker] = {}
 
-    def send_half(self, message: Message, group: str, queue: MessageQueue | None, timeout_ms: int) -> HalfMessage:
-        """See `Broker.send_half`."""
-        request = self._producer.factory.single(message, transaction_group=group)
-        return HalfMessage(message, group, self._producer.deliver(request, queue, timeout_ms))
-
-    def end(self, half: HalfMessage, state: TransactionState, remark: str | None) -> None:
-        """See `Broker.end_transaction`. The request is one-way; if it is lost, the broker checks the transaction."""
+    def end_transaction(self, half: HalfMessage, state: TransactionState, remark: str | None = None) -> None:
+        """See `Transactions.end_transaction`. If the one-way request is lost, the broker checks the transaction."""
         result, namespace = half.send_result, self._context.namespace
         _, commit_log_offset = parse_offset_msg_id(result.offset_msg_id)
         header = EndTransactionRequestHeader(
@@ -88,8 +83,10 @@ class RemoteTransactions:
 
     # --- checks --------------------------------------------------------------------------------
 
-    def check(self, group: str, check: CheckTransaction, threads: int, max_waiting: int) -> GroupChecker:
-        """See `Broker.check_transactions`."""
+    def check_transactions(
+        self, group: str, check: CheckTransaction, *, threads: int = 1, max_waiting: int = 2_000
+    ) -> GroupChecker:
+        """See `Transactions.check_transactions`."""
         wire_group = self._context.namespace.wrap(group)
         checker = GroupChecker(wire_group, check, threads, max_waiting, self._remove)
         with self._lock:
@@ -177,8 +174,10 @@ class RemoteRequests:
 
     # --- requests ------------------------------------------------------------------------------
 
-    def request(self, message: Message, queue: MessageQueue | None, timeout_ms: int) -> Future[MessageExt]:
-        """See `Broker.request`."""
+    def request(
+        self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000
+    ) -> Future[MessageExt]:
+        """See `Requests.request`."""
         request = create_request(message, self._instance.id, timeout_ms)
         self._producer.factory.single(request)  # raises here, not in the future, if the message is invalid
         future = self.pending.add(request, timeout_ms)
@@ -210,8 +209,10 @@ class RemoteRequests:
 
     # --- replies -------------------------------------------------------------------------------
 
-    def reply(self, request: MessageExt, body: bytes, properties: Mapping[str, str] | None, timeout_ms: int) -> None:
-        """See `Broker.reply`."""
+    def reply(
+        self, request: MessageExt, body: bytes, properties: Mapping[str, str] | None = None, timeout_ms: int = 3_000
+    ) -> None:
+        """See `Requests.reply`."""
         reply = create_reply(request, body, {Property.TTL: _DEFAULT_TTL_MS, **(properties or {})})
         self._routes.add_cluster_topic(reply.topic)
         message = self._producer.factory.reply(reply.topic, body, reply.properties)

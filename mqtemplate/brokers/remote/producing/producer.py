@@ -18,6 +18,7 @@ from mqtemplate.brokers.remote.cluster.errors import RETRY_ELSEWHERE, refusal_te
 from mqtemplate.brokers.remote.cluster.routes import TopicRoute
 from mqtemplate.brokers.remote.producing.auto_batch import AutoBatch, MessageAccumulator, Outcome, ThreadOutcome
 from mqtemplate.brokers.remote.producing.send_request import SendRequest, SendRequestFactory
+from mqtemplate.brokers.remote.producing.sequenced import SequencedSends
 from mqtemplate.durations import format_ms
 from mqtemplate.errors import (
     BrokerClosedError,
@@ -32,11 +33,12 @@ from mqtemplate.errors import (
     UnsupportedError,
 )
 from mqtemplate.futures import AwaitableFuture
-from mqtemplate.message import Message, MessageQueue
+from mqtemplate.message import Message, MessageQueue, SendSequence
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
-from mqtemplate.results import SendResult, SendStatus
+from mqtemplate.remoting.protocol.messages import EncodedBatch
+from mqtemplate.results import HalfMessage, SendResult, SendStatus, SequencedResult
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 
 # --- tries of one send ----------------------------------------------------------------------------
@@ -178,6 +180,7 @@ class Producer:
     """The producer of one client. After a failed send it prefers other brokers of the topic for some time."""
 
     def __init__(self, context: ClientContext) -> None:
+        self._sequenced = SequencedSends(context)
         self.factory = SendRequestFactory(context.settings, context.namespace, context.clock)
         self._instance = context.instance
         self._routes = context.routes
@@ -191,8 +194,8 @@ class Producer:
 
     # --- the sends of `Broker` -----------------------------------------------------------------
 
-    def send(self, message: Message, queue: MessageQueue | None, timeout_ms: int) -> SendResult:
-        """See `Broker.send`."""
+    def send(self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000) -> SendResult:
+        """See `MessageSends.send`."""
         accumulator = self._accumulator(message, timeout_ms) if queue is None and self._settings.auto_batch else None
         if accumulator is None or self._instance.is_io_thread:  # a callback must not wait for its own thread
             return self.deliver(self.factory.single(message), queue, timeout_ms)
@@ -207,14 +210,16 @@ class Producer:
         accumulator.add(message, outcome)
         return outcome.get()
 
-    def send_batch(self, messages: Sequence[Message], queue: MessageQueue | None, timeout_ms: int) -> SendResult:
-        """See `Broker.send_batch`."""
+    def send_batch(
+        self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
+    ) -> SendResult:
+        """See `MessageSends.send_batch`."""
         return self.deliver(self.factory.batch(messages), queue, timeout_ms)
 
     def send_async(
-        self, messages: Sequence[Message], queue: MessageQueue | None, timeout_ms: int
+        self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
     ) -> AwaitableFuture[SendResult]:
-        """See `Broker.send_async`."""
+        """See `MessageSends.send_async`."""
         future: AwaitableFuture[SendResult] = AwaitableFuture()
         future.set_running_or_notify_cancel()  # a message that is being sent cannot be cancelled
         may_join = queue is None and len(messages) == 1 and self._settings.auto_batch
@@ -229,8 +234,8 @@ class Producer:
             future.set_exception(exc)
         return future
 
-    def send_one_way(self, message: Message, queue: MessageQueue | None) -> None:
-        """See `Broker.send_one_way`."""
+    def send_one_way(self, message: Message, queue: MessageQueue | None = None) -> None:
+        """See `MessageSends.send_one_way`."""
         request = self.factory.single(message)
         target = self.target(request, self.route(request.topic), queue, None)
         try:
@@ -238,6 +243,25 @@ class Producer:
         except (RemoteConnectError, RemoteTimeoutError) as exc:
             self.avoid(target)
             raise SendError.during(str(request), str(exc)) from exc
+
+    def send_half(
+        self, message: Message, group: str, queue: MessageQueue | None = None, timeout_ms: int = 3_000
+    ) -> HalfMessage:
+        """See `MessageSends.send_half`."""
+        request = self.factory.single(message, transaction_group=group)
+        return HalfMessage(message, group, self.deliver(request, queue, timeout_ms))
+
+    def send_sequenced(
+        self, messages: Sequence[tuple[Message, MessageQueue]], sequence: SendSequence, timeout_ms: int = 10_000
+    ) -> SequencedResult:
+        """See `MessageSends.send_sequenced`."""
+        return self._sequenced.send(messages, sequence, timeout_ms)
+
+    def send_encoded(
+        self, batch: EncodedBatch, queue: MessageQueue, sequence: SendSequence, timeout_ms: int = 10_000
+    ) -> SequencedResult:
+        """Do as `send_sequenced` with encoded messages for one queue. See `SequencedSends.send_encoded`."""
+        return self._sequenced.send_encoded(batch, queue, sequence, timeout_ms)
 
     def _accumulator(self, message: Message, timeout_ms: int) -> MessageAccumulator | None:
         """Return the accumulator of a message that may be sent with others; None if it has to be sent alone."""

@@ -51,7 +51,7 @@ class SequencedSends:
     context: ClientContext
 
     def send(self, messages: _Messages, sequence: SendSequence, timeout_ms: int) -> SequencedResult:
-        """See `Broker.send_sequenced`.
+        """See `MessageSends.send_sequenced`.
 
         Raises:
             SendTimeoutError: The server did not respond in time, also after repeats.

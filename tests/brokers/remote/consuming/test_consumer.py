@@ -52,7 +52,7 @@ def test_the_first_poll_returns_what_this_client_has_sent(cluster: ScriptedBroke
         return pulled(request, message) if header.suspend_timeout_millis else pulled(request)
 
     cluster.script(RequestCode.PULL_MESSAGE, pull)
-    broker.send(Message("orders", b"x"))
+    broker.sends.send(Message("orders", b"x"))
     member = join(broker, "orders")
 
     assert [polled.body for polled in member.poll(8)] == [b"x"]

@@ -27,7 +27,7 @@ KEY = ("orders", GROUP)
 
 
 def join(broker: RemoteBroker) -> RemoteConsumer:
-    member = broker.subscribe(group_spec(GROUP, "orders"))
+    member = broker.groups.subscribe(group_spec(GROUP, "orders"))
     assert isinstance(member, RemoteConsumer)
     return member
 

@@ -186,19 +186,21 @@ def test_a_pull_carries_the_last_commit(tmp_path: Path) -> None:
         broker.create_topic("orders", 1)
         [queue] = broker.queues("orders")
         member = join(broker, "orders", GROUP)
-        broker.send(Message("orders", b"first"))
+        broker.sends.send(Message("orders", b"first"))
         take(member, 1)
         member.commit(queue, 1)
-        broker.committed_offset(GROUP, queue)  # sends the first commit, which no pull carries
+        broker.groups.committed_offset(GROUP, queue)  # sends the first commit, which no pull carries
         for number in range(2, 4):
-            broker.send(Message("orders", b"x"))
+            broker.sends.send(Message("orders", b"x"))
             take(member, 1)
             member.commit(queue, number)
 
-        broker.send(Message("orders", b"last"))
+        broker.sends.send(Message("orders", b"last"))
         take(member, 1)
 
-        eventually(lambda: cluster.engine.committed_offset(GROUP, queue) == 3, "the pull has committed the offset")
+        eventually(
+            lambda: cluster.engine.groups.committed_offset(GROUP, queue) == 3, "the pull has committed the offset"
+        )
 
 
 def test_a_pull_of_a_member_that_locks_its_queues_carries_no_commit(tmp_path: Path) -> None:
@@ -212,7 +214,7 @@ def test_a_pull_of_a_member_that_locks_its_queues_carries_no_commit(tmp_path: Pa
         member = join(broker, "orders", GROUP)
         assert member.lock(queue)
         member.commit(queue, 1)
-        broker.committed_offset(GROUP, queue)
+        broker.groups.committed_offset(GROUP, queue)
 
         member.commit(queue, 2)
 

@@ -62,7 +62,7 @@ def test_no_message_is_lost_while_members_join_and_leave(tmp_path: Path) -> None
             for seed, broker in enumerate((one, one, other, other))
         ]
         for number in range(MESSAGES):
-            one.send(Message("orders", b"%d" % number), timeout_ms=10_000)
+            one.sends.send(Message("orders", b"%d" % number), timeout_ms=10_000)
         was_complete = handled.is_complete.wait(60)
         handled.is_complete.set()  # ends the members after a failure, too
         for each in running:

@@ -72,7 +72,7 @@ def test_a_new_member_starts_after_what_the_previous_one_has_committed(tmp_path:
         for queue in both:
             assert before.lock(queue)
             for number in range(4):
-                one.send(Message("orders", b"%d of %d" % (number, queue.queue_id)), queue)
+                one.sends.send(Message("orders", b"%d of %d" % (number, queue.queue_id)), queue)
         with listening(other, received) as container:
             [kept] = eventually(lambda: len(messages_queue(before)) == 1 and messages_queue(before), "it gave one up")
             [given_up] = [queue for queue in both if queue != kept]
@@ -99,7 +99,7 @@ def test_a_member_does_not_commit_a_queue_that_another_one_has_locked(tmp_path: 
         member.commit(queue, 5)
         member.close()
 
-        assert cluster.engine.committed_offset("billing", queue) is None
+        assert cluster.engine.groups.committed_offset("billing", queue) is None
 
 
 def test_a_broker_that_does_not_answer_locks_delays_no_other_broker(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_queue_that_returns_while_its_messages_are_handled_repeats_none(tmp_pa
     with server() as cluster, client(cluster.address, tmp_path) as broker:
         broker.create_topic("orders", 1)
         for number in range(4):
-            broker.send(Message("orders", b"%d" % number))
+            broker.sends.send(Message("orders", b"%d" % number))
         with listening(broker, received, gate=gate) as container:
             eventually(lambda: "1" in received, "the handler has the second message")
             member = container.member.consumer
@@ -166,7 +166,7 @@ def test_a_lost_lock_stops_the_handling_of_fetched_messages_until_it_is_regained
         broker.create_topic("orders", 1)
         [queue] = broker.queues("orders")
         for number in range(4):
-            broker.send(Message("orders", b"%d" % number))
+            broker.sends.send(Message("orders", b"%d" % number))
         locks = cluster.broker.locks
         with listening(broker, received, gate=gate) as container:
             eventually(lambda: "1" in received, "the handler has the second message")
@@ -179,7 +179,7 @@ def test_a_lost_lock_stops_the_handling_of_fetched_messages_until_it_is_regained
             for _ in range(2):
                 wait_for_fetch(container)
             after_loss = list(received)
-            cluster.engine.commit_offset("billing", queue, 3)  # the other member has handled one message more
+            cluster.engine.groups.commit_offset("billing", queue, 3)  # the other member has handled one message more
             locks.unlock("billing", "another member", [queue])
             eventually(lambda: "3" in received, "the last message is handled")
 
@@ -195,7 +195,7 @@ def test_a_reset_by_an_administrator_discards_the_messages_that_were_fetched(tmp
         broker.create_topic("orders", 1)
         [queue] = broker.queues("orders")
         for number in range(3):
-            broker.send(Message("orders", b"%d" % number))
+            broker.sends.send(Message("orders", b"%d" % number))
         with listening(broker, received, ConsumeMode.CONCURRENTLY, gate) as container:
             eventually(lambda: "1" in received, "the handler has the second message")
 
@@ -213,7 +213,7 @@ def test_messages_polled_after_a_reset_start_at_its_offset(tmp_path: Path) -> No
         broker.create_topic("orders", 1)
         [queue] = broker.queues("orders")
         for number in range(3):
-            broker.send(Message("orders", b"%d" % number))
+            broker.sends.send(Message("orders", b"%d" % number))
         member = join(broker, "orders")
         assert member.take_resets() == {}
 

@@ -22,8 +22,8 @@ def test_a_client_changes_the_delay_levels_of_the_server(tmp_path: Path) -> None
         broker.change_delay_levels("1h  2h")
 
         before_ms = broker.clock.now_ms()
-        broker.send(Message("orders", b"x", {Property.DELAY: "2"}))
-        [pending] = broker.pending(PendingQuery(topic="orders")).messages
+        broker.sends.send(Message("orders", b"x", {Property.DELAY: "2"}))
+        [pending] = broker.delayed.pending(PendingQuery(topic="orders")).messages
 
         assert cluster.engine.engine.levels.text == "1h 2h"
         assert pending.deliver_ms >= before_ms + 2 * _HOUR_MS

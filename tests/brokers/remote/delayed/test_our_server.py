@@ -74,7 +74,7 @@ def send_to_both(broker: RemoteBroker, count: int = 5) -> list[str]:
     keys = [f"key-{number}" for number in range(count)]
     for number, key in enumerate(keys):
         queue = MessageQueue("orders", ("broker-a", "broker-b")[number % 2], 0)
-        broker.send(delayed(key, HOUR_MS + number * 1_000), queue)
+        broker.sends.send(delayed(key, HOUR_MS + number * 1_000), queue)
     return keys
 
 
@@ -86,33 +86,35 @@ def test_pages_have_the_messages_of_all_servers_by_their_deliver_times(broker: R
     query, cursor, pages = PendingQuery(topic="orders"), None, []
 
     while cursor or not pages:
-        page = broker.pending(query, 2, cursor)
+        page = broker.delayed.pending(query, 2, cursor)
         pages.append([message.keys for message in page.messages])
         cursor = page.cursor
 
     assert pages == [keys[:2], keys[2:4], keys[4:]]
-    assert broker.pending(query, 5).cursor is None
-    assert broker.pending(PendingQuery(topic="orders", key="key-3")).messages[0].keys == "key-3"
+    assert broker.delayed.pending(query, 5).cursor is None
+    assert broker.delayed.pending(PendingQuery(topic="orders", key="key-3")).messages[0].keys == "key-3"
 
 
 def test_counts_are_those_of_all_servers(broker: RemoteBroker) -> None:
     send_to_both(broker)
 
-    counts = broker.count_pending(PendingQuery(topic="orders"), 24 * HOUR_MS)
+    counts = broker.delayed.count_pending(PendingQuery(topic="orders"), 24 * HOUR_MS)
 
     assert counts.total == sum(counts.buckets.values()) == 5
-    assert broker.count_pending(PendingQuery(topic="orders", tag="none")).total == 0
+    assert broker.delayed.count_pending(PendingQuery(topic="orders", tag="none")).total == 0
 
 
 def test_a_key_is_looked_up_on_all_servers_and_a_handle_on_its_own(broker: RemoteBroker) -> None:
     send_to_both(broker, 2)
-    [second] = broker.pending(PendingQuery(key="key-1")).messages
+    [second] = broker.delayed.pending(PendingQuery(key="key-1")).messages
     assert decode_handle(second.handle).broker_name == "broker-b"
 
-    assert broker.cancel(second.handle).count == 1
-    assert broker.cancel(key="key-1").status is ScheduleChangeStatus.CANCELLED, "the other server does not know it"
-    assert broker.reschedule(key="key-0", deliver_ms=1).status is ScheduleChangeStatus.RESCHEDULED
-    assert broker.cancel(key="unknown").status is ScheduleChangeStatus.UNKNOWN
+    assert broker.delayed.cancel(second.handle).count == 1
+    assert broker.delayed.cancel(key="key-1").status is ScheduleChangeStatus.CANCELLED, (
+        "the other server does not know it"
+    )
+    assert broker.delayed.reschedule(key="key-0", deliver_ms=1).status is ScheduleChangeStatus.RESCHEDULED
+    assert broker.delayed.cancel(key="unknown").status is ScheduleChangeStatus.UNKNOWN
 
 
 # --- one server -------------------------------------------------------------------------------------
@@ -121,24 +123,24 @@ def test_a_key_is_looked_up_on_all_servers_and_a_handle_on_its_own(broker: Remot
 def test_many_handles_and_long_pages_take_several_requests(tmp_path: Path) -> None:
     """One request has at most 256 handles, and one response at most 1,000 messages."""
     with server() as cluster, client(cluster.address, tmp_path) as broker:
-        sent = broker.send_batch([delayed("batch", HOUR_MS)] * 1_100)
+        sent = broker.sends.send_batch([delayed("batch", HOUR_MS)] * 1_100)
 
-        assert len(broker.pending(PendingQuery(topic="orders"), 2_000).messages) == 1_100
-        assert broker.cancel(sent.handle).count == 1_100
-        assert broker.cancel(sent.handle).status is ScheduleChangeStatus.CANCELLED
+        assert len(broker.delayed.pending(PendingQuery(topic="orders"), 2_000).messages) == 1_100
+        assert broker.delayed.cancel(sent.handle).count == 1_100
+        assert broker.delayed.cancel(sent.handle).status is ScheduleChangeStatus.CANCELLED
 
 
 def test_names_are_those_of_the_namespace(tmp_path: Path) -> None:
     with server() as cluster, client(cluster.address, tmp_path, namespace="prod") as broker:
         for key in ("one", "two"):
-            broker.send(delayed(key, HOUR_MS))
-        [first, _] = broker.pending(PendingQuery(topic="orders")).messages
+            broker.sends.send(delayed(key, HOUR_MS))
+        [first, _] = broker.delayed.pending(PendingQuery(topic="orders")).messages
 
         assert first.topic == "orders"
-        assert cluster.engine.count_pending(PendingQuery(topic="prod%orders")).total == 2
-        assert broker.count_pending(PendingQuery(topic="orders")).total == 2
-        assert broker.cancel(first.handle).count == 1
-        assert broker.cancel(key="two", topic="orders").count == 1
+        assert cluster.engine.delayed.count_pending(PendingQuery(topic="prod%orders")).total == 2
+        assert broker.delayed.count_pending(PendingQuery(topic="orders")).total == 2
+        assert broker.delayed.cancel(first.handle).count == 1
+        assert broker.delayed.cancel(key="two", topic="orders").count == 1
 
 
 def test_a_client_with_a_namespace_sees_and_changes_only_its_messages(tmp_path: Path) -> None:
@@ -150,33 +152,33 @@ def test_a_client_with_a_namespace_sees_and_changes_only_its_messages(tmp_path: 
         client(cluster.address, tmp_path) as outside,
     ):
         for broker in (prod, other, outside):
-            broker.send(delayed("4466", HOUR_MS))
+            broker.sends.send(delayed("4466", HOUR_MS))
         member = join(prod, "work")
-        prod.send(Message("work", b"hard"))
+        prod.sends.send(Message("work", b"hard"))
         member.send_back(take(member, 1)[0], 18)
 
-        assert {each.topic for each in prod.pending(PendingQuery()).messages} == {"orders", "%RETRY%billing"}
-        assert [broker.count_pending(PendingQuery()).total for broker in (prod, other, outside)] == [2, 1, 4]
-        assert prod.reschedule(key="4466", deliver_ms=prod.clock.now_ms() + 2 * HOUR_MS).count == 1
-        assert prod.cancel(key="4466").count == 1
-        assert other.count_pending(PendingQuery(key="4466")).total == 1
-        assert outside.cancel(key="4466").count == 2
+        assert {each.topic for each in prod.delayed.pending(PendingQuery()).messages} == {"orders", "%RETRY%billing"}
+        assert [broker.delayed.count_pending(PendingQuery()).total for broker in (prod, other, outside)] == [2, 1, 4]
+        assert prod.delayed.reschedule(key="4466", deliver_ms=prod.clock.now_ms() + 2 * HOUR_MS).count == 1
+        assert prod.delayed.cancel(key="4466").count == 1
+        assert other.delayed.count_pending(PendingQuery(key="4466")).total == 1
+        assert outside.delayed.cancel(key="4466").count == 2
 
 
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     with server() as cluster, client(cluster.address, tmp_path) as broker:
-        handle = broker.send(delayed("far", HOUR_MS)).handle
+        handle = broker.sends.send(delayed("far", HOUR_MS)).handle
         elsewhere = encode_handle(RecallHandle("orders", "broker-z", 1, "7F", 0))
         for call, error, text in [
-            (broker.cancel, MessageError, "name the pending message by its handle or by key"),
-            (lambda: broker.cancel(key="two words"), MessageError, "key must be one word, got 'two words'"),
-            (lambda: broker.cancel("4466"), MessageError, "'4466' is not a handle of a pending message"),
-            (lambda: broker.cancel(elsewhere), BrokerError, "broker 'broker-z' is in no known route"),
-            (lambda: broker.reschedule(handle, 1 << 60), DelayError, "allowed are"),
-            (lambda: broker.pending(PendingQuery(), 0), MessageError, "max_count must be 1 or more, got 0"),
-            (lambda: broker.pending(PendingQuery(), 1, "now"), MessageError, "'now' is not a cursor"),
-            (lambda: broker.pending(PendingQuery(), 1, "WzFd"), MessageError, "'WzFd' is not a cursor"),
-            (lambda: broker.count_pending(PendingQuery(), 0), MessageError, "must be 1 ms or more, got 0"),
+            (broker.delayed.cancel, MessageError, "name the pending message by its handle or by key"),
+            (lambda: broker.delayed.cancel(key="two words"), MessageError, "key must be one word, got 'two words'"),
+            (lambda: broker.delayed.cancel("4466"), MessageError, "'4466' is not a handle of a pending message"),
+            (lambda: broker.delayed.cancel(elsewhere), BrokerError, "broker 'broker-z' is in no known route"),
+            (lambda: broker.delayed.reschedule(handle, 1 << 60), DelayError, "allowed are"),
+            (lambda: broker.delayed.pending(PendingQuery(), 0), MessageError, "max_count must be 1 or more, got 0"),
+            (lambda: broker.delayed.pending(PendingQuery(), 1, "now"), MessageError, "'now' is not a cursor"),
+            (lambda: broker.delayed.pending(PendingQuery(), 1, "WzFd"), MessageError, "'WzFd' is not a cursor"),
+            (lambda: broker.delayed.count_pending(PendingQuery(), 0), MessageError, "must be 1 ms or more, got 0"),
         ]:
             with pytest.raises(error, match=text):
                 call()  # type: ignore[no-untyped-call]
@@ -186,12 +188,12 @@ def test_a_server_that_forbids_recalls_changes_no_message(tmp_path: Path) -> Non
     engine = EmbeddedBroker(None, EmbeddedSettings(listen_host=ANYWHERE))
     settings = BrokerServerSettings(listen=ANYWHERE, recall_message_enable=False)
     with LocalCluster(engine, settings) as cluster, client(cluster.address, tmp_path) as broker:
-        handle = broker.send(delayed("kept", HOUR_MS)).handle
+        handle = broker.sends.send(delayed("kept", HOUR_MS)).handle
 
         assert Capability.SCHEDULE_CHANGE not in broker.capabilities
         with pytest.raises(UnsupportedError, match="set recall-message-enable to true"):
-            broker.cancel(handle)
-        assert broker.count_pending(PendingQuery(topic="orders")).total == 1
+            broker.delayed.cancel(handle)
+        assert broker.delayed.count_pending(PendingQuery(topic="orders")).total == 1
 
 
 def test_the_capabilities_are_those_that_the_server_announces(tmp_path: Path) -> None:

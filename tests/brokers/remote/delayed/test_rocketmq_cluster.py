@@ -102,7 +102,7 @@ def remote(cluster: ScriptedBroker) -> RemoteBroker:
 
 def test_the_message_is_sent_again_before_the_old_one_is_recalled() -> None:
     with TimerBroker(ResponseCode.SUCCESS) as cluster, remote(cluster) as broker:
-        result = broker.reschedule(HANDLE, LATER_MS)
+        result = broker.delayed.reschedule(HANDLE, LATER_MS)
 
         codes = [request.code for request in cluster.seen]
         assert codes.index(RequestCode.SEND_MESSAGE_V2) < len(codes) - 1 - codes[::-1].index(RequestCode.RECALL_MESSAGE)
@@ -121,15 +121,15 @@ def test_a_failed_recall_is_an_error_that_says_what_is_pending_now() -> None:
         remote(cluster) as broker,
         pytest.raises(BrokerError, match=r"sent again with its new time, but the old one .* once more"),
     ):
-        broker.reschedule(HANDLE, LATER_MS)
+        broker.delayed.reschedule(HANDLE, LATER_MS)
 
 
 def test_a_recall_is_remembered_until_its_mark_can_be_read() -> None:
     """The broker stores the mark a moment after its response. The scripted broker never does."""
     with TimerBroker(ResponseCode.SUCCESS, ResponseCode.SUCCESS) as cluster, remote(cluster) as broker:
-        first = broker.cancel(HANDLE)
-        second = broker.cancel(key="4466")
-        moved = broker.reschedule(HANDLE, LATER_MS)
+        first = broker.delayed.cancel(HANDLE)
+        second = broker.delayed.cancel(key="4466")
+        moved = broker.delayed.reschedule(HANDLE, LATER_MS)
 
     assert first == ScheduleChange(ScheduleChangeStatus.CANCELLED, 1)
     assert second == moved == ScheduleChange(ScheduleChangeStatus.CANCELLED)

@@ -94,7 +94,7 @@ def busy_client(cluster: SlowBroker, clock: Clock | None = None, **settings: Any
 
 
 def send(broker: RemoteBroker, body: bytes, timeout_ms: int = 60_000, **properties: str) -> Future[SendResult]:
-    return broker.send_async([Message("orders", body, properties)], timeout_ms=timeout_ms)
+    return broker.sends.send_async([Message("orders", body, properties)], timeout_ms=timeout_ms)
 
 
 def test_messages_that_wait_leave_together(cluster: SlowBroker) -> None:
@@ -113,7 +113,7 @@ def test_messages_that_wait_leave_together(cluster: SlowBroker) -> None:
 
 def test_threads_that_send_at_the_same_time_share_requests(cluster: SlowBroker) -> None:
     with busy_client(cluster) as broker, ThreadPoolExecutor(8) as threads:
-        sends = [threads.submit(broker.send, Message("orders", b"%d" % number)) for number in range(8)]
+        sends = [threads.submit(broker.sends.send, Message("orders", b"%d" % number)) for number in range(8)]
         cluster.respond()
         results = [each.result(TIMEOUT_S) for each in sends]
 
@@ -164,7 +164,7 @@ def test_special_messages_leave_alone_and_at_once(cluster: SlowBroker, propertie
 
 def test_a_message_for_one_queue_leaves_alone(cluster: SlowBroker) -> None:
     with busy_client(cluster) as broker:
-        broker.send_async([Message("orders", b"x")], broker.queues("orders")[0], 60_000)
+        broker.sends.send_async([Message("orders", b"x")], broker.queues("orders")[0], 60_000)
         cluster.wait_for(BUSY + 1)
         cluster.respond()
 

@@ -52,7 +52,7 @@ def test_another_queue_is_tried_after_a_temporary_refusal(cluster: ScriptedBroke
     cluster.refuse(SEND, code, "not now")
 
     with client_of(cluster) as broker, pytest.raises(SendError, match=f"answered {int(code)} .*not now"):
-        broker.send(MESSAGE)
+        broker.sends.send(MESSAGE)
 
     assert cluster.count(SEND) == 3
 
@@ -61,7 +61,7 @@ def test_a_permanent_refusal_is_not_retried(cluster: ScriptedBroker) -> None:
     cluster.refuse(SEND, ResponseCode.FLOW_CONTROL)
 
     with client_of(cluster) as broker, pytest.raises(SendError, match="FLOW_CONTROL"):
-        broker.send(MESSAGE)
+        broker.sends.send(MESSAGE)
 
     assert cluster.count(SEND) == 1
 
@@ -70,7 +70,7 @@ def test_a_message_for_one_queue_has_one_attempt(cluster: ScriptedBroker) -> Non
     cluster.refuse(SEND, ResponseCode.SYSTEM_ERROR)
 
     with client_of(cluster) as broker, pytest.raises(SendError):
-        broker.send(MESSAGE, MessageQueue("orders", "broker-a", 1))
+        broker.sends.send(MESSAGE, MessageQueue("orders", "broker-a", 1))
 
     assert cluster.count(SEND) == 1
 
@@ -80,10 +80,10 @@ def test_the_numbers_of_retries_are_settings(cluster: ScriptedBroker) -> None:
 
     with client_of(cluster, retry_times_when_send_failed=0, retry_times_when_send_async_failed=1) as broker:
         with pytest.raises(SendError):
-            broker.send(MESSAGE)
+            broker.sends.send(MESSAGE)
         once = cluster.count(SEND)
         with pytest.raises(SendError):
-            broker.send_async([MESSAGE]).result(10)
+            broker.sends.send_async([MESSAGE]).result(10)
 
     assert (once, cluster.count(SEND)) == (1, 3)
 
@@ -97,8 +97,8 @@ BUSY = [ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE]
 def send(broker: RemoteBroker, kind: str, queue: MessageQueue | None, timeout_ms: int = 3_000) -> SendResult:
     """Send the message in one of the two ways, and wait for the result."""
     if kind == "sync":
-        return broker.send(MESSAGE, queue, timeout_ms)
-    return broker.send_async([MESSAGE], queue, timeout_ms).result(60)
+        return broker.sends.send(MESSAGE, queue, timeout_ms)
+    return broker.sends.send_async([MESSAGE], queue, timeout_ms).result(60)
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
@@ -178,7 +178,7 @@ def test_a_send_that_waits_for_its_next_try_fails_when_the_broker_is_closed(clus
     cluster.refuse(SEND, ResponseCode.SYSTEM_BUSY)
 
     with client_of(cluster) as broker:
-        future = broker.send_async([MESSAGE], None, 600_000)
+        future = broker.sends.send_async([MESSAGE], None, 600_000)
         eventually(lambda: cluster.count(SEND) > 2, "it was tried some times")
 
     with pytest.raises(BrokerClosedError):
@@ -192,7 +192,7 @@ def test_another_broker_is_preferred_after_a_failure() -> None:
         bad.refuse(SEND, ResponseCode.SYSTEM_BUSY)
 
         with client_of(good) as broker:
-            brokers = [broker.send(MESSAGE).message_queue.broker_name for _ in range(20)]
+            brokers = [broker.sends.send(MESSAGE).message_queue.broker_name for _ in range(20)]
 
         assert set(brokers) == {"broker-a"}
         assert bad.count(SEND) == 1
@@ -205,8 +205,8 @@ def test_another_broker_is_preferred_when_one_is_unreachable() -> None:
             good.topic("orders")
 
         with client_of(good) as broker:
-            sync = [broker.send(MESSAGE).message_queue.broker_name for _ in range(10)]
-            later = [broker.send_async([MESSAGE]).result(10).message_queue.broker_name for _ in range(10)]
+            sync = [broker.sends.send(MESSAGE).message_queue.broker_name for _ in range(10)]
+            later = [broker.sends.send_async([MESSAGE]).result(10).message_queue.broker_name for _ in range(10)]
 
         assert set(sync + later) == {"broker-a"}
 
@@ -248,7 +248,7 @@ def client_of_two(names: ScriptedBroker) -> Iterator[tuple[RemoteBroker, Scripte
         names.topic("orders", queues=1)
         with client_of(names) as broker:
             assert len(broker.queues("orders")) == 2
-            broker.send(MESSAGE, MessageQueue("orders", "broker-b", 0))
+            broker.sends.send(MESSAGE, MessageQueue("orders", "broker-b", 0))
             yield broker, leaving
 
 
@@ -334,7 +334,7 @@ def test_the_timeout_error_has_the_number_of_attempts(cluster: ScriptedBroker) -
         client_of(cluster) as broker,
         pytest.raises(SendTimeoutError, match=r"send message \w+ to 'orders': tried once within 200ms"),
     ):
-        broker.send(MESSAGE, timeout_ms=200)
+        broker.sends.send(MESSAGE, timeout_ms=200)
 
 
 def test_the_send_status_reports_a_message_that_was_not_flushed(cluster: ScriptedBroker) -> None:
@@ -346,10 +346,10 @@ def test_the_send_status_reports_a_message_that_was_not_flushed(cluster: Scripte
     cluster.script(SEND, not_flushed)
 
     with client_of(cluster) as broker:
-        assert broker.send(MESSAGE).send_status is SendStatus.FLUSH_DISK_TIMEOUT
+        assert broker.sends.send(MESSAGE).send_status is SendStatus.FLUSH_DISK_TIMEOUT
         assert cluster.count(SEND) == 1
     with client_of(cluster, retry_next_server=True) as broker:
-        assert broker.send(MESSAGE).send_status is SendStatus.FLUSH_DISK_TIMEOUT
+        assert broker.sends.send(MESSAGE).send_status is SendStatus.FLUSH_DISK_TIMEOUT
         assert cluster.count(SEND) == 4
 
 
@@ -357,9 +357,9 @@ def test_the_queues_of_a_topic_are_looked_up_after_its_first_message(cluster: Sc
     cluster.topic(AUTO_CREATE_TOPIC, queues=8, perm=Perm.READ | Perm.WRITE | Perm.INHERIT)
 
     with client_of(cluster) as broker:
-        broker.send(Message("new", b"x"))
+        broker.sends.send(Message("new", b"x"))
         cluster.topic("new", queues=2)
-        broker.send(Message("new", b"x"))
+        broker.sends.send(Message("new", b"x"))
 
         assert len(broker.queues("new")) == 2
 
@@ -368,12 +368,12 @@ def test_a_topic_without_a_writable_queue_is_an_error(cluster: ScriptedBroker) -
     cluster.topic("archive", perm=Perm.READ)
 
     with client_of(cluster) as broker, pytest.raises(SendError, match=r"'archive' has no queue that accepts messages"):
-        broker.send(Message("archive", b"x"))
+        broker.sends.send(Message("archive", b"x"))
 
 
 def test_a_queue_of_another_topic_is_refused(cluster: ScriptedBroker) -> None:
     with client_of(cluster) as broker, pytest.raises(DestinationError, match=r"is no queue of the topic; there are 4"):
-        broker.send(MESSAGE, MessageQueue("orders", "broker-a", 9))
+        broker.sends.send(MESSAGE, MessageQueue("orders", "broker-a", 9))
 
 
 def test_a_missing_topic_is_an_error_if_brokers_create_none(cluster: ScriptedBroker) -> None:
@@ -381,7 +381,7 @@ def test_a_missing_topic_is_an_error_if_brokers_create_none(cluster: ScriptedBro
         client_of(cluster) as broker,
         pytest.raises(SendError, match=r"no route for 'new'.*autoCreateTopicEnable=true"),
     ):
-        broker.send(Message("new", b"x"))
+        broker.sends.send(Message("new", b"x"))
 
 
 @pytest.mark.parametrize("name", [Property.TIMER_DELAY_SEC, Property.START_DELIVER_TIME])
@@ -392,11 +392,11 @@ def test_a_timer_is_refused_for_a_broker_of_4_which_would_deliver_it_at_once(nam
 
         with client_of(cluster) as broker:
             with pytest.raises(UnsupportedError, match=r"older than RocketMQ 5\.0 and has no timers.*timerWheelEnable"):
-                broker.send(timer)
+                broker.sends.send(timer)
             with pytest.raises(UnsupportedError):
-                broker.send_async([timer]).result(10)
+                broker.sends.send_async([timer]).result(10)
             with pytest.raises(UnsupportedError):
-                broker.send_one_way(timer)
+                broker.sends.send_one_way(timer)
 
         assert cluster.count(SEND) == 0
 
@@ -412,11 +412,11 @@ def test_delays_in_a_batch_and_in_a_transaction_are_refused_by_brokers_that_did_
     """A RocketMQ broker would store the message without an error, and deliver it at once."""
     with client_of(cluster) as broker:
         with pytest.raises(UnsupportedError, match=r"does not support delays on a batch.*send the messages one by one"):
-            broker.send_batch([DELAYED, MESSAGE])
+            broker.sends.send_batch([DELAYED, MESSAGE])
         with pytest.raises(UnsupportedError, match="does not support delays on a batch"):
-            broker.send_async([DELAYED, MESSAGE]).result(10)
+            broker.sends.send_async([DELAYED, MESSAGE]).result(10)
         with pytest.raises(UnsupportedError, match=r"delays on a message in a transaction.*send it without a delay"):
-            broker.send_half(DELAYED, "shop")
+            broker.sends.send_half(DELAYED, "shop")
 
     assert cluster.count(SEND) == cluster.count(RequestCode.SEND_BATCH_MESSAGE) == 0
 
@@ -433,7 +433,7 @@ def test_a_broker_is_asked_for_its_capabilities_before_the_first_delayed_batch(c
         cluster.topic("invoices", queues=1)
 
         for _ in range(2):
-            broker.send_batch([Message("invoices", b"x", DELAYED.properties)] * 2)
+            broker.sends.send_batch([Message("invoices", b"x", DELAYED.properties)] * 2)
 
         assert cluster.count(RequestCode.SEND_BATCH_MESSAGE) == other.count(RequestCode.SEND_BATCH_MESSAGE) == 1
         assert Capability.BATCH_DELAY in broker.capabilities

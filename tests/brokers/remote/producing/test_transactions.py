@@ -81,7 +81,7 @@ def check(broker: RemoteBroker, channel: RecordingChannel, request: RemotingComm
 def test_a_check_is_answered_on_its_connection(broker: RemoteBroker, state: TransactionState, bits: int) -> None:
     """It repeats the offsets of the check: the broker may have stored the half message again."""
     channel = RecordingChannel()
-    broker.check_transactions("shop", lambda message: state)
+    broker.transactions.check_transactions("shop", lambda message: state)
 
     check(broker, channel, check_request("shop"))
     request, header = channel.next_end()
@@ -97,7 +97,7 @@ def test_a_failed_check_is_answered_with_unknown_and_the_exception(broker: Remot
         raise ValueError("no database")
 
     channel = RecordingChannel()
-    broker.check_transactions("shop", fail)
+    broker.transactions.check_transactions("shop", fail)
 
     check(broker, channel, check_request("shop"))
     request, header = channel.next_end()
@@ -123,7 +123,7 @@ def test_a_check_beyond_the_limit_is_not_answered(broker: RemoteBroker) -> None:
         assert may_end.wait(TIMEOUT_S)
         return TransactionState.COMMIT
 
-    broker.check_transactions("shop", slow, threads=1, max_waiting=1)
+    broker.transactions.check_transactions("shop", slow, threads=1, max_waiting=1)
     check(broker, channel, check_request("shop", 1))
     assert started.wait(TIMEOUT_S)
     check(broker, channel, check_request("shop", 2))
@@ -138,12 +138,12 @@ def test_a_check_beyond_the_limit_is_not_answered(broker: RemoteBroker) -> None:
 def test_the_client_s_own_group_stays_registered_when_its_checker_is_closed(tmp_path: Path) -> None:
     """Brokers route replies by it."""
     with server() as cluster, client(cluster.address, tmp_path, producer_group="shop") as broker:
-        broker.check_transactions("shop", lambda message: TransactionState.COMMIT).close()
+        broker.transactions.check_transactions("shop", lambda message: TransactionState.COMMIT).close()
         broker.create_topic("requests", 1)
         member = join(broker, "requests")
 
-        future = broker.request(Message("requests", b"?"), None, TIMEOUT_S * 1_000)
+        future = broker.requests.request(Message("requests", b"?"), None, TIMEOUT_S * 1_000)
         [request] = take(member, 1)
-        broker.reply(request, b"!")
+        broker.requests.reply(request, b"!")
 
         assert future.result(TIMEOUT_S).body == b"!"
