@@ -30,6 +30,7 @@ from mqtemplate.errors import (
     MessageError,
     RequestTimeoutError,
 )
+from mqtemplate.results import SendStatus
 from mqtemplate.testing import Harness, messages_in
 from tests.kit import Kit
 
