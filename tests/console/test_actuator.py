@@ -15,8 +15,9 @@ from wsgiref.util import setup_testing_defaults
 
 import pytest
 
-from mqtemplate import MQApplication, RocketMQTemplate, message_listener
+from mqtemplate import MQApplication, message_listener
 from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.calls.handling import Observation
 from mqtemplate.clock import VirtualClock
 from mqtemplate.console import Actuator, ActuatorSources, ManagementServer, asgi_app, wsgi_app
 from mqtemplate.console.client import LocalActuator
@@ -367,7 +368,7 @@ def test_nothing_is_observed_unless_it_is_enabled() -> None:
         assert [name for name in broker.metrics.snapshot() if name.startswith(("client.", "listener."))] == []
         outcome = next(each for each in app.context.conditions if each.starter == "observability")
         assert outcome.reason == "mqtemplate.management.enabled is not true"
-        assert app.get(RocketMQTemplate)._sends is broker
+        assert type(app.context.built_in.observation()) is Observation  # it observes nothing
 
 
 @pytest.mark.parametrize(

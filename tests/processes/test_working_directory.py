@@ -90,7 +90,7 @@ def test_each_kind_of_path_is_kept_from_the_root(home: Path, other: Path) -> Non
         "certificate of a server": ServerTls(cert_path="data", key_path="").cert_path,
         "audit log": AuditLog(Path("data", "audit"), SystemClock()).path,
         "location for Spark": BrokerLocation.of_options({"store": "data"}).store,
-        "source of Spark": SourceOptions.parse({"store": "data", "topic": "orders"}, streaming=False).store,
+        "source of Spark": SourceOptions.parse({"store": "data", "topic": "orders"}, streaming=False).location.store,
         "folder for Spark": StoreFolder("data").store,
     }
     os.chdir(other)

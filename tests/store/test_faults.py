@@ -39,7 +39,7 @@ _PAGE = 4_096
 def small_and_silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Use a small timer wheel (the default has 38 MB), and capture the log events of a thousand starts."""
     monkeypatch.setattr(
-        "mqtemplate.brokers.embedded.broker.TimerMessageStore",
+        "mqtemplate.engine.delayed.TimerMessageStore",
         lambda store, settings, *more: TimerMessageStore(store, replace(settings, slots_total=200), *more),
     )
     with capture_logs():
