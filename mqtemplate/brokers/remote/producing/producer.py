@@ -33,12 +33,11 @@ from mqtemplate.errors import (
     UnsupportedError,
 )
 from mqtemplate.futures import AwaitableFuture
-from mqtemplate.message import Message, MessageQueue, SendSequence
+from mqtemplate.message import Message, MessageQueue
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
-from mqtemplate.remoting.protocol.messages import EncodedBatch
-from mqtemplate.results import HalfMessage, SendResult, SendStatus, SequencedResult
+from mqtemplate.results import HalfMessage, SendResult, SendStatus
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 
 # --- tries of one send ----------------------------------------------------------------------------
@@ -180,7 +179,8 @@ class Producer:
     """The producer of one client. After a failed send it prefers other brokers of the topic for some time."""
 
     def __init__(self, context: ClientContext) -> None:
-        self._sequenced = SequencedSends(context)
+        sequenced = SequencedSends(context)
+        self.send_sequenced, self.send_encoded = sequenced.send, sequenced.send_encoded
         self.factory = SendRequestFactory(context.settings, context.namespace, context.clock)
         self._instance = context.instance
         self._routes = context.routes
@@ -250,18 +250,6 @@ class Producer:
         """See `MessageSends.send_half`."""
         request = self.factory.single(message, transaction_group=group)
         return HalfMessage(message, group, self.deliver(request, queue, timeout_ms))
-
-    def send_sequenced(
-        self, messages: Sequence[tuple[Message, MessageQueue]], sequence: SendSequence, timeout_ms: int = 10_000
-    ) -> SequencedResult:
-        """See `MessageSends.send_sequenced`."""
-        return self._sequenced.send(messages, sequence, timeout_ms)
-
-    def send_encoded(
-        self, batch: EncodedBatch, queue: MessageQueue, sequence: SendSequence, timeout_ms: int = 10_000
-    ) -> SequencedResult:
-        """Do as `send_sequenced` with encoded messages for one queue. See `SequencedSends.send_encoded`."""
-        return self._sequenced.send_encoded(batch, queue, sequence, timeout_ms)
 
     def _accumulator(self, message: Message, timeout_ms: int) -> MessageAccumulator | None:
         """Return the accumulator of a message that may be sent with others; None if it has to be sent alone."""

@@ -50,7 +50,7 @@ class SequencedSends:
 
     context: ClientContext
 
-    def send(self, messages: _Messages, sequence: SendSequence, timeout_ms: int) -> SequencedResult:
+    def send(self, messages: _Messages, sequence: SendSequence, timeout_ms: int = 10_000) -> SequencedResult:
         """See `MessageSends.send_sequenced`.
 
         Raises:
@@ -59,7 +59,7 @@ class SequencedSends:
         return self._send_parts(map(self._encode, _parts(messages)), sequence, timeout_ms)
 
     def send_encoded(
-        self, batch: EncodedBatch, queue: MessageQueue, sequence: SendSequence, timeout_ms: int
+        self, batch: EncodedBatch, queue: MessageQueue, sequence: SendSequence, timeout_ms: int = 10_000
     ) -> SequencedResult:
         """Send encoded messages to one queue; otherwise as `send`.
 
