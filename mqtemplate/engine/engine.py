@@ -158,7 +158,7 @@ class Engine:
             ConfigurationError: *text* is not a level table.
         """
         if self.lifecycle.is_open:
-            self.lifecycle.check_owner()
+            self.lifecycle.owner.check()
         self.levels = levels = DelayLevels.parse(text)
         self.drafts.change_levels(levels)
 
@@ -173,7 +173,7 @@ class Engine:
             ForkedError: The parent process has started it.
         """
         if self.lifecycle.is_open:
-            self.lifecycle.check_owner()
+            self.lifecycle.owner.check()
             return
         self.lifecycle.begin()
         was_clean = not self._store_files.was_left_open()
@@ -183,7 +183,7 @@ class Engine:
             self.delayed.start()
             self.transactions.load(was_clean=was_clean)
         except BaseException:
-            self.delayed.close()
+            self.delayed.timers.close()
             self.store.release()
             raise
         self.lifecycle.is_open = True
@@ -196,7 +196,7 @@ class Engine:
         self.topics.load()
         self.topics.create(SCHEDULE_TOPIC, _SCHEDULE_QUEUES)
         self.topics.create(TIMER_TOPIC, 1)
-        self.routes.expect(self.settings.topics)
+        self.routes.unknown.expect(self.settings.topics)
         for topic in self.settings.topics:
             self.routes.queues(topic)
         self.offsets.load()
@@ -220,12 +220,12 @@ class Engine:
     def services(self) -> Sequence[Service]:
         """Return the services that the owner of a virtual clock steps."""
         if self.lifecycle.is_open:
-            self.lifecycle.check_owner()
+            self.lifecycle.owner.check()
         return [service for services in self._services_of_threads().values() for service in services]
 
     def close(self) -> None:
         """Close the files. The process that did not start the engine cannot close it."""
-        if not self.lifecycle.is_open or not self.lifecycle.is_in_owner:
+        if not self.lifecycle.is_open or not self.lifecycle.owner.is_current:
             return
         self.groups.local.close()
         self.transactions.local_checkers.close()
@@ -235,7 +235,7 @@ class Engine:
         self.requests.pending.close()
         self.transactions.save_progress()
         with ExitStack() as stack:  # close all of them even if one raises: the lock of the store directory is released
-            stack.callback(self.delayed.close)
+            stack.callback(self.delayed.timers.close)
             stack.callback(self.store.close)
             self.groups.committed.persist()
         _log.debug("broker.stopped", broker=self.name)

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from urllib.parse import quote
 
 from mqtemplate.broker import ConsumeFromWhere, Consumer, ConsumerSpec, MessageModel
-from mqtemplate.engine.group_rules import allocate_averagely, check_same_group
+from mqtemplate.engine.group_rules import SentBack, allocate_averagely, check_same_group, send_back_of
 from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.engine.reader import QueueReader
-from mqtemplate.engine.retries import SentBack, send_back_of
 from mqtemplate.engine.topics import TopicRoutes
 from mqtemplate.errors import BrokerClosedError, CorruptRecordError, DeletedRecordError, ListenerError
 from mqtemplate.event_log import get_logger
@@ -409,7 +408,7 @@ class Groups:
                 f"group {spec.group!r} is read by remote clients of this broker, which share no queues with listeners "
                 "in its own process; give the listener a group of its own"
             )
-        self._routes.expect(spec.subscriptions)
+        self._routes.unknown.expect(spec.subscriptions)
         group, offsets = self.local.group(spec.group), self.committed.table(spec)
         return EmbeddedConsumer(self._store, self._queues, self._routes, group, spec, offsets, self._send_back)
 
