@@ -16,7 +16,7 @@ from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
 from mqtemplate.brokers.remote.cluster_client import ClusterClient
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.delay.levels import DelayLevels
-from mqtemplate.engine.retries import FIRST_RETRY_LEVEL, SentBack
+from mqtemplate.engine.group_rules import FIRST_RETRY_LEVEL, SentBack
 from mqtemplate.errors import BrokerClosedError, BrokerError, ConfigurationError, MessageError, UnsupportedError
 from mqtemplate.event_log import get_logger
 from mqtemplate.futures import AwaitableFuture
