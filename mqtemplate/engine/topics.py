@@ -92,9 +92,6 @@ class TopicRoutes:
     Args:
         on_grow: Called after a topic got more queues, so that they are assigned to consumers.
         auto_create: False: a message to an unknown topic is refused.
-
-    Attributes:
-        unknown: Check of topics that do not exist.
     """
 
     def __init__(
@@ -110,9 +107,13 @@ class TopicRoutes:
         self._broker_name = broker_name
         self._default_queue_count = default_queue_count
         self._on_grow = on_grow
-        self.unknown = UnknownTopics(_log, auto_create=auto_create)
+        self._unknown = UnknownTopics(_log, auto_create=auto_create)
         self._routes: dict[str, _Route] = {}
         self._lock = threading.Lock()
+
+    def expect(self, topics: Iterable[str]) -> None:
+        """Note topics that the application reads, or that its configuration names."""
+        self._unknown.expect(topics)
 
     def select(self, topic: str, queue: MessageQueue | None) -> MessageQueue:
         """Return the queue that a message to *topic* goes to: *queue*, or the next one if it is None.
@@ -159,7 +160,7 @@ class TopicRoutes:
         if queue_count is None:
             queue_count = self._table.queue_count(topic)
         if queue_count == 0:
-            self.unknown.check(topic, self._table.names, _REASON)
+            self._unknown.check(topic, self._table.names, _REASON)
             queue_count = self._default_queue_count
         with self._lock:
             queues = self._queues(topic, queue_count)
