@@ -91,6 +91,7 @@ FORBIDDEN = {
     "mqtemplate.template": ["mqtemplate.store", "mqtemplate.delay", "mqtemplate.brokers", "mqtemplate.remoting"],
     "mqtemplate.listener": ["mqtemplate.store", "mqtemplate.delay", "mqtemplate.brokers", "mqtemplate.remoting"],
     "mqtemplate.calls": ["mqtemplate.store", "mqtemplate.delay", "mqtemplate.brokers", "mqtemplate.remoting"],
+    "mqtemplate.engine": ["mqtemplate.remoting", "mqtemplate.brokers", "mqtemplate.server"],
     "mqtemplate.brokers.embedded": ["mqtemplate.remoting"],
     "mqtemplate.brokers.remote": ["mqtemplate.store", "mqtemplate.brokers.embedded"],
 }

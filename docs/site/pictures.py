@@ -16,7 +16,7 @@ from mqtemplate.delay.settings import TimerSettings
 from mqtemplate.delay.timers.timer_log import TIMER_UNIT_SIZE
 from mqtemplate.delay.timers.timer_wheel import SLOT_SIZE
 from mqtemplate.durations import format_ms
-from mqtemplate.engine.retries import FIRST_RETRY_LEVEL
+from mqtemplate.engine.group_rules import FIRST_RETRY_LEVEL
 
 FOLDER = Path(__file__).parents[1] / "pictures"
 

@@ -50,7 +50,20 @@ class HeldQuota(Protocol):
         """Count *count* objects of a client less."""
 
 
-class GroupSubscription(Protocol):
+class _NoQuota:
+    """No limit. A `HeldQuota`."""
+
+    def take(self, owner: Owner, count: int = 1) -> None:
+        """Count nothing."""
+
+    def give(self, owner: Owner, count: int = 1) -> None:
+        """Count nothing."""
+
+
+UNLIMITED: HeldQuota = _NoQuota()
+
+
+class TopicSubscription(Protocol):
     """A subscription of a group to one topic. Its version is a time: the newer one is valid."""
 
     @property
@@ -63,7 +76,7 @@ class GroupSubscription(Protocol):
     def sub_version(self) -> int: ...
 
 
-class Membership(Protocol):
+class ConsumerMember(Protocol):
     """One member of a consumer group, as it describes itself. The values are RocketMQ's names."""
 
     @property
@@ -75,7 +88,7 @@ class Membership(Protocol):
     @property
     def consume_from_where(self) -> str: ...
     @property
-    def subscription_data_set(self) -> Sequence[GroupSubscription]: ...
+    def subscription_data_set(self) -> Sequence[TopicSubscription]: ...
 
 
 class GroupChanged(NamedTuple):
@@ -153,7 +166,7 @@ class ConsumerGroupInfo:
     message_model: str
     consume_from_where: str
     channels: dict[int, ClientChannel] = field(default_factory=dict)
-    subscriptions: dict[str, GroupSubscription] = field(default_factory=dict)
+    subscriptions: dict[str, TopicSubscription] = field(default_factory=dict)
     expressions: dict[int, dict[str, str]] = field(default_factory=dict)
 
     @property
@@ -183,18 +196,19 @@ class ClientRegistry:
     - Thread-safe.
 
     Args:
-        groups: Limits the groups of each client. None: no limit.
+        groups: Limits the groups of each client.
         subscriptions: Limits the subscriptions of each client.
 
     Attributes:
         peer_log: Log of warnings about clients.
+        consumers: Consumer group -> its members. An entry is replaced instead of changed.
     """
 
     def __init__(
         self,
         clock: Clock,
-        groups: HeldQuota | None = None,
-        subscriptions: HeldQuota | None = None,
+        groups: HeldQuota = UNLIMITED,
+        subscriptions: HeldQuota = UNLIMITED,
         peer_log: LimitedLog | None = None,
     ) -> None:
         self._clock = clock
@@ -203,7 +217,7 @@ class ClientRegistry:
         self._subscription_quota = subscriptions
         self._on_members_changed: Callable[[ConsumerGroupInfo], None] = lambda info: None
         self._lock = threading.Lock()
-        self._consumers: dict[str, ConsumerGroupInfo] = {}
+        self.consumers: dict[str, ConsumerGroupInfo] = {}
         self._producers: dict[str, dict[int, ClientChannel]] = {}
         self._memberships: dict[int, _ConnectionGroups] = {}  # by connection ID
         self._next_producer = 0
@@ -215,22 +229,18 @@ class ClientRegistry:
 
     # --- queries -------------------------------------------------------------------------------
 
-    def consumer_group(self, group: str) -> ConsumerGroupInfo | None:
-        """Return the members of a consumer group, or None if it has none."""
-        return self._consumers.get(group)
-
-    def subscription(self, group: str, topic: str) -> GroupSubscription | None:
+    def subscription(self, group: str, topic: str) -> TopicSubscription | None:
         """Return the subscription of *group* to *topic*, or None if there is none."""
-        info = self._consumers.get(group)
+        info = self.consumers.get(group)
         return None if info is None else info.subscriptions.get(topic)
 
     def groups_of_topic(self, topic: str) -> list[str]:
         """Return the sorted names of the groups that subscribe to *topic*."""
-        return sorted(group for group, info in list(self._consumers.items()) if topic in info.subscriptions)
+        return sorted(group for group, info in list(self.consumers.items()) if topic in info.subscriptions)
 
     def consumer(self, group: str, client_id: str) -> ClientChannel | None:
         """Return the latest channel of one member of a group, or None if it is not connected."""
-        info = self._consumers.get(group)
+        info = self.consumers.get(group)
         channels = () if info is None else info.channels.values()
         return _latest(channel for channel in channels if channel.client_id == client_id)
 
@@ -261,12 +271,12 @@ class ClientRegistry:
             if channel.client_id == client_id and channel.is_open
         )
 
-    def difference(self, data: Membership, client_id: str) -> str | None:
+    def difference(self, data: ConsumerMember, client_id: str) -> str | None:
         """Return a text if a member of the group subscribes to something else than *data*; log it once.
 
         Each member gets messages of a part of the queues only. So a message that another member would take is lost.
         """
-        info = self._consumers.get(data.group_name)
+        info = self.consumers.get(data.group_name)
         if info is None or info.is_broadcasting or data.consume_type != _PUSH:
             return None
         expressions = _expressions(data)
@@ -298,12 +308,12 @@ class ClientRegistry:
             others = self._producers.get(group, {})
             joined = self._memberships_of(channel)
             if group not in joined.producers:
-                self._take_group(joined)
+                self._group_quota.take(joined.owner)
                 joined.producers.add(group)
             self._producers[group] = others | {channel.id: channel}
             return not others
 
-    def register_consumer(self, data: Membership, channel: ClientChannel, *, without_sub: bool = False) -> bool:
+    def register_consumer(self, data: ConsumerMember, channel: ClientChannel, *, without_sub: bool = False) -> bool:
         """Add or refresh a consumer. Return True if the members or the topics of its group changed.
 
         Args:
@@ -314,26 +324,16 @@ class ClientRegistry:
         """
         with self._lock:
             self._count_consumer(data, channel, without_sub=without_sub)
-            before = self._consumers.get(data.group_name)
-            subscriptions = dict(before.subscriptions) if before is not None else {}
-            topics_changed = False if without_sub else _update(subscriptions, data.subscription_data_set)
-            channels = dict(before.channels) if before is not None else {}
-            known = channels.get(channel.id)
-            is_change = topics_changed or known is None or known.client_id != channel.client_id
-            channels[channel.id] = channel
-            expressions = dict(before.expressions) if before is not None else {}
+            names = (data.group_name, data.consume_type, data.message_model, data.consume_from_where)
+            before = self.consumers.get(data.group_name) or ConsumerGroupInfo(*names)
+            known = before.channels.get(channel.id)
+            is_change = known is None or known.client_id != channel.client_id
+            channels = before.channels | {channel.id: channel}
+            info = ConsumerGroupInfo(*names, channels, dict(before.subscriptions), dict(before.expressions))
             if not without_sub:
-                expressions[channel.id] = _expressions(data)
-            info = ConsumerGroupInfo(
-                data.group_name,
-                data.consume_type,
-                data.message_model,
-                data.consume_from_where,
-                channels,
-                subscriptions,
-                expressions,
-            )
-            self._consumers[data.group_name] = info
+                is_change |= _update(info.subscriptions, data.subscription_data_set)
+                info.expressions[channel.id] = _expressions(data)
+            self.consumers[data.group_name] = info
         if is_change:
             self._on_members_changed(info)
         return is_change
@@ -372,7 +372,7 @@ class ClientRegistry:
                 for channel in _silent(channels, limit):
                     self._remove_producer(group, channel.id)
                     expired[channel.id] = channel
-            for group, info in list(self._consumers.items()):
+            for group, info in list(self.consumers.items()):
                 for channel in _silent(info.channels, limit):
                     changed += self._remove_consumer(group, channel.id)
                     expired[channel.id] = channel
@@ -389,31 +389,26 @@ class ClientRegistry:
             joined = self._memberships[channel.id] = _ConnectionGroups(owner)
         return joined
 
-    def _take_group(self, joined: _ConnectionGroups) -> None:
-        if self._group_quota is not None:
-            self._group_quota.take(joined.owner)
-
-    def _count_consumer(self, data: Membership, channel: ClientChannel, *, without_sub: bool) -> None:
+    def _count_consumer(self, data: ConsumerMember, channel: ClientChannel, *, without_sub: bool) -> None:
         """Count a consumer and its subscriptions."""
         joined, group = self._memberships_of(channel), data.group_name
         before = joined.consumers.get(group)
         if before is None:
-            self._take_group(joined)
+            self._group_quota.take(joined.owner)
             joined.consumers[group] = before = 0
         if not without_sub:
             count = sum(map(_weight, data.subscription_data_set))
-            if self._subscription_quota is not None and count > before:
+            if count > before:
                 self._subscription_quota.take(joined.owner, count - before)
-            elif self._subscription_quota is not None and count < before:
+            elif count < before:
                 self._subscription_quota.give(joined.owner, before - count)
             joined.consumers[group] = count
 
     def _leave(self, connection: int, subscriptions: int) -> None:
         """Count one group less."""
         joined = self._memberships[connection]
-        if self._group_quota is not None:
-            self._group_quota.give(joined.owner)
-        if self._subscription_quota is not None and subscriptions:
+        self._group_quota.give(joined.owner)
+        if subscriptions:
             self._subscription_quota.give(joined.owner, subscriptions)
         if not joined.producers and not joined.consumers:
             del self._memberships[connection]
@@ -436,15 +431,15 @@ class ClientRegistry:
         if joined is None or group not in joined.consumers:
             return []
         self._leave(connection, joined.consumers.pop(group))
-        info = self._consumers.get(group)
+        info = self.consumers.get(group)
         if info is None or connection not in info.channels:  # a heartbeat that was refused
             return []
         expressions = {key: value for key, value in info.expressions.items() if key != connection}
         changed = replace(info, channels=_without(info.channels, connection), expressions=expressions)
         if changed.channels:
-            self._consumers[group] = changed
+            self.consumers[group] = changed
         else:
-            del self._consumers[group]
+            del self.consumers[group]
         return [changed]
 
     # --- without the lock: a callback sends requests -------------------------------------------
@@ -509,17 +504,17 @@ def _silent(channels: dict[int, ClientChannel], limit_ms: int) -> list[ClientCha
     return [channel for channel in channels.values() if channel.last_update_ms < limit_ms]
 
 
-def _weight(subscription: GroupSubscription) -> int:
+def _weight(subscription: TopicSubscription) -> int:
     """Return how often a subscription counts: its text takes the memory."""
     return 1 + (len(subscription.topic) + 2 * len(subscription.sub_string)) // _CHARACTERS_OF_A_SUBSCRIPTION
 
 
-def _expressions(data: Membership) -> dict[str, str]:
+def _expressions(data: ConsumerMember) -> dict[str, str]:
     """Return what a member subscribes to: topic -> expression; tags are sorted, since their order has no meaning."""
     return {each.topic: _expression(each) for each in data.subscription_data_set}
 
 
-def _expression(subscription: GroupSubscription) -> str:
+def _expression(subscription: TopicSubscription) -> str:
     if subscription.expression_type == "SQL92":
         return f"SQL92 {subscription.sub_string}"
     tags = sorted({tag.strip() for tag in subscription.sub_string.split("||")})
@@ -531,7 +526,7 @@ def _describe(expressions: dict[str, str]) -> str:
     return ", ".join(f"{topic}:{expression}" for topic, expression in shown) or "no topic"
 
 
-def _update(subscriptions: dict[str, GroupSubscription], received: Iterable[GroupSubscription]) -> bool:
+def _update(subscriptions: dict[str, TopicSubscription], received: Iterable[TopicSubscription]) -> bool:
     """Take over newer subscriptions and remove missing ones. Return True if the set of topics changed.
 
     Another expression for the same topic is no such change. Source: ``ConsumerGroupInfo.updateSubscription``.

@@ -33,6 +33,7 @@ class LocalDelayedMessages:
     Attributes:
         release_causes: Explains why messages were released late.
         control: Changes pending messages.
+        timers: The messages without a level. The engine closes their files.
         followers: The parts whose state is derived from the log.
     """
 
@@ -48,7 +49,7 @@ class LocalDelayedMessages:
         limits = settings.timer_limits()
         self.release_causes = causes = LatenessCauses(store.metrics)
         self._schedule = ScheduleMessageService(store, limits.precision_ms, causes)
-        self._timer = TimerMessageStore(
+        self.timers = TimerMessageStore(
             store,
             TimerSettings(
                 precision_ms=limits.precision_ms,
@@ -58,31 +59,22 @@ class LocalDelayedMessages:
             causes,
             settings.topic_shapes,
         )
-        self.followers: list[LogFollower] = [self._schedule, self._timer]
-        delay_stores: list[DelayStore] = [self._schedule, self._timer]
+        self.followers: list[LogFollower] = [self._schedule, self.timers]
+        delay_stores: list[DelayStore] = [self._schedule, self.timers]
         self.control = DelayController(store, delay_stores, limits, settings.broker_name)
         self._pending = PendingView(store, delay_stores, topic_names, settings.broker_name)
-        store.cleaning.on_cleaned(self._timer.delete_before)
+        store.cleaning.on_cleaned(self.timers.delete_before)
 
     # --- life ----------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start both delay stores, after the message store was loaded."""
         self._schedule.start()
-        self._timer.start()
+        self.timers.start()
 
     def services(self) -> list[Service]:
         """Return the services that release messages."""
-        return [self._schedule, self._timer, self.control.clock_correction]
-
-    def close(self) -> None:
-        """Close the files of the timers."""
-        self._timer.close()
-
-    @property
-    def timer_log_file_size(self) -> int:
-        """Bytes of each file of the timer log; ``store.sizes`` has the other sizes."""
-        return self._timer.log_file_size
+        return [self._schedule, self.timers, self.control.clock_correction]
 
     # --- changes and queries -------------------------------------------------------------------
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from mqtemplate.delay.divert import TimerLimits, divert, strip_broker_properties
 from mqtemplate.delay.levels import DelayLevels
+from mqtemplate.engine.group_rules import FIRST_RETRY_LEVEL, SentBack
 from mqtemplate.engine.half_messages import committed_properties, copy_half, half_properties
-from mqtemplate.engine.retries import FIRST_RETRY_LEVEL, SentBack
 from mqtemplate.errors import MessageError, UnsupportedError
 from mqtemplate.hashes import tags_code
 from mqtemplate.message import (

@@ -159,7 +159,7 @@ class Engine:
             ConfigurationError: *text* is not a level table.
         """
         if self.lifecycle.is_open:
-            self.lifecycle.check_owner()
+            self.lifecycle.owner.check()
         self.levels = levels = DelayLevels.parse(text)
         self.drafts.change_levels(levels)
 
@@ -174,7 +174,7 @@ class Engine:
             ForkedError: The parent process has started it.
         """
         if self.lifecycle.is_open:
-            self.lifecycle.check_owner()
+            self.lifecycle.owner.check()
             return
         self.lifecycle.begin()
         was_clean = not self._store_files.was_left_open()
@@ -184,7 +184,7 @@ class Engine:
             self.delayed.start()
             self.transactions.load(was_clean=was_clean)
         except BaseException:
-            self.delayed.close()
+            self.delayed.timers.close()
             self.store.release()
             raise
         self.lifecycle.is_open = True
@@ -221,12 +221,12 @@ class Engine:
     def services(self) -> Sequence[Service]:
         """Return the services that the owner of a virtual clock steps."""
         if self.lifecycle.is_open:
-            self.lifecycle.check_owner()
+            self.lifecycle.owner.check()
         return [service for services in self._services_of_threads().values() for service in services]
 
     def close(self) -> None:
         """Close the files. The process that did not start the engine cannot close it."""
-        if not self.lifecycle.is_open or not self.lifecycle.is_in_owner:
+        if not self.lifecycle.is_open or not self.lifecycle.owner.is_current:
             return
         self.groups.local.close()
         self.transactions.local_checkers.close()
@@ -236,7 +236,7 @@ class Engine:
         self.requests.pending.close()
         self.transactions.save_progress()
         with ExitStack() as stack:  # close all of them even if one raises: the lock of the store directory is released
-            stack.callback(self.delayed.close)
+            stack.callback(self.delayed.timers.close)
             stack.callback(self.store.close)
             self.groups.committed.persist()
         _log.debug("broker.stopped", broker=self.name)

@@ -1,12 +1,16 @@
-"""Rules that all members of a group follow: they subscribe to the same, and share the queues in the same way."""
+"""Rules that all members of a group follow: they subscribe to the same, share the queues in the same way, and send
+messages back in the same way, for a retry or as dead letters.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from mqtemplate.broker import ConsumerSpec
-from mqtemplate.errors import ListenerError
-from mqtemplate.message import MessageQueue
+from mqtemplate.broker import ConsumerSpec, MessageModel
+from mqtemplate.errors import ListenerError, UnsupportedError
+from mqtemplate.message import DELAY_PROPERTIES, Message, MessageExt, MessageQueue, Property, copy_properties
+from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 
 
 def sort_client_ids(client_ids: Iterable[str]) -> list[str]:
@@ -49,3 +53,95 @@ def check_same_group(one: ConsumerSpec, other: ConsumerSpec) -> None:
 
 def _describe(spec: ConsumerSpec) -> str:
     return ", ".join(f"{topic}:{selector.expression}" for topic, selector in sorted(spec.subscriptions.items()))
+
+
+FIRST_RETRY_LEVEL = 3
+"""Delay level of the first retry if the broker chooses it; each further retry has the next level."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentBack:
+    """A message that a member of a group sends back; see `Consumer.send_back` for the last three attributes."""
+
+    message: MessageExt
+    spec: ConsumerSpec
+    delay_level: int
+    delay_ms: int | None
+    properties: Mapping[str, str]
+
+    @property
+    def is_dead(self) -> bool:
+        """True if there is no further retry: the message goes to the dead-letter topic."""
+        return is_exhausted(self.message, self.delay_level, self.spec.max_reconsume_times)
+
+    def dead_letter(self) -> Message:
+        """Return the message for the dead-letter topic of the group."""
+        copy = dead_letter(self.message, self.spec.group)
+        copy.properties |= self.properties
+        return copy
+
+    def retry(self) -> Message:
+        """Return the message for the retry topic of the group, without a delay."""
+        copy = _copy(self.message, RETRY_TOPIC_PREFIX + self.spec.group)
+        copy.properties |= self.properties
+        return copy
+
+
+def send_back_of(
+    spec: ConsumerSpec,
+    message: MessageExt,
+    delay_level: int = 0,
+    delay_ms: int | None = None,
+    properties: Mapping[str, str] | None = None,
+) -> SentBack:
+    """Return the arguments of `Consumer.send_back` as one value.
+
+    Raises:
+        UnsupportedError: The group is a broadcasting group.
+    """
+    if spec.message_model is MessageModel.BROADCASTING:
+        raise UnsupportedError(
+            f"group {spec.group!r} broadcasts, and a message that all members get has no common retry topic; handle "
+            "the failure in the listener, or use CLUSTERING"
+        )
+    return SentBack(message=message, spec=spec, delay_level=delay_level, delay_ms=delay_ms, properties=properties or {})
+
+
+def is_exhausted(message: MessageExt, delay_level: int, max_reconsume_times: int) -> bool:
+    """Return True if there is no further retry: the consumer refuses it, or the number of retries is reached."""
+    return delay_level < 0 or message.reconsume_times >= max_reconsume_times
+
+
+def retry_level(message: MessageExt, delay_level: int) -> int:
+    """Return the delay level of a retry. Source: ``AbstractSendMessageProcessor``."""
+    return delay_level or FIRST_RETRY_LEVEL + message.reconsume_times
+
+
+def retry(message: MessageExt, group: str, delay_level: int) -> Message:
+    """Return the message for the retry topic of *group*, delayed by level."""
+    copy = _copy(message, RETRY_TOPIC_PREFIX + group)
+    copy.properties[Property.DELAY] = str(retry_level(message, delay_level))
+    return copy
+
+
+def dead_letter(message: MessageExt, group: str) -> Message:
+    """Return the message for the dead-letter topic of *group*, without a delay."""
+    copy = _copy(message, DLQ_TOPIC_PREFIX + group)
+    if (msg_id := copy.properties.get(Property.ORIGIN_MESSAGE_ID)) is not None:
+        copy.properties[Property.DLQ_ORIGIN_TOPIC] = copy.properties[Property.RETRY_TOPIC]
+        copy.properties[Property.DLQ_ORIGIN_MESSAGE_ID] = msg_id
+    return copy
+
+
+def _copy(message: MessageExt, topic: str) -> Message:
+    properties = copy_properties(
+        message.properties, *DELAY_PROPERTIES, Property.DLQ_ORIGIN_TOPIC, Property.DLQ_ORIGIN_MESSAGE_ID
+    )
+    origin_topic = properties.get(Property.RETRY_TOPIC)
+    # Only a message of a retry topic had an origin before. (Consumers give it the origin's topic when they receive it.)
+    is_retry = message.topic == origin_topic or message.topic.startswith(RETRY_TOPIC_PREFIX)
+    if origin_topic is None or not is_retry:
+        properties[Property.RETRY_TOPIC] = message.topic
+        properties[Property.ORIGIN_MESSAGE_ID] = message.offset_msg_id
+    # Without an id the origin is one that a client named, which may not send to it: see `SendProcessor`.
+    return Message(topic, message.body, properties, message.flag)

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from urllib.parse import quote
 
 from mqtemplate.broker import ConsumeFromWhere, Consumer, ConsumerSpec, MessageModel
-from mqtemplate.engine.group_rules import allocate_averagely, check_same_group
+from mqtemplate.engine.group_rules import SentBack, allocate_averagely, check_same_group, send_back_of
 from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.engine.reader import QueueReader
-from mqtemplate.engine.retries import SentBack, send_back_of
 from mqtemplate.engine.topics import TopicRoutes
 from mqtemplate.errors import BrokerClosedError, CorruptRecordError, DeletedRecordError, ListenerError
 from mqtemplate.event_log import get_logger

@@ -17,26 +17,18 @@ class EngineLifecycle:
 
     Attributes:
         is_open: True between start and close.
+        owner: The process that started the engine.
     """
 
     def __init__(self, name: str, place: str) -> None:
         self._name = name
         self._owner_text = f"broker {name!r} ({place}), with the templates and consumers that use it,"
-        self._owner = OwnerProcess(self._owner_text)
+        self.owner = OwnerProcess(self._owner_text)
         self.is_open = False
 
     def begin(self) -> None:
         """Belong to this process from now on."""
-        self._owner = OwnerProcess(self._owner_text)
-
-    @property
-    def is_in_owner(self) -> bool:
-        """True in the process that started the engine."""
-        return self._owner.is_current
-
-    def check_owner(self) -> None:
-        """Raise `ForkedError` if the parent process has started the engine."""
-        self._owner.check()
+        self.owner = OwnerProcess(self._owner_text)
 
     def check(self) -> None:
         """Check that the engine is open.
@@ -49,5 +41,5 @@ class EngineLifecycle:
             raise BrokerClosedError(
                 f"broker {self._name!r} is not running; call start() first, or use it in a with block"
             )
-        if getpid() != self._owner.pid:  # not `check_owner`: each send comes here
-            raise self._owner.error()
+        if getpid() != self.owner.pid:  # not `owner.check`: each send comes here
+            raise self.owner.error()

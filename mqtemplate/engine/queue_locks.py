@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mqtemplate.clock import Clock
-from mqtemplate.engine.clients import HeldQuota, Owner
+from mqtemplate.engine.clients import UNLIMITED, HeldQuota, Owner
 from mqtemplate.message import MessageQueue
 
 
@@ -20,13 +20,15 @@ class _QueueLock:
 
     Attributes:
         locked_ms: When the owner locked the queue or renewed the lock.
-        holder: The client for the quota. None: it is not counted.
+        holder: The client for the quota.
     """
 
     client_id: str
     locked_ms: int
-    holder: Owner | None
+    holder: Owner
 
+
+_UNCOUNTED = Owner(-1, "")
 
 _Locks = dict[MessageQueue, _QueueLock]
 
@@ -40,10 +42,10 @@ class QueueLockTable:
 
     Args:
         max_live_ms: Time to live of a lock. RocketMQ: ``rocketmq.broker.rebalance.lockMaxLiveTime``.
-        quota: Limits the locks of each client. None: no limit.
+        quota: Limits the locks of each client.
     """
 
-    def __init__(self, clock: Clock, max_live_ms: int = 60_000, quota: HeldQuota | None = None) -> None:
+    def __init__(self, clock: Clock, max_live_ms: int = 60_000, quota: HeldQuota = UNLIMITED) -> None:
         self._clock = clock
         self._max_live_ms = max_live_ms
         self._quota = quota
@@ -52,7 +54,7 @@ class QueueLockTable:
         self._of_connection: dict[int, set[tuple[str, MessageQueue]]] = {}
 
     def lock(
-        self, group: str, client_id: str, queues: Iterable[MessageQueue], holder: Owner | None = None
+        self, group: str, client_id: str, queues: Iterable[MessageQueue], holder: Owner = _UNCOUNTED
     ) -> list[MessageQueue]:
         """Lock *queues* for a client, and return those that it holds now, in the given order.
 
@@ -64,7 +66,7 @@ class QueueLockTable:
             locks = self._live_locks(group, now_ms)
             owned = [queue for queue in queues if queue not in locks or locks[queue].client_id == client_id]
             new = set(owned) - locks.keys()
-            if self._quota is not None and holder is not None and new:
+            if new:
                 self._quota.take(holder, len(new))
             for queue in owned:
                 if queue in new:
@@ -111,17 +113,15 @@ class QueueLockTable:
 
     def _set(self, group: str, queue: MessageQueue, lock: _QueueLock) -> None:
         self._groups.setdefault(group, {})[queue] = lock
-        if lock.holder is not None:
-            self._of_connection.setdefault(lock.holder.connection, set()).add((group, queue))
+        self._of_connection.setdefault(lock.holder.connection, set()).add((group, queue))
 
-    def _renew(self, group: str, queue: MessageQueue, now_ms: int, holder: Owner | None) -> None:
+    def _renew(self, group: str, queue: MessageQueue, now_ms: int, holder: Owner) -> None:
         """Renew a lock. Its client may have another connection than before, which counts it from now on."""
         lock = self._groups[group][queue]
         if lock.holder == holder:
             lock.locked_ms = now_ms
             return
-        if self._quota is not None and holder is not None:
-            self._quota.take(holder)
+        self._quota.take(holder)
         client_id = lock.client_id
         self._drop(group, queue)
         self._set(group, queue, _QueueLock(client_id, now_ms, holder))
@@ -131,11 +131,8 @@ class QueueLockTable:
         holder = locks.pop(queue).holder
         if not locks:
             del self._groups[group]
-        if holder is None:
-            return
         held = self._of_connection[holder.connection]
         held.discard((group, queue))
         if not held:
             del self._of_connection[holder.connection]
-        if self._quota is not None:
-            self._quota.give(holder)
+        self._quota.give(holder)

@@ -6,32 +6,38 @@ confirms them. `LocalSends` is the same with the checks and the results of produ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from mqtemplate.delay.recall_handle import handle_of
 from mqtemplate.engine.drafts import DraftMaker, SendOrigin
+from mqtemplate.engine.group_rules import SentBack, dead_letter, is_exhausted, retry
 from mqtemplate.engine.lifecycle import EngineLifecycle
-from mqtemplate.engine.retries import SentBack
 from mqtemplate.engine.sequences import SequencedSender
+from mqtemplate.engine.topics import TopicRoutes
 from mqtemplate.errors import MessageError, SendError, SendTimeoutError, StoreError
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import (
+    RESERVED_PROPERTIES,
     HostAddress,
     Message,
     MessageExt,
     MessageQueue,
+    Property,
     SendSequence,
     offset_msg_id,
     offset_msg_ids,
 )
 from mqtemplate.record.appends import PutBatch, PutResult
-from mqtemplate.record.codec import Drafts, RecordDraft
+from mqtemplate.record.codec import Drafts, RecordDraft, StoredRecord
+from mqtemplate.record.dead_letter import CAUSES
+from mqtemplate.record.layout import SysFlag
+from mqtemplate.record.message_ext import to_message_ext
 from mqtemplate.record.uniform_batch import UniformBatch
 from mqtemplate.results import HalfMessage, SendResult, SendStatus, SequencedResult
 from mqtemplate.store.message_store import MessageStore
-from mqtemplate.topics import check_topic
+from mqtemplate.topics import DLQ_TOPIC_PREFIX, check_topic
 
 
 class StoredSend(NamedTuple):
@@ -50,6 +56,57 @@ class StoredSend(NamedTuple):
     offset_msg_id: str
     queue_offset: int
     handle: str | None = None
+
+
+class SentBackCopy(NamedTuple):
+    """A message that a consumer sends back, and its copy for the retry topic or the dead-letter topic of the group.
+
+    Attributes:
+        sys_flag: Flags of the copy.
+    """
+
+    original: MessageExt
+    copy: Message
+    sys_flag: int = 0
+
+    @property
+    def is_dead(self) -> bool:
+        """True if the copy is a dead letter."""
+        return self.copy.topic.startswith(DLQ_TOPIC_PREFIX)
+
+
+def send_back_of_record(
+    record: StoredRecord, broker_name: str, group: str, delay_level: int, delay_ms: int | None, max_times: int
+) -> SentBackCopy:
+    """Return a stored message that a remote consumer sends back. Its body is stored as it was, compressed or not.
+
+    Args:
+        delay_ms: Exact delay of the retry; None for *delay_level*.
+        max_times: Number of retries after which the message is a dead letter.
+    """
+    # Without the flag the body is not decompressed.
+    original = to_message_ext(record._replace(sys_flag=record.sys_flag & ~SysFlag.COMPRESSED), broker_name)
+    if is_exhausted(original, delay_level, max_times):
+        copy = dead_letter(original, group)
+    else:
+        copy = retry(original, group, delay_level)
+        if delay_ms is not None:
+            del copy.properties[Property.DELAY]
+            copy.properties[Property.TIMER_DELAY_MS] = str(delay_ms)
+    copy.properties[Property.WAIT] = "false"
+    return SentBackCopy(original, copy, record.sys_flag & SysFlag.OF_CLIENTS)
+
+
+def permitted_properties(added: Mapping[str, str], *, may_send: bool) -> dict[str, str]:
+    """Return the properties that a remote consumer may add to a message that it sends back.
+
+    Args:
+        may_send: The consumer may send to the topic of the message. If not, it may only add the cause of the failure:
+            an operator may send the dead letter to that topic again.
+    """
+    return {
+        name: value for name, value in added.items() if name in CAUSES or (may_send and name not in RESERVED_PROPERTIES)
+    }
 
 
 class MessageWriter:
@@ -102,8 +159,9 @@ class MessageWriter:
         put = self._prepare(draft)
         return StoredSend(put.end, (), unique_id, offset_msg_id(self._host, put.physical_offset), put.queue_offset)
 
-    def send_back(self, copy: Message, original: MessageExt, queue_id: int, sys_flag: int = 0) -> StoredSend:
-        """Store a copy of a message that a consumer sends back, for its retry topic or its dead-letter topic."""
+    def send_back(self, sent_back: SentBackCopy, queue_id: int) -> StoredSend:
+        """Store a message that a consumer sends back in a queue of its retry topic or its dead-letter topic."""
+        original, copy, sys_flag = sent_back
         draft = self._drafts.make_send_back(copy, original, queue_id, self._store.clock.now_ms())
         draft.sys_flag = sys_flag
         return self.store(draft, original.msg_id, copy.topic, queue_id)
@@ -168,20 +226,6 @@ def _batch_topic(messages: Sequence[Message]) -> str:
     return topic
 
 
-class SendRoutes(Protocol):
-    """The queues that producers in this process send to."""
-
-    def select(self, topic: str, queue: MessageQueue | None) -> MessageQueue:
-        """Return the queue for a message: *queue*, or the next one if it is None; create the topic if needed.
-
-        Raises:
-            DestinationError: The topic or the queue is not one to send to.
-        """
-
-    def create(self, topic: str, queue_count: int) -> None:
-        """Create *topic*, or add queues to it."""
-
-
 class LocalSends:
     """The sending methods of a `Broker` in this process: they wait as the flush mode requires, and return results.
 
@@ -191,7 +235,7 @@ class LocalSends:
     def __init__(
         self,
         store: MessageStore,
-        routes: SendRoutes,
+        routes: TopicRoutes,
         drafts: DraftMaker,
         writer: MessageWriter,
         sequences: SequencedSender,
@@ -286,7 +330,7 @@ class LocalSends:
         copy = sent_back.dead_letter() if sent_back.is_dead else self._drafts.delayed_retry(sent_back)
         self._routes.create(copy.topic, 1)
         queue_id = self._routes.select(copy.topic, None).queue_id
-        stored = _stored(lambda: self._writer.send_back(copy, sent_back.message, queue_id))
+        stored = _stored(lambda: self._writer.send_back(SentBackCopy(sent_back.message, copy), queue_id))
         self._store.confirm(stored.end, stored.topics)
 
     def send_sequenced(

@@ -17,19 +17,17 @@ from mqtemplate.engine.checkers import LocalCheckers, TransactionCheck, Transact
 from mqtemplate.engine.drafts import DraftMaker
 from mqtemplate.engine.half_messages import (
     TRANSACTION_GROUP,
-    check_properties,
-    discarded_draft,
-    op_draft,
-    renewed_draft,
-)
-from mqtemplate.engine.lifecycle import EngineLifecycle
-from mqtemplate.engine.open_transactions import (
     OpenTransaction,
     OpenTransactions,
     OpProgress,
+    check_properties,
+    discarded_draft,
+    op_draft,
     read_op_messages,
+    renewed_draft,
     was_committed,
 )
+from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.errors import (
     CorruptRecordError,

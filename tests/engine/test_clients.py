@@ -100,9 +100,9 @@ class Clients(RuleBasedStateMachine):
 
     @invariant()
     def registry_equals_model(self) -> None:
-        assert {group for group in ("g1", "g2") if self.registry.consumer_group(group)} == self.topics.keys()
+        assert {group for group in ("g1", "g2") if self.registry.consumers.get(group)} == self.topics.keys()
         for group, topics in self.topics.items():
-            info = self.registry.consumer_group(group)
+            info = self.registry.consumers.get(group)
             assert info is not None
             members = sorted({f"client-{number}" for name, number in self.consumers if name == group})
             assert info.client_ids() == members

@@ -58,7 +58,7 @@ class OneBroker:
             self.broker.close()
         elif how == "kill":
             self.broker.store.release()
-            self.broker.engine.delayed.close()
+            self.broker.engine.delayed.timers.close()
         if how != "none":
             self.open()
 
@@ -313,7 +313,7 @@ class Scenario:
         if kind == "kill":
             self.kills += 1
             self.broker.store.release()
-            self.broker.engine.delayed.close()
+            self.broker.engine.delayed.timers.close()
             for container in self.app.containers:
                 container.member.service.abandon()
         else:

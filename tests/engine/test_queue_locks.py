@@ -24,13 +24,6 @@ def locks(clock: VirtualClock) -> QueueLockTable:
     return QueueLockTable(clock, 60_000)
 
 
-def test_a_queue_has_one_owner_in_a_group(locks: QueueLockTable) -> None:
-    assert locks.lock("billing", "a", QUEUES[:2]) == QUEUES[:2]
-
-    assert locks.lock("billing", "b", QUEUES) == QUEUES[2:]
-    assert locks.lock("other", "b", QUEUES) == QUEUES
-
-
 def test_a_lock_expires_a_minute_after_it_was_last_renewed(locks: QueueLockTable, clock: VirtualClock) -> None:
     locks.lock("billing", "a", QUEUES[:1])
     clock.move_ms(40_000)
@@ -57,15 +50,6 @@ def test_a_lock_expires_in_time_whatever_the_clock_does(
     assert locks.lock("billing", "b", QUEUES[:1]) == QUEUES[:1]
 
 
-def test_only_the_owner_releases_a_lock(locks: QueueLockTable) -> None:
-    locks.lock("billing", "a", QUEUES[:1])
-
-    locks.unlock("billing", "b", QUEUES[:1])
-    assert locks.lock("billing", "b", QUEUES[:1]) == []
-    locks.unlock("billing", "a", QUEUES)
-    assert locks.lock("billing", "b", QUEUES[:1]) == QUEUES[:1]
-
-
 def test_a_group_is_ordered_while_it_has_a_lock(locks: QueueLockTable, clock: VirtualClock) -> None:
     assert not locks.is_ordered("billing")
     locks.lock("billing", "a", QUEUES)
@@ -85,4 +69,4 @@ def test_a_connection_that_closed_while_its_request_was_processed_keeps_no_lock(
         serving.request(RequestCode.LOCK_BATCH_MQ, None, body, over=connection)
 
         assert serving.server.locks.lock("billing", "b", QUEUES) == QUEUES
-        assert serving.server.locks._of_connection == {}
+        assert connection.id not in serving.server.locks._of_connection

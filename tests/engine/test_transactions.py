@@ -2,53 +2,50 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine
+from hypothesis.stateful import invariant
+from hypothesis.stateful import precondition
+from hypothesis.stateful import rule
+from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.brokers import EmbeddedSettings
+from mqtemplate.clock import SystemClock
+from mqtemplate.clock import VirtualClock
+from mqtemplate.engine.half_messages import OpProgress
+from mqtemplate.errors import MQTemplateError
+from mqtemplate.message import Message
+from mqtemplate.message import MessageExt
+from mqtemplate.message import MessageQueue
+from mqtemplate.results import HalfMessage
+from mqtemplate.results import PullStatus
+from mqtemplate.results import TransactionState
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
+from mqtemplate.testing import Harness
+from mqtemplate.testing import messages_in
+from mqtemplate.topics import HALF_TOPIC
+from pathlib import Path
+from queue import SimpleQueue
+from structlog.testing import capture_logs
+from tests.store.faulty_disk import FaultyDisk
+from tests.store.faulty_disk import never
+from tests.store.faulty_disk import once
+from tests.store.small_store import kill
+from typing import Any
 import errno
 import itertools
+import pytest
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
-from queue import SimpleQueue
-from typing import Any
 
-import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from structlog.testing import capture_logs
-
-from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
-from mqtemplate.clock import SystemClock, VirtualClock
-from mqtemplate.engine.half_messages import TRANSACTION_GROUP
-from mqtemplate.engine.open_transactions import OpProgress
-from mqtemplate.errors import DelayError, DestinationError, MessageError, MQTemplateError
-from mqtemplate.message import Message, MessageExt, MessageQueue, Property
-from mqtemplate.record.layout import SysFlag
-from mqtemplate.results import HalfMessage, PullStatus, TransactionState
-from mqtemplate.store import FolderStoreFiles
-from mqtemplate.testing import Harness, messages_in
-from mqtemplate.topics import HALF_TOPIC, OP_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
-from tests.store.faulty_disk import FaultyDisk, never, once
-from tests.store.small_store import kill
 
 SMALL = EmbeddedSettings(
     mapped_file_size_commit_log=1 << 16, mapped_file_size_consume_queue=2_000, max_message_size=1 << 14
 )
 GROUP = "shop"
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
-
-
-@pytest.fixture
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(None, SMALL, VirtualClock()) as broker:
-        yield broker
-
-
-@pytest.fixture
-def harness(broker: EmbeddedBroker) -> Harness:
-    return Harness(broker)
 
 
 class Checker(list[MessageExt]):
@@ -116,226 +113,7 @@ def read_all(broker: EmbeddedBroker, topic: str) -> list[MessageExt]:
     return broker.reader.pull(queue, broker.reader.min_offset(queue), 1_000).messages
 
 
-# --- records ---------------------------------------------------------------------------------------
-
-
-def test_a_half_message_and_its_op_message_have_the_form_of_rocketmq(broker: EmbeddedBroker) -> None:
-    """Source: ``TransactionalMessageBridge``: real topic and queue as properties, queue 0, no transaction flag."""
-    half = send_half(broker, TAGS="paid")
-    broker.transactions.end_transaction(half, COMMIT)
-
-    [stored], [op] = read_all(broker, HALF_TOPIC), read_all(broker, OP_TOPIC)
-    target = half.send_result.message_queue
-    assert stored.properties == {
-        "TAGS": "paid",
-        "UNIQ_KEY": half.send_result.msg_id,
-        "TRAN_MSG": "true",
-        "PGROUP": GROUP,
-        "__transactionId__": half.send_result.msg_id,
-        "REAL_TOPIC": "orders",
-        "REAL_QID": str(target.queue_id),
-    }
-    assert stored.sys_flag & SysFlag.TRANSACTION_MASK == 0
-    assert (half.send_result.queue_offset, half.send_result.offset_msg_id) == (0, stored.offset_msg_id)
-    assert (op.tags, op.body) == ("d", b"0,")
-
-
-def test_a_committed_message_refers_to_its_transaction(broker: EmbeddedBroker) -> None:
-    half = send_half(broker)
-
-    broker.transactions.end_transaction(half, COMMIT)
-
-    [message] = messages_in(broker, "orders")
-    [stored] = read_all(broker, HALF_TOPIC)
-    assert message.sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_COMMIT
-    assert message.prepared_transaction_offset == stored.physical_offset
-    assert message.transaction_id == half.send_result.transaction_id
-    assert Property.REAL_TOPIC not in message.properties
-    assert message.user_properties == {}
-
-
-def test_a_message_without_a_transaction_has_no_transaction_id(broker: EmbeddedBroker) -> None:
-    broker.sends.send(Message("orders", b"plain"))
-
-    assert messages_in(broker, "orders")[0].transaction_id is None
-
-
-def test_broker_properties_of_a_producer_have_no_effect(broker: EmbeddedBroker) -> None:
-    """A producer that copies the properties of a received message must not change the destination."""
-    half = send_half(broker, REAL_TOPIC="elsewhere", REAL_QID="9", TRANSACTION_CHECK_TIMES="15", colour="red")
-
-    broker.transactions.end_transaction(half, COMMIT)
-
-    [message] = messages_in(broker, "orders")
-    assert message.properties["colour"] == "red"
-    assert "TRANSACTION_CHECK_TIMES" not in message.properties
-
-
-def test_a_send_to_the_topics_of_transactions_is_refused(broker: EmbeddedBroker) -> None:
-    for topic in (HALF_TOPIC, OP_TOPIC):
-        with pytest.raises(DestinationError, match="belongs to the broker"):
-            broker.queues(topic)
-    with pytest.raises(DestinationError, match="belongs to the broker"):
-        broker.sends.send(Message(TRANS_CHECK_MAX_TIME_TOPIC, b"x"))
-
-
-# --- ends ------------------------------------------------------------------------------------------
-
-
-def test_a_transaction_has_one_end(broker: EmbeddedBroker, harness: Harness) -> None:
-    half = send_half(broker)
-
-    with capture_logs() as logs:
-        for state in (COMMIT, COMMIT, ROLLBACK):
-            broker.transactions.end_transaction(half, state)
-    harness.advance("1h")
-
-    assert bodies(broker) == [b"order"]
-    assert [entry["event"] for entry in logs].count("transaction.already_ended") == 2
-
-
-def test_a_producer_may_end_a_transaction_after_checks_with_the_first_offset(
-    broker: EmbeddedBroker, harness: Harness
-) -> None:
-    """A slow local transaction: two checks stored the half message again, and the producer knows the first offset."""
-    checker = Checker(UNKNOWN)
-    broker.transactions.check_transactions(GROUP, checker)
-    half = send_half(broker)
-    harness.advance("40s")
-
-    broker.transactions.end_transaction(half, COMMIT)
-    harness.advance("1h")
-
-    assert len(checker) == 2
-    assert bodies(broker) == [b"order"]
-    assert read_all(broker, TRANS_CHECK_MAX_TIME_TOPIC) == []
-
-
-def test_an_end_by_another_group_is_refused(broker: EmbeddedBroker) -> None:
-    half = send_half(broker)
-
-    with pytest.raises(MessageError, match="belongs to producer group 'shop', 'others' cannot end it"):
-        broker.transactions.end_transaction(HalfMessage(half.message, "others", half.send_result), COMMIT)
-
-    broker.transactions.end_transaction(half, COMMIT)
-    assert bodies(broker) == [b"order"]
-
-
-@pytest.mark.parametrize(
-    ("half_offset", "physical_offset", "sentence"),
-    [(7, 0, "there is no half message 7; this broker has 0..0"), (0, 12, "is at physical offset 0, not at 12")],
-)
-def test_an_end_of_an_unknown_half_message_is_refused(
-    broker: EmbeddedBroker, half_offset: int, physical_offset: int, sentence: str
-) -> None:
-    send_half(broker)
-
-    with pytest.raises(MessageError, match=sentence):
-        broker.engine.transactions.end(half_offset, physical_offset, GROUP, COMMIT)
-
-
-def test_a_delay_that_is_not_supported_is_refused_by_the_send(broker: EmbeddedBroker) -> None:
-    with pytest.raises(DelayError, match="allowed are"):
-        send_half(broker, TIMER_DELAY_MS=str(41 * 86_400_000))
-
-    assert broker.engine.transactions.open_count == 0
-
-
 # --- checks ----------------------------------------------------------------------------------------
-
-
-def test_checks_are_sent_after_6_s_and_then_each_30_s(broker: EmbeddedBroker, harness: Harness) -> None:
-    start_ms, checked_ms = broker.clock.now_ms(), []
-
-    def check(message: MessageExt) -> TransactionState:
-        checked_ms.append(broker.clock.now_ms() - start_ms)
-        return UNKNOWN
-
-    broker.transactions.check_transactions(GROUP, check)
-    send_half(broker)
-    harness.advance("2m")
-
-    assert checked_ms == [6_000, 36_000, 66_000, 96_000]
-
-
-def test_a_message_may_set_the_time_of_its_first_check(broker: EmbeddedBroker, harness: Harness) -> None:
-    """By the property ``CHECK_IMMUNITY_TIME_IN_SECONDS``, which Java clients set."""
-    checker = Checker(UNKNOWN)
-    broker.transactions.check_transactions(GROUP, checker)
-    send_half(broker, b"slow", CHECK_IMMUNITY_TIME_IN_SECONDS="60")
-    send_half(broker, b"no number", CHECK_IMMUNITY_TIME_IN_SECONDS="soon")
-
-    harness.advance("59s")
-    before = [message.body for message in checker]
-    harness.advance("1s")
-
-    assert before == [b"no number", b"no number"]
-    assert checker[-1].body == b"slow"
-
-
-def test_after_15_checks_the_message_is_discarded(broker: EmbeddedBroker, harness: Harness) -> None:
-    checker = Checker(UNKNOWN)
-    broker.transactions.check_transactions(GROUP, checker)
-    half = send_half(broker, TAGS="paid")
-
-    with capture_logs() as logs:
-        harness.advance("1h")
-
-    [discarded] = messages_in(broker, TRANS_CHECK_MAX_TIME_TOPIC)
-    [event] = [entry for entry in logs if entry["event"] == "transaction.discarded"]
-    assert [message.properties["TRANSACTION_CHECK_TIMES"] for message in checker] == [str(n) for n in range(1, 16)]
-    assert (discarded.body, discarded.tags, discarded.msg_id) == (b"order", "paid", half.send_result.msg_id)
-    assert discarded.properties["REAL_TOPIC"] == "orders"
-    assert (event["topic"], event["reason"]) == ("orders", "no answer to 15 transaction checks")
-    assert bodies(broker) == []
-    assert broker.engine.transactions.open_count == 0
-
-
-def test_a_check_without_a_connected_producer_does_not_count(broker: EmbeddedBroker, harness: Harness) -> None:
-    """After a day without a producer the transaction is checked as soon as one connects."""
-    send_half(broker)
-    harness.advance("1d")
-    checker = Checker(COMMIT)
-
-    broker.transactions.check_transactions(GROUP, checker)
-    harness.advance("1ms")
-
-    assert checker[0].properties["TRANSACTION_CHECK_TIMES"] == "1"
-    assert bodies(broker) == [b"order"]
-
-
-def test_a_transaction_without_a_producer_is_discarded_after_the_retention_time(
-    broker: EmbeddedBroker, harness: Harness
-) -> None:
-    send_half(broker)
-
-    harness.advance("73h")
-
-    assert bodies(broker, TRANS_CHECK_MAX_TIME_TOPIC) == [b"order"]
-
-
-def test_a_closed_checker_gets_no_check(broker: EmbeddedBroker, harness: Harness) -> None:
-    checker = Checker(UNKNOWN)
-    registration = broker.transactions.check_transactions(GROUP, checker)
-    send_half(broker)
-    harness.advance("6s")
-
-    registration.close()
-    harness.advance("1h")
-
-    assert len(checker) == 1
-    assert broker.engine.transactions.open_count == 1
-
-
-def test_a_checker_that_returns_no_state_is_logged(broker: EmbeddedBroker, harness: Harness) -> None:
-    broker.transactions.check_transactions(GROUP, lambda message: "yes")  # type: ignore[arg-type,return-value]
-    send_half(broker)
-
-    with capture_logs() as logs:
-        harness.advance("6s")
-
-    assert [entry["result"] for entry in logs if entry["event"] == "transaction.checker_failed"] == ["'yes'"]
-    assert broker.engine.transactions.open_count == 1
 
 
 def test_on_a_system_clock_a_checker_runs_in_its_own_thread() -> None:
@@ -364,64 +142,7 @@ def test_on_a_system_clock_a_checker_runs_in_its_own_thread() -> None:
     assert found == [b"order"]
 
 
-def test_the_metrics_count_transactions(broker: EmbeddedBroker, harness: Harness) -> None:
-    broker.transactions.check_transactions(GROUP, Checker(UNKNOWN))
-    broker.transactions.end_transaction(send_half(broker), COMMIT)
-    broker.transactions.end_transaction(send_half(broker), ROLLBACK)
-    send_half(broker)
-    harness.advance("40s")
-    halfway = broker.metrics.snapshot()
-    harness.advance("1h")
-    at_end = broker.metrics.snapshot()
-
-    names = ["open", "committed", "rolled_back", "checked", "discarded"]
-    assert [halfway[f"transaction.{name}"] for name in names] == [1, 1, 1, 2, 0]
-    assert [at_end[f"transaction.{name}"] for name in names] == [0, 1, 1, 15, 1]
-
-
 # --- restarts --------------------------------------------------------------------------------------
-
-
-def test_the_progress_is_stored_as_by_rocketmq(broker: EmbeddedBroker, harness: Harness) -> None:
-    """Committed offsets of the group ``CID_RMQ_SYS_TRANS``: the first open half message, and the first op message that
-    is needed for it."""
-    first, second, third = (send_half(broker, b"%d" % number) for number in range(3))
-
-    broker.transactions.end_transaction(second, COMMIT)
-    harness.advance("1s")
-    with_one_open = [broker.engine.offsets.offset(TRANSACTION_GROUP, topic, 0) for topic in (HALF_TOPIC, OP_TOPIC)]
-    broker.transactions.end_transaction(first, ROLLBACK)
-    broker.transactions.end_transaction(third, COMMIT)
-    harness.advance("1s")
-    with_none_open = [broker.engine.offsets.offset(TRANSACTION_GROUP, topic, 0) for topic in (HALF_TOPIC, OP_TOPIC)]
-
-    assert with_one_open == [0, 0]
-    assert with_none_open == [3, 3]
-
-
-def test_a_broker_without_transactions_stores_no_progress_of_them(tmp_path: Path) -> None:
-    with EmbeddedBroker(tmp_path, SMALL, VirtualClock()) as broker:
-        broker.sends.send(Message("orders", b"plain"))
-        broker.groups.commit_offset("billing", MessageQueue("orders", broker.name, 0), 1)
-
-    written = "".join(path.read_text() for path in (tmp_path / "config").glob("*.json"))
-    assert "billing" in written
-    assert "TRANS" not in written
-
-
-def test_the_number_of_checks_survives_restarts(tmp_path: Path) -> None:
-    clock = VirtualClock()
-    checker = Checker(UNKNOWN)
-    for _ in range(3):
-        with EmbeddedBroker(tmp_path, SMALL, clock) as broker:
-            broker.transactions.check_transactions(GROUP, checker)
-            if not checker:
-                send_half(broker)
-            Harness(broker).advance("31s")
-
-    counts = [message.properties["TRANSACTION_CHECK_TIMES"] for message in checker]
-    assert counts == [str(number) for number in range(1, len(checker) + 1)]
-    assert len(checker) >= 3
 
 
 def test_a_kill_at_any_byte_of_a_commit_delivers_the_message_once(tmp_path: Path) -> None:
@@ -493,16 +214,6 @@ def test_two_half_messages_of_one_message_are_one_transaction(tmp_path: Path) ->
         delivered = bodies(again)
 
     assert (open_now, delivered) == (1, [b"order"])
-
-
-def test_the_start_logs_the_number_of_open_transactions(tmp_path: Path) -> None:
-    with EmbeddedBroker(tmp_path, SMALL, VirtualClock()) as broker:
-        send_half(broker)
-
-    with capture_logs() as logs, EmbeddedBroker(tmp_path, SMALL, VirtualClock()):
-        pass
-
-    assert [entry["count"] for entry in logs if entry["event"] == "transaction.restored"] == [1]
 
 
 def test_a_transaction_that_stays_open_needs_little_memory() -> None:

@@ -14,11 +14,15 @@ from zlib import crc32
 
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
-from mqtemplate.message import MessageExt, MessageQueue, parse_offset_msg_id
+from mqtemplate.delay.recall_handle import decode_handle, encode_handle
+from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue, parse_offset_msg_id
 from mqtemplate.remoting.protocol import LanguageCode, RemotingCommand, RequestCode, ResponseCode, Version
+from mqtemplate.remoting.protocol.acl import sign_command
+from mqtemplate.remoting.protocol.bodies.own_requests import SendSequencedRequestHeader
 from mqtemplate.remoting.protocol.messages import decode_messages
-from mqtemplate.server import BrokerServerSettings
-from tests.server.serving import RecordingConnection, Serving
+from mqtemplate.remoting.protocol.sequenced import encode_queue_batches
+from mqtemplate.server import Account, AclSettings, BrokerServerSettings, Right
+from tests.server.serving import SECRET, RecordingConnection, Serving
 
 
 class ServerCommands:
@@ -35,6 +39,7 @@ class ServerCommands:
         self._connections: dict[str, RecordingConnection] = {}
         self._values: dict[str, str] = {}
         self._sent = 0
+        self._accounts: dict[str, Account] = {}
 
     @property
     def serving(self) -> Serving:
@@ -45,7 +50,8 @@ class ServerCommands:
             others = {name: json.loads(value) for name, value in self._settings.items() if name not in types}
             engine_settings = EmbeddedSettings(max_hash_slot_num=1_000, max_index_num=4_000, **others)
             engine = EmbeddedBroker(self._path, engine_settings, VirtualClock())
-            self._serving = Serving(BrokerServerSettings(**own), engine)
+            acl = AclSettings(accounts=tuple(self._accounts.values())) if self._accounts else None
+            self._serving = Serving(BrokerServerSettings(**own), engine, acl=acl)
             self._serving.__enter__()
         return self._serving
 
@@ -56,8 +62,16 @@ class ServerCommands:
             self._serving.__exit__(None, None, None)
             self._serving = None
 
-    def _connection(self, name: str | None) -> RecordingConnection:
-        return self._connections.setdefault(name or "", RecordingConnection())
+    def _connection(self, name: str) -> RecordingConnection:
+        """Return the connection with a name.
+
+        One with the name of an account signs its requests; ``ACCOUNT/2`` is another one. ``NAME@IP`` has an address.
+        """
+        if name not in self._connections:
+            key, remote = name.partition("/")[0], HostAddress(name.partition("@")[2] or "127.0.0.1", 54321)
+            access_key = key if key in self._accounts else None
+            self._connections[name] = RecordingConnection(remote, access_key=access_key)
+        return self._connections[name]
 
     def _filled(self, text: str) -> str:
         return re.sub(r"\$(\w+)", lambda found: self._values[found[1]], text)
@@ -67,7 +81,23 @@ class ServerCommands:
     def server(self, **settings: str) -> None:
         """Start another server, with these settings of the server and its engine in JSON."""
         self.close()
-        self._settings = settings
+        self._settings, self._accounts = settings, {}
+
+    def account(self, key: str, topics: str = "", groups: str = "", **more: str) -> None:
+        """Add an account, before the server starts: ``topics=NAME:RIGHT,…`` and ``groups=``; a right is PUB or SUB.
+
+        Args:
+            more: ``admin=true``; ``topic=RIGHT`` and ``group=RIGHT`` are the default rights.
+        """
+        self._accounts[key] = Account(
+            access_key=key,
+            secret_key=SECRET,
+            admin="admin" in more,
+            default_topic_perm=Right.parse(more.get("topic", "DENY")),
+            default_group_perm=Right.parse(more.get("group", "DENY")),
+            topic_perms=_rights(topics),
+            group_perms=_rights(groups),
+        )
 
     def restart(self) -> None:
         """Close the server, and open its store directory again."""
@@ -76,6 +106,16 @@ class ServerCommands:
     def advance(self, milliseconds: str) -> None:
         """Advance the clock, and step the services."""
         self.serving.advance(int(milliseconds))
+
+    def held(self) -> list[str]:
+        """Print how many objects clients hold."""
+        limits = self.serving.server.limits
+        names = ("pulls", "locks", "groups", "subscriptions")
+        return [" ".join(f"{name} {len(getattr(limits, name))}" for name in names)]
+
+    def refused(self, kind: str) -> list[str]:
+        """Print how many requests were refused because of a limit."""
+        return [str(self.serving.engine.metrics.snapshot()[f"server.refused.{kind}"])]
 
     def topic(self, name: str, queues: str = "1") -> None:
         """Create a topic in the process of the broker."""
@@ -108,6 +148,21 @@ class ServerCommands:
             " ".join(str(self.serving.engine.reader.max_offset(queue)) for queue in self.serving.engine.queues(topic))
         ]
 
+    def local(self, topic: str, body: str = "x", at: str = "", handle: str = "", **properties: str) -> None:
+        """Send a message in the process of the broker.
+
+        Args:
+            at: Name under which its physical offset is stored.
+            handle: Name under which its handle is stored.
+        """
+        sent = self.serving.engine.send(Message(topic, body.encode(), properties))
+        self._values[at] = str(parse_offset_msg_id(sent.offset_msg_id)[1])
+        self._values[handle] = sent.handle or ""
+
+    def forge(self, name: str, handle: str, topic: str) -> None:
+        """Store a handle with another topic under a name."""
+        self._values[name] = encode_handle(decode_handle(self._values[handle])._replace(topic=topic))
+
     # --- requests ------------------------------------------------------------------------------
 
     def send(
@@ -135,13 +190,24 @@ class ServerCommands:
         response = self.serving.send(
             topic, body.encode(), properties, queue_id=int(queue), over=self._connection(over), **header
         )
-        assert response is not None
+        if response is None:
+            return ["no response yet"]
         if handle:
             self._values[handle] = response.ext_fields["recallHandle"]
         if half:
             self._values[f"{half}_queue"] = response.ext_fields["queueOffset"]
             self._values[f"{half}_physical"] = str(parse_offset_msg_id(response.ext_fields["msgId"])[1])
         return [] if response.code == ResponseCode.SUCCESS else _shown(response)
+
+    def sequenced(self, *topics: str, over: str = "") -> list[str]:
+        """Send one message to queue 0 of each topic with numbers."""
+        body = encode_queue_batches([(Message(topic, b"x"), 0) for topic in topics], {each: each for each in topics})
+        header = SendSequencedRequestHeader(
+            producer_group="g", app_id="query", version=0, partition=0, first=0, born_timestamp=0
+        )
+        response = self.serving.request(RequestCode.SEND_SEQUENCED_MESSAGES, header, body, over=self._connection(over))
+        assert response is not None
+        return _shown(response)
 
     def read(self, topic: str, queue: str = "0") -> list[str]:
         """Print the messages of a queue, as a client decodes them."""
@@ -160,22 +226,29 @@ class ServerCommands:
         response = self.serving.heartbeat(group, *topics, client_id=client, over=self._connection(over), **options)
         return [] if response.code == ResponseCode.SUCCESS else _shown(response)
 
-    def ask(self, code: str, body: str = "", over: str = "", version: str = "V5_5_0", **fields: str) -> list[str]:
-        """Send any request, and print its response."""
+    def ask(
+        self, code: str, body: str = "", over: str = "", version: str = "V5_5_0", secret: str = SECRET, **fields: str
+    ) -> list[str]:
+        """Send any request, and print its response. With the name of an account it is signed with its key."""
         sent = self._filled(body).encode()
         self._values["crc"] = str(crc32(sent) & 0x7FFF_FFFF)
         request = RemotingCommand.request(RequestCode[code], None, sent, opaque=7)
         request.version, request.language = Version[version], LanguageCode.JAVA
         request.ext_fields = {name: self._filled(value) for name, value in fields.items()}
-        response = self.serving.process(self._connection(over), request)
+        connection = self._connection(over)
+        if connection.access_key is not None or secret != SECRET:
+            sign_command(request, connection.access_key or over, secret)
+        response = self.serving.process(connection, request)
         if response is None:
             return ["no response yet"]
         return _shown(response)
 
-    def pushed(self, over: str = "") -> list[str]:
-        """Print the requests that the server sent over a connection since the last time."""
+    def pushed(self, over: str = "", only: str = "") -> list[str]:
+        """Print the requests that the server sent over a connection since the last time, or *only* their codes."""
         connection = self._connection(over)
         pushed, connection.pushed = connection.pushed, []
+        if only:
+            return [RequestCode(each.code).name for each in pushed] or ["nothing"]
         return [line for each in pushed for line in _shown(each, RequestCode)] or ["nothing"]
 
     def disconnect(self, over: str = "") -> None:
@@ -185,6 +258,11 @@ class ServerCommands:
     def closed(self, over: str = "") -> list[str]:
         """Print why the server closed a connection."""
         return [str(self._connection(over).closed_for)]
+
+
+def _rights(text: str) -> dict[str, Right]:
+    pairs = [each.split(":") for each in text.split(",") if each]
+    return {name: Right.parse(right) for name, right in pairs}
 
 
 def _shown(command: RemotingCommand, codes: Any = ResponseCode) -> list[str]:

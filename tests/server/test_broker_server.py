@@ -143,7 +143,7 @@ def test_a_member_that_disconnects_is_removed(server: BrokerServer, client: Remo
         client.close()
 
         notified = [pushed.get(timeout=LONG / 1_000).header(ConsumerGroupRequestHeader) for _ in range(3)]
-        info = server.clients.consumer_group("billing")
+        info = server.clients.consumers.get("billing")
     finally:
         stays.close()
 

@@ -65,7 +65,7 @@ def sizes(broker: EmbeddedBroker) -> dict[str, int]:
     return {
         "mapped_file_size_commit_log": broker.store.sizes.commit_log,
         "mapped_file_size_consume_queue": broker.store.sizes.consume_queue,
-        "mapped_file_size_timer_log": broker.engine.delayed.timer_log_file_size,
+        "mapped_file_size_timer_log": broker.engine.delayed.timers.log_file_size,
         "max_hash_slot_num": broker.store.index.geometry.slots,
         "max_index_num": broker.store.index.geometry.units,
     }

@@ -10,7 +10,7 @@ from mqtemplate.remoting.protocol.acl import ACCESS_KEY
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.server.acl.rights import topic_need
-from mqtemplate.server.acl.settings import Account, AclSettings, Right
+from mqtemplate.server.acl.settings import AclSettings, Right
 from mqtemplate.server.requests.response import RefusedError
 
 _MAX_IDS_OF_CONNECTION = 256
@@ -50,7 +50,7 @@ class ClientIds:
         self._owners[client_id] = owner, connections
 
     def forget(self, connection: Connection) -> None:
-        """Release the IDs of a closed connection."""
+        """Release the IDs of a closed connection. Called in the I/O thread."""
         for client_id in self._of_connection.pop(connection.id, ()):
             connections = self._owners[client_id][1]
             connections.discard(connection.id)
@@ -72,16 +72,16 @@ class AccessControl:
 
     Args:
         settings: None: access control is disabled, and everything is permitted.
+
+    Attributes:
+        accounts: By access key.
+        client_ids: The accounts that use client IDs.
     """
 
     def __init__(self, settings: AclSettings | None) -> None:
         self.settings = settings
-        self._accounts = {} if settings is None else {account.access_key: account for account in settings.accounts}
-        self._client_ids = ClientIds()
-
-    def account(self, access_key: str) -> Account | None:
-        """Return the account with an access key, or None if there is none."""
-        return self._accounts.get(access_key)
+        self.accounts = {} if settings is None else {account.access_key: account for account in settings.accounts}
+        self.client_ids = ClientIds()
 
     def key_of(self, request: RemotingCommand) -> str | None:
         """Return the access key of the account that sent a request. None if access control is disabled."""
@@ -91,7 +91,7 @@ class AccessControl:
         """Return True if an account has *right* on a topic, or access control is disabled."""
         if self.settings is None:
             return True
-        account = None if access_key is None else self._accounts.get(access_key)
+        account = None if access_key is None else self.accounts.get(access_key)
         return account is not None and (account.admin or account.may(*topic_need(topic, right)))
 
     def check_topic(self, request: RemotingCommand, topic: str, right: Right, reached: str) -> None:
@@ -136,8 +136,4 @@ class AccessControl:
         """
         access_key = self.key_of(request)
         if access_key is not None:
-            self._client_ids.bind(client_id, access_key, connection)
-
-    def forget(self, connection: Connection) -> None:
-        """Release the client IDs of a closed connection. Called in the I/O thread."""
-        self._client_ids.forget(connection)
+            self.client_ids.bind(client_id, access_key, connection)

@@ -56,8 +56,6 @@ class RepeatedSignatures:
                 _log.warning("acl.replay_window_shortened", max_signatures=self._max, window_ms=self._window_ms)
 
 
-_log = get_logger("mqtemplate.acl")
-
 _MAX_LOGGED = 1_000
 _UNKNOWN_SECRET = secrets.token_hex()
 
@@ -100,7 +98,7 @@ class AclGuard:
         access_key = request.ext_fields.get(ACCESS_KEY)
         if access_key is None:
             return "access control is enabled: configure the client with an access key and a secret key"
-        account = self._access.account(access_key)
+        account = self._access.accounts.get(access_key)
         secret_key = _UNKNOWN_SECRET if account is None else account.secret_key
         # Compute the signature for an unknown account too: the response time must not reveal which accounts exist.
         if not is_signed_with(request, secret_key) or account is None:

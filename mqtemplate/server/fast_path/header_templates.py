@@ -10,9 +10,9 @@ headers with this key. A header with an unknown key, or with an unusual value, i
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 from mqtemplate.errors import RemoteProtocolError
@@ -73,31 +73,31 @@ class _KnownTemplate(NamedTuple, Generic[TemplateT]):
     groups: tuple[int, ...]
 
 
-class HeaderTemplates(ABC, Generic[TemplateT]):
+class HeaderTemplates(Generic[TemplateT]):
     """The known templates of one kind of request, of all connections.
 
     Args:
         values: The values by their names, with one ``opaque``. None occurs twice in a header.
+        template_of: Returns the template of requests like this one, whose header has this key and the probes; None to
+            decode all of them. It compares the fields of the request with the probes of its values, except for the
+            opaque. It raises `RemoteProtocolError` for an invalid header.
         max_templates: Above this number all are forgotten.
     """
 
-    def __init__(self, values: Mapping[str, HeaderValue], *, max_templates: int = 1_000) -> None:
+    def __init__(
+        self,
+        values: Mapping[str, HeaderValue],
+        template_of: Callable[[HeaderKey, RemotingCommand], TemplateT | None],
+        *,
+        max_templates: int = 1_000,
+    ) -> None:
         self._values = values
+        self._template_of = template_of
         self._max_templates = max_templates
         self._required = {name for name, value in values.items() if not value.is_optional}
         named = [b"%b(?P<%b>%b)%b" % (each.before, name.encode(), *each[1:3]) for name, each in values.items()]
         self._find = re.compile(b"|".join(named))
         self._templates: dict[HeaderKey, _KnownTemplate[TemplateT] | None] = {}
-
-    @abstractmethod
-    def template_of(self, key: HeaderKey, request: RemotingCommand) -> TemplateT | None:
-        """Return the template of requests like *request*, whose header has the probes; None to decode all of them.
-
-        It compares the fields of the request with the probes of its values, except for the opaque.
-
-        Raises:
-            RemoteProtocolError: The header is invalid: decode all of them.
-        """
 
     def __len__(self) -> int:
         """Return the number of known keys, with those of headers that are always decoded."""
@@ -144,10 +144,10 @@ class HeaderTemplates(ABC, Generic[TemplateT]):
         try:
             request = decode_json_header(data)
             # A gap may also be in a text that only looks like a field, such as a property with the value '","g":"12'.
-            # Then the decoded field does not have the probe: here for the opaque, in `template_of` for the others.
+            # Then the decoded field does not have the probe: here for the opaque, in `_template_of` for the others.
             if request.is_response or request.is_one_way or request.opaque != int(self._values["opaque"].probe):
                 return None
-            template = self.template_of(key, request)
+            template = self._template_of(key, request)
         except RemoteProtocolError:
             return None
         if template is None:
@@ -240,40 +240,38 @@ class SendTemplate:
     reconsume_times: int
 
 
-class SendTemplates(HeaderTemplates[SendTemplate]):
-    """The known templates of sends. A message with another property in each send has a new key each time."""
+def send_templates(added: AddedProperties) -> HeaderTemplates[SendTemplate]:
+    """Return the templates of sends. A message with another property in each send has a new key each time."""
+    return HeaderTemplates(_SEND_VALUES, partial(_send_template, added))
 
-    def __init__(self, properties: AddedProperties) -> None:
-        super().__init__(_SEND_VALUES)
-        self._properties = properties
 
-    def template_of(self, key: HeaderKey, request: RemotingCommand) -> SendTemplate | None:
-        """Return the template; None if the message is not ordinary."""
-        if request.code not in _SEND_CODES:
+def _send_template(added: AddedProperties, key: HeaderKey, request: RemotingCommand) -> SendTemplate | None:
+    """Return the template; None if the message is not ordinary."""
+    if request.code not in _SEND_CODES:
+        return None
+    sent = request.header(SendMessageRequestHeaderV2)
+    if (sent.queue_id, sent.born_timestamp) != _probes(_SEND_VALUES, "queue_id", "born"):
+        return None
+    if sent.topic.startswith(RETRY_TOPIC_PREFIX):
+        return None
+    properties, tags_code = None, 0
+    if sent.batch or request.code == RequestCode.SEND_BATCH_MESSAGE:
+        # The response has the id of the whole batch. It may have none, since brokers 4.x gave it to each message.
+        probe = _SEND_VALUES["unique_id"].probe.decode() if "unique_id" in key else None
+        if decode_properties_text(sent.properties).get(Property.UNIQ_KEY) != probe:
             return None
-        sent = request.header(SendMessageRequestHeaderV2)
-        if (sent.queue_id, sent.born_timestamp) != _probes(_SEND_VALUES, "queue_id", "born"):
+    else:
+        complete = added.complete_text(sent.properties)
+        if complete is None or complete.unique_id.encode() != _SEND_VALUES["unique_id"].probe:
             return None
-        if sent.topic.startswith(RETRY_TOPIC_PREFIX):
+        names = [name for name in value_names(key) if name in ("unique_id", "keys")]
+        values = (_SEND_VALUES[name].probe for name in names)
+        properties = PropertiesTemplate.around(complete.encoded, *values, has_keys_first=names[0] == "keys")
+        tags_code = complete.tags_code
+        if properties is None:
             return None
-        properties, tags_code = None, 0
-        if sent.batch or request.code == RequestCode.SEND_BATCH_MESSAGE:
-            # The response has the id of the whole batch. It may have none, since brokers 4.x gave it to each message.
-            probe = _SEND_VALUES["unique_id"].probe.decode() if "unique_id" in key else None
-            if decode_properties_text(sent.properties).get(Property.UNIQ_KEY) != probe:
-                return None
-        else:
-            complete = self._properties.complete_text(sent.properties)
-            if complete is None or complete.unique_id.encode() != _SEND_VALUES["unique_id"].probe:
-                return None
-            names = [name for name in value_names(key) if name in ("unique_id", "keys")]
-            values = (_SEND_VALUES[name].probe for name in names)
-            properties = PropertiesTemplate.around(complete.encoded, *values, has_keys_first=names[0] == "keys")
-            tags_code = complete.tags_code
-            if properties is None:
-                return None
-        times = max(sent.reconsume_times or 0, 0)
-        return SendTemplate(sent.topic, properties, tags_code, sent.flag, sent.sys_flag & SysFlag.OF_CLIENTS, times)
+    times = max(sent.reconsume_times or 0, 0)
+    return SendTemplate(sent.topic, properties, tags_code, sent.flag, sent.sys_flag & SysFlag.OF_CLIENTS, times)
 
 
 # --- pulls ------------------------------------------------------------------------------------------
@@ -301,19 +299,17 @@ class PullTemplate:
     header: PullMessageRequestHeader
 
 
-class PullTemplates(HeaderTemplates[PullTemplate]):
-    """The known templates of pulls."""
+def pull_templates() -> HeaderTemplates[PullTemplate]:
+    """Return the table of the templates of pulls."""
+    return HeaderTemplates(_PULL_VALUES, _pull_template)
 
-    def __init__(self) -> None:
-        super().__init__(_PULL_VALUES)
 
-    def template_of(self, key: HeaderKey, request: RemotingCommand) -> PullTemplate | None:
-        """Return the template; None for other requests."""
-        if request.code not in _PULL_CODES:
-            return None
-        pull = request.header(PullMessageRequestHeader)
-        probes = _probes(_PULL_VALUES, "queue_id", "queue_offset", "commit_offset")
-        return PullTemplate(pull) if (pull.queue_id, pull.queue_offset, pull.commit_offset) == probes else None
+def _pull_template(key: HeaderKey, request: RemotingCommand) -> PullTemplate | None:
+    if request.code not in _PULL_CODES:
+        return None
+    pull = request.header(PullMessageRequestHeader)
+    probes = _probes(_PULL_VALUES, "queue_id", "queue_offset", "commit_offset")
+    return PullTemplate(pull) if (pull.queue_id, pull.queue_offset, pull.commit_offset) == probes else None
 
 
 def _probes(values: Mapping[str, HeaderValue], *names: str) -> tuple[int, ...]:

@@ -1,23 +1,206 @@
-"""Pipelined sends: those that were read together are stored by one append, and answered by one write to the socket."""
+"""Pipelined sends: those that were read together are stored by one append, and answered by one write to the socket.
+
+Uniform batches are messages that differ in bodies and ids only, read as rows of one array. Batches of one template and
+of one size that were read together, and whose messages are uniform together, are stored by one append as well.
+`mqtemplate.server.fast_path` draws the rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
+import numpy as np
+
+from mqtemplate.engine.drafts import SendOrigin
 from mqtemplate.engine.engine import Engine
 from mqtemplate.errors import StoreError
 from mqtemplate.message import offset_msg_ids
 from mqtemplate.record.appends import PutBatch
 from mqtemplate.record.codec import Drafts, RecordDraft, pack_host
-from mqtemplate.record.uniform_batch import BatchOrigin
+from mqtemplate.record.columns import Rows
+from mqtemplate.record.properties_template import AddedProperties, CompleteProperties, PropertiesTemplate
+from mqtemplate.record.uniform_batch import BatchOrigin, UniformBatch
 from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.protocol.codec import Frame
-from mqtemplate.server.fast_path.header_templates import ConnectionTemplates, SendTemplates
-from mqtemplate.server.fast_path.pipelined_batches import BatchRequest, PipelinedBatches
-from mqtemplate.server.fast_path.send_responses import SendResponses
+from mqtemplate.remoting.protocol.codec import Frame, encode_command, json_frame_head
+from mqtemplate.remoting.protocol.codes import FLAG_RESPONSE, ResponseCode
+from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
+from mqtemplate.remoting.protocol.json_header import json_header_template
+from mqtemplate.remoting.protocol.messages import BATCH_FRONT, count_batch, split_batch
+from mqtemplate.server.fast_path.header_templates import ConnectionTemplates, HeaderTemplates, SendTemplate
 from mqtemplate.server.requests.response import RefusedError, call_when_durable
+from mqtemplate.server.state.settings import BrokerServerSettings
 from mqtemplate.server.state.topics import TopicConfigs
+
+_MSG_ID, _QUEUE_ID, _QUEUE_OFFSET, _UNIQUE_ID, _OPAQUE = "0PROBE0", 1_234_567, 2_345_678, "1PROBE1", 3_456_789
+"""Values in whose places a template has those of a response."""
+
+
+def added_properties(settings: BrokerServerSettings) -> dict[str, str]:
+    """Return the properties that a server adds to each message that is not in a batch."""
+    return {
+        "MSG_REGION": settings.region_id,
+        "TRACE_ON": "true" if settings.trace_on else "false",
+        "CLUSTER": settings.cluster_name,
+    }
+
+
+class SendResponses:
+    """Creates the responses to the sends of one server.
+
+    Args:
+        added: Properties that the server adds to each message; the response tells them to the producer.
+    """
+
+    def __init__(self, added: Mapping[str, str]) -> None:
+        self._added = added
+        self._template = self._template_with(_UNIQUE_ID)
+        self._template_without_id = self._template_with(None)
+
+    def _template_with(self, unique_id: str | None) -> bytes:
+        values = (_MSG_ID, _QUEUE_ID, _QUEUE_OFFSET, _UNIQUE_ID, _OPAQUE)
+        return json_header_template(self._success(_MSG_ID, _QUEUE_ID, _QUEUE_OFFSET, unique_id, _OPAQUE), values)
+
+    def header(
+        self, msg_id: str, queue_id: int, queue_offset: int, unique_id: str | None, handle: str | None = None
+    ) -> SendMessageResponseHeader:
+        """Return the header for messages in the commit log.
+
+        Args:
+            msg_id: Offset message ids.
+            unique_id: Id that the producer gave the message or, in the header, the whole batch.
+            handle: For the cancellation of delayed messages.
+        """
+        return SendMessageResponseHeader(
+            msg_id=msg_id,
+            queue_id=queue_id,
+            queue_offset=queue_offset,
+            transaction_id=unique_id,
+            recall_handle=handle,
+            msg_region=self._added["MSG_REGION"],
+            trace_on=self._added["TRACE_ON"],
+        )
+
+    def _success(
+        self, msg_id: str, queue_id: int, queue_offset: int, unique_id: str | None, opaque: int
+    ) -> RemotingCommand:
+        fields = self.header(msg_id, queue_id, queue_offset, unique_id).to_ext_fields()
+        return RemotingCommand(ResponseCode.SUCCESS, opaque, FLAG_RESPONSE, ext_fields=fields)
+
+    def frame(
+        self,
+        msg_id: bytes,
+        queue_id: int,
+        queue_offset: int,
+        unique_id: bytes,
+        opaque: int,
+        error: StoreError | None = None,
+    ) -> bytes:
+        """Return the frame of a response to messages in the commit log.
+
+        Args:
+            msg_id: Offset message ids: ASCII letters and digits, joined by commas.
+            unique_id: Id of the producer; empty if it gave none.
+            error: Error of the flush: the messages are stored, but not durable.
+        """
+        # A format costs a tenth of the JSON encoder, and it is most of the work of a response.
+        if error is None and unique_id:
+            return json_frame_head(self._template % (msg_id, queue_id, queue_offset, unique_id, opaque))
+        if error is None:
+            return json_frame_head(self._template_without_id % (msg_id, queue_id, queue_offset, opaque))
+        response = self._success(msg_id.decode(), queue_id, queue_offset, unique_id.decode() or None, opaque)
+        response.code, response.remark = ResponseCode.FLUSH_DISK_TIMEOUT, str(error)
+        return encode_command(response)
+
+
+INLINE_MESSAGES = 64
+"""Longest batch that is stored in the I/O thread: about a millisecond."""
+_FEWEST_UNIFORM = 8
+"""Fewer messages are faster one by one."""
+_MAX_UNIFORM_BYTES = 256 << 10
+"""Larger bodies are read message by message: one call of numpy would hold the interpreter lock for milliseconds."""
+
+
+class UniformMessages(NamedTuple):
+    """Messages of a batch, or of several.
+
+    Attributes:
+        bodies, ids: A row for each message.
+        id_at: Start of the id in the encoded properties.
+        properties: Properties of the first message.
+    """
+
+    bodies: Rows
+    ids: Rows
+    id_at: int
+    flag: int
+    properties: CompleteProperties
+
+    def batch(self, topic: str, queue_id: int, origin: SendOrigin, batches: Sequence[BatchOrigin] = ()) -> UniformBatch:
+        """Return the messages for the store.
+
+        Args:
+            origin: Of the first batch.
+            batches: Queue and time of birth of each batch; empty for one batch.
+        """
+        encoded, code, _ = self.properties
+        first = RecordDraft(topic, queue_id, self.bodies[0].tobytes(), encoded, code, -1, self.flag, *origin)
+        return UniformBatch(first, self.bodies, self.ids, self.id_at, batches)
+
+
+def read_uniform(data: bytes, added: AddedProperties) -> UniformMessages | None:
+    """Return the messages in the body of a batch, or in the bodies of several, joined.
+
+    None if they are few or large, not uniform, or not ordinary.
+    """
+    if not BATCH_FRONT.size <= len(data) <= _MAX_UNIFORM_BYTES:
+        return None
+    # If all messages are as the first one, they have its size. The lengths are those that the producer wrote, perhaps
+    # wrong or negative: nothing is sliced before they add up.
+    size, flag, body_length = BATCH_FRONT.unpack_from(data)
+    body_end = BATCH_FRONT.size + body_length
+    properties_at = body_end + 2  # after their length, an i2
+    if body_length < 0 or not properties_at < size or len(data) % size or len(data) < _FEWEST_UNIFORM * size:
+        return None
+    text = data[properties_at:size]
+    properties = added.complete_encoded(text)
+    if properties is None or int.from_bytes(data[body_end:properties_at], "big") != len(text):
+        return None
+    unique_id = properties.unique_id.encode()
+    template = PropertiesTemplate.around(text, unique_id)
+    if template is None:
+        return None
+    id_at = template.id_at
+    ids_at, ids_end = properties_at + id_at, properties_at + id_at + len(unique_id)
+    rows = np.frombuffer(data, np.uint8).reshape(-1, size)
+    ids, equal = rows[:, ids_at:ids_end], (rows[:, : BATCH_FRONT.size], rows[:, body_end:ids_at], rows[:, ids_end:])
+    around = np.concatenate(equal, axis=1)
+    # Bytes are compared at once, which is faster than an array of booleans. An id of letters and digits has no
+    # separator, so no message has a property that the first one does not have.
+    if around.tobytes() != around[0].tobytes() * len(rows) or not ids.tobytes().isalnum():
+        return None
+    return UniformMessages(rows[:, BATCH_FRONT.size : body_end], ids, id_at, flag, properties)
+
+
+class BatchRequest(NamedTuple):
+    """One batch that was accepted.
+
+    Attributes:
+        unique_id: Id of the whole batch, in the header; empty if there is none.
+    """
+
+    template: SendTemplate
+    opaque: int
+    unique_id: bytes
+    origin: BatchOrigin
+    frame: Frame
+
+    @property
+    def body(self) -> bytes:
+        return self.frame[2]
+
 
 _MAX_REQUESTS = 64
 """Most sends of one append: less than a millisecond in the I/O thread."""
@@ -28,14 +211,15 @@ _Sent = tuple[int, bytes, int]
 
 
 class PipelinedSends:
-    """Sends over one connection of ordinary messages to queues that exist. A batch is stored after those before it.
+    """Sends over one connection of ordinary messages, and of batches, to queues that exist.
 
     All other requests are processed as commands. So are those that the store refuses together: as commands the valid
     ones among them are stored, and each of the others gets its own error.
 
     Args:
         templates: Templates of all connections.
-        batches: Stores the batches of this connection.
+        max_messages: Longest batch that may be sent.
+        added: Properties that the server adds to the messages of a batch.
         on_processed: Called with the number of requests that were processed here.
     """
 
@@ -44,8 +228,9 @@ class PipelinedSends:
         connection: Connection,
         engine: Engine,
         topics: TopicConfigs,
-        templates: SendTemplates,
-        batches: PipelinedBatches,
+        templates: HeaderTemplates[SendTemplate],
+        max_messages: int,
+        added: AddedProperties,
         responses: SendResponses,
         on_processed: Callable[[int], None],
     ) -> None:
@@ -54,8 +239,10 @@ class PipelinedSends:
         self._store = engine.store
         self._host = engine.settings.listen_host
         self._max_body_bytes = engine.settings.max_message_size
+        self._max_batch_bytes = min(engine.settings.max_message_size, _MAX_UNIFORM_BYTES)
+        self._max_messages = min(max_messages, INLINE_MESSAGES)
         self._templates = ConnectionTemplates(templates)
-        self._batches = batches
+        self._added = added
         self._responses = responses
         self._on_processed = on_processed
         self._born_host = pack_host(connection.remote)
@@ -63,6 +250,7 @@ class PipelinedSends:
         self._sent: list[_Sent] = []
         self._frames: list[Frame] = []
         self._bytes = 0
+        self._batches: list[BatchRequest] = []  # either there are messages or batches: the order is the producer's
         self._queues: dict[tuple[str, bytes], int] = {}  # queues that were checked
         self._checked_state: object = None  # while the topics had this state
 
@@ -74,9 +262,9 @@ class PipelinedSends:
             return False
         template, (queue_text, born, unique_id, opaque_text, keys) = found
         # The checks of a queue hold until any topic changes: the state is then another object.
-        if self._checked_state is not self._topics.state:
+        if self._checked_state is not self._topics.table.state:
             self._queues.clear()
-            self._checked_state = self._topics.state
+            self._checked_state = self._topics.table.state
         queue_id = self._queues.get((template.topic, queue_text), -1)
         if queue_id < 0:
             queue_id = self._check_queue(template.topic, queue_text)
@@ -85,12 +273,13 @@ class PipelinedSends:
         opaque = int(opaque_text)
         if template.properties is None:
             self._process_messages()  # they were sent before the batch
-            origin = BatchOrigin(queue_id, int(born))
-            return self._batches.accept(BatchRequest(template, opaque, unique_id, origin, frame))
+            return self._accept_batch(
+                BatchRequest(template, opaque, unique_id, BatchOrigin(queue_id, int(born)), frame)
+            )
         if len(body) > self._max_body_bytes or not self._connection.begin(opaque):
             return False
-        if self._batches.requests:
-            self._batches.process()
+        if self._batches:
+            self._process_batches()
         self._drafts.append(
             RecordDraft(
                 template.topic,
@@ -128,8 +317,10 @@ class PipelinedSends:
     def process(self) -> None:
         """Store the sends that were accepted."""
         self._process_messages()
-        self._batches.process()
+        self._process_batches()
         self._store.index.index_recent()  # after the replies: no producer waits for it
+
+    # --- messages ------------------------------------------------------------------------------
 
     def _process_messages(self) -> None:
         if not self._sent:
@@ -137,7 +328,7 @@ class PipelinedSends:
         drafts, sent, frames = self._drafts, self._sent, self._frames
         self._drafts, self._sent, self._frames, self._bytes = [], [], [], 0
         try:
-            puts = self._put(drafts)
+            puts = self._put_messages(drafts)
         except Exception:  # as a command each one gets its own response, and an unexpected error is logged
             for (opaque, _, _), frame in zip(sent, frames, strict=True):
                 self._connection.process_as_command(opaque, frame)
@@ -146,7 +337,7 @@ class PipelinedSends:
         topics = {draft.topic for draft in drafts}
         call_when_durable(self._store, puts.end, topics, partial(self._reply, sent, puts))
 
-    def _put(self, drafts: Sequence[RecordDraft]) -> PutBatch:
+    def _put_messages(self, drafts: Sequence[RecordDraft]) -> PutBatch:
         if len(drafts) > 1:
             return self._store.put(Drafts(drafts))
         offset, size, queue_offset, timestamp = self._store.put(drafts[0])  # for one record faster than `Drafts`
@@ -155,9 +346,91 @@ class PipelinedSends:
     def _reply(self, sent: Sequence[_Sent], puts: PutBatch, error: StoreError | None) -> None:
         """Reply to each send. This runs in the thread that flushes, or in the I/O thread if nothing is flushed."""
         ids = offset_msg_ids(self._host, puts.physical_offsets).encode().split(b",")
-        frame = self._responses.encoder(error)
+        frame = self._responses.frame
         frames = [
-            frame(msg_id, queue_id, queue_offset, unique_id, opaque)
+            frame(msg_id, queue_id, queue_offset, unique_id, opaque, error)
             for (opaque, unique_id, queue_id), queue_offset, msg_id in zip(sent, puts.queue_offsets, ids, strict=True)
         ]
         self._connection.reply_together([opaque for opaque, _, _ in sent], [b"".join(frames)])
+
+    # --- batches -------------------------------------------------------------------------------
+
+    def _accept_batch(self, request: BatchRequest) -> bool:
+        size = len(request.body)
+        if size > self._max_batch_bytes or not self._connection.begin(request.opaque):
+            return False
+        if self._batches and not self._joins(request.template, size):
+            self._process_batches()
+        self._batches.append(request)
+        return True
+
+    def _joins(self, template: SendTemplate, size: int) -> bool:
+        """Return True if a batch can be stored together with those before it."""
+        first = self._batches[0]
+        fits = (len(self._batches) + 1) * size <= _MAX_UNIFORM_BYTES
+        return template is first.template and size == len(first.body) and fits
+
+    def _process_batches(self) -> None:
+        """Store the batches that were accepted, and reply to each when it is durable."""
+        requests, self._batches = self._batches, []
+        if not requests or self._store_together(requests):
+            return
+        for request in requests:  # as a command it gets its own response, and an unexpected error is logged
+            if len(requests) == 1 or not self._store_together([request]):
+                self._connection.process_as_command(request.opaque, request.frame)
+
+    def _store_together(self, requests: Sequence[BatchRequest]) -> bool:
+        """Return False if nothing was stored: the batches are not uniform together, or the store refuses."""
+        try:
+            batch = self._read_uniform(requests)
+            if batch is not None:
+                puts = self._store.put(batch)
+            elif len(requests) == 1 and (drafts := self._read_messages(requests[0])):
+                puts = self._store.put(Drafts(drafts))
+            else:
+                return False
+        except Exception:  # `_process_batches` says what happens then
+            return False
+        self._on_processed(len(requests))
+        topics = (requests[0].template.topic,)
+        call_when_durable(self._store, puts.end, topics, partial(self._reply_to_batches, requests, puts))
+        return True
+
+    def _read_uniform(self, requests: Sequence[BatchRequest]) -> UniformBatch | None:
+        """Return the messages of all batches; None if they are few, or not uniform."""
+        template, (queue_id, born), count = requests[0].template, requests[0].origin, len(requests)
+        found = read_uniform(b"".join(request.body for request in requests), self._added)
+        # Bodies of one size may have different numbers of messages only if their messages differ in size.
+        if found is None or len(found.bodies) % count or len(found.bodies) > count * self._max_messages:
+            return None
+        origins = [request.origin for request in requests] if count > 1 else ()
+        return found.batch(template.topic, queue_id, self._origin(template, born), origins)
+
+    def _origin(self, template: SendTemplate, born_timestamp: int) -> SendOrigin:
+        return SendOrigin(template.sys_flag, born_timestamp, self._born_host, template.reconsume_times)
+
+    def _read_messages(self, request: BatchRequest) -> list[RecordDraft] | None:
+        """Return the messages of one batch; None if they are too many, or one of them is not ordinary.
+
+        Raises:
+            RemoteProtocolError: They are not a batch.
+        """
+        if count_batch(request.body, self._max_messages) > self._max_messages:
+            return None
+        template, (queue_id, born), drafts = request.template, request.origin, list[RecordDraft]()
+        origin = self._origin(template, born)
+        for body, encoded, flag in split_batch(request.body):
+            complete = self._added.complete_encoded(encoded)
+            if complete is None:
+                return None
+            drafts.append(
+                RecordDraft(template.topic, queue_id, body, complete.encoded, complete.tags_code, -1, flag, *origin)
+            )
+        return drafts
+
+    def _reply_to_batches(self, requests: Sequence[BatchRequest], puts: PutBatch, error: StoreError | None) -> None:
+        frame, count, frames = self._responses.frame, len(puts) // len(requests), []
+        for at, (_, opaque, unique_id, origin, _) in zip(range(0, len(puts), count), requests, strict=True):
+            ids = offset_msg_ids(self._host, puts.physical_offsets[at : at + count]).encode()
+            frames.append(frame(ids, origin.queue_id, puts.queue_offsets[at], unique_id, opaque, error))
+        self._connection.reply_together([request.opaque for request in requests], [b"".join(frames)])

@@ -1,4 +1,5 @@
-"""Requests of administrators about the broker: runtime information, statistics and settings.
+"""Statistics for administration tools, from periodic samples and from the state of queues and groups, and requests of
+administrators about the broker: runtime information, statistics and settings.
 
 Source: RocketMQ ``broker: AdminBrokerProcessor``. The names of the values are those that ``mqadmin`` reads.
 """
@@ -7,22 +8,271 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from typing import NamedTuple
 
+from mqtemplate.clock import Clock
 from mqtemplate.engine.engine import Engine
 from mqtemplate.errors import ConfigurationError, CorruptRecordError
 from mqtemplate.event_log import get_logger
+from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.protocol.bodies.route import BrokerStatsData, KVTable
+from mqtemplate.remoting.protocol.bodies.group import ConsumeStats, OffsetWrapper, QueueTimeSpan
+from mqtemplate.remoting.protocol.bodies.route import (
+    BrokerStatsData,
+    BrokerStatsItem,
+    KVTable,
+    TopicConfig,
+    TopicOffset,
+    TopicStatsTable,
+)
 from mqtemplate.remoting.protocol.codes import CURRENT_VERSION, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.admin import GetBrokerConfigResponseHeader, ViewBrokerStatsDataRequestHeader
-from mqtemplate.server.processors.statistics import IN, OUT, DayTotals, Traffic
+from mqtemplate.server.pulls.raw_reader import RawReader
 from mqtemplate.server.requests.registration import answers
 from mqtemplate.server.requests.response import RefusedError
 from mqtemplate.server.state.settings import BrokerServerSettings
 from mqtemplate.server.state.topics import TopicConfigs
+from mqtemplate.services import wall_time
+from mqtemplate.store.message_store import MessageStore
+from mqtemplate.store.tables import ConsumerOffsets
+
+_SECOND = 1_000
+_MINUTE = 60 * _SECOND
+_HOUR = 60 * _MINUTE
+
+_Key = tuple[str, ...]
+_Counts = dict[_Key, int]
+
+IN: _Key = ("in",)
+"""Messages stored since the server started."""
+OUT: _Key = ("out",)
+"""Messages sent to consumers since the server started."""
+
+
+class DayTotals(NamedTuple):
+    """A count at the start of yesterday, at the start of today (local time), and now."""
+
+    yesterday_morning: int
+    today_morning: int
+    now: int
+
+
+class _CountSamples:
+    """Samples of all counts at a fixed interval, the newest last."""
+
+    def __init__(self, interval_ms: int, length: int) -> None:
+        self._interval_ms = interval_ms
+        self._samples: deque[tuple[int, _Counts]] = deque(maxlen=length)
+
+    def add(self, now_ms: int, counts: _Counts) -> None:
+        """Add a sample if the interval since the last one has passed."""
+        if not self._samples or now_ms >= self._samples[-1][0] + self._interval_ms:
+            self._samples.append((now_ms, counts))
+
+    def growth(self, key: _Key, now_ms: int, count: int, span_ms: int) -> tuple[int, float]:
+        """Return the growth of a count in the last *span_ms*, in total and per second.
+
+        The span is shorter if the first sample is younger.
+        """
+        kept = [sample for sample in self._samples if sample[0] >= now_ms - span_ms - self._interval_ms // 2]
+        since_ms, before = kept[0] if kept else (now_ms, {})
+        if now_ms <= since_ms:
+            return 0, 0.0
+        growth = max(count - before.get(key, 0), 0)
+        return growth, growth * _SECOND / (now_ms - since_ms)
+
+
+class Traffic:
+    """A `Service` that samples counts every ten seconds, so that no producer and no consumer pays for the statistics.
+
+    The count of a topic is the sum of its queue lengths, and the count of a group is the sum of its offsets: nothing is
+    counted for each message.
+    """
+
+    name = "server.traffic"
+    _INTERVAL_MS = 10 * _SECOND
+
+    def __init__(self, store: MessageStore, offsets: ConsumerOffsets, clock: Clock) -> None:
+        self._store = store
+        self._offsets = offsets
+        self._clock = clock
+        self._appended = store.metrics.counter("store.appended")
+        self._pulled = store.metrics.counter("server.pulled")
+        self._minute = _CountSamples(self._INTERVAL_MS, 7)
+        self._hour = _CountSamples(10 * _MINUTE, 7)
+        self._day = _CountSamples(4 * _HOUR, 7)
+        self._keys: dict[_Key, _Key] = {}
+        self._today: date | None = None
+        self._mornings: tuple[_Counts, _Counts] = ({}, {})
+        self._due_ms = 0
+
+    def on_wake(self, wake: Callable[[], None]) -> None:
+        """Ignore *wake*: the samples are periodic."""
+
+    def step(self) -> int | None:
+        """Take a sample if one is due, and return the time of the next one."""
+        now_ms = self._clock.steady_ms()
+        if now_ms >= self._due_ms:
+            self._due_ms = now_ms + self._INTERVAL_MS
+            self._sample(now_ms)
+        return wall_time(self._clock, self._due_ms)
+
+    def _sample(self, now_ms: int) -> None:
+        counts = self._counts()
+        for samples in (self._minute, self._hour, self._day):
+            samples.add(now_ms, counts)
+        today = datetime.fromtimestamp(self._clock.now_ms() / _SECOND, UTC).astimezone().date()
+        if today != self._today:
+            self._mornings = (self._mornings[1], self._totals())
+            self._today = today
+
+    def _totals(self) -> _Counts:
+        return {IN: self._appended.value, OUT: self._pulled.value}
+
+    def _counts(self) -> _Counts:
+        """Return the current counts. Samples share their keys, so that a sample of many topics needs little memory."""
+        counts = self._totals()
+        keys = self._keys
+        for topic, end in self._store.topic_ends().items():
+            key = ("topic", topic)
+            counts[keys.get(key, key)] = end
+        for (group, topic), offsets in self._offsets.all().items():
+            group_key = ("group", group, topic)
+            counts[keys.get(group_key, group_key)] = sum(offsets.values())
+        self._keys = {each: each for each in counts}
+        return counts
+
+    def _topic_count(self, topic: str) -> int:
+        return self._store.topic_ends().get(topic, 0)
+
+    # --- queries -------------------------------------------------------------------------------
+
+    def rates(self, key: _Key) -> tuple[float, float, float]:
+        """Return the messages per second in the last ten seconds, minute and ten minutes: `IN` or `OUT`."""
+        now_ms, count = self._clock.steady_ms(), self._totals()[key]
+        return (
+            self._minute.growth(key, now_ms, count, 10 * _SECOND)[1],
+            self._minute.growth(key, now_ms, count, _MINUTE)[1],
+            self._hour.growth(key, now_ms, count, 10 * _MINUTE)[1],
+        )
+
+    def totals(self, key: _Key) -> DayTotals:
+        """Return the number of messages: `IN` or `OUT`."""
+        yesterday, today = self._mornings
+        return DayTotals(yesterday.get(key, 0), today.get(key, 0), self._totals()[key])
+
+    def topic_rate(self, topic: str) -> float:
+        """Return the messages stored in *topic* per second in the last minute."""
+        return self._minute.growth(("topic", topic), self._clock.steady_ms(), self._topic_count(topic), _MINUTE)[1]
+
+    def group_rate(self, group: str, topic: str) -> float:
+        """Return the messages of *topic* that *group* consumed per second in the last minute."""
+        count = sum(self._offsets.offsets(group, topic).values())
+        return self._minute.growth(("group", group, topic), self._clock.steady_ms(), count, _MINUTE)[1]
+
+    def topic_stats(self, topic: str) -> BrokerStatsData:
+        """Return the messages stored in *topic* in the last minute, hour and day."""
+        return self._stats(("topic", topic), self._topic_count(topic))
+
+    def group_stats(self, group: str, topic: str) -> BrokerStatsData | None:
+        """Return the messages of *topic* that *group* consumed. None if it never committed an offset."""
+        offsets = self._offsets.offsets(group, topic)
+        return self._stats(("group", group, topic), sum(offsets.values())) if offsets else None
+
+    def _stats(self, key: _Key, count: int) -> BrokerStatsData:
+        now_ms = self._clock.steady_ms()
+        items = [
+            BrokerStatsItem(sum=growth, tps=rate)
+            for samples, span_ms in ((self._minute, _MINUTE), (self._hour, _HOUR), (self._day, 24 * _HOUR))
+            for growth, rate in [samples.growth(key, now_ms, count, span_ms)]
+        ]
+        return BrokerStatsData(stats_minute=items[0], stats_hour=items[1], stats_day=items[2])
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatistics:
+    """Reads offsets and store times. It reads a few messages of each queue, so it must not run in the I/O thread."""
+
+    raw: RawReader
+    offsets: ConsumerOffsets
+    traffic: Traffic
+    broker_name: str
+
+    def queue(self, topic: str, queue_id: int) -> MessageQueue:
+        """Return a queue of this broker."""
+        return MessageQueue(topic, self.broker_name, queue_id)
+
+    def topic_stats(self, config: TopicConfig) -> TopicStatsTable:
+        """Return the offsets of each queue of a topic."""
+        table = {}
+        for queue_id in range(max(config.read_queue_nums, config.write_queue_nums)):
+            queue = self.queue(config.topic_name, queue_id)
+            low, high = self.span(queue)
+            last_ms = self._store_time(queue, high - 1) if high > low else 0
+            table[queue] = TopicOffset(min_offset=low, max_offset=high, last_update_timestamp=last_ms)
+        return TopicStatsTable(offset_table=table, topic_put_tps=self.traffic.topic_rate(config.topic_name))
+
+    def consume_stats(self, group: str, topics: Iterable[TopicConfig]) -> ConsumeStats:
+        """Return the progress of *group* in each queue of *topics*."""
+        table, rate = {}, 0.0
+        for config in topics:
+            rate += self.traffic.group_rate(group, config.topic_name)
+            for queue_id in range(config.read_queue_nums):
+                queue = self.queue(config.topic_name, queue_id)
+                table[queue] = self._progress(group, queue)
+        return ConsumeStats(offset_table=table, consume_tps=rate)
+
+    def _progress(self, group: str, queue: MessageQueue) -> OffsetWrapper:
+        consumed = self.offsets.offset(group, queue.topic, queue.queue_id) or 0
+        return OffsetWrapper(
+            broker_offset=self.raw.reader.max_offset(queue),
+            consumer_offset=consumed,
+            pull_offset=consumed,
+            last_timestamp=self._store_time(queue, consumed - 1) if consumed > 0 else 0,
+        )
+
+    def time_spans(self, group: str, config: TopicConfig) -> list[QueueTimeSpan]:
+        """Return the store times of the first, the last and the consumed message of each queue.
+
+        The delay time is the age (ms) of the next message that *group* has not consumed.
+        """
+        spans, now_ms = [], self.raw.store.clock.now_ms()
+        for queue_id in range(config.write_queue_nums):
+            queue = self.queue(config.topic_name, queue_id)
+            low, high = self.span(queue)
+            consumed = self.offsets.offset(group, config.topic_name, queue_id)
+            next_ms = self._store_time(queue, consumed) if consumed is not None and consumed < high else 0
+            spans.append(
+                QueueTimeSpan(
+                    message_queue=queue,
+                    min_time_stamp=self._store_time(queue, low) if high > low else 0,
+                    max_time_stamp=self._store_time(queue, high - 1) if high > low else 0,
+                    consume_time_stamp=self._store_time(queue, consumed - 1) if consumed else 0,
+                    delay_time=max(now_ms - next_ms, 0) if next_ms else 0,
+                )
+            )
+        return spans
+
+    def offset_at(self, queue: MessageQueue, timestamp: int) -> int:
+        """Return the first queue offset stored at *timestamp* (ms) or later, or the maximum offset.
+
+        A negative timestamp stands for the maximum offset.
+        """
+        return self.raw.reader.max_offset(queue) if timestamp < 0 else self.raw.reader.search_offset(queue, timestamp)
+
+    def span(self, queue: MessageQueue) -> tuple[int, int]:
+        """Return the first queue offset, and the queue offset of the next message."""
+        return self.raw.reader.min_offset(queue), self.raw.reader.max_offset(queue)
+
+    def _store_time(self, queue: MessageQueue, queue_offset: int) -> int:
+        """Return when (ms) a message was stored, or 0 if it was deleted or is corrupt."""
+        return self.raw.store_time(queue, queue_offset) or 0
+
 
 _log = get_logger("mqtemplate.admin")
 
@@ -156,7 +406,7 @@ class BrokerAdminProcessor:
             "flushConsumerOffsetInterval": engine.flush_consumer_offset_interval_ms,
             "mappedFileSizeCommitLog": store.sizes.commit_log,
             "mappedFileSizeConsumeQueue": store.sizes.consume_queue,
-            "mappedFileSizeTimerLog": broker.delayed.timer_log_file_size,
+            "mappedFileSizeTimerLog": broker.delayed.timers.log_file_size,
             "maxHashSlotNum": store.index.geometry.slots,
             "maxIndexNum": store.index.geometry.units,
             "maxMessageSize": engine.max_message_size,

@@ -1,16 +1,29 @@
-"""Codes 34, 35, 38, 41, 42 and 46: clients register, list the members of their groups, and lock queues.
+"""Requests of connected clients beside sends and pulls, and requests that the broker relays to them.
 
-Source: RocketMQ ``broker: ClientManageProcessor``, ``ConsumerManageProcessor``, ``AdminBrokerProcessor``.
+Codes 34, 35, 38, 41, 42 and 46: clients register, list the members of their groups, and lock queues. Code 37 ends a
+transaction, codes 324 and 325 reply to a request. Codes 307 and 309: a tool asks one consumer through the broker.
+
+Source: RocketMQ ``broker: ClientManageProcessor``, ``ConsumerManageProcessor``, ``AdminBrokerProcessor``,
+``EndTransactionProcessor``, ``ReplyMessageProcessor``. Unlike there, replies are not stored: only the requesting
+producer could use them, and only before its timeout.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from mqtemplate.engine.clients import ClientRegistry
+from mqtemplate.engine.engine import Engine
 from mqtemplate.engine.queue_locks import QueueLockTable
+from mqtemplate.errors import BrokerError, ConversionError, MessageError, RemoteTimeoutError, StoreError
+from mqtemplate.event_log import LimitedLog
+from mqtemplate.message import Message, Property, parse_offset_msg_id
+from mqtemplate.record.compression import decompress_body
+from mqtemplate.record.layout import SysFlag
+from mqtemplate.record.properties import client_properties
 from mqtemplate.remoting.connection import Connection
+from mqtemplate.remoting.protocol.acl import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE
 from mqtemplate.remoting.protocol.bodies.group import (
     CheckClientRequestBody,
     GetConsumerListByGroupResponseBody,
@@ -22,17 +35,33 @@ from mqtemplate.remoting.protocol.bodies.own_requests import (
     HeartbeatRequestHeader,
     HeartbeatResponseHeader,
 )
-from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.protocol.headers.group import ConsumerGroupRequestHeader, UnregisterClientRequestHeader
+from mqtemplate.remoting.protocol.headers.group import (
+    ConsumerGroupRequestHeader,
+    GetConsumerRunningInfoRequestHeader,
+    UnregisterClientRequestHeader,
+)
+from mqtemplate.remoting.protocol.headers.message import (
+    ConsumeMessageDirectlyResultRequestHeader,
+    EndTransactionRequestHeader,
+    SendMessageRequestHeader,
+    SendMessageRequestHeaderV2,
+    SendMessageResponseHeader,
+)
+from mqtemplate.remoting.protocol.messages import decode_properties_text
+from mqtemplate.results import TransactionState
 from mqtemplate.server.acl.access import AccessControl
+from mqtemplate.server.acl.settings import Right
+from mqtemplate.server.pulls.pull_checks import Subscriptions
+from mqtemplate.server.pulls.raw_reader import RawReader
 from mqtemplate.server.requests.deferred_work import DeferredWork
 from mqtemplate.server.requests.registration import answers, handles
-from mqtemplate.server.requests.response import RefusedError
-from mqtemplate.server.state.creations import ClientRegistration
+from mqtemplate.server.requests.response import RefusedError, reply_when_durable
+from mqtemplate.server.state.groups import ClientRegistration
 from mqtemplate.server.state.limits import ClientLimits
-from mqtemplate.server.state.remote_clients import ConnectionChannel
-from mqtemplate.server.state.subscriptions import Subscriptions
+from mqtemplate.server.state.remote_clients import ConnectionChannel, RemoteClients, connection_of
+from mqtemplate.server.state.topics import TopicConfigs
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +79,6 @@ class ClientProcessor:
     deferred_work: DeferredWork
     subscriptions: Subscriptions
     capabilities: str
-
-    @property
-    def clients(self) -> ClientRegistry:
-        """The connected clients."""
-        return self.registration.clients
 
     # --- registration --------------------------------------------------------------------------
 
@@ -97,15 +121,15 @@ class ClientProcessor:
     @answers(RequestCode.UNREGISTER_CLIENT)
     def _unregister(self, header: UnregisterClientRequestHeader, connection: Connection) -> None:
         if header.producer_group is not None:
-            self.clients.unregister_producer(header.producer_group, connection.id)
+            self.registration.clients.unregister_producer(header.producer_group, connection.id)
         if header.consumer_group is not None:
-            self.clients.unregister_consumer(header.consumer_group, connection.id)
+            self.registration.clients.unregister_consumer(header.consumer_group, connection.id)
 
     # --- members and subscriptions -------------------------------------------------------------
 
     @answers(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
     def _consumer_list(self, query: ConsumerGroupRequestHeader) -> GetConsumerListByGroupResponseBody:
-        info = self.clients.consumer_group(query.consumer_group)
+        info = self.registration.clients.consumers.get(query.consumer_group)
         if info is None:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"group {query.consumer_group!r} has no connected consumer")
         return GetConsumerListByGroupResponseBody(consumer_id_list=info.client_ids())
@@ -137,3 +161,181 @@ class LockProcessor:
     @answers(RequestCode.UNLOCK_BATCH_MQ)
     def _unlock(self, body: LockBatchRequestBody) -> None:
         self.locks.unlock(body.consumer_group, body.client_id, body.mq_set)
+
+
+_STATES = {
+    0: TransactionState.UNKNOWN,
+    SysFlag.TRANSACTION_COMMIT: TransactionState.COMMIT,
+    SysFlag.TRANSACTION_ROLLBACK: TransactionState.ROLLBACK,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionProcessor:
+    """Ends transactions for remote producers.
+
+    Unlike RocketMQ's broker, this one accepts the end of a transaction that arrives after a check was sent. A
+    transaction still ends once.
+    """
+
+    engine: Engine
+    access: AccessControl
+    peer_log: LimitedLog
+
+    @handles(RequestCode.END_TRANSACTION)
+    def _end(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
+        header = request.header(EndTransactionRequestHeader)
+        state = _STATES.get(header.commit_or_rollback)
+        if state is None:
+            raise RefusedError(
+                ResponseCode.SYSTEM_ERROR,
+                f"commitOrRollback must be 0 (unknown), 8 (commit) or 12 (rollback), got {header.commit_or_rollback}",
+            )
+        try:
+            end = self.engine.transactions.end(
+                header.tran_state_table_offset,
+                header.commit_log_offset,
+                header.producer_group,
+                state,
+                remark=request.remark,
+                check_right=partial(self._check_right, request, header),
+            )
+        except (MessageError, StoreError, RefusedError) as exc:
+            # Most of these requests are one-way: without a log entry the error would be lost.
+            self.peer_log.warning(
+                "server.end_refused", group=header.producer_group, msg_id=header.msg_id, reason=str(exc)
+            )
+            if isinstance(exc, RefusedError):
+                raise
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, str(exc)) from exc
+        if end is None:
+            return request.response()
+        reply_when_durable(self.engine.store, connection, request, end.physical_end, end.topics)
+        return None
+
+    def _check_right(self, request: RemotingCommand, header: EndTransactionRequestHeader, topic: str) -> None:
+        """Check the right to the topic of the half message: the request may name another topic, or none."""
+        self.access.check_topic(request, topic, Right.PUB, f"half message {header.tran_state_table_offset}")
+
+
+_PUSH_REPLY_TIME = "PUSH_REPLY_TIME"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyProcessor:
+    """Forwards replies to the producer of the request, which is a remote client or in this process."""
+
+    engine: Engine
+    remote_clients: RemoteClients
+
+    @handles(RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2, max_body_bytes=None)
+    def _reply(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
+        is_v1 = request.code == RequestCode.SEND_REPLY_MESSAGE
+        sent = request.header(SendMessageRequestHeader if is_v1 else SendMessageRequestHeaderV2)
+        sent = replace(sent, sys_flag=sent.sys_flag & SysFlag.OF_CLIENTS)
+        properties = dict(client_properties(decode_properties_text(sent.properties), sent.topic))
+        client_id = properties.get(Property.REPLY_TO_CLIENT)
+        if not client_id:
+            raise RefusedError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the reply has no property {Property.REPLY_TO_CLIENT}, the client ID of the requesting producer",
+            )
+        success = SendMessageResponseHeader(msg_id="0", queue_id=max(sent.queue_id, 0), queue_offset=0)
+        if client_id == self.engine.requests.client_id:
+            self._deliver_here(sent, request.body, properties)
+            return request.response(ResponseCode.SUCCESS, success)
+
+        def done(failure: str | None) -> None:
+            if failure is None:
+                connection.reply(request.response(ResponseCode.SUCCESS, success))
+            else:
+                remark = f"the reply could not be delivered to {client_id!r}: {failure}"
+                connection.reply(request.response(ResponseCode.SYSTEM_ERROR, remark=remark))
+
+        properties[_PUSH_REPLY_TIME] = str(self.engine.clock.now_ms())
+        self.remote_clients.push_reply(client_id, sent, properties, request.body, str(connection.remote), done)
+        return None
+
+    def _deliver_here(self, sent: SendMessageRequestHeader, body: bytes, properties: dict[str, str]) -> None:
+        """Deliver a reply to a request of this process. If the request has timed out, the reply is dropped."""
+        try:
+            body = decompress_body(body, sent.sys_flag, self.engine.settings.max_body_bytes())
+        except (ConversionError, BrokerError) as exc:
+            raise RefusedError(ResponseCode.MESSAGE_ILLEGAL, str(exc)) from exc
+        self.engine.requests.receive(Message(sent.topic, body, properties, sent.flag))
+
+
+_Header = GetConsumerRunningInfoRequestHeader | ConsumeMessageDirectlyResultRequestHeader
+
+_TIMEOUT_MS = 10_000
+_ACL_FIELDS = (ACCESS_KEY, SECURITY_TOKEN, SIGNATURE)
+
+
+@dataclass(frozen=True, slots=True)
+class RelayProcessor:
+    """Relays requests between a tool and a consumer, which both know the broker's address only.
+
+    The signature of the tool is not relayed: it is valid for the broker only.
+    """
+
+    raw: RawReader
+    topics: TopicConfigs
+    clients: ClientRegistry
+
+    @handles(RequestCode.GET_CONSUMER_RUNNING_INFO)
+    def _running_info(self, connection: Connection, request: RemotingCommand) -> None:
+        header = request.header(GetConsumerRunningInfoRequestHeader)
+        self._relay(connection, request, header, request.body)
+
+    @handles(RequestCode.CONSUME_MESSAGE_DIRECTLY, slow=True)
+    def _consume_directly(self, connection: Connection, request: RemotingCommand) -> None:
+        header = request.header(ConsumeMessageDirectlyResultRequestHeader)
+        record = self.raw.record_at(_physical_offset(header.msg_id or ""))
+        if record is None:
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"message {header.msg_id} does not exist")
+        added_fields = {"brokerName": self.topics.broker_name}
+        config = self.topics.find(header.topic) if header.topic else None
+        if config is not None:
+            added_fields["topicSysFlag"] = str(config.topic_sys_flag)
+        self._relay(connection, request, header, record, **added_fields)
+
+    def _relay(
+        self, connection: Connection, request: RemotingCommand, header: _Header, body: bytes, **added_fields: str
+    ) -> None:
+        group, client_id = header.consumer_group, header.client_id or ""
+        consumer = self.clients.consumer(group, client_id)
+        if consumer is None:
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"group {group!r} has no connected consumer {client_id!r}")
+        if consumer.version < Version.V3_1_8_SNAPSHOT:
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"client {client_id!r} is older than 3.1.8")
+        relayed = RemotingCommand.request(request.code, body=body)
+        fields = {name: value for name, value in request.ext_fields.items() if name not in _ACL_FIELDS}
+        relayed.ext_fields = fields | added_fields
+
+        def on_response(response: RemotingCommand | BrokerError) -> None:
+            connection.reply(_relayed_response(request, client_id, response))
+
+        connection_of(consumer).request(relayed, _TIMEOUT_MS, on_response)
+
+
+def _relayed_response(
+    request: RemotingCommand, client_id: str, response: RemotingCommand | BrokerError
+) -> RemotingCommand:
+    """Return the consumer's response as the response to *request*, or an error response if there is none."""
+    if isinstance(response, RemotingCommand):
+        relayed = request.response(response.code, body=response.body, remark=response.remark)
+        relayed.ext_fields = response.ext_fields
+        return relayed
+    code = ResponseCode.CONSUME_MSG_TIMEOUT if isinstance(response, RemoteTimeoutError) else ResponseCode.SYSTEM_ERROR
+    return request.response(code, remark=f"client {client_id!r} did not respond: {response}")
+
+
+def _physical_offset(msg_id: str) -> int:
+    try:
+        return parse_offset_msg_id(msg_id)[1]
+    except MessageError as exc:
+        raise RefusedError(
+            ResponseCode.INVALID_PARAMETER,
+            f"{msg_id!r} is no offset message ID ({len(msg_id)} characters): it must have 32 hex digits, or 56 for an "
+            "IPv6 address",
+        ) from exc

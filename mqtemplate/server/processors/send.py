@@ -14,24 +14,19 @@ from typing import NamedTuple
 from mqtemplate.engine.drafts import SendOrigin
 from mqtemplate.engine.engine import Engine
 from mqtemplate.engine.queue_locks import QueueLockTable
-from mqtemplate.engine.retries import dead_letter, is_exhausted, retry
-from mqtemplate.engine.sends import StoredSend
+from mqtemplate.engine.sends import StoredSend, permitted_properties, send_back_of_record
 from mqtemplate.errors import MessageError, SendError
 from mqtemplate.event_log import LimitedLog
 from mqtemplate.message import (
     DELAY_PROPERTIES,
-    RESERVED_PROPERTIES,
     Message,
-    MessageExt,
     Property,
     SendSequence,
     copy_properties,
     valid_time,
 )
 from mqtemplate.record.codec import EncodedMessage, RecordDraft, pack_host
-from mqtemplate.record.dead_letter import CAUSES
 from mqtemplate.record.layout import SysFlag
-from mqtemplate.record.message_ext import to_message_ext
 from mqtemplate.record.properties import decode_properties
 from mqtemplate.record.properties_template import AddedProperties, CompleteProperties
 from mqtemplate.remoting.connection import Connection
@@ -48,13 +43,11 @@ from mqtemplate.remoting.protocol.messages import count_batch, decode_properties
 from mqtemplate.remoting.protocol.sequenced import decode_queue_batches, read_queue_batches
 from mqtemplate.server.acl.access import AccessControl
 from mqtemplate.server.acl.settings import Right
-from mqtemplate.server.fast_path.pipelined_batches import INLINE_MESSAGES, read_uniform
-from mqtemplate.server.fast_path.send_responses import SendResponses, added_properties
+from mqtemplate.server.fast_path.pipelined_sends import INLINE_MESSAGES, SendResponses, added_properties, read_uniform
 from mqtemplate.server.requests.deferred_work import DeferredWork
 from mqtemplate.server.requests.registration import handles
 from mqtemplate.server.requests.response import RefusedError, reply_when_durable
-from mqtemplate.server.state.creations import ClientCreations
-from mqtemplate.server.state.groups import max_reconsume_times
+from mqtemplate.server.state.groups import ClientCreations, max_reconsume_times
 from mqtemplate.server.state.settings import BrokerServerSettings
 from mqtemplate.server.state.topics import TopicConfigs
 from mqtemplate.topics import AUTO_CREATE_TOPIC, DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
@@ -295,7 +288,11 @@ class SequencedSendProcessor:
 
         sequence = SendSequence(header.app_id, header.version, header.partition, header.first)
         account = self.access.key_of(request)
-        messages = [(self._checked(request, message), queue_id) for message, queue_id in decode_queue_batches(batches)]
+        messages = [
+            # A message with an origin is decoded, and it may not be a false one.
+            (self.access.checked_origin(request, each) if isinstance(each, Message) else each, queue_id)
+            for each, queue_id in decode_queue_batches(batches)
+        ]
         try:
             result, end, topics = self.engine.sequences.put(messages, sequence, complete, account or "")
         except SendError as exc:
@@ -304,10 +301,6 @@ class SequencedSendProcessor:
         if self.engine.store.confirm(end, topics):
             return request.response(ResponseCode.SUCCESS, answer)
         return request.response(ResponseCode.FLUSH_DISK_TIMEOUT, remark="stored, but not flushed in time; send again")
-
-    def _checked(self, request: RemotingCommand, message: Message | EncodedMessage) -> Message | EncodedMessage:
-        """Return a message without a false origin; one with an origin is decoded."""
-        return self.access.checked_origin(request, message) if isinstance(message, Message) else message
 
     def _create_topics(self, connection: Connection, request: RemotingCommand, topics: Iterable[str]) -> None:
         """Create missing topics and groups, within the limits that hold for ordinary messages."""
@@ -324,7 +317,7 @@ class SequencedSendProcessor:
 class SendBackProcessor:
     """Stores the message again: delayed in the retry topic of the group, or in its dead letter topic.
 
-    The physical offset identifies the message. Its body is stored as it was, compressed or not.
+    The physical offset identifies the message. The engine decides about its copy: see `send_back_of_record`.
     """
 
     engine: Engine
@@ -356,53 +349,25 @@ class SendBackProcessor:
             )
         # The copy is readable with a right to the group only, so the request would read any message.
         self.access.check_topic(request, record.topic, Right.SUB, f"the message at physical offset {header.offset}")
-        # Without the flag the body is not decompressed: it is stored again as it is.
-        original = to_message_ext(record._replace(sys_flag=record.sys_flag & ~SysFlag.COMPRESSED), engine.name)
         max_times = max_reconsume_times(group, header.max_reconsume_times, request.version)
-        message = _new_message(original, header, max_times, self.peer_log)
+        sent_back = send_back_of_record(
+            record, engine.name, header.group, header.delay_level, header.delay_ms, max_times
+        )
+        original, message, _ = sent_back
+        if sent_back.is_dead:
+            self.peer_log.warning(
+                "server.dead_letter", group=header.group, topic=original.topic, msg_id=original.msg_id, times=max_times
+            )
         origin_topic = message.properties[Property.RETRY_TOPIC]
         may_send = self.access.may(self.access.key_of(request), origin_topic, Right.PUB)
-        message.properties |= _added_properties(header.properties, may_send=may_send)
+        message.properties |= permitted_properties(decode_properties_text(header.properties), may_send=may_send)
 
         def store() -> None:
-            is_dead = message.topic.startswith(DLQ_TOPIC_PREFIX)
-            self.topics.create_group_topic(message.topic, 1 if is_dead else group.retry_queue_nums)
-            queue_id = self.topics.queue(message.topic, -1)
-            stored = engine.writer.send_back(message, original, queue_id, record.sys_flag & SysFlag.OF_CLIENTS)
+            self.topics.create_group_topic(message.topic, 1 if sent_back.is_dead else group.retry_queue_nums)
+            stored = engine.writer.send_back(sent_back, self.topics.queue(message.topic, -1))
             reply_when_durable(engine.store, connection, request, stored.end, stored.topics)
 
-        if not self.topics.has(message.topic):
+        if not self.topics.table.has(message.topic):
             return self.deferred_work.run(connection, request, store)
         store()
         return None
-
-
-def _new_message(
-    original: MessageExt, header: ConsumerSendMsgBackRequestHeader, max_times: int, log: LimitedLog
-) -> Message:
-    """Return the message for the retry topic, or for the dead letter topic after the last retry."""
-    if is_exhausted(original, header.delay_level, max_times):
-        message = dead_letter(original, header.group)
-        log.warning(
-            "server.dead_letter", group=header.group, topic=original.topic, msg_id=original.msg_id, times=max_times
-        )
-    else:
-        message = retry(original, header.group, header.delay_level)
-        if header.delay_ms is not None:
-            del message.properties[Property.DELAY]
-            message.properties[Property.TIMER_DELAY_MS] = str(header.delay_ms)
-    message.properties[Property.WAIT] = "false"
-    return message
-
-
-def _added_properties(text: str | None, *, may_send: bool) -> dict[str, str]:
-    """Return the properties that a consumer adds to a message that it sends back.
-
-    Args:
-        may_send: The account may send to the topic of the message. If not, it may only add the cause of the failure:
-            an operator may send the dead letter to that topic again.
-    """
-    added = decode_properties_text(text)
-    return {
-        name: value for name, value in added.items() if name in CAUSES or (may_send and name not in RESERVED_PROPERTIES)
-    }

@@ -15,7 +15,7 @@ from mqtemplate.engine.clients import (
     ClientRegistry,
     ConsumerGroupInfo,
     GroupChanged,
-    GroupSubscription,
+    TopicSubscription,
 )
 from mqtemplate.engine.engine import Engine
 from mqtemplate.errors import BrokerError
@@ -90,7 +90,7 @@ def connection_of(channel: ClientChannel) -> Connection:
     raise RefusedError(ResponseCode.SYSTEM_ERROR, f"client {channel.client_id!r} does not answer such requests")
 
 
-def subscription_data(found: GroupSubscription) -> SubscriptionData:
+def subscription_data(found: TopicSubscription) -> SubscriptionData:
     """Return a subscription for a response: as the client sent it, if it speaks RocketMQ's protocol."""
     if isinstance(found, SubscriptionData):
         return found
@@ -115,7 +115,7 @@ class RemoteClients:
     # --- consumer groups -----------------------------------------------------------------------
 
     def has_members(self, group: str) -> bool:
-        return self.clients.consumer_group(group) is not None
+        return self.clients.consumers.get(group) is not None
 
     def notify_members(self, info: ConsumerGroupInfo) -> None:
         """Notify the members of a group that it changed. They rebalance the queues at once."""
@@ -128,7 +128,7 @@ class RemoteClients:
         A member of this library looks it up at once. One of RocketMQ rebalances, which has no effect.
         """
         for group in self.clients.groups_of_topic(topic):
-            info = self.clients.consumer_group(group)
+            info = self.clients.consumers.get(group)
             if info is not None:
                 self._notify(info)
 

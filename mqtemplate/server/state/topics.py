@@ -60,11 +60,12 @@ class TopicConfigs:
 
     Attributes:
         peer_log: Log of the topics that clients create.
+        table: The table of the engine.
     """
 
     def __init__(self, engine: Engine, settings: ServerOptions) -> None:
         self.peer_log = LimitedLog(_log, engine.clock.steady_ms)
-        self._table = engine.topics
+        self.table = engine.topics
         self._routes = engine.routes
         self._store = engine.store
         self.cluster_name = settings.cluster_name
@@ -82,8 +83,8 @@ class TopicConfigs:
             StoreError: The table could not be written.
         """
         for config in self._expected_topics():
-            if self._table.config(config.topic_name) is None:
-                self._table.update(config.topic_name, config.to_json())
+            if self.table.config(config.topic_name) is None:
+                self.table.update(config.topic_name, config.to_json())
 
     def _expected_topics(self) -> list[TopicConfig]:
         """Return the topics that RocketMQ creates. Source: ``TopicConfigManager.init``."""
@@ -107,11 +108,11 @@ class TopicConfigs:
     @property
     def version(self) -> DataVersionBody:
         """Number of changes of the table, for clients that compare tables."""
-        return DataVersionBody(**vars(self._table.version))
+        return DataVersionBody(**vars(self.table.version))
 
     def names(self) -> list[str]:
         """Return the names of all topics, sorted."""
-        return sorted(name for name in self._table.names() if self._is_visible(name))
+        return sorted(name for name in self.table.names() if self._is_visible(name))
 
     def all(self) -> dict[str, TopicConfig]:
         """Return all topics by name, sorted."""
@@ -119,7 +120,7 @@ class TopicConfigs:
 
     def find(self, topic: str) -> TopicConfig | None:
         """Return the settings of *topic*, or None if it does not exist."""
-        config = self._table.config(topic) if self._is_visible(topic) else None
+        config = self.table.config(topic) if self._is_visible(topic) else None
         return None if config is None else _read(topic, config)
 
     def get(self, topic: str) -> TopicConfig:
@@ -155,8 +156,8 @@ class TopicConfigs:
             raise DestinationError(
                 f"perm of topic {topic!r} must be a sum of 4 (read), 2 (write) and 1 (inherit), got {config.perm}"
             )
-        is_new = not self.has(topic)
-        self._table.update(topic, config.to_json())
+        is_new = not self.table.has(topic)
+        self.table.update(topic, config.to_json())
         self._routes.refresh(topic)
         if is_new:
             self._on_created(topic)
@@ -169,15 +170,11 @@ class TopicConfigs:
             StoreError: The table could not be written; it is as before.
         """
         self._check_no_system_topic(topic, "deleted")
-        deleted = self._table.delete(topic)
+        deleted = self.table.delete(topic)
         self._routes.refresh(topic)
         return deleted
 
     # --- messages ------------------------------------------------------------------------------
-
-    def has(self, topic: str) -> bool:
-        """Return True if *topic* exists."""
-        return self._table.has(topic)
 
     def has_queue(self, topic: str, queue_id: int) -> bool:
         """Return True if neither the topic nor the file of the queue has to be created. A disk may take 100 ms.
@@ -185,20 +182,11 @@ class TopicConfigs:
         Args:
             queue_id: If negative, any queue.
         """
-        return self._table.has(topic) and (queue_id < 0 or self._store.has_queue(topic, queue_id))
-
-    def count(self) -> int:
-        """Return the number of topics."""
-        return self._table.count()
-
-    @property
-    def state(self) -> object:
-        """See `TopicTable.state`."""
-        return self._table.state
+        return self.table.has(topic) and (queue_id < 0 or self._store.has_queue(topic, queue_id))
 
     def queue_count(self, topic: str) -> int:
         """Return the number of queues that *topic* has for producers or for consumers; 0 if it does not exist."""
-        config = self._table.config(topic) or {}
+        config = self.table.config(topic) or {}
         return max(int(config.get(name, 0)) for name in ("readQueueNums", "writeQueueNums"))
 
     def queue(self, topic: str, queue_id: int) -> int:
@@ -212,7 +200,7 @@ class TopicConfigs:
                 ResponseCode.NO_PERMISSION,
                 f"topic {topic!r} is a system topic; send to the real topic of the message, with a delay option",
             )
-        config = self._table.config(topic)
+        config = self.table.config(topic)
         if config is None:
             raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"topic {topic!r} does not exist; create it first")
         if not config["perm"] & Perm.WRITE:
@@ -231,7 +219,7 @@ class TopicConfigs:
         Raises:
             RefusedError: The topic is missing or not readable, or it has no such queue.
         """
-        config = self._table.config(topic)
+        config = self.table.config(topic)
         if config is None:
             raise RefusedError(
                 ResponseCode.TOPIC_NOT_EXIST, f"topic {topic!r} does not exist; its first message creates it"
@@ -264,10 +252,10 @@ class TopicConfigs:
             RefusedError, DestinationError: As `create_by_first_message`.
         """
         check_topic(topic)
-        template = self._table.config(default_topic)
+        template = self.table.config(default_topic)
         may_create = self._auto_create or default_topic != AUTO_CREATE_TOPIC
         if template is None or not template["perm"] & Perm.INHERIT or not may_create:
-            nearest = nearest_topic(topic, self._table.names())
+            nearest = nearest_topic(topic, self.table.names())
             raise RefusedError(
                 ResponseCode.TOPIC_NOT_EXIST,
                 f"topic {topic!r} does not exist, and a message may not create it like {default_topic!r}; "
@@ -294,16 +282,16 @@ class TopicConfigs:
         changes = {}
         for group in groups:
             topic, count = RETRY_TOPIC_PREFIX + group.group_name, group.retry_queue_nums
-            if count > 0 and not self.has(topic):
+            if count > 0 and not self.table.has(topic):
                 changes[check_topic(topic)] = _settings(count, Perm.READ | Perm.WRITE)
         self._create_all(changes)
 
     def _create(self, topic: str, queue_nums: int, perm: int) -> None:
-        if not self.has(topic):
+        if not self.table.has(topic):
             self._create_all({topic: _settings(queue_nums, perm)})
 
     def _create_all(self, changes: dict[str, dict[str, int]]) -> None:
-        self._table.update_all(changes)
+        self.table.update_all(changes)
         if len(changes) > 1:
             self.peer_log.log(INFO, "server.topics_created", count=len(changes), first=next(iter(changes)))
         for topic, settings in changes.items():

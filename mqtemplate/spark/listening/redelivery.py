@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from mqtemplate.broker import Broker, ConsumerSpec
-from mqtemplate.engine.retries import SentBack, send_back_of
+from mqtemplate.engine.group_rules import SentBack, send_back_of
 from mqtemplate.errors import OffsetOutOfRangeError, SparkError
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.failures.failure_log import short_stack

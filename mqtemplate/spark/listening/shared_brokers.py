@@ -14,7 +14,7 @@ from typing import Any
 from mqtemplate.broker import Broker
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.brokers.remote.broker import RemoteBroker
-from mqtemplate.engine.retries import SentBack
+from mqtemplate.engine.group_rules import SentBack
 from mqtemplate.errors import SparkError
 from mqtemplate.message import Message, MessageQueue, SendSequence
 from mqtemplate.metrics import Metrics

@@ -16,10 +16,9 @@ from mqtemplate.remoting.worker_pool import HeavyWork
 from mqtemplate.server.acl.access import AccessControl
 from mqtemplate.server.acl.guard import AclGuard
 from mqtemplate.server.acl.settings import Account, AclSettings
-from mqtemplate.server.assembly import ServerAssembly
+from mqtemplate.server.broker_server import ServerAssembly
 from mqtemplate.server.local_address import LocalServerAddress
-from mqtemplate.server.name_server.name_server import KVConfig, NameServer
-from mqtemplate.server.name_server.registered_brokers import RegisteredBrokers
+from mqtemplate.server.name_server import KVConfig, NameServer, RegisteredBrokers
 from mqtemplate.server.processors.delayed import PendingPositionsProcessor
 from mqtemplate.server.requests.registration import register
 from mqtemplate.server.requests.response import problem_response

@@ -1,4 +1,4 @@
-"""Access control: authentication, and the rights of accounts."""
+"""Access control: authentication and settings. `scripts/acl_*.script` have the rights of accounts."""
 
 from __future__ import annotations
 
@@ -11,43 +11,18 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.acl import sign_command
-from mqtemplate.remoting.protocol.bodies.group import ConsumerData, HeartbeatData, LockBatchRequestBody
-from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
 from mqtemplate.remoting.protocol.headers.admin import GetRouteInfoRequestHeader
-from mqtemplate.remoting.protocol.headers.fields import CommandHeader
-from mqtemplate.remoting.protocol.headers.group import (
-    ConsumerGroupRequestHeader,
-    GetMaxOffsetRequestHeader,
-    UnregisterClientRequestHeader,
-)
 from mqtemplate.remoting.protocol.headers.message import (
-    ConsumerSendMsgBackRequestHeader,
-    EndTransactionRequestHeader,
-    PullMessageRequestHeader,
     QueryMessageRequestHeader,
     SendMessageRequestHeaderV2,
-    ViewMessageRequestHeader,
 )
 from mqtemplate.remoting.settings import Credentials
 from mqtemplate.server import Account, AclSettings, BrokerServerSettings, LocalCluster, Right
+from tests.server.serving import SECRET, RecordingConnection, Serving
 from tests.server.tool import ANY_PORT, Tool, make_engine
 
-SECRET = "a secret that is never shown"
 ACCOUNTS = (
-    Account(access_key="administrator", secret_key=SECRET, admin=True),
-    Account(
-        access_key="shop-owner",
-        secret_key=SECRET,
-        topic_perms={"orders": Right.PUB, "invoices": Right.SUB, "both": Right.PUB | Right.SUB},
-        group_perms={"billing": Right.SUB},
-    ),
-    Account(
-        access_key="all-but-orders",
-        secret_key=SECRET,
-        default_topic_perm=Right.PUB | Right.SUB,
-        default_group_perm=Right.SUB,
-        topic_perms={"orders": Right.DENY},
-    ),
+    Account(access_key="shop-owner", secret_key=SECRET, topic_perms={"orders": Right.PUB, "invoices": Right.SUB}),
 )
 
 
@@ -56,19 +31,13 @@ def cluster() -> Iterator[LocalCluster]:
     engine = make_engine(VirtualClock())
     settings = BrokerServerSettings(listen=ANY_PORT)
     with LocalCluster(engine, settings, ANY_PORT, acl=AclSettings(accounts=ACCOUNTS)) as cluster:
-        for topic in ("orders", "invoices", "both"):
+        for topic in ("orders", "invoices"):
             engine.create_topic(topic, 1)
         yield cluster
 
 
 def credentials(access_key: str, secret_key: str = SECRET) -> Credentials:
     return Credentials(access_key=access_key, secret_key=secret_key)
-
-
-@pytest.fixture
-def owner(cluster: LocalCluster) -> Iterator[Tool]:
-    with Tool(cluster.address, credentials("shop-owner")) as tool:
-        yield tool
 
 
 def send_to(topic: str) -> SendMessageRequestHeaderV2:
@@ -82,26 +51,6 @@ def send_to(topic: str) -> SendMessageRequestHeaderV2:
         born_timestamp=0,
         flag=0,
     )
-
-
-def pull_from(topic: str, group: str) -> PullMessageRequestHeader:
-    return PullMessageRequestHeader(
-        consumer_group=group,
-        topic=topic,
-        queue_id=0,
-        queue_offset=0,
-        max_msg_nums=1,
-        sys_flag=0,
-        commit_offset=0,
-        suspend_timeout_millis=0,
-        sub_version=0,
-    )
-
-
-def heartbeat_of(group: str, *topics: str) -> bytes:
-    subscriptions = [SubscriptionData(topic=topic) for topic in topics]
-    data = ConsumerData(group_name=group, subscription_data_set=subscriptions)
-    return HeartbeatData(client_id="me@1", consumer_data_set=[data]).encode()
 
 
 def is_refused(response: RemotingCommand) -> bool:
@@ -121,25 +70,6 @@ def test_broker_and_name_server_require_an_access_key(cluster: LocalCluster) -> 
         assert refused.code == ResponseCode.NO_PERMISSION
         assert refused.remark == ("access control is enabled: configure the client with an access key and a secret key")
         assert permitted.code == ResponseCode.SUCCESS
-
-
-@pytest.mark.parametrize(("access_key", "secret_key"), [("shop-owner", "wrong secret"), ("missing-here", SECRET)])
-def test_a_wrong_secret_key_and_an_unknown_access_key_have_the_same_response(
-    cluster: LocalCluster, access_key: str, secret_key: str
-) -> None:
-    """An attacker does not learn which of the two is wrong."""
-    with Tool(cluster.address, credentials(access_key, secret_key)) as tool:
-        response = tool.request(RequestCode.SEND_MESSAGE_V2, send_to("orders"), b"x")
-
-    assert response.code == ResponseCode.NO_PERMISSION
-    assert response.remark == f"access key '{access_key}' is unknown, or its secret key is wrong"
-
-
-def test_older_clients_receive_the_code_of_acl_1(cluster: LocalCluster) -> None:
-    with Tool(cluster.address) as tool:
-        response = tool.request(RequestCode.SEND_MESSAGE_V2, send_to("orders"), b"x", version=409)
-
-    assert response.code == ResponseCode.SYSTEM_ERROR
 
 
 def test_a_request_that_was_changed_after_signing_is_refused(cluster: LocalCluster) -> None:
@@ -204,113 +134,17 @@ def test_the_refusals_of_many_connections_are_ten_lines_a_minute_and_a_count(clu
     assert [event.get("suppressed", 0) for event in warnings] == [0] * 10 + [15]
 
 
-# --- rights -----------------------------------------------------------------------------------------
+def test_one_connection_has_a_limited_number_of_client_ids() -> None:
+    with Serving(acl=AclSettings(accounts=ACCOUNTS)) as serving:
+        connection = RecordingConnection(access_key="shop-owner")
+        ids = [f"client@{number}" for number in (*range(256), 0, 256)]
+        *known, more = [serving.heartbeat("", producers=["x"], over=connection, client_id=each) for each in ids]
 
-
-@pytest.mark.parametrize(
-    ("code", "header", "body"),
-    [
-        (RequestCode.SEND_MESSAGE_V2, send_to("orders"), b"x"),
-        (RequestCode.SEND_MESSAGE_V2, send_to("both"), b"x"),
-        (RequestCode.HEART_BEAT, None, heartbeat_of("billing", "invoices", "%RETRY%billing")),
-        (RequestCode.GET_MAX_OFFSET, GetMaxOffsetRequestHeader(topic="orders", queue_id=0), b""),
-        (RequestCode.GET_MAX_OFFSET, GetMaxOffsetRequestHeader(topic="invoices", queue_id=0), b""),
-        (
-            RequestCode.LOCK_BATCH_MQ,
-            None,
-            LockBatchRequestBody(consumer_group="billing", client_id="me@1", mq_set=[]).encode(),
-        ),
-        (RequestCode.UNREGISTER_CLIENT, UnregisterClientRequestHeader(client_id="me@1", consumer_group="billing"), b""),
-    ],
-)
-def test_a_request_with_the_needed_right_is_permitted(
-    owner: Tool, code: RequestCode, header: CommandHeader | None, body: bytes
-) -> None:
-    assert owner.request(code, header, body).code == ResponseCode.SUCCESS
-
-
-@pytest.mark.parametrize(
-    ("code", "header", "body", "text"),
-    [
-        (RequestCode.SEND_MESSAGE_V2, send_to("invoices"), b"x", "no right PUB on topic 'invoices' (SEND_MESSAGE_V2)"),
-        (RequestCode.SEND_MESSAGE_V2, send_to("new"), b"x", "no right PUB on topic 'new' (SEND_MESSAGE_V2)"),
-        (RequestCode.SEND_MESSAGE_V2, send_to("%RETRY%other"), b"x", "no right SUB on group 'other'"),
-        (RequestCode.PULL_MESSAGE, pull_from("orders", "billing"), b"", "no right SUB on topic 'orders'"),
-        (RequestCode.PULL_MESSAGE, pull_from("invoices", "other"), b"", "no right SUB on group 'other'"),
-        (RequestCode.PULL_MESSAGE, pull_from("%RETRY%other", "billing"), b"", "no right SUB on group 'other'"),
-        (RequestCode.PULL_MESSAGE, pull_from("%DLQ%other", "billing"), b"", "no right SUB on group 'other'"),
-        (RequestCode.HEART_BEAT, None, heartbeat_of("other"), "no right SUB on group 'other'"),
-        (RequestCode.HEART_BEAT, None, heartbeat_of("billing", "orders"), "no right SUB on topic 'orders'"),
-        (
-            RequestCode.GET_CONSUMER_LIST_BY_GROUP,
-            ConsumerGroupRequestHeader(consumer_group="other"),
-            b"",
-            "no right SUB on group 'other'",
-        ),
-        (
-            RequestCode.CONSUMER_SEND_MSG_BACK,
-            ConsumerSendMsgBackRequestHeader(offset=0, group="other", delay_level=0),
-            b"",
-            "no right SUB on group 'other'",
-        ),
-        (
-            RequestCode.END_TRANSACTION,
-            EndTransactionRequestHeader(
-                topic="invoices",
-                producer_group="p",
-                tran_state_table_offset=0,
-                commit_log_offset=0,
-                commit_or_rollback=8,
-                msg_id="",
-            ),
-            b"",
-            "no right PUB on topic 'invoices'",
-        ),
-        (
-            RequestCode.GET_MAX_OFFSET,
-            GetMaxOffsetRequestHeader(topic="new", queue_id=0),
-            b"",
-            "no right PUB|SUB on topic 'new'",
-        ),
-        (
-            RequestCode.VIEW_MESSAGE_BY_ID,
-            ViewMessageRequestHeader(offset=0),
-            b"",
-            "may not request VIEW_MESSAGE_BY_ID: only an account with admin: true may",
-        ),
-        (RequestCode.GET_BROKER_CONFIG, None, b"", "may not request GET_BROKER_CONFIG"),
-    ],
-)
-def test_a_refusal_names_the_missing_right(
-    owner: Tool, code: int, header: CommandHeader | None, body: bytes, text: str
-) -> None:
-    response = owner.request(code, header, body)
-
-    assert response.code == ResponseCode.NO_PERMISSION
-    assert response.remark is not None
-    assert response.remark.startswith("access key 'shop-owner' ")
-    assert text in response.remark
-
-
-def test_the_default_rights_apply_to_topics_and_groups_that_are_not_listed(cluster: LocalCluster) -> None:
-    with Tool(cluster.address, credentials("all-but-orders")) as tool:
-        assert tool.request(RequestCode.SEND_MESSAGE_V2, send_to("both"), b"x").code == ResponseCode.SUCCESS
-        assert is_refused(tool.request(RequestCode.SEND_MESSAGE_V2, send_to("orders"), b"x"))
-        assert tool.request(RequestCode.HEART_BEAT, body=heartbeat_of("any", "invoices")).code == ResponseCode.SUCCESS
-
-
-def test_an_administrator_has_all_rights(cluster: LocalCluster) -> None:
-    with Tool(cluster.address, credentials("administrator")) as tool:
-        assert tool.request(RequestCode.GET_BROKER_CONFIG).code == ResponseCode.SUCCESS
-        assert tool.request(RequestCode.SEND_MESSAGE_V2, send_to("new"), b"x").code == ResponseCode.SUCCESS
-
-
-def test_a_malformed_request_does_not_bypass_the_check(owner: Tool) -> None:
-    response = owner.request(RequestCode.SEND_MESSAGE_V2, None, b"x")
-
-    assert response.code == ResponseCode.INVALID_PARAMETER
-    assert response.remark is not None
-    assert "needs the field b" in response.remark
+    assert {response.code for response in known} == {ResponseCode.SUCCESS}
+    assert (more.code, more.remark) == (
+        ResponseCode.SYSTEM_BUSY,
+        "one connection may have 256 client IDs; open another connection",
+    )
 
 
 # --- settings ---------------------------------------------------------------------------------------

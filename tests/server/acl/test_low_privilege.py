@@ -93,7 +93,7 @@ class Others:
     def state(self) -> dict[str, object]:
         """Return all that belongs to others, or to the broker."""
         server, engine = self.serving.server, self.serving.engine
-        info = server.clients.consumer_group("their-group")
+        info = server.clients.consumers.get("their-group")
         ends = engine.store.topic_ends().items()
         return {
             "topics": {

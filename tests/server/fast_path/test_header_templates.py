@@ -23,9 +23,9 @@ from mqtemplate.server.fast_path.header_templates import (
     HeaderKey,
     HeaderTemplates,
     HeaderValue,
-    PullTemplates,
-    SendTemplates,
     field_value,
+    pull_templates,
+    send_templates,
 )
 
 BATCH, PULL = RequestCode.SEND_BATCH_MESSAGE, RequestCode.PULL_MESSAGE
@@ -64,16 +64,15 @@ PULL_FIELDS = {
 }
 
 
-class NameTemplates(HeaderTemplates[str]):
-    """The template of a request is its field *name*."""
+def name_templates(**limits: int) -> HeaderTemplates[str]:
+    """Return a table in which the template of a request is its field *name*."""
+    return HeaderTemplates(NAMED, _name, **limits)
 
-    def __init__(self, **limits: int) -> None:
-        super().__init__(NAMED, **limits)
 
-    def template_of(self, key: HeaderKey, request: RemotingCommand) -> str | None:
-        if request.ext_fields.get("name") == "invalid":
-            raise RemoteProtocolError("the header is invalid")
-        return request.ext_fields.get("name")
+def _name(key: HeaderKey, request: RemotingCommand) -> str | None:
+    if request.ext_fields.get("name") == "invalid":
+        raise RemoteProtocolError("the header is invalid")
+    return request.ext_fields.get("name")
 
 
 def header(fields: Mapping[str, str | None], first: tuple[str, ...] = (), **members: object) -> bytes:
@@ -122,15 +121,15 @@ def read(templates: ConnectionTemplates[Any], data: bytes) -> tuple[Any, tuple[b
 
 
 def names() -> ConnectionTemplates[str]:
-    return ConnectionTemplates(NameTemplates())
+    return ConnectionTemplates(name_templates())
 
 
 def sends() -> ConnectionTemplates[Any]:
-    return ConnectionTemplates(SendTemplates(ADDED))
+    return ConnectionTemplates(send_templates(ADDED))
 
 
 def pulls() -> ConnectionTemplates[Any]:
-    return ConnectionTemplates(PullTemplates())
+    return ConnectionTemplates(pull_templates())
 
 
 # --- templates of any kind ------------------------------------------------------------------------------
@@ -170,7 +169,7 @@ def test_a_connection_keeps_the_templates_that_it_used_last(monkeypatch: pytest.
 
 
 def test_a_template_of_another_connection_is_not_decoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = NameTemplates()
+    known = name_templates()
     read(ConnectionTemplates(known), named())
     monkeypatch.setattr(header_templates, "decode_json_header", lambda data: pytest.fail("it was decoded"))
 
@@ -181,12 +180,12 @@ def test_headers_that_all_differ_are_rarely_inspected() -> None:
     """A client that sends a trace id in each request must not pay for templates that never occur again."""
     inspected: list[bytes] = []
 
-    class Noted(NameTemplates):
+    class Noted(HeaderTemplates[str]):
         def find(self, header: bytes, seen: set[int]) -> Any:
             inspected.append(header)
             return super().find(header, seen)
 
-    templates = ConnectionTemplates(Noted())
+    templates = ConnectionTemplates(Noted(NAMED, _name))
     for number in range(2_500):
         assert templates.match(named(f"name{number}")) is None
 
@@ -195,7 +194,7 @@ def test_headers_that_all_differ_are_rarely_inspected() -> None:
 
 
 def test_the_number_of_templates_is_limited() -> None:
-    known = NameTemplates(max_templates=10)
+    known = name_templates(max_templates=10)
     for number in range(25):
         assert read(ConnectionTemplates(known), named(f"name{number}")) is not None
 

@@ -17,8 +17,8 @@ from mqtemplate.remoting.protocol import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
 from mqtemplate.remoting.protocol.messages import encode_batch, join_in_batch
 from mqtemplate.server import BrokerServer
-from mqtemplate.server.fast_path import pipelined_batches
-from mqtemplate.server.fast_path.pipelined_batches import BatchRequest, PipelinedBatches, read_uniform
+from mqtemplate.server.fast_path import pipelined_sends
+from mqtemplate.server.fast_path.pipelined_sends import BatchRequest, PipelinedSends, read_uniform
 from mqtemplate.store.message_store import MessageStore
 from tests.remoting.wire import RawPeer
 from tests.server.fast_path.fast_serving import (
@@ -58,16 +58,16 @@ def stored_together(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """Return a list of the opaques of batches that were stored together, without decoding their headers."""
     in_one_turn(monkeypatch)
     opaques: list[list[int]] = []
-    process = PipelinedBatches._store_together
+    process = PipelinedSends._store_together
 
-    def noted(self: PipelinedBatches, requests: Sequence[BatchRequest]) -> bool:
+    def noted(self: PipelinedSends, requests: Sequence[BatchRequest]) -> bool:
         opaques.append([request.opaque for request in requests])  # first, since the response may arrive in between
         is_stored = process(self, requests)
         if not is_stored:
             opaques.pop()
         return is_stored
 
-    monkeypatch.setattr(PipelinedBatches, "_store_together", noted)
+    monkeypatch.setattr(PipelinedSends, "_store_together", noted)
     return opaques
 
 
@@ -160,7 +160,7 @@ def test_each_of_several_batches_has_its_own_time_of_birth_and_id() -> None:
 
 
 def test_batches_of_many_bytes_are_stored_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipelined_batches, "_MAX_UNIFORM_BYTES", 1_500)
+    monkeypatch.setattr(pipelined_sends, "_MAX_UNIFORM_BYTES", 1_500)
     opaques = stored_together(monkeypatch)
     with serving() as server, known_producer(server) as peer:
         know_batches(peer)
@@ -334,7 +334,7 @@ def test_an_error_of_the_response_is_logged_and_nothing_is_stored_twice(monkeypa
         know_batches(peer)
         end = stored_batches(server)
         with monkeypatch.context() as patch, capture_logs() as logs:
-            patch.setattr(PipelinedBatches, "_reply", fail)
+            patch.setattr(PipelinedSends, "_reply_to_batches", fail)
             peer.send(batch(10) + send(11))
             assert set(answers(peer, 1)) == {11}
 

@@ -188,7 +188,8 @@ class MessageCommands(ServerCommands):
         flags = 0 if group else PullSysFlag.SUBSCRIPTION
         for name in str(rest.pop("flags", "")).split("+"):
             flags |= _FLAGS.get(name, 0)
-        queue_id = rest.pop("queue", 0)
+        queue_id, name = rest.pop("queue", 0), rest.pop("over", None)
+        over = None if name is None else self._connection(str(name))
         if rest.pop("lite", False):
             header = PullMessageRequestHeader(
                 consumer_group="lite",
@@ -206,9 +207,23 @@ class MessageCommands(ServerCommands):
             response = self.serving.request(RequestCode.LITE_PULL_MESSAGE, header)
         else:
             response = self.serving.pull(
-                group or "reader", topic, int(at), queue_id=queue_id, sys_flag=int(flags), **rest
+                group or "reader", topic, int(at), queue_id=queue_id, sys_flag=int(flags), over=over, **rest
             )
         return [self._pulled(response)]
+
+    def step(self) -> None:
+        """Step the services until no work is due."""
+        self.serving.step()
+
+    def replies(self, over: str) -> list[str]:
+        """Print the responses to held pulls since the last time."""
+        connection = self._connection(over)
+        replies, connection.replies = connection.replies, []
+        return [self._pulled(each) for each in replies] or ["nothing"]
+
+    def stop(self) -> None:
+        """Answer the held pulls, as a server that stops."""
+        self.serving.server.hold.close(10)
 
     def _pulled(self, response: RemotingCommand | None) -> str:
         if response is None:

@@ -87,13 +87,6 @@ def test_a_header_with_long_names_is_equivalent(serving: Serving, requester: Res
     assert requester.pushed[0].body == b"3.20"
 
 
-def test_a_reply_to_a_disconnected_client_fails(serving: Serving) -> None:
-    response = reply(serving)
-
-    assert response.code == ResponseCode.SYSTEM_ERROR
-    assert response.remark == "client 'requester@1' is not connected as a producer"
-
-
 @pytest.mark.parametrize(
     ("respond", "reason"),
     [
@@ -113,14 +106,6 @@ def test_a_reply_that_the_client_does_not_accept_fails(
 
     assert refused.code == ResponseCode.SYSTEM_ERROR
     assert refused.remark == f"the reply could not be delivered to 'requester@1': {reason}"
-
-
-def test_a_reply_without_the_requesting_client_is_refused(serving: Serving) -> None:
-    response = serving.send("r", b"x", {"CORRELATION_ID": "c"}, code=RequestCode.SEND_REPLY_MESSAGE_V2)
-
-    assert response is not None
-    assert response.code == ResponseCode.SYSTEM_ERROR
-    assert response.remark == ("the reply has no property REPLY_TO_CLIENT, the client ID of the requesting producer")
 
 
 def test_a_request_of_this_process_receives_a_remote_reply_decompressed(serving: Serving) -> None:

@@ -11,8 +11,7 @@ from mqtemplate.record.codec import RecordDraft, pack_host, parse_record, read_w
 from mqtemplate.record.properties import encode_properties
 from mqtemplate.selectors.sql92 import Sql92Selector
 from mqtemplate.selectors.tags import TagSelector
-from mqtemplate.server.pulls.raw_reader import RawQuery, RawReader, RawStatus
-from mqtemplate.server.pulls.read_ahead import ReadAhead
+from mqtemplate.server.pulls.raw_reader import RawQuery, RawReader, RawStatus, ReadAhead
 from tests.server.pulls.pulled import numbers
 from tests.server.serving import Serving
 

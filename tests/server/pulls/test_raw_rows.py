@@ -12,8 +12,7 @@ from mqtemplate.brokers import EmbeddedSettings
 from mqtemplate.message import HostAddress, MessageQueue
 from mqtemplate.record.codec import RecordDraft, pack_host, read_without_check
 from mqtemplate.selectors.tags import TagSelector
-from mqtemplate.server.pulls.raw_reader import RawQuery, RawReader
-from mqtemplate.server.pulls.read_ahead import ReadAhead, rows_without_check
+from mqtemplate.server.pulls.raw_reader import RawQuery, RawReader, ReadAhead, rows_without_check
 from tests.server.pulls.pulled import whole
 from tests.server.serving import Serving
 

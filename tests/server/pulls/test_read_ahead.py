@@ -11,8 +11,7 @@ from structlog.testing import capture_logs
 from mqtemplate.brokers import EmbeddedSettings
 from mqtemplate.message import MessageQueue
 from mqtemplate.pending import PendingQuery
-from mqtemplate.server.pulls.raw_reader import RawPull, RawQuery, RawReader, RawStatus
-from mqtemplate.server.pulls.read_ahead import ReadAhead
+from mqtemplate.server.pulls.raw_reader import RawPull, RawQuery, RawReader, RawStatus, ReadAhead
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.topics import SCHEDULE_TOPIC
 from tests.server.pulls.pulled import numbers, whole

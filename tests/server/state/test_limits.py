@@ -9,32 +9,18 @@ import pytest
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.engine.clients import Owner
-from mqtemplate.message import HostAddress, MessageQueue
 from mqtemplate.metrics import Counter
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.acl import ACCESS_KEY
 from mqtemplate.remoting.protocol.bodies.group import (
     ConsumerData,
     HeartbeatData,
-    LockBatchRequestBody,
-    LockBatchResponseBody,
     ProducerData,
 )
-from mqtemplate.remoting.protocol.codes import PullSysFlag
 from mqtemplate.server import BrokerServerSettings
 from mqtemplate.server.requests.response import RefusedError
 from mqtemplate.server.state.limits import ClientLimits, CreationLimit, CreationRate, Quota, QuotaLimits
 from tests.server.serving import RecordingConnection, Serving, subscription
-
-HOLD = PullSysFlag.SUBSCRIPTION | PullSysFlag.SUSPEND
-FOREIGN = HostAddress("10.0.0.9", 1)
-
-
-def refused(serving: Serving, kind: str) -> int:
-    count = serving.engine.metrics.snapshot()[f"server.refused.{kind}"]
-    assert isinstance(count, int)
-    return count
-
 
 # --- quotas -----------------------------------------------------------------------------------------
 
@@ -85,77 +71,6 @@ def test_an_address_has_a_share_of_the_total_but_as_much_as_a_connection() -> No
 # --- what clients hold ------------------------------------------------------------------------------
 
 
-def test_a_connection_holds_a_limited_number_of_pulls_and_others_still_may() -> None:
-    with Serving(BrokerServerSettings(max_held_pulls_per_connection=2, max_held_pulls=5)) as serving:
-        serving.send("orders")
-        hostile, neighbour = RecordingConnection(), RecordingConnection()
-        for _ in range(2):
-            assert serving.pull("group", "orders", 1, sys_flag=HOLD, over=hostile) is None
-
-        response = serving.pull("group", "orders", 1, sys_flag=HOLD, over=hostile)
-
-        assert response is not None
-        assert response.code == ResponseCode.SYSTEM_BUSY
-        assert "this connection may have 2 held pulls" in (response.remark or "")
-        assert serving.pull("group", "orders", 1, sys_flag=HOLD, over=neighbour) is not None  # max-address-share
-        abroad = RecordingConnection(FOREIGN)
-        assert serving.pull("group", "orders", 1, sys_flag=HOLD, over=abroad) is None
-        assert refused(serving, "pulls") == 2
-        serving.server.hold.forget(hostile)  # type: ignore[arg-type]
-        assert serving.pull("group", "orders", 1, sys_flag=HOLD, over=neighbour) is None
-
-
-def test_the_time_that_a_pull_waits_is_limited(serving: Serving) -> None:
-    """Otherwise a pull with 2^62 milliseconds would be held for ever."""
-    serving.send("orders")
-
-    assert serving.pull("group", "orders", 1, sys_flag=HOLD, suspend_timeout_millis=1 << 62) is None
-    serving.advance(119_000)
-    assert len(serving.server.hold) == 1
-    serving.advance(1_000)
-
-    assert len(serving.server.hold) == 0
-    assert serving.connection.replies[-1].code == ResponseCode.PULL_NOT_FOUND
-
-
-def lock(serving: Serving, group: str, numbers: range, over: RecordingConnection) -> RemotingCommand:
-    queues = [MessageQueue("orders", "broker-a", number) for number in numbers]
-    body = LockBatchRequestBody(consumer_group=group, client_id=f"client-{over.id}", mq_set=queues)
-    response = serving.request(RequestCode.LOCK_BATCH_MQ, None, body.encode(), over=over)
-    assert response is not None
-    return response
-
-
-def test_a_connection_has_a_limited_number_of_locks_and_a_renewal_counts_once() -> None:
-    with Serving(BrokerServerSettings(max_queue_locks_per_connection=3)) as serving:
-        hostile, neighbour = RecordingConnection(), RecordingConnection()
-        for _ in range(2):
-            assert lock(serving, "one", range(2), hostile).code == ResponseCode.SUCCESS
-
-        response = lock(serving, "two", range(2), hostile)
-
-        assert (response.code, refused(serving, "locks")) == (ResponseCode.SYSTEM_BUSY, 1)
-        assert "this connection may have 3 locks" in (response.remark or "")
-        assert lock(serving, "two", range(1), hostile).code == ResponseCode.SUCCESS
-        assert lock(serving, "three", range(3), neighbour).code == ResponseCode.SUCCESS
-
-
-def test_the_locks_of_a_closed_connection_are_released_and_expired_ones_are_forgotten() -> None:
-    """An expired lock was kept until the next request for its group, which a hostile client never sends."""
-    with Serving() as serving:
-        first, second = RecordingConnection(), RecordingConnection()
-        lock(serving, "one", range(3), first)
-        lock(serving, "two", range(3), second)
-
-        serving.server.locks.forget(first.id)
-        taken = LockBatchResponseBody.decode(lock(serving, "one", range(3), second).body)
-
-        assert len(taken.lock_ok_mq_set) == 3
-        assert len(serving.server.limits.locks) == 6
-        serving.advance(71_000)
-        assert len(serving.server.limits.locks) == 0
-
-
 def heartbeat(serving: Serving, over: RecordingConnection, **data: Any) -> RemotingCommand:
     body = HeartbeatData(client_id=f"client-{over.id}", **data).encode()
     response = serving.request(RequestCode.HEART_BEAT, None, body, over=over)
@@ -175,42 +90,6 @@ def consumers(count: int, *topics: str, prefix: str = "g") -> dict[str, Any]:
             for number in range(count)
         ]
     }
-
-
-def test_a_connection_has_a_limited_number_of_groups() -> None:
-    with Serving(BrokerServerSettings(max_client_groups_per_connection=3)) as serving:
-        hostile, neighbour = RecordingConnection(), RecordingConnection()
-        assert heartbeat(serving, hostile, **producers(3)).code == ResponseCode.SUCCESS
-        assert heartbeat(serving, hostile, **producers(3)).code == ResponseCode.SUCCESS
-
-        more = heartbeat(serving, hostile, **producers(2, "other"))
-        consumer = heartbeat(serving, hostile, **consumers(1, "orders"))
-
-        assert more.code == consumer.code == ResponseCode.SYSTEM_BUSY
-        assert "this connection may have 3 groups" in (more.remark or "")
-        assert len(serving.server.clients.producer_groups()) == 3
-        assert heartbeat(serving, neighbour, **consumers(3, "orders")).code == ResponseCode.SUCCESS
-        serving.server.clients.forget(hostile.id)
-        serving.server.clients.forget(neighbour.id)
-        assert (len(serving.server.limits.groups), len(serving.server.limits.subscriptions)) == (0, 0)
-
-
-def test_a_connection_has_a_limited_number_of_subscriptions_and_long_ones_count_more() -> None:
-    with Serving(BrokerServerSettings(max_subscriptions_per_connection=4)) as serving:
-        hostile = RecordingConnection()
-        assert heartbeat(serving, hostile, **consumers(1, "a", "b", "c")).code == ResponseCode.SUCCESS
-        assert heartbeat(serving, hostile, **consumers(1, "a", "b")).code == ResponseCode.SUCCESS
-        assert heartbeat(serving, hostile, **consumers(1, "a", "c", prefix="h")).code == ResponseCode.SUCCESS
-
-        response = heartbeat(serving, hostile, **consumers(1, "d", prefix="i"))
-
-        assert response.code == ResponseCode.SYSTEM_BUSY
-        assert "this connection may have 4 subscriptions" in (response.remark or "")
-        assert (
-            serving.heartbeat("x", "t", over=RecordingConnection(), expression="x" * 400).code == ResponseCode.SUCCESS
-        )
-        response = serving.heartbeat("y", "t", over=RecordingConnection(), expression="x" * 1_000)
-        assert response.code == ResponseCode.SYSTEM_BUSY
 
 
 def test_the_end_of_a_connection_looks_at_its_own_groups_only(serving: Serving) -> None:
@@ -270,43 +149,6 @@ def test_a_heartbeat_stops_when_its_connection_is_closed(serving: Serving) -> No
 
     assert serving.server.clients.groups_of_topic("orders") == []
     assert len(serving.server.limits.groups) == 0
-
-
-def test_clients_create_groups_at_a_limited_rate() -> None:
-    with Serving(BrokerServerSettings(auto_create_burst=3, auto_create_per_second=1)) as serving:
-        assert heartbeat(serving, serving.connection, **consumers(3, "orders")).code == ResponseCode.SUCCESS
-
-        response = heartbeat(serving, serving.connection, **consumers(5, "orders"))
-
-        assert response.code == ResponseCode.SYSTEM_BUSY
-        assert response.remark == (
-            "the clients of one address or account may create 3 groups at once, and 1 per second after that; create "
-            "them with mqadmin, or raise max-groups, max-address-share, auto-create-burst or auto-create-per-second"
-        )
-        assert refused(serving, "created") == 1
-        assert serving.server.groups.find("g-3") is None
-        serving.advance(2_000)
-        assert heartbeat(serving, serving.connection, **consumers(5, "orders")).code == ResponseCode.SUCCESS
-
-
-@pytest.mark.parametrize("create", ["send", "pull"])
-def test_topics_and_groups_that_clients_create_by_any_request_are_limited(create: str) -> None:
-    settings = BrokerServerSettings(auto_create_burst=2, auto_create_per_second=0.001)
-    with Serving(settings) as serving:
-        serving.engine.create_topic("orders")
-
-        def request(number: int, over: RecordingConnection) -> RemotingCommand | None:
-            if create == "send":
-                return serving.send(f"topic-{number}", over=over)
-            return serving.pull(f"group-{number}", "orders", over=over, sys_flag=PullSysFlag.SUBSCRIPTION)
-
-        codes = [response.code for number in range(4) if (response := request(number, serving.connection))]
-        abroad = request(9, RecordingConnection(FOREIGN))
-
-    assert codes[2:] == [ResponseCode.SYSTEM_BUSY] * 2
-    assert ResponseCode.SYSTEM_BUSY not in codes[:2]
-    assert abroad is not None
-    assert abroad.code != ResponseCode.SYSTEM_BUSY
 
 
 def test_clients_create_a_limited_number_of_topics_and_one_address_a_share() -> None:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import pytest
 
+from mqtemplate.clock import VirtualClock
+from mqtemplate.engine.clients import ClientRegistry
 from mqtemplate.remoting.protocol import ResponseCode
 from mqtemplate.remoting.protocol.codes import PullSysFlag
+from mqtemplate.server import BrokerServerSettings
+from mqtemplate.server.pulls.pull_checks import Subscriptions
 from mqtemplate.server.requests.deferred_work import DeferredWork
 from mqtemplate.server.requests.response import RefusedError
-from mqtemplate.server.state.subscriptions import SelectorCache
 from tests.server.serving import Serving
+
+
+def subscriptions(*limit: int) -> Subscriptions:
+    return Subscriptions(ClientRegistry(VirtualClock()), BrokerServerSettings(), *limit)
 
 
 def test_the_cache_has_a_limit_of_text() -> None:
     """It had 4,096 entries of any length: 128 MB of text, and more of compiled expressions."""
-    cache = SelectorCache(10_000)
+    cache = subscriptions(10_000)
     for number in range(100):
         cache.compile("SQL92", f"a = {number} OR b = '{'x' * 1_000}'")
         cache.compile("TAG", f"tag-{number}")
@@ -27,7 +34,7 @@ def test_the_cache_has_a_limit_of_text() -> None:
 @pytest.mark.parametrize("kind", ["TAG", "SQL92"])
 def test_an_expression_has_a_largest_length(kind: str) -> None:
     with pytest.raises(RefusedError, match="has 8193 characters, allowed are 8192; use several groups") as caught:
-        SelectorCache().compile(kind, "x" * 8_193)
+        subscriptions().compile(kind, "x" * 8_193)
 
     assert caught.value.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
 

@@ -17,8 +17,7 @@ from mqtemplate.brokers.remote.cluster.queries import MemberSubscription
 from mqtemplate.brokers.remote.consuming.group_requests import GroupRequests, HeldQueueLocks, RetrySender
 from mqtemplate.brokers.remote.consuming.offsets import OffsetStore, StartOffsets
 from mqtemplate.brokers.remote.consuming.pulls import PullLoop
-from mqtemplate.engine.group_rules import allocate_averagely, sort_client_ids
-from mqtemplate.engine.retries import send_back_of
+from mqtemplate.engine.group_rules import allocate_averagely, send_back_of, sort_client_ids
 from mqtemplate.errors import BrokerClosedError, BrokerError, ListenerError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageExt, MessageQueue

@@ -19,7 +19,7 @@ from mqtemplate.brokers.remote.cluster.outages import log_failure
 from mqtemplate.brokers.remote.cluster.routes import MASTER_ID
 from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.clock import Clock
-from mqtemplate.engine.retries import SentBack, retry_level
+from mqtemplate.engine.group_rules import SentBack, retry_level
 from mqtemplate.errors import (
     BrokerClosedError,
     BrokerError,

@@ -28,8 +28,7 @@ from mqtemplate.brokers.remote.consuming.offsets import (
 )
 from mqtemplate.brokers.remote.consuming.pulls import PullClient, PullLoop
 from mqtemplate.brokers.remote.producing.producer import Producer
-from mqtemplate.engine.group_rules import check_same_group
-from mqtemplate.engine.retries import SentBack
+from mqtemplate.engine.group_rules import SentBack, check_same_group
 from mqtemplate.errors import MQTemplateError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue

@@ -1,1 +1,0 @@
-"""The name server: topic routes and registered brokers."""
