@@ -9,7 +9,7 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
@@ -217,6 +217,35 @@ class MessageQueue:
     topic: str
     broker_name: str
     queue_id: int
+
+
+class SelectedQueue(MessageQueue):
+    """The queue that a selector chose for a message. It equals the same `MessageQueue`.
+
+    Attributes:
+        select: Selects again, among the queues that the topic has now. A producer calls it when the route has lost this
+            queue, since its broker has stopped.
+    """
+
+    __slots__ = ("select",)
+    select: Callable[[], MessageQueue]
+
+    def __init__(self, select: Callable[[], MessageQueue]) -> None:
+        queue = select()
+        super().__init__(queue.topic, queue.broker_name, queue.queue_id)
+        object.__setattr__(self, "select", select)  # the queue is frozen
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MessageQueue) and _fields_of(self) == _fields_of(other)
+
+    __hash__ = MessageQueue.__hash__
+
+    def __repr__(self) -> str:
+        return repr(MessageQueue(*_fields_of(self)))
+
+
+def _fields_of(queue: MessageQueue) -> tuple[str, str, int]:
+    return queue.topic, queue.broker_name, queue.queue_id
 
 
 @dataclass(slots=True)

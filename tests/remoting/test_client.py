@@ -19,7 +19,7 @@ from mqtemplate.errors import (
     RemoteTimeoutError,
 )
 from mqtemplate.remoting import Credentials, RemotingClient, RemotingClientSettings, RemotingServerSettings
-from mqtemplate.remoting.pending_requests import next_opaque
+from mqtemplate.remoting.connection import next_opaque
 from mqtemplate.remoting.protocol import RemotingCommand, ResponseCode, Version
 from tests.remoting.conftest import NewClient, StartServer
 from tests.remoting.wire import (
@@ -173,7 +173,7 @@ def test_a_request_too_large_for_a_frame_is_refused_at_once(server: EchoServer, 
 
 def test_opaques_count_over_all_connections_and_wrap_as_javas(monkeypatch: pytest.MonkeyPatch) -> None:
     assert next_opaque() + 1 == next_opaque()
-    monkeypatch.setattr("mqtemplate.remoting.pending_requests._counter", iter([0x7FFF_FFFF, 0x8000_0000, 0xFFFF_FFFF]))
+    monkeypatch.setattr("mqtemplate.remoting.connection._opaques", iter([0x7FFF_FFFF, 0x8000_0000, 0xFFFF_FFFF]))
 
     assert [next_opaque() for _ in range(3)] == [2_147_483_647, -2_147_483_648, -1]
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from mqtemplate.broker import Capability, DelayedMessages
 from mqtemplate.brokers.remote.cluster.client import ClientContext, ClientInstance, GroupMember, Handler, SentOffsets
-from mqtemplate.brokers.remote.cluster.outages import LostBrokers, Outages, log_failure
+from mqtemplate.brokers.remote.cluster.failures import LostBrokers, Outages, log_failure
 from mqtemplate.brokers.remote.cluster.queries import Queries
 from mqtemplate.brokers.remote.cluster.routes import NameServers, RouteTable
 from mqtemplate.brokers.remote.cluster.settings import Namespace, RemoteSettings
 from mqtemplate.brokers.remote.consuming.members import AdminRequests, Members
 from mqtemplate.brokers.remote.delayed.our_server import OurServer
 from mqtemplate.brokers.remote.delayed.rocketmq_cluster import RocketMQCluster
-from mqtemplate.brokers.remote.producing.answers import RemoteRequests, RemoteTransactions
+from mqtemplate.brokers.remote.producing.other_sends import RemoteRequests, RemoteTransactions, SequencedSends
 from mqtemplate.brokers.remote.producing.producer import Producer
-from mqtemplate.brokers.remote.producing.sequenced import SequencedSends
 from mqtemplate.clock import Clock
 from mqtemplate.engine.topics import UnknownTopics
 from mqtemplate.errors import BrokerError, RemoteConnectError

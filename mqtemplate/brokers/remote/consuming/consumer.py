@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from mqtemplate.broker import Consumer, ConsumerSpec, MessageModel
 from mqtemplate.brokers.remote.cluster.client import ClientContext
-from mqtemplate.brokers.remote.cluster.outages import log_failure
+from mqtemplate.brokers.remote.cluster.failures import log_failure
 from mqtemplate.brokers.remote.cluster.queries import MemberSubscription
 from mqtemplate.brokers.remote.consuming.group_requests import GroupRequests, HeldQueueLocks, RetrySender
 from mqtemplate.brokers.remote.consuming.offsets import OffsetStore, StartOffsets

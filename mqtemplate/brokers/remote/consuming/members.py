@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from mqtemplate.broker import ConsumerSpec, MessageModel
 from mqtemplate.brokers.remote.cluster.client import ClientContext, ClientInstance, GroupMember, Handler
-from mqtemplate.brokers.remote.cluster.outages import log_failure
+from mqtemplate.brokers.remote.cluster.failures import log_failure
 from mqtemplate.brokers.remote.cluster.queries import MemberSubscription, Queries, subscription_data
 from mqtemplate.brokers.remote.cluster.settings import Namespace
 from mqtemplate.brokers.remote.consuming.consumer import RemoteConsumer
@@ -308,7 +308,11 @@ class Members:
         return None if due_ms is None else max(0, due_ms - self.context.clock.steady_ms())
 
     def _flush_offsets(self) -> None:
-        self._for_each(RemoteConsumer.flush_offsets, "remote.commit_failed")
+        for member in self.all():
+            try:
+                member.flush_offsets()
+            except MQTemplateError as exc:
+                log_failure(_log, "remote.commit_failed", exc, group=member.spec.group)
 
     def _renew_locks(self) -> int | None:
         is_complete = [member.renew_locks() for member in self.all()]
@@ -317,13 +321,6 @@ class Members:
     def _change_locks(self) -> int | None:
         is_complete = [member.change_locks() for member in self.all()]
         return None if all(is_complete) else _REPEAT_MS
-
-    def _for_each(self, action: Callable[[RemoteConsumer], None], failure_event: str) -> None:
-        for member in self.all():
-            try:
-                action(member)
-            except MQTemplateError as exc:
-                log_failure(_log, failure_event, exc, group=member.spec.group)
 
 
 # --- requests of administrators -------------------------------------------------------------------

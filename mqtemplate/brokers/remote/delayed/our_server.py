@@ -13,7 +13,7 @@ from typing import NamedTuple, TypedDict
 
 from mqtemplate.broker import DelayedMessages
 from mqtemplate.brokers.remote.cluster.client import ClientContext
-from mqtemplate.brokers.remote.cluster.errors import response_error
+from mqtemplate.brokers.remote.cluster.failures import response_error
 from mqtemplate.delay.recall_handle import check_selection, decode_handle
 from mqtemplate.errors import DelayError, MessageError, MQTemplateError, RemoteProtocolError, UnsupportedError
 from mqtemplate.pending import (

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from mqtemplate.broker import DelayedMessages
 from mqtemplate.brokers.remote.cluster.client import ClientContext
-from mqtemplate.brokers.remote.cluster.errors import response_error
+from mqtemplate.brokers.remote.cluster.failures import response_error
 from mqtemplate.brokers.remote.cluster.queries import Queries
 from mqtemplate.brokers.remote.delayed.backlog import (
     Backlog,

@@ -284,7 +284,6 @@ def test_a_queue_whose_broker_has_left_the_route_is_an_error_before_the_timeout(
 
     assert isinstance(error, SendError)
     assert error.queue_is_away
-    assert 0 < error.left_ms < 600_000
     assert "not in the route of its topic any more" in error.tries[-1]
     assert "send again to another queue, or when the broker is back" in str(error)
 
