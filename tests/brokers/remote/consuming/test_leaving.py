@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from mqtemplate.broker import Consumer
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode
-from tests.brokers.remote.clients import client, join, server, take
+from tests.brokers.remote.clients import client, join, one_queue, server, take
 from tests.brokers.remote.scripted_cluster import ScriptedBroker
 from tests.brokers.remote.scripted_group import ScriptedGroups
 from tests.waiting import eventually
@@ -183,8 +183,7 @@ def test_a_pull_carries_the_last_commit(tmp_path: Path) -> None:
         server() as cluster,
         client(cluster.address, tmp_path, persist_consumer_offset_interval_ms=3_600_000) as broker,
     ):
-        broker.create_topic("orders", 1)
-        [queue] = broker.queues("orders")
+        queue = one_queue(broker)
         member = join(broker, "orders", GROUP)
         broker.send(Message("orders", b"first"))
         take(member, 1)
@@ -207,8 +206,7 @@ def test_a_pull_of_a_member_that_locks_its_queues_carries_no_commit(tmp_path: Pa
         server() as cluster,
         client(cluster.address, tmp_path, persist_consumer_offset_interval_ms=3_600_000) as broker,
     ):
-        broker.create_topic("orders", 1)
-        [queue] = broker.queues("orders")
+        queue = one_queue(broker)
         member = join(broker, "orders", GROUP)
         assert member.lock(queue)
         member.commit(queue, 1)
