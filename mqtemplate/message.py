@@ -33,6 +33,7 @@ __all__ = [
     "MessageQueue",
     "PackedBody",
     "Property",
+    "SelectedQueue",
     "SendSequence",
     "copy_properties",
     "create_unique_id",

@@ -204,18 +204,6 @@ def test_a_message_that_cannot_be_sent_back_is_copied_to_the_retry_topic(our_cli
     assert (redelivered.reconsume_times, redelivered.msg_id) == (1, message.msg_id)
 
 
-def test_a_member_continues_at_the_offset_that_an_administrator_sets(our_client: RemoteBroker) -> None:
-    queue = one_queue(our_client)
-    send_numbers(our_client, 3)
-    member = join(our_client, "orders")
-    take(member, 3)
-
-    member.reset({queue: 1})  # type: ignore[attr-defined]
-
-    assert bodies(member.poll(8)) == [b"1", b"2"]
-    assert our_client.committed_offset("billing", queue) == 1
-
-
 @pytest.fixture
 def tool() -> Iterator[RemotingClient]:
     """Client of an administration tool."""
@@ -261,6 +249,7 @@ def test_a_tool_resets_the_offsets_of_a_group_by_time(
 
     assert response.code == ResponseCode.SUCCESS
     assert bodies(take(member, 3)) == [b"0", b"1", b"2"]
+    assert our_client.committed_offset("billing", queue) == 0
 
 
 # --- namespaces and credentials -------------------------------------------------------------------
