@@ -237,16 +237,17 @@ class SelectedQueue(MessageQueue):
         object.__setattr__(self, "select", select)  # the queue is frozen
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, MessageQueue) and _fields_of(self) == _fields_of(other)
+        return (  # first what differs most among the queues of a topic
+            isinstance(other, MessageQueue)
+            and self.queue_id == other.queue_id
+            and self.broker_name == other.broker_name
+            and self.topic == other.topic
+        )
 
     __hash__ = MessageQueue.__hash__
 
     def __repr__(self) -> str:
-        return repr(MessageQueue(*_fields_of(self)))
-
-
-def _fields_of(queue: MessageQueue) -> tuple[str, str, int]:
-    return queue.topic, queue.broker_name, queue.queue_id
+        return repr(MessageQueue(self.topic, self.broker_name, self.queue_id))
 
 
 @dataclass(slots=True)
