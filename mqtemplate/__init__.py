@@ -14,10 +14,9 @@ if TYPE_CHECKING:
     from mqtemplate.brokers.embedded.broker import EmbeddedBroker
     from mqtemplate.brokers.remote.broker import RemoteBroker
     from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
-    from mqtemplate.calls.deduplication import Deduplication
     from mqtemplate.calls.handling import Delivery
     from mqtemplate.calls.middlewares import middleware
-    from mqtemplate.calls.pauses import CircuitBreaker, PauseListener, RateLimit
+    from mqtemplate.calls.pauses import CircuitBreaker, Deduplication, PauseListener, RateLimit
     from mqtemplate.calls.send import Outgoing
     from mqtemplate.calls.timing import TimeLimit, Timing
     from mqtemplate.clock import Clock, SystemClock, VirtualClock
@@ -59,7 +58,7 @@ if TYPE_CHECKING:
     from mqtemplate.scheduling import CatchUp, ScheduledRun, Schedules, scheduled
     from mqtemplate.selectors.tags import SelectorType
     from mqtemplate.spark import SparkBatch, spark_listener
-    from mqtemplate.store import FlushDiskType
+    from mqtemplate.store.settings import FlushDiskType
     from mqtemplate.template import RocketMQTemplate, transaction_listener
 
 

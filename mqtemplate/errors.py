@@ -157,12 +157,10 @@ class SendError(MQTemplateError):
     Attributes:
         tries: Each try of a remote broker and why it failed; equal ones in a row are one entry.
         queue_is_away: The broker of the chosen queue has stopped, and the route has lost the queue. Nothing was stored.
-        left_ms: With *queue_is_away*: the rest of the timeout.
     """
 
     tries: tuple[str, ...] = ()
     queue_is_away: bool = False
-    left_ms: int = 0
 
 
 class SendTimeoutError(SendError, TimeoutError):

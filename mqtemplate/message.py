@@ -9,7 +9,7 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
@@ -33,6 +33,7 @@ __all__ = [
     "MessageQueue",
     "PackedBody",
     "Property",
+    "SelectedQueue",
     "SendSequence",
     "copy_properties",
     "create_unique_id",
@@ -217,6 +218,36 @@ class MessageQueue:
     topic: str
     broker_name: str
     queue_id: int
+
+
+class SelectedQueue(MessageQueue):
+    """The queue that a selector chose for a message. It equals the same `MessageQueue`.
+
+    Attributes:
+        select: Selects again, among the queues that the topic has now. A producer calls it when the route has lost this
+            queue, since its broker has stopped.
+    """
+
+    __slots__ = ("select",)
+    select: Callable[[], MessageQueue]
+
+    def __init__(self, select: Callable[[], MessageQueue]) -> None:
+        queue = select()
+        super().__init__(queue.topic, queue.broker_name, queue.queue_id)
+        object.__setattr__(self, "select", select)  # the queue is frozen
+
+    def __eq__(self, other: object) -> bool:
+        return (  # first what differs most among the queues of a topic
+            isinstance(other, MessageQueue)
+            and self.queue_id == other.queue_id
+            and self.broker_name == other.broker_name
+            and self.topic == other.topic
+        )
+
+    __hash__ = MessageQueue.__hash__
+
+    def __repr__(self) -> str:
+        return repr(MessageQueue(self.topic, self.broker_name, self.queue_id))
 
 
 @dataclass(slots=True)

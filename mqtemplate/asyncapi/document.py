@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter
 
-from mqtemplate.asyncapi.operations import ApiOperation, MessageType, operations_of
+from mqtemplate.asyncapi.document import ApiOperation, MessageType, operations_of
 from mqtemplate.context import MQApplication
 from mqtemplate.context.config.masking import masked_text
 from mqtemplate.context.settings.rocketmq import ClusterAddresses

@@ -10,8 +10,6 @@ from typing import Any, TypeAlias
 from mqtemplate.broker import Broker
 from mqtemplate.calls.steps import chained
 from mqtemplate.clock import Clock
-from mqtemplate.errors import MQTemplateError, SendError
-from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.results import SendResult
 
@@ -37,9 +35,6 @@ SEND, BATCH, ASYNC, ONE_WAY, HALF, REQUEST = SendKind
 LATER = frozenset({ASYNC, REQUEST})
 """Kinds whose result is a future."""
 
-Reselect: TypeAlias = Callable[[], MessageQueue]
-"""Function that selects the queue of a send by its key, among the queues that the topic has now."""
-
 
 class SendCall:
     """One call of a broker's sending method. It is not changed: `map` and `filter` return others.
@@ -53,11 +48,10 @@ class SendCall:
         timeout_ms: The rest of the caller's timeout. A one-way send has none.
         clock: Clock of the broker.
         group: Producer group of a transaction.
-        reselect: Selects the queue again, among those that the topic has now; None if the queue is fixed.
     """
 
     # A class with slots: a NamedTuple takes twice as long to create, a frozen dataclass six times (measured).
-    __slots__ = ("clock", "group", "kind", "messages", "queue", "reselect", "timeout_ms")
+    __slots__ = ("clock", "group", "kind", "messages", "queue", "timeout_ms")
 
     def __init__(
         self,
@@ -67,7 +61,6 @@ class SendCall:
         timeout_ms: int,
         clock: Clock,
         group: str = "",
-        reselect: Reselect | None = None,
     ) -> None:
         self.kind = kind
         self.messages = messages
@@ -75,7 +68,6 @@ class SendCall:
         self.timeout_ms = timeout_ms
         self.clock = clock
         self.group = group
-        self.reselect = reselect
 
     def __repr__(self) -> str:
         return f"<Outgoing {self.verb} of {len(self.messages)} message(s)>"
@@ -135,7 +127,7 @@ class SendPipeline:
 
     def __init__(self, broker: Broker, wrappers: Iterable[SendWrapper] = ()) -> None:
         methods, wrap = {kind: method(broker) for kind, method in _METHODS.items()}, chained(tuple(wrappers))
-        direct = _resending(methods)
+        direct = _sending(methods)
         self.call = wrap(direct)
         self.send = _send_direct(broker) if self.call is direct else _send_one(wrap(methods[SEND]), broker.clock)
 
@@ -154,59 +146,13 @@ def _send_one(call: SendNext, clock: Clock) -> Callable[[Message, MessageQueue |
     return send
 
 
-def _resending(methods: Mapping[SendKind, SendNext]) -> SendNext:
-    """Return the end of the way of all sends: the broker's methods.
-
-    A send whose queue can be selected again goes on while the brokers of queues stop.
-    """
+def _sending(methods: Mapping[SendKind, SendNext]) -> SendNext:
+    """Return the end of the way of all sends: the broker's methods."""
 
     def send(call: SendCall) -> Any:
-        if call.reselect is None:
-            return methods[call.kind](call)
-        if call.kind is ASYNC:
-            return _resend_async(methods[call.kind], call)
-        while True:
-            try:
-                return methods[call.kind](call)
-            except SendError as error:
-                changed = _reselected(call, error)
-                if changed is None:
-                    raise
-            call = changed
+        return methods[call.kind](call)
 
     return send
-
-
-def _reselected(call: SendCall, error: BaseException) -> SendCall | None:
-    """Return the call with another queue and the rest of the timeout; None if the send failed for another reason."""
-    if call.reselect is None or not isinstance(error, SendError) or not error.queue_is_away or error.left_ms <= 0:
-        return None
-    return call.replace(queue=call.reselect(), timeout_ms=error.left_ms)
-
-
-def _resend_async(next_: SendNext, call: SendCall) -> AwaitableFuture[SendResult]:
-    result: AwaitableFuture[SendResult] = AwaitableFuture()
-    result.set_running_or_notify_cancel()  # a message that is being sent cannot be cancelled
-
-    def finish(call: SendCall, sent: Future[SendResult]) -> None:
-        error = sent.exception()
-        if error is None:
-            result.set_result(sent.result())
-            return
-        try:
-            changed = _reselected(call, error)
-            if changed is None:
-                result.set_exception(error)
-            else:
-                start(changed)
-        except MQTemplateError as exc:
-            result.set_exception(exc)
-
-    def start(call: SendCall) -> None:
-        next_(call).add_done_callback(lambda sent: finish(call, sent))
-
-    start(call)
-    return result
 
 
 def send_and_note(next_: SendNext, call: SendCall, note: Callable[[Any, BaseException | None], object]) -> Any:

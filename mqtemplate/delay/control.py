@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mqtemplate.delay.clock_correction import ClockCorrection
+from mqtemplate.delay.control import ClockCorrection
 from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS, DelayStore, RecordLookup, has_key, is_marker
 from mqtemplate.delay.divert import Diverted, TimerLimits, divert_to_timer
 from mqtemplate.delay.pending_rows import PendingEntry

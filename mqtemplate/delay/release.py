@@ -41,8 +41,9 @@ from mqtemplate.record.properties import (
     may_have_property,
     property_format,
 )
-from mqtemplate.record.released_copies import AlikeCopies, RecordShape, ReleasedCopies
-from mqtemplate.store.message_store import MessageStore, read_records
+from mqtemplate.record.record_arrays import AlikeCopies, RecordShape, ReleasedCopies
+from mqtemplate.store.log_reader import read_records
+from mqtemplate.store.message_store import MessageStore
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC, UNDELIVERABLE_TOPIC, check_topic
 
 LEVEL_DELAY_PAIR, _DELIVER_PAIR, _REAL_TOPIC_PAIR, _REAL_QID_PAIR = (

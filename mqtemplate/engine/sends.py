@@ -30,11 +30,10 @@ from mqtemplate.message import (
     offset_msg_ids,
 )
 from mqtemplate.record.appends import PutBatch, PutResult
-from mqtemplate.record.codec import Drafts, RecordDraft, StoredRecord
+from mqtemplate.record.codec import Drafts, RecordDraft, StoredRecord, to_message_ext
 from mqtemplate.record.dead_letter import CAUSES
 from mqtemplate.record.layout import SysFlag
-from mqtemplate.record.message_ext import to_message_ext
-from mqtemplate.record.uniform_batch import UniformBatch
+from mqtemplate.record.record_arrays import UniformBatch
 from mqtemplate.results import HalfMessage, SendResult, SendStatus, SequencedResult
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, check_topic

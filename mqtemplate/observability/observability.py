@@ -17,7 +17,7 @@ from mqtemplate.listener.container.container import ListenerContainer
 from mqtemplate.metrics import Metrics, MetricSample
 from mqtemplate.observability.collectors import GroupLags, PendingByHorizon, listener_samples
 from mqtemplate.observability.lateness import LatenessRecorder
-from mqtemplate.observability.messaging import ClockSkew, Operations, measured_handling, measured_sends
+from mqtemplate.observability.observability import ClockSkew, Operations, measured_handling, measured_sends
 from mqtemplate.observability.settings import ObservabilitySettings
 
 if TYPE_CHECKING:

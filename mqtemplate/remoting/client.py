@@ -15,9 +15,15 @@ from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.futures import Waiter
 from mqtemplate.message import HostAddress
 from mqtemplate.processes import OwnerProcess
-from mqtemplate.remoting.connection import CommandsOnly, Connection, RequestPipeline
+from mqtemplate.remoting.connection import (
+    CommandsOnly,
+    Connection,
+    InvokeCallback,
+    RequestPipeline,
+    call_safely,
+    next_opaque,
+)
 from mqtemplate.remoting.io_loop import IoLoop
-from mqtemplate.remoting.pending_requests import InvokeCallback, call_safely, next_opaque
 from mqtemplate.remoting.protocol.acl import sign_command
 from mqtemplate.remoting.protocol.codec import encode_head
 from mqtemplate.remoting.protocol.codes import FLAG_ONE_WAY, ResponseCode

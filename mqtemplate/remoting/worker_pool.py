@@ -66,6 +66,9 @@ class HeavyWork:
 
     Args:
         thread_time: Returns the processor time of the current thread, in seconds.
+
+    Attributes:
+        processor_time: Tells which addresses are heavy now.
     """
 
     def __init__(
@@ -76,14 +79,10 @@ class HeavyWork:
         rest: Callable[[float], None] = time.sleep,
     ) -> None:
         self._inline_requests = 0  # it is enough if it is about right
-        self._processor_time = processor_time or ProcessorTime()
+        self.processor_time = processor_time or ProcessorTime()
         self._thread_time = thread_time
         self._rest = rest
         self._one_at_a_time = threading.Lock()
-
-    def is_heavy(self, address: str) -> bool:
-        """Return True if the work of *address* is heavy now."""
-        return self._processor_time.is_heavy(address)
 
     @property
     def inline_requests(self) -> int:
@@ -115,7 +114,7 @@ class HeavyWork:
             work()
         finally:
             seconds = self._thread_time() - start_s
-            self._processor_time.add(address, seconds)
+            self.processor_time.add(address, seconds)
         return seconds
 
 
@@ -290,7 +289,7 @@ class WorkerPool:
         return None
 
     def _is_heavy(self, connection_id: int) -> bool:
-        return self._heavy_work.is_heavy(self._lines[connection_id].address)
+        return self._heavy_work.processor_time.is_heavy(self._lines[connection_id].address)
 
     def _finish(self, connection_id: int, size: int, *, is_heavy: bool) -> None:
         with self._changed:

@@ -23,8 +23,8 @@ from mqtemplate.remoting.server import Processor, RemotingServer
 from mqtemplate.server.requests.registration import answers, register
 from mqtemplate.server.requests.response import RefusedError
 from mqtemplate.server.state.topics import TopicConfigs
-from mqtemplate.store.files.json_files import format_errors, read_table, write_table
 from mqtemplate.store.files.store_files import StoreFiles
+from mqtemplate.store.tables import format_errors, read_table, write_table
 
 _log = get_logger("mqtemplate.name_server")
 

@@ -11,7 +11,7 @@ from mqtemplate.errors import StoreError
 from mqtemplate.event_log import get_logger
 from mqtemplate.metrics import Metrics
 from mqtemplate.services import ClockWatch, wall_time
-from mqtemplate.store.commit_log import LogFile
+from mqtemplate.store.cleaning import LogFile
 from mqtemplate.store.files.layout import file_name
 from mqtemplate.store.settings import StoreSettings, parse_delete_when
 

@@ -30,7 +30,7 @@ from mqtemplate.record.layout import (
 )
 from mqtemplate.store.files.mapped_files import MappedFile
 from mqtemplate.store.index_file import KeyRows
-from mqtemplate.store.index_keys import PropertiesShape, hash_keys, hash_similar, hash_topics
+from mqtemplate.store.key_reader import PropertiesShape, hash_keys, hash_similar, hash_topics
 from mqtemplate.store.log_reader import LogReader, is_blank, whole_record_at
 
 _MAX_BYTES = 8 << 20

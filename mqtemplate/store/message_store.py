@@ -21,16 +21,15 @@ from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.properties import TAGS, find_property
 from mqtemplate.services import AfterChangeService, Service, ServiceThread
 from mqtemplate.store.checkpoint import ClockSteps, LogFollower, StoreCheckpoint, file_sizes
-from mqtemplate.store.cleaning import CleaningService, KeptMessages
-from mqtemplate.store.commit_log import AllocateService, CommitLog, LogFile
-from mqtemplate.store.consume_queue import ConsumeQueue
+from mqtemplate.store.cleaning import CleaningService, KeptMessages, LogFile
+from mqtemplate.store.commit_log import AllocateService, CommitLog
+from mqtemplate.store.consume_queue import ConsumeQueue, QueueTable
 from mqtemplate.store.files.store_files import StoreFiles, refuse_unsupported_formats
 from mqtemplate.store.flush import FlushService, GroupCommit, WhenFlushed
 from mqtemplate.store.index_service import IndexService
 from mqtemplate.store.key_reader import RecentKeys
-from mqtemplate.store.queue_rebuild import QueueRebuild, TagsCodeOf
-from mqtemplate.store.record_writer import QueueTable, RecordWriter
-from mqtemplate.store.recovery import Recovery
+from mqtemplate.store.message_store import RecordWriter
+from mqtemplate.store.recovery import QueueRebuild, Recovery, TagsCodeOf
 from mqtemplate.store.settings import FlushDiskType, StoreSettings
 
 _FREE_FILES = 16

@@ -19,7 +19,7 @@ from mqtemplate.store.commit_log import CommitLog
 from mqtemplate.store.files.layout import DONE_SIZE_MARK
 from mqtemplate.store.files.mapped_files import MappedFile
 from mqtemplate.store.log_reader import LogScan
-from mqtemplate.store.queue_rebuild import (
+from mqtemplate.store.recovery import (
     DamagedRange,
     QueueGapError,
     QueuePosition,

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mqtemplate.clock import Clock
-from mqtemplate.store.files.json_files import DataVersion, VersionedTable, check_names, format_errors
 from mqtemplate.store.files.store_files import StoreFiles
+from mqtemplate.store.tables import DataVersion, VersionedTable, check_names, format_errors
 
 _READ_AND_WRITE = 6
 

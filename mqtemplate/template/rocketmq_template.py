@@ -12,7 +12,7 @@ from weakref import WeakSet
 from mqtemplate.broker import Broker, ConsumeFromWhere, MessageModel
 from mqtemplate.calls.handling import Observation
 from mqtemplate.calls.middlewares import middleware_sends
-from mqtemplate.calls.send import ASYNC, BATCH, HALF, ONE_WAY, REQUEST, SEND, Reselect, SendCall, SendKind, SendPipeline
+from mqtemplate.calls.send import ASYNC, BATCH, HALF, ONE_WAY, REQUEST, SEND, SendCall, SendKind, SendPipeline
 from mqtemplate.converter import JsonMessageConverter, MessageConverter
 from mqtemplate.durations import Duration, duration_ms, format_ms
 from mqtemplate.errors import (
@@ -23,7 +23,7 @@ from mqtemplate.errors import (
     SendTimeoutError,
 )
 from mqtemplate.futures import AwaitableFuture, refuse_on_handler_loop
-from mqtemplate.message import Message, MessageQueue
+from mqtemplate.message import Message, MessageQueue, SelectedQueue
 from mqtemplate.results import SendResult, TransactionSendResult
 from mqtemplate.selectors.tags import SelectorType
 from mqtemplate.template.asynchronous import Background, TemplateRequests, add_callbacks, awaitable
@@ -507,16 +507,16 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
             messages = self._messages.batch(destination, payload, extras)
         else:
             messages = [self._messages.one(destination, payload, extras)]
-        queue, reselect = self._selected_queue(messages[0], options) if options else (None, None)
+        queue = self._selected_queue(messages[0], options) if options else None
         left_ms = timeout_ms - int((self._monotonic_s() - started) * 1_000)
         if left_ms <= 0:
             raise SendTimeoutError(
                 f"the timeout of {format_ms(timeout_ms)} was over before the message reached the broker; "
                 "nothing was sent"
             )
-        return SendCall(kind, messages, queue, left_ms, self.broker.clock, reselect=reselect)
+        return SendCall(kind, messages, queue, left_ms, self.broker.clock)
 
-    def _selected_queue(self, message: Message, options: SendOptions) -> tuple[MessageQueue | None, Reselect | None]:
+    def _selected_queue(self, message: Message, options: SendOptions) -> MessageQueue | None:
         """Return the queue that the caller chose; None if the broker selects it. A key may select another one later."""
         hash_key, queue = options.get("hash_key"), options.get("queue")
         if hash_key is None:
@@ -526,7 +526,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
                 raise DestinationError(
                     f"the queue belongs to topic {queue.topic!r}, the destination to topic {message.topic!r}"
                 )
-            return queue, None
+            return queue
         if queue is not None:
             raise MessageError("hash_key and queue both choose the queue; pass one of them")
         key = hash_key_text(hash_key)
@@ -534,7 +534,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         def select() -> MessageQueue:
             return self.message_queue_selector(self.broker.queues(message.topic), message, key)
 
-        return select(), select
+        return SelectedQueue(select)
 
     def _default_destination(self) -> str:
         if self.default_destination is None:

@@ -12,9 +12,9 @@ from mqtemplate.delay.schedule_message_service import DELAY_OFFSET_FILE
 from mqtemplate.delay.timers.files import TimerFiles
 from mqtemplate.delay.timers.timer_log import MAX_DELIVER_MS, TIMER_UNIT_SIZE, Magic
 from mqtemplate.durations import duration_ms, format_ms
-from mqtemplate.store import PutResult
-from mqtemplate.store.files.json_files import read_table
+from mqtemplate.record.appends import PutResult
 from mqtemplate.store.files.layout import DONE_SIZE_MARK
+from mqtemplate.store.tables import read_table
 from mqtemplate.topics import SCHEDULE_TOPIC
 from tests.delay.delay_engine import DelayEngine
 from tests.delay.foreign_records import foreign_copy

@@ -2,44 +2,33 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine
-from hypothesis.stateful import invariant
-from hypothesis.stateful import precondition
-from hypothesis.stateful import rule
-from mqtemplate.brokers import EmbeddedBroker
-from mqtemplate.brokers import EmbeddedSettings
-from mqtemplate.clock import SystemClock
-from mqtemplate.clock import VirtualClock
-from mqtemplate.engine.half_messages import OpProgress
-from mqtemplate.errors import MQTemplateError
-from mqtemplate.message import Message
-from mqtemplate.message import MessageExt
-from mqtemplate.message import MessageQueue
-from mqtemplate.results import HalfMessage
-from mqtemplate.results import PullStatus
-from mqtemplate.results import TransactionState
-from mqtemplate.store.files.folder_store_files import FolderStoreFiles
-from mqtemplate.testing import Harness
-from mqtemplate.testing import messages_in
-from mqtemplate.topics import HALF_TOPIC
-from pathlib import Path
-from queue import SimpleQueue
-from structlog.testing import capture_logs
-from tests.store.faulty_disk import FaultyDisk
-from tests.store.faulty_disk import never
-from tests.store.faulty_disk import once
-from tests.store.small_store import kill
-from typing import Any
 import errno
 import itertools
-import pytest
 import shutil
 import tempfile
 import threading
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
 
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from structlog.testing import capture_logs
+
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
+from mqtemplate.clock import SystemClock, VirtualClock
+from mqtemplate.engine.half_messages import OpProgress
+from mqtemplate.errors import MQTemplateError
+from mqtemplate.message import Message, MessageExt, MessageQueue
+from mqtemplate.results import HalfMessage, PullStatus, TransactionState
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
+from mqtemplate.testing import Harness, messages_in
+from mqtemplate.topics import HALF_TOPIC
+from tests.store.faulty_disk import FaultyDisk, never, once
+from tests.store.small_store import kill
 
 SMALL = EmbeddedSettings(
     mapped_file_size_commit_log=1 << 16, mapped_file_size_consume_queue=2_000, max_message_size=1 << 14

@@ -69,3 +69,9 @@ def open_peer() -> Iterator[OpenPeer]:
     yield connect
     for peer in peers:
         peer.socket.close()
+
+
+@pytest.fixture
+def peer(server: EchoServer, open_peer: OpenPeer) -> RawPeer:
+    """A peer of the server."""
+    return open_peer(server)

@@ -16,7 +16,7 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.remoting import ConnectionLimits, RemotingServerSettings
 from mqtemplate.remoting.protocol import RemotingCommand, encode_command
 from tests.remoting.conftest import OpenPeer, StartServer
-from tests.remoting.wire import BIG, ECHO, HOLD, TIMEOUT_S, EchoServer, RawPeer, echo
+from tests.remoting.wire import BIG, ECHO, HOLD, TIMEOUT_S, EchoServer, RawPeer, echo, hold
 
 FRAME = encode_command(RemotingCommand(ECHO, opaque=1, body=b"body"))
 
@@ -34,60 +34,47 @@ def reasons(logs: list[dict[str, object]]) -> list[str]:
     return [str(entry["reason"]) for entry in logs if entry["event"] == "remoting.connection_closed"]
 
 
-BAD_FRAMES = {
-    "garbage": (b"\xff" * 64, "allowed are 4 to 16777212"),
-    "zeros": (b"\0" * 64, "a frame of 0 bytes announced"),
-    "oversized": (struct.pack(">i", 1 << 30), "a frame of 1073741824 bytes announced"),
-    "header beyond the frame": (struct.pack(">iI", 10, 100) + b"x" * 6, "a header of 100 bytes announced"),
-    "unknown serialize type": (struct.pack(">iI", 10, 7 << 24) + b"x" * 6, "serialize type 7 is unknown"),
-    "a header that is no JSON": (struct.pack(">iI", 10, 6) + b"{nope}", "header"),
-    "a header without code": (struct.pack(">iI", 6, 2) + b"{}", "code"),
-    "a code that is a text": (struct.pack(">iI", 18, 14) + b'{"code":"one"}', "code"),
-    "HTTP": (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "it is an HTTP request"),
-    "TLS to a plain server": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "it is a TLS handshake"),
-    "PROXY preamble, v1": (b"PROXY TCP4 10.0.0.1 10.0.0.2 1 2\r\n", "it is a PROXY preamble: switch it off"),
-    "PROXY preamble, v2": (b"\r\n\r\n\0\r\nQUIT\n!\x11\0\x0c" + bytes(12), "it is a PROXY preamble: switch it off"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_FRAMES)
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"\xff" * 64, "allowed are 4 to 16777212"),
+        (struct.pack(">i", 1 << 30), "a frame of 1073741824 bytes announced"),
+        (struct.pack(">iI", 10, 6) + b"{nope}", "the header is not JSON"),
+        (struct.pack(">iI", 18, 14) + b'{"code":"one"}', "code must be a number"),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "it is an HTTP request"),
+    ],
+)
 def test_a_bad_frame_closes_its_connection_with_a_log_line(
-    server: EchoServer, open_peer: OpenPeer, other: RawPeer, name: str
+    server: EchoServer, peer: RawPeer, other: RawPeer, data: bytes, reason: str
 ) -> None:
-    data, expected = BAD_FRAMES[name]
-    bad = open_peer(server)
-
+    """``refused_frames.script`` has further frames."""
     with capture_logs() as logs:
-        bad.send(data)
-        assert bad.is_closed_by_peer()
+        peer.send(data)
+        assert peer.is_closed_by_peer()
         closed = server.closed.get(timeout=TIMEOUT_S)
 
     (line,) = [entry for entry in logs if entry["event"] == "remoting.connection_closed"]
-    assert expected in line["reason"]
+    assert reason in line["reason"]
     assert (line["log_level"], line["remote"]) == ("warning", str(closed.remote))
 
 
-def test_requests_before_a_bad_frame_are_answered(server: EchoServer, open_peer: OpenPeer, other: RawPeer) -> None:
-    bad = open_peer(server)
-
+def test_requests_before_a_bad_frame_are_answered(peer: RawPeer, other: RawPeer) -> None:
     with capture_logs():
-        bad.send(FRAME + b"\xff" * 8)
+        peer.send(FRAME + b"\xff" * 8)
 
-        assert bad.next_command().body == b"body"
-        assert bad.is_closed_by_peer()
+        assert peer.next_command().body == b"body"
+        assert peer.is_closed_by_peer()
 
 
 @pytest.mark.parametrize("cut", [1, 3, 4, 7, 8, 20, len(FRAME) - 1])
 def test_the_request_of_an_incomplete_frame_is_not_carried_out(
-    server: EchoServer, open_peer: OpenPeer, other: RawPeer, cut: int
+    server: EchoServer, peer: RawPeer, other: RawPeer, cut: int
 ) -> None:
     server.seen.get()
-    bad = open_peer(server)
-
     with capture_logs() as logs:
-        bad.send(FRAME[:cut])
-        bad.socket.shutdown(socket.SHUT_WR)
-        assert bad.is_closed_by_peer()
+        peer.send(FRAME[:cut])
+        peer.socket.shutdown(socket.SHUT_WR)
+        assert peer.is_closed_by_peer()
         server.closed.get(timeout=TIMEOUT_S)
 
     assert reasons(logs) == [f"the peer closed it after {cut} bytes of an incomplete frame"]
@@ -107,9 +94,7 @@ def test_a_frame_may_arrive_in_pieces_of_any_size(server: EchoServer, cuts: list
         assert [peer.next_command().body for _ in range(3)] == [b"body"] * 3
 
 
-def test_a_response_without_a_request_is_ignored(server: EchoServer, open_peer: OpenPeer) -> None:
-    peer = open_peer(server)
-
+def test_a_response_without_a_request_is_ignored(peer: RawPeer) -> None:
     peer.send(encode_command(RemotingCommand(0, opaque=12, flag=1)))
 
     assert peer.invoke(echo()).code == 0
@@ -174,8 +159,7 @@ def test_a_connection_on_which_only_the_server_sends_is_not_idle(
     clock = VirtualClock()
     server = start_server(None, clock)
     peer, other = open_peer(server), open_peer(server)
-    peer.send(encode_command(RemotingCommand(HOLD)))
-    connection, _ = server.held.get(timeout=TIMEOUT_S)
+    connection, _ = hold(server, peer)
 
     for _ in range(3):
         clock.move_ms(60_000)
@@ -279,11 +263,7 @@ def test_a_peer_with_too_many_unanswered_requests_gets_system_busy(
     assert peer.invoke(RemotingCommand(ECHO, opaque=9)).code == 0
 
 
-def test_requests_of_a_half_closed_connection_are_answered_before_it_is_closed(
-    server: EchoServer, open_peer: OpenPeer, other: RawPeer
-) -> None:
-    peer = open_peer(server)
-
+def test_requests_of_a_half_closed_connection_are_answered_before_it_is_closed(peer: RawPeer, other: RawPeer) -> None:
     peer.send(FRAME * 3)
     peer.socket.shutdown(socket.SHUT_WR)
 

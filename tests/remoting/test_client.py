@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from structlog.testing import capture_logs
@@ -19,7 +20,7 @@ from mqtemplate.errors import (
     RemoteTimeoutError,
 )
 from mqtemplate.remoting import Credentials, RemotingClient, RemotingClientSettings, RemotingServerSettings
-from mqtemplate.remoting.pending_requests import next_opaque
+from mqtemplate.remoting.connection import next_opaque
 from mqtemplate.remoting.protocol import RemotingCommand, ResponseCode, Version
 from tests.remoting.conftest import NewClient, StartServer
 from tests.remoting.wire import (
@@ -33,6 +34,8 @@ from tests.remoting.wire import (
     address_of,
     echo,
     error_of,
+    full_backlog,
+    in_threads,
     refuse_with_go_away,
     response_of,
 )
@@ -42,6 +45,21 @@ def unused_address() -> str:
     """Return an address at which no server listens."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         return f"127.0.0.1:{sock.getsockname()[1]}"
+
+
+def each_way_raises(
+    client: RemotingClient, address: str, error: type[Exception], match: str, body: bytes = b""
+) -> None:
+    """Send in each of the three ways. The error is raised at once, and no callback is called."""
+    never: Results = queue.Queue()
+    for call in (
+        lambda: client.invoke_async(address, echo(body), LONG_MS, never.put),
+        lambda: client.invoke(address, echo(body), LONG_MS),
+        lambda: client.invoke_one_way(address, echo(body)),
+    ):
+        with pytest.raises(error, match=match):
+            call()
+    assert never.empty()
 
 
 # --- responses ------------------------------------------------------------------------------------------
@@ -62,11 +80,7 @@ def test_each_of_many_threads_gets_its_own_responses(server: EchoServer, client:
             if client.invoke(address_of(server), echo(body), LONG_MS).body != body:
                 wrong.append(body)
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(8, ask)
 
     assert wrong == []
     assert server.seen.qsize() == 800
@@ -156,24 +170,16 @@ def test_a_large_request_and_a_large_response_arrive_complete(server: EchoServer
 
 def test_a_request_too_large_for_a_frame_is_refused_at_once(server: EchoServer, client: RemotingClient) -> None:
     """With and without an open connection; no request stays pending."""
-    too_large = bytes(17_000_000)
-    never: Results = queue.Queue()
-
     for _ in range(2):
-        with pytest.raises(MessageError, match="allowed are 16777216; send less at once"):
-            client.invoke_async(address_of(server), echo(too_large), LONG_MS, never.put)
-        with pytest.raises(MessageError):
-            client.invoke(address_of(server), echo(too_large), LONG_MS)
-        with pytest.raises(MessageError):
-            client.invoke_one_way(address_of(server), echo(too_large))
+        reason = "allowed are 16777216; send less at once"
+        each_way_raises(client, address_of(server), MessageError, reason, bytes(17_000_000))
 
     assert client.invoke(address_of(server), echo(), LONG_MS).code == 0
-    assert never.empty()
 
 
 def test_opaques_count_over_all_connections_and_wrap_as_javas(monkeypatch: pytest.MonkeyPatch) -> None:
     assert next_opaque() + 1 == next_opaque()
-    monkeypatch.setattr("mqtemplate.remoting.pending_requests._counter", iter([0x7FFF_FFFF, 0x8000_0000, 0xFFFF_FFFF]))
+    monkeypatch.setattr("mqtemplate.remoting.connection._opaques", iter([0x7FFF_FFFF, 0x8000_0000, 0xFFFF_FFFF]))
 
     assert [next_opaque() for _ in range(3)] == [2_147_483_647, -2_147_483_648, -1]
 
@@ -246,32 +252,14 @@ def test_an_unknown_host_name_is_a_connect_error(client: RemotingClient) -> None
 
 
 def test_connecting_to_a_server_that_never_accepts_times_out(new_client: NewClient) -> None:
-    """Its backlog is full, so the system does not complete the connection."""
     client = new_client(RemotingClientSettings(connect_timeout_ms=50))
-    with socket.socket() as full:
-        full.bind(("127.0.0.1", 0))
-        full.listen(0)
-        address = full.getsockname()
-        waiting = [socket.socket() for _ in range(4)]
-        for sock in waiting:
-            sock.setblocking(False)
-            sock.connect_ex(address)
-
-        with pytest.raises(RemoteConnectError, match="cannot connect to .* within 50ms; is the address right"):
-            client.invoke(f"127.0.0.1:{address[1]}", echo(), LONG_MS)
-        for sock in waiting:
-            sock.close()
+    reason = "cannot connect to .* within 50ms; is the address right"
+    with full_backlog() as address, pytest.raises(RemoteConnectError, match=reason):
+        client.invoke(address, echo(), LONG_MS)
 
 
 def test_an_invalid_address_is_refused(client: RemotingClient) -> None:
-    never: Results = queue.Queue()
-    for call in (
-        lambda: client.invoke("broker-a", echo(), LONG_MS),
-        lambda: client.invoke_async("broker-a", echo(), LONG_MS, never.put),
-        lambda: client.invoke_one_way("broker-a", echo()),
-    ):
-        with pytest.raises(ConfigurationError, match="'broker-a' is not the address of a broker or name server"):
-            call()
+    each_way_raises(client, "broker-a", ConfigurationError, "'broker-a' is not the address of a broker or name server")
 
 
 # --- lost connections -----------------------------------------------------------------------------------
@@ -284,25 +272,16 @@ def test_a_lost_connection_fails_all_pending_requests_at_once(server: EchoServer
     for _ in range(20):
         client.invoke_async(address_of(server), RemotingCommand(HOLD), 3_600_000, results.put)
     held = [server.held.get(timeout=TIMEOUT_S) for _ in range(20)]
-    waiting: queue.Queue[BaseException] = queue.Queue()
-
-    def ask() -> None:
-        try:
-            client.invoke(address_of(server), RemotingCommand(HOLD), 3_600_000)
-        except RemoteConnectError as exc:
-            waiting.put(exc)
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    server.held.get(timeout=TIMEOUT_S)
-    held[0][0].close("away")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.invoke, address_of(server), RemotingCommand(HOLD), 3_600_000)
+        server.held.get(timeout=TIMEOUT_S)
+        held[0][0].close("away")
 
     errors = [error_of(results) for _ in range(20)]
     assert all(isinstance(error, RemoteConnectError) for error in errors)
     assert len(set(map(id, errors))) == 20, "each has an error of its own to raise"
     assert "was lost before the response arrived (closed); the request may have been carried out" in str(errors[0])
-    assert isinstance(waiting.get(timeout=TIMEOUT_S), RemoteConnectError)
-    thread.join()
+    assert isinstance(waiting.exception(TIMEOUT_S), RemoteConnectError)
     assert closed.get(timeout=TIMEOUT_S) == address_of(server)
 
 
@@ -325,15 +304,11 @@ def test_the_next_use_opens_a_new_connection(start_server: StartServer, client: 
 def test_many_threads_open_one_connection(server: EchoServer, client: RemotingClient) -> None:
     start = threading.Barrier(8)
 
-    def ask() -> None:
+    def ask(thread: int) -> None:
         start.wait(TIMEOUT_S)
         client.invoke(address_of(server), echo(), LONG_MS)
 
-    threads = [threading.Thread(target=ask) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(8, ask)
 
     assert len(server.connections()) == 1
     assert server.closed.empty()
@@ -424,13 +399,7 @@ def test_a_closed_client_raises_an_error(server: EchoServer, new_client: NewClie
     client = new_client()
     client.close()
 
-    for call in (
-        lambda: client.invoke(address_of(server), echo(), LONG_MS),
-        lambda: client.invoke_async(address_of(server), echo(), LONG_MS, print),
-        lambda: client.invoke_one_way(address_of(server), echo()),
-    ):
-        with pytest.raises(BrokerClosedError, match="this client is closed; create another one"):
-            call()
+    each_way_raises(client, address_of(server), BrokerClosedError, "this client is closed; create another one")
 
 
 def test_a_callback_and_a_processor_may_close_the_client(server: EchoServer, new_client: NewClient) -> None:
@@ -456,20 +425,11 @@ def test_closing_fails_all_requests_that_wait_for_a_connection(new_client: NewCl
     """There are more of them than threads that connect."""
     client = new_client(RemotingClientSettings(connect_timeout_ms=100))
     results: Results = queue.Queue()
-    with socket.socket() as full:
-        full.bind(("127.0.0.1", 0))
-        full.listen(0)
-        address = f"127.0.0.1:{full.getsockname()[1]}"
-        waiting = [socket.socket() for _ in range(4)]
-        for sock in waiting:
-            sock.setblocking(False)
-            sock.connect_ex(full.getsockname())
+    with full_backlog() as address:
         for _ in range(40):
             client.invoke_async(address, echo(), LONG_MS, results.put)
 
         client.close()
-        for sock in waiting:
-            sock.close()
 
     assert all(isinstance(error_of(results), RemoteConnectError | BrokerClosedError) for _ in range(40))
 

@@ -6,18 +6,21 @@ import os
 
 import pytest
 
+from mqtemplate.clock import SystemClock
 from mqtemplate.errors import ForkedError
-from mqtemplate.remoting import RemotingClient
+from mqtemplate.remoting import RemotingClient, RemotingClientSettings
 from tests.forking import in_child
-from tests.remoting.wire import LONG_MS, EchoServer, echo
+from tests.remoting.wire import LONG_MS, EchoServer, address_of, echo
 
 
-def test_the_error_of_a_client_created_before_a_fork_states_what_to_do(
-    server: EchoServer, client: RemotingClient
-) -> None:
-    address = str(server.address)
-    client.invoke(address, echo(), LONG_MS)
+@pytest.fixture
+def address(server: EchoServer, client: RemotingClient) -> str:
+    """The address of a server to which the client is connected."""
+    client.invoke(address_of(server), echo(), LONG_MS)
+    return address_of(server)
 
+
+def test_the_error_of_a_client_created_before_a_fork_states_what_to_do(client: RemotingClient, address: str) -> None:
     def use() -> str:
         errors = []
         for call in (
@@ -38,11 +41,8 @@ def test_the_error_of_a_client_created_before_a_fork_states_what_to_do(
 
 
 def test_closing_in_the_child_does_not_affect_the_parents_connection(
-    server: EchoServer, client: RemotingClient
+    server: EchoServer, client: RemotingClient, address: str
 ) -> None:
-    address = str(server.address)
-    client.invoke(address, echo(), LONG_MS)
-
     def close() -> str:
         client.close()
         server.stop()
@@ -53,13 +53,7 @@ def test_closing_in_the_child_does_not_affect_the_parents_connection(
     assert len(server.connections()) == 1
 
 
-def test_a_child_may_create_its_own_client(server: EchoServer, client: RemotingClient) -> None:
-    from mqtemplate.clock import SystemClock
-    from mqtemplate.remoting import RemotingClientSettings
-
-    address = str(server.address)
-    client.invoke(address, echo(), LONG_MS)
-
+def test_a_child_may_create_its_own_client(client: RemotingClient, address: str) -> None:
     def ask() -> str:
         own = RemotingClient(RemotingClientSettings(), SystemClock())
         response = own.invoke(address, echo(b"child"), LONG_MS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -30,7 +31,10 @@ from tests.remoting.wire import (
     UNKNOWN,
     EchoServer,
     RawPeer,
+    Results,
     echo,
+    hold,
+    response_of,
 )
 
 
@@ -40,19 +44,17 @@ def one_way(code: int, body: bytes = b"") -> bytes:
 
 @pytest.mark.parametrize("serialize_type", SerializeType)
 def test_a_response_has_the_opaque_of_its_request_in_each_encoding(
-    server: EchoServer, open_peer: OpenPeer, serialize_type: SerializeType
+    peer: RawPeer, serialize_type: SerializeType
 ) -> None:
     request = RemotingCommand(ECHO, opaque=-5, body=b"body", ext_fields={"a": "1"}, serialize_type=serialize_type)
 
-    response = open_peer(server).invoke(request)
+    response = peer.invoke(request)
 
     assert (response.code, response.opaque, response.body, response.ext_fields) == (0, -5, b"body", {"a": "1"})
     assert response.is_response
 
 
-def test_requests_that_arrive_together_are_answered_in_order(server: EchoServer, open_peer: OpenPeer) -> None:
-    peer = open_peer(server)
-
+def test_requests_that_arrive_together_are_answered_in_order(peer: RawPeer) -> None:
     peer.send(b"".join(encode_command(RemotingCommand(ECHO, opaque=number)) for number in range(500)))
 
     assert [peer.next_command().opaque for _ in range(500)] == list(range(500))
@@ -78,9 +80,8 @@ def test_connections_take_turns_in_the_io_thread(
     assert [busy.next_command() is not None for _ in range(5)] == [True] * 5
 
 
-def test_a_held_request_does_not_block_the_next(server: EchoServer, open_peer: OpenPeer) -> None:
+def test_a_held_request_does_not_block_the_next(server: EchoServer, peer: RawPeer) -> None:
     """The broker may hold a pull for half a minute; later requests are answered before it."""
-    peer = open_peer(server)
     peer.send(encode_command(RemotingCommand(HOLD, opaque=1)))
 
     first = peer.invoke(RemotingCommand(ECHO, opaque=2))
@@ -92,9 +93,8 @@ def test_a_held_request_does_not_block_the_next(server: EchoServer, open_peer: O
     assert (second.opaque, second.body) == (1, b"at last")
 
 
-def test_several_threads_may_respond_at_the_same_time(server: EchoServer, open_peer: OpenPeer) -> None:
+def test_several_threads_may_respond_at_the_same_time(server: EchoServer, peer: RawPeer) -> None:
     """Frames of several threads are never interleaved, even if the peer reads slowly."""
-    peer = open_peer(server)
     count = 200
     peer.send(b"".join(encode_command(RemotingCommand(HOLD, opaque=number)) for number in range(count)))
     held = [server.held.get(timeout=TIMEOUT_S) for _ in range(count)]
@@ -103,47 +103,41 @@ def test_several_threads_may_respond_at_the_same_time(server: EchoServer, open_p
         for connection, request in some:
             connection.reply(request.response(), body=[b"x" * (request.opaque * 97), b"y" * request.opaque])
 
-    threads = [threading.Thread(target=reply, args=(held[part::4],)) for part in range(4)]
-    for thread in threads:
-        thread.start()
-    responses = [peer.next_command() for _ in range(count)]
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        done = [threads.submit(reply, held[part::4]) for part in range(4)]
+        responses = [peer.next_command() for _ in range(count)]
+    assert not any(each.exception() for each in done)
 
     assert {response.opaque: response.body for response in responses} == {
         number: b"x" * (number * 97) + b"y" * number for number in range(count)
     }
 
 
-def test_a_body_may_consist_of_parts(server: EchoServer, open_peer: OpenPeer) -> None:
-    assert open_peer(server).invoke(RemotingCommand(PARTS)).body == b"one" + b"two" * 10_000
+def test_a_body_may_consist_of_parts(peer: RawPeer) -> None:
+    assert peer.invoke(RemotingCommand(PARTS)).body == b"one" + b"two" * 10_000
 
 
-def test_a_large_response_arrives_complete(server: EchoServer, open_peer: OpenPeer) -> None:
+def test_a_large_response_arrives_complete(peer: RawPeer) -> None:
     """It is larger than the buffers of the sockets, so the I/O thread sends most of it."""
-    assert open_peer(server).invoke(RemotingCommand(BIG, body=b"16000000")).body == bytes(16_000_000)
+    assert peer.invoke(RemotingCommand(BIG, body=b"16000000")).body == bytes(16_000_000)
 
 
-def test_a_response_too_large_for_a_frame_becomes_an_error(server: EchoServer, open_peer: OpenPeer) -> None:
-    response = open_peer(server).invoke(RemotingCommand(BIG, opaque=3, body=b"17000000"))
+def test_a_response_too_large_for_a_frame_becomes_an_error(peer: RawPeer) -> None:
+    response = peer.invoke(RemotingCommand(BIG, opaque=3, body=b"17000000"))
 
     assert (response.code, response.opaque) == (1, 3)
     assert "allowed are 16777216" in response.remark
 
 
-def test_a_request_with_an_unknown_code_is_refused_at_once(server: EchoServer, open_peer: OpenPeer) -> None:
+def test_a_request_with_an_unknown_code_is_refused_at_once(peer: RawPeer) -> None:
     """Without a response the client would wait for its whole timeout."""
-    peer = open_peer(server)
-
     unnamed, named = peer.invoke(RemotingCommand(UNKNOWN, opaque=1)), peer.invoke(RemotingCommand(105, opaque=2))
 
     assert (unnamed.code, unnamed.remark) == (3, "request code 9999 is not supported here")
     assert (named.code, named.remark) == (3, "request code 105 GET_ROUTEINFO_BY_TOPIC is not supported here")
 
 
-def test_the_exception_of_a_processor_becomes_a_system_error(server: EchoServer, open_peer: OpenPeer) -> None:
-    peer = open_peer(server)
-
+def test_the_exception_of_a_processor_becomes_a_system_error(peer: RawPeer) -> None:
     with capture_logs() as logs:
         response = peer.invoke(RemotingCommand(RAISE))
 
@@ -152,17 +146,16 @@ def test_the_exception_of_a_processor_becomes_a_system_error(server: EchoServer,
     assert peer.invoke(echo()).code == 0
 
 
-def test_the_owner_of_a_server_may_convert_an_exception_to_a_response(server: EchoServer, open_peer: OpenPeer) -> None:
+def test_the_owner_of_a_server_may_convert_an_exception_to_a_response(server: EchoServer, peer: RawPeer) -> None:
     server.convert_error = lambda request, exc: request.response(13, remark=f"illegal: {exc}")
 
-    response = open_peer(server).invoke(RemotingCommand(RAISE))
+    response = peer.invoke(RemotingCommand(RAISE))
 
     assert (response.code, response.remark) == (13, "illegal: no such thing")
 
 
-def test_a_client_gets_a_response_even_if_the_conversion_fails(server: EchoServer, open_peer: OpenPeer) -> None:
+def test_a_client_gets_a_response_even_if_the_conversion_fails(server: EchoServer, peer: RawPeer) -> None:
     """It returns None, or raises an exception itself."""
-    peer = open_peer(server)
     with capture_logs():
         server.convert_error = lambda request, exc: None
         unknown = peer.invoke(RemotingCommand(RAISE))
@@ -173,10 +166,8 @@ def test_a_client_gets_a_response_even_if_the_conversion_fails(server: EchoServe
 
 
 @pytest.mark.parametrize("code", [ECHO, UNKNOWN, RAISE])
-def test_a_one_way_request_is_never_answered(server: EchoServer, open_peer: OpenPeer, code: int) -> None:
+def test_a_one_way_request_is_never_answered(peer: RawPeer, code: int) -> None:
     """Not even with an error, and independent of the processor's result."""
-    peer = open_peer(server)
-
     with capture_logs():
         peer.send(one_way(code))
         response = peer.invoke(RemotingCommand(ECHO, opaque=8))
@@ -184,8 +175,7 @@ def test_a_one_way_request_is_never_answered(server: EchoServer, open_peer: Open
     assert response.opaque == 8
 
 
-def test_a_late_response_to_a_one_way_request_is_dropped(server: EchoServer, open_peer: OpenPeer) -> None:
-    peer = open_peer(server)
+def test_a_late_response_to_a_one_way_request_is_dropped(server: EchoServer, peer: RawPeer) -> None:
     peer.send(one_way(HOLD))
     connection, held = server.held.get(timeout=TIMEOUT_S)
 
@@ -194,11 +184,9 @@ def test_a_late_response_to_a_one_way_request_is_dropped(server: EchoServer, ope
     assert peer.invoke(RemotingCommand(ECHO, opaque=8)).opaque == 8
 
 
-def test_a_request_gets_one_response(server: EchoServer, open_peer: OpenPeer) -> None:
+def test_a_request_gets_one_response(server: EchoServer, peer: RawPeer) -> None:
     """A held pull may end by its timeout and by a new message at the same moment."""
-    peer = open_peer(server)
-    peer.send(encode_command(RemotingCommand(HOLD, opaque=1)))
-    connection, held = server.held.get(timeout=TIMEOUT_S)
+    connection, held = hold(server, peer)
 
     connection.reply(held.response(body=b"first"))
     connection.reply(held.response(body=b"second"))
@@ -210,8 +198,7 @@ def test_a_request_gets_one_response(server: EchoServer, open_peer: OpenPeer) ->
 def test_a_response_after_the_client_has_disconnected_is_dropped(server: EchoServer, open_peer: OpenPeer) -> None:
     """The server responds to a held pull whose client has disconnected."""
     peer = open_peer(server)
-    peer.send(encode_command(RemotingCommand(HOLD, opaque=1)))
-    connection, held = server.held.get(timeout=TIMEOUT_S)
+    connection, held = hold(server, peer)
     peer.reset()
     assert server.closed.get(timeout=TIMEOUT_S) is connection
 
@@ -222,27 +209,25 @@ def test_a_response_after_the_client_has_disconnected_is_dropped(server: EchoSer
     assert open_peer(server).invoke(echo()).code == 0
 
 
-def test_the_guard_checks_a_request_before_its_processor(server: EchoServer, open_peer: OpenPeer) -> None:
+def test_the_guard_checks_a_request_before_its_processor(server: EchoServer, peer: RawPeer) -> None:
     def require_key(connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
         return None if request.ext_fields.get("key") else request.response(16, remark="no key")
 
     server.check = require_key
-    peer = open_peer(server)
-
     refused, taken = peer.invoke(echo()), peer.invoke(echo(key="k"))
 
     assert (refused.code, refused.remark, taken.code) == (16, "no key", 0)
     assert server.seen.qsize() == 1
 
 
-def test_the_exception_of_a_guard_refuses_the_request(server: EchoServer, open_peer: OpenPeer) -> None:
+def test_the_exception_of_a_guard_refuses_the_request(server: EchoServer, peer: RawPeer) -> None:
     def broken(connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
         raise LookupError("no list of keys")
 
     server.check = broken
 
     with capture_logs():
-        response = open_peer(server).invoke(echo())
+        response = peer.invoke(echo())
 
     assert (response.code, response.remark) == (1, "LookupError: no list of keys")
     assert server.seen.empty()
@@ -295,20 +280,20 @@ def test_the_queue_of_slow_requests_has_bounded_memory(start_server: StartServer
     [(16_384, b"mqtemplate-server"), (16_385, b"mqtemplate-server-worker"), (100_000, b"mqtemplate-server-worker")],
 )
 def test_a_large_body_is_parsed_in_a_worker_with_its_guard(
-    server: EchoServer, open_peer: OpenPeer, size: int, thread: bytes
+    server: EchoServer, peer: RawPeer, size: int, thread: bytes
 ) -> None:
     """Parsing 16 MiB of JSON takes seconds, in which the I/O thread would serve no other client."""
     guarded: list[str] = []
     server.check = lambda connection, request: guarded.append(threading.current_thread().name)
 
-    response = open_peer(server).invoke(RemotingCommand(PARSE, body=bytes(size)))
+    response = peer.invoke(RemotingCommand(PARSE, body=bytes(size)))
 
     assert response.body.partition(b"_")[0] == thread
     assert [name.partition("_")[0] for name in guarded] == [thread.decode()]
 
 
-def test_a_body_that_is_too_large_to_be_parsed_is_refused(server: EchoServer, open_peer: OpenPeer) -> None:
-    response = open_peer(server).invoke(RemotingCommand(PARSE, body=bytes(100_001)))
+def test_a_body_that_is_too_large_to_be_parsed_is_refused(peer: RawPeer) -> None:
+    response = peer.invoke(RemotingCommand(PARSE, body=bytes(100_001)))
 
     assert (response.code, response.remark) == (
         ResponseCode.MESSAGE_ILLEGAL,
@@ -316,17 +301,14 @@ def test_a_body_that_is_too_large_to_be_parsed_is_refused(server: EchoServer, op
     )
 
 
-def test_the_guard_refuses_a_request_with_a_large_body_too(server: EchoServer, open_peer: OpenPeer) -> None:
+def test_the_guard_refuses_a_request_with_a_large_body_too(server: EchoServer, peer: RawPeer) -> None:
     server.check = lambda connection, request: request.response(16, remark="no")
 
-    assert open_peer(server).invoke(RemotingCommand(PARSE, body=bytes(50_000))).remark == "no"
+    assert peer.invoke(RemotingCommand(PARSE, body=bytes(50_000))).remark == "no"
 
 
-def test_a_connection_has_the_address_of_its_peer(server: EchoServer, open_peer: OpenPeer) -> None:
-    peer = open_peer(server)
-    peer.send(encode_command(RemotingCommand(HOLD)))
-
-    connection, _ = server.held.get(timeout=TIMEOUT_S)
+def test_a_connection_has_the_address_of_its_peer(server: EchoServer, peer: RawPeer) -> None:
+    connection, _ = hold(server, peer)
 
     assert connection.remote == HostAddress(*peer.socket.getsockname())
     assert server.connections() == [connection]
@@ -348,9 +330,7 @@ needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6
 def test_the_server_listens_on_ipv6(start_server: StartServer, open_peer: OpenPeer) -> None:
     server = start_server(listen=HostAddress("::1", 0))
     peer = open_peer(server)
-    peer.send(encode_command(RemotingCommand(HOLD)))
-
-    connection, _ = server.held.get(timeout=TIMEOUT_S)
+    connection, _ = hold(server, peer)
 
     assert connection.remote.ip == "::1"
     assert str(server.address) == f"[::1]:{server.address.port}"
@@ -371,32 +351,24 @@ def test_an_ipv4_peer_of_a_dual_stack_server_has_an_ipv4_address(start_server: S
 # --- requests of the server ---------------------------------------------------------------------------
 
 
-def connection_of(server: EchoServer, peer: RawPeer) -> Connection:
-    peer.send(encode_command(RemotingCommand(HOLD, opaque=1_000_000)))
-    return server.held.get(timeout=TIMEOUT_S)[0]
-
-
-def test_the_server_sends_requests_over_the_same_connection(server: EchoServer, open_peer: OpenPeer) -> None:
+def test_the_server_sends_requests_over_the_same_connection(server: EchoServer, peer: RawPeer) -> None:
     """Both sides count opaques on their own, so equal numbers do not conflict."""
-    peer = open_peer(server)
-    connection = connection_of(server, peer)
-    responses: queue.Queue[object] = queue.Queue()
+    connection, _ = hold(server, peer)
+    responses: Results = queue.Queue()
 
     connection.request(RemotingCommand(39, body=b"how is it?"), 60_000, responses.put)
     received = peer.next_command()
     assert peer.invoke(RemotingCommand(ECHO, opaque=received.opaque)).opaque == received.opaque
     peer.send(encode_command(received.response(body=b"fine")))
 
-    response = responses.get(timeout=TIMEOUT_S)
-    assert isinstance(response, RemotingCommand)
+    response = response_of(responses)
     assert (received.code, received.body, received.flag, response.body) == (39, b"how is it?", 0, b"fine")
     assert connection.pending == 0
 
 
-def test_a_request_to_a_peer_that_does_not_respond_times_out(server: EchoServer, open_peer: OpenPeer) -> None:
-    peer = open_peer(server)
-    connection = connection_of(server, peer)
-    responses: queue.Queue[object] = queue.Queue()
+def test_a_request_to_a_peer_that_does_not_respond_times_out(server: EchoServer, peer: RawPeer) -> None:
+    connection, _ = hold(server, peer)
+    responses: Results = queue.Queue()
 
     connection.request(RemotingCommand(307), 1, responses.put)
 
@@ -410,10 +382,9 @@ def test_a_request_to_a_peer_that_does_not_respond_times_out(server: EchoServer,
     assert peer.invoke(RemotingCommand(ECHO, opaque=5)).opaque == 5
 
 
-def test_a_request_to_a_peer_that_disconnects_fails_at_once(server: EchoServer, open_peer: OpenPeer) -> None:
-    peer = open_peer(server)
-    connection = connection_of(server, peer)
-    responses: queue.Queue[object] = queue.Queue()
+def test_a_request_to_a_peer_that_disconnects_fails_at_once(server: EchoServer, peer: RawPeer) -> None:
+    connection, _ = hold(server, peer)
+    responses: Results = queue.Queue()
     connection.request(RemotingCommand(39), 3_600_000, responses.put)
 
     peer.reset()
@@ -425,18 +396,15 @@ def test_a_request_to_a_peer_that_disconnects_fails_at_once(server: EchoServer, 
     assert isinstance(responses.get(timeout=TIMEOUT_S), RemoteConnectError)
 
 
-def test_a_one_way_request_of_the_server_has_its_flag(server: EchoServer, open_peer: OpenPeer) -> None:
-    peer = open_peer(server)
-
-    connection_of(server, peer).send_one_way(RemotingCommand(40, ext_fields={"consumerGroup": "g"}))
+def test_a_one_way_request_of_the_server_has_its_flag(server: EchoServer, peer: RawPeer) -> None:
+    hold(server, peer)[0].send_one_way(RemotingCommand(40, ext_fields={"consumerGroup": "g"}))
 
     received = peer.next_command()
     assert (received.code, received.flag, received.ext_fields) == (40, 2, {"consumerGroup": "g"})
 
 
-def test_the_server_can_close_a_connection(server: EchoServer, open_peer: OpenPeer) -> None:
-    peer = open_peer(server)
-    connection = connection_of(server, peer)
+def test_the_server_can_close_a_connection(server: EchoServer, peer: RawPeer) -> None:
+    connection, _ = hold(server, peer)
 
     connection.close("it is time")
     connection.close("again")
@@ -446,14 +414,11 @@ def test_the_server_can_close_a_connection(server: EchoServer, open_peer: OpenPe
     assert server.connections() == []
 
 
-def test_the_exception_of_a_close_callback_does_not_prevent_the_next_one(
-    server: EchoServer, open_peer: OpenPeer
-) -> None:
+def test_the_exception_of_a_close_callback_does_not_prevent_the_next_one(server: EchoServer, peer: RawPeer) -> None:
     closed: queue.Queue[Connection] = queue.Queue()
     server.on_close(lambda connection: 1 // 0)
     server.on_close(closed.put)
-    peer = open_peer(server)
-    connection = connection_of(server, peer)
+    connection, _ = hold(server, peer)
 
     with capture_logs() as logs:
         peer.socket.close()
@@ -514,8 +479,7 @@ def test_a_server_that_was_never_started_can_be_stopped() -> None:
 def test_stopping_waits_for_responses_in_progress(start_server: StartServer, open_peer: OpenPeer) -> None:
     server = start_server(RemotingServerSettings(drain_ms=60_000))
     peer = open_peer(server)
-    peer.send(encode_command(RemotingCommand(HOLD, opaque=1)))
-    connection, held = server.held.get(timeout=TIMEOUT_S)
+    connection, held = hold(server, peer)
 
     stopping = threading.Thread(target=server.stop)
     stopping.start()
@@ -550,8 +514,7 @@ def test_stopping_waits_for_a_response_that_is_being_encoded(start_server: Start
     """Earlier its request counted as answered before the bytes were in the buffer, so that a stop could drop them."""
     server = start_server(RemotingServerSettings(drain_ms=60_000))
     peer = open_peer(server)
-    peer.send(encode_command(RemotingCommand(HOLD, opaque=1)))
-    connection, held = server.held.get(timeout=TIMEOUT_S)
+    connection, held = hold(server, peer)
     parts = SlowParts([b"do", b"ne"])
     replying = threading.Thread(target=lambda: connection.reply(held.response(), body=parts))
     replying.start()
@@ -568,7 +531,7 @@ def test_stopping_waits_for_a_response_that_is_being_encoded(start_server: Start
 def test_stopping_waits_for_a_limited_time(start_server: StartServer, open_peer: OpenPeer) -> None:
     server = start_server(RemotingServerSettings(drain_ms=1))
     peer = open_peer(server)
-    connection_of(server, peer)
+    hold(server, peer)
 
     server.stop()
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import queue
-import socket
 import ssl
-import struct
-import threading
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,6 @@ from structlog.testing import capture_logs
 
 from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.errors import BrokerError, ConfigurationError, RemoteConnectError
-from mqtemplate.message import HostAddress
 from mqtemplate.remoting import (
     ClientAuth,
     ClientTls,
@@ -30,7 +26,19 @@ from mqtemplate.remoting import (
 from mqtemplate.remoting.protocol import RemotingCommand
 from tests.remoting.certificates import Certificates, has_openssl
 from tests.remoting.conftest import NewClient, OpenPeer, StartServer
-from tests.remoting.wire import BIG, HOLD, LONG_MS, LOOPBACK, TIMEOUT_S, EchoServer, echo
+from tests.remoting.wire import (
+    BIG,
+    HOLD,
+    LONG_MS,
+    LOOPBACK,
+    TIMEOUT_S,
+    EchoServer,
+    Results,
+    address_of,
+    echo,
+    in_threads,
+    response_of,
+)
 
 pytestmark = pytest.mark.skipif(not has_openssl(), reason="there is no openssl command to make certificates with")
 
@@ -54,6 +62,18 @@ def tls(issued: dict[str, tuple[Path, Path]]) -> ServerTls:
     return server_tls(issued["server"])
 
 
+@pytest.fixture
+def tls_server(start_server: StartServer, tls: ServerTls) -> EchoServer:
+    """A server with TLS, which also accepts connections without it."""
+    return start_server(RemotingServerSettings(tls=tls))
+
+
+@pytest.fixture
+def tls_client(new_client: NewClient) -> RemotingClient:
+    """A client that trusts every server."""
+    return new_client(client_settings(insecure=True))
+
+
 def server_tls(own: tuple[Path, Path], **options: object) -> ServerTls:
     return ServerTls(cert_path=str(own[0]), key_path=str(own[1]), **options)  # type: ignore[arg-type]
 
@@ -70,50 +90,47 @@ def invoke(client: RemotingClient, server: EchoServer) -> bytes:
 
 
 def test_a_permissive_server_accepts_connections_with_and_without_tls(
-    start_server: StartServer, new_client: NewClient, tls: ServerTls, certificates: Certificates
+    tls_server: EchoServer, new_client: NewClient, certificates: Certificates
 ) -> None:
-    server = start_server(RemotingServerSettings(tls=tls))
     under_tls, plain = new_client(client_settings(trust_cert_path=str(certificates.authority))), new_client()
 
-    assert (invoke(under_tls, server), invoke(plain, server)) == (b"secret", b"secret")
+    assert (invoke(under_tls, tls_server), invoke(plain, tls_server)) == (b"secret", b"secret")
 
-    assert sorted(connection.is_tls for connection in server.connections()) == [False, True]
+    assert sorted(connection.is_tls for connection in tls_server.connections()) == [False, True]
 
 
 def test_an_enforcing_server_closes_plain_connections(
-    start_server: StartServer, new_client: NewClient, tls: ServerTls
+    start_server: StartServer, client: RemotingClient, tls_client: RemotingClient, tls: ServerTls
 ) -> None:
     server = start_server(RemotingServerSettings(tls=dataclasses.replace(tls, mode=TlsMode.ENFORCING)))
 
     with capture_logs() as logs, pytest.raises(RemoteConnectError):
-        invoke(new_client(), server)
+        invoke(client, server)
 
     assert [entry["reason"] for entry in logs if entry["log_level"] == "warning"] == [
         "the client does not use TLS, which this server enforces"
     ]
-    assert invoke(new_client(client_settings(insecure=True)), server) == b"secret"
+    assert invoke(tls_client, server) == b"secret"
 
 
 def test_a_server_with_disabled_tls_accepts_plain_connections_only(
-    start_server: StartServer, new_client: NewClient, tls: ServerTls
+    start_server: StartServer, client: RemotingClient, tls_client: RemotingClient, tls: ServerTls
 ) -> None:
     server = start_server(RemotingServerSettings(tls=dataclasses.replace(tls, mode=TlsMode.DISABLED)))
 
-    assert invoke(new_client(), server) == b"secret"
+    assert invoke(client, server) == b"secret"
     with capture_logs(), pytest.raises(RemoteConnectError, match=r"no TLS with .*; does that server use TLS"):
-        invoke(new_client(client_settings(insecure=True)), server)
+        invoke(tls_client, server)
 
 
 # --- trust ----------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_authority_is_refused(start_server: StartServer, new_client: NewClient, tls: ServerTls) -> None:
-    server = start_server(RemotingServerSettings(tls=tls))
-
+def test_an_unknown_authority_is_refused(tls_server: EchoServer, new_client: NewClient) -> None:
     with capture_logs(), pytest.raises(RemoteConnectError) as raised:
-        invoke(new_client(client_settings()), server)
+        invoke(new_client(client_settings()), tls_server)
 
-    assert str(raised.value).startswith(f"the certificate of {server.address} is refused (unable to get")
+    assert str(raised.value).startswith(f"the certificate of {tls_server.address} is refused (unable to get")
     assert "set trust_cert_path to the certificate of its issuer" in str(raised.value)
 
 
@@ -132,100 +149,76 @@ def test_a_certificate_for_another_host_is_refused_unless_names_are_not_checked(
     assert invoke(new_client(client_settings(trust_cert_path=trust, check_host_name=False)), server) == b"secret"
 
 
-def test_the_insecure_mode_trusts_every_server(
-    start_server: StartServer, new_client: NewClient, tls: ServerTls
+def test_the_insecure_mode_trusts_every_server(tls_server: EchoServer, tls_client: RemotingClient) -> None:
+    assert invoke(tls_client, tls_server) == b"secret"
+
+
+@pytest.mark.parametrize("client_auth", [ClientAuth.REQUIRE, ClientAuth.OPTIONAL])
+def test_only_a_required_certificate_must_not_be_missing(
+    start_server: StartServer,
+    new_client: NewClient,
+    certificates: Certificates,
+    issued: dict[str, tuple[Path, Path]],
+    client_auth: ClientAuth,
 ) -> None:
-    assert (
-        invoke(new_client(client_settings(insecure=True)), start_server(RemotingServerSettings(tls=tls))) == b"secret"
-    )
+    trust = {"trust_cert_path": str(certificates.authority)}
+    server = start_server(RemotingServerSettings(tls=server_tls(issued["server"], client_auth=client_auth, **trust)))
+    without, cert_and_key = new_client(client_settings(**trust)), map(str, issued["client"])
 
-
-def test_a_client_without_a_required_certificate_is_refused(
-    start_server: StartServer, new_client: NewClient, certificates: Certificates, issued: dict[str, tuple[Path, Path]]
-) -> None:
-    trust = str(certificates.authority)
-    tls = server_tls(issued["server"], client_auth=ClientAuth.REQUIRE, trust_cert_path=trust)
-    server = start_server(RemotingServerSettings(tls=tls))
-    cert, key = map(str, issued["client"])
-
-    with capture_logs() as logs, pytest.raises(BrokerError):
-        invoke(new_client(client_settings(trust_cert_path=trust)), server)
-
-    assert "TLS handshake: PEER_DID_NOT_RETURN_A_CERTIFICATE" in [entry.get("reason") for entry in logs]
-    with_own = client_settings(trust_cert_path=trust, cert_path=cert, key_path=key)
-    assert invoke(new_client(with_own), server) == b"secret"
-
-
-def test_an_optional_certificate_may_be_missing(
-    start_server: StartServer, new_client: NewClient, certificates: Certificates, issued: dict[str, tuple[Path, Path]]
-) -> None:
-    trust = str(certificates.authority)
-    tls = server_tls(issued["server"], client_auth=ClientAuth.OPTIONAL, trust_cert_path=trust)
-
-    assert (
-        invoke(new_client(client_settings(trust_cert_path=trust)), start_server(RemotingServerSettings(tls=tls)))
-        == b"secret"
-    )
+    if client_auth is ClientAuth.REQUIRE:
+        with capture_logs() as logs, pytest.raises(BrokerError):
+            invoke(without, server)
+        assert "TLS handshake: PEER_DID_NOT_RETURN_A_CERTIFICATE" in [entry.get("reason") for entry in logs]
+    else:
+        assert invoke(without, server) == b"secret"
+    own = dict(zip(("cert_path", "key_path"), cert_and_key, strict=True))
+    assert invoke(new_client(client_settings(**trust, **own)), server) == b"secret"
 
 
 # --- bytes under TLS --------------------------------------------------------------------------------------
 
 
-def test_large_frames_go_both_ways_under_tls(start_server: StartServer, new_client: NewClient, tls: ServerTls) -> None:
+def test_large_frames_go_both_ways_under_tls(tls_server: EchoServer, tls_client: RemotingClient) -> None:
     """They are larger than a record and than the buffers of the sockets."""
-    server, client = start_server(RemotingServerSettings(tls=tls)), new_client(client_settings(insecure=True))
-    body = bytes(range(256)) * 30_000
+    body, address = bytes(range(256)) * 30_000, address_of(tls_server)
 
-    assert client.invoke(str(server.address), echo(body), LONG_MS).body == body
-    assert client.invoke(str(server.address), RemotingCommand(BIG, body=b"16000000"), LONG_MS).body == bytes(16_000_000)
+    assert tls_client.invoke(address, echo(body), LONG_MS).body == body
+    assert tls_client.invoke(address, RemotingCommand(BIG, body=b"16000000"), LONG_MS).body == bytes(16_000_000)
 
 
-def test_many_threads_share_a_connection_under_tls(
-    start_server: StartServer, new_client: NewClient, tls: ServerTls
-) -> None:
+def test_many_threads_share_a_connection_under_tls(tls_server: EchoServer, tls_client: RemotingClient) -> None:
     """Two threads must not use OpenSSL's state at once, in either direction."""
-    server, client = start_server(RemotingServerSettings(tls=tls)), new_client(client_settings(insecure=True))
     wrong: list[bytes] = []
 
     def work(thread: int) -> None:
         for number in range(60):
             body = b"%d:%d;" % (thread, number) * 3_000
-            if client.invoke(str(server.address), echo(body), LONG_MS).body != body:
+            if tls_client.invoke(address_of(tls_server), echo(body), LONG_MS).body != body:
                 wrong.append(body[:9])
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(6, work)
 
     assert wrong == []
-    assert server.seen.qsize() == 360
+    assert tls_server.seen.qsize() == 360
 
 
 def test_held_requests_are_answered_from_other_threads_under_tls(
-    start_server: StartServer, new_client: NewClient, tls: ServerTls
+    tls_server: EchoServer, tls_client: RemotingClient
 ) -> None:
-    server, client = start_server(RemotingServerSettings(tls=tls)), new_client(client_settings(insecure=True))
-    results: queue.Queue[object] = queue.Queue()
-    client.invoke_async(str(server.address), RemotingCommand(HOLD), LONG_MS, results.put)
-    connection, held = server.held.get(timeout=TIMEOUT_S)
+    results: Results = queue.Queue()
+    tls_client.invoke_async(address_of(tls_server), RemotingCommand(HOLD), LONG_MS, results.put)
+    connection, held = tls_server.held.get(timeout=TIMEOUT_S)
 
     connection.reply(held.response(), body=[b"part"] * 5_000)
 
-    response = results.get(timeout=TIMEOUT_S)
-    assert isinstance(response, RemotingCommand)
-    assert response.body == b"part" * 5_000
+    assert response_of(results).body == b"part" * 5_000
 
 
 # --- faulty peers under TLS -------------------------------------------------------------------------------
 
 
-def test_garbage_after_the_first_byte_closes_that_connection(
-    start_server: StartServer, open_peer: OpenPeer, tls: ServerTls
-) -> None:
-    server = start_server(RemotingServerSettings(tls=tls))
-    good, bad = open_peer(server), open_peer(server)
+def test_garbage_after_the_first_byte_closes_that_connection(tls_server: EchoServer, open_peer: OpenPeer) -> None:
+    good, bad = open_peer(tls_server), open_peer(tls_server)
     assert good.invoke(echo()).code == 0
 
     with capture_logs() as logs:
@@ -279,31 +272,24 @@ def test_connections_in_handshake_count_as_connections(
         assert open_peer(server).is_closed_by_peer()
 
 
-def test_stopping_closes_connections_in_handshake(
-    start_server: StartServer, open_peer: OpenPeer, tls: ServerTls
-) -> None:
-    server = start_server(RemotingServerSettings(tls=tls))
-    silent, good = open_peer(server), open_peer(server)
+def test_stopping_closes_connections_in_handshake(tls_server: EchoServer, open_peer: OpenPeer) -> None:
+    silent, good = open_peer(tls_server), open_peer(tls_server)
     assert good.invoke(echo()).code == 0
 
-    server.stop()
+    tls_server.stop()
 
     assert silent.is_closed_by_peer()
 
 
-def test_the_reset_of_a_tls_connection_is_detected(
-    start_server: StartServer, open_peer: OpenPeer, tls: ServerTls
-) -> None:
-    server = start_server(RemotingServerSettings(tls=tls))
+def test_the_reset_of_a_tls_connection_is_detected(tls_server: EchoServer, open_peer: OpenPeer) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    peer = open_peer(server, wrap=context.wrap_socket)
+    peer = open_peer(tls_server, wrap=context.wrap_socket)
     assert peer.invoke(echo()).code == 0
 
-    peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    peer.socket.close()
+    peer.reset()
 
-    assert server.closed.get(timeout=TIMEOUT_S).is_tls
+    assert tls_server.closed.get(timeout=TIMEOUT_S).is_tls
 
 
 # --- settings ---------------------------------------------------------------------------------------------
@@ -326,7 +312,7 @@ def test_the_error_names_a_file_that_is_missing_or_wrong(issued: dict[str, tuple
 
 
 def test_an_encrypted_key_needs_its_password(
-    start_server: StartServer, new_client: NewClient, certificates: Certificates
+    start_server: StartServer, tls_client: RemotingClient, certificates: Certificates
 ) -> None:
     own = certificates.issue("locked", "IP:127.0.0.1", password="open-sesame")
 
@@ -338,13 +324,11 @@ def test_an_encrypted_key_needs_its_password(
     assert "wrong" not in str(raised.value)
     assert "open-sesame" not in repr(server_tls(own, key_password="open-sesame"))
     server = start_server(RemotingServerSettings(tls=server_tls(own, key_password="open-sesame")))
-    assert invoke(new_client(client_settings(insecure=True)), server) == b"secret"
+    assert invoke(tls_client, server) == b"secret"
 
 
-def test_client_certificates_need_a_trusted_authority(
-    issued: dict[str, tuple[Path, Path]],
-) -> None:
+def test_client_certificates_need_a_trusted_authority(issued: dict[str, tuple[Path, Path]]) -> None:
     tls = server_tls(issued["server"], client_auth=ClientAuth.REQUIRE)
 
     with pytest.raises(ConfigurationError, match="client_auth is require, but trust_cert_path is not set"):
-        RemotingServer(HostAddress("127.0.0.1", 0), RemotingServerSettings(tls=tls), SystemClock())
+        RemotingServer(LOOPBACK, RemotingServerSettings(tls=tls), SystemClock())

@@ -6,7 +6,9 @@ import queue
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from mqtemplate.clock import Clock, SystemClock
@@ -162,6 +164,32 @@ class RawPeer:
         """Abort the connection: the other side gets ECONNRESET."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.socket.close()
+
+
+def hold(server: EchoServer, peer: RawPeer, *, opaque: int = 1) -> tuple[Connection, RemotingCommand]:
+    """Send a request that the server holds; return its connection and the request there."""
+    peer.send(encode_command(RemotingCommand(HOLD, opaque=opaque)))
+    return server.held.get(timeout=TIMEOUT_S)
+
+
+def in_threads(count: int, work: Callable[[int], object]) -> None:
+    """Call *work* with its number in several threads at once, and raise the error of one."""
+    with ThreadPoolExecutor(count) as threads:
+        list(threads.map(work, range(count)))
+
+
+@contextmanager
+def full_backlog() -> Iterator[str]:
+    """Yield the address of a listener whose backlog is full, so the system completes no connection to it."""
+    with ExitStack() as sockets:
+        full = sockets.enter_context(socket.socket())
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(4):
+            sock = sockets.enter_context(socket.socket())
+            sock.setblocking(False)
+            sock.connect_ex(full.getsockname())
+        yield f"127.0.0.1:{full.getsockname()[1]}"
 
 
 def address_of(server: RemotingServer) -> str:

@@ -9,7 +9,9 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from mqtemplate.clock import VirtualClock
-from mqtemplate.store import FolderStoreFiles, MessageStore, StoreSettings
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
+from mqtemplate.store.message_store import MessageStore
+from mqtemplate.store.settings import StoreSettings
 from tests.store.small_store import OpenStore, small
 
 

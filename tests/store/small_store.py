@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable
 
 from mqtemplate.record.codec import RecordDraft
-from mqtemplate.store import MessageStore, StoreSettings
 from mqtemplate.store.key_reader import RecentKeys
+from mqtemplate.store.message_store import MessageStore
+from mqtemplate.store.settings import StoreSettings
 
 OpenStore = Callable[..., MessageStore]
 

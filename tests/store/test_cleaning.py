@@ -17,8 +17,11 @@ from structlog.testing import capture_logs
 from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.errors import ConfigurationError, CorruptRecordError, DeletedRecordError, StoreFullError
 from mqtemplate.record.codec import Drafts, StoredRecord
-from mqtemplate.store import FolderStoreFiles, MemoryStoreFiles, MessageStore, StoreSettings
 from mqtemplate.store.cleaning import next_delete_hour
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
+from mqtemplate.store.files.store_files import MemoryStoreFiles
+from mqtemplate.store.message_store import MessageStore
+from mqtemplate.store.settings import StoreSettings
 from tests.store.small_store import NothingPending, OpenStore, bodies, draft, kill, small
 
 HOUR_MS = 3_600_000

@@ -18,9 +18,11 @@ from mqtemplate.engine.reader import QueueReader
 from mqtemplate.errors import CorruptRecordError, StoreError, StoreFormatError
 from mqtemplate.message import MessageQueue
 from mqtemplate.record.layout import CHECK_SIZE
-from mqtemplate.store import ConsumerOffsets, FolderStoreFiles, MessageStore, StoreSettings, TopicTable
 from mqtemplate.store.files.disk import Disk
-from mqtemplate.store.files.json_files import read_table, write_table
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
+from mqtemplate.store.message_store import MessageStore
+from mqtemplate.store.settings import StoreSettings
+from mqtemplate.store.tables import ConsumerOffsets, TopicTable, read_table, write_table
 from tests.store.small_store import bodies, draft, kill, small
 from tests.thirds import THIRDS
 

@@ -13,8 +13,10 @@ from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreFullError
 from mqtemplate.message import Message
-from mqtemplate.store import FolderStoreFiles, MessageStore, StoreSettings
 from mqtemplate.store.files.disk_files import DiskFile, DiskFileQueue
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
+from mqtemplate.store.message_store import MessageStore
+from mqtemplate.store.settings import StoreSettings
 from tests.store.faulty_disk import FaultyDisk, LedgerDisk, once
 from tests.store.small_store import bodies, draft
 

@@ -23,10 +23,12 @@ from mqtemplate.errors import MQTemplateError, SendError, StoreError
 from mqtemplate.message import Message
 from mqtemplate.record.codec import Drafts
 from mqtemplate.record.columns import to_rows
-from mqtemplate.record.uniform_batch import BatchOrigin, UniformBatch
+from mqtemplate.record.record_arrays import BatchOrigin, UniformBatch
 from mqtemplate.results import SendStatus
 from mqtemplate.selectors.tags import TagSelector
-from mqtemplate.store import FlushDiskType, FolderStoreFiles, MessageStore
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
+from mqtemplate.store.message_store import MessageStore
+from mqtemplate.store.settings import FlushDiskType
 from tests.store.faulty_disk import FAILS_FULL, FaultyDisk, Judge, LedgerDisk, during, never, once
 from tests.store.small_store import bodies, draft, kill, small
 from tests.thirds import THIRDS

@@ -13,9 +13,12 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreFullError
 from mqtemplate.message import HostAddress
 from mqtemplate.record.codec import Drafts, RecordDraft
-from mqtemplate.store import FlushDiskType, FolderStoreFiles, MessageStore, commit_log
+from mqtemplate.store import commit_log
 from mqtemplate.store.commit_log import CommitLog
 from mqtemplate.store.files.disk_files import DiskFileQueue
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
+from mqtemplate.store.message_store import MessageStore
+from mqtemplate.store.settings import FlushDiskType
 from tests.store.faulty_disk import FaultyDisk
 from tests.store.small_store import bodies, draft, kill, small
 

@@ -12,7 +12,9 @@ from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreError
 from mqtemplate.message import Message
-from mqtemplate.store import FlushDiskType, FolderStoreFiles, MessageStore, StoreSettings
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
+from mqtemplate.store.message_store import MessageStore
+from mqtemplate.store.settings import FlushDiskType, StoreSettings
 from tests.store.power_loss_disk import Choice, PowerLossDisk, RestartedDisk, subsets, write_image
 from tests.store.power_loss_run import run
 from tests.store.small_store import bodies, draft, small

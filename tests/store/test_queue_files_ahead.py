@@ -12,9 +12,10 @@ import pytest
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreFullError
-from mqtemplate.store import FolderStoreFiles, MessageStore
 from mqtemplate.store.files.disk import Disk
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.files.layout import CQ_UNIT_SIZE, NO_UNIT_YET, unpack_cq_unit
+from mqtemplate.store.message_store import MessageStore
 from tests.store.small_store import OpenStore, bodies, draft, kill, small
 
 TIMEOUT_S = 10

@@ -16,8 +16,9 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreFormatError
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.layout import SysFlag
-from mqtemplate.store import FolderStoreFiles, MessageStore
 from mqtemplate.store.checkpoint import StoreCheckpoint
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
+from mqtemplate.store.message_store import MessageStore
 from tests.delay.foreign_records import ForeignDraft
 from tests.store.power_loss_disk import RestartedDisk
 from tests.store.small_store import OpenStore, bodies, draft, kill, small

@@ -10,7 +10,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from mqtemplate.clock import VirtualClock
-from mqtemplate.store import FolderStoreFiles, MessageStore
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
+from mqtemplate.store.message_store import MessageStore
 from tests.golden import check_script, scripts_in
 from tests.store.small_store import draft, kill, small
 

@@ -12,7 +12,9 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreError
 from mqtemplate.message import Message
 from mqtemplate.record.appends import PutResult
-from mqtemplate.store import FlushDiskType, FolderStoreFiles, MessageStore
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
+from mqtemplate.store.message_store import MessageStore
+from mqtemplate.store.settings import FlushDiskType
 from tests.store.faulty_disk import FaultyDisk
 from tests.store.small_store import bodies, draft, small
 

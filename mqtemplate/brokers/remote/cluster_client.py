@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from mqtemplate.broker import Capability, DelayedMessages
 from mqtemplate.brokers.remote.cluster.client import ClientContext, ClientInstance, GroupMember, Handler, SentOffsets
-from mqtemplate.brokers.remote.cluster.outages import LostBrokers, Outages, log_failure
+from mqtemplate.brokers.remote.cluster.failures import LostBrokers, Outages, log_failure
 from mqtemplate.brokers.remote.cluster.queries import Queries
 from mqtemplate.brokers.remote.cluster.routes import NameServers, RouteTable
 from mqtemplate.brokers.remote.cluster.settings import Namespace, RemoteSettings
-from mqtemplate.brokers.remote.consuming.members import AdminRequests, Members
+from mqtemplate.brokers.remote.consuming.consumer import AdminRequests
+from mqtemplate.brokers.remote.consuming.members import Members
 from mqtemplate.brokers.remote.delayed.our_server import OurServer
 from mqtemplate.brokers.remote.delayed.rocketmq_cluster import RocketMQCluster
 from mqtemplate.brokers.remote.producing.answers import RemoteRequests, RemoteTransactions

@@ -19,7 +19,7 @@ from mqtemplate.event_log import get_logger
 from mqtemplate.futures import running_loop
 from mqtemplate.listener.container.loops import HandlerLoop, LoopThread, RunningLoop
 from mqtemplate.listener.container.membership import ContainerState, Membership
-from mqtemplate.listener.container.positions import Repositioning, epoch_ms, span_ms
+from mqtemplate.listener.container.process_queue import Repositioning, epoch_ms, span_ms
 from mqtemplate.listener.declaration.resolution import matching
 from mqtemplate.listener.failures.failure_log import FailureLog
 from mqtemplate.listener.handler.invoke import HandlerInvocation, Observer, around, listener_info, uses_loop

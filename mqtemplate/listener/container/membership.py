@@ -15,9 +15,9 @@ from mqtemplate.event_log import get_logger
 from mqtemplate.listener.container.concurrent import ConcurrentConsumeService
 from mqtemplate.listener.container.consume_service import ConsumeContext, ConsumeService
 from mqtemplate.listener.container.loops import HandlerLoop
+from mqtemplate.listener.container.membership import PollingRequests
 from mqtemplate.listener.container.orderly import OrderlyConsumeService
-from mqtemplate.listener.container.positions import PollingRequests, Repositioning
-from mqtemplate.listener.container.process_queue import ProcessQueues
+from mqtemplate.listener.container.process_queue import ProcessQueues, Repositioning
 from mqtemplate.listener.container.workers import AsyncConsumePool, ConsumeThreadPool
 from mqtemplate.listener.failures.failure import is_kind, raise_if_not_of_handler
 from mqtemplate.listener.failures.failure_log import FailureLog

@@ -98,13 +98,13 @@ def decode_json_header(data: bytes) -> RemotingCommand:
     except (ValueError, RecursionError):
         fields = _load_carefully(data)
     if type(fields) is not dict:
-        raise RemoteProtocolError(f"the header must be a JSON object, got {_shorten(fields)}")
+        raise RemoteProtocolError(f"the header must be a JSON object, got {shorten(fields)}")
     get = fields.get
     ext_fields = get("extFields")
     if ext_fields is None:
         ext_fields = {}
     elif type(ext_fields) is not dict:
-        raise RemoteProtocolError(f"extFields must be an object, got {_shorten(ext_fields)}")
+        raise RemoteProtocolError(f"extFields must be an object, got {shorten(ext_fields)}")
     else:
         try:
             "".join(ext_fields.values())  # the fastest check that all values are strings
@@ -143,17 +143,18 @@ def _number(name: str, value: Any, default: int | None = None) -> int:
         value = int(value)
     if type(value) is int and -_LIMIT <= value < _LIMIT:
         return value
-    raise RemoteProtocolError(f"{name} must be a number of 32 bits, got {_shorten(value)}")
+    raise RemoteProtocolError(f"{name} must be a number of 32 bits, got {shorten(value)}")
 
 
 def _text_of(value: Any) -> str:
     try:
         return value if type(value) is str else _encode_text(value)
     except RecursionError:
-        raise RemoteProtocolError(f"a field must be a text, got nested values: {_shorten(value)}") from None
+        raise RemoteProtocolError(f"a field must be a text, got nested values: {shorten(value)}") from None
 
 
-def _shorten(value: Any) -> str:
+def shorten(value: Any) -> str:
+    """Return a value of a peer as errors show it."""
     # A value with many or nested items is not written out: that takes long, or exceeds Python's limit of recursion.
     text = reprlib.repr(value) if isinstance(value, dict | list | tuple) else repr(value)
     return text if len(text) <= 60 else f"{text[:60]}…"

@@ -30,7 +30,8 @@ from mqtemplate.remoting.protocol.headers.message import PullMessageResponseHead
 from mqtemplate.selectors.tags import Selector
 from mqtemplate.store.consume_queue import ConsumeQueue
 from mqtemplate.store.files.layout import CQ_UNIT_SIZE
-from mqtemplate.store.message_store import MessageStore, read_records
+from mqtemplate.store.log_reader import read_records
+from mqtemplate.store.message_store import MessageStore
 
 _MAX_AHEAD = 256
 _MAX_AHEAD_BYTES = 256 << 10

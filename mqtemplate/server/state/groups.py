@@ -22,15 +22,8 @@ from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.server.requests.response import RefusedError
 from mqtemplate.server.state.limits import ClientLimits
 from mqtemplate.server.state.topics import TopicConfigs
-from mqtemplate.store.files.json_files import (
-    DataVersion,
-    EntryTexts,
-    check_names,
-    format_errors,
-    read_table,
-    write_table,
-)
 from mqtemplate.store.files.store_files import StoreFiles
+from mqtemplate.store.tables import DataVersion, EntryTexts, check_names, format_errors, read_table, write_table
 from mqtemplate.topics import RETRY_TOPIC_PREFIX, check_topic
 
 _T = TypeVar("_T")

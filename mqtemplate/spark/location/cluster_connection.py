@@ -12,14 +12,14 @@ from collections.abc import Callable, Collection, Hashable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from mqtemplate.brokers.remote.cluster.errors import check_response
+from mqtemplate.brokers.remote.cluster.failures import check_response
 from mqtemplate.brokers.remote.cluster.routes import MASTER_ID, NameServers
 from mqtemplate.brokers.remote.cluster.settings import Namespace
 from mqtemplate.clock import SystemClock
 from mqtemplate.errors import BrokerError, ConfigurationError, RemoteConnectError, RemoteTimeoutError, SparkError
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.client import RemotingClient
-from mqtemplate.remoting.pending_requests import InvokeCallback
+from mqtemplate.remoting.connection import InvokeCallback
 from mqtemplate.remoting.protocol.bodies.group import HeartbeatData
 from mqtemplate.remoting.protocol.bodies.own_requests import HeartbeatRequestHeader, HeartbeatResponseHeader
 from mqtemplate.remoting.protocol.codes import Perm, RequestCode, ResponseCode

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mqtemplate.brokers.remote.cluster.errors import response_error
+from mqtemplate.brokers.remote.cluster.failures import response_error
 from mqtemplate.errors import BrokerError, OffsetOutOfRangeError, RemoteProtocolError
 from mqtemplate.remoting.protocol.bodies.own_requests import (
     MAX_BLOCK_BYTES,

@@ -15,7 +15,7 @@ import numpy as np
 
 from mqtemplate.errors import StoreError, StoreFullError
 from mqtemplate.processes import raise_descriptor_limit
-from mqtemplate.store.files.system_calls import allocate_blocks, pwrite, start_sync, sync_data, sync_folder_entries
+from mqtemplate.store.files.disk import allocate_blocks, pwrite, start_sync, sync_data, sync_folder_entries
 
 _Result = TypeVar("_Result")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

@@ -9,7 +9,7 @@ from typing import Any
 
 from mqtemplate.broker import ConsumeFromWhere, Consumer, ConsumerSpec
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker, RemoteSettings
-from mqtemplate.message import HostAddress, MessageExt
+from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue
 from mqtemplate.selectors.tags import Selector, TagSelector
 from mqtemplate.server import BrokerServerSettings, LocalCluster
 from tests.waiting import eventually
@@ -43,6 +43,19 @@ def group_spec(group: str, topic: str, selector: Selector | None = None) -> Cons
 
 def join(broker: RemoteBroker, topic: str, group: str = "billing", selector: Selector | None = None) -> Consumer:
     return broker.groups.subscribe(group_spec(group, topic, selector))
+
+
+def one_queue(broker: RemoteBroker, topic: str = "orders") -> MessageQueue:
+    """Create a topic with one queue, and return it."""
+    broker.create_topic(topic, 1)
+    [queue] = broker.queues(topic)
+    return queue
+
+
+def send_numbers(broker: RemoteBroker, count: int) -> None:
+    """Send messages with the bodies 0, 1, 2, … to ``orders``."""
+    for number in range(count):
+        broker.send(Message("orders", b"%d" % number))
 
 
 def take(member: Consumer, count: int) -> list[MessageExt]:

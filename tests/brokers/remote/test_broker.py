@@ -33,16 +33,9 @@ from mqtemplate.remoting.protocol.bodies.group import ConsumerRunningInfo
 from mqtemplate.remoting.protocol.headers.group import GetConsumerRunningInfoRequestHeader, ResetOffsetRequestHeader
 from mqtemplate.server import Account, AclSettings, LocalCluster
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
-from tests.brokers.remote.clients import bodies, client, join, server, take
+from tests.brokers.remote.clients import bodies, client, join, one_queue, send_numbers, server, take
 from tests.brokers.remote.scripted_cluster import ScriptedBroker
 from tests.waiting import eventually
-
-
-@pytest.fixture
-def cluster() -> Iterator[LocalCluster]:
-    with server() as cluster:
-        yield cluster
-
 
 # --- lifecycle ------------------------------------------------------------------------------------
 
@@ -56,7 +49,7 @@ def test_the_start_fails_if_no_name_server_answers() -> None:
         broker.queues("orders")
 
 
-def test_a_start_that_fails_leaves_no_thread(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_fails_leaves_no_thread(our_server: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The name server answers, and the broker does not tell what it can do."""
     before = set(threading.enumerate())
 
@@ -64,7 +57,7 @@ def test_a_start_that_fails_leaves_no_thread(cluster: LocalCluster, monkeypatch:
         raise BrokerError("the broker restarts")
 
     monkeypatch.setattr(ClusterClient, "capabilities", fail)
-    broker = RemoteBroker(RemoteSettings(name_servers=(str(cluster.address),)))
+    broker = RemoteBroker(RemoteSettings(name_servers=(str(our_server.address),)))
 
     with pytest.raises(BrokerError, match="restarts"):
         broker.start()
@@ -72,45 +65,43 @@ def test_a_start_that_fails_leaves_no_thread(cluster: LocalCluster, monkeypatch:
     assert set(threading.enumerate()) - before == set()
 
 
-def test_a_broker_can_be_started_again(cluster: LocalCluster, tmp_path: Path) -> None:
-    with client(cluster.address, tmp_path) as broker:
-        broker.sends.send(Message("orders", b"x"))
-        broker.start()
-        broker.close()
-        broker.close()
-        broker.start()
+def test_a_broker_can_be_started_again(our_client: RemoteBroker) -> None:
+    our_client.send(Message("orders", b"x"))
+    our_client.start()
+    our_client.close()
+    our_client.close()
+    our_client.start()
 
-        assert broker.sends.send(Message("orders", b"y")).queue_offset >= 0
+    assert our_client.send(Message("orders", b"y")).queue_offset >= 0
 
 
-def test_a_member_is_closed_with_its_broker(cluster: LocalCluster, tmp_path: Path) -> None:
-    with client(cluster.address, tmp_path) as broker:
+def test_a_member_is_closed_with_its_broker(our_server: LocalCluster, tmp_path: Path) -> None:
+    with client(our_server.address, tmp_path) as broker:
         member = join(broker, "orders")
 
     with pytest.raises(BrokerClosedError, match="was closed"):
         member.poll(1)
 
 
-def test_a_forked_child_gets_an_error(cluster: LocalCluster, tmp_path: Path) -> None:
-    with client(cluster.address, tmp_path) as broker:
-        broker.sends.send(Message("orders", b"x"))
-        child = os.fork()
-        if child == 0:  # the child must not return into the test run
-            try:
-                broker.sends.send(Message("orders", b"from the child"))
-            except ForkedError:
-                broker.close()  # does nothing, and does not wait for a thread that is missing
-                os._exit(42)
-            finally:
-                os._exit(1)
+def test_a_forked_child_gets_an_error(our_client: RemoteBroker) -> None:
+    our_client.send(Message("orders", b"x"))
+    child = os.fork()
+    if child == 0:  # the child must not return into the test run
+        try:
+            our_client.send(Message("orders", b"from the child"))
+        except ForkedError:
+            our_client.close()  # does nothing, and does not wait for a thread that is missing
+            os._exit(42)
+        finally:
+            os._exit(1)
 
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
-        assert broker.sends.send(Message("orders", b"still here")).queue_offset >= 0
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
+    assert our_client.send(Message("orders", b"still here")).queue_offset >= 0
 
 
-def test_two_brokers_of_one_process_are_two_clients(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_two_brokers_of_one_process_are_two_clients(our_server: LocalCluster, tmp_path: Path) -> None:
     """They share the queues of a group, as two processes do."""
-    with client(cluster.address, tmp_path) as one, client(cluster.address, tmp_path) as other:
+    with client(our_server.address, tmp_path) as one, client(our_server.address, tmp_path) as other:
         one.create_topic("orders", 4)
         members = [join(one, "orders"), join(other, "orders")]
 
@@ -123,18 +114,18 @@ def test_two_brokers_of_one_process_are_two_clients(cluster: LocalCluster, tmp_p
 # --- members --------------------------------------------------------------------------------------
 
 
-def test_a_topic_that_is_created_later_is_found(cluster: LocalCluster, tmp_path: Path) -> None:
-    with client(cluster.address, tmp_path) as broker, client(cluster.address, tmp_path) as sender:
+def test_a_topic_that_is_created_later_is_found(our_server: LocalCluster, tmp_path: Path) -> None:
+    with client(our_server.address, tmp_path) as broker, client(our_server.address, tmp_path) as sender:
         member = join(broker, "later")
         sender.sends.send(Message("later", b"x"))
 
         assert bodies(take(member, 1)) == [b"x"]
 
 
-def test_new_queues_of_a_topic_are_assigned(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_new_queues_of_a_topic_are_assigned(our_server: LocalCluster, tmp_path: Path) -> None:
     with (
-        client(cluster.address, tmp_path, poll_name_server_interval_ms=50) as broker,
-        client(cluster.address, tmp_path) as other,
+        client(our_server.address, tmp_path, poll_name_server_interval_ms=50) as broker,
+        client(our_server.address, tmp_path) as other,
     ):
         broker.create_topic("orders", 2)
         member = join(broker, "orders")
@@ -146,34 +137,31 @@ def test_new_queues_of_a_topic_are_assigned(cluster: LocalCluster, tmp_path: Pat
         )
 
 
-def test_commits_are_sent_to_the_broker_periodically(cluster: LocalCluster, tmp_path: Path) -> None:
-    with client(cluster.address, tmp_path, persist_consumer_offset_interval_ms=20) as broker:
-        queue = broker.sends.send(Message("orders", b"x")).message_queue
+def test_commits_are_sent_to_the_broker_periodically(our_server: LocalCluster, tmp_path: Path) -> None:
+    with client(our_server.address, tmp_path, persist_consumer_offset_interval_ms=20) as broker:
+        queue = broker.send(Message("orders", b"x")).message_queue
         member = join(broker, "orders")
         member.commit(queue, 1)
 
-        eventually(lambda: cluster.engine.groups.committed_offset("billing", queue) == 1, "the broker has the offset")
+        eventually(lambda: our_server.engine.committed_offset("billing", queue) == 1, "the broker has the offset")
 
 
-def test_a_commit_of_a_queue_that_is_not_assigned_is_ignored(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_a_commit_of_a_queue_that_is_not_assigned_is_ignored(our_client: RemoteBroker) -> None:
     """Another member has the queue, and may have committed a higher offset."""
-    with client(cluster.address, tmp_path) as broker:
-        broker.create_topic("orders", 1)
-        [queue] = broker.queues("orders")
-        other = replace(queue, queue_id=7)
-        member = join(broker, "orders")
+    queue = one_queue(our_client)
+    other = replace(queue, queue_id=7)
+    member = join(our_client, "orders")
 
-        member.commit(other, 5)
+    member.commit(other, 5)
 
-        assert member.committed(other) is None
+    assert member.committed(other) is None
 
 
-def test_a_queue_whose_lock_was_not_renewed_is_not_polled(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_a_queue_whose_lock_was_not_renewed_is_not_polled(our_server: LocalCluster, tmp_path: Path) -> None:
     """Another member may have the lock now, so its messages could be handled twice and out of order."""
-    with client(cluster.address, tmp_path, lock_live_ms=1) as broker:
-        broker.create_topic("orders", 1)
-        [queue] = broker.queues("orders")
-        broker.sends.send(Message("orders", b"x"))
+    with client(our_server.address, tmp_path, lock_live_ms=1) as broker:
+        queue = one_queue(broker)
+        broker.send(Message("orders", b"x"))
         member = join(broker, "orders")
         assert member.lock(queue)
 
@@ -185,17 +173,16 @@ def test_a_queue_whose_lock_was_not_renewed_is_not_polled(cluster: LocalCluster,
 
 
 def test_a_queue_whose_lock_is_regained_continues_at_the_committed_offset(
-    cluster: LocalCluster, tmp_path: Path
+    our_server: LocalCluster, tmp_path: Path
 ) -> None:
-    with client(cluster.address, tmp_path, lock_live_ms=1, lock_interval_ms=3_600_000) as broker:
-        broker.create_topic("orders", 1)
-        [queue] = broker.queues("orders")
+    with client(our_server.address, tmp_path, lock_live_ms=1, lock_interval_ms=3_600_000) as broker:
+        queue = one_queue(broker)
         for body in (b"handled by another", b"next"):
             broker.sends.send(Message("orders", body))
         member = join(broker, "orders")
         member.lock(queue)
         eventually(lambda: member.locks.lost() == {queue}, "the lock is lost")  # type: ignore[attr-defined]
-        cluster.engine.groups.commit_offset("billing", queue, 1)
+        our_server.engine.commit_offset("billing", queue, 1)
 
         member.renew_locks()  # type: ignore[attr-defined]
         member.unlock(queue)
@@ -203,34 +190,18 @@ def test_a_queue_whose_lock_is_regained_continues_at_the_committed_offset(
         assert bodies(member.poll(8)) == [b"next"]
 
 
-def test_a_message_that_cannot_be_sent_back_is_copied_to_the_retry_topic(cluster: LocalCluster, tmp_path: Path) -> None:
-    with client(cluster.address, tmp_path) as broker:
-        queue = broker.sends.send(Message("orders", b"hard", {Property.KEYS: "4466"})).message_queue
-        member = join(broker, "orders")
-        [message] = broker.reader.pull(queue, 0).messages
-        message.physical_offset += 1  # the broker has no message there
+def test_a_message_that_cannot_be_sent_back_is_copied_to_the_retry_topic(our_client: RemoteBroker) -> None:
+    queue = our_client.send(Message("orders", b"hard", {Property.KEYS: "4466"})).message_queue
+    member = join(our_client, "orders")
+    [message] = our_client.pull(queue, 0).messages
+    message.physical_offset += 1  # the broker has no message there
 
-        member.send_back(message, delay_level=1)
-        original, redelivered = take(member, 2)
+    member.send_back(message, delay_level=1)
+    original, redelivered = take(member, 2)
 
-        assert original.reconsume_times == 0
-        assert (redelivered.topic, redelivered.body, redelivered.keys) == ("orders", b"hard", "4466")
-        assert (redelivered.reconsume_times, redelivered.msg_id) == (1, message.msg_id)
-
-
-def test_a_member_continues_at_the_offset_that_an_administrator_sets(cluster: LocalCluster, tmp_path: Path) -> None:
-    with client(cluster.address, tmp_path) as broker:
-        broker.create_topic("orders", 1)
-        [queue] = broker.queues("orders")
-        for number in range(3):
-            broker.sends.send(Message("orders", b"%d" % number))
-        member = join(broker, "orders")
-        take(member, 3)
-
-        member.reset({queue: 1})  # type: ignore[attr-defined]
-
-        assert bodies(member.poll(8)) == [b"1", b"2"]
-        assert broker.groups.committed_offset("billing", queue) == 1
+    assert original.reconsume_times == 0
+    assert (redelivered.topic, redelivered.body, redelivered.keys) == ("orders", b"hard", "4466")
+    assert (redelivered.reconsume_times, redelivered.msg_id) == (1, message.msg_id)
 
 
 @pytest.fixture
@@ -241,56 +212,54 @@ def tool() -> Iterator[RemotingClient]:
     client.close()
 
 
-def test_a_tool_gets_the_state_of_a_member(cluster: LocalCluster, tmp_path: Path, tool: RemotingClient) -> None:
-    with client(cluster.address, tmp_path) as broker:
-        broker.create_topic("orders", 1)
-        [queue] = broker.queues("orders")
-        broker.sends.send(Message("orders", b"x"))
-        member = join(broker, "orders")
-        assert member.poll(8, 10_000)
-        member.commit(queue, 1)
-        client_id = member.context.instance.id  # type: ignore[attr-defined]
+def test_a_tool_gets_the_state_of_a_member(
+    our_client: RemoteBroker, our_server: LocalCluster, tool: RemotingClient
+) -> None:
+    queue = one_queue(our_client)
+    our_client.send(Message("orders", b"x"))
+    member = join(our_client, "orders")
+    assert member.poll(8, 10_000)
+    member.commit(queue, 1)
+    client_id = member.context.instance.id  # type: ignore[attr-defined]
 
-        header = GetConsumerRunningInfoRequestHeader(consumer_group="billing", client_id=client_id, jstack_enable=True)
-        request = RemotingCommand.request(RequestCode.GET_CONSUMER_RUNNING_INFO, header)
-        info = ConsumerRunningInfo.decode(tool.invoke(str(cluster.address), request, 10_000).body)
+    header = GetConsumerRunningInfoRequestHeader(consumer_group="billing", client_id=client_id, jstack_enable=True)
+    request = RemotingCommand.request(RequestCode.GET_CONSUMER_RUNNING_INFO, header)
+    info = ConsumerRunningInfo.decode(tool.invoke(str(our_server.address), request, 10_000).body)
 
-        assert info.mq_table[queue].commit_offset == 1
-        assert info.properties["PROP_CONSUME_TYPE"] == "CONSUME_PASSIVELY"
-        assert {data.topic for data in info.subscription_set} == {"orders", "%RETRY%billing"}
-        assert info.jstack is not None
-        assert "mqtemplate-remote-groups" in info.jstack
+    assert info.mq_table[queue].commit_offset == 1
+    assert info.properties["PROP_CONSUME_TYPE"] == "CONSUME_PASSIVELY"
+    assert {data.topic for data in info.subscription_set} == {"orders", "%RETRY%billing"}
+    assert info.jstack is not None
+    assert "mqtemplate-remote-groups" in info.jstack
 
 
 def test_a_tool_resets_the_offsets_of_a_group_by_time(
-    cluster: LocalCluster, tmp_path: Path, tool: RemotingClient
+    our_client: RemoteBroker, our_server: LocalCluster, tool: RemotingClient
 ) -> None:
-    with client(cluster.address, tmp_path) as broker:
-        broker.create_topic("orders", 1)
-        [queue] = broker.queues("orders")
-        for number in range(3):
-            broker.sends.send(Message("orders", b"%d" % number))
-        member = join(broker, "orders")
-        take(member, 3)
-        member.commit(queue, 3)
+    queue = one_queue(our_client)
+    send_numbers(our_client, 3)
+    member = join(our_client, "orders")
+    take(member, 3)
+    member.commit(queue, 3)
 
-        header = ResetOffsetRequestHeader(topic="orders", group="billing", timestamp=0, is_force=True)
-        response = tool.invoke(
-            str(cluster.address), RemotingCommand.request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header), 10_000
-        )
+    header = ResetOffsetRequestHeader(topic="orders", group="billing", timestamp=0, is_force=True)
+    response = tool.invoke(
+        str(our_server.address), RemotingCommand.request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header), 10_000
+    )
 
-        assert response.code == ResponseCode.SUCCESS
-        assert bodies(take(member, 3)) == [b"0", b"1", b"2"]
+    assert response.code == ResponseCode.SUCCESS
+    assert bodies(take(member, 3)) == [b"0", b"1", b"2"]
+    assert our_client.committed_offset("billing", queue) == 0
 
 
 # --- namespaces and credentials -------------------------------------------------------------------
 
 
-def test_namespaces_separate_applications(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_namespaces_separate_applications(our_server: LocalCluster, tmp_path: Path) -> None:
     with (
-        client(cluster.address, tmp_path, namespace="prod") as prod,
-        client(cluster.address, tmp_path, namespace="test") as test,
-        client(cluster.address, tmp_path) as outside,
+        client(our_server.address, tmp_path, namespace="prod") as prod,
+        client(our_server.address, tmp_path, namespace="test") as test,
+        client(our_server.address, tmp_path) as outside,
     ):
         prod.sends.send(Message("orders", b"of prod"))
         test.sends.send(Message("orders", b"of test"))
@@ -335,43 +304,34 @@ def test_a_cluster_of_4_refuses_changes_of_pending_messages_with_the_alternative
 
 def test_wrong_arguments_about_pending_messages_are_refused() -> None:
     with ScriptedBroker() as scripted, remote(scripted) as broker:
-        with pytest.raises(MessageError, match=r"by its handle or by key=\.\.\., and by one of them"):
-            broker.delayed.cancel()
-        with pytest.raises(MessageError, match="by one of them"):
-            broker.delayed.reschedule("handle", 1, key="4466")
-        with pytest.raises(MessageError, match="is not a handle of a pending message"):
-            broker.delayed.cancel("4466")
-        with pytest.raises(MessageError, match="a key must be one word"):
-            broker.delayed.cancel(key="two words")
-        with pytest.raises(MessageError, match="max_count must be 1 or more, got 0"):
-            broker.delayed.pending(PendingQuery(), 0)
-        with pytest.raises(MessageError, match="'next' is not a cursor; pass PendingPage.cursor unchanged"):
-            broker.delayed.pending(PendingQuery(), cursor="next")
-        with pytest.raises(MessageError, match="must be 1 ms or more, got 0"):
-            broker.delayed.count_pending(PendingQuery(), 0)
+        for call, text in [
+            (broker.cancel, r"by its handle or by key=\.\.\., and by one of them"),
+            (lambda: broker.reschedule("handle", 1, key="4466"), "by one of them"),
+            (lambda: broker.cancel("4466"), "is not a handle of a pending message"),
+            (lambda: broker.cancel(key="two words"), "a key must be one word"),
+            (lambda: broker.pending(PendingQuery(), 0), "max_count must be 1 or more, got 0"),
+            (lambda: broker.pending(PendingQuery(), cursor="next"), "'next' is not a cursor; pass PendingPage.cursor"),
+            (lambda: broker.count_pending(PendingQuery(), 0), "must be 1 ms or more, got 0"),
+        ]:
+            with pytest.raises(MessageError, match=text):
+                call()  # type: ignore[no-untyped-call]
 
 
 def remote(scripted: ScriptedBroker) -> RemoteBroker:
     return RemoteBroker(RemoteSettings(name_servers=(scripted.address,)))
 
 
-def test_a_timer_is_cancelled_by_its_handle(cluster: LocalCluster, tmp_path: Path) -> None:
-    with client(cluster.address, tmp_path) as broker:
-        handle = broker.sends.send(Message("orders", b"x", {Property.TIMER_DELAY_SEC: "60"})).handle
+def test_a_timer_is_cancelled_by_its_handle(our_client: RemoteBroker, our_server: LocalCluster) -> None:
+    handle = our_client.send(Message("orders", b"x", {Property.TIMER_DELAY_SEC: "60"})).handle
 
-        assert broker.delayed.cancel(handle).status is ScheduleChangeStatus.CANCELLED
-        assert cluster.engine.delayed.count_pending(PendingQuery(topic="orders")).total == 0
+    assert our_client.cancel(handle).status is ScheduleChangeStatus.CANCELLED
+    assert our_server.engine.count_pending(PendingQuery(topic="orders")).total == 0
 
 
 @pytest.mark.parametrize(
     ("code", "remark", "error", "text"),
     [
-        (
-            ResponseCode.NO_PERMISSION,
-            "recall failed, operation is forbidden",
-            UnsupportedError,
-            "recallMessageEnable=true",
-        ),
+        (ResponseCode.NO_PERMISSION, "recall failed, it is forbidden", UnsupportedError, "recallMessageEnable=true"),
         (ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "370", UnsupportedError, "brokers can cancel from RocketMQ 5.3 on"),
         (ResponseCode.TOPIC_NOT_EXIST, "no topic", Exception, "create the topic"),
     ],
@@ -383,13 +343,12 @@ def test_a_refused_recall_raises_an_error_with_the_setting(
     handle = encode_handle(RecallHandle("orders", "broker-a", far, "7F000001", 0))
     with ScriptedBroker() as scripted:
         scripted.refuse(RequestCode.RECALL_MESSAGE, code, remark)
-        settings = RemoteSettings(name_servers=(scripted.address,))
-        with RemoteBroker(settings) as broker, pytest.raises(error, match=text):
-            broker.delayed.cancel(handle)
+        with remote(scripted) as broker, pytest.raises(error, match=text):
+            broker.cancel(handle)
 
 
 def test_a_handle_of_a_delivered_message_is_not_recalled() -> None:
-    with ScriptedBroker() as scripted, RemoteBroker(RemoteSettings(name_servers=(scripted.address,))) as broker:
+    with ScriptedBroker() as scripted, remote(scripted) as broker:
         handle = encode_handle(RecallHandle("orders", "broker-a", 1, "7F000001", 0))
 
         assert broker.delayed.cancel(handle).status is ScheduleChangeStatus.ALREADY_DELIVERED

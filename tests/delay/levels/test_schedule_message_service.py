@@ -10,10 +10,10 @@ import pytest
 from mqtemplate.delay.release import observe_all
 from mqtemplate.errors import StoreFullError
 from mqtemplate.metrics import HistogramSnapshot, ValueHistogram
+from mqtemplate.record.appends import PutResult
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import decode_properties, encode_properties
-from mqtemplate.store import PutResult
 from mqtemplate.topics import SCHEDULE_TOPIC, UNDELIVERABLE_TOPIC
 from tests.delay.conftest import OpenEngine
 from tests.delay.delay_engine import DelayEngine

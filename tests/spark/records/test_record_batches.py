@@ -20,9 +20,12 @@ from mqtemplate.brokers import EmbeddedBroker  # noqa: E402
 from mqtemplate.clock import VirtualClock  # noqa: E402
 from mqtemplate.errors import CorruptRecordError  # noqa: E402
 from mqtemplate.message import Message, MessageQueue  # noqa: E402
-from mqtemplate.record.codec import RecordDraft, parse_record  # noqa: E402
+from mqtemplate.record.codec import (  # noqa: E402
+    RecordDraft,
+    parse_record,
+    to_message_ext,
+)
 from mqtemplate.record.compression import CompressionType, compress_body  # noqa: E402
-from mqtemplate.record.message_ext import to_message_ext  # noqa: E402
 from mqtemplate.record.properties import encode_properties  # noqa: E402
 from mqtemplate.spark.location.folder import StoreFolder  # noqa: E402
 from mqtemplate.spark.location.folder_blocks import QueueSlice, local_blocks  # noqa: E402

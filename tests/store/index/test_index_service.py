@@ -22,22 +22,19 @@ from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.errors import StoreFormatError, StoreFullError
 from mqtemplate.hashes import java_string_hash
 from mqtemplate.message import HostAddress
+from mqtemplate.record.appends import PutResult
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.layout import SysFlag
-from mqtemplate.store import (
-    FolderStoreFiles,
-    IndexService,
-    MappedFile,
-    MemoryStoreFiles,
-    MessageStore,
-    PutResult,
-    key_reader,
-)
+from mqtemplate.store import key_reader
 from mqtemplate.store.files import layout
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.files.layout import IndexHeader, index_file_size, unpack_index_header
+from mqtemplate.store.files.mapped_files import MappedFile
+from mqtemplate.store.files.store_files import MemoryStoreFiles
 from mqtemplate.store.index_file import IndexFile, KeyRows, find_geometry
-from mqtemplate.store.index_keys import index_key_hashes, keys_of
-from mqtemplate.store.key_reader import KeyReader
+from mqtemplate.store.index_service import IndexService
+from mqtemplate.store.key_reader import KeyReader, index_key_hashes, keys_of
+from mqtemplate.store.message_store import MessageStore
 from tests.store.small_store import OpenStore, draft, kill, no_keys, small
 
 FROM_LOG = pytest.mark.parametrize("keys_from", ["log"], indirect=True)

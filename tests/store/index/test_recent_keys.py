@@ -13,9 +13,12 @@ from mqtemplate.errors import StoreError
 from mqtemplate.record.codec import Drafts, RecordDraft
 from mqtemplate.record.columns import to_rows
 from mqtemplate.record.layout import SysFlag
-from mqtemplate.record.uniform_batch import UniformBatch
-from mqtemplate.store import FolderStoreFiles, MemoryStoreFiles, MessageStore, index_service, key_reader
+from mqtemplate.record.record_arrays import UniformBatch
+from mqtemplate.store import index_service, key_reader
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
+from mqtemplate.store.files.store_files import MemoryStoreFiles
 from mqtemplate.store.key_reader import KeyReader, RecentKeys
+from mqtemplate.store.message_store import MessageStore
 from tests.store.faulty_disk import FaultyDisk, never
 from tests.store.small_store import OpenStore, no_keys, small
 

@@ -13,11 +13,10 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from mqtemplate.broker import Capability
-from mqtemplate.brokers.remote.cluster.errors import check_response
-from mqtemplate.brokers.remote.cluster.outages import UNANSWERED, Outages, log_failure
+from mqtemplate.brokers.remote.cluster.failures import UNANSWERED, Outages, check_response, log_failure
 from mqtemplate.brokers.remote.cluster.routes import RouteTable
 from mqtemplate.brokers.remote.cluster.settings import Namespace, RemoteSettings
 from mqtemplate.clock import Clock
@@ -44,6 +43,7 @@ _log = get_logger("mqtemplate.remote")
 Handler = Callable[[Connection, RemotingCommand], RemotingCommand | None]
 """Handles a broker's request; returns the response, or None if there is none."""
 
+KeyT = TypeVar("KeyT")
 _numbers = itertools.count()
 _MAX_WARNINGS = 100
 
@@ -89,6 +89,7 @@ class ClientInstance:
         on_lost: Called with the address when a connection has ended, or could not be opened. It must not block.
 
     Attributes:
+        remoting: The connections. Requests go through the methods of the instance.
         producer_groups: Producer groups as named on the wire.
         outages: Log of servers that do not answer; all instances of a client share it.
         versions: Address -> version of the broker there, from its last response to a heartbeat.
@@ -125,15 +126,15 @@ class ClientInstance:
         connections = RemotingClientSettings(
             connect_timeout_ms=settings.connect_timeout_ms, tls=settings.tls, credentials=settings.credentials
         )
-        self._remoting = RemotingClient(connections, clock, self._on_request)
-        self._remoting.on_close(self._on_connection_lost)
+        self.remoting = RemotingClient(connections, clock, self._on_request)
+        self.remoting.on_close(self._on_connection_lost)
 
     # --- requests ------------------------------------------------------------------------------
 
     def invoke(self, address: str, request: RemotingCommand, timeout_ms: int) -> RemotingCommand:
         """Send a request and wait for the response; see `RemotingClient.invoke`."""
         try:
-            response = self._remoting.invoke(address, self._with_extra_fields(request), timeout_ms)
+            response = self.remoting.invoke(address, self._with_extra_fields(request), timeout_ms)
         except UNANSWERED as exc:
             # A caller that waits for a short time only, such as a send with a timeout of its own, proves no outage.
             if isinstance(exc, RemoteConnectError) or timeout_ms >= self._request_timeout_ms:
@@ -151,29 +152,11 @@ class ClientInstance:
         done: Callable[[RemotingCommand | BrokerError], None],
     ) -> None:
         """Send a request; *done* is called once in the I/O thread, with the response or an error."""
-        self._remoting.invoke_async(address, self._with_extra_fields(request), timeout_ms, done)
+        self.remoting.invoke_async(address, self._with_extra_fields(request), timeout_ms, done)
 
     def invoke_one_way(self, address: str, request: RemotingCommand) -> None:
         """Send a request that has no response."""
-        self._remoting.invoke_one_way(address, self._with_extra_fields(request))
-
-    @property
-    def is_usable(self) -> bool:
-        """False if the client is closed, or was created before a fork."""
-        return self._remoting.is_usable
-
-    @property
-    def is_io_thread(self) -> bool:
-        """True in the I/O thread of this client, which must not wait."""
-        return self._remoting.loop.is_current_thread
-
-    def call_in_io_thread(self, delay_ms: float, work: Callable[[], None]) -> None:
-        """Call *work* later in the I/O thread, unless the client is closed before."""
-        self._remoting.loop.call_later(delay_ms, work)
-
-    def call_later(self, delay_ms: float, work: Callable[[], None]) -> None:
-        """Call *work* later in a worker thread, where it may block; see `RemotingClient.call_later`."""
-        self._remoting.call_later(delay_ms, work)
+        self.remoting.invoke_one_way(address, self._with_extra_fields(request))
 
     def invoke_all(
         self, requests: Iterable[tuple[str, RemotingCommand]], timeout_ms: int
@@ -223,7 +206,7 @@ class ClientInstance:
 
     def disconnect(self, address: str) -> None:
         """Close the connection to an address at which there is no broker any more; its pending requests fail."""
-        self._remoting.disconnect(address, "the broker has another address now")
+        self.remoting.disconnect(address, "the broker has another address now")
 
     def _with_extra_fields(self, request: RemotingCommand) -> RemotingCommand:
         if self._extra_fields:
@@ -311,7 +294,7 @@ class ClientInstance:
     def close(self) -> None:
         """Close the connections; pending requests end with an error."""
         self._is_closed = True
-        self._remoting.close()
+        self.remoting.close()
 
     def _on_request(self, channel: Connection, request: RemotingCommand) -> RemotingCommand | None:
         handler = self._handlers.get(request.code)
@@ -417,3 +400,27 @@ class ClientContext:
         """
         response = self.instance.invoke(address, request, timeout_ms or self.settings.request_timeout_ms)
         return check_response(response, operation, address, accept)
+
+    def invoke_each(
+        self, keys: Iterable[KeyT], create: Callable[[KeyT], tuple[str, RemotingCommand]], timeout_ms: int | None = None
+    ) -> dict[KeyT, tuple[str, RemotingCommand | BrokerError]]:
+        """Send a request for each key, all at once, and wait for all of them.
+
+        Args:
+            keys: For example queues, or the names of brokers.
+            create: Returns address and request for a key. Its `BrokerError` is the result of that key: no route may
+                contain its broker any more.
+            timeout_ms: None for ``settings.request_timeout_ms``.
+
+        Returns:
+            For each key the address, and the response or error.
+        """
+        results: dict[KeyT, tuple[str, RemotingCommand | BrokerError]] = {}
+        requests: dict[KeyT, tuple[str, RemotingCommand]] = {}
+        for key in keys:
+            try:
+                requests[key] = create(key)
+            except BrokerError as exc:
+                results[key] = "", exc
+        responses = self.instance.invoke_all(requests.values(), timeout_ms or self.settings.request_timeout_ms)
+        return results | dict(zip(requests, responses, strict=True))

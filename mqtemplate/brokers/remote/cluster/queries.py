@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from mqtemplate.brokers.remote.cluster.client import ClientContext
-from mqtemplate.brokers.remote.cluster.errors import response_error
+from mqtemplate.brokers.remote.cluster.failures import response_error
 from mqtemplate.brokers.remote.cluster.routes import MASTER_ID
 from mqtemplate.engine.key_query import KeyQuery
 from mqtemplate.errors import BrokerError, MessageError, OffsetOutOfRangeError, RemoteProtocolError, UnsupportedError

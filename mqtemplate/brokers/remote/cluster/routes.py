@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mqtemplate.brokers.remote.cluster.errors import check_response
+from mqtemplate.brokers.remote.cluster.failures import check_response
 from mqtemplate.brokers.remote.cluster.settings import Namespace
 from mqtemplate.clock import Clock
 from mqtemplate.engine.topics import UnknownTopics
@@ -157,6 +157,9 @@ class RouteTable:
         on_change: Called with the topic when its route is new, has changed, or was removed.
         unknown: Check of topics that are not in the cluster.
         on_moved: Called with an address where no broker is any more, since it has another one now.
+
+    Attributes:
+        cluster_topics: Topics of the cluster itself: no namespace is added to their names.
     """
 
     name_servers: NameServers
@@ -165,13 +168,13 @@ class RouteTable:
     on_change: Callable[[str], None]
     unknown: UnknownTopics
     on_moved: Callable[[str], None] = lambda address: None
+    cluster_topics: set[str] = field(default_factory=set, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _routes: dict[str, TopicRoute] = field(default_factory=dict, init=False)
     _looked_up_ms: dict[str, int] = field(default_factory=dict, init=False)
     _missing_since_ms: dict[str, int] = field(default_factory=dict, init=False)
     _cluster: dict[str, Mapping[int, str]] = field(default_factory=dict, init=False)
     _brokers: dict[str, Mapping[int, str]] = field(default_factory=dict, init=False)
-    _cluster_topics: set[str] = field(default_factory=set, init=False)
 
     # --- topics --------------------------------------------------------------------------------
 
@@ -208,10 +211,6 @@ class RouteTable:
     def look_up_missing(self) -> None:
         """Have missing topics looked up at their next use, even within a second."""
         self._looked_up_ms = {}
-
-    def add_cluster_topic(self, topic: str) -> None:
-        """Declare a topic of the cluster itself: no namespace is added to its name."""
-        self._cluster_topics.add(topic)
 
     def refresh(self) -> None:
         """Look up all cached topics.
@@ -258,7 +257,7 @@ class RouteTable:
         looked_up_ms[topic] = self.clock.steady_ms()  # before the request: others may look it up meanwhile
         try:
             data = self.name_servers.topic_route(
-                topic, in_namespace=topic not in self._cluster_topics, ask_all=topic in self._routes
+                topic, in_namespace=topic not in self.cluster_topics, ask_all=topic in self._routes
             )
         except BrokerError:
             looked_up_ms.pop(topic, None)

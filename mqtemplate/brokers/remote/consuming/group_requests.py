@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from mqtemplate.broker import Capability
 from mqtemplate.brokers.remote.cluster.client import ClientContext
-from mqtemplate.brokers.remote.cluster.errors import response_error
-from mqtemplate.brokers.remote.cluster.outages import log_failure
+from mqtemplate.brokers.remote.cluster.failures import log_failure, response_error
 from mqtemplate.brokers.remote.cluster.routes import MASTER_ID
 from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.clock import Clock
@@ -179,9 +178,9 @@ class GroupRequests:
         for broker_name, response in self._call_masters(RequestCode.LOCK_BATCH_MQ, queues, "lock").items():
             if isinstance(response, BrokerError):
                 results[broker_name] = response
-                continue
-            locked = LockBatchResponseBody.decode(response.body).lock_ok_mq_set
-            results[broker_name] = {self.context.namespace.unwrap_queue(queue) for queue in locked}
+            else:
+                locked = LockBatchResponseBody.decode(response.body).lock_ok_mq_set
+                results[broker_name] = set(map(self.context.namespace.unwrap_queue, locked))
         return results
 
     def unlock(self, queues: Mapping[str, list[MessageQueue]]) -> None:
@@ -195,26 +194,21 @@ class GroupRequests:
     ) -> dict[str, RemotingCommand | BrokerError]:
         """Send a request to the master of each broker; a replica's locks would be unknown to the master."""
         context = self.context
-        results: dict[str, RemotingCommand | BrokerError] = {}
-        requests: dict[str, tuple[str, RemotingCommand]] = {}
-        for broker_name, wanted in queues.items():
+
+        def create(broker_name: str) -> tuple[str, RemotingCommand]:
             body = LockBatchRequestBody(
                 consumer_group=self.wire_group,
                 client_id=context.instance.id,
-                mq_set=[context.namespace.wrap_queue(queue) for queue in wanted],
+                mq_set=list(map(context.namespace.wrap_queue, queues[broker_name])),
             )
-            try:
-                address = context.routes.master(broker_name)
-                requests[broker_name] = address, RemotingCommand.request(code, body=body.encode())
-            except BrokerError as exc:
-                results[broker_name] = exc
-        responses = context.instance.invoke_all(requests.values(), _LOCK_TIMEOUT_MS)
-        for broker_name, (address, response) in zip(requests, responses, strict=True):
+            return context.routes.master(broker_name), RemotingCommand.request(code, body=body.encode())
+
+        results: dict[str, RemotingCommand | BrokerError] = {}
+        for broker_name, (address, response) in context.invoke_each(queues, create, _LOCK_TIMEOUT_MS).items():
             operation = f"{verb} {len(queues[broker_name])} queues of group {self.group!r}"
             if isinstance(response, RemotingCommand) and response.code != ResponseCode.SUCCESS:
-                results[broker_name] = response_error(response, operation, address)
-            else:
-                results[broker_name] = response
+                response = response_error(response, operation, address)
+            results[broker_name] = response
         return results
 
 

@@ -1,21 +1,15 @@
-"""All group members of a remote broker: joining, leaving, periodic work, and the requests of administrators.
-
-Source: RocketMQ ``client: ClientRemotingProcessor``.
-"""
+"""All group members of a remote broker: joining, leaving, and periodic work."""
 
 from __future__ import annotations
 
-import sys
 import threading
-import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from mqtemplate.broker import ConsumerSpec, MessageModel
-from mqtemplate.brokers.remote.cluster.client import ClientContext, ClientInstance, GroupMember, Handler
-from mqtemplate.brokers.remote.cluster.outages import log_failure
+from mqtemplate.brokers.remote.cluster.client import ClientContext, ClientInstance
+from mqtemplate.brokers.remote.cluster.failures import log_failure
 from mqtemplate.brokers.remote.cluster.queries import MemberSubscription, Queries, subscription_data
-from mqtemplate.brokers.remote.cluster.settings import Namespace
 from mqtemplate.brokers.remote.consuming.consumer import RemoteConsumer
 from mqtemplate.brokers.remote.consuming.group_requests import GroupRequests, HeldQueueLocks, RetrySender
 from mqtemplate.brokers.remote.consuming.offsets import (
@@ -32,26 +26,9 @@ from mqtemplate.engine.group_rules import SentBack, check_same_group
 from mqtemplate.errors import MQTemplateError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
-from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.protocol.bodies.group import (
-    ConsumerRunningInfo,
-    GetConsumerStatusBody,
-    ProcessQueueInfo,
-    ResetOffsetBody,
-)
-from mqtemplate.remoting.protocol.codes import CURRENT_VERSION, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.protocol.headers.group import (
-    GetConsumerRunningInfoRequestHeader,
-    GetConsumerStatusRequestHeader,
-    ResetOffsetRequestHeader,
-)
 from mqtemplate.selectors.tags import Selector, TagSelector
 from mqtemplate.services import PeriodicService, WakeEvent
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
-
-# --- members --------------------------------------------------------------------------------------
-
 
 _log = get_logger("mqtemplate.remote")
 
@@ -308,7 +285,11 @@ class Members:
         return None if due_ms is None else max(0, due_ms - self.context.clock.steady_ms())
 
     def _flush_offsets(self) -> None:
-        self._for_each(RemoteConsumer.flush_offsets, "remote.commit_failed")
+        for member in self.all():
+            try:
+                member.flush_offsets()
+            except MQTemplateError as exc:
+                log_failure(_log, "remote.commit_failed", exc, group=member.spec.group)
 
     def _renew_locks(self) -> int | None:
         is_complete = [member.renew_locks() for member in self.all()]
@@ -317,98 +298,3 @@ class Members:
     def _change_locks(self) -> int | None:
         is_complete = [member.change_locks() for member in self.all()]
         return None if all(is_complete) else _REPEAT_MS
-
-    def _for_each(self, action: Callable[[RemoteConsumer], None], failure_event: str) -> None:
-        for member in self.all():
-            try:
-                action(member)
-            except MQTemplateError as exc:
-                log_failure(_log, failure_event, exc, group=member.spec.group)
-
-
-# --- requests of administrators -------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class AdminRequests:
-    """Handlers of the requests for the members of one client id.
-
-    Args:
-        members: Group as named on the wire -> member.
-    """
-
-    members: Mapping[str, GroupMember]
-    namespace: Namespace
-    name_servers: tuple[str, ...]
-
-    def handlers(self) -> dict[int, Handler]:
-        """Return the handlers by request code."""
-        return {
-            RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._reset_offsets,
-            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self._status,
-            RequestCode.GET_CONSUMER_RUNNING_INFO: self._running_info,
-        }
-
-    def _reset_offsets(self, channel: Connection, request: RemotingCommand) -> RemotingCommand | None:
-        header = request.header(ResetOffsetRequestHeader)
-        member = self._member(header.group)
-        if member is not None:
-            table = ResetOffsetBody.decode(request.body).offset_table
-            offsets = {self.namespace.unwrap_queue(queue): offset for queue, offset in table.items()}
-            _log.info("remote.offsets_reset", group=member.spec.group, topic=header.topic, queues=len(offsets))
-            member.reset(offsets)
-        return None if request.is_one_way else request.response()
-
-    def _status(self, channel: Connection, request: RemotingCommand) -> RemotingCommand:
-        header = request.header(GetConsumerStatusRequestHeader)
-        member = self._member(header.group)
-        if member is None:
-            return _no_member(request, header.group)
-        topic = self.namespace.unwrap(header.topic)
-        table = {
-            self.namespace.wrap_queue(queue): member.offsets.read(queue) or 0
-            for queue in member.assignment()
-            if queue.topic == topic
-        }
-        return request.response(body=GetConsumerStatusBody(message_queue_table=table).encode())
-
-    def _running_info(self, channel: Connection, request: RemotingCommand) -> RemotingCommand:
-        header = request.header(GetConsumerRunningInfoRequestHeader)
-        member = self._member(header.consumer_group)
-        if member is None:
-            return _no_member(request, header.consumer_group)
-        info = ConsumerRunningInfo(
-            properties={
-                "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
-                "PROP_CLIENT_VERSION": str(int(CURRENT_VERSION)),
-                "PROP_CONSUMEORDERLY": "false",
-                "PROP_NAMESERVER_ADDR": ";".join(self.name_servers),
-            },
-            subscription_set=member.consumer_data().subscription_data_set,
-            mq_table={
-                self.namespace.wrap_queue(queue): ProcessQueueInfo(
-                    commit_offset=member.position(queue),
-                    cached_msg_count=member.pulls.prefetched(queue),
-                    locked=member.locks.holds(queue),
-                )
-                for queue in member.assignment()
-            },
-            jstack=_stacks() if header.jstack_enable else None,
-        )
-        return request.response(body=info.encode())
-
-    def _member(self, wire_group: str) -> RemoteConsumer | None:
-        member = self.members.get(wire_group)
-        return member if isinstance(member, RemoteConsumer) else None
-
-
-def _no_member(request: RemotingCommand, group: str) -> RemotingCommand:
-    return request.response(ResponseCode.SYSTEM_ERROR, remark=f"group {group} has no member in this client")
-
-
-def _stacks() -> str:
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    return "\n".join(
-        f"{names.get(ident, ident)}\n{''.join(traceback.format_stack(frame))}"
-        for ident, frame in sys._current_frames().items()
-    )

@@ -17,8 +17,7 @@ from urllib.parse import quote
 
 from mqtemplate.broker import ConsumeFromWhere, ConsumerSpec, MessageModel
 from mqtemplate.brokers.remote.cluster.client import ClientContext
-from mqtemplate.brokers.remote.cluster.errors import check_response, response_error
-from mqtemplate.brokers.remote.cluster.outages import UNANSWERED, log_failure
+from mqtemplate.brokers.remote.cluster.failures import UNANSWERED, check_response, log_failure, response_error
 from mqtemplate.brokers.remote.cluster.queries import Queries
 from mqtemplate.brokers.remote.cluster.routes import MASTER_ID
 from mqtemplate.errors import BrokerError, MQTemplateError, RemoteConnectError, RemoteProtocolError
@@ -124,14 +123,8 @@ class BrokerOffsets:
     def read_all(self, group: str, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int | BrokerError | None]:
         """Return the committed offsets of several queues, which are requested at once; or the error of a queue."""
         results: dict[MessageQueue, int | BrokerError | None] = {}
-        requests: dict[MessageQueue, tuple[str, RemotingCommand]] = {}
-        for queue in queues:
-            try:
-                requests[queue] = self._query(group, queue, young_is_zero=False)
-            except BrokerError as exc:  # no route contains its broker any more
-                results[queue] = exc
-        responses = self.context.instance.invoke_all(requests.values(), self.context.settings.request_timeout_ms)
-        for queue, (address, response) in zip(requests, responses, strict=True):
+        responses = self.context.invoke_each(queues, lambda queue: self._query(group, queue, young_is_zero=False))
+        for queue, (address, response) in responses.items():
             try:
                 results[queue] = self._offset_of(group, queue, address, response, young_is_zero=False)
             except BrokerError as exc:
@@ -206,15 +199,9 @@ class BrokerOffsets:
         return set(problems)
 
     def _commit_concurrently(self, group: str, offsets: dict[MessageQueue, int]) -> dict[MessageQueue, BrokerError]:
-        requests, queues, problems = [], [], dict[MessageQueue, BrokerError]()
-        for queue, queue_offset in offsets.items():
-            try:
-                requests.append(self._request(group, queue, queue_offset))
-                queues.append(queue)
-            except BrokerError as exc:  # no route contains its broker any more
-                problems[queue] = exc
-        responses = self.context.instance.invoke_all(requests, self.context.settings.request_timeout_ms)
-        for queue, (address, response) in zip(queues, responses, strict=True):
+        problems = dict[MessageQueue, BrokerError]()
+        responses = self.context.invoke_each(offsets, lambda queue: self._request(group, queue, offsets[queue]))
+        for queue, (address, response) in responses.items():
             if isinstance(response, BrokerError):
                 problems[queue] = response
             elif response.code != ResponseCode.SUCCESS:

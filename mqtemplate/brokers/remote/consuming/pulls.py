@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from mqtemplate.brokers.remote.cluster.client import ClientContext
-from mqtemplate.brokers.remote.cluster.errors import response_error
-from mqtemplate.brokers.remote.cluster.outages import log_failure
+from mqtemplate.brokers.remote.cluster.failures import log_failure, response_error
 from mqtemplate.brokers.remote.cluster.queries import PULL_RESPONSES, MemberSubscription, matching_messages
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerError, RemoteProtocolError

@@ -6,14 +6,15 @@ import base64
 import heapq
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import NamedTuple, TypedDict
 
 from mqtemplate.broker import DelayedMessages
 from mqtemplate.brokers.remote.cluster.client import ClientContext
-from mqtemplate.brokers.remote.cluster.errors import response_error
+from mqtemplate.brokers.remote.cluster.failures import response_error
 from mqtemplate.delay.recall_handle import check_selection, decode_handle
 from mqtemplate.errors import DelayError, MessageError, MQTemplateError, RemoteProtocolError, UnsupportedError
 from mqtemplate.pending import (
@@ -94,39 +95,30 @@ class OurServer(DelayedMessages):
     # --- changes -------------------------------------------------------------------------------
 
     def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> ScheduleChange:
-        changes = [
-            self._change(
-                RequestCode.CANCEL_DELAYED_MESSAGE,
-                CancelDelayedMessageRequestHeader(**named._asdict()),
-                named.broker_name,
-                "cancel pending messages",
-            )
-            for named in self._named(handle, key, topic)
-        ]
-        return _merged(changes)
+        selected = self._named(handle, key, topic)
+        return self._change("cancel", RequestCode.CANCEL_DELAYED_MESSAGE, CancelDelayedMessageRequestHeader, selected)
 
     def reschedule(
         self, handle: str | None = None, deliver_ms: int = 0, *, key: str | None = None, topic: str | None = None
     ) -> ScheduleChange:
-        changes = [
-            self._change(
-                RequestCode.RESCHEDULE_DELAYED_MESSAGE,
-                RescheduleDelayedMessageRequestHeader(**named._asdict(), deliver_time=deliver_ms),
-                named.broker_name,
-                "reschedule pending messages",
-            )
-            for named in self._named(handle, key, topic)
-        ]
-        return _merged(changes)
+        selected = self._named(handle, key, topic)
+        header = partial(RescheduleDelayedMessageRequestHeader, deliver_time=deliver_ms)
+        return self._change("reschedule", RequestCode.RESCHEDULE_DELAYED_MESSAGE, header, selected)
 
-    def _change(self, code: int, header: CommandHeader, broker_name: str, operation: str) -> ScheduleChange:
-        data = ScheduleChangeData.decode(self._call(broker_name, code, header, operation).body)
-        status = ScheduleChangeStatus.__members__.get(data.status)
-        if status is None:
-            raise RemoteProtocolError(
-                f"{operation}: broker {broker_name!r} answered with unknown status {data.status!r}"
-            )
-        return ScheduleChange(status, data.count, tuple(data.handles))
+    def _change(
+        self, verb: str, code: int, create_header: Callable[..., CommandHeader], selected: list[_Selected]
+    ) -> ScheduleChange:
+        operation, changes = f"{verb} pending messages", []
+        for each in selected:
+            response = self._call(each.broker_name, code, create_header(**each._asdict()), operation)
+            data = ScheduleChangeData.decode(response.body)
+            status = ScheduleChangeStatus.__members__.get(data.status)
+            if status is None:
+                raise RemoteProtocolError(
+                    f"{operation}: broker {each.broker_name!r} answered with unknown status {data.status!r}"
+                )
+            changes.append(ScheduleChange(status, data.count, tuple(data.handles)))
+        return _merged(changes)
 
     def _named(self, handle: str | None, key: str | None, topic: str | None) -> list[_Selected]:
         """Return one request for each server; several for many handles."""

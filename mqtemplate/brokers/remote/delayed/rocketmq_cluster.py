@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from mqtemplate.broker import DelayedMessages
 from mqtemplate.brokers.remote.cluster.client import ClientContext
-from mqtemplate.brokers.remote.cluster.errors import response_error
+from mqtemplate.brokers.remote.cluster.failures import response_error
 from mqtemplate.brokers.remote.cluster.queries import Queries
 from mqtemplate.brokers.remote.delayed.backlog import (
     Backlog,
@@ -380,7 +380,7 @@ def _total(changes: list[ScheduleChange]) -> ScheduleChange:
     return ScheduleChange(status, len(done), tuple(handle for change in done for handle in change.handles))
 
 
-class _PagePosition(NamedTuple):
+class _ClusterPosition(NamedTuple):
     """Position of a message in the order of the pages."""
 
     due_ms: int
@@ -388,19 +388,19 @@ class _PagePosition(NamedTuple):
     msg_id: str
 
 
-def _position(timer: TimerId) -> _PagePosition:
-    return _PagePosition(timer.slot_ms, timer.broker_name, timer.msg_id)
+def _position(timer: TimerId) -> _ClusterPosition:
+    return _ClusterPosition(timer.slot_ms, timer.broker_name, timer.msg_id)
 
 
-def _cursor(position: _PagePosition) -> str:
+def _cursor(position: _ClusterPosition) -> str:
     return "/".join(map(str, position))
 
 
-def _parse_cursor(cursor: str | None) -> _PagePosition:
+def _parse_cursor(cursor: str | None) -> _ClusterPosition:
     if cursor is None:
-        return _PagePosition(-1, "", "")
+        return _ClusterPosition(-1, "", "")
     due_ms, *names = cursor.split("/", 2)
     due = parse_number(due_ms)
     if due is None or len(names) != 2:
         raise MessageError(f"{shown(cursor)} is not a cursor; pass PendingPage.cursor unchanged")
-    return _PagePosition(due, *names)
+    return _ClusterPosition(due, *names)

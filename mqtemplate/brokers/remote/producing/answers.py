@@ -1,4 +1,4 @@
-"""Sends that get an answer later: half messages with their checks, and requests with their replies.
+"""Other ways to send: transactions with their checks, requests with their replies, and numbered messages.
 
 Source: RocketMQ ``client: DefaultMQProducerImpl``, ``ClientRemotingProcessor``, ``MessageUtil``.
 """
@@ -15,10 +15,23 @@ from mqtemplate.brokers.remote.cluster.client import ClientContext
 from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.engine.checkers import GroupChecker
 from mqtemplate.engine.requests import UnansweredRequests, create_reply, create_request
-from mqtemplate.errors import BrokerClosedError, BrokerError, ConversionError, ForkedError, ListenerError
+from mqtemplate.errors import (
+    BrokerClosedError,
+    BrokerError,
+    ConversionError,
+    ForkedError,
+    ListenerError,
+)
 from mqtemplate.event_log import get_logger
 from mqtemplate.hashes import crc32
-from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue, Property, parse_offset_msg_id
+from mqtemplate.message import (
+    HostAddress,
+    Message,
+    MessageExt,
+    MessageQueue,
+    Property,
+    parse_offset_msg_id,
+)
 from mqtemplate.metrics import Metrics
 from mqtemplate.numbers import parse_number
 from mqtemplate.record.compression import decompress_body
@@ -214,7 +227,7 @@ class RemoteRequests:
     ) -> None:
         """See `Requests.reply`."""
         reply = create_reply(request, body, {Property.TTL: _DEFAULT_TTL_MS, **(properties or {})})
-        self._routes.add_cluster_topic(reply.topic)
+        self._routes.cluster_topics.add(reply.topic)
         message = self._producer.factory.reply(reply.topic, body, reply.properties)
         self._producer.deliver(message, None, timeout_ms)
 

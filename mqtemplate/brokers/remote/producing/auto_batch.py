@@ -335,7 +335,7 @@ class MessageAccumulator:
         factory = self._sends.factory
         messages = [entry.message for entry in entries]
         request = factory.joined(messages) if len(messages) > 1 else factory.alone(messages[0])
-        batch = _BatchOutcome(self, entries, request, time.monotonic())
+        batch = _JoinedOutcome(self, entries, request, time.monotonic())
         self._sends.start(request, self._timeout_ms, entries[0].deadline, batch)
 
     def refused(self, entries: list[AccumulatedMessage], *, for_good: bool) -> None:
@@ -376,7 +376,7 @@ class MessageAccumulator:
 
 
 @dataclass(slots=True, eq=False)
-class _BatchOutcome:
+class _JoinedOutcome:
     """One request on the way: it passes its end to the messages."""
 
     accumulator: MessageAccumulator

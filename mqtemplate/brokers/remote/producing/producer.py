@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from mqtemplate.broker import Capability
 from mqtemplate.brokers.remote.cluster.client import ClientContext
-from mqtemplate.brokers.remote.cluster.errors import RETRY_ELSEWHERE, refusal_text, send_error
+from mqtemplate.brokers.remote.cluster.failures import RETRY_ELSEWHERE, refusal_text, send_error
 from mqtemplate.brokers.remote.cluster.routes import TopicRoute
 from mqtemplate.brokers.remote.producing.auto_batch import AutoBatch, MessageAccumulator, Outcome, ThreadOutcome
 from mqtemplate.brokers.remote.producing.send_request import SendRequest, SendRequestFactory
@@ -33,7 +33,7 @@ from mqtemplate.errors import (
     UnsupportedError,
 )
 from mqtemplate.futures import AwaitableFuture
-from mqtemplate.message import Message, MessageQueue
+from mqtemplate.message import Message, MessageQueue, SelectedQueue
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
@@ -123,7 +123,6 @@ class Tries:
         )
         error = SendError.during(str(self.request), self._text())
         error.tries, error.queue_is_away = tuple(map(str, self._failures)), True
-        error.left_ms = max(0, round((self.deadline - time.monotonic()) * 1_000))
         return error
 
     def _text(self) -> str:
@@ -197,7 +196,8 @@ class Producer:
     def send(self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000) -> SendResult:
         """See `MessageSends.send`."""
         accumulator = self._accumulator(message, timeout_ms) if queue is None and self._settings.auto_batch else None
-        if accumulator is None or self._instance.is_io_thread:  # a callback must not wait for its own thread
+        # A callback must not wait for its own thread.
+        if accumulator is None or self._instance.remoting.loop.is_current_thread:
             return self.deliver(self.factory.single(message), queue, timeout_ms)
         if accumulator.may_start():
             start_s, result = time.monotonic(), None
@@ -257,7 +257,7 @@ class Producer:
         # A first message is sent alone: it creates the topic, and that takes longer.
         if route is None or route.is_default or not self.factory.can_be_joined(message):
             return None
-        if not self._instance.is_usable:  # closed, or of the parent process: sending it alone raises the error
+        if not self._instance.remoting.is_usable:  # closed, or of the parent process: sending it alone raises the error
             return None
         return self._auto_batch.accumulator(message.topic, timeout_ms)
 
@@ -266,14 +266,14 @@ class Producer:
     def start(self, request: SendRequest, timeout_ms: int, deadline: float, outcome: Outcome) -> None:
         """Send without waiting, in any thread."""
         send = _AsyncSend(self, request, None, timeout_ms, deadline, outcome)
-        if self._instance.is_io_thread and self._routes.cached(request.topic) is None:
+        if self._instance.remoting.loop.is_current_thread and self._routes.cached(request.topic) is None:
             self.try_later(send, 0)  # to look up the route may take long
         else:
             send.attempt()
 
     def call_later(self, delay_ms: float, work: Callable[[], None]) -> None:
         """Call *work* in the I/O thread, unless the client is closed before."""
-        self._instance.call_in_io_thread(delay_ms, work)
+        self._instance.remoting.loop.call_later(delay_ms, work)
 
     # --- a send that waits ---------------------------------------------------------------------
 
@@ -377,7 +377,7 @@ class Producer:
         """Return the queue of the next attempt and the address of its broker.
 
         Args:
-            queue: The only queue to send to; None for any.
+            queue: The only queue to send to; None for any. A selected one is selected again if the route has lost it.
             last_broker: Broker of the attempt before.
 
         Raises:
@@ -385,6 +385,8 @@ class Producer:
             UnsupportedError: The broker would deliver the message at once. It is older than 5.0 and the message has a
                 timer, or it is one of RocketMQ and the message has a delay in a batch or in a transaction.
         """
+        if isinstance(queue, SelectedQueue) and queue not in route.write_queues:
+            queue = queue.select()  # its broker has stopped
         if queue is None:
             queue = self._next_queue(route, last_broker)
         elif queue not in route.write_queues:
@@ -486,7 +488,7 @@ class Producer:
     def try_later(self, send: _AsyncSend, pause_s: float) -> None:
         """Let an asynchronous send try again after a pause."""
         self.waiting.add(send)
-        self._instance.call_later(pause_s * 1_000, send.resume)
+        self._instance.remoting.call_later(pause_s * 1_000, send.resume)
         if self._is_closed:
             send.close()
 

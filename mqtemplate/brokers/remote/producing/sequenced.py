@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from mqtemplate.broker import Capability
 from mqtemplate.brokers.remote.cluster.client import ClientContext
-from mqtemplate.brokers.remote.cluster.errors import send_error
+from mqtemplate.brokers.remote.cluster.failures import send_error
 from mqtemplate.errors import (
     MessageError,
     RemoteConnectError,

@@ -32,7 +32,6 @@ import dataclasses
 import json
 import math
 import re
-import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from operator import itemgetter
@@ -41,6 +40,7 @@ from typing import Any, NamedTuple, Self, TypeVar, dataclass_transform, get_args
 from mqtemplate.errors import MessageError, RemoteProtocolError
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol.headers.fields import declared_fields, wire
+from mqtemplate.remoting.protocol.json_header import shorten
 
 # --- fastjson's dialect ---------------------------------------------------------------------------
 
@@ -311,7 +311,7 @@ def _map_of(key: _Type, item: _Type) -> _Type:
                 if element is not None:
                     pairs[key.read(name)] = item.read(element)
             except _TypeError as exc:
-                raise exc.within(f"[{_shorten(name)}]") from None
+                raise exc.within(f"[{shorten(name)}]") from None
         return pairs
 
     return _Type(read, lambda pairs: {key.write(name): item.write(element) for name, element in pairs.items()})
@@ -319,7 +319,7 @@ def _map_of(key: _Type, item: _Type) -> _Type:
 
 def _checked(value: Any, kind: type, name: str) -> Any:
     if not isinstance(value, kind):
-        raise _TypeError(f"must be {name}, got {_shorten(value)}")
+        raise _TypeError(f"must be {name}, got {shorten(value)}")
     return value
 
 
@@ -356,7 +356,7 @@ def _read_text(value: Any) -> str:
         return value
     if isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return dumps(value)
-    raise _TypeError(f"must be a text, got {_shorten(value)}")
+    raise _TypeError(f"must be a text, got {shorten(value)}")
 
 
 def _read_int(value: Any) -> int:
@@ -365,10 +365,10 @@ def _read_int(value: Any) -> int:
         try:
             number = int(value)
         except (ValueError, OverflowError):
-            raise _TypeError(f"must be a number, got {_shorten(value)}") from None
+            raise _TypeError(f"must be a number, got {shorten(value)}") from None
     if isinstance(number, int) and not isinstance(number, bool) and -(1 << 63) <= number < 1 << 63:
         return number
-    raise _TypeError(f"must be a number of 64 bits, got {_shorten(value)}")
+    raise _TypeError(f"must be a number of 64 bits, got {shorten(value)}")
 
 
 def _read_float(value: Any) -> float:
@@ -379,7 +379,7 @@ def _read_float(value: Any) -> float:
                 return number
     except (ValueError, OverflowError):
         pass  # refused below
-    raise _TypeError(f"must be a number, got {_shorten(value)}")
+    raise _TypeError(f"must be a number, got {shorten(value)}")
 
 
 def _read_bool(value: Any) -> bool:
@@ -387,7 +387,7 @@ def _read_bool(value: Any) -> bool:
         return value
     if isinstance(value, str) and value.lower() in ("true", "false"):
         return value.lower() == "true"
-    raise _TypeError(f"must be true or false, got {_shorten(value)}")
+    raise _TypeError(f"must be true or false, got {shorten(value)}")
 
 
 def _read_queue(value: Any) -> MessageQueue:
@@ -408,7 +408,7 @@ def _read_queue_key(key: Any) -> MessageQueue:
         try:
             return _read_queue(loads(key.encode("utf-8", "replace")))
         except ValueError:
-            raise _TypeError(f"must be a message queue, got {_shorten(key)}") from None
+            raise _TypeError(f"must be a message queue, got {shorten(key)}") from None
     return _read_queue(dict(key))
 
 
@@ -424,9 +424,3 @@ _SCALARS: dict[Any, _Type] = {
     MessageQueue: _Type(_read_queue, _write_queue),
 }
 _KEYS = _SCALARS | {MessageQueue: _Type(_read_queue_key, _write_queue_key)}
-
-
-def _shorten(value: Any) -> str:
-    # A value with many or nested items is not written out: that takes long, or exceeds Python's limit of recursion.
-    text = reprlib.repr(value) if isinstance(value, dict | list | tuple) else repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"

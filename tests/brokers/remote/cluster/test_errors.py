@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqtemplate.brokers.remote.cluster.errors import check_response, response_error, send_error
+from mqtemplate.brokers.remote.cluster.failures import check_response, response_error, send_error
 from mqtemplate.errors import (
     BrokerError,
     DelayError,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from mqtemplate.brokers.remote.cluster.outages import LostBrokers, Outages
+from mqtemplate.brokers.remote.cluster.failures import LostBrokers, Outages
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import RemoteConnectError
 from tests.golden import check_script, scripts_in

@@ -147,7 +147,7 @@ class Routes:
         self._table.look_up_missing()
 
     def cluster_topic(self, topic: str) -> None:
-        self._table.add_cluster_topic(topic)
+        self._table.cluster_topics.add(topic)
 
     def existing(self, topic: str) -> Iterator[str]:
         yield from self._printed(lambda: self._table.existing(topic))

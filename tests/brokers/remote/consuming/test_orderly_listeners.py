@@ -16,7 +16,7 @@ from mqtemplate.listener import ConsumeMode, ListenerContainer, ListenerRegistry
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode
 from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader
-from tests.brokers.remote.clients import bodies, client, join, message_ext, server
+from tests.brokers.remote.clients import bodies, client, join, message_ext, one_queue, send_numbers, server
 from tests.brokers.remote.consuming.test_consumer import pulled
 from tests.brokers.remote.scripted_cluster import ScriptedBroker
 from tests.brokers.remote.scripted_group import ScriptedGroups
@@ -134,24 +134,22 @@ def one_message(request: RemotingCommand) -> RemotingCommand | None:
     return None if header.suspend_timeout_millis else pulled(request)
 
 
-def test_a_queue_that_returns_while_its_messages_are_handled_repeats_none(tmp_path: Path) -> None:
+def test_a_queue_that_returns_while_its_messages_are_handled_repeats_none(our_client: RemoteBroker) -> None:
     """The assignment may change twice within a moment, while members join. The handler finishes the queue meanwhile."""
     received: list[str] = []
     gate = Event()
-    with server() as cluster, client(cluster.address, tmp_path) as broker:
-        broker.create_topic("orders", 1)
-        for number in range(4):
-            broker.sends.send(Message("orders", b"%d" % number))
-        with listening(broker, received, gate=gate) as container:
-            eventually(lambda: "1" in received, "the handler has the second message")
-            member = container.member.consumer
-            share = set(member.assignment())
-            member._assign(set())  # type: ignore[attr-defined]
-            member._assign(share)  # type: ignore[attr-defined]
-            broker._client.members.rebalance_topic("orders")
-            gate.set()
-            eventually(lambda: "3" in received, "all messages are handled")
-            wait_for_fetch(container)
+    our_client.create_topic("orders", 1)
+    send_numbers(our_client, 4)
+    with listening(our_client, received, gate=gate) as container:
+        eventually(lambda: "1" in received, "the handler has the second message")
+        member = container.member.consumer
+        share = set(member.assignment())
+        member._assign(set())  # type: ignore[attr-defined]
+        member._assign(share)  # type: ignore[attr-defined]
+        our_client._client.members.rebalance_topic("orders")
+        gate.set()
+        eventually(lambda: "3" in received, "all messages are handled")
+        wait_for_fetch(container)
 
     assert received == ["0", "1", "2", "3"]
 
@@ -163,10 +161,8 @@ def test_a_lost_lock_stops_the_handling_of_fetched_messages_until_it_is_regained
         server() as cluster,
         client(cluster.address, tmp_path, lock_live_ms=300, lock_interval_ms=50) as broker,
     ):
-        broker.create_topic("orders", 1)
-        [queue] = broker.queues("orders")
-        for number in range(4):
-            broker.sends.send(Message("orders", b"%d" % number))
+        queue = one_queue(broker)
+        send_numbers(broker, 4)
         locks = cluster.broker.locks
         with listening(broker, received, gate=gate) as container:
             eventually(lambda: "1" in received, "the handler has the second message")
@@ -187,39 +183,33 @@ def test_a_lost_lock_stops_the_handling_of_fetched_messages_until_it_is_regained
     assert received == ["0", "1", "3"]
 
 
-def test_a_reset_by_an_administrator_discards_the_messages_that_were_fetched(tmp_path: Path) -> None:
+def test_a_reset_by_an_administrator_discards_the_messages_that_were_fetched(our_client: RemoteBroker) -> None:
     """Otherwise the commit of one of them would be past messages that are to be handled again."""
     received: list[str] = []
     gate = Event()
-    with server() as cluster, client(cluster.address, tmp_path) as broker:
-        broker.create_topic("orders", 1)
-        [queue] = broker.queues("orders")
-        for number in range(3):
-            broker.sends.send(Message("orders", b"%d" % number))
-        with listening(broker, received, ConsumeMode.CONCURRENTLY, gate) as container:
-            eventually(lambda: "1" in received, "the handler has the second message")
+    queue = one_queue(our_client)
+    send_numbers(our_client, 3)
+    with listening(our_client, received, ConsumeMode.CONCURRENTLY, gate) as container:
+        eventually(lambda: "1" in received, "the handler has the second message")
 
-            container.member.consumer.reset({queue: 0})  # type: ignore[attr-defined]
-            wait_for_fetch(container)
-            gate.set()
-            eventually(lambda: len(received) >= 5, "all messages are handled again")
-            wait_for_fetch(container)
+        container.member.consumer.reset({queue: 0})  # type: ignore[attr-defined]
+        wait_for_fetch(container)
+        gate.set()
+        eventually(lambda: len(received) >= 5, "all messages are handled again")
+        wait_for_fetch(container)
 
     assert received == ["0", "1", "0", "1", "2"]
 
 
-def test_messages_polled_after_a_reset_start_at_its_offset(tmp_path: Path) -> None:
-    with server() as cluster, client(cluster.address, tmp_path) as broker:
-        broker.create_topic("orders", 1)
-        [queue] = broker.queues("orders")
-        for number in range(3):
-            broker.sends.send(Message("orders", b"%d" % number))
-        member = join(broker, "orders")
-        assert member.take_resets() == {}
+def test_messages_polled_after_a_reset_start_at_its_offset(our_client: RemoteBroker) -> None:
+    queue = one_queue(our_client)
+    send_numbers(our_client, 3)
+    member = join(our_client, "orders")
+    assert member.take_resets() == {}
 
-        member.reset({queue: 2})  # type: ignore[attr-defined]
-        unread, resets = member.poll(8), member.take_resets()
-        member.seek(queue, resets[queue])
+    member.reset({queue: 2})  # type: ignore[attr-defined]
+    unread, resets = member.poll(8), member.take_resets()
+    member.seek(queue, resets[queue])
 
-        assert (unread, resets) == ([], {queue: 2})
-        assert bodies(member.poll(8)) == [b"2"]
+    assert (unread, resets) == ([], {queue: 2})
+    assert bodies(member.poll(8)) == [b"2"]

@@ -120,14 +120,13 @@ def test_a_key_is_looked_up_on_all_servers_and_a_handle_on_its_own(broker: Remot
 # --- one server -------------------------------------------------------------------------------------
 
 
-def test_many_handles_and_long_pages_take_several_requests(tmp_path: Path) -> None:
+def test_many_handles_and_long_pages_take_several_requests(our_client: RemoteBroker) -> None:
     """One request has at most 256 handles, and one response at most 1,000 messages."""
-    with server() as cluster, client(cluster.address, tmp_path) as broker:
-        sent = broker.sends.send_batch([delayed("batch", HOUR_MS)] * 1_100)
+    sent = our_client.send_batch([delayed("batch", HOUR_MS)] * 1_100)
 
-        assert len(broker.delayed.pending(PendingQuery(topic="orders"), 2_000).messages) == 1_100
-        assert broker.delayed.cancel(sent.handle).count == 1_100
-        assert broker.delayed.cancel(sent.handle).status is ScheduleChangeStatus.CANCELLED
+    assert len(our_client.pending(PendingQuery(topic="orders"), 2_000).messages) == 1_100
+    assert our_client.cancel(sent.handle).count == 1_100
+    assert our_client.cancel(sent.handle).status is ScheduleChangeStatus.CANCELLED
 
 
 def test_names_are_those_of_the_namespace(tmp_path: Path) -> None:
@@ -165,23 +164,22 @@ def test_a_client_with_a_namespace_sees_and_changes_only_its_messages(tmp_path: 
         assert outside.delayed.cancel(key="4466").count == 2
 
 
-def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
-    with server() as cluster, client(cluster.address, tmp_path) as broker:
-        handle = broker.sends.send(delayed("far", HOUR_MS)).handle
-        elsewhere = encode_handle(RecallHandle("orders", "broker-z", 1, "7F", 0))
-        for call, error, text in [
-            (broker.delayed.cancel, MessageError, "name the pending message by its handle or by key"),
-            (lambda: broker.delayed.cancel(key="two words"), MessageError, "key must be one word, got 'two words'"),
-            (lambda: broker.delayed.cancel("4466"), MessageError, "'4466' is not a handle of a pending message"),
-            (lambda: broker.delayed.cancel(elsewhere), BrokerError, "broker 'broker-z' is in no known route"),
-            (lambda: broker.delayed.reschedule(handle, 1 << 60), DelayError, "allowed are"),
-            (lambda: broker.delayed.pending(PendingQuery(), 0), MessageError, "max_count must be 1 or more, got 0"),
-            (lambda: broker.delayed.pending(PendingQuery(), 1, "now"), MessageError, "'now' is not a cursor"),
-            (lambda: broker.delayed.pending(PendingQuery(), 1, "WzFd"), MessageError, "'WzFd' is not a cursor"),
-            (lambda: broker.delayed.count_pending(PendingQuery(), 0), MessageError, "must be 1 ms or more, got 0"),
-        ]:
-            with pytest.raises(error, match=text):
-                call()  # type: ignore[no-untyped-call]
+def test_wrong_arguments_are_refused(our_client: RemoteBroker) -> None:
+    handle = our_client.send(delayed("far", HOUR_MS)).handle
+    elsewhere = encode_handle(RecallHandle("orders", "broker-z", 1, "7F", 0))
+    for call, error, text in [
+        (our_client.cancel, MessageError, "name the pending message by its handle or by key"),
+        (lambda: our_client.cancel(key="two words"), MessageError, "key must be one word, got 'two words'"),
+        (lambda: our_client.cancel("4466"), MessageError, "'4466' is not a handle of a pending message"),
+        (lambda: our_client.cancel(elsewhere), BrokerError, "broker 'broker-z' is in no known route"),
+        (lambda: our_client.reschedule(handle, 1 << 60), DelayError, "allowed are"),
+        (lambda: our_client.pending(PendingQuery(), 0), MessageError, "max_count must be 1 or more, got 0"),
+        (lambda: our_client.pending(PendingQuery(), 1, "now"), MessageError, "'now' is not a cursor"),
+        (lambda: our_client.pending(PendingQuery(), 1, "WzFd"), MessageError, "'WzFd' is not a cursor"),
+        (lambda: our_client.count_pending(PendingQuery(), 0), MessageError, "must be 1 ms or more, got 0"),
+    ]:
+        with pytest.raises(error, match=text):
+            call()  # type: ignore[no-untyped-call]
 
 
 def test_a_server_that_forbids_recalls_changes_no_message(tmp_path: Path) -> None:
@@ -196,6 +194,9 @@ def test_a_server_that_forbids_recalls_changes_no_message(tmp_path: Path) -> Non
         assert broker.delayed.count_pending(PendingQuery(topic="orders")).total == 1
 
 
-def test_the_capabilities_are_those_that_the_server_announces(tmp_path: Path) -> None:
-    with server() as cluster, client(cluster.address, tmp_path) as broker:
-        assert broker.capabilities == cluster.engine.capabilities - {Capability.LOCAL_FILES} | {Capability.RECORD_BLOCK}
+def test_the_capabilities_are_those_that_the_server_announces(
+    our_client: RemoteBroker, our_server: LocalCluster
+) -> None:
+    assert our_client.capabilities == our_server.engine.capabilities - {Capability.LOCAL_FILES} | {
+        Capability.RECORD_BLOCK
+    }

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -34,63 +34,68 @@ def cluster() -> Iterator[ScriptedBroker]:
         yield broker
 
 
+@pytest.fixture
+def broker(cluster: ScriptedBroker) -> Iterator[RemoteBroker]:
+    """A client with the default settings."""
+    with client_of(cluster) as broker:
+        yield broker
+
+
 @contextmanager
 def client_of(cluster: ScriptedBroker, **settings: Any) -> Iterator[RemoteBroker]:
     with RemoteBroker(RemoteSettings(name_servers=(cluster.address,), **settings)) as broker:
         yield broker
 
 
+QUEUE = MessageQueue("orders", "broker-a", 1)
+
+
 @pytest.mark.parametrize(
-    "code",
+    ("code", "queue", "count"),
     [
-        ResponseCode.SYSTEM_ERROR,
-        ResponseCode.NO_PERMISSION,
-        ResponseCode.TOPIC_NOT_EXIST,
+        (ResponseCode.SYSTEM_ERROR, None, 3),
+        (ResponseCode.NO_PERMISSION, None, 3),
+        (ResponseCode.TOPIC_NOT_EXIST, None, 3),
+        (ResponseCode.FLOW_CONTROL, None, 1),
+        (ResponseCode.SYSTEM_ERROR, QUEUE, 1),
     ],
 )
-def test_another_queue_is_tried_after_a_temporary_refusal(cluster: ScriptedBroker, code: int) -> None:
+def test_another_queue_is_tried_after_a_temporary_refusal(
+    cluster: ScriptedBroker, broker: RemoteBroker, code: int, queue: MessageQueue | None, count: int
+) -> None:
+    """Not after a permanent one, and not for a message that is for one queue."""
     cluster.refuse(SEND, code, "not now")
 
-    with client_of(cluster) as broker, pytest.raises(SendError, match=f"answered {int(code)} .*not now"):
-        broker.sends.send(MESSAGE)
+    with pytest.raises(SendError, match=f"answered {int(code)} .*not now"):
+        broker.send(MESSAGE, queue)
 
-    assert cluster.count(SEND) == 3
-
-
-def test_a_permanent_refusal_is_not_retried(cluster: ScriptedBroker) -> None:
-    cluster.refuse(SEND, ResponseCode.FLOW_CONTROL)
-
-    with client_of(cluster) as broker, pytest.raises(SendError, match="FLOW_CONTROL"):
-        broker.sends.send(MESSAGE)
-
-    assert cluster.count(SEND) == 1
+    assert cluster.count(SEND) == count
 
 
-def test_a_message_for_one_queue_has_one_attempt(cluster: ScriptedBroker) -> None:
-    cluster.refuse(SEND, ResponseCode.SYSTEM_ERROR)
+@pytest.mark.parametrize(
+    ("kind", "retries", "code", "count"),
+    [
+        ("sync", 0, ResponseCode.SYSTEM_ERROR, 1),
+        ("async", 1, ResponseCode.SYSTEM_ERROR, 2),
+        ("sync", 0, ResponseCode.SYSTEM_BUSY, 1),
+        ("async", 0, ResponseCode.SYSTEM_BUSY, 1),
+    ],
+)
+def test_the_numbers_of_retries_are_settings(
+    cluster: ScriptedBroker, kind: str, retries: int, code: int, count: int
+) -> None:
+    """Without retries, one try is made whatever the reason of its failure."""
+    cluster.refuse(SEND, code)
+    name = f"retry_times_when_send_{'failed' if kind == 'sync' else 'async_failed'}"
 
-    with client_of(cluster) as broker, pytest.raises(SendError):
-        broker.sends.send(MESSAGE, MessageQueue("orders", "broker-a", 1))
+    with client_of(cluster, **{name: retries}) as broker, pytest.raises(SendError):
+        send(broker, kind, None)
 
-    assert cluster.count(SEND) == 1
-
-
-def test_the_numbers_of_retries_are_settings(cluster: ScriptedBroker) -> None:
-    cluster.refuse(SEND, ResponseCode.SYSTEM_ERROR)
-
-    with client_of(cluster, retry_times_when_send_failed=0, retry_times_when_send_async_failed=1) as broker:
-        with pytest.raises(SendError):
-            broker.sends.send(MESSAGE)
-        once = cluster.count(SEND)
-        with pytest.raises(SendError):
-            broker.sends.send_async([MESSAGE]).result(10)
-
-    assert (once, cluster.count(SEND)) == (1, 3)
+    assert cluster.count(SEND) == count
 
 
 # --- tries until the timeout ------------------------------------------------------------------------
 
-QUEUE = MessageQueue("orders", "broker-a", 1)
 BUSY = [ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE]
 
 
@@ -105,7 +110,7 @@ def send(broker: RemoteBroker, kind: str, queue: MessageQueue | None, timeout_ms
 @pytest.mark.parametrize("queue", [None, QUEUE])
 @pytest.mark.parametrize("code", BUSY)
 def test_a_busy_broker_is_tried_again_until_it_accepts(
-    cluster: ScriptedBroker, code: int, queue: MessageQueue | None, kind: str
+    cluster: ScriptedBroker, broker: RemoteBroker, code: int, queue: MessageQueue | None, kind: str
 ) -> None:
     """It has not stored the message, so a message for one queue is tried again, too."""
 
@@ -114,21 +119,20 @@ def test_a_busy_broker_is_tried_again_until_it_accepts(
 
     cluster.script(SEND, accept_the_fifth)
 
-    with client_of(cluster) as broker:
-        result = send(broker, kind, queue, 60_000)
+    result = send(broker, kind, queue, 60_000)
 
     assert result.send_status is SendStatus.SEND_OK
     assert cluster.count(SEND) == 5
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_the_error_lists_each_try_and_why_it_failed(cluster: ScriptedBroker, kind: str) -> None:
+def test_the_error_lists_each_try_and_why_it_failed(cluster: ScriptedBroker, broker: RemoteBroker, kind: str) -> None:
     """Three of them are refusals that count; then the send ends, long before its timeout."""
     error, busy = ResponseCode.SYSTEM_ERROR, ResponseCode.SYSTEM_BUSY
     codes = iter([busy, error, busy, busy, error, error])
     cluster.script(SEND, lambda request: request.response(next(codes), remark="no"))
 
-    with client_of(cluster) as broker, pytest.raises(SendError, match="tried 6 times within 1m") as failed:
+    with pytest.raises(SendError, match="tried 6 times within 1m") as failed:
         send(broker, kind, None, 60_000)
 
     first, second, third, last = failed.value.tries
@@ -140,38 +144,25 @@ def test_the_error_lists_each_try_and_why_it_failed(cluster: ScriptedBroker, kin
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_the_timeout_ends_the_tries(cluster: ScriptedBroker, kind: str) -> None:
+def test_the_timeout_ends_the_tries(cluster: ScriptedBroker, broker: RemoteBroker, kind: str) -> None:
     cluster.refuse(SEND, ResponseCode.SYSTEM_BUSY)
 
-    with client_of(cluster) as broker, pytest.raises(SendError, match=r"tried \d+ times within 300ms: .*SYSTEM_BUSY"):
+    with pytest.raises(SendError, match=r"tried \d+ times within 300ms: .*SYSTEM_BUSY"):
         send(broker, kind, None, 300)
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize(("queue", "count"), [(None, 3), (QUEUE, 1)])
 def test_a_try_that_may_have_stored_the_message_counts(
-    cluster: ScriptedBroker, queue: MessageQueue | None, count: int, kind: str
+    cluster: ScriptedBroker, broker: RemoteBroker, queue: MessageQueue | None, count: int, kind: str
 ) -> None:
     """The connection is lost after the request: as many tries as RocketMQ's client makes, one for a chosen queue."""
     cluster.drop(SEND)
 
-    with client_of(cluster) as broker, pytest.raises(SendError, match="may have been carried out all the same"):
+    with pytest.raises(SendError, match="may have been carried out all the same"):
         send(broker, kind, queue, 60_000)
 
     assert cluster.count(SEND) == count
-
-
-@pytest.mark.parametrize("kind", ["sync", "async"])
-def test_no_retries_means_one_try(cluster: ScriptedBroker, kind: str) -> None:
-    cluster.refuse(SEND, ResponseCode.SYSTEM_BUSY)
-
-    with (
-        client_of(cluster, retry_times_when_send_failed=0, retry_times_when_send_async_failed=0) as broker,
-        pytest.raises(SendError),
-    ):
-        send(broker, kind, None)
-
-    assert cluster.count(SEND) == 1
 
 
 def test_a_send_that_waits_for_its_next_try_fails_when_the_broker_is_closed(cluster: ScriptedBroker) -> None:
@@ -228,113 +219,99 @@ def test_a_broker_that_does_not_answer_leaves_time_for_another_one(kind: str) ->
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("queue", [None, QUEUE])
 def test_without_another_broker_a_try_has_the_whole_timeout(
-    cluster: ScriptedBroker, queue: MessageQueue | None, kind: str
+    cluster: ScriptedBroker, broker: RemoteBroker, queue: MessageQueue | None, kind: str
 ) -> None:
     """The broker may have stored the message: a second try would store it twice."""
     cluster.script(SEND, lambda request: None)
 
-    with client_of(cluster) as broker, pytest.raises(SendTimeoutError):
+    with pytest.raises(SendTimeoutError, match=r"send message \w+ to 'orders': tried once within 700ms"):
         send(broker, kind, queue, 700)
 
     assert cluster.count(SEND) == 1
 
 
-@contextmanager
-def client_of_two(names: ScriptedBroker) -> Iterator[tuple[RemoteBroker, ScriptedBroker]]:
-    """Start a client of two brokers with one queue each, and the second broker, which the test stops."""
-    leaving = ScriptedBroker("broker-b")
-    with leaving:
+class Two(NamedTuple):
+    """A client of two brokers with one queue each.
+
+    Attributes:
+        names: The first broker, which is the name server, too.
+        leaving: The second broker, which a test stops.
+    """
+
+    broker: RemoteBroker
+    names: ScriptedBroker
+    leaving: ScriptedBroker
+
+    def stop(self) -> None:
+        """Stop the second broker, and wait until the client has noticed it."""
+        self.leaving.stop()
+        eventually(lambda: not self.broker._client._lost.is_empty, "the loss is noticed")
+
+    def leave_route(self) -> None:
+        """Have the name server notice that the second broker has stopped."""
+        self.names.others = []
+        self.names.topic("orders", queues=1)
+
+    def leave_after_a_try(self) -> None:
+        """Do so when the first try of a send has failed."""
+        eventually(lambda: "broker-b" in self.broker._client.producer._avoid_until, "the first try has failed")
+        self.leave_route()
+
+
+@pytest.fixture
+def two() -> Iterator[Two]:
+    with ScriptedBroker("broker-a") as names, ScriptedBroker("broker-b") as leaving:
         names.others = [leaving]
         names.topic("orders", queues=1)
         with client_of(names) as broker:
             assert len(broker.queues("orders")) == 2
-            broker.sends.send(MESSAGE, MessageQueue("orders", "broker-b", 0))
-            yield broker, leaving
-
-
-def stop(broker: RemoteBroker, leaving: ScriptedBroker) -> None:
-    """Stop a broker, and wait until the client has noticed it."""
-    leaving.stop()
-    eventually(lambda: not broker._client._lost.is_empty, "the loss is noticed")
-
-
-def wait_for_failed_try(broker: RemoteBroker) -> None:
-    eventually(lambda: "broker-b" in broker._client.producer._avoid_until, "the first try has failed")
-
-
-def leave_route(names: ScriptedBroker) -> None:
-    """Have the name server notice that the other broker has stopped."""
-    names.others = []
-    names.topic("orders", queues=1)
+            broker.send(MESSAGE, MessageQueue("orders", "broker-b", 0))
+            yield Two(broker, names, leaving)
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_queue_whose_broker_has_left_the_route_is_an_error_before_the_timeout(kind: str) -> None:
-    with (
-        ScriptedBroker("broker-a") as names,
-        client_of_two(names) as (broker, leaving),
-        ThreadPoolExecutor(1) as pool,
-    ):
-        stop(broker, leaving)
-        sending = pool.submit(send, broker, kind, MessageQueue("orders", "broker-b", 0), 600_000)
-        wait_for_failed_try(broker)
-        leave_route(names)
-
+def test_a_queue_whose_broker_has_left_the_route_is_an_error_before_the_timeout(two: Two, kind: str) -> None:
+    two.stop()
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(send, two.broker, kind, MessageQueue("orders", "broker-b", 0), 600_000)
+        two.leave_after_a_try()
         error = sending.exception(60)
 
     assert isinstance(error, SendError)
     assert error.queue_is_away
-    assert 0 < error.left_ms < 600_000
     assert "not in the route of its topic any more" in error.tries[-1]
     assert "send again to another queue, or when the broker is back" in str(error)
 
 
 @pytest.mark.parametrize("kind", ["sync", "async", "batch"])
-def test_a_message_with_a_hash_key_goes_to_another_queue_when_its_broker_stops(kind: str) -> None:
-    with (
-        ScriptedBroker("broker-a") as names,
-        client_of_two(names) as (broker, leaving),
-        ThreadPoolExecutor(1) as pool,
-    ):
-        names.script(RequestCode.SEND_BATCH_MESSAGE, names.accept)
-        selected: list[str] = []
+def test_a_message_with_a_hash_key_goes_to_another_queue_when_its_broker_stops(two: Two, kind: str) -> None:
+    two.names.script(RequestCode.SEND_BATCH_MESSAGE, two.names.accept)
+    selected: list[str] = []
 
-        def select_last(queues: Sequence[MessageQueue], message: Message, key: str) -> MessageQueue:
-            selected.append(queues[-1].broker_name)
-            return queues[-1]
+    def select_last(queues: Sequence[MessageQueue], message: Message, key: str) -> MessageQueue:
+        selected.append(queues[-1].broker_name)
+        return queues[-1]
 
-        template = RocketMQTemplate(broker, message_queue_selector=select_last)
-        stop(broker, leaving)
+    template = RocketMQTemplate(two.broker, message_queue_selector=select_last)
+    two.stop()
+    with ThreadPoolExecutor(1) as pool:
         if kind == "async":
             sending: Future[SendResult] = template.async_send("orders", "x", "10m", hash_key="k")
         else:
             payload = ["x", "y"] if kind == "batch" else "x"
             sending = pool.submit(lambda: template.sync_send("orders", payload, "10m", hash_key="k"))
-        wait_for_failed_try(broker)
-        leave_route(names)
-
+        two.leave_after_a_try()
         result = sending.result(60)
 
     assert (selected, result.message_queue.broker_name) == (["broker-b", "broker-a"], "broker-a")
 
 
-def test_a_lost_broker_leaves_the_routes_at_once() -> None:
+def test_a_lost_broker_leaves_the_routes_at_once(two: Two) -> None:
     """So messages with a hash_key go to other queues, and not only after the next poll of the name server."""
-    with ScriptedBroker("broker-a") as names, client_of_two(names) as (broker, leaving):
-        leave_route(names)
-        stop(broker, leaving)
+    two.leave_route()
+    two.stop()
 
-        eventually(lambda: len(broker.queues("orders")) == 1, "the queue of the lost broker is gone", timeout_s=20)
-
-
-def test_the_timeout_error_has_the_number_of_attempts(cluster: ScriptedBroker) -> None:
-    cluster.script(SEND, lambda request: None)
-
-    with (
-        client_of(cluster) as broker,
-        pytest.raises(SendTimeoutError, match=r"send message \w+ to 'orders': tried once within 200ms"),
-    ):
-        broker.sends.send(MESSAGE, timeout_ms=200)
+    eventually(lambda: len(two.broker.queues("orders")) == 1, "the queue of the lost broker is gone", timeout_s=20)
 
 
 def test_the_send_status_reports_a_message_that_was_not_flushed(cluster: ScriptedBroker) -> None:
@@ -353,35 +330,33 @@ def test_the_send_status_reports_a_message_that_was_not_flushed(cluster: Scripte
         assert cluster.count(SEND) == 4
 
 
-def test_the_queues_of_a_topic_are_looked_up_after_its_first_message(cluster: ScriptedBroker) -> None:
+def test_the_queues_of_a_topic_are_looked_up_after_its_first_message(
+    cluster: ScriptedBroker, broker: RemoteBroker
+) -> None:
     cluster.topic(AUTO_CREATE_TOPIC, queues=8, perm=Perm.READ | Perm.WRITE | Perm.INHERIT)
 
-    with client_of(cluster) as broker:
-        broker.sends.send(Message("new", b"x"))
-        cluster.topic("new", queues=2)
-        broker.sends.send(Message("new", b"x"))
+    broker.send(Message("new", b"x"))
+    cluster.topic("new", queues=2)
+    broker.send(Message("new", b"x"))
 
-        assert len(broker.queues("new")) == 2
+    assert len(broker.queues("new")) == 2
 
 
-def test_a_topic_without_a_writable_queue_is_an_error(cluster: ScriptedBroker) -> None:
+@pytest.mark.parametrize(
+    ("topic", "queue_id", "error", "text"),
+    [
+        ("archive", None, SendError, "'archive' has no queue that accepts messages"),
+        ("orders", 9, DestinationError, "is no queue of the topic; there are 4"),
+        ("new", None, SendError, "no route for 'new'.*autoCreateTopicEnable=true"),
+    ],
+)
+def test_a_message_without_a_queue_is_refused(
+    cluster: ScriptedBroker, broker: RemoteBroker, topic: str, queue_id: int | None, error: type[Exception], text: str
+) -> None:
     cluster.topic("archive", perm=Perm.READ)
 
-    with client_of(cluster) as broker, pytest.raises(SendError, match=r"'archive' has no queue that accepts messages"):
-        broker.sends.send(Message("archive", b"x"))
-
-
-def test_a_queue_of_another_topic_is_refused(cluster: ScriptedBroker) -> None:
-    with client_of(cluster) as broker, pytest.raises(DestinationError, match=r"is no queue of the topic; there are 4"):
-        broker.sends.send(MESSAGE, MessageQueue("orders", "broker-a", 9))
-
-
-def test_a_missing_topic_is_an_error_if_brokers_create_none(cluster: ScriptedBroker) -> None:
-    with (
-        client_of(cluster) as broker,
-        pytest.raises(SendError, match=r"no route for 'new'.*autoCreateTopicEnable=true"),
-    ):
-        broker.sends.send(Message("new", b"x"))
+    with pytest.raises(error, match=text):
+        broker.send(Message(topic, b"x"), None if queue_id is None else MessageQueue(topic, "broker-a", queue_id))
 
 
 @pytest.mark.parametrize("name", [Property.TIMER_DELAY_SEC, Property.START_DELIVER_TIME])
@@ -391,12 +366,9 @@ def test_a_timer_is_refused_for_a_broker_of_4_which_would_deliver_it_at_once(nam
         timer = Message("orders", b"x", {name: "1767225600000"})
 
         with client_of(cluster) as broker:
-            with pytest.raises(UnsupportedError, match=r"older than RocketMQ 5\.0 and has no timers.*timerWheelEnable"):
-                broker.sends.send(timer)
-            with pytest.raises(UnsupportedError):
-                broker.sends.send_async([timer]).result(10)
-            with pytest.raises(UnsupportedError):
-                broker.sends.send_one_way(timer)
+            for call in (broker.send, lambda message: broker.send_async([message]).result(10), broker.send_one_way):
+                with pytest.raises(UnsupportedError, match=r"RocketMQ 5\.0 and has no timers.*timerWheelEnable"):
+                    call(timer)
 
         assert cluster.count(SEND) == 0
 

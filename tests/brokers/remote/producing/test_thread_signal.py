@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -21,20 +22,8 @@ if sys.platform == "linux":
 
 def in_thread(work: Callable[[], object]) -> None:
     """Run *work* in a thread of its own, which has no signal yet."""
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as exc:
-            errors.append(exc)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(30)
-    assert not thread.is_alive()
-    if errors:
-        raise errors[0]
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(work).result(30)
 
 
 @pytest.fixture(params=["event", "lock"])
@@ -57,13 +46,13 @@ def test_a_signal_wakes_the_thread_that_waits(make: Callable[[], ThreadSignal]) 
             rounds.append(number)
             back.set()
 
-    thread = threading.Thread(target=answer)
-    thread.start()
-    for number in range(100):
-        there.set()
-        back.wait()
-        assert rounds == list(range(number + 1))
-    thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        answering = pool.submit(answer)
+        for number in range(100):
+            there.set()
+            back.wait()
+            assert rounds == list(range(number + 1))
+        answering.result(30)
 
 
 def test_a_signal_that_was_set_before_is_not_lost(make: Callable[[], ThreadSignal]) -> None:

@@ -1,4 +1,4 @@
-"""The tries of one send: which of them are repeated, and the class of the error."""
+"""The tries of one send: which of them are repeated, the class of the error, and the queue that is selected again."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from mqtemplate.brokers.remote.producing.producer import Tries
 from mqtemplate.brokers.remote.producing.send_request import SendRequest
 from mqtemplate.errors import BrokerError, RemoteConnectError, RemoteTimeoutError, SendError, SendTimeoutError
+from mqtemplate.message import MessageQueue, SelectedQueue
 
 REFUSED = RemoteConnectError("refused")
 LOST = RemoteConnectError("lost", was_sent=True)
@@ -43,3 +44,15 @@ def test_a_send_has_timed_out_if_one_of_its_tries_has(failures: tuple[BrokerErro
     made, _ = tries(*failures)
 
     assert type(made.error("127.0.0.1:1", failures[-1])) is kind
+
+
+def test_a_selected_queue_equals_its_queue_and_can_be_selected_again() -> None:
+    """Each part of a send uses it as the queue; only a producer whose route has lost it asks for another one."""
+    queues = iter([MessageQueue("orders", "broker-b", 1), MessageQueue("orders", "broker-a", 0)])
+    selected, plain = SelectedQueue(lambda: next(queues)), MessageQueue("orders", "broker-b", 1)
+
+    assert selected == plain == selected
+    assert hash(selected) == hash(plain)
+    assert selected not in (MessageQueue("orders", "broker-a", 1), MessageQueue("bills", "broker-b", 1))
+    assert repr(selected) == repr(plain)
+    assert selected.select() == MessageQueue("orders", "broker-a", 0)
