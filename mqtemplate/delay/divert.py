@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mqtemplate.delay.levels import DelayLevels
-from mqtemplate.delay.settings import slot_of
+from mqtemplate.delay.settings import DelayLevels, slot_of
 from mqtemplate.durations import format_ms
 from mqtemplate.errors import DelayError
 from mqtemplate.message import BROKER_PROPERTIES, Property, delay_number

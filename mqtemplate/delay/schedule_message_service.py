@@ -11,16 +11,16 @@ import numpy as np
 from mqtemplate.delay.causes import LatenessCauses
 from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS, DelayStore
 from mqtemplate.delay.level_queue import DueUnits, LevelQueue
-from mqtemplate.delay.pending_rows import NEVER_MS, NO_ROWS, PendingEntry, PendingPiece
-from mqtemplate.delay.release import MAX_RELEASE_COUNT, DueRecord
+from mqtemplate.delay.pending_rows import NEVER_MS, NO_ROWS, DueRecord, PendingEntry, PendingPiece
+from mqtemplate.delay.release import MAX_RELEASE_COUNT
 from mqtemplate.delay.replay import LevelReplay
 from mqtemplate.delay.settings import slot_of
 from mqtemplate.errors import StoreFormatError
 from mqtemplate.event_log import get_logger
 from mqtemplate.metrics import MetricKind, MetricSample
 from mqtemplate.record.codec import StoredRecord
-from mqtemplate.store.files.json_files import DataVersion, format_errors, load_json, write_table
 from mqtemplate.store.message_store import MessageStore
+from mqtemplate.store.tables import DataVersion, format_errors, load_json, write_table
 from mqtemplate.topics import SCHEDULE_TOPIC
 
 _log = get_logger("mqtemplate.delay")

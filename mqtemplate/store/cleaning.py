@@ -11,7 +11,6 @@ from mqtemplate.errors import StoreError
 from mqtemplate.event_log import get_logger
 from mqtemplate.metrics import Metrics
 from mqtemplate.services import ClockWatch, wall_time
-from mqtemplate.store.commit_log import LogFile
 from mqtemplate.store.files.layout import file_name
 from mqtemplate.store.settings import StoreSettings, parse_delete_when
 
@@ -23,6 +22,20 @@ _INTERVAL_MS = 10_000  # between checks of the disk, and between runs; RocketMQ'
 _RETRY_MS = 600_000  # for a file that could not be deleted, while the disk has space
 _AFTER_CLOCK_SET_MS = 3_600_000
 """No file is deleted for its age so soon after the clock was set forward: by then a mistake is noticed."""
+
+
+class LogFile(NamedTuple):
+    """One file of the log.
+
+    Attributes:
+        start: Physical offset of its first byte.
+        end: Physical offset of the next file.
+        newest_ms: No record in it was stored later, by the clock of now. None if that is unknown.
+    """
+
+    start: int
+    end: int
+    newest_ms: int | None
 
 
 class CleanedStore(Protocol):

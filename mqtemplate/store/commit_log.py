@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, overload
+from typing import overload
 
 from mqtemplate.clock import Clock
 from mqtemplate.errors import CorruptRecordError, MessageError
@@ -13,25 +13,12 @@ from mqtemplate.record.appends import NewRecords, PutBatch, PutResult
 from mqtemplate.record.codec import RecordDraft, pack_host
 from mqtemplate.record.layout import BLANK_SIZE, pack_blank
 from mqtemplate.store.checkpoint import ClockSteps
+from mqtemplate.store.cleaning import LogFile
 from mqtemplate.store.files.mapped_files import MappedFile, MappedFileQueue
 from mqtemplate.store.log_reader import LogReader
 
 _FILL_STEP = 256 << 10
 """Bytes that are filled at once: the flush that writes them takes less than a millisecond longer."""
-
-
-class LogFile(NamedTuple):
-    """One file of the log.
-
-    Attributes:
-        start: Physical offset of its first byte.
-        end: Physical offset of the next file.
-        newest_ms: No record in it was stored later, by the clock of now. None if that is unknown.
-    """
-
-    start: int
-    end: int
-    newest_ms: int | None
 
 
 class CommitLog(LogReader):

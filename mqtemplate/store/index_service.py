@@ -15,8 +15,7 @@ from mqtemplate.store.files.layout import INDEX_HEADER_SIZE, IndexHeader, unpack
 from mqtemplate.store.files.mapped_files import MappedFile
 from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.store.index_file import NEW_GEOMETRY, Geometry, IndexFile, KeyRows, find_geometry
-from mqtemplate.store.index_keys import index_key_hashes
-from mqtemplate.store.key_reader import KeyReader, RecentKeys
+from mqtemplate.store.key_reader import KeyReader, RecentKeys, index_key_hashes
 from mqtemplate.store.log_reader import LogReader
 from mqtemplate.store.settings import StoreSettings
 

@@ -9,6 +9,7 @@ from time import perf_counter_ns
 from typing import Any, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreError, StoreFullError
@@ -16,21 +17,20 @@ from mqtemplate.event_log import get_logger
 from mqtemplate.hashes import tags_code
 from mqtemplate.metrics import Metrics
 from mqtemplate.processes import OwnerProcess, Unusable, call_after_fork, descriptor_limit
-from mqtemplate.record.appends import NewRecords, PutBatch, PutResult
+from mqtemplate.record.appends import NewRecords, PutBatch, PutResult, QueueRows
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.properties import TAGS, find_property
 from mqtemplate.services import AfterChangeService, Service, ServiceThread
 from mqtemplate.store.checkpoint import ClockSteps, LogFollower, StoreCheckpoint, file_sizes
-from mqtemplate.store.cleaning import CleaningService, KeptMessages
-from mqtemplate.store.commit_log import AllocateService, CommitLog, LogFile
-from mqtemplate.store.consume_queue import ConsumeQueue
+from mqtemplate.store.cleaning import CleaningService, KeptMessages, LogFile
+from mqtemplate.store.commit_log import AllocateService, CommitLog
+from mqtemplate.store.consume_queue import ConsumeQueue, QueueTable, encode_units
+from mqtemplate.store.files.layout import CQ_UNIT_DTYPE, CQ_UNIT_SIZE, pack_cq_unit
 from mqtemplate.store.files.store_files import StoreFiles, refuse_unsupported_formats
 from mqtemplate.store.flush import FlushService, GroupCommit, WhenFlushed
 from mqtemplate.store.index_service import IndexService
 from mqtemplate.store.key_reader import RecentKeys
-from mqtemplate.store.queue_rebuild import QueueRebuild, TagsCodeOf
-from mqtemplate.store.record_writer import QueueTable, RecordWriter
-from mqtemplate.store.recovery import Recovery
+from mqtemplate.store.recovery import QueueRebuild, Recovery, TagsCodeOf
 from mqtemplate.store.settings import FlushDiskType, StoreSettings
 
 _FREE_FILES = 16
@@ -513,24 +513,69 @@ class MessageStore:
                     queue.delete_before(start)
 
 
-_NEAR_BYTES = 4_096
-"""Records with less than this between them are read at once: to copy the bytes takes less time than to read again."""
+class RecordWriter:
+    """Appends each record first, then its unit. Not thread-safe: the `MessageStore` calls it under its lock."""
+
+    def __init__(self, commit_log: CommitLog, queue_table: QueueTable, recent_keys: RecentKeys) -> None:
+        self._commit_log = commit_log
+        self._recent_keys = recent_keys
+        self._queue_table = queue_table
+        self._queues = queue_table.queues
+
+    @overload
+    def append(self, records: RecordDraft) -> PutResult: ...
+    @overload
+    def append(self, records: NewRecords) -> PutBatch: ...
+    def append(self, records: RecordDraft | NewRecords) -> PutResult | PutBatch:
+        """Append all records or, if that fails, none. Errors as `CommitLog.append`."""
+        if not isinstance(records, RecordDraft):
+            return self._append_many(records)
+        # The same for one record: most sends store one, and it takes half the time.
+        key = (records.topic, records.queue_id)
+        queue = self._queues.get(key) or self._queue_table.open(*key)
+        queue.reserve(1)
+        put = self._commit_log.append(records, queue.max_offset)
+        offset, size, _, timestamp = put
+        queue.append(offset, size, records.tags_code_at(timestamp))
+        self._recent_keys.add_one(records, put)
+        return put
+
+    def _append_many(self, records: NewRecords) -> PutBatch:
+        parts = records.queues()
+        queues = [self._queue_table.open(topic, queue_id) for topic, queue_id, _ in parts]
+        puts = self._commit_log.append(records, _reserve(queues, parts))
+        units = _encode_units(records, puts)
+        for queue, (_, _, rows) in zip(queues, parts, strict=True):
+            queue.append_units(_units_of(units, rows))
+        self._recent_keys.add(records, puts)
+        return puts
 
 
-def read_records(store: MessageStore, physical_offsets: Sequence[int], size: int) -> bytes | None:
-    """Return *size* bytes at each physical offset, unchecked and joined; None if the log does not have them all."""
-    between = np.diff(physical_offsets) - size
-    first, gaps = 0, np.flatnonzero((between < 0) | (between >= _NEAR_BYTES))
-    parts: list[bytes] = []
-    for end in (*(gaps + 1).tolist(), len(physical_offsets)):
-        group = physical_offsets[first:end]
-        start, length = group[0], group[-1] + size - group[0]
-        data = store.read_bytes(start, length)
-        if len(data) != length:
-            return None
-        if length == size * len(group):
-            parts.append(data)
-        else:
-            parts += [data[at - start : at - start + size] for at in group]
-        first = end
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+def _reserve(queues: Sequence[ConsumeQueue], parts: Sequence[QueueRows]) -> list[int]:
+    """Reserve space for the units, and return the queue offset of the first record of each part."""
+    starts, ends = list[int](), dict[ConsumeQueue, int]()
+    for queue, part in zip(queues, parts, strict=True):
+        start = ends.get(queue, queue.max_offset)
+        starts.append(start)
+        ends[queue] = start + len(part.rows)
+    for queue, end in ends.items():
+        queue.reserve(end - queue.max_offset)
+    return starts
+
+
+def _encode_units(records: NewRecords, puts: PutBatch) -> bytes:
+    """Return the unit of each record, in the order of the log."""
+    codes, offsets = records.tags_codes(puts.store_timestamp), puts.physical_offsets
+    if isinstance(codes, list):
+        return b"".join(map(pack_cq_unit, offsets, puts.sizes, codes))
+    if isinstance(offsets, range):  # records of one size
+        return encode_units(np.arange(offsets.start, offsets.stop, offsets.step), offsets.step, codes)
+    return encode_units(np.array(offsets), np.array(puts.sizes), codes)
+
+
+def _units_of(units: bytes, rows: Sequence[int] | NDArray[np.intp]) -> bytes:
+    if isinstance(rows, range):
+        return units[CQ_UNIT_SIZE * rows.start : CQ_UNIT_SIZE * rows.stop]
+    if isinstance(rows, list):
+        return b"".join([units[CQ_UNIT_SIZE * row : CQ_UNIT_SIZE * row + CQ_UNIT_SIZE] for row in rows])
+    return np.frombuffer(units, CQ_UNIT_DTYPE)[rows].tobytes()

@@ -9,23 +9,18 @@ from pathlib import Path
 from mqtemplate.clock import VirtualClock
 from mqtemplate.delay.control import DelayController
 from mqtemplate.delay.divert import TimerLimits, divert
-from mqtemplate.delay.levels import DelayLevels, tags_code_of
 from mqtemplate.delay.pending import PendingView
 from mqtemplate.delay.recall_handle import handle_of
 from mqtemplate.delay.schedule_message_service import ScheduleMessageService
-from mqtemplate.delay.settings import TimerSettings
+from mqtemplate.delay.settings import DelayLevels, TimerSettings, tags_code_of
 from mqtemplate.delay.timers.timer_message_store import TimerMessageStore
+from mqtemplate.record.appends import PutResult
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.properties import TIMER_ROLL_TIMES, decode_properties, encode_properties
-from mqtemplate.store import (
-    FlushDiskType,
-    FolderStoreFiles,
-    MemoryStoreFiles,
-    MessageStore,
-    PutResult,
-    StoreFiles,
-    StoreSettings,
-)
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
+from mqtemplate.store.files.store_files import MemoryStoreFiles, StoreFiles
+from mqtemplate.store.message_store import MessageStore
+from mqtemplate.store.settings import FlushDiskType, StoreSettings
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 
 SMALL_WHEEL = {"slots_total": 4_000, "roll_window_slots": 3_600, "log_file_size": 5_216}

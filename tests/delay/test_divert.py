@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mqtemplate.delay.divert import Diverted, TimerLimits, divert, strip_broker_properties
-from mqtemplate.delay.levels import DelayLevels
-from mqtemplate.delay.settings import slot_of
+from mqtemplate.delay.settings import DelayLevels, slot_of
 from mqtemplate.errors import DelayError
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.delay import release as delay_release
-from mqtemplate.delay.release import DueRecord, Releaser, count_copies, read_rows
+from mqtemplate.delay.pending_rows import DueRecord
+from mqtemplate.delay.release import Releaser, count_copies, read_rows
 from mqtemplate.errors import StoreFullError
 from mqtemplate.message import HostAddress
+from mqtemplate.record.appends import PutResult
 from mqtemplate.record.codec import RecordDraft, pack_host
 from mqtemplate.record.properties import encode_properties
-from mqtemplate.record.released_copies import AlikeCopies
-from mqtemplate.store import PutResult
+from mqtemplate.record.record_arrays import AlikeCopies
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC, UNDELIVERABLE_TOPIC
 from tests.delay.delay_engine import DelayEngine
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from mqtemplate.errors import MessageError
 from mqtemplate.message import HostAddress
-from mqtemplate.record.codec import BadRecordError, RecordDraft, pack_host, parse_record, unpack_host
+from mqtemplate.record.codec import BadRecordError, RecordDraft, pack_host, parse_record, to_message_ext, unpack_host
 from mqtemplate.record.layout import MAGIC_V1, MAGIC_V2, read_size_and_magic
-from mqtemplate.record.message_ext import to_message_ext
 from mqtemplate.record.properties import decode_properties, encode_properties, find_property
 
 HEADER = struct.Struct(">iiiiiqqiq8sq8siqi")

@@ -11,9 +11,8 @@ import pytest
 
 from mqtemplate.errors import BodyTooLargeError, ConversionError
 from mqtemplate.message import MessageExt, PackedBody
-from mqtemplate.record.codec import RecordDraft, parse_record
+from mqtemplate.record.codec import RecordDraft, parse_record, to_message_ext
 from mqtemplate.record.compression import CompressionType, compress_body, decompress_body, max_body_bytes
-from mqtemplate.record.message_ext import to_message_ext
 from mqtemplate.remoting.protocol.messages import decode_messages
 
 _MIB = 1 << 20

@@ -14,7 +14,7 @@ from mqtemplate.hashes import tags_code
 from mqtemplate.message import HostAddress
 from mqtemplate.record.codec import RecordDraft, pack_host, parse_record
 from mqtemplate.record.properties import find_property
-from mqtemplate.record.released_copies import AlikeCopies, RecordShape
+from mqtemplate.record.record_arrays import AlikeCopies, RecordShape
 
 V4, V6 = pack_host(HostAddress("10.0.0.1", 10911)), pack_host(HostAddress("::1", 10911))
 PROPERTIES = b"UNIQ_KEY\x01%04d\x02TAGS\x01%c\x02REAL_TOPIC\x01orders\x02REAL_QID\x01%d\x02"

@@ -13,7 +13,7 @@ from mqtemplate.message import HostAddress
 from mqtemplate.record.codec import RecordDraft, pack_host, parse_record
 from mqtemplate.record.columns import to_rows
 from mqtemplate.record.layout import MAX_PROPERTIES_BYTES
-from mqtemplate.record.uniform_batch import BatchOrigin, UniformBatch
+from mqtemplate.record.record_arrays import BatchOrigin, UniformBatch
 
 V4, V6 = pack_host(HostAddress("10.0.0.1", 10_911)), pack_host(HostAddress("::1", 10_911))
 IDS = [b"7F0001", b"7F0002", b"ab12ZZ"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,13 +10,25 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from mqtemplate.clock import VirtualClock
-from mqtemplate.store import FolderStoreFiles, MessageStore, StoreSettings
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
+from mqtemplate.store.message_store import MessageStore
+from mqtemplate.store.settings import StoreSettings
 from tests.store.small_store import OpenStore, small
 
 
 @pytest.fixture
 def clock() -> VirtualClock:
     return VirtualClock()
+
+
+@pytest.fixture
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Delete hours are local time. In these tests that is UTC, where the virtual clock starts at midnight."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
 
 
 @pytest.fixture

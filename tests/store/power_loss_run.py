@@ -27,8 +27,9 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import MQTemplateError
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.properties import encode_properties
-from mqtemplate.store import FlushDiskType, FolderStoreFiles
 from mqtemplate.store.files.disk import Disk
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
+from mqtemplate.store.settings import FlushDiskType
 from tests.delay.delay_engine import Arrived, DelayEngine
 from tests.store.power_loss_disk import Image, PowerLossDisk, RestartedDisk, subsets, write_image
 

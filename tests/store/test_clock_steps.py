@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from mqtemplate.clock import VirtualClock
 from mqtemplate.services import AfterChangeService
 from mqtemplate.spark.location.folder import StoreFolder
-from mqtemplate.store import MessageStore
 from mqtemplate.store.checkpoint import ClockStep, ClockSteps
 from mqtemplate.store.files.layout import MAX_CLOCK_STEPS
+from mqtemplate.store.message_store import MessageStore
 from tests.store.small_store import NothingPending, OpenStore, bodies, draft, kill, small
 
 HOUR, DAY = 3_600_000, 86_400_000

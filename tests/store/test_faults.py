@@ -23,12 +23,14 @@ from mqtemplate.errors import MQTemplateError, SendError, StoreError
 from mqtemplate.message import Message
 from mqtemplate.record.codec import Drafts
 from mqtemplate.record.columns import to_rows
-from mqtemplate.record.uniform_batch import BatchOrigin, UniformBatch
+from mqtemplate.record.record_arrays import BatchOrigin, UniformBatch
 from mqtemplate.results import SendStatus
 from mqtemplate.selectors.tags import TagSelector
-from mqtemplate.store import FlushDiskType, FolderStoreFiles, MessageStore
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
+from mqtemplate.store.message_store import MessageStore
+from mqtemplate.store.settings import FlushDiskType
 from tests.store.faulty_disk import FAILS_FULL, FaultyDisk, Judge, LedgerDisk, during, never, once
-from tests.store.small_store import bodies, draft, kill, small
+from tests.store.small_store import bodies, draft, kill, opened, small
 from tests.thirds import THIRDS
 
 RETRY_MS = 1_000
@@ -39,7 +41,7 @@ _PAGE = 4_096
 def small_and_silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Use a small timer wheel (the default has 38 MB), and capture the log events of a thousand starts."""
     monkeypatch.setattr(
-        "mqtemplate.brokers.embedded.broker.TimerMessageStore",
+        "mqtemplate.engine.delayed.TimerMessageStore",
         lambda store, settings, *more: TimerMessageStore(store, replace(settings, slots_total=200), *more),
     )
     with capture_logs():
@@ -424,8 +426,7 @@ def test_a_batch_torn_by_an_error_leaves_no_valid_records(
     store.put(draft(b""))
     kill(store)
 
-    again = MessageStore(FolderStoreFiles(quick_folder), small(), VirtualClock())
-    again.load()
+    again = opened(quick_folder)
 
     assert bodies(again) == [b"before", b""]
     again.close()

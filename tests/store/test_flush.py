@@ -11,8 +11,8 @@ import pytest
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreError
-from mqtemplate.store import FlushDiskType, StoreSettings
 from mqtemplate.store.flush import FlushService, GroupCommit
+from mqtemplate.store.settings import FlushDiskType, StoreSettings
 
 
 class Disk:

@@ -16,7 +16,9 @@ from mqtemplate.errors import CorruptRecordError, MessageError, StoreFormatError
 from mqtemplate.hashes import java_string_hash
 from mqtemplate.message import HostAddress
 from mqtemplate.record.codec import Drafts, pack_host
-from mqtemplate.store import FolderStoreFiles, MemoryStoreFiles, MessageStore
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
+from mqtemplate.store.files.store_files import MemoryStoreFiles
+from mqtemplate.store.message_store import MessageStore
 from tests.store.small_store import OpenStore, bodies, draft, small
 
 

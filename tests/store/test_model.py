@@ -18,7 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from structlog.testing import capture_logs
 
 from mqtemplate.clock import VirtualClock
-from mqtemplate.store import FlushDiskType, FolderStoreFiles
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
+from mqtemplate.store.settings import FlushDiskType
 from tests.delay.delay_engine import DelayEngine
 from tests.store.power_loss_disk import PowerLossDisk, write_image
 from tests.store.power_loss_run import LEVEL_MS, LEVELS, LONGEST_MS, TIMERS

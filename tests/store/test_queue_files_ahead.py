@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreFullError
-from mqtemplate.store import FolderStoreFiles, MessageStore
 from mqtemplate.store.files.disk import Disk
 from mqtemplate.store.files.layout import CQ_UNIT_SIZE, NO_UNIT_YET, unpack_cq_unit
-from tests.store.small_store import OpenStore, bodies, draft, kill, small
+from mqtemplate.store.message_store import MessageStore
+from tests.store.small_store import OpenStore, bodies, draft, kill, opened
 
 TIMEOUT_S = 10
 
@@ -86,8 +85,7 @@ def disk() -> SlowDisk:
 
 @pytest.fixture
 def store(tmp_path: Path, disk: SlowDisk) -> Iterator[MessageStore]:
-    store = MessageStore(FolderStoreFiles(tmp_path, disk), small(), VirtualClock())
-    store.load()
+    store = opened(tmp_path, disk=disk)
     yield store
     disk.go_on.set()
     store.close()

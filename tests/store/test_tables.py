@@ -9,8 +9,9 @@ import pytest
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreFormatError
-from mqtemplate.store import ConsumerOffsets, FolderStoreFiles, MemoryStoreFiles, StoreFiles, TopicTable
-from mqtemplate.store.files.json_files import load_json
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
+from mqtemplate.store.files.store_files import MemoryStoreFiles, StoreFiles
+from mqtemplate.store.tables import ConsumerOffsets, TopicTable, load_json
 
 
 def test_integer_keys_without_quotes_are_read() -> None:

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mqtemplate.delay.pending_rows import NEVER_MS, contains
-from mqtemplate.delay.release import DueRecord
+from mqtemplate.delay.pending_rows import NEVER_MS, DueRecord, contains
 from mqtemplate.delay.settings import TimerSettings, slot_of
 from mqtemplate.delay.timers.files import TimerFiles
 from mqtemplate.delay.timers.intake import NO_TIME_MS, TimerKey, TimerTopicReader

@@ -17,8 +17,8 @@ import numpy as np
 
 from mqtemplate.delay.causes import LatenessCauses
 from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS, DelayStore
-from mqtemplate.delay.pending_rows import NEVER_MS, NO_ROWS, PendingEntry, PendingPiece
-from mqtemplate.delay.release import MAX_RELEASE_COUNT, DueRecord, count_copies
+from mqtemplate.delay.pending_rows import NEVER_MS, NO_ROWS, DueRecord, PendingEntry, PendingPiece
+from mqtemplate.delay.release import MAX_RELEASE_COUNT, count_copies
 from mqtemplate.delay.replay import TimerReplay
 from mqtemplate.delay.settings import TimerSettings, TopicShape
 from mqtemplate.delay.timers.backlog import TimerBacklog
@@ -39,12 +39,12 @@ from mqtemplate.event_log import get_logger
 from mqtemplate.metrics import MetricKind, MetricSample
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.properties import REAL_TOPIC, find_property
-from mqtemplate.record.released_copies import AlikeCopies
+from mqtemplate.record.record_arrays import AlikeCopies
 from mqtemplate.services import ClockWatch
-from mqtemplate.store.files.json_files import DataVersion, read_table
 from mqtemplate.store.files.layout import PRE_BLANK_SIZE_MARK
 from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.store.message_store import MessageStore
+from mqtemplate.store.tables import DataVersion, read_table
 from mqtemplate.topics import TIMER_TOPIC, UNDELIVERABLE_TOPIC
 
 _log = get_logger("mqtemplate.delay")

@@ -9,18 +9,22 @@ from pathlib import Path
 
 from mqtemplate.errors import StoreError, StoreLockedError
 from mqtemplate.processes import call_after_fork
-from mqtemplate.store.files.disk import Disk, disk_error, disk_errors, make_folder, open_to_read
-from mqtemplate.store.files.store_files import ABORT_FILE
-from mqtemplate.store.files.system_calls import (
+from mqtemplate.store.files.disk import (
+    Disk,
     check_system,
+    disk_error,
+    disk_errors,
     is_folder_locked,
     is_locked,
     lock_first_byte,
     lock_folder,
+    make_folder,
+    open_to_read,
     process_with_lock,
     unlock_first_byte,
     unlock_folder,
 )
+from mqtemplate.store.files.store_files import ABORT_FILE
 
 LOCK_FILE = "lock"
 _CONTENT = b"lock"

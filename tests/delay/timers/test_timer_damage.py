@@ -20,7 +20,7 @@ from mqtemplate.delay.settings import TimerSettings
 from mqtemplate.delay.timers.files import TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDER, TIMER_WHEEL_FILE, TimerFiles
 from mqtemplate.delay.timers.timer_log import TimerLogDamageError
 from mqtemplate.errors import StoreError, StoreFormatError
-from mqtemplate.store import FolderStoreFiles
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from tests.delay.delay_engine import DelayEngine
 from tests.store.power_loss_disk import RestartedDisk
 from tests.thirds import THIRDS

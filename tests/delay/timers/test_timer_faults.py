@@ -8,9 +8,9 @@ import pytest
 
 from mqtemplate.delay.divert import TimerLimits
 from mqtemplate.errors import StoreFullError
+from mqtemplate.record.appends import PutResult
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.properties import encode_properties
-from mqtemplate.store import PutResult
 from mqtemplate.topics import TIMER_TOPIC, UNDELIVERABLE_TOPIC
 from tests.delay.conftest import OpenEngine
 from tests.delay.delay_engine import DelayEngine

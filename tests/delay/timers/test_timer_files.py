@@ -30,8 +30,9 @@ from mqtemplate.delay.timers.timer_log import (
 )
 from mqtemplate.delay.timers.timer_wheel import Slot, TimerWheel, wheel_file_size
 from mqtemplate.errors import ConfigurationError, StoreFormatError
-from mqtemplate.store import FolderStoreFiles, MappedFile, MappedFileQueue
 from mqtemplate.store.files.disk_files import DiskFile
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
+from mqtemplate.store.files.mapped_files import MappedFile, MappedFileQueue
 
 WRITE_MS = 0x1A1FD727C48
 DEFAULT_SLOTS_TOTAL = TimerSettings().slots_total

@@ -10,7 +10,7 @@ import pytest
 from mqtemplate.delay.timers.backlog import TimerBacklog
 from mqtemplate.delay.timers.timer_log import DONE_RECORD_SIZE, Magic
 from mqtemplate.record.properties import decode_properties
-from mqtemplate.store import FlushDiskType
+from mqtemplate.store.settings import FlushDiskType
 from tests.delay.conftest import OpenEngine
 from tests.delay.delay_engine import DelayEngine
 

@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from mqtemplate.errors import StoreError, StoreFormatError, StoreFullError, StoreLockedError
-from mqtemplate.store import FolderStoreFiles, MappedFile, MappedFileQueue, MemoryStoreFiles
 from mqtemplate.store.files.disk import Disk, disk_error, make_folder
 from mqtemplate.store.files.disk_files import DiskFile, DiskFileQueue
-from mqtemplate.store.files.store_files import ABORT_FILE
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
+from mqtemplate.store.files.mapped_files import MappedFile, MappedFileQueue
+from mqtemplate.store.files.store_files import ABORT_FILE, MemoryStoreFiles
 from tests.store.faulty_disk import FaultyDisk, never, once
 from tests.store.power_loss_disk import RestartedDisk
 

@@ -19,7 +19,7 @@ import pytest
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.errors import StoreError, StoreLockedError
 from mqtemplate.message import Message, MessageQueue
-from mqtemplate.store.files import system_calls
+from mqtemplate.store.files import disk
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from tests.forking import fork, in_child
 
@@ -215,7 +215,7 @@ def test_a_fork_without_pythons_hooks_neither_ends_nor_keeps_the_lock(tmp_path: 
 
 def test_without_open_file_locks_the_folder_is_still_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """MacOS has no open file description lock that Python knows. The lock of the folder is the one that lasts there."""
-    monkeypatch.setattr(system_calls, "_SET_OPEN_FILE_LOCK", None)
+    monkeypatch.setattr(disk, "_SET_OPEN_FILE_LOCK", None)
     files = FolderStoreFiles(tmp_path)
     files.lock()
     (tmp_path / "lock").read_bytes()
@@ -233,7 +233,7 @@ def test_a_file_system_without_locks_of_folders_has_that_of_the_file(
     def refuse(fd: int, operation: int) -> None:
         raise OSError(errno.EBADF, "Bad file descriptor")  # NFS, with a descriptor that cannot write
 
-    monkeypatch.setattr(system_calls._fcntl, "flock", refuse)
+    monkeypatch.setattr(disk._fcntl, "flock", refuse)
     files = FolderStoreFiles(tmp_path)
     files.lock()
     (tmp_path / "lock").read_bytes()
@@ -249,7 +249,7 @@ def test_a_file_system_without_locks_is_not_reported_as_a_folder_in_use(
     def refuse(*args: Any) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(system_calls._fcntl, "fcntl", refuse)
+    monkeypatch.setattr(disk._fcntl, "fcntl", refuse)
 
     with pytest.raises(StoreError, match=r"cannot lock .*/lock: .*No locks available") as raised:
         FolderStoreFiles(tmp_path).lock()

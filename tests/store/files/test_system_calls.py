@@ -16,7 +16,7 @@ from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import SendError
 from mqtemplate.message import Message, MessageQueue
-from mqtemplate.store.files import system_calls
+from mqtemplate.store.files import disk
 from mqtemplate.store.files.disk import Disk
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
@@ -65,7 +65,7 @@ def test_without_sync_file_range_messages_are_flushed_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on macOS."""
-    monkeypatch.setattr(system_calls, "_sync_file_range", None)
+    monkeypatch.setattr(disk, "_sync_file_range", None)
     with EmbeddedBroker(tmp_path, SMALL, VirtualClock()) as broker:
         broker.send(Message("orders", b"one"), QUEUE)
         assert broker.store.confirm_offset == broker.store.end_offset
@@ -151,7 +151,7 @@ def test_a_broker_without_posix_fallocate_refuses_messages_on_a_full_disk_and_lo
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write(fd, data, at)
 
-    monkeypatch.setattr(system_calls.os, "pwrite", pwrite)
+    monkeypatch.setattr(disk.os, "pwrite", pwrite)
     with EmbeddedBroker(tmp_path, SMALL, VirtualClock()) as broker:
         broker.send(Message("orders", b"before"), QUEUE)
         is_full = True
@@ -172,8 +172,8 @@ def test_a_broker_without_posix_fallocate_refuses_messages_on_a_full_disk_and_lo
 def full_syncs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Descriptors that were flushed by ``F_FULLFSYNC``, as if the system were macOS."""
     flushed: list[int] = []
-    monkeypatch.setattr(system_calls, "_FULL_SYNC", 51)
-    monkeypatch.setattr(system_calls, "_sync", os.fsync)
+    monkeypatch.setattr(disk, "_FULL_SYNC", 51)
+    monkeypatch.setattr(disk, "_sync", os.fsync)
     monkeypatch.setattr(fcntl, "fcntl", lambda fd, command: flushed.append(fd))
     return flushed
 
@@ -198,17 +198,17 @@ def test_a_file_system_without_full_fsync_is_flushed_by_fsync(
 
     flushed: list[int] = []
     monkeypatch.setattr(fcntl, "fcntl", refuse)
-    monkeypatch.setattr(system_calls, "_sync", flushed.append)
+    monkeypatch.setattr(disk, "_sync", flushed.append)
     monkeypatch.setattr(os, "fsync", flushed.append)
-    disk = Disk()
-    fd = disk.open(sparse)
+    file_disk = Disk()
+    fd = file_disk.open(sparse)
 
-    disk.flush(fd)
-    disk.sync_folder(sparse.parent)
+    file_disk.flush(fd)
+    file_disk.sync_folder(sparse.parent)
 
     assert flushed[0] == fd
     assert len(flushed) == 2
-    disk.close(fd)
+    file_disk.close(fd)
 
 
 def test_an_error_of_a_full_fsync_is_reported(

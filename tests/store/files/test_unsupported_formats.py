@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mqtemplate.errors import StoreFormatError
-from mqtemplate.store import FolderStoreFiles
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.files.store_files import refuse_unsupported_formats
 
 

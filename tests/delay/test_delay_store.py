@@ -7,10 +7,11 @@ from pathlib import Path
 
 from mqtemplate.delay.delay_store import DelayStore
 from mqtemplate.delay.pending_rows import PENDING_DTYPE, PendingEntry
+from mqtemplate.record.appends import PutResult
 from mqtemplate.record.codec import Drafts, RecordDraft, StoredRecord
 from mqtemplate.record.properties import encode_properties
-from mqtemplate.store import FlushDiskType, PutResult
 from mqtemplate.store.files.layout import DONE_SIZE_MARK
+from mqtemplate.store.settings import FlushDiskType
 from mqtemplate.topics import SCHEDULE_TOPIC
 from tests.delay.delay_engine import DelayEngine
 

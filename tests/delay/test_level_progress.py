@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from mqtemplate.delay.schedule_message_service import DELAY_OFFSET_FILE
+from mqtemplate.record.appends import PutResult
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.properties import decode_properties, encode_properties
-from mqtemplate.store import PutResult
-from mqtemplate.store.files.json_files import read_table
+from mqtemplate.store.tables import read_table
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC, UNDELIVERABLE_TOPIC
 from tests.delay.conftest import OpenEngine
 from tests.delay.delay_engine import DelayEngine

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqtemplate.delay.levels import DelayLevels
+from mqtemplate.delay.settings import DelayLevels
+from mqtemplate.record.appends import PutResult
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.properties import decode_properties, encode_properties
-from mqtemplate.store import PutResult
 from mqtemplate.store.files.layout import DONE_SIZE_MARK
 from mqtemplate.topics import TIMER_TOPIC
 from tests.delay.delay_engine import DelayEngine

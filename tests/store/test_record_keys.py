@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtemplate.store.index_keys import hash_keys, index_key_hashes, keys_of
+from mqtemplate.store.key_reader import hash_keys, index_key_hashes, keys_of
 
 
 def one_by_one(records: list[tuple[str, bytes]]) -> tuple[list[int], list[int]]:

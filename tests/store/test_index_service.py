@@ -22,23 +22,20 @@ from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.errors import StoreFormatError, StoreFullError
 from mqtemplate.hashes import java_string_hash
 from mqtemplate.message import HostAddress
+from mqtemplate.record.appends import PutResult
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.layout import SysFlag
-from mqtemplate.store import (
-    FolderStoreFiles,
-    IndexService,
-    MappedFile,
-    MemoryStoreFiles,
-    MessageStore,
-    PutResult,
-    key_reader,
-)
+from mqtemplate.store import key_reader
 from mqtemplate.store.files import layout
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.files.layout import IndexHeader, index_file_size, unpack_index_header
+from mqtemplate.store.files.mapped_files import MappedFile
+from mqtemplate.store.files.store_files import MemoryStoreFiles
 from mqtemplate.store.index_file import IndexFile, KeyRows, find_geometry
-from mqtemplate.store.index_keys import index_key_hashes, keys_of
-from mqtemplate.store.key_reader import KeyReader
-from tests.store.small_store import OpenStore, draft, kill, no_keys, small
+from mqtemplate.store.index_service import IndexService
+from mqtemplate.store.key_reader import KeyReader, index_key_hashes, keys_of
+from mqtemplate.store.message_store import MessageStore
+from tests.store.small_store import OpenStore, draft, kill, no_keys, opened, small
 
 FROM_LOG = pytest.mark.parametrize("keys_from", ["log"], indirect=True)
 SLOTS, UNITS = 5, 9
@@ -285,8 +282,7 @@ def test_a_time_span_excludes_records_stored_outside_it(store: MessageStore, clo
 )
 def test_the_index_finds_the_same_records_as_a_dict(messages: list[tuple[str, list[str], int]]) -> None:
     """``Aa`` and ``BB`` have the same hash, five slots make long chains, and some messages are followed by queries."""
-    store = MessageStore(MemoryStoreFiles(), TINY, VirtualClock())
-    store.load()
+    store = opened(MemoryStoreFiles(), TINY)
     model: dict[tuple[str, str], list[bytes]] = {}
     for number, (topic, keys, queries) in enumerate(messages):
         store.put(keyed(" ".join(keys), b"%d" % number, topic=topic))
@@ -398,8 +394,7 @@ def test_records_that_are_alike_have_the_keys_that_they_have_one_by_one(
 @pytest.mark.parametrize("at", range(88))
 def test_damage_in_the_log_hides_no_other_record(at: int) -> None:
     """Any byte of a record's header may change while the store runs: the other records are found."""
-    store = MessageStore(MemoryStoreFiles(), small(max_index_num=100), VirtualClock())
-    store.load()
+    store = opened(MemoryStoreFiles(), small(max_index_num=100))
     puts = [store.put(keyed("all", b"body")) for _ in range(20)]
     file, _ = store._commit_log._files.find(0) or pytest.fail("no file")
     file.view[puts[2].physical_offset + at] ^= 0x41
@@ -727,8 +722,7 @@ class FullStoreFiles(FolderStoreFiles):
 def test_without_space_for_an_index_file_sends_succeed_and_queries_fail(tmp_path: Path) -> None:
     """Once there is space again, no key is missing. After a close the next start indexes the rest."""
     store_files = FullStoreFiles(tmp_path)
-    store = MessageStore(store_files, TINY, VirtualClock())
-    store.load()
+    store = opened(store_files, TINY)
     fill(store, 3)
     with pytest.raises(StoreFullError, match="index/"):
         store.index.find("orders", "k0")
@@ -740,8 +734,7 @@ def test_without_space_for_an_index_file_sends_succeed_and_queries_fail(tmp_path
     store.close()
     store_files.is_full = False
 
-    store = MessageStore(store_files, TINY, VirtualClock())
-    store.load()
+    store = opened(store_files, TINY)
     found += lost(store, range(14))
     store.close()
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mqtemplate.delay.levels import DelayLevels, tags_code_of
 from mqtemplate.delay.schedule_message_service import level_of_queue
+from mqtemplate.delay.settings import DelayLevels, tags_code_of
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.properties import encode_properties

@@ -13,11 +13,14 @@ from mqtemplate.errors import StoreError
 from mqtemplate.record.codec import Drafts, RecordDraft
 from mqtemplate.record.columns import to_rows
 from mqtemplate.record.layout import SysFlag
-from mqtemplate.record.uniform_batch import UniformBatch
-from mqtemplate.store import FolderStoreFiles, MemoryStoreFiles, MessageStore, index_service, key_reader
+from mqtemplate.record.record_arrays import UniformBatch
+from mqtemplate.store import index_service, key_reader
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
+from mqtemplate.store.files.store_files import MemoryStoreFiles
 from mqtemplate.store.key_reader import KeyReader, RecentKeys
+from mqtemplate.store.message_store import MessageStore
 from tests.store.faulty_disk import FaultyDisk, never
-from tests.store.small_store import OpenStore, no_keys, small
+from tests.store.small_store import OpenStore, no_keys, opened, small
 
 FORMS = ("", "KEYS\x01%04d\x02", "UNIQ_KEY\x01%04d\x02TAGS\x01a\x02", "KEYS\x01k %04d b\x02", "KEYS\x01ü%04d\x02")
 FLAGS = (0, 0, SysFlag.TRANSACTION_ROLLBACK, SysFlag.TRANSACTION_COMMIT)
@@ -26,9 +29,7 @@ TOPICS = ("orders", "orders", "bills", "%RETRY%" + "x" * 200)
 
 @pytest.fixture
 def store() -> MessageStore:
-    store = MessageStore(MemoryStoreFiles(), small(mapped_file_size_commit_log=16_384), VirtualClock())
-    store.load()
-    return store
+    return opened(MemoryStoreFiles(), small(mapped_file_size_commit_log=16_384))
 
 
 def draft(chance: random.Random, number: int, *, topic: str | None = None) -> RecordDraft:

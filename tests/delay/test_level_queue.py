@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from mqtemplate.delay.level_queue import LevelQueue
 from mqtemplate.delay.pending_rows import NEVER_MS
-from mqtemplate.store import ConsumeQueue, MemoryStoreFiles
+from mqtemplate.store.consume_queue import ConsumeQueue
 from mqtemplate.store.files.layout import DONE_SIZE_MARK
+from mqtemplate.store.files.store_files import MemoryStoreFiles
 
 UNIT_BYTES = 20
 PER_FILE = 8
