@@ -163,7 +163,7 @@ class FolderBlocks:
 
     def _config(self, name: str) -> dict[str, Any]:
         from mqtemplate.store.files.folder_store_files import FolderStoreFiles
-        from mqtemplate.store.files.json_files import read_table
+        from mqtemplate.store.tables import read_table
 
         return read_table(FolderStoreFiles(Path(self.store)), f"config/{name}")
 
