@@ -26,7 +26,7 @@ from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.message import Message
 from mqtemplate.pending import ScheduleChangeStatus
 from mqtemplate.selectors.tags import TagSelector
-from mqtemplate.store import FlushDiskType
+from mqtemplate.store.settings import FlushDiskType
 from mqtemplate.template import RocketMQTemplate
 
 TOPIC = "crash"

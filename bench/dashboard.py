@@ -26,7 +26,7 @@ from typing import Any
 from bench.measure import quiet, report, run, scratch_folder
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.message import Message
-from mqtemplate.store import FlushDiskType
+from mqtemplate.store.settings import FlushDiskType
 
 _COUNT = 1_000_000
 _BATCH = 1_000

@@ -15,7 +15,7 @@ from mqtemplate.broker import ConsumerSpec
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.message import Message
 from mqtemplate.selectors.tags import TagSelector
-from mqtemplate.store import FlushDiskType
+from mqtemplate.store.settings import FlushDiskType
 from mqtemplate.template import RocketMQTemplate
 
 _COUNT = 10_000

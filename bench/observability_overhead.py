@@ -21,7 +21,7 @@ from mqtemplate.calls.handling import Observation
 from mqtemplate.converter import JsonMessageConverter
 from mqtemplate.listener import ListenerRegistry, message_listener
 from mqtemplate.observability import Observability, ObservabilitySettings, Tracing, TracingSettings
-from mqtemplate.store import FlushDiskType
+from mqtemplate.store.settings import FlushDiskType
 from mqtemplate.template import RocketMQTemplate
 
 _CONSUMED = 5_000

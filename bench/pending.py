@@ -18,7 +18,7 @@ from pathlib import Path
 from bench.measure import BODY, quiet, rate, report, resident_mib, run, scratch_folder
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.message import Message
-from mqtemplate.store import FlushDiskType
+from mqtemplate.store.settings import FlushDiskType
 from mqtemplate.template import RocketMQTemplate
 
 _COUNT = 1_000_000

@@ -24,7 +24,7 @@ from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.operations.delayed import DelayedOperations, PendingAction, PendingChange
 from mqtemplate.operations.embedded import EmbeddedAdmin
 from mqtemplate.pending import PendingQuery
-from mqtemplate.store import FlushDiskType
+from mqtemplate.store.settings import FlushDiskType
 
 _COUNT = 1_000_000
 _CANCELLED = 100_000

@@ -17,13 +17,15 @@ from pathlib import Path
 
 from bench.measure import report, resident_mib, run, scratch_folder
 from mqtemplate.clock import SystemClock
-from mqtemplate.delay.levels import DEFAULT_DELAY_LEVELS, DelayLevels, tags_code_of
 from mqtemplate.delay.schedule_message_service import ScheduleMessageService
+from mqtemplate.delay.settings import DEFAULT_DELAY_LEVELS, DelayLevels, tags_code_of
 from mqtemplate.delay.timers.timer_message_store import TimerMessageStore
 from mqtemplate.hashes import tags_code
 from mqtemplate.record.codec import Drafts, RecordDraft
 from mqtemplate.record.properties import encode_properties
-from mqtemplate.store import FlushDiskType, FolderStoreFiles, MessageStore, StoreSettings
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
+from mqtemplate.store.message_store import MessageStore
+from mqtemplate.store.settings import FlushDiskType, StoreSettings
 
 _QUEUES = 8
 _BATCH = 1_000

@@ -7,7 +7,7 @@ import time
 from bench.measure import BODY, report, run, scratch_folder
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.message import Message
-from mqtemplate.store import FlushDiskType
+from mqtemplate.store.settings import FlushDiskType
 
 _COUNT = 100_000
 _BATCH = 500

@@ -13,7 +13,7 @@ from bench.measure import BODY, rate, report, run, scratch_folder
 from bench.peer.jvm import java_program, unavailable_reason
 from bench.peer.rocketmq import NameServer, RocketMQ
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
-from mqtemplate.store import FlushDiskType
+from mqtemplate.store.settings import FlushDiskType
 from mqtemplate.template import RocketMQTemplate
 
 _ROUND_SECONDS = 4

@@ -11,7 +11,7 @@ from statistics import median
 from bench.measure import BODY, report, run, scratch_folder
 from bench.peer.jvm import java_program, unavailable_reason
 from bench.peer.rocketmq import NameServer, RocketMQ
-from mqtemplate.store import FlushDiskType
+from mqtemplate.store.settings import FlushDiskType
 from tests.conformance.servers import BrokerProcess
 
 _COUNT = 100_000

@@ -20,7 +20,7 @@ from bench.peer.jvm import java_program, unavailable_reason
 from bench.peer.rocketmq import NameServer, RocketMQ
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.message import Message
-from mqtemplate.store import FlushDiskType
+from mqtemplate.store.settings import FlushDiskType
 
 _COUNT = 1_000_000
 _BODY_BYTES = 200

@@ -27,7 +27,7 @@ from bench.peer.jvm import java_program, unavailable_reason
 from bench.peer.rocketmq import NameServer, RocketMQ
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.results import SendResult
-from mqtemplate.store import FlushDiskType
+from mqtemplate.store.settings import FlushDiskType
 from mqtemplate.template import RocketMQTemplate
 from tests.conformance.servers import BrokerProcess
 

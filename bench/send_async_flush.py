@@ -6,7 +6,9 @@ from bench.measure import BODY, rate, report, run, scratch_folder
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import SystemClock
 from mqtemplate.record.codec import RecordDraft
-from mqtemplate.store import FlushDiskType, FolderStoreFiles, MessageStore, StoreSettings
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
+from mqtemplate.store.message_store import MessageStore
+from mqtemplate.store.settings import FlushDiskType, StoreSettings
 from mqtemplate.template import RocketMQTemplate
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bench.measure import BODY, rate, report, run, scratch_folder
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
-from mqtemplate.store import FlushDiskType
+from mqtemplate.store.settings import FlushDiskType
 from mqtemplate.template import RocketMQTemplate
 
 

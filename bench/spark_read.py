@@ -23,7 +23,7 @@ from bench.measure import report, run, scratch_folder
 from bench.spark_reference import ReferenceSource
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.message import Message, MessageQueue
-from mqtemplate.store import FlushDiskType
+from mqtemplate.store.settings import FlushDiskType
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -26,7 +26,7 @@ from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.message import HostAddress, Message, Property
 from mqtemplate.server import BrokerServerSettings, LocalCluster
 from mqtemplate.spark import LocalServer, session
-from mqtemplate.store import FlushDiskType
+from mqtemplate.store.settings import FlushDiskType
 
 _ROUNDS = 5
 _TARGET = "50,000"

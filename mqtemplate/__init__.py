@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from mqtemplate.scheduling import CatchUp, ScheduledRun, Schedules, scheduled
     from mqtemplate.selectors.tags import SelectorType
     from mqtemplate.spark import SparkBatch, spark_listener
-    from mqtemplate.store import FlushDiskType
+    from mqtemplate.store.settings import FlushDiskType
     from mqtemplate.template import RocketMQTemplate, transaction_listener
 
 
@@ -198,7 +198,7 @@ _MODULES = {
     "scheduling": ["CatchUp", "ScheduledRun", "Schedules", "scheduled"],
     "selectors.tags": ["SelectorType"],
     "spark": ["SparkBatch", "spark_listener"],
-    "store": ["FlushDiskType"],
+    "store.settings": ["FlushDiskType"],
     "template": ["RocketMQTemplate", "transaction_listener"],
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

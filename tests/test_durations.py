@@ -13,7 +13,7 @@ from hypothesis.strategies import integers
 from pydantic import BaseModel
 
 from mqtemplate import DelayLevel, MQApplication, Section, Value, load_settings, message_listener, service
-from mqtemplate.delay.levels import DelayLevels
+from mqtemplate.delay.settings import DelayLevels
 from mqtemplate.durations import duration_ms, format_ms, is_duration_text
 from mqtemplate.errors import ConfigurationError, ListenerError
 from mqtemplate.listener.declaration.attributes import duration

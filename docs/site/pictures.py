@@ -11,8 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from mqtemplate.delay.levels import DelayLevels
-from mqtemplate.delay.settings import TimerSettings
+from mqtemplate.delay.settings import DelayLevels, TimerSettings
 from mqtemplate.delay.timers.timer_log import TIMER_UNIT_SIZE
 from mqtemplate.delay.timers.timer_wheel import SLOT_SIZE
 from mqtemplate.durations import format_ms

@@ -13,8 +13,7 @@ from mqtemplate.broker import CheckTransaction, Registration
 from mqtemplate.errors import ListenerError, MQTemplateError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageExt, Property, copy_properties
-from mqtemplate.record.codec import StoredRecord
-from mqtemplate.record.message_ext import to_message_ext
+from mqtemplate.record.codec import StoredRecord, to_message_ext
 from mqtemplate.results import TransactionState
 from mqtemplate.user_code import error_text, is_interrupt, safe_text
 

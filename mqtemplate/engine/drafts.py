@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from mqtemplate.delay.divert import TimerLimits, divert, strip_broker_properties
-from mqtemplate.delay.levels import DelayLevels
+from mqtemplate.delay.settings import DelayLevels
 from mqtemplate.engine.half_messages import committed_properties, copy_half, half_properties
 from mqtemplate.engine.retries import FIRST_RETRY_LEVEL, SentBack
 from mqtemplate.errors import MessageError, UnsupportedError
@@ -33,7 +33,7 @@ from mqtemplate.record.properties import (
     find_property,
 )
 from mqtemplate.record.properties_template import PropertiesTemplate
-from mqtemplate.record.uniform_batch import UniformBatch
+from mqtemplate.record.record_arrays import UniformBatch
 from mqtemplate.topics import HALF_TOPIC
 
 _Encoded = tuple[bytes, PropertiesTemplate, int, str | None, bool]

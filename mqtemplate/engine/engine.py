@@ -9,7 +9,7 @@ from typing import Protocol
 
 from mqtemplate.broker import Capability
 from mqtemplate.clock import Clock, SystemClock
-from mqtemplate.delay.levels import DelayLevels, tags_code_of
+from mqtemplate.delay.settings import DelayLevels, tags_code_of
 from mqtemplate.engine.checkers import TransactionChecker
 from mqtemplate.engine.delayed import LocalDelayedMessages
 from mqtemplate.engine.drafts import DraftMaker

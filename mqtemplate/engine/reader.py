@@ -11,9 +11,8 @@ from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.errors import CorruptRecordError, DeletedRecordError, MessageError, OffsetOutOfRangeError
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import HostAddress, MessageExt, MessageQueue, parse_offset_msg_id
-from mqtemplate.record.codec import StoredRecord, pack_host
+from mqtemplate.record.codec import StoredRecord, pack_host, to_message_ext
 from mqtemplate.record.compression import MAX_BODY_BYTES
-from mqtemplate.record.message_ext import to_message_ext
 from mqtemplate.results import PullResult, PullStatus
 from mqtemplate.selectors.tags import Selector
 from mqtemplate.services import WakeEvent

@@ -28,7 +28,7 @@ from mqtemplate.message import (
 )
 from mqtemplate.record.appends import PutBatch, PutResult
 from mqtemplate.record.codec import Drafts, RecordDraft
-from mqtemplate.record.uniform_batch import UniformBatch
+from mqtemplate.record.record_arrays import UniformBatch
 from mqtemplate.results import HalfMessage, SendResult, SendStatus, SequencedResult
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.topics import check_topic

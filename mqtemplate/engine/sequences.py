@@ -18,8 +18,8 @@ from mqtemplate.record.codec import Drafts, EncodedMessage, RecordDraft, StoredR
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import SEQUENCE, find_property, property_format
 from mqtemplate.results import SequencedResult
-from mqtemplate.store.files.json_files import VersionedTable, format_errors
 from mqtemplate.store.message_store import MessageStore
+from mqtemplate.store.tables import VersionedTable, format_errors
 
 _log = get_logger("mqtemplate.broker")
 

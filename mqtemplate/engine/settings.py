@@ -9,8 +9,7 @@ from typing import Annotated
 from annotated_types import Ge, Gt, Le, MinLen
 
 from mqtemplate.delay.divert import TimerLimits
-from mqtemplate.delay.levels import DEFAULT_DELAY_LEVELS
-from mqtemplate.delay.settings import TopicShape
+from mqtemplate.delay.settings import DEFAULT_DELAY_LEVELS, TopicShape
 from mqtemplate.record.compression import max_body_bytes
 from mqtemplate.store.settings import StoreSettings
 

@@ -18,8 +18,8 @@ from mqtemplate.processes import absolute_path
 from mqtemplate.selectors.sql92 import Sql92Selector
 from mqtemplate.selectors.tags import Selector
 from mqtemplate.store.files.folder_store_files import SnapshotStoreFiles, check_store
-from mqtemplate.store.files.json_files import read_table
 from mqtemplate.store.files.store_files import StoreFiles
+from mqtemplate.store.tables import read_table
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_system_group
 
 _GROUPS_FILE = "config/subscriptionGroup.json"

@@ -22,7 +22,7 @@ from mqtemplate.processes import absolute_path
 from mqtemplate.store.files.disk import disk_errors, link_error
 from mqtemplate.store.files.folder_lock import LOCK_FILE
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles, check_store
-from mqtemplate.store.files.json_files import read_table
+from mqtemplate.store.tables import read_table
 
 _DERIVED_FOLDERS = ("consumequeue", "index", "timerlog")
 _DERIVED_FILES = "timerwheel*"

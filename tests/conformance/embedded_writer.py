@@ -21,7 +21,7 @@ from mqtemplate.clock import SystemClock
 from mqtemplate.message import HostAddress, Message, MessageQueue, SendSequence
 from mqtemplate.pending import ScheduleChangeStatus
 from mqtemplate.selectors.tags import TagSelector
-from mqtemplate.store import FlushDiskType
+from mqtemplate.store.settings import FlushDiskType
 from tests.conformance.store_contents import (
     BATCHES,
     BIG,

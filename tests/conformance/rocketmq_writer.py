@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from bench.peer.java_client import JavaClient
 from bench.peer.rocketmq import NameServer, RocketMQ, broker_options
-from mqtemplate.store.files.json_files import load_json
+from mqtemplate.store.tables import load_json
 from tests.conformance.store_contents import (
     BATCHES,
     BIG,

@@ -20,7 +20,7 @@ import pytest
 from bench.peer.jvm import unavailable_reason
 from bench.peer.rocketmq import NameServer, RocketMQ, free_port
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
-from mqtemplate.store import FlushDiskType
+from mqtemplate.store.settings import FlushDiskType
 from tests.operations.brokers import create_dead_letters, fill
 from tests.waiting import eventually
 

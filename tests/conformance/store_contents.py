@@ -8,7 +8,7 @@ from typing import NamedTuple
 from mqtemplate.broker import Broker
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue
-from mqtemplate.store import FlushDiskType
+from mqtemplate.store.settings import FlushDiskType
 
 ORDERS = "orders"
 BATCHES = "batches"

@@ -17,7 +17,7 @@ from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.message import MessageExt, MessageQueue
 from mqtemplate.pending import PendingQuery
 from mqtemplate.selectors.tags import TagSelector
-from mqtemplate.store.files.json_files import load_json
+from mqtemplate.store.tables import load_json
 from tests.conformance.rocketmq_writer import Written, write
 from tests.conformance.store_contents import (
     BATCHES,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.crash import kill_rounds
-from mqtemplate.store import FlushDiskType
+from mqtemplate.store.settings import FlushDiskType
 
 
 @pytest.mark.feature("U6", "U7", "U27")

@@ -17,7 +17,8 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import ConfigurationError, OffsetOutOfRangeError, SendError
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.selectors.tags import TagSelector
-from mqtemplate.store import CleaningService, FlushDiskType
+from mqtemplate.store.cleaning import CleaningService
+from mqtemplate.store.settings import FlushDiskType
 from mqtemplate.testing import Harness
 from tests.store.small_store import NothingPending
 

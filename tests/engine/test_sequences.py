@@ -15,7 +15,7 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.engine.sequences import SequenceTable
 from mqtemplate.errors import MessageError, SendError
 from mqtemplate.message import Message, MessageQueue, Property, SendSequence
-from mqtemplate.store import FolderStoreFiles
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.testing import messages_in
 from tests.store.power_loss_disk import PowerLossDisk, subsets, write_image
 

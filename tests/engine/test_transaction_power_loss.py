@@ -20,7 +20,7 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.delay.timers.timer_message_store import TimerMessageStore
 from mqtemplate.message import Message, MessageExt
 from mqtemplate.results import HalfMessage, TransactionState
-from mqtemplate.store import FolderStoreFiles
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.testing import Harness, messages_in
 from tests.store.power_loss_disk import Image, PowerLossDisk, RestartedDisk, subsets, write_image
 

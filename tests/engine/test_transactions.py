@@ -27,7 +27,7 @@ from mqtemplate.errors import DelayError, DestinationError, MessageError, MQTemp
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.results import HalfMessage, PullStatus, TransactionState
-from mqtemplate.store import FolderStoreFiles
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.testing import Harness, messages_in
 from mqtemplate.topics import HALF_TOPIC, OP_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from tests.store.faulty_disk import FaultyDisk, never, once

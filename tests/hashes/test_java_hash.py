@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqtemplate.hashes import java_string_hash
-from mqtemplate.store.index_keys import java_string_hashes
+from mqtemplate.store.key_reader import java_string_hashes
 
 GOLDEN = {
     "": 0,

@@ -22,7 +22,9 @@ from mqtemplate.message import Message, MessageQueue
 from mqtemplate.pending import PendingQuery
 from mqtemplate.record.codec import Drafts
 from mqtemplate.selectors.tags import TagSelector
-from mqtemplate.store import FolderStoreFiles, MemoryStoreFiles, MessageStore
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
+from mqtemplate.store.files.store_files import MemoryStoreFiles
+from mqtemplate.store.message_store import MessageStore
 from mqtemplate.template import RocketMQTemplate
 from tests.forking import fork, in_child
 from tests.store.small_store import draft, small

@@ -17,7 +17,7 @@ from mqtemplate.errors import MessageError
 from mqtemplate.message import joined_keys, key_text, split_keys
 from mqtemplate.operations.dead_letters import LetterFilter
 from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
-from mqtemplate.store.index_keys import keys_of
+from mqtemplate.store.key_reader import keys_of
 from mqtemplate.template import RocketMQTemplate
 from mqtemplate.testing import RecordingTemplate
 

@@ -15,7 +15,7 @@ from mqtemplate.brokers.remote.cluster.routes import MASTER_ID, RouteTable
 from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
 from mqtemplate.brokers.remote.cluster_client import ClusterClient
 from mqtemplate.clock import Clock, SystemClock
-from mqtemplate.delay.levels import DelayLevels
+from mqtemplate.delay.settings import DelayLevels
 from mqtemplate.engine.retries import FIRST_RETRY_LEVEL, SentBack
 from mqtemplate.errors import BrokerClosedError, BrokerError, ConfigurationError, MessageError, UnsupportedError
 from mqtemplate.event_log import get_logger

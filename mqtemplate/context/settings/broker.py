@@ -30,8 +30,7 @@ from mqtemplate.context.settings.properties import (
     same_as,
     upper_case,
 )
-from mqtemplate.delay.levels import DelayLevels
-from mqtemplate.delay.settings import TopicShape
+from mqtemplate.delay.settings import DelayLevels, TopicShape
 from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.message import HostAddress

@@ -23,10 +23,9 @@ from typing import NamedTuple
 
 from mqtemplate.errors import MessageError, RemoteProtocolError
 from mqtemplate.message import Message, MessageExt
-from mqtemplate.record.codec import BadRecordError, parse_record
+from mqtemplate.record.codec import BadRecordError, parse_record, to_message_ext
 from mqtemplate.record.compression import MAX_BODY_BYTES
 from mqtemplate.record.layout import SMALLEST_RECORD, read_size_and_magic
-from mqtemplate.record.message_ext import to_message_ext
 from mqtemplate.record.properties import decode_properties, encode_properties
 
 

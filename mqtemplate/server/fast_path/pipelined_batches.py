@@ -20,7 +20,7 @@ from mqtemplate.record.appends import PutBatch
 from mqtemplate.record.codec import Drafts, RecordDraft, pack_host
 from mqtemplate.record.columns import Rows
 from mqtemplate.record.properties_template import AddedProperties, CompleteProperties, PropertiesTemplate
-from mqtemplate.record.uniform_batch import BatchOrigin, UniformBatch
+from mqtemplate.record.record_arrays import BatchOrigin, UniformBatch
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codec import Frame
 from mqtemplate.remoting.protocol.messages import BATCH_FRONT, count_batch, split_batch

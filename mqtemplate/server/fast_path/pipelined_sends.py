@@ -10,7 +10,7 @@ from mqtemplate.errors import StoreError
 from mqtemplate.message import offset_msg_ids
 from mqtemplate.record.appends import PutBatch
 from mqtemplate.record.codec import Drafts, RecordDraft, pack_host
-from mqtemplate.record.uniform_batch import BatchOrigin
+from mqtemplate.record.record_arrays import BatchOrigin
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codec import Frame
 from mqtemplate.server.fast_path.header_templates import ConnectionTemplates, SendTemplates

@@ -20,8 +20,8 @@ from mqtemplate.server.name_server.registered_brokers import MASTER_ID, Register
 from mqtemplate.server.requests.registration import answers, register
 from mqtemplate.server.requests.response import RefusedError
 from mqtemplate.server.state.topics import TopicConfigs
-from mqtemplate.store.files.json_files import format_errors, read_table, write_table
 from mqtemplate.store.files.store_files import StoreFiles
+from mqtemplate.store.tables import format_errors, read_table, write_table
 
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
 """Namespace of the ordered topics: topic -> ``broker:queues``, separated by ``;``."""

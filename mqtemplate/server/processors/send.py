@@ -28,10 +28,9 @@ from mqtemplate.message import (
     copy_properties,
     valid_time,
 )
-from mqtemplate.record.codec import EncodedMessage, RecordDraft, pack_host
+from mqtemplate.record.codec import EncodedMessage, RecordDraft, pack_host, to_message_ext
 from mqtemplate.record.dead_letter import CAUSES
 from mqtemplate.record.layout import SysFlag
-from mqtemplate.record.message_ext import to_message_ext
 from mqtemplate.record.properties import decode_properties
 from mqtemplate.record.properties_template import AddedProperties, CompleteProperties
 from mqtemplate.remoting.connection import Connection

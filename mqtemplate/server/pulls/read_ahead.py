@@ -15,7 +15,8 @@ from mqtemplate.record.columns import Rows, count_equal, count_leading, count_ve
 from mqtemplate.record.layout import BODY_AT, CHECK_SIZE, HEADER, MAGIC_V1, SMALLEST_RECORD, read_size_and_magic
 from mqtemplate.store.consume_queue import ConsumeQueue
 from mqtemplate.store.files.layout import CQ_UNIT_SIZE
-from mqtemplate.store.message_store import MessageStore, read_records
+from mqtemplate.store.log_reader import read_records
+from mqtemplate.store.message_store import MessageStore
 
 _MAX_UNITS = 256
 _MAX_BYTES = 256 << 10
@@ -127,7 +128,7 @@ class ReadAhead:
         if count < self._fewest:
             return RecordsAhead()
         offsets = units["physical_offset"][:count].tolist()
-        data = read_records(self._store, offsets, size)
+        data = read_records(self._store.read_bytes, offsets, size)
         if data is None:  # at the end of a file, or deleted by retention
             return RecordsAhead()
         records, count = rows_without_check(data, *position, offsets)

@@ -12,15 +12,8 @@ from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.bodies.route import DataVersionBody
 from mqtemplate.remoting.protocol.codes import ResponseCode, Version
 from mqtemplate.server.requests.response import RefusedError
-from mqtemplate.store.files.json_files import (
-    DataVersion,
-    EntryTexts,
-    check_names,
-    format_errors,
-    read_table,
-    write_table,
-)
 from mqtemplate.store.files.store_files import StoreFiles
+from mqtemplate.store.tables import DataVersion, EntryTexts, check_names, format_errors, read_table, write_table
 from mqtemplate.topics import RETRY_TOPIC_PREFIX, check_topic
 
 _T = TypeVar("_T")

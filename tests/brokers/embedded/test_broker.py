@@ -27,9 +27,9 @@ from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.results import PullStatus, SendStatus
 from mqtemplate.selectors.sql92 import Sql92Selector
 from mqtemplate.selectors.tags import Selector, TagSelector
-from mqtemplate.store import FlushDiskType
 from mqtemplate.store.files.disk import Disk
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles
+from mqtemplate.store.settings import FlushDiskType
 
 ALL = TagSelector()
 TIMEOUT_S = 20

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mqtemplate.errors import StoreFormatError
-from mqtemplate.store.files.json_files import read_table
 from mqtemplate.store.files.store_files import MemoryStoreFiles
+from mqtemplate.store.tables import read_table
 from tests.context.loading import Load, Refusal
 
 DEEP = 3_000

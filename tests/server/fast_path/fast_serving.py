@@ -19,7 +19,7 @@ from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeade
 from mqtemplate.remoting.protocol.messages import encode_properties_text
 from mqtemplate.remoting.settings import RemotingServerSettings
 from mqtemplate.server import AclSettings, BrokerServer, BrokerServerSettings
-from mqtemplate.store import FlushDiskType
+from mqtemplate.store.settings import FlushDiskType
 from tests.remoting.wire import RawPeer
 from tests.server.tool import ANY_PORT, send_header
 

@@ -18,7 +18,7 @@ from mqtemplate.remoting.protocol.acl import sign_command
 from mqtemplate.remoting.protocol.codes import PullSysFlag
 from mqtemplate.remoting.protocol.messages import decode_messages, encode_batch
 from mqtemplate.server import Account, AclSettings, Right
-from mqtemplate.store import FlushDiskType
+from mqtemplate.store.settings import FlushDiskType
 from tests.server.fast_path.fast_serving import (
     MAX_OFFSET,
     answers,

@@ -21,7 +21,7 @@ from mqtemplate.remoting.settings import ConnectionLimits, RemotingServerSetting
 from mqtemplate.server import BrokerServer
 from mqtemplate.server.fast_path import pipelined_pulls
 from mqtemplate.server.fast_path.pipelined_pulls import PipelinedPulls
-from mqtemplate.store import FlushDiskType
+from mqtemplate.store.settings import FlushDiskType
 from tests.remoting.wire import RawPeer
 from tests.server.fast_path.fast_serving import answers, in_one_turn, known_producer, pull, send, serving
 from tests.server.serving import subscription

@@ -13,7 +13,7 @@ from mqtemplate.remoting.protocol import RemotingCommand, ResponseCode
 from mqtemplate.remoting.protocol.codes import PullSysFlag
 from mqtemplate.remoting.protocol.headers.message import PullMessageResponseHeader
 from mqtemplate.remoting.protocol.messages import decode_messages
-from mqtemplate.store import FlushDiskType
+from mqtemplate.store.settings import FlushDiskType
 from tests.server.serving import Serving
 
 OWN = PullSysFlag.SUBSCRIPTION

@@ -14,7 +14,8 @@ from mqtemplate.remoting.protocol.bodies.group import (
 )
 from mqtemplate.server.requests.response import RefusedError
 from mqtemplate.server.state.groups import SubscriptionGroupTable
-from mqtemplate.store import FolderStoreFiles, MemoryStoreFiles
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
+from mqtemplate.store.files.store_files import MemoryStoreFiles
 
 # --- the table --------------------------------------------------------------------------------------
 

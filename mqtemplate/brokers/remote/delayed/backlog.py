@@ -7,8 +7,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 from mqtemplate.brokers.remote.cluster.client import ClientContext
 from mqtemplate.brokers.remote.cluster.queries import Queries
-from mqtemplate.delay.levels import DelayLevels
 from mqtemplate.delay.recall_handle import RecallHandle, encode_handle
+from mqtemplate.delay.settings import DelayLevels
 from mqtemplate.errors import BrokerError, ConfigurationError, OffsetOutOfRangeError
 from mqtemplate.message import MessageExt, MessageQueue, Property, split_keys
 from mqtemplate.numbers import parse_number
