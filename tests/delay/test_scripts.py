@@ -13,20 +13,23 @@ from mqtemplate.delay.settings import DEFAULT_DELAY_LEVELS
 from mqtemplate.delay.timers.files import TimerFiles
 from mqtemplate.delay.timers.timer_log import MAX_DELIVER_MS, TIMER_UNIT_SIZE, Magic
 from mqtemplate.durations import duration_ms, format_ms
+from mqtemplate.pending import PendingQuery
 from mqtemplate.record.appends import PutResult
 from mqtemplate.store.files.layout import DONE_SIZE_MARK
 from mqtemplate.store.tables import read_table
 from mqtemplate.topics import SCHEDULE_TOPIC
 from tests.delay.delay_engine import SMALL_WHEEL, DelayEngine
-from tests.delay.foreign_records import foreign_copy
+from tests.delay.foreign_records import foreign_copy, foreign_level_message
 from tests.golden import check_script, scripts_in
+from tests.store.small_store import overwrite
 
 FEATURES = {
     "level_progress": ("F9", "F10", "F12", "D9"),
     "level_files_of_rocketmq": ("F12", "F20"),
     "level_kill": ("G11",),
     "level_out_of_order": ("D8", "D10", "D11", "D29"),
-    "level_after_rocketmq": ("D8",),
+    "level_after_rocketmq": ("D8", "D9", "D11"),
+    "level_restart": ("D7", "D8", "D9", "D11", "X11"),
     "timer_files": ("A13",),
     "levels": ("B2", "B4", "B5", "B6", "B7", "E1", "E3", "E4", "E5", "E6", "E8", "E10", "F22", "G5", "G12"),
     "level_clock": ("D11", "F5", "F15", "F18", "F19", "G10", "X11"),
@@ -131,6 +134,27 @@ class DelayScript:
         due_ms = {"level": self.engine.schedule, "timer": self.engine.timer}[service].step()
         return ["nothing waits" if due_ms is None else f"due at {self.since_start(due_ms)}"]
 
+    def zero(self, name: str, start: str, end: str = "") -> None:
+        """Set a part of a file to zeros, as a power failure leaves pages that were not written."""
+        path = self.folder / name
+        overwrite(path, int(start), bytes((int(end) if end else path.stat().st_size) - int(start)))
+
+    def send_like_rocketmq(self, *bodies: str, level: str, after: str) -> None:
+        """Store messages with a level as RocketMQ does: without the level's delay, and without a check."""
+        for body in bodies:
+            message = foreign_level_message(body.encode(), int(level), duration_ms(after), UNIQ_KEY=body)
+            self.sent[body] = self.engine.put(message)
+
+    def recall(self, key: str, at: str) -> None:
+        """Send a delete marker as RocketMQ does: a timer whose property names the message to delete."""
+        own = key.removeprefix("orders+")
+        due_ms = self.start_ms + duration_ms(at)
+        self.engine.send(b"0", UNIQ_KEY=own, BORN_TIMESTAMP=1, TIMER_DELIVER_MS=due_ms, TIMER_DEL_UNIQKEY=key)
+
+    def copy_forward(self) -> list[str]:
+        """Copy all pending messages to the end of the log, as retention does."""
+        return [f"all copied: {self.engine.control.copy_forward(0, self.engine.store.end_offset)}"]
+
     def release_like_rocketmq(self, *bodies: str) -> None:
         """Append the copies of messages as RocketMQ does, without our services."""
         for body in bodies:
@@ -158,6 +182,15 @@ class DelayScript:
 
     def exist(self, *names: str) -> list[str]:
         return [f"{name}: {'yes' if (self.folder / name).exists() else 'no'}" for name in names]
+
+    def pending(self) -> list[str]:
+        """The message ids of a query. All counts must agree with it."""
+        listed = [message.msg_id for message in self.engine.view.page(PendingQuery(), 100, None).messages]
+        found = self.engine.store.metrics.snapshot()
+        assert self.engine.view.count(PendingQuery(), 1_000).total == len(listed)
+        assert self.engine.timer.count_pending() + self.engine.schedule.count_pending() == len(listed)
+        assert found["delay.waiting.timer"] + found["delay.waiting.level"] == len(listed)
+        return [" ".join(listed) or "nothing is pending"]
 
     def progress(self) -> list[str]:
         """The next queue offset of each level: in the file, and in memory."""
