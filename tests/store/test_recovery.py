@@ -24,18 +24,6 @@ from tests.store.power_loss_disk import RestartedDisk
 from tests.store.small_store import OpenStore, bodies, draft, kill, opened, overwrite, small
 
 
-def test_after_a_kill_all_messages_are_there(open_store: OpenStore) -> None:
-    store = open_store()
-    for number in range(30):
-        store.put(draft(bytes(300) + str(number).encode(), queue_id=number % 3))
-    kill(store)
-
-    again = open_store()
-
-    assert [len(bodies(again, queue_id=queue_id)) for queue_id in range(3)] == [10, 10, 10]
-    assert again.put(draft(b"next", queue_id=1)).queue_offset == 10
-
-
 def test_a_log_cut_at_any_byte_keeps_all_whole_records(quick_folder: Path) -> None:
     """Cut the last file at every byte: all whole records are still there, in order, and the next put succeeds.
 
@@ -64,30 +52,6 @@ def test_a_log_cut_at_any_byte_keeps_all_whole_records(quick_folder: Path) -> No
         assert again.put(draft(b"next")).queue_offset == len(whole)
         again.close()
         shutil.rmtree(folder)
-
-
-def test_missing_consume_queues_are_rebuilt(open_store: OpenStore, tmp_path: Path) -> None:
-    store = open_store()
-    for number in range(30):
-        store.put(draft(bytes(300) + str(number).encode(), queue_id=number % 2))
-    store.close()
-    shutil.rmtree(tmp_path / "consumequeue")
-
-    again = open_store()
-    again.put(draft(b"a record after the checkpoint shows the gap"))
-    kill(again)
-    third = open_store()
-
-    assert [body[300:] for body in bodies(third, queue_id=1)] == [str(number).encode() for number in range(1, 30, 2)]
-
-
-def test_an_unused_preallocated_file_is_harmless(open_store: OpenStore, tmp_path: Path) -> None:
-    store = open_store()
-    store.put(draft(b"x"))
-    kill(store)
-    (tmp_path / "commitlog" / f"{4096:020d}").write_bytes(bytes(4096))
-
-    assert bodies(open_store()) == [b"x"]
 
 
 def linked(body: bytes) -> RecordDraft:
@@ -284,20 +248,6 @@ def test_a_message_whose_flush_timed_out_is_stored_once(open_store: OpenStore) -
     assert bodies(open_store()) == [b"slow disk"]
 
 
-def test_a_topic_deleted_and_created_again_starts_with_its_new_messages(open_store: OpenStore, tmp_path: Path) -> None:
-    """RocketMQ deletes the queues of a topic and counts from 0 again. The old records stay in the log."""
-    store = open_store()
-    for number in range(3):
-        store.put(draft(b"old %d" % number))
-    store._queues["orders", 0].clear()
-    for number in range(2):
-        store.put(draft(b"new %d" % number))
-    kill(store)
-    shutil.rmtree(tmp_path / "consumequeue")
-
-    assert bodies(open_store()) == [b"new 0", b"new 1"]
-
-
 # --- power failures --------------------------------------------------------------------------------
 
 
@@ -416,20 +366,6 @@ def write_log(folder: Path, drafts: list[ForeignDraft], file_size: int) -> None:
         offsets[item.topic] += item.topic != "HALF"
     for number, data in enumerate(files):
         (folder / f"{number * file_size:020d}").write_bytes(data.ljust(file_size, b"\0")[:file_size])
-
-
-def test_a_queue_that_starts_with_rocketmqs_mark_is_opened(open_store: OpenStore, tmp_path: Path) -> None:
-    """The first units of a queue whose first messages were deleted have a mark."""
-    store = open_store()
-    queue = store.consume_queue("orders", 0)
-    queue.clear(13)
-    store.put(draft(b"the 13th"))
-    store.close()
-
-    again = open_store()
-
-    assert (again.consume_queue("orders", 0).min_offset, again.consume_queue("orders", 0).max_offset) == (13, 14)
-    assert bodies(again) == [b"the 13th"]
 
 
 # --- the checkpoint --------------------------------------------------------------------------------

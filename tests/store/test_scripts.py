@@ -130,6 +130,10 @@ class StoreScript:
     def create(self, name: str, size: str) -> None:
         (self.folder / name).write_bytes(bytes(int(size)))
 
+    def start_queue_at(self, offset: str) -> None:
+        """Remove all units of a queue. Its next message gets this queue offset."""
+        self.store.consume_queue("orders", 0).clear(int(offset))
+
     def checkpoint(self) -> None:
         self.store.take_checkpoint()
 
