@@ -102,6 +102,7 @@ class QueueRebuild:
         queue_of: Returns a queue; creates it if missing.
 
     Attributes:
+        damage: The damaged ranges since `start`, for the units of the records in them.
         rebuilt_from: Physical offset of the first record that got a unit, because its unit was missing or wrong.
     """
 
@@ -116,14 +117,14 @@ class QueueRebuild:
         self.queues = queues
         self._queue_of = queue_of
         self._tags_code_of = tags_code_of
-        self._damage: list[DamagedRange] = []
+        self.damage: list[DamagedRange] = []
         self._read_from = 0
         self.rebuilt_from = _NOWHERE
 
     def start(self, physical_offset: int) -> None:
         """Prepare for reading the log from this offset."""
         self._read_from = physical_offset
-        self._damage.clear()
+        self.damage.clear()
 
     # --- valid records -------------------------------------------------------------------------
 
@@ -239,7 +240,7 @@ class QueueRebuild:
     def _units_of_damage(self, start: int, end: int) -> list[CqUnit]:
         """Return units for as many records as the damaged ranges between two offsets can have contained."""
         units: list[CqUnit] = []
-        for damaged in self._damage:
+        for damaged in self.damage:
             if start <= damaged.start < end:
                 units += [damaged.unit] * max(1, damaged.size // SMALLEST_RECORD)
         return units
@@ -253,10 +254,6 @@ class QueueRebuild:
             if at < queue.max_offset and (unit := queue.unit(at)).physical_offset == physical_offset:
                 return QueuePosition(topic, queue_id, at, unit)
         return None
-
-    def add_damage(self, damaged: DamagedRange) -> None:
-        """Remember a damaged range for the units of the records in it."""
-        self._damage.append(damaged)
 
     def append_damaged(self, record: StoredRecord, damaged: DamagedRange) -> None:
         """Add the unit of a damaged record, if it is the next one of an existing queue."""
@@ -522,7 +519,7 @@ class Recovery:
 
     def _skip(self, damaged: DamagedRange, position: QueuePosition | None, reason: str) -> None:
         """Report a damaged range, and keep the queue offset of its record."""
-        self._rebuild.add_damage(damaged)
+        self._rebuild.damage.append(damaged)
         fields: dict[str, object] = {}
         if position is not None:
             fields = {"topic": position.topic, "queue": position.queue_id, "offset": position.queue_offset}

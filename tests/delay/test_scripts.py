@@ -183,14 +183,34 @@ class DelayScript:
     def exist(self, *names: str) -> list[str]:
         return [f"{name}: {'yes' if (self.folder / name).exists() else 'no'}" for name in names]
 
-    def pending(self) -> list[str]:
-        """The message ids of a query. All counts must agree with it."""
-        listed = [message.msg_id for message in self.engine.view.page(PendingQuery(), 100, None).messages]
-        found = self.engine.store.metrics.snapshot()
-        assert self.engine.view.count(PendingQuery(), 1_000).total == len(listed)
-        assert self.engine.timer.count_pending() + self.engine.schedule.count_pending() == len(listed)
-        assert found["delay.waiting.timer"] + found["delay.waiting.level"] == len(listed)
+    def pending(self, page: str = "100", **options: str) -> list[str]:
+        """The message ids of all pages of a query. All counts must agree with them."""
+        query = self._query(options)
+        listed, cursor = list[str](), None
+        while True:
+            found = self.engine.view.page(query, int(page), cursor)
+            assert len(found.messages) <= int(page)
+            listed += [message.msg_id for message in found.messages]
+            if (cursor := found.cursor) is None:
+                break
+        assert self.engine.view.count(query, 1_000).total == len(listed)
+        if not options:
+            metrics = self.engine.store.metrics.snapshot()
+            assert self.engine.timer.count_pending() + self.engine.schedule.count_pending() == len(listed)
+            assert metrics["delay.waiting.timer"] + metrics["delay.waiting.level"] == len(listed)
         return [" ".join(listed) or "nothing is pending"]
+
+    def _query(self, options: dict[str, str]) -> PendingQuery:
+        texts = {name: value for name, value in options.items() if name in ("topic", "tag", "key")}
+        times = {
+            f"{name}_ms": self.start_ms + duration_ms(options[name]) for name in ("after", "before") if name in options
+        }
+        return PendingQuery(**texts, **times)
+
+    def counts(self, span: str) -> Iterator[str]:
+        """The number of pending messages in each span of time."""
+        for start_ms, count in self.engine.view.count(PendingQuery(), duration_ms(span)).buckets.items():
+            yield f"from {self.since_start(start_ms)}: {count}"
 
     def progress(self) -> list[str]:
         """The next queue offset of each level: in the file, and in memory."""

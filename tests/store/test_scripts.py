@@ -178,6 +178,10 @@ class StoreScript:
     def move_clock(self, time: str) -> None:
         self.clock.move_ms(-duration_ms(time[1:]) if time.startswith("-") else duration_ms(time))
 
+    def set_clock(self, time: str) -> None:
+        """Set the clock, also back: the steady time does not move."""
+        self.clock.step_ms(-duration_ms(time[1:]) if time.startswith("-") else duration_ms(time))
+
     def advance(self, *times: str) -> Iterator[str]:
         """Let time pass for the cleaning alone."""
         target_ms = self.clock.now_ms() + duration_ms(" ".join(times))
