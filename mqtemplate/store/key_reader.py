@@ -457,7 +457,7 @@ class KeyReader:
         parts: list[KeyRows] = []
         left = count
         while left > 0 and self.position < end:
-            found = self._log.find(self.position)
+            found = self._log.files.find(self.position)
             if found is None:  # its file was deleted meanwhile
                 self.move_to(max(self.position, min(self._log.start, end)))
                 break

@@ -418,7 +418,7 @@ class MessageStore:
 
     def read_bytes(self, physical_offset: int, size: int) -> bytes:
         """Return bytes of the log, unverified; fewer at a file's end, none if the log has no such file."""
-        return self._commit_log.read_bytes(physical_offset, size)
+        return self._commit_log.files.read(physical_offset, size)
 
     def consume_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         """Return the queue; create it, without a file yet, if missing."""
@@ -444,7 +444,7 @@ class MessageStore:
     def _flush_log(self) -> int:
         end = self._commit_log.end
         started = perf_counter_ns()
-        self._commit_log.flush(self.group_commit.flushed, end)
+        self._commit_log.files.flush(self.group_commit.flushed, end)
         self._flush_ns.observe(perf_counter_ns() - started)
         return end
 
@@ -500,7 +500,7 @@ class MessageStore:
         with self._lock:
             files = self._commit_log.detach_before(physical_offset)
         try:
-            self._commit_log.remove(files)  # without the lock: the file system needs time to free the blocks
+            self._commit_log.files.remove(files)  # without the lock: the file system needs time to free the blocks
         finally:  # if the disk refuses, the files are not read any more nevertheless
             self._delete_units_before_log()
             self.index.delete_before(self._commit_log.start)

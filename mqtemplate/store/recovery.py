@@ -465,7 +465,7 @@ class Recovery:
         """Return True if the power failed before the bytes there reached the disk."""
         if not self._lost_power or offset < self._checkpoint:
             return False
-        found = self._log.find(offset)
+        found = self._log.files.find(offset)
         if next_whole is None or found is None:
             return True
         file, file_start = found
@@ -482,7 +482,7 @@ class Recovery:
     def _end_by_queue(self, position: QueuePosition) -> list[int]:
         """Return the end of a damaged record according to its unit, if that is plausible."""
         unit = position.unit
-        found = self._log.find(unit.physical_offset)
+        found = self._log.files.find(unit.physical_offset)
         if found is None:
             return []
         file, file_start = found
@@ -491,7 +491,7 @@ class Recovery:
 
     def _end_by_checkpoint(self, offset: int) -> list[int]:
         """Return the checkpoint: all records before it were flushed. Report them as lost if their file is missing."""
-        if self._log.find(self._checkpoint - 1) is not None:
+        if self._log.files.find(self._checkpoint - 1) is not None:
             return [self._checkpoint]
         self._was_cut = True
         _log.error(
@@ -533,7 +533,7 @@ class Recovery:
     def _parse_unverified(self, damaged: DamagedRange) -> StoredRecord | None:
         """Return the damaged record, if its lengths match the damaged range: then its queue offset is plausible."""
         try:
-            record = parse_record(self._log.read_bytes(damaged.start, damaged.size), verify=False)
+            record = parse_record(self._log.files.read(damaged.start, damaged.size), verify=False)
         except BadRecordError:
             return None
         return record if (record.physical_offset, record.total_size) == (damaged.start, damaged.size) else None

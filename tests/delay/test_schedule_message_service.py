@@ -250,7 +250,7 @@ def test_a_damaged_record_is_counted_and_skipped(engine: DelayEngine) -> None:
     """It does not block the other messages of the queue, and nothing of it is delivered."""
     put = engine.send(b"damaged", DELAY=1)
     engine.send(b"healthy", DELAY=1)
-    engine.store._commit_log._files.files[0].view[put.physical_offset + 90] ^= 0xFF
+    engine.store._commit_log.files.files[0].view[put.physical_offset + 90] ^= 0xFF
 
     engine.advance(1 * SECOND)
 

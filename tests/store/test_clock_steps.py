@@ -148,7 +148,7 @@ def test_damage_after_a_step_of_the_clock_ends_no_log(open_store: OpenStore, clo
     clock.move_ms(-YEARS)
     puts = [store.put(draft(b"%d" % number)) for number in range(3)]
     store.take_checkpoint()
-    file, start = store._commit_log._files.find(puts[1].physical_offset)  # type: ignore[misc]
+    file, start = store._commit_log.files.find(puts[1].physical_offset)  # type: ignore[misc]
     file.write(puts[1].physical_offset - start, b"\xff" * 40)
     kill(store)
 

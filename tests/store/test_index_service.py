@@ -396,7 +396,7 @@ def test_damage_in_the_log_hides_no_other_record(at: int) -> None:
     """Any byte of a record's header may change while the store runs: the other records are found."""
     store = opened(MemoryStoreFiles(), small(max_index_num=100))
     puts = [store.put(keyed("all", b"body")) for _ in range(20)]
-    file, _ = store._commit_log._files.find(0) or pytest.fail("no file")
+    file, _ = store._commit_log.files.find(0) or pytest.fail("no file")
     file.view[puts[2].physical_offset + at] ^= 0x41
 
     found = store.index.find("orders", "all")
@@ -408,7 +408,7 @@ def test_damage_in_the_log_hides_no_other_record(at: int) -> None:
 @FROM_LOG
 def test_skipped_damage_is_logged_with_file_and_offset(store: MessageStore, tmp_path: Path) -> None:
     puts = fill(store, 3)
-    file, _ = store._commit_log._files.find(0) or pytest.fail("no file")
+    file, _ = store._commit_log.files.find(0) or pytest.fail("no file")
     file.view[puts[1].physical_offset : puts[1].end] = bytes(puts[1].size)
 
     with capture_logs() as logs:
