@@ -197,7 +197,7 @@ _MODULES = {
     "scheduling": ["CatchUp", "ScheduledRun", "Schedules", "scheduled"],
     "selectors.tags": ["SelectorType"],
     "spark": ["SparkBatch", "spark_listener"],
-    "store": ["FlushDiskType"],
+    "store.settings": ["FlushDiskType"],
     "template": ["RocketMQTemplate", "transaction_listener"],
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

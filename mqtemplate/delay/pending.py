@@ -28,7 +28,7 @@ from mqtemplate.user_code import shown
 _END_OF_TIME_MS = 1 << 62
 
 
-class _PagePosition(NamedTuple):
+class _PendingPosition(NamedTuple):
     """Position of a message in the order of the pages."""
 
     due_ms: int
@@ -64,9 +64,9 @@ class PendingView:
         """See `DelayedMessages.pending`."""
         if max_count < 1:
             raise MessageError(f"max_count must be 1 or more, got {max_count}")
-        after = _PagePosition(-1, -1) if cursor is None else _parse_cursor(cursor)
+        after = _PendingPosition(-1, -1) if cursor is None else _parse_cursor(cursor)
         # The first ones so far: one more than the page has. Their bodies are not kept: a page of them could be large.
-        found: list[tuple[_PagePosition, PendingMessage]] = []
+        found: list[tuple[_PendingPosition, PendingMessage]] = []
         for piece in self._pieces(query, after.due_ms):
             if len(found) > max_count and found[-1][0].due_ms < piece.floor_ms:
                 break
@@ -80,7 +80,7 @@ class PendingView:
         messages = tuple(message for _, message in found[:max_count])
         return PendingPage(messages, cursor_after(messages[-1]) if len(found) > max_count else None)
 
-    def _message(self, position: _PagePosition, record: StoredRecord) -> PendingMessage:
+    def _message(self, position: _PendingPosition, record: StoredRecord) -> PendingMessage:
         properties = decode_properties(record.properties_bytes)
         topic = properties.get(Property.REAL_TOPIC, "")
         raw = record.properties_bytes
@@ -147,7 +147,7 @@ class PendingView:
 
     # --- pages and counts ----------------------------------------------------------------------
 
-    def _match(self, position: _PagePosition, query: PendingQuery) -> StoredRecord | None:
+    def _match(self, position: _PendingPosition, query: PendingQuery) -> StoredRecord | None:
         record = self._lookup.at(position.physical_offset, position.size)
         return record if record is not None and _matches(record, query) else None
 
@@ -183,9 +183,9 @@ def cursor_after(message: PendingMessage) -> str:
     return f"{message.deliver_ms}-{decode_handle(message.handle).physical_offset}"
 
 
-def _positions(rows: np.ndarray) -> Iterator[_PagePosition]:
+def _positions(rows: np.ndarray) -> Iterator[_PendingPosition]:
     columns = (rows[name].tolist() for name in ("due_ms", "physical_offset", "size"))
-    return map(_PagePosition, *columns)
+    return map(_PendingPosition, *columns)
 
 
 def _matches(record: StoredRecord, query: PendingQuery) -> bool:
@@ -203,8 +203,8 @@ def _matches(record: StoredRecord, query: PendingQuery) -> bool:
     return query.key is None or has_key(record, query.key)
 
 
-def _parse_cursor(cursor: str) -> _PagePosition:
+def _parse_cursor(cursor: str) -> _PendingPosition:
     due_ms, _, physical_offset = map(parse_number, cursor.partition("-"))
     if due_ms is None or physical_offset is None:
         raise MessageError(f"{shown(cursor)} is not a cursor; pass PendingPage.cursor unchanged")
-    return _PagePosition(due_ms, physical_offset)
+    return _PendingPosition(due_ms, physical_offset)

@@ -1,4 +1,4 @@
-"""Types for pending messages that both delay services and their readers exchange, and sets of their offsets."""
+"""Types for pending and due messages that the delay services and their readers exchange, and sets of their offsets."""
 
 from __future__ import annotations
 
@@ -36,6 +36,23 @@ class PendingEntry(NamedTuple):
 
     due_ms: int
     slot_ms: int
+
+
+class DueRecord(NamedTuple):
+    """One delayed record that is due.
+
+    Attributes:
+        enqueue_ms: Time at which a timer was put on the wheel; -1 for a level.
+        rolls: The record is parked; its copy goes back to the timer topic.
+        is_poison: The record has no readable deliver time.
+    """
+
+    due_ms: int
+    physical_offset: int
+    size: int
+    enqueue_ms: int = -1
+    rolls: bool = False
+    is_poison: bool = False
 
 
 class OffsetSet:

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mqtemplate.delay.causes import observe_all
+from mqtemplate.delay.pending_rows import DueRecord
 from mqtemplate.errors import CorruptRecordError, DestinationError, MessageError
 from mqtemplate.event_log import get_logger
 from mqtemplate.hashes import tags_code
@@ -60,23 +60,6 @@ _MAX_QUEUE_ID = 0x7FFF_FFFF
 
 class PoisonError(Exception):
     """A delayed record that cannot be released. The text gives the reason."""
-
-
-class DueRecord(NamedTuple):
-    """One delayed record that is due.
-
-    Attributes:
-        enqueue_ms: Time at which a timer was put on the wheel; -1 for a level.
-        rolls: The record is parked; its copy goes back to the timer topic.
-        is_poison: The record has no readable deliver time.
-    """
-
-    due_ms: int
-    physical_offset: int
-    size: int
-    enqueue_ms: int = -1
-    rolls: bool = False
-    is_poison: bool = False
 
 
 def _target(properties: bytes) -> tuple[str, int]:
@@ -423,11 +406,8 @@ def count_copies(copies: Iterable[RecordDraft | AlikeCopies]) -> int:
 
 
 def read_rows(store: MessageStore, physical_offsets: NDArray[np.int64], size: int) -> NDArray[np.uint8] | None:
-    """Read *size* bytes at each physical offset, unchecked, as rows; None if the log does not have them all.
-
-    Records that are near each other are read at once.
-    """
-    data = read_records(store, physical_offsets.tolist(), size)
+    """Read *size* bytes at each physical offset, unchecked, as rows; None if the log does not have them all."""
+    data = read_records(store.read_bytes, physical_offsets.tolist(), size)
     return None if data is None else np.frombuffer(data, np.uint8).reshape(-1, size)
 
 

@@ -120,32 +120,19 @@ Total size, magic, physical offset, sys flag, store timestamp, prepared transact
 """
 assert HEAD.size == BODY_AT
 
-HEAD_FIELDS = {
-    "names": [
-        "size",
-        "magic",
-        "body_crc",
-        "queue_id",
-        "flag",
-        "queue_offset",
-        "physical_offset",
-        "sys_flag",
-        "born_timestamp",
-    ],
-    "formats": [">i4", ">i4", ">i4", ">i4", ">i4", ">i8", ">i8", ">i4", ">i8"],
-    "offsets": [
-        0,
-        MAGIC_AT,
-        BODY_CRC_AT,
-        QUEUE_ID_AT,
-        FLAG_AT,
-        QUEUE_OFFSET_AT,
-        PHYSICAL_OFFSET_AT,
-        SYS_FLAG_AT,
-        BORN_TIMESTAMP_AT,
-    ],
-    "itemsize": BORN_HOST_AT,
-}
+_HEAD_FIELDS = (
+    ("size", ">i4", 0),
+    ("magic", ">i4", MAGIC_AT),
+    ("body_crc", ">i4", BODY_CRC_AT),
+    ("queue_id", ">i4", QUEUE_ID_AT),
+    ("flag", ">i4", FLAG_AT),
+    ("queue_offset", ">i8", QUEUE_OFFSET_AT),
+    ("physical_offset", ">i8", PHYSICAL_OFFSET_AT),
+    ("sys_flag", ">i4", SYS_FLAG_AT),
+    ("born_timestamp", ">i8", BORN_TIMESTAMP_AT),
+)
+_NAMES, _FORMATS, _OFFSETS = map(list, zip(*_HEAD_FIELDS, strict=True))
+HEAD_FIELDS = {"names": _NAMES, "formats": _FORMATS, "offsets": _OFFSETS, "itemsize": BORN_HOST_AT}
 """Fields before the born host, as ``numpy.dtype`` takes them. (A client imports this module, but needs no numpy.)"""
 
 _SIZE_AND_MAGIC = struct.Struct(">ii")

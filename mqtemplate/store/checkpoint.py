@@ -9,18 +9,7 @@ from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 from mqtemplate.record.codec import StoredRecord
-from mqtemplate.store.files.layout import (
-    CHECKPOINT_SIZE,
-    CQ_UNIT_SIZE,
-    MAX_CLOCK_STEPS,
-    pack_checkpoint_into,
-    pack_clock_steps_into,
-    pack_sizes_into,
-    unpack_checkpoint,
-    unpack_clock_steps,
-    unpack_replay_start,
-    unpack_sizes,
-)
+from mqtemplate.store.files import layout
 from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.store.settings import StoreSettings
 
@@ -45,7 +34,7 @@ class ClockSteps:
     """The steps back of the clock in the part of the log that exists.
 
     RocketMQ does not note them: in the log of another broker only those are known that a recovery read. With more than
-    `MAX_CLOCK_STEPS` the smallest ones are forgotten. A search by time is inexact by their length then.
+    `layout.MAX_CLOCK_STEPS` the smallest ones are forgotten. A search by time is inexact by their length then.
     """
 
     def __init__(self, steps: Iterable[ClockStep] = ()) -> None:
@@ -58,7 +47,7 @@ class ClockSteps:
         """Note a step. Noting one again is harmless: a recovery reads records twice."""
         steps = [step for step in self._steps if step.physical_offset != physical_offset]
         steps.append(ClockStep(physical_offset, before_ms, after_ms))
-        if len(steps) > MAX_CLOCK_STEPS:
+        if len(steps) > layout.MAX_CLOCK_STEPS:
             steps.remove(min(steps, key=lambda step: step.before_ms - step.after_ms))
         self._steps = sorted(steps)  # a new list: threads may iterate over the other one
 
@@ -151,7 +140,7 @@ def file_sizes(
     if consume_queue is None and store_files is not None:
         consume_queue = _not_cut(_queue_file_size(store_files), noted and noted.consume_queue)
     # A consume queue has whole units.
-    consume_queue = -(-(consume_queue or NEW_CONSUME_QUEUE_SIZE) // CQ_UNIT_SIZE) * CQ_UNIT_SIZE
+    consume_queue = -(-(consume_queue or NEW_CONSUME_QUEUE_SIZE) // layout.CQ_UNIT_SIZE) * layout.CQ_UNIT_SIZE
     return FileSizes(commit_log or NEW_COMMIT_LOG_SIZE, consume_queue)
 
 
@@ -178,7 +167,7 @@ def _queue_file_size(store_files: StoreFiles) -> int | None:
     for topic in store_files.list_folders("consumequeue"):
         for queue_id in store_files.list_folders(f"consumequeue/{topic}"):
             size = size_in_folder(store_files, f"consumequeue/{topic}/{queue_id}")
-            if size is not None and size % CQ_UNIT_SIZE == 0:
+            if size is not None and size % layout.CQ_UNIT_SIZE == 0:
                 found[size] += 1
     return found.most_common(1)[0][0] if found else None
 
@@ -229,12 +218,12 @@ class StoreCheckpoint:
     """
 
     def __init__(self, store_files: StoreFiles) -> None:
-        self._file = store_files.open_mapped("checkpoint", CHECKPOINT_SIZE)
-        self.fields = unpack_checkpoint(self._file.view)
-        self.replay_start = unpack_replay_start(self._file.view)
-        sizes = unpack_sizes(self._file.view)
+        self._file = store_files.open_mapped("checkpoint", layout.CHECKPOINT_SIZE)
+        self.fields = layout.unpack_checkpoint(self._file.view)
+        self.replay_start = layout.unpack_replay_start(self._file.view)
+        sizes = layout.unpack_sizes(self._file.view)
         self.sizes = None if sizes is None else FileSizes(*sizes)
-        self.clock_steps = ClockSteps(map(ClockStep._make, unpack_clock_steps(self._file.view)))
+        self.clock_steps = ClockSteps(map(ClockStep._make, layout.unpack_clock_steps(self._file.view)))
 
     def write(self, logics_physical_offset: int, last_store_timestamp: int, index_msg_timestamp: int) -> None:
         """Note that records before *logics_physical_offset* need no replay."""
@@ -244,10 +233,10 @@ class StoreCheckpoint:
             index_msg_timestamp=index_msg_timestamp,
             logics_physical_offset=logics_physical_offset,
         )
-        pack_checkpoint_into(self._file.view, self.fields)
+        layout.pack_checkpoint_into(self._file.view, self.fields)
         if self.sizes is not None:
-            pack_sizes_into(self._file.view, *self.sizes)
-        pack_clock_steps_into(self._file.view, list(self.clock_steps))
+            layout.pack_sizes_into(self._file.view, *self.sizes)
+        layout.pack_clock_steps_into(self._file.view, list(self.clock_steps))
         self.replay_start = logics_physical_offset
         self._file.flush()
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
-from typing import NamedTuple, Protocol
-
+from datetime import UTC
+from datetime import datetime
 from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreError
 from mqtemplate.event_log import get_logger
 from mqtemplate.metrics import Metrics
-from mqtemplate.services import ClockWatch, wall_time
-from mqtemplate.store.cleaning import LogFile
+from mqtemplate.services import ClockWatch
+from mqtemplate.services import wall_time
 from mqtemplate.store.files.layout import file_name
-from mqtemplate.store.settings import StoreSettings, parse_delete_when
+from mqtemplate.store.settings import StoreSettings
+from mqtemplate.store.settings import parse_delete_when
+from typing import NamedTuple
+from typing import Protocol
+
 
 _log = get_logger("mqtemplate.store")
 
@@ -23,6 +26,20 @@ _INTERVAL_MS = 10_000  # between checks of the disk, and between runs; RocketMQ'
 _RETRY_MS = 600_000  # for a file that could not be deleted, while the disk has space
 _AFTER_CLOCK_SET_MS = 3_600_000
 """No file is deleted for its age so soon after the clock was set forward: by then a mistake is noticed."""
+
+
+class LogFile(NamedTuple):
+    """One file of the log.
+
+    Attributes:
+        start: Physical offset of its first byte.
+        end: Physical offset of the next file.
+        newest_ms: No record in it was stored later, by the clock of now. None if that is unknown.
+    """
+
+    start: int
+    end: int
+    newest_ms: int | None
 
 
 class CleanedStore(Protocol):

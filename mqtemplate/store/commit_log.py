@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, overload
+from typing import overload
 
 from mqtemplate.clock import Clock
 from mqtemplate.errors import CorruptRecordError, MessageError
@@ -13,25 +13,12 @@ from mqtemplate.record.appends import NewRecords, PutBatch, PutResult
 from mqtemplate.record.codec import RecordDraft, pack_host
 from mqtemplate.record.layout import BLANK_SIZE, pack_blank
 from mqtemplate.store.checkpoint import ClockSteps
+from mqtemplate.store.cleaning import LogFile
 from mqtemplate.store.files.mapped_files import MappedFile, MappedFileQueue
 from mqtemplate.store.log_reader import LogReader
 
 _FILL_STEP = 256 << 10
 """Bytes that are filled at once: the flush that writes them takes less than a millisecond longer."""
-
-
-class LogFile(NamedTuple):
-    """One file of the log.
-
-    Attributes:
-        start: Physical offset of its first byte.
-        end: Physical offset of the next file.
-        newest_ms: No record in it was stored later, by the clock of now. None if that is unknown.
-    """
-
-    start: int
-    end: int
-    newest_ms: int | None
 
 
 class CommitLog(LogReader):
@@ -89,7 +76,7 @@ class CommitLog(LogReader):
         """Continue writing at *end*."""
         self._start = end - end % self._file_size
         self._at = end - self._start
-        found = self._files.find(end)
+        found = self.files.find(end)
         self._file = found[0] if found else None
         self._limit = 0  # where the next record must end, within the file: `_reserve` moves it
 
@@ -181,12 +168,12 @@ class CommitLog(LogReader):
             self._low_water = early if end < self._file_size else max(early, self._file_size // 2)
 
     def _file_at(self, start: int) -> MappedFile:
-        if (found := self._files.find(start)) is not None:
+        if (found := self.files.find(start)) is not None:
             # RocketMQ created it ahead, or the disk failed here after an earlier call had created it.
             return found[0]
         with self._next_file_lock:
             next_file, self._next_file = self._next_file, None
-            return self._files.append_file(start, next_file)
+            return self.files.append_file(start, next_file)
 
     # --- files ---------------------------------------------------------------------------------
 
@@ -200,9 +187,9 @@ class CommitLog(LogReader):
         if self._fills_ahead:
             self._fill_next()
         with self._next_file_lock:
-            is_last = self._files.end == self._start + self._file_size
+            is_last = self.files.end == self._start + self._file_size
             if self._at * 2 > self._file_size and self._next_file is None and is_last:
-                self._next_file = self._files.new_file(self._files.end)
+                self._next_file = self.files.new_file(self.files.end)
                 if self._fills_ahead:
                     self._next_file.fill(0, min(_FILL_STEP, self._file_size))
 
@@ -220,8 +207,8 @@ class CommitLog(LogReader):
 
     def file_start_of(self, physical_offset: int) -> int:
         """Return the offset of the first byte of the file with this offset, or of the nearest file."""
-        found = self._files.find(min(max(physical_offset, self._files.start), max(self._files.end - 1, 0)))
-        return self._files.start if found is None else found[1]
+        found = self.files.find(min(max(physical_offset, self.files.start), max(self.files.end - 1, 0)))
+        return self.files.start if found is None else found[1]
 
     def oldest_file(self) -> LogFile | None:
         """Return the first file; None if it is the only one.
@@ -229,7 +216,7 @@ class CommitLog(LogReader):
         No record in it was stored later than the first record of any later file, or than the last record. So a time at
         which the clock was ahead does not count once a record was stored by the right one.
         """
-        starts = list(self._files.starts)
+        starts = list(self.files.starts)
         if len(starts) < 2:
             return None
         now_ms, newest_ms = self._clock.now_ms(), self.last_store_timestamp or None
@@ -245,30 +232,22 @@ class CommitLog(LogReader):
         return LogFile(starts[0], starts[1], newest_ms)
 
     def detach_before(self, physical_offset: int) -> list[MappedFile]:
-        """Detach the files that end at this offset or before, but never the last one. `remove` deletes them."""
-        detached = self._files.detach_before(physical_offset)
-        self.clock_steps.forget_outside(self._files.start, self.end + 1)
+        """Detach the files that end at this offset or before, but never the last one. `files.remove` deletes them."""
+        detached = self.files.detach_before(physical_offset)
+        self.clock_steps.forget_outside(self.files.start, self.end + 1)
         return detached
-
-    def remove(self, files: Sequence[MappedFile]) -> None:
-        """Delete detached files. When this returns, no power failure restores them."""
-        self._files.remove(files)
 
     def truncate(self, end: int) -> None:
         """Remove all bytes from *end* on, and continue writing there."""
-        self._files.truncate(end)
-        self.clock_steps.forget_outside(self._files.start, end)
+        self.files.truncate(end)
+        self.clock_steps.forget_outside(self.files.start, end)
         self.open_at(end)
 
     def start_flush(self, put: PutResult) -> None:
-        """Let the disk begin to write a record. `flush` is needed as before, and takes less time."""
-        if (found := self.find(put.physical_offset)) is not None:
+        """Let the disk begin to write a record. A flush is needed as before, and takes less time."""
+        if (found := self.files.find(put.physical_offset)) is not None:
             file, file_start = found
             file.start_flush(put.physical_offset - file_start, put.size)
-
-    def flush(self, start: int, end: int) -> None:
-        """Return when all bytes from *start* to *end* are on the disk."""
-        self._files.flush(start, end)
 
     def close(self) -> None:
         """Unmap all files."""
@@ -276,7 +255,7 @@ class CommitLog(LogReader):
             if self._next_file is not None:
                 self._next_file.delete()
                 self._next_file = None
-        self._files.close()
+        self.files.close()
 
 
 class AllocateService:

@@ -1,4 +1,4 @@
-"""A consume queue: the positions of the messages of one queue in the commit log, in order.
+"""The consume queues: the positions of the messages of each queue in the commit log, in order.
 
 A bounded number of queues is mapped, so that topics do not take all descriptors.
 """
@@ -6,29 +6,24 @@ A bounded number of queues is mapped, so that topics do not take all descriptors
 from __future__ import annotations
 
 import sys
+import threading
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mqtemplate.errors import StoreError
+from mqtemplate.numbers import parse_number
 from mqtemplate.record.columns import count_leading
 from mqtemplate.store.files import layout
 from mqtemplate.store.files.layout import CQ_UNIT_DTYPE, CQ_UNIT_SIZE, CqUnit
 from mqtemplate.store.files.mapped_files import MappedFileQueue
+from mqtemplate.store.files.store_files import StoreFiles
+from mqtemplate.topics import is_file_name
 
 _SECOND_CHANCES = 16
-
-
-class MappedQueue(Protocol):
-    """A consume queue."""
-
-    max_offset: int
-
-    def release(self) -> None:
-        """Unmap the files until the next message is written."""
 
 
 class MappedQueues:
@@ -42,13 +37,13 @@ class MappedQueues:
 
     def __init__(self, max_mapped: int) -> None:
         self._max_mapped = max_mapped
-        self._queues: OrderedDict[MappedQueue, int] = OrderedDict()  # queue -> its max_offset when it was noted
+        self._queues: OrderedDict[ConsumeQueue, int] = OrderedDict()  # queue -> its max_offset when it was noted
 
     def __len__(self) -> int:
         """Return the number of queues with mapped files."""
         return len(self._queues)
 
-    def note(self, queue: MappedQueue) -> None:
+    def note(self, queue: ConsumeQueue) -> None:
         """Note that the files of *queue* were mapped, and release those of another one if there are too many."""
         self._queues.pop(queue, None)
         while len(self._queues) >= self._max_mapped:
@@ -397,6 +392,87 @@ class ConsumeQueue:
     def close(self) -> None:
         """Unmap all files."""
         self._files.close()
+
+
+class QueueTable:
+    """The consume queues of a store. The caller holds the lock of the store, except for `create`.
+
+    Args:
+        max_mapped: Largest number of queues with mapped files.
+        lock: The lock of the store.
+
+    Attributes:
+        queues: All queues that exist.
+    """
+
+    def __init__(self, store_files: StoreFiles, max_mapped: int, lock: threading.Lock) -> None:
+        self.queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._store_files = store_files
+        self._mapped = MappedQueues(max_mapped)
+        self._lock = lock
+        self._creation_ended = threading.Condition(lock)
+        self._in_creation: set[tuple[str, int]] = set()  # queues whose file is created now
+        self._file_size = 0
+        self._setting = ""
+
+    def load(self, file_size: int, setting: str) -> None:
+        """Open all queues in the folder.
+
+        Args:
+            setting: Configuration key of the size, for the error message; empty if the size is that of the files.
+
+        Raises:
+            StoreFormatError: The files have another size.
+        """
+        self._file_size, self._setting = file_size, setting
+        for topic in self._store_files.list_folders("consumequeue"):
+            for queue_id in self._store_files.list_folders(f"consumequeue/{topic}"):
+                if (number := parse_number(queue_id)) is not None and 0 <= number < 1 << 31:
+                    self.open(topic, number)
+
+    def open(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """Return the queue. If it is missing, add it without a file; if its file is created now, wait for that."""
+        key = topic, queue_id
+        found = self.queues.get(key)
+        if found is not None:
+            return found
+        while key in self._in_creation:
+            self._creation_ended.wait()
+        if key not in self.queues:
+            self.queues[key] = self._new(topic, queue_id)
+        return self.queues[key]
+
+    def create(self, topic: str, queue_id: int) -> None:
+        """Add a queue with its file, unless it exists. The lock is free while a busy disk takes its time for the file.
+
+        Raises:
+            StoreFullError: There is no space for the file.
+        """
+        key = topic, queue_id
+        with self._lock:
+            if key in self.queues or key in self._in_creation:
+                return
+            self._in_creation.add(key)
+        created = None
+        try:
+            queue = self._new(topic, queue_id)
+            queue.create_first_file()
+            created = queue
+        finally:
+            with self._lock:
+                self._in_creation.remove(key)
+                self._creation_ended.notify_all()
+                if created is not None:
+                    self.queues[key] = created
+                    self._mapped.note(created)
+
+    def _new(self, topic: str, queue_id: int) -> ConsumeQueue:
+        if not is_file_name(topic):
+            raise StoreError(f"topic {topic[:40]!r} has no queues: it cannot be the name of a folder; use another name")
+        files = self._store_files.mapped_queue(
+            f"consumequeue/{topic}/{queue_id}", self._file_size, setting=self._setting, rebuildable=True
+        )
+        return ConsumeQueue(files, self._mapped)
 
 
 def encode_units(

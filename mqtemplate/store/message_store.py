@@ -2,35 +2,66 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from time import perf_counter_ns
-from typing import Any, overload
-
-import numpy as np
-
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Sequence
 from mqtemplate.clock import Clock
-from mqtemplate.errors import StoreError, StoreFullError
+from mqtemplate.errors import StoreError
+from mqtemplate.errors import StoreFullError
 from mqtemplate.event_log import get_logger
 from mqtemplate.hashes import tags_code
 from mqtemplate.metrics import Metrics
-from mqtemplate.processes import OwnerProcess, Unusable, call_after_fork, descriptor_limit
-from mqtemplate.record.appends import NewRecords, PutBatch, PutResult
-from mqtemplate.record.codec import RecordDraft, StoredRecord
-from mqtemplate.record.properties import TAGS, find_property
-from mqtemplate.services import AfterChangeService, Service, ServiceThread
-from mqtemplate.store.checkpoint import ClockSteps, LogFollower, StoreCheckpoint, file_sizes
-from mqtemplate.store.cleaning import CleaningService, KeptMessages, LogFile
-from mqtemplate.store.commit_log import AllocateService, CommitLog
-from mqtemplate.store.consume_queue import ConsumeQueue, QueueTable
-from mqtemplate.store.files.store_files import StoreFiles, refuse_unsupported_formats
-from mqtemplate.store.flush import FlushService, GroupCommit, WhenFlushed
+from mqtemplate.processes import OwnerProcess
+from mqtemplate.processes import Unusable
+from mqtemplate.processes import call_after_fork
+from mqtemplate.processes import descriptor_limit
+from mqtemplate.record.appends import NewRecords
+from mqtemplate.record.appends import PutBatch
+from mqtemplate.record.appends import PutResult
+from mqtemplate.record.appends import QueueRows
+from mqtemplate.record.codec import RecordDraft
+from mqtemplate.record.codec import StoredRecord
+from mqtemplate.record.properties import TAGS
+from mqtemplate.record.properties import find_property
+from mqtemplate.services import AfterChangeService
+from mqtemplate.services import Service
+from mqtemplate.services import ServiceThread
+from mqtemplate.store.checkpoint import ClockSteps
+from mqtemplate.store.checkpoint import LogFollower
+from mqtemplate.store.checkpoint import StoreCheckpoint
+from mqtemplate.store.checkpoint import file_sizes
+from mqtemplate.store.cleaning import CleaningService
+from mqtemplate.store.cleaning import KeptMessages
+from mqtemplate.store.cleaning import LogFile
+from mqtemplate.store.commit_log import AllocateService
+from mqtemplate.store.commit_log import CommitLog
+from mqtemplate.store.consume_queue import ConsumeQueue
+from mqtemplate.store.consume_queue import QueueTable
+from mqtemplate.store.consume_queue import encode_units
+from mqtemplate.store.files.layout import CQ_UNIT_DTYPE
+from mqtemplate.store.files.layout import CQ_UNIT_SIZE
+from mqtemplate.store.files.layout import pack_cq_unit
+from mqtemplate.store.files.store_files import StoreFiles
+from mqtemplate.store.files.store_files import refuse_unsupported_formats
+from mqtemplate.store.flush import FlushService
+from mqtemplate.store.flush import GroupCommit
+from mqtemplate.store.flush import WhenFlushed
 from mqtemplate.store.index_service import IndexService
 from mqtemplate.store.key_reader import RecentKeys
-from mqtemplate.store.message_store import RecordWriter
-from mqtemplate.store.recovery import QueueRebuild, Recovery, TagsCodeOf
-from mqtemplate.store.settings import FlushDiskType, StoreSettings
+from mqtemplate.store.recovery import QueueRebuild
+from mqtemplate.store.recovery import Recovery
+from mqtemplate.store.recovery import TagsCodeOf
+from mqtemplate.store.settings import FlushDiskType
+from mqtemplate.store.settings import StoreSettings
+from numpy.typing import NDArray
+from time import perf_counter_ns
+from typing import Any
+from typing import overload
+import numpy as np
+import threading
+import time
+
 
 _FREE_FILES = 16
 """While the disk has space for this number of commit log files, it counts as empty.
@@ -417,7 +448,7 @@ class MessageStore:
 
     def read_bytes(self, physical_offset: int, size: int) -> bytes:
         """Return bytes of the log, unverified; fewer at a file's end, none if the log has no such file."""
-        return self._commit_log.read_bytes(physical_offset, size)
+        return self._commit_log.files.read(physical_offset, size)
 
     def consume_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         """Return the queue; create it, without a file yet, if missing."""
@@ -443,7 +474,7 @@ class MessageStore:
     def _flush_log(self) -> int:
         end = self._commit_log.end
         started = perf_counter_ns()
-        self._commit_log.flush(self.group_commit.flushed, end)
+        self._commit_log.files.flush(self.group_commit.flushed, end)
         self._flush_ns.observe(perf_counter_ns() - started)
         return end
 
@@ -499,7 +530,7 @@ class MessageStore:
         with self._lock:
             files = self._commit_log.detach_before(physical_offset)
         try:
-            self._commit_log.remove(files)  # without the lock: the file system needs time to free the blocks
+            self._commit_log.files.remove(files)  # without the lock: the file system needs time to free the blocks
         finally:  # if the disk refuses, the files are not read any more nevertheless
             self._delete_units_before_log()
             self.index.delete_before(self._commit_log.start)
@@ -512,24 +543,69 @@ class MessageStore:
                     queue.delete_before(start)
 
 
-_NEAR_BYTES = 4_096
-"""Records with less than this between them are read at once: to copy the bytes takes less time than to read again."""
+class RecordWriter:
+    """Appends each record first, then its unit. Not thread-safe: the `MessageStore` calls it under its lock."""
+
+    def __init__(self, commit_log: CommitLog, queue_table: QueueTable, recent_keys: RecentKeys) -> None:
+        self._commit_log = commit_log
+        self._recent_keys = recent_keys
+        self._queue_table = queue_table
+        self._queues = queue_table.queues
+
+    @overload
+    def append(self, records: RecordDraft) -> PutResult: ...
+    @overload
+    def append(self, records: NewRecords) -> PutBatch: ...
+    def append(self, records: RecordDraft | NewRecords) -> PutResult | PutBatch:
+        """Append all records or, if that fails, none. Errors as `CommitLog.append`."""
+        if not isinstance(records, RecordDraft):
+            return self._append_many(records)
+        # The same for one record: most sends store one, and it takes half the time.
+        key = (records.topic, records.queue_id)
+        queue = self._queues.get(key) or self._queue_table.open(*key)
+        queue.reserve(1)
+        put = self._commit_log.append(records, queue.max_offset)
+        offset, size, _, timestamp = put
+        queue.append(offset, size, records.tags_code_at(timestamp))
+        self._recent_keys.add_one(records, put)
+        return put
+
+    def _append_many(self, records: NewRecords) -> PutBatch:
+        parts = records.queues()
+        queues = [self._queue_table.open(topic, queue_id) for topic, queue_id, _ in parts]
+        puts = self._commit_log.append(records, _reserve(queues, parts))
+        units = _encode_units(records, puts)
+        for queue, (_, _, rows) in zip(queues, parts, strict=True):
+            queue.append_units(_units_of(units, rows))
+        self._recent_keys.add(records, puts)
+        return puts
 
 
-def read_records(store: MessageStore, physical_offsets: Sequence[int], size: int) -> bytes | None:
-    """Return *size* bytes at each physical offset, unchecked and joined; None if the log does not have them all."""
-    between = np.diff(physical_offsets) - size
-    first, gaps = 0, np.flatnonzero((between < 0) | (between >= _NEAR_BYTES))
-    parts: list[bytes] = []
-    for end in (*(gaps + 1).tolist(), len(physical_offsets)):
-        group = physical_offsets[first:end]
-        start, length = group[0], group[-1] + size - group[0]
-        data = store.read_bytes(start, length)
-        if len(data) != length:
-            return None
-        if length == size * len(group):
-            parts.append(data)
-        else:
-            parts += [data[at - start : at - start + size] for at in group]
-        first = end
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+def _reserve(queues: Sequence[ConsumeQueue], parts: Sequence[QueueRows]) -> list[int]:
+    """Reserve space for the units, and return the queue offset of the first record of each part."""
+    starts, ends = list[int](), dict[ConsumeQueue, int]()
+    for queue, part in zip(queues, parts, strict=True):
+        start = ends.get(queue, queue.max_offset)
+        starts.append(start)
+        ends[queue] = start + len(part.rows)
+    for queue, end in ends.items():
+        queue.reserve(end - queue.max_offset)
+    return starts
+
+
+def _encode_units(records: NewRecords, puts: PutBatch) -> bytes:
+    """Return the unit of each record, in the order of the log."""
+    codes, offsets = records.tags_codes(puts.store_timestamp), puts.physical_offsets
+    if isinstance(codes, list):
+        return b"".join(map(pack_cq_unit, offsets, puts.sizes, codes))
+    if isinstance(offsets, range):  # records of one size
+        return encode_units(np.arange(offsets.start, offsets.stop, offsets.step), offsets.step, codes)
+    return encode_units(np.array(offsets), np.array(puts.sizes), codes)
+
+
+def _units_of(units: bytes, rows: Sequence[int] | NDArray[np.intp]) -> bytes:
+    if isinstance(rows, range):
+        return units[CQ_UNIT_SIZE * rows.start : CQ_UNIT_SIZE * rows.stop]
+    if isinstance(rows, list):
+        return b"".join([units[CQ_UNIT_SIZE * row : CQ_UNIT_SIZE * row + CQ_UNIT_SIZE] for row in rows])
+    return np.frombuffer(units, CQ_UNIT_DTYPE)[rows].tobytes()

@@ -38,91 +38,6 @@ def engine(tmp_path: Path) -> DelayEngine:
 
 
 @BOTH_KINDS
-def test_a_cancelled_message_is_never_delivered(engine: DelayEngine, delay: dict[str, int]) -> None:
-    handle = engine.send_for(b"cancelled", **delay)
-    engine.send_for(b"kept", **delay)
-    engine.advance(1_500)
-
-    result = engine.control.cancel(handle)
-    engine.advance(4 * HOUR_MS)
-
-    assert (result.status, result.count) == (ScheduleChangeStatus.CANCELLED, 1)
-    assert engine.bodies() == [b"kept"]
-
-
-@BOTH_KINDS
-def test_a_second_cancel_reports_cancelled_again(engine: DelayEngine, delay: dict[str, int]) -> None:
-    """The status is that of the message. The count is that of the call."""
-    handle = engine.send_for(b"cancelled", KEYS="4466", **delay)
-    engine.control.cancel(handle)
-
-    again, by_key = engine.control.cancel(handle), engine.control.cancel(None, "4466")
-    engine.advance(4 * HOUR_MS)
-    later = engine.control.cancel(handle)
-
-    assert {again.status, by_key.status, later.status} == {ScheduleChangeStatus.CANCELLED}
-    assert (again.count, by_key.count, later.count) == (0, 0, 0)
-
-
-@BOTH_KINDS
-def test_a_change_of_a_delivered_message_reports_already_delivered(engine: DelayEngine, delay: dict[str, int]) -> None:
-    handle = engine.send_for(b"out", **delay)
-    engine.advance(4 * HOUR_MS)
-
-    assert engine.control.cancel(handle).status is ScheduleChangeStatus.ALREADY_DELIVERED
-    assert (
-        engine.control.reschedule(handle, engine.clock.now_ms() + 1_000).status
-        is ScheduleChangeStatus.ALREADY_DELIVERED
-    )
-    engine.advance(4 * HOUR_MS)
-    assert engine.bodies() == [b"out"]
-
-
-def test_a_message_that_was_never_sent_is_unknown(engine: DelayEngine) -> None:
-    handle = DelayEngine().send_for(b"elsewhere", **BY_TIMER)
-
-    assert engine.control.cancel(handle).status is ScheduleChangeStatus.UNKNOWN
-    assert engine.control.cancel(None, "4466").status is ScheduleChangeStatus.UNKNOWN
-    assert engine.control.reschedule(None, engine.clock.now_ms(), "4466").status is ScheduleChangeStatus.UNKNOWN
-
-
-def test_a_message_without_a_delay_is_already_delivered(engine: DelayEngine) -> None:
-    engine.send(b"at-once", UNIQ_KEY="at-once", KEYS="4466")
-
-    assert engine.control.cancel(None, "4466", "orders").status is ScheduleChangeStatus.ALREADY_DELIVERED
-
-
-def test_a_key_cancels_all_pending_messages_that_have_it(engine: DelayEngine) -> None:
-    engine.send_for(b"a", KEYS="4466 x", **BY_LEVEL)
-    engine.send_for(b"b", KEYS="4466", **BY_TIMER)
-    engine.send_for(b"other-topic", "invoices", KEYS="4466", **BY_TIMER)
-    engine.send_for(b"other-key", KEYS="44667", **BY_TIMER)
-
-    result = engine.control.cancel(None, "4466", "orders")
-    engine.advance(HOUR_MS)
-
-    assert (result.status, result.count) == (ScheduleChangeStatus.CANCELLED, 2)
-    assert engine.bodies() == [b"other-key"]
-    assert engine.bodies("invoices") == [b"other-topic"]
-
-
-def test_a_retry_is_cancelled_only_if_its_topic_is_given(engine: DelayEngine) -> None:
-    """Its message was delivered, so ``CANCELLED`` would be wrong for it."""
-    engine.send_for(b"again", "%RETRY%billing", KEYS="4466", **BY_LEVEL)
-
-    assert engine.control.cancel(None, "4466").count == 0
-    assert engine.control.cancel(None, "4466", "%RETRY%billing").count == 1
-
-
-def test_a_handle_of_a_batch_cancels_each_message(engine: DelayEngine) -> None:
-    handles = [engine.send_for(b"%d" % number, **BY_TIMER) for number in range(3)]
-
-    result = engine.control.cancel(",".join(handles))
-
-    assert (result.status, result.count) == (ScheduleChangeStatus.CANCELLED, 3)
-
-
-@BOTH_KINDS
 @pytest.mark.parametrize("new_delay_ms", [0, 5, 500, 30_000, 61_000, 2 * HOUR_MS, 30 * DAY_MS])
 def test_a_rescheduled_message_is_delivered_once_at_its_new_time(
     engine: DelayEngine, delay: dict[str, int], new_delay_ms: int
@@ -140,31 +55,6 @@ def test_a_rescheduled_message_is_delivered_once_at_its_new_time(
     assert arrived.properties["TIMER_DELIVER_MS"] == str(new_ms)
     assert arrived.properties["UNIQ_KEY"] == "moved"
     assert arrived.properties["TAGS"] == "paid"
-
-
-@BOTH_KINDS
-def test_the_first_handle_still_names_a_message_that_was_moved(engine: DelayEngine, delay: dict[str, int]) -> None:
-    handle = engine.send_for(b"moved", **delay)
-    moved = engine.control.reschedule(handle, engine.clock.now_ms() + HOUR_MS)
-    engine.control.reschedule(handle, engine.clock.now_ms() + 2 * HOUR_MS)
-
-    result = engine.control.cancel(handle)
-    engine.advance(4 * HOUR_MS)
-
-    assert result.status is ScheduleChangeStatus.CANCELLED
-    assert engine.control.cancel(*moved.handles).status is ScheduleChangeStatus.CANCELLED
-    assert engine.bodies() == []
-
-
-def test_a_rolled_message_keeps_its_handle(engine: DelayEngine) -> None:
-    handle = engine.send_for(b"far", TIMER_DELAY_MS=10 * HOUR_MS)
-    engine.advance(5 * HOUR_MS)
-
-    result = engine.control.cancel(handle)
-    engine.advance(10 * HOUR_MS)
-
-    assert result.status is ScheduleChangeStatus.CANCELLED
-    assert engine.bodies() == []
 
 
 @pytest.mark.parametrize("by_key", [False, True])
@@ -288,17 +178,6 @@ def test_a_marker_in_the_slot_of_its_moved_message_has_no_key(engine: DelayEngin
 
     assert [decode_properties(marker.properties_bytes)["TIMER_DEL_UNIQKEY"] for marker in markers_of(engine)] == ["-"]
     assert engine.bodies() == [b"moved"]
-
-
-def test_changes_are_counted(engine: DelayEngine) -> None:
-    handles = [engine.send_for(b"%d" % number, **BY_TIMER) for number in range(3)]
-    engine.control.cancel(handles[0])
-    engine.control.reschedule(",".join(handles[1:]), engine.clock.now_ms() + 90_000)
-    engine.control.cancel(handles[0])
-
-    metrics = engine.store.metrics.snapshot()
-
-    assert (metrics["delay.cancelled"], metrics["delay.rescheduled"]) == (1, 2)
 
 
 # --- races --------------------------------------------------------------------------------------

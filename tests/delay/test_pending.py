@@ -34,56 +34,6 @@ def shown(engine: DelayEngine, query: PendingQuery = ALL, page_size: int = 100) 
             return ids
 
 
-def fill(engine: DelayEngine) -> None:
-    engine.send_for(b"far", TIMER_DELAY_MS=5 * HOUR_MS, KEYS="4466")
-    engine.send_for(b"minute", DELAY=5, TAGS="paid")
-    engine.send_for(b"second", "invoices", TIMER_DELAY_MS=1_500)
-    engine.send_for(b"half", TIMER_DELAY_MS=30 * 60_000, TAGS="paid", KEYS="a 4466 b")
-    engine.send_for(b"ten", "invoices", DELAY=3)
-
-
-def test_pages_are_in_order_of_due_time(engine: DelayEngine) -> None:
-    fill(engine)
-
-    assert shown(engine) == ["second", "ten", "minute", "half", "far"]
-
-
-@pytest.mark.parametrize("page_size", [1, 2, 3])
-def test_a_page_continues_where_the_page_before_ended(engine: DelayEngine, page_size: int) -> None:
-    fill(engine)
-
-    assert shown(engine, page_size=page_size) == ["second", "ten", "minute", "half", "far"]
-
-
-@pytest.mark.parametrize(
-    ("query", "expected"),
-    [
-        (PendingQuery(topic="invoices"), ["second", "ten"]),
-        (PendingQuery(tag="paid"), ["minute", "half"]),
-        (PendingQuery(key="4466"), ["half", "far"]),
-        (PendingQuery(key="minute"), ["minute"]),
-        (PendingQuery(key="4466", tag="paid"), ["half"]),
-        (PendingQuery(topic="orders", tag="paid"), ["minute", "half"]),
-        (PendingQuery(topic="nothing"), []),
-    ],
-)
-def test_a_query_matches_messages_that_meet_all_its_conditions(
-    engine: DelayEngine, query: PendingQuery, expected: list[str]
-) -> None:
-    fill(engine)
-
-    assert shown(engine, query) == expected
-    assert engine.view.count(query, 60_000).total == len(expected)
-
-
-def test_a_span_of_time_includes_its_start_and_excludes_its_end(engine: DelayEngine) -> None:
-    start = engine.clock.now_ms()
-    for after_ms in (999, 1_000, 1_999, 2_000):
-        engine.send_for(b"%d" % after_ms, TIMER_DELAY_MS=after_ms)
-
-    assert shown(engine, PendingQuery(after_ms=start + 1_000, before_ms=start + 2_000)) == ["1000", "1999"]
-
-
 def test_a_pending_message_has_its_details_and_a_valid_handle(engine: DelayEngine) -> None:
     now_ms = engine.clock.now_ms()
     engine.send_for(b"minute", DELAY=5, TAGS="paid", KEYS="4466")
@@ -106,29 +56,6 @@ def test_a_rolled_message_has_its_roll_count_and_its_due_time(engine: DelayEngin
 
     assert message.roll_count >= 1
     assert message.deliver_ms == due_ms
-
-
-def test_delivered_cancelled_and_moved_messages_are_not_pending_at_their_old_time(engine: DelayEngine) -> None:
-    for name, delay in (("level", {"DELAY": 5}), ("timer", {"TIMER_DELAY_MS": 60_000})):
-        engine.send_for(name.encode() + b"-delivered", TIMER_DELAY_MS=1_000)
-        engine.control.cancel(engine.send_for(name.encode() + b"-cancelled", **delay))
-        engine.control.reschedule(engine.send_for(name.encode() + b"-moved", **delay), engine.clock.now_ms() + HOUR_MS)
-        engine.send_for(name.encode() + b"-kept", **delay)
-    engine.advance(1_000)
-
-    assert shown(engine) == ["level-kept", "timer-kept", "level-moved", "timer-moved"]
-
-
-def test_messages_are_counted_by_span_of_time(engine: DelayEngine) -> None:
-    start = engine.clock.now_ms()  # the clock starts at a full minute
-    for seconds in (10, 59, 61, 119, 300):
-        engine.send_for(b"%d" % seconds, TIMER_DELAY_MS=seconds * 1_000)
-    engine.send_for(b"level", DELAY=5)
-
-    counts = engine.view.count(ALL, 60_000)
-
-    assert counts.total == 6
-    assert counts.buckets == {start: 2, start + 60_000: 3, start + 300_000: 1}
 
 
 def test_topics_with_the_same_hash_are_counted_separately(engine: DelayEngine) -> None:

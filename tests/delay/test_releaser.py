@@ -92,7 +92,7 @@ def send(engine: DelayEngine, stretch: Stretch, due_ms: int) -> list[PutResult]:
 
 def damage(engine: DelayEngine, put: PutResult, share: float) -> None:
     """Flip a bit of a record."""
-    found = engine.store._commit_log.find(put.physical_offset)
+    found = engine.store._commit_log.files.find(put.physical_offset)
     assert found is not None
     at = put.physical_offset - found[1] + int(put.size * share)
     found[0].write_mapped(at, bytes([found[0].view[at] ^ 1]))

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-
+from collections.abc import Sequence
+from mqtemplate.clock import VirtualClock
 from mqtemplate.record.codec import RecordDraft
+from mqtemplate.store.checkpoint import LogFollower
+from mqtemplate.store.files.disk import Disk
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
+from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.store.key_reader import RecentKeys
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.settings import StoreSettings
+from pathlib import Path
+import threading
+
 
 OpenStore = Callable[..., MessageStore]
 
@@ -23,6 +30,26 @@ def small(**changes: object) -> StoreSettings:
     sizes: dict[str, object] = {"mapped_file_size_commit_log": 4_096, "mapped_file_size_consume_queue": 200}
     sizes |= {"max_hash_slot_num": 50, "max_index_num": 200}
     return StoreSettings(**(sizes | changes))  # type: ignore[arg-type]
+
+
+def opened(
+    files: Path | StoreFiles,
+    settings: StoreSettings | None = None,
+    *,
+    disk: Disk | None = None,
+    followers: Sequence[LogFollower] = (),
+) -> MessageStore:
+    """Return a store in a folder, or in other files, on a clock of its own. The caller closes it."""
+    store_files = FolderStoreFiles(files, disk) if isinstance(files, Path) else files
+    store = MessageStore(store_files, settings or small(), VirtualClock())
+    store.load(followers)
+    return store
+
+
+def overwrite(file: Path, at: int, data: bytes) -> None:
+    """Replace bytes of a file, as damage, a power failure or RocketMQ does."""
+    content = file.read_bytes()
+    file.write_bytes(content[:at] + data + content[at + len(data) :])
 
 
 def no_keys() -> RecentKeys:

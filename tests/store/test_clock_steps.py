@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from mqtemplate.clock import VirtualClock
 from mqtemplate.services import AfterChangeService
 from mqtemplate.spark.location.folder import StoreFolder
-from mqtemplate.store.checkpoint import ClockStep, ClockSteps
+from mqtemplate.store.checkpoint import ClockStep
+from mqtemplate.store.checkpoint import ClockSteps
 from mqtemplate.store.files.layout import MAX_CLOCK_STEPS
 from mqtemplate.store.message_store import MessageStore
-from tests.store.small_store import NothingPending, OpenStore, bodies, draft, kill, small
+from pathlib import Path
+from tests.store.small_store import OpenStore
+from tests.store.small_store import draft
+from tests.store.small_store import kill
+import pytest
+
 
 HOUR, DAY = 3_600_000, 86_400_000
 YEARS = 10 * 365 * DAY
@@ -118,86 +120,6 @@ def test_a_key_is_found_by_the_time_that_its_record_has(open_store: OpenStore, c
         assert put.physical_offset in found
 
 
-# --- retention --------------------------------------------------------------------------------------
-
-
-def with_expiry(store: MessageStore) -> MessageStore:
-    store.cleaning.load(NothingPending())
-    return store
-
-
-def every_hour(**changes: object) -> object:
-    return small(delete_when=";".join(map(str, range(24))), file_reserved_time=72, **changes)
-
-
-def fill(store: MessageStore, files: int) -> None:
-    for _ in range(files * 2):
-        store.put(draft(BODY))
-
-
-def count_files(folder: Path) -> int:
-    return len(list((folder / "commitlog").iterdir()))
-
-
-@pytest.mark.parametrize("restart", [False, True])
-def test_a_message_of_the_future_does_not_keep_files_for_years(
-    open_store: OpenStore, clock: VirtualClock, tmp_path: Path, restart: bool
-) -> None:
-    store = with_expiry(open_store(every_hour()))
-    fill(store, 2)
-    clock.move_ms(YEARS)
-    fill(store, 2)  # the next files start in the future
-    clock.move_ms(-YEARS)
-    fill(store, 2)
-    if restart:
-        store.close()
-        store = with_expiry(open_store(every_hour()))
-    clock.move_ms(73 * HOUR)
-    fill(store, 1)
-
-    while store.cleaning.clean() <= clock.now_ms():
-        pass
-
-    assert count_files(tmp_path) <= 2
-
-
-def test_a_clock_that_is_ahead_for_a_minute_deletes_nothing(
-    open_store: OpenStore, clock: VirtualClock, tmp_path: Path
-) -> None:
-    store = with_expiry(open_store(every_hour()))
-    fill(store, 4)
-    store.cleaning.step()
-    before = count_files(tmp_path)
-
-    clock.step_ms(YEARS)
-    store.cleaning.step()
-    clock.move_ms(60_000)
-    store.cleaning.step()
-    clock.step_ms(-YEARS)
-    store.cleaning.step()
-
-    assert count_files(tmp_path) == before
-    assert bodies(store) == [BODY] * 8
-
-
-def test_a_clock_that_stays_ahead_deletes_after_an_hour(
-    open_store: OpenStore, clock: VirtualClock, tmp_path: Path
-) -> None:
-    """The machine may have been suspended for these days."""
-    store = with_expiry(open_store(every_hour()))
-    fill(store, 4)
-    store.cleaning.step()
-    clock.step_ms(4 * DAY)
-    due_ms = store.cleaning.step()
-    assert due_ms == clock.now_ms() + HOUR
-
-    clock.move_ms(HOUR)
-    while (store.cleaning.step() or 0) <= clock.now_ms():
-        pass
-
-    assert count_files(tmp_path) == 1
-
-
 # --- services ---------------------------------------------------------------------------------------
 
 
@@ -228,7 +150,7 @@ def test_damage_after_a_step_of_the_clock_ends_no_log(open_store: OpenStore, clo
     clock.move_ms(-YEARS)
     puts = [store.put(draft(b"%d" % number)) for number in range(3)]
     store.take_checkpoint()
-    file, start = store._commit_log._files.find(puts[1].physical_offset)  # type: ignore[misc]
+    file, start = store._commit_log.files.find(puts[1].physical_offset)  # type: ignore[misc]
     file.write(puts[1].physical_offset - start, b"\xff" * 40)
     kill(store)
 

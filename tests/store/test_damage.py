@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
-import os
-import random
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
-import pytest
-from structlog.testing import capture_logs
-
 from mqtemplate.clock import VirtualClock
 from mqtemplate.engine.reader import QueueReader
-from mqtemplate.errors import CorruptRecordError, StoreError, StoreFormatError
+from mqtemplate.errors import CorruptRecordError
+from mqtemplate.errors import StoreError
+from mqtemplate.errors import StoreFormatError
 from mqtemplate.message import MessageQueue
 from mqtemplate.record.layout import CHECK_SIZE
 from mqtemplate.store.files.disk import Disk
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.settings import StoreSettings
-from mqtemplate.store.tables import ConsumerOffsets, TopicTable, read_table, write_table
-from tests.store.small_store import bodies, draft, kill, small
+from mqtemplate.store.tables import ConsumerOffsets
+from mqtemplate.store.tables import TopicTable
+from mqtemplate.store.tables import read_table
+from mqtemplate.store.tables import write_table
+from pathlib import Path
+from structlog.testing import capture_logs
+from tests.store.small_store import bodies
+from tests.store.small_store import draft
+from tests.store.small_store import kill
+from tests.store.small_store import opened
+from tests.store.small_store import overwrite
+from tests.store.small_store import small
 from tests.thirds import THIRDS
+from typing import Any
+import os
+import pytest
+import random
+import shutil
+
 
 LOG_FILE = 400
 TOPIC, QUEUES = "orders", 2
@@ -63,9 +73,7 @@ class Folder:
         self.kept: dict[Path, bytes] = {}
 
     def open(self) -> MessageStore:
-        store = MessageStore(FolderStoreFiles(self.root, NoSync()), self.settings, VirtualClock())
-        store.load()
-        return store
+        return opened(self.root, self.settings, disk=NoSync())
 
     def fill(self, count: int, body_of: Callable[[int], bytes], *, stop: Callable[[MessageStore], None]) -> None:
         store = self.open()
@@ -311,8 +319,7 @@ def damage(folder: Path, physical_offset: int, file_size: int = 4_096) -> Path:
 @pytest.fixture
 def three(tmp_path: Path) -> Path:
     """Folder of a killed store with three messages in one queue. The body of the second one is damaged."""
-    store = MessageStore(FolderStoreFiles(tmp_path), small(), VirtualClock())
-    store.load()
+    store = opened(tmp_path)
     puts = [store.put(draft(body * 50)) for body in (b"a", b"b", b"c")]
     kill(store)
     damage(tmp_path, puts[1].physical_offset + 100)
@@ -322,9 +329,8 @@ def three(tmp_path: Path) -> Path:
 def test_a_damaged_record_is_reported_and_skipped_without_a_change(three: Path) -> None:
     before = (three / "commitlog" / f"{0:020d}").read_bytes()
 
-    store = MessageStore(FolderStoreFiles(three), small(), VirtualClock())
     with capture_logs() as logs:
-        store.load()
+        store = opened(three)
 
     event = next(line for line in logs if line["event"] == "store.record_damaged")
     second = store.consume_queue("orders", 0).unit(1)
@@ -338,8 +344,7 @@ def test_a_damaged_record_is_reported_and_skipped_without_a_change(three: Path) 
 
 
 def test_a_reader_gets_an_error_for_a_damaged_message_and_all_other_messages(three: Path) -> None:
-    store = MessageStore(FolderStoreFiles(three), small(), VirtualClock())
-    store.load()
+    store = opened(three)
     reader, queue = QueueReader(store, "b"), MessageQueue("orders", "b", 0)
 
     assert [message.body[:1] for message in reader.read(queue, 0, 32, None)[0]] == [b"a"]
@@ -355,8 +360,7 @@ def test_a_damaged_message_keeps_its_queue_offset_when_the_queues_are_rebuilt(th
     """The later messages keep their queue offsets, which consumers have committed."""
     shutil.rmtree(three / "consumequeue")
 
-    store = MessageStore(FolderStoreFiles(three), small(), VirtualClock())
-    store.load()
+    store = opened(three)
 
     reader, queue = QueueReader(store, "b"), MessageQueue("orders", "b", 0)
     assert store.consume_queue("orders", 0).max_offset == 3
@@ -368,19 +372,15 @@ def test_a_damaged_message_keeps_its_queue_offset_when_the_queues_are_rebuilt(th
 
 def test_unreadable_damaged_records_keep_their_queue_offsets(tmp_path: Path) -> None:
     """Headers and queues are lost. The next queue offset tells how many messages there were."""
-    store = MessageStore(FolderStoreFiles(tmp_path), small(), VirtualClock())
-    store.load()
+    store = opened(tmp_path)
     puts = [store.put(draft(b"%d" % number * 30)) for number in range(6)]
     kill(store)
     file = tmp_path / "commitlog" / f"{0:020d}"
-    data = bytearray(file.read_bytes())
-    data[puts[2].physical_offset : puts[4].end] = b"\xaa" * (puts[4].end - puts[2].physical_offset)
-    file.write_bytes(data)
+    overwrite(file, puts[2].physical_offset, b"\xaa" * (puts[4].end - puts[2].physical_offset))
     shutil.rmtree(tmp_path / "consumequeue")
 
-    store = MessageStore(FolderStoreFiles(tmp_path), small(), VirtualClock())
     with capture_logs() as logs:
-        store.load()
+        store = opened(tmp_path)
 
     filled = next(line for line in logs if line["event"] == "store.queue_gap_filled")
     assert (filled["offset"], filled["count"]) == (2, 3)
@@ -407,9 +407,8 @@ def test_damage_is_skipped_again_when_the_log_is_read_a_second_time(tmp_path: Pa
     damage(tmp_path, puts[1].physical_offset + 100, 700)
     shutil.rmtree(tmp_path / "consumequeue" / "orders" / "0")
 
-    store = MessageStore(FolderStoreFiles(tmp_path), small(mapped_file_size_commit_log=700), VirtualClock())
     with capture_logs() as logs:
-        store.load()
+        store = opened(tmp_path, small(mapped_file_size_commit_log=700))
 
     assert len(bodies(store, queue_id=0)) == 6
     assert [line["physical_offset"] for line in logs if line["event"] == "store.record_damaged"] == [
@@ -422,8 +421,7 @@ def test_damage_is_skipped_again_when_the_log_is_read_a_second_time(tmp_path: Pa
 def test_a_unit_that_points_at_another_message_is_reported(tmp_path: Path) -> None:
     """The start does not check this file, so only a reader can detect it."""
     settings = small(mapped_file_size_commit_log=700, mapped_file_size_consume_queue=40)
-    store = MessageStore(FolderStoreFiles(tmp_path), settings, VirtualClock())
-    store.load()
+    store = opened(tmp_path, settings)
     for number in range(12):
         store.put(draft(b"%02d" % number * 20, queue_id=number % 2))
     store.close()
@@ -431,8 +429,7 @@ def test_a_unit_that_points_at_another_message_is_reported(tmp_path: Path) -> No
     other = tmp_path / "consumequeue" / "orders" / "1" / f"{0:020d}"
     file.write_bytes(other.read_bytes()[:20] + file.read_bytes()[20:])
 
-    store = MessageStore(FolderStoreFiles(tmp_path), settings, VirtualClock())
-    store.load()
+    store = opened(tmp_path, settings)
 
     reader, queue = QueueReader(store, "b"), MessageQueue("orders", "b", 0)
     with pytest.raises(
@@ -446,16 +443,14 @@ def test_a_unit_that_points_at_another_message_is_reported(tmp_path: Path) -> No
 
 def test_a_damaged_blank_still_ends_its_file(tmp_path: Path) -> None:
     settings = small(mapped_file_size_commit_log=700)
-    store = MessageStore(FolderStoreFiles(tmp_path), settings, VirtualClock())
-    store.load()
+    store = opened(tmp_path, settings)
     while store.end_offset < 700:
         end = store.put(draft(b"x" * 60)).end if store.end_offset < 500 else end_of_file(store)
     kill(store)
     for offset in (end, end + 4):
         damage(tmp_path, offset, 700)
-        store = MessageStore(FolderStoreFiles(tmp_path), settings, VirtualClock())
         with capture_logs() as logs:
-            store.load()
+            store = opened(tmp_path, settings)
         assert "store.blank_damaged" in {line["event"] for line in logs}
         assert "store.record_damaged" not in {line["event"] for line in logs}
         assert bodies(store)[-1] == b"next file"

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import re
-from pathlib import Path
-
-from structlog.testing import capture_logs
-
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreFullError
 from mqtemplate.message import Message
-from mqtemplate.store.files.disk_files import DiskFile, DiskFileQueue
-from mqtemplate.store.files.folder_store_files import FolderStoreFiles
-from mqtemplate.store.message_store import MessageStore
+from mqtemplate.store.files.disk_files import DiskFile
+from mqtemplate.store.files.disk_files import DiskFileQueue
 from mqtemplate.store.settings import StoreSettings
-from tests.store.faulty_disk import FaultyDisk, LedgerDisk, once
-from tests.store.small_store import bodies, draft
+from pathlib import Path
+from structlog.testing import capture_logs
+from tests.store.faulty_disk import FaultyDisk
+from tests.store.faulty_disk import LedgerDisk
+from tests.store.faulty_disk import once
+from tests.store.small_store import bodies
+from tests.store.small_store import draft
+from tests.store.small_store import opened
+import errno
+import os
+import re
+
 
 MIB = 1 << 20
 PAGE = 4_096
@@ -89,8 +91,7 @@ def large(**changes: object) -> StoreSettings:
 def test_a_step_without_space_refuses_the_message_and_the_next_one_is_stored(tmp_path: Path) -> None:
     """Each step of log and queue: the error is clear, and the acknowledged messages stay."""
     disk = FaultyDisk()
-    store = MessageStore(FolderStoreFiles(tmp_path, disk), large(), VirtualClock())
-    store.load()
+    store = opened(tmp_path, large(), disk=disk)
     stored: list[bytes] = []
     errors: list[str] = []
     refused = 0
@@ -128,8 +129,7 @@ def test_a_nearly_full_disk_is_used_to_its_end(tmp_path: Path) -> None:
 def test_a_sparse_file_of_another_broker_is_allocated_before_it_is_written(tmp_path: Path) -> None:
     """RocketMQ does not allocate its files."""
     settings = large()
-    with_data = MessageStore(FolderStoreFiles(tmp_path), settings, VirtualClock())
-    with_data.load()
+    with_data = opened(tmp_path, settings)
     put = with_data.put(draft(b"first"))
     with_data.close()
     path = tmp_path / "commitlog" / f"{0:020d}"
@@ -140,8 +140,7 @@ def test_a_sparse_file_of_another_broker_is_allocated_before_it_is_written(tmp_p
     assert path.stat().st_blocks * 512 <= PAGE
 
     disk = LedgerDisk()
-    store = MessageStore(FolderStoreFiles(tmp_path, disk), settings, VirtualClock())
-    store.load()
+    store = opened(tmp_path, settings, disk=disk)
     store.put(draft(bytes(3 * PAGE)))
 
     assert disk.pages[path.stat().st_ino] >= set(range(3))

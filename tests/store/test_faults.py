@@ -30,7 +30,7 @@ from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.settings import FlushDiskType
 from tests.store.faulty_disk import FAILS_FULL, FaultyDisk, Judge, LedgerDisk, during, never, once
-from tests.store.small_store import bodies, draft, kill, small
+from tests.store.small_store import bodies, draft, kill, opened, small
 from tests.thirds import THIRDS
 
 RETRY_MS = 1_000
@@ -428,8 +428,7 @@ def test_a_batch_torn_by_an_error_leaves_no_valid_records(
     store.put(draft(b""))
     kill(store)
 
-    again = MessageStore(FolderStoreFiles(quick_folder), small(), VirtualClock())
-    again.load()
+    again = opened(quick_folder)
 
     assert bodies(again) == [b"before", b""]
     again.close()

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import errno
-import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
-import pytest
-
+from collections.abc import Callable
+from collections.abc import Iterator
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreFullError
 from mqtemplate.message import HostAddress
-from mqtemplate.record.codec import Drafts, RecordDraft
+from mqtemplate.record.codec import Drafts
+from mqtemplate.record.codec import RecordDraft
 from mqtemplate.store import commit_log
 from mqtemplate.store.commit_log import CommitLog
 from mqtemplate.store.files.disk_files import DiskFileQueue
-from mqtemplate.store.files.folder_store_files import FolderStoreFiles
-from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.settings import FlushDiskType
+from pathlib import Path
 from tests.store.faulty_disk import FaultyDisk
-from tests.store.small_store import bodies, draft, kill, small
+from tests.store.small_store import bodies
+from tests.store.small_store import draft
+from tests.store.small_store import kill
+from tests.store.small_store import opened
+from tests.store.small_store import small
+import errno
+import pytest
+import threading
+
 
 STEP = 1_024
 FILE = 16_384
@@ -156,8 +159,7 @@ def test_the_writer_does_not_take_bytes_that_are_filled_now(
 def test_no_record_is_overwritten_while_threads_write_and_fill(tmp_path: Path) -> None:
     """One thread fills without a pause, others append records of any size: each record stays whole."""
     settings = small(mapped_file_size_commit_log=FILE, flush_disk_type=FlushDiskType.SYNC_FLUSH)
-    store = MessageStore(FolderStoreFiles(tmp_path, FaultyDisk()), settings, VirtualClock())
-    store.load()
+    store = opened(tmp_path, settings, disk=FaultyDisk())
     stopped = threading.Event()
 
     def fill() -> None:
@@ -182,8 +184,7 @@ def test_no_record_is_overwritten_while_threads_write_and_fill(tmp_path: Path) -
     filler.join()
     stored = [bodies(store, queue_id=queue_id) for queue_id in range(3)]
     kill(store)
-    again = MessageStore(FolderStoreFiles(tmp_path), settings, VirtualClock())
-    again.load()
+    again = opened(tmp_path, settings)
 
     assert [len(each) for each in stored] == [300 + 2 * 43] * 3
     assert [bodies(again, queue_id=queue_id) for queue_id in range(3)] == stored
@@ -204,14 +205,12 @@ def test_a_full_disk_stops_the_filling_and_not_the_writer(log: CommitLog, disk: 
 def test_after_a_filled_part_the_log_ends_where_it_ended(tmp_path: Path) -> None:
     """The zeros after the last record are no records; the next process continues there."""
     settings = small(mapped_file_size_commit_log=FILE, flush_disk_type=FlushDiskType.SYNC_FLUSH)
-    store = MessageStore(FolderStoreFiles(tmp_path), settings, VirtualClock())
-    store.load()
+    store = opened(tmp_path, settings)
     store.put(RecordDraft("orders", 0, b"1", b""))
     store._commit_log.allocate()
     end = store.end_offset
     kill(store)
-    again = MessageStore(FolderStoreFiles(tmp_path), settings, VirtualClock())
-    again.load()
+    again = opened(tmp_path, settings)
 
     assert again.end_offset == end
     again.put(RecordDraft("orders", 0, b"2", b""))

@@ -2,44 +2,25 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import struct
-import subprocess
-import sys
-from pathlib import Path
-
-import pytest
-
 from mqtemplate.clock import VirtualClock
-from mqtemplate.errors import CorruptRecordError, MessageError, StoreFormatError, StoreFullError, StoreLockedError
+from mqtemplate.errors import MessageError
+from mqtemplate.errors import StoreFormatError
+from mqtemplate.errors import StoreFullError
 from mqtemplate.hashes import java_string_hash
 from mqtemplate.message import HostAddress
-from mqtemplate.record.codec import Drafts, pack_host
-from mqtemplate.store.files.folder_store_files import FolderStoreFiles
+from mqtemplate.record.codec import Drafts
+from mqtemplate.record.codec import pack_host
 from mqtemplate.store.files.store_files import MemoryStoreFiles
 from mqtemplate.store.message_store import MessageStore
-from tests.store.small_store import OpenStore, bodies, draft, small
-
-
-def test_records_are_read_in_the_order_of_their_queue(open_store: OpenStore) -> None:
-    store = open_store()
-
-    puts = [store.put(draft(body)) for body in (b"first", b"", b"third and longest")]
-
-    assert [put.queue_offset for put in puts] == [0, 1, 2]
-    assert bodies(store) == [b"first", b"", b"third and longest"]
-
-
-def test_each_queue_has_its_own_offsets(open_store: OpenStore) -> None:
-    store = open_store()
-
-    store.put(draft(b"a", queue_id=0))
-    store.put(draft(b"b", queue_id=1))
-    put = store.put(draft(b"c", topic="other"))
-
-    assert put.queue_offset == 0
-    assert bodies(store, "orders", 1) == [b"b"]
+from pathlib import Path
+from tests.store.small_store import OpenStore
+from tests.store.small_store import bodies
+from tests.store.small_store import draft
+from tests.store.small_store import small
+import errno
+import os
+import pytest
+import struct
 
 
 def test_a_unit_points_at_its_record_and_has_the_hash_of_the_tags(open_store: OpenStore) -> None:
@@ -78,27 +59,6 @@ def test_a_full_file_ends_with_a_blank_and_the_record_is_in_the_next_file(
     assert struct.unpack(">ii", files[0].read_bytes()[end : end + 8]) == (4096 - end, -875286124)
     assert puts[3].physical_offset == 4096
     assert len(bodies(store)) == 5
-
-
-def test_consume_queues_have_several_files(open_store: OpenStore, tmp_path: Path) -> None:
-    store = open_store()
-
-    for number in range(25):
-        store.put(draft(str(number).encode()))
-
-    names = sorted(path.name for path in (tmp_path / "consumequeue/orders/0").iterdir())
-    assert names == [f"{start:020d}" for start in (0, 200, 400)]
-    assert bodies(store) == [str(number).encode() for number in range(25)]
-
-
-def test_a_batch_is_in_one_file_with_consecutive_queue_offsets(open_store: OpenStore) -> None:
-    store = open_store()
-    store.put(draft(bytes(2_000)))
-
-    puts = store.put(Drafts([draft(bytes(600)) for _ in range(3)]))
-
-    assert [put.queue_offset for put in puts] == [1, 2, 3]
-    assert {put.physical_offset // 4_096 for put in puts} == {1}
 
 
 def test_a_record_larger_than_a_file_is_refused_with_the_setting(open_store: OpenStore) -> None:
@@ -148,19 +108,6 @@ def test_a_store_in_memory_stores_and_reads_messages(clock: VirtualClock) -> Non
     store.close()
 
 
-def test_after_a_clean_stop_all_messages_are_there(open_store: OpenStore) -> None:
-    store = open_store()
-    for number in range(30):
-        store.put(draft(bytes(300) + str(number).encode()))
-    store.close()
-
-    again = open_store()
-    put = again.put(draft(b"next"))
-
-    assert put.queue_offset == 30
-    assert len(bodies(again)) == 31
-
-
 def test_a_full_disk_fails_the_put_until_there_is_space(
     open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -197,31 +144,6 @@ def test_a_full_disk_fails_a_batch_as_a_whole(open_store: OpenStore, monkeypatch
     assert len(bodies(store)) == 1
 
 
-def test_a_second_store_in_this_process_gets_an_error_with_the_owner(open_store: OpenStore, tmp_path: Path) -> None:
-    open_store()
-    second = MessageStore(FolderStoreFiles(tmp_path), small(), VirtualClock())
-
-    with pytest.raises(StoreLockedError, match=rf"in use by process {os.getpid()}, which is this one.*close it first"):
-        second.load()
-
-
-def test_a_second_process_gets_an_error_with_the_owner(open_store: OpenStore, tmp_path: Path) -> None:
-    open_store()
-    code = (
-        "import sys; from pathlib import Path\n"
-        "from mqtemplate.clock import VirtualClock; from mqtemplate.store import *\n"
-        "try: MessageStore(FolderStoreFiles(Path(sys.argv[1])), StoreSettings(), VirtualClock()).load()\n"
-        "except Exception as exc: print(type(exc).__name__, exc)"
-    )
-
-    said = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
-    ).stdout
-
-    assert said.startswith("StoreLockedError")
-    assert f"in use by process {os.getpid()}" in said
-
-
 def test_a_folder_with_other_file_sizes_is_refused(open_store: OpenStore) -> None:
     store = open_store()
     store.put(draft(b"x"))
@@ -245,18 +167,3 @@ def test_an_unknown_file_in_the_commit_log_is_named(open_store: OpenStore, tmp_p
 
     with pytest.raises(StoreFormatError, match=r"notes.txt does not belong there"):
         open_store()
-
-
-def test_reading_a_damaged_record_raises_an_error_with_file_and_offset(open_store: OpenStore, tmp_path: Path) -> None:
-    store = open_store()
-    puts = [store.put(draft(body * 50)) for body in (b"a", b"b", b"c")]
-    with (tmp_path / "commitlog" / f"{0:020d}").open("r+b") as file:
-        file.seek(puts[1].physical_offset + 100)
-        file.write(b"!")
-
-    with pytest.raises(
-        CorruptRecordError, match=rf"{0:020d}: bad record at physical offset {puts[1].physical_offset}.*CRC"
-    ):
-        store.read(puts[1].physical_offset, puts[1].size)
-
-    assert store.read(puts[2].physical_offset, puts[2].size).body == b"c" * 50

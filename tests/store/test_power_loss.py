@@ -17,7 +17,7 @@ from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.settings import FlushDiskType, StoreSettings
 from tests.store.power_loss_disk import Choice, PowerLossDisk, RestartedDisk, subsets, write_image
 from tests.store.power_loss_run import run
-from tests.store.small_store import bodies, draft, small
+from tests.store.small_store import bodies, draft, opened, small
 
 SEEDS = [3, pytest.param(11, marks=pytest.mark.thorough)]
 
@@ -43,9 +43,7 @@ def settings(**changes: object) -> StoreSettings:
 
 def open_image(disk: PowerLossDisk, folder: Path, chosen: set[Choice]) -> MessageStore:
     write_image(disk.image(disk.contents(), chosen), folder)
-    store = MessageStore(FolderStoreFiles(folder, RestartedDisk()), settings(), VirtualClock())
-    store.load()
-    return store
+    return opened(folder, settings(), disk=RestartedDisk())
 
 
 def test_bytes_of_a_failed_flush_are_written_by_the_next(tmp_path: Path) -> None:
@@ -53,8 +51,7 @@ def test_bytes_of_a_failed_flush_are_written_by_the_next(tmp_path: Path) -> None
     acknowledged then must be on the disk nevertheless."""
     (tmp_path / "store").mkdir()
     disk = PowerLossDisk(tmp_path / "store", sector=512)
-    store = MessageStore(FolderStoreFiles(tmp_path / "store", disk), settings(), VirtualClock())
-    store.load()
+    store = opened(tmp_path / "store", settings(), disk=disk)
     first = store.put(draft(b"a" * 600))
     flushes = disk.flushes
     disk.fails = lambda number: number == flushes + 1
@@ -87,8 +84,7 @@ def test_bytes_cut_off_by_a_recovery_stay_cut_off_after_the_next_power_failure(t
     write_image(disk.image(contents, all_but_the_log), tmp_path / "second")
     store.close()
     second_disk = PowerLossDisk(tmp_path / "second", boot="boot-2")
-    second = MessageStore(FolderStoreFiles(tmp_path / "second", second_disk), settings(), VirtualClock())
-    second.load()
+    second = opened(tmp_path / "second", settings(), disk=second_disk)
     second.put(draft(b"another queue's", topic="other"))
     second.take_checkpoint()
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-
-import pytest
-
-from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreFullError
 from mqtemplate.store.files.disk import Disk
-from mqtemplate.store.files.folder_store_files import FolderStoreFiles
-from mqtemplate.store.files.layout import CQ_UNIT_SIZE, NO_UNIT_YET, unpack_cq_unit
+from mqtemplate.store.files.layout import CQ_UNIT_SIZE
+from mqtemplate.store.files.layout import NO_UNIT_YET
+from mqtemplate.store.files.layout import unpack_cq_unit
 from mqtemplate.store.message_store import MessageStore
-from tests.store.small_store import OpenStore, bodies, draft, kill, small
+from pathlib import Path
+from tests.store.small_store import OpenStore
+from tests.store.small_store import bodies
+from tests.store.small_store import draft
+from tests.store.small_store import kill
+from tests.store.small_store import opened
+import os
+import pytest
+import threading
+
 
 TIMEOUT_S = 10
 
@@ -87,8 +90,7 @@ def disk() -> SlowDisk:
 
 @pytest.fixture
 def store(tmp_path: Path, disk: SlowDisk) -> Iterator[MessageStore]:
-    store = MessageStore(FolderStoreFiles(tmp_path, disk), small(), VirtualClock())
-    store.load()
+    store = opened(tmp_path, disk=disk)
     yield store
     disk.go_on.set()
     store.close()

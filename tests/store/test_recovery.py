@@ -21,19 +21,7 @@ from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.message_store import MessageStore
 from tests.delay.foreign_records import ForeignDraft
 from tests.store.power_loss_disk import RestartedDisk
-from tests.store.small_store import OpenStore, bodies, draft, kill, small
-
-
-def test_after_a_kill_all_messages_are_there(open_store: OpenStore) -> None:
-    store = open_store()
-    for number in range(30):
-        store.put(draft(bytes(300) + str(number).encode(), queue_id=number % 3))
-    kill(store)
-
-    again = open_store()
-
-    assert [len(bodies(again, queue_id=queue_id)) for queue_id in range(3)] == [10, 10, 10]
-    assert again.put(draft(b"next", queue_id=1)).queue_offset == 10
+from tests.store.small_store import OpenStore, bodies, draft, kill, opened, overwrite, small
 
 
 def test_a_log_cut_at_any_byte_keeps_all_whole_records(quick_folder: Path) -> None:
@@ -42,8 +30,7 @@ def test_a_log_cut_at_any_byte_keeps_all_whole_records(quick_folder: Path) -> No
     A process that is killed while it appends has not written the unit yet, so no queue refers to the record.
     """
     source = quick_folder / "source"
-    store = MessageStore(FolderStoreFiles(source), small(mapped_file_size_commit_log=600), VirtualClock())
-    store.load()
+    store = opened(source, small(mapped_file_size_commit_log=600))
     written = [b"first" * 60, b"second" * 20, b"", b"fourth"]
     puts = [store.put(draft(body)) for body in written]
     kill(store)
@@ -58,38 +45,13 @@ def test_a_log_cut_at_any_byte_keeps_all_whole_records(quick_folder: Path) -> No
         (folder / "commitlog" / last.name).write_bytes(data[:cut].ljust(600, b"\0"))
         shutil.rmtree(folder / "consumequeue")
 
-        again = MessageStore(FolderStoreFiles(folder), small(mapped_file_size_commit_log=600), VirtualClock())
-        again.load()
+        again = opened(folder, small(mapped_file_size_commit_log=600))
 
         whole = [body for body, put in zip(written, puts, strict=True) if put.end <= start + cut]
         assert bodies(again) == whole
         assert again.put(draft(b"next")).queue_offset == len(whole)
         again.close()
         shutil.rmtree(folder)
-
-
-def test_missing_consume_queues_are_rebuilt(open_store: OpenStore, tmp_path: Path) -> None:
-    store = open_store()
-    for number in range(30):
-        store.put(draft(bytes(300) + str(number).encode(), queue_id=number % 2))
-    store.close()
-    shutil.rmtree(tmp_path / "consumequeue")
-
-    again = open_store()
-    again.put(draft(b"a record after the checkpoint shows the gap"))
-    kill(again)
-    third = open_store()
-
-    assert [body[300:] for body in bodies(third, queue_id=1)] == [str(number).encode() for number in range(1, 30, 2)]
-
-
-def test_an_unused_preallocated_file_is_harmless(open_store: OpenStore, tmp_path: Path) -> None:
-    store = open_store()
-    store.put(draft(b"x"))
-    kill(store)
-    (tmp_path / "commitlog" / f"{4096:020d}").write_bytes(bytes(4096))
-
-    assert bodies(open_store()) == [b"x"]
 
 
 def linked(body: bytes) -> RecordDraft:
@@ -119,8 +81,7 @@ class Follower:
 def test_followers_replay_the_log_from_the_checkpoint_or_from_their_own_offset(
     tmp_path: Path, replay_from: int | None, replayed: list[bytes]
 ) -> None:
-    store = MessageStore(FolderStoreFiles(tmp_path), small(), VirtualClock())
-    store.load()
+    store = opened(tmp_path)
     store.put(linked(b"a"))
     store.put(linked(b"b"))
     store.take_checkpoint()
@@ -128,8 +89,7 @@ def test_followers_replay_the_log_from_the_checkpoint_or_from_their_own_offset(
     kill(store)
     follower = Follower(replay_from=replay_from)
 
-    again = MessageStore(FolderStoreFiles(tmp_path), small(), VirtualClock())
-    again.load([follower])
+    again = opened(tmp_path, followers=[follower])
     again.close()
 
     assert follower.seen == replayed
@@ -140,8 +100,7 @@ def test_followers_replay_copies_of_delayed_messages_and_possible_copies_by_rock
 ) -> None:
     """RocketMQ's copies have no link. So its records with a delay property are replayed as well."""
     foreign = b"REAL_TOPIC\x01orders\x02DELAY\x013\x02"
-    store = MessageStore(FolderStoreFiles(tmp_path), small(), VirtualClock())
-    store.load()
+    store = opened(tmp_path)
     store.put(draft(b"plain"))
     store.put(draft(b"ours, delayed", properties=foreign))
     store.put(ForeignDraft("orders", 0, b"theirs", b"TAGS\x01paid\x02"))
@@ -150,23 +109,20 @@ def test_followers_replay_copies_of_delayed_messages_and_possible_copies_by_rock
     kill(store)
     follower = Follower()
 
-    again = MessageStore(FolderStoreFiles(tmp_path), small(), VirtualClock())
-    again.load([follower])
+    again = opened(tmp_path, followers=[follower])
     again.close()
 
     assert follower.seen == [b"theirs, delayed", b"a copy"]
 
 
 def test_the_checkpoint_does_not_pass_the_slowest_follower(tmp_path: Path) -> None:
-    store = MessageStore(FolderStoreFiles(tmp_path), small(), VirtualClock())
-    store.load([Follower(persisted=0)])
+    store = opened(tmp_path, followers=[Follower(persisted=0)])
     store.put(linked(b"a"))
     store.take_checkpoint()
     kill(store)
     follower = Follower()
 
-    again = MessageStore(FolderStoreFiles(tmp_path), small(), VirtualClock())
-    again.load([follower])
+    again = opened(tmp_path, followers=[follower])
     again.close()
 
     assert follower.seen == [b"a"]
@@ -186,15 +142,13 @@ def test_any_mix_of_puts_closes_and_kills_loses_nothing(
             max_size=25,
         )
     )
-    store = MessageStore(FolderStoreFiles(folder), small(), VirtualClock())
-    store.load()
+    store = opened(folder)
     for step in steps:
         if step == "checkpoint":
             store.take_checkpoint()
         elif isinstance(step, str):
             kill(store) if step == "kill" else store.close()
-            store = MessageStore(FolderStoreFiles(folder), small(), VirtualClock())
-            store.load()
+            store = opened(folder)
         else:
             queue_id, body = step
             assert store.put(draft(body, queue_id=queue_id)).queue_offset == len(model[queue_id])
@@ -251,10 +205,8 @@ def test_records_of_a_cut_tail_never_become_valid_again(open_store: OpenStore, t
     kill(store)
     shutil.rmtree(tmp_path / "consumequeue")
     file = tmp_path / "commitlog" / f"{0:020d}"
-    data = bytearray(file.read_bytes())
-    data[torn.physical_offset : torn.physical_offset + 4] = bytes(4)
-    data[third.physical_offset : third.physical_offset + 4] = bytes(4)
-    file.write_bytes(data)
+    overwrite(file, torn.physical_offset, bytes(4))
+    overwrite(file, third.physical_offset, bytes(4))
 
     again = open_store()
     assert bodies(again) == [b"a" * 50]
@@ -275,9 +227,7 @@ def test_old_records_after_the_end_of_rocketmqs_log_are_ignored(open_store: Open
     kill(store)
     file = tmp_path / "commitlog" / f"{0:020d}"
     newer = ForeignDraft("orders", 0, b"n" * 20, b"").encode(1, puts[1].physical_offset, clock.now_ms() + 9, _HOST)
-    data = bytearray(file.read_bytes())
-    data[puts[1].physical_offset : puts[1].physical_offset + len(newer)] = newer
-    file.write_bytes(data)
+    overwrite(file, puts[1].physical_offset, newer)
     shutil.rmtree(tmp_path / "consumequeue")
 
     again = open_store()
@@ -298,47 +248,27 @@ def test_a_message_whose_flush_timed_out_is_stored_once(open_store: OpenStore) -
     assert bodies(open_store()) == [b"slow disk"]
 
 
-def test_a_topic_deleted_and_created_again_starts_with_its_new_messages(open_store: OpenStore, tmp_path: Path) -> None:
-    """RocketMQ deletes the queues of a topic and counts from 0 again. The old records stay in the log."""
-    store = open_store()
-    for number in range(3):
-        store.put(draft(b"old %d" % number))
-    store._queues["orders", 0].clear()
-    for number in range(2):
-        store.put(draft(b"new %d" % number))
-    kill(store)
-    shutil.rmtree(tmp_path / "consumequeue")
-
-    assert bodies(open_store()) == [b"new 0", b"new 1"]
-
-
 # --- power failures --------------------------------------------------------------------------------
 
 
 def restart_machine(folder: Path) -> MessageStore:
     """Open the store after a power failure."""
-    store = MessageStore(FolderStoreFiles(folder, RestartedDisk("another boot")), small(), VirtualClock())
-    store.load()
-    return store
+    return opened(folder, disk=RestartedDisk("another boot"))
 
 
 @pytest.mark.parametrize("sector", [512, 4_096])
 def test_a_sector_lost_in_a_power_failure_ends_the_log(tmp_path: Path, sector: int) -> None:
     """No later record was acknowledged, because each flush writes the whole file."""
     settings = small(mapped_file_size_commit_log=16_384)
-    store = MessageStore(FolderStoreFiles(tmp_path), settings, VirtualClock())
-    store.load()
+    store = opened(tmp_path, settings)
     puts = [store.put(draft(b"%02d" % number * 100)) for number in range(30)]
     kill(store)
     file = tmp_path / "commitlog" / f"{0:020d}"
-    data = bytearray(file.read_bytes())
-    data[4_096 : 4_096 + sector] = bytes(sector)
-    file.write_bytes(data)
+    overwrite(file, 4_096, bytes(sector))
     lost = [number for number, put in enumerate(puts) if put.end > 4_096]
 
-    again = MessageStore(FolderStoreFiles(tmp_path, RestartedDisk("another boot")), settings, VirtualClock())
     with capture_logs() as logs:
-        again.load()
+        again = opened(tmp_path, settings, disk=RestartedDisk("another boot"))
 
     cut = next(line for line in logs if line["event"] == "store.unflushed_tail_cut")
     whole = [number for number, put in enumerate(puts) if put.physical_offset >= 4_096 + sector]
@@ -349,15 +279,12 @@ def test_a_sector_lost_in_a_power_failure_ends_the_log(tmp_path: Path, sector: i
 
 
 def test_a_lost_sector_before_the_checkpoint_is_damage(tmp_path: Path) -> None:
-    store = MessageStore(FolderStoreFiles(tmp_path), small(), VirtualClock())
-    store.load()
+    store = opened(tmp_path)
     puts = [store.put(draft(b"%d" % number * 700)) for number in range(4)]
     store.take_checkpoint()
     kill(store)
     file = tmp_path / "commitlog" / f"{0:020d}"
-    data = bytearray(file.read_bytes())
-    data[1_024:1_536] = bytes(512)
-    file.write_bytes(data)
+    overwrite(file, 1_024, bytes(512))
 
     with capture_logs() as logs:
         again = restart_machine(tmp_path)
@@ -370,8 +297,7 @@ def test_a_lost_sector_before_the_checkpoint_is_damage(tmp_path: Path) -> None:
 
 def test_units_lost_in_a_power_failure_are_rebuilt_from_the_log(tmp_path: Path) -> None:
     """Zeros in the middle of a file, and a missing file. The units before the checkpoint were on the disk."""
-    store = MessageStore(FolderStoreFiles(tmp_path), small(), VirtualClock())
-    store.load()
+    store = opened(tmp_path)
     for number in range(5):
         store.put(draft(b"%d" % number))
     store.take_checkpoint()
@@ -379,9 +305,7 @@ def test_units_lost_in_a_power_failure_are_rebuilt_from_the_log(tmp_path: Path) 
         store.put(draft(b"%d" % number))
     kill(store)
     queue = tmp_path / "consumequeue" / "orders" / "0"
-    first = bytearray((queue / f"{0:020d}").read_bytes())
-    first[120:160] = bytes(40)
-    (queue / f"{0:020d}").write_bytes(first)
+    overwrite((queue / f"{0:020d}"), 120, bytes(40))
     (queue / f"{400:020d}").unlink()
 
     again = restart_machine(tmp_path)
@@ -417,8 +341,7 @@ def test_a_store_written_by_rocketmq_is_opened(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").write_bytes(bytes(4_096))
     (tmp_path / "abort").write_bytes(b"4711")
 
-    store = MessageStore(FolderStoreFiles(tmp_path), small(mapped_file_size_commit_log=1_000), VirtualClock())
-    store.load()
+    store = opened(tmp_path, small(mapped_file_size_commit_log=1_000))
 
     queue = store.consume_queue("orders", 0)
     assert (queue.min_offset, queue.max_offset) == (1, 6)
@@ -445,20 +368,6 @@ def write_log(folder: Path, drafts: list[ForeignDraft], file_size: int) -> None:
         (folder / f"{number * file_size:020d}").write_bytes(data.ljust(file_size, b"\0")[:file_size])
 
 
-def test_a_queue_that_starts_with_rocketmqs_mark_is_opened(open_store: OpenStore, tmp_path: Path) -> None:
-    """The first units of a queue whose first messages were deleted have a mark."""
-    store = open_store()
-    queue = store.consume_queue("orders", 0)
-    queue.clear(13)
-    store.put(draft(b"the 13th"))
-    store.close()
-
-    again = open_store()
-
-    assert (again.consume_queue("orders", 0).min_offset, again.consume_queue("orders", 0).max_offset) == (13, 14)
-    assert bodies(again) == [b"the 13th"]
-
-
 # --- the checkpoint --------------------------------------------------------------------------------
 
 
@@ -478,9 +387,7 @@ def test_our_part_of_the_checkpoint_survives_a_write_by_rocketmq(open_store: Ope
     store.close()
     assert (checkpoint_of(tmp_path).replay_start, fields_are_ours(tmp_path)) == (end, True)
 
-    page = bytearray((tmp_path / "checkpoint").read_bytes())
-    page[40:48] = (9_999).to_bytes(8, "big")
-    (tmp_path / "checkpoint").write_bytes(page)
+    overwrite((tmp_path / "checkpoint"), 40, (9_999).to_bytes(8, "big"))
 
     assert checkpoint_of(tmp_path).fields.logics_physical_offset == 9_999
     assert (checkpoint_of(tmp_path).replay_start, fields_are_ours(tmp_path)) == (end, False)
@@ -500,13 +407,10 @@ def test_records_that_rocketmq_wrote_after_our_checkpoint_are_replayed(open_stor
     end = store.put(linked(b"delivered by RocketMQ")).end
     kill(store)
     (tmp_path / "abort").unlink()
-    page = bytearray((tmp_path / "checkpoint").read_bytes())
-    page[40:48] = end.to_bytes(8, "big")
-    (tmp_path / "checkpoint").write_bytes(page)
+    overwrite((tmp_path / "checkpoint"), 40, end.to_bytes(8, "big"))
     follower = Follower()
 
-    again = MessageStore(FolderStoreFiles(tmp_path), small(), VirtualClock())
-    again.load([follower])
+    again = opened(tmp_path, followers=[follower])
     again.close()
 
     assert follower.seen == [b"delivered by RocketMQ"]

@@ -16,7 +16,7 @@ from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.settings import FlushDiskType
 from tests.store.faulty_disk import FaultyDisk
-from tests.store.small_store import bodies, draft, small
+from tests.store.small_store import bodies, draft, opened, small
 
 
 class RecordingDisk(FaultyDisk):
@@ -37,9 +37,7 @@ def disk() -> RecordingDisk:
 
 def loaded(folder: Path, disk: RecordingDisk, mode: FlushDiskType = FlushDiskType.SYNC_FLUSH) -> MessageStore:
     settings = small(mapped_file_size_commit_log=16_384, flush_disk_type=mode)
-    store = MessageStore(FolderStoreFiles(folder, disk), settings, VirtualClock())
-    store.load()
-    return store
+    return opened(folder, settings, disk=disk)
 
 
 def put_early(store: MessageStore, body: bytes) -> PutResult:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mqtemplate.delay.pending_rows import NEVER_MS
 from mqtemplate.delay.settings import TimerSettings
 from mqtemplate.delay.timers.timer_log import (
     MIN_TIMER_LOG_SIZE,
@@ -118,7 +119,6 @@ TIMER_LOG_FOLDER = "timerlog"
 TIMER_CHECKPOINT_FILE = "config/timercheck"
 _SNAPSHOT = re.compile(r"timerwheel\.\d+")
 """Files in which RocketMQ 5.5 stores the wheel if ``timerWheelSnapshotFlush`` is on. The base file is all zero then."""
-_NEVER_MS = 1 << 62
 _MAX_CHECKED = 32_000_000 * TIMER_UNIT_SIZE  # bytes of the log; checking them takes one or two seconds (measured)
 
 
@@ -152,7 +152,7 @@ class TimerFiles:
             self._check_precision()
             wheel_file = store_files.open_mapped(TIMER_WHEEL_FILE, wheel_file_size(settings.slots_total), sparse=True)
             is_ours = self.writer is Writer.OURS
-            from_ms = self.checkpoint.last_read_time_ms if is_ours else _NEVER_MS
+            from_ms = self.checkpoint.last_read_time_ms if is_ours else NEVER_MS
             self.wheel = TimerWheel(wheel_file, settings.slots_total, settings.precision_ms, from_ms)
         except BaseException:
             self._checkpoint_file.close()

@@ -143,7 +143,7 @@ class ReadAhead:
         if count < self._fewest:
             return RecordsAhead()
         offsets = units["physical_offset"][:count].tolist()
-        data = read_records(self._store, offsets, size)
+        data = read_records(self._store.read_bytes, offsets, size)
         if data is None:  # at the end of a file, or deleted by retention
             return RecordsAhead()
         records, count = rows_without_check(data, *position, offsets)

@@ -80,7 +80,7 @@ def test_a_damaged_record_is_counted_and_skipped(engine: DelayEngine) -> None:
     put = engine.send(b"damaged", TIMER_DELAY_MS=1_500)
     engine.send(b"healthy", TIMER_DELAY_MS=1_500)
     engine.release_due()
-    engine.store._commit_log._files.files[0].view[put.physical_offset + 90] ^= 0xFF
+    engine.store._commit_log.files.files[0].view[put.physical_offset + 90] ^= 0xFF
 
     engine.advance(2_000)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from mqtemplate.delay.timers.files import TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDER, TIMER_WHEEL_FILE, TimerCheckpoint
+from mqtemplate.delay.timers.files import TIMER_CHECKPOINT_FILE, TimerCheckpoint
 from mqtemplate.errors import StoreFormatError
 from tests.delay.conftest import OpenEngine
 from tests.delay.delay_engine import SMALL_WHEEL, DelayEngine
@@ -23,64 +22,6 @@ def send_three(engine: DelayEngine) -> None:
 def checkpoint_of(engine: DelayEngine) -> TimerCheckpoint:
     assert engine.timer._files is not None
     return engine.timer._files.checkpoint
-
-
-@pytest.mark.parametrize("checkpointed_after_ms", [0, 4_999, 5_000, 5_500, 7_000, None])
-def test_a_kill_neither_loses_nor_repeats_messages(open_engine: OpenEngine, checkpointed_after_ms: int | None) -> None:
-    """The last checkpoint was before the release, right after it, after its slot closed, or there was none."""
-    engine = open_engine()
-    send_three(engine)
-    if checkpointed_after_ms is not None:
-        engine.advance(checkpointed_after_ms)
-        engine.store.take_checkpoint()
-        engine.advance(7_000 - checkpointed_after_ms)
-    else:
-        engine.advance(7_000)
-    engine.crash()
-
-    engine = open_engine()
-    engine.advance(60_000)
-
-    assert engine.bodies() == [b"5", b"10", b"15"]
-
-
-def test_a_kill_before_messages_are_on_the_wheel_loses_none(open_engine: OpenEngine) -> None:
-    engine = open_engine()
-    engine.send(b"first", TIMER_DELAY_MS=3_000)
-    engine.store.take_checkpoint()
-    engine.send(b"second", TIMER_DELAY_MS=2_000)
-    engine.crash()
-
-    engine = open_engine()
-    engine.advance(60_000)
-
-    assert engine.bodies() == [b"second", b"first"]
-
-
-@pytest.mark.parametrize("lost", [TIMER_CHECKPOINT_FILE, TIMER_WHEEL_FILE, TIMER_LOG_FOLDER])
-@pytest.mark.parametrize("clean", [True, False])
-def test_lost_files_are_rebuilt_from_the_commit_log(
-    open_engine: OpenEngine, tmp_path: Path, lost: str, clean: bool
-) -> None:
-    """Without ``timercheck`` RocketMQ releases the backlog again. The copies in the log show what was released."""
-    engine = open_engine()
-    send_three(engine)
-    engine.advance(7_000)
-    engine.store.take_checkpoint()
-    if clean:
-        engine.close()
-    else:
-        engine.crash()
-    path = tmp_path / lost
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
-
-    engine = open_engine()
-    engine.advance(60_000)
-
-    assert engine.bodies() == [b"5", b"10", b"15"]
 
 
 def test_a_kill_while_the_files_are_rebuilt_is_harmless(open_engine: OpenEngine, tmp_path: Path) -> None:
@@ -100,26 +41,6 @@ def test_a_kill_while_the_files_are_rebuilt_is_harmless(open_engine: OpenEngine,
     engine.advance(60_000)
 
     assert engine.bodies() == [b"%d" % number for number in range(1_500)]
-
-
-def test_timers_whose_records_a_power_failure_took_are_removed(open_engine: OpenEngine, tmp_path: Path) -> None:
-    """The next message gets their offsets in log and queue, and must not be mistaken for them."""
-    engine = open_engine()
-    engine.send(b"kept", TIMER_DELAY_MS=20_000)
-    lost = engine.send(b"lost", TIMER_DELAY_MS=20_000)
-    engine.release_due()
-    engine.store.take_checkpoint()
-    engine.crash()
-    log = tmp_path / "commitlog" / f"{0:020d}"
-    data = bytearray(log.read_bytes())
-    data[lost.physical_offset :] = bytes(len(data) - lost.physical_offset)
-    log.write_bytes(data)
-
-    engine = open_engine()
-    engine.send(b"next", TIMER_DELAY_MS=5_000)
-    engine.advance(60_000)
-
-    assert engine.bodies() == [b"next", b"kept"]
 
 
 def test_a_checkpoint_is_written_only_when_something_changed(open_engine: OpenEngine) -> None:

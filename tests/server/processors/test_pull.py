@@ -78,7 +78,7 @@ def corrupt(serving: Serving, queue_offset: int) -> None:
     """Change one byte of a message's body."""
     store = serving.engine.store
     unit = store.consume_queue("orders", 0).unit(queue_offset)
-    found = store._commit_log.find(unit.physical_offset)
+    found = store._commit_log.files.find(unit.physical_offset)
     assert found is not None
     file, start = found
     file.view[unit.physical_offset - start + 88] ^= 0xFF

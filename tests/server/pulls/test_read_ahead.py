@@ -67,7 +67,7 @@ def damage(serving: Serving, queue_offset: int) -> None:
     """Change a byte of the body of one message."""
     store = serving.engine.store
     damaged = store.consume_queue("orders", 0).unit(queue_offset).physical_offset
-    file, start = store._commit_log.find(damaged) or pytest.fail("no file")
+    file, start = store._commit_log.files.find(damaged) or pytest.fail("no file")
     file.write_mapped(damaged - start + 89, b"\0")
 
 

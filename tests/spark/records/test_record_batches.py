@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
-import tempfile
-import zlib
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
-
-import numpy as np
-import pytest
-from hypothesis import given, settings
+from datetime import UTC
+from datetime import datetime
+from hypothesis import given
+from hypothesis import settings
 from hypothesis import strategies as st
-from structlog.testing import capture_logs
-
-pa = pytest.importorskip("pyarrow")
-
 from mqtemplate.brokers import EmbeddedBroker  # noqa: E402
 from mqtemplate.clock import VirtualClock  # noqa: E402
 from mqtemplate.errors import CorruptRecordError  # noqa: E402
-from mqtemplate.message import Message, MessageQueue  # noqa: E402
-from mqtemplate.record.codec import (  # noqa: E402
-    RecordDraft,
-    parse_record,
-    to_message_ext,
-)
-from mqtemplate.record.compression import CompressionType, compress_body  # noqa: E402
+from mqtemplate.message import Message  # noqa: E402
+from mqtemplate.message import MessageQueue  # noqa: E402
+from mqtemplate.record.codec import RecordDraft  # noqa: E402
+from mqtemplate.record.codec import parse_record  # noqa: E402
+from mqtemplate.record.codec import to_message_ext  # noqa: E402
+from mqtemplate.record.compression import CompressionType  # noqa: E402
+from mqtemplate.record.compression import compress_body  # noqa: E402
+from mqtemplate.record.layout import CHECK_CRC_AT  # noqa: E402
+from mqtemplate.record.layout import CHECK_SIZE  # noqa: E402
 from mqtemplate.record.properties import encode_properties  # noqa: E402
 from mqtemplate.spark.location.folder import StoreFolder  # noqa: E402
-from mqtemplate.spark.location.folder_blocks import QueueSlice, local_blocks  # noqa: E402
-from mqtemplate.spark.records.record_batches import ARROW_SCHEMA, number_column, record_batches, timestamp_column  # noqa: E402
+from mqtemplate.spark.location.folder_blocks import QueueSlice  # noqa: E402
+from mqtemplate.spark.location.folder_blocks import local_blocks  # noqa: E402
+from mqtemplate.spark.records.record_batches import ARROW_SCHEMA  # noqa: E402
+from mqtemplate.spark.records.record_batches import number_column  # noqa: E402
+from mqtemplate.spark.records.record_batches import record_batches  # noqa: E402
+from mqtemplate.spark.records.record_batches import timestamp_column  # noqa: E402
+from pathlib import Path
+from structlog.testing import capture_logs
+from typing import Any
+import numpy as np
+import pytest
+import tempfile
+import zlib
+
+
+pa = pytest.importorskip("pyarrow")
+
 
 
 def read_all(store: Path, topic: str = "orders", queue_id: int = 0, schema: Any = ARROW_SCHEMA) -> list[dict[str, Any]]:
@@ -230,13 +238,13 @@ def test_the_error_for_a_flipped_bit_names_file_and_offset(broker: EmbeddedBroke
 
 
 def test_each_flipped_bit_of_a_record_is_detected(broker: EmbeddedBroker) -> None:
-    """For each byte before the check at the end, which covers the bytes that the CRC of the body does not."""
-    check_size = 24
+    """For each byte but the name of the check, which covers the bytes that the CRC of the body does not."""
     record = broker.store.put(draft(b"body", TAGS="pay", KEYS="a"))
     broker.store.put(draft(b"next"))
     log = StoreFolder(broker.path).log_segments()[0].path
+    check_at = record.size - CHECK_SIZE
 
-    for at in range(record.size - check_size):
+    for at in [*range(check_at), *range(check_at + CHECK_CRC_AT, record.size)]:
         flip(log, at)
         with pytest.raises(CorruptRecordError):
             read_all(broker.path)
@@ -245,12 +253,32 @@ def test_each_flipped_bit_of_a_record_is_detected(broker: EmbeddedBroker) -> Non
     assert len(read_all(broker.path)) == 2
 
 
-def flip(path: Path, at: int) -> None:
+def test_a_character_that_is_no_hex_digit_is_detected_in_a_check(broker: EmbeddedBroker) -> None:
+    """Such as ``:``, the character after 9, for ``a``, the digit after 9."""
+    damaged = set[bytes]()
+    for number in range(40):
+        record = broker.store.put(draft(b"body", KEYS=str(number)))
+        log = StoreFolder(broker.path).log_segments()[0].path
+        crc_at = record.end - CHECK_SIZE + CHECK_CRC_AT
+        digits = log.read_bytes()[crc_at : crc_at + 8]
+        for letter, wrong in zip(b"abcdef", b":;<=>?", strict=True):
+            at = crc_at + digits.find(letter)
+            if letter in digits:
+                flip(log, at, letter ^ wrong)
+                with pytest.raises(CorruptRecordError):
+                    read_all(broker.path)
+                flip(log, at, letter ^ wrong)
+                damaged.add(bytes([letter]))
+
+    assert len(damaged) == 6
+
+
+def flip(path: Path, at: int, bits: int = 0x40) -> None:
     with path.open("r+b") as file:
         file.seek(at)
         (byte,) = file.read(1)
         file.seek(at)
-        file.write(bytes([byte ^ 0x40]))
+        file.write(bytes([byte ^ bits]))
 
 
 def test_batches_are_split_by_rows_and_at_the_end_of_each_log_file(

@@ -45,38 +45,33 @@ def failing(kind: str, code: int = errno.EIO) -> FaultyDisk:
 # --- files of a queue after a power failure ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("durable", [True, False])
-def test_files_at_the_end_without_a_length_are_dropped(tmp_path: Path, durable: bool) -> None:
-    """They were created, but no byte of them was flushed."""
-    put_file(tmp_path / "q", 0)
-    unfinished = [put_file(tmp_path / "q", number, data) for number, data in enumerate([b"", bytes(100), b""], start=1)]
+HALF = b"start"
+
+
+@pytest.mark.parametrize(
+    ("durable", "files", "kept"),
+    [
+        pytest.param(True, {0: None, 1: b"", 2: bytes(100), 3: b""}, 1, id="at the end, without a flushed byte"),
+        pytest.param(False, {0: None, 1: b"", 2: bytes(100), 3: b""}, 1, id="the same of a queue"),
+        pytest.param(False, {0: None, 2: None, 3: None}, 1, id="rebuildable: from the first gap on"),
+        pytest.param(False, {0: None, 1: HALF, 2: None}, 1, id="rebuildable: from the first short one on"),
+        pytest.param(True, {0: None, 1: b"", 2: None}, 3, id="empty in the middle of the log: the recovery judges it"),
+        pytest.param(True, {0: None, 1: HALF}, 2, id="short after a whole one"),
+    ],
+)
+def test_files_that_a_power_failure_left_are_dropped_or_get_their_length_back(
+    tmp_path: Path, durable: bool, files: dict[int, bytes | None], kept: int
+) -> None:
+    for number, data in files.items():
+        put_file(tmp_path / "q", number, data)
 
     queue = queue_of(tmp_path / "q", durable=durable)
 
-    assert queue.end == SIZE
-    assert not any(path.exists() for path in unfinished)
-    queue.close()
-
-
-def test_rebuildable_files_are_dropped_from_the_first_gap_on(tmp_path: Path) -> None:
-    put_file(tmp_path / "q", 0)
-    put_file(tmp_path / "q", 2)
-    put_file(tmp_path / "q", 3)
-
-    queue = queue_of(tmp_path / "q", durable=False)
-
-    assert (queue.starts, len(list((tmp_path / "q").iterdir()))) == ([0], 1)
-    queue.close()
-
-
-def test_rebuildable_files_are_dropped_from_the_first_short_one_on(tmp_path: Path) -> None:
-    put_file(tmp_path / "q", 0)
-    put_file(tmp_path / "q", 1, b"half")
-    put_file(tmp_path / "q", 2)
-
-    queue = queue_of(tmp_path / "q", durable=False)
-
-    assert queue.starts == [0]
+    assert queue.starts == [SIZE * number for number in range(kept)]
+    assert len(list((tmp_path / "q").iterdir())) == kept
+    for number in range(kept):
+        data = files[number]
+        assert queue.read(number * SIZE, SIZE) == (b"x" * SIZE if data is None else data.ljust(SIZE, b"\0"))
     queue.close()
 
 
@@ -87,29 +82,6 @@ def test_a_file_missing_in_the_middle_of_the_log_is_named_and_no_file_is_changed
         queue_of(tmp_path / "q", durable=True)
 
     assert all(path.exists() for path in paths)
-
-
-def test_an_empty_file_in_the_middle_of_the_log_gets_its_length_back(tmp_path: Path) -> None:
-    """The recovery judges the zeros: after a power failure they are the start of the unflushed bytes."""
-    put_file(tmp_path / "q", 0)
-    put_file(tmp_path / "q", 1, b"")
-    put_file(tmp_path / "q", 2)
-
-    queue = queue_of(tmp_path / "q", durable=True)
-
-    assert queue.starts == [0, SIZE, 2 * SIZE]
-    assert queue.read(SIZE, 10) == bytes(10)
-    queue.close()
-
-
-def test_a_short_file_after_a_whole_one_gets_its_full_length(tmp_path: Path) -> None:
-    put_file(tmp_path / "q", 0)
-    put_file(tmp_path / "q", 1, b"start")
-
-    queue = queue_of(tmp_path / "q", durable=True)
-
-    assert queue.read(SIZE, SIZE) == b"start".ljust(SIZE, b"\0")
-    queue.close()
 
 
 @pytest.mark.parametrize("durable", [True, False])

@@ -200,15 +200,15 @@ def test_a_file_system_without_full_fsync_is_flushed_by_fsync(
     monkeypatch.setattr(fcntl, "fcntl", refuse)
     monkeypatch.setattr(disk, "_sync", flushed.append)
     monkeypatch.setattr(os, "fsync", flushed.append)
-    disk = Disk()
-    fd = disk.open(sparse)
+    file_disk = Disk()
+    fd = file_disk.open(sparse)
 
-    disk.flush(fd)
-    disk.sync_folder(sparse.parent)
+    file_disk.flush(fd)
+    file_disk.sync_folder(sparse.parent)
 
     assert flushed[0] == fd
     assert len(flushed) == 2
-    disk.close(fd)
+    file_disk.close(fd)
 
 
 def test_an_error_of_a_full_fsync_is_reported(

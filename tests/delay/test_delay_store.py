@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from mqtemplate.delay.delay_store import DelayStore
 from mqtemplate.delay.pending_rows import PENDING_DTYPE, PendingEntry
 from mqtemplate.record.appends import PutResult
 from mqtemplate.record.codec import Drafts, RecordDraft, StoredRecord
@@ -39,13 +38,6 @@ def shown(engine: DelayEngine, after_ms: int = 0, before_ms: int = 1 << 62) -> l
         rows += list(zip(piece["due_ms"].tolist(), piece["physical_offset"].tolist(), strict=True))
     assert floors == sorted(floors)
     return [physical_offset for _, physical_offset in sorted(rows)]
-
-
-def test_the_level_service_is_a_delay_store(engine: DelayEngine) -> None:
-    """`DelayController` and `PendingView` use this interface only."""
-    delay_store: DelayStore = engine.schedule
-
-    assert delay_store.source_topic == SCHEDULE_TOPIC
 
 
 def test_a_message_is_pending_until_it_is_released_or_removed(engine: DelayEngine) -> None:
@@ -130,19 +122,6 @@ def test_a_message_that_another_thread_removes_is_not_released(engine: DelayEngi
     stepping.join()
 
     assert engine.bodies() == []
-
-
-def test_a_cancel_marks_the_unit_before_it_returns(tmp_path: Path) -> None:
-    """RocketMQ cannot recall levels. It may open the store directory if the process is killed right afterwards."""
-    engine = DelayEngine(tmp_path / "store")
-    handle = engine.send_for(b"gone", DELAY=5)
-    engine.send_for(b"kept", DELAY=5)
-
-    engine.control.cancel(handle)
-
-    sizes = engine.store.consume_queue(SCHEDULE_TOPIC, 4).units(0, 2)["size"].tolist()
-    assert sizes[0] == DONE_SIZE_MARK
-    assert sizes[1] > DONE_SIZE_MARK
 
 
 def test_a_reschedule_marks_the_unit_once_its_copy_is_on_disk(tmp_path: Path) -> None:

@@ -22,56 +22,7 @@ from tests.delay.foreign_records import foreign_level_message
 SECOND, MINUTE = 1_000, 60_000
 
 
-# --- storing ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.feature("B4", "E4", "G5")
-def test_a_delayed_message_is_stored_in_the_schedule_topic(engine: DelayEngine) -> None:
-    """It is stored under a system topic, and is not in its own topic before its time."""
-    engine.send(b"later", DELAY=3)
-    engine.release_due()
-
-    [record] = engine.delayed_records(queue_id=2)
-    assert (record.topic, record.queue_id, record.body) == (SCHEDULE_TOPIC, 2, b"later")
-    assert engine.bodies() == []
-
-
-@pytest.mark.feature("B5", "E3")
-def test_each_used_level_has_a_queue(open_engine: OpenEngine) -> None:
-    """``SCHEDULE_TOPIC_XXXX/<level - 1>`` is created with the first message."""
-    engine = open_engine()
-    engine.send(b"", DELAY=3)
-    engine.send(b"", DELAY=18)
-
-    assert engine.store_files.list_folders(f"consumequeue/{SCHEDULE_TOPIC}") == ["17", "2"]
-
-
-@pytest.mark.feature("B6", "E5")
-def test_the_tags_code_in_the_queue_is_the_due_time(engine: DelayEngine) -> None:
-    """Store time plus delay, computed when the record is dispatched to its queue."""
-    engine.clock.move_ms(77)
-    put = engine.send(b"", DELAY=3)
-
-    unit = engine.store.consume_queue(SCHEDULE_TOPIC, 2).unit(0)
-    assert unit.tags_code == put.store_timestamp + 10 * SECOND
-    assert (unit.physical_offset, unit.size) == (put.physical_offset, put.size)
-
-
 # --- releasing --------------------------------------------------------------------------------------
-
-
-@pytest.mark.feature("B7", "E1", "E8", "G12")
-def test_a_message_arrives_at_its_millisecond(engine: DelayEngine) -> None:
-    """It is not visible one millisecond earlier. Then it is read from its own topic like any other message."""
-    start = engine.clock.now_ms()
-    engine.send(b"ten seconds", DELAY=3)
-
-    engine.advance(10 * SECOND - 1)
-    assert engine.bodies() == []
-
-    engine.advance(1)
-    assert engine.bodies() == [b"ten seconds"]
-    assert engine.arrived()[0].at_ms == start + 10 * SECOND
 
 
 @pytest.mark.feature("F1", "B8", "B9", "E7", "F21")
@@ -148,59 +99,6 @@ def test_messages_of_one_level_keep_their_order(engine: DelayEngine) -> None:
     assert engine.bodies() == bodies
 
 
-@pytest.mark.feature("E6")
-def test_levels_are_released_in_order_of_due_time(engine: DelayEngine) -> None:
-    """Each level has its own queue. Earlier due times are released first, also if one step finds all of them late."""
-    engine.send(b"30s", DELAY=4)
-    engine.send(b"10s", DELAY=3)
-    engine.send(b"1s", DELAY=1)
-    engine.clock.move_ms(27 * SECOND)
-    engine.send(b"28s", DELAY=1)
-    engine.clock.move_ms(60 * SECOND)
-
-    engine.release_due()
-
-    assert engine.bodies() == [b"1s", b"10s", b"28s", b"30s"]
-
-
-@pytest.mark.feature("E10")
-def test_a_first_level_of_90_seconds_takes_90_seconds(open_engine: OpenEngine) -> None:
-    engine = open_engine(levels="90s 5s 10s")
-    engine.send(b"first", DELAY=1)
-    engine.send(b"second", DELAY=2)
-
-    engine.advance(5 * SECOND)
-    assert engine.bodies() == [b"second"]
-    engine.advance(85 * SECOND)
-    assert engine.bodies() == [b"second", b"first"]
-
-
-@pytest.mark.feature("B2")
-def test_a_nineteenth_level_works(open_engine: OpenEngine) -> None:
-    """One day is appended to the 18 levels."""
-    engine = open_engine(levels="1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h 1d")
-    engine.send(b"tomorrow", DELAY=19)
-
-    engine.advance(86_400 * SECOND - 1)
-    assert engine.bodies() == []
-    engine.advance(1)
-    assert engine.bodies() == [b"tomorrow"]
-
-
-@pytest.mark.feature("F22")
-def test_three_hours_are_possible_with_two_levels_in_a_chain(engine: DelayEngine) -> None:
-    """Beyond the maximum of two hours: a message of two hours, then one of an hour. A timer needs one message only."""
-    start = engine.clock.now_ms()
-    engine.send(b"first", topic="relay", DELAY=18)
-    engine.advance(7_200 * SECOND)
-    assert engine.bodies("relay") == [b"first"]
-    engine.send(b"second", DELAY=17)
-
-    engine.advance(3_600 * SECOND)
-
-    assert engine.arrived()[0].at_ms - start == 3 * 3_600 * SECOND
-
-
 def test_a_delivered_message_can_be_delayed_again(engine: DelayEngine) -> None:
     """A retry is: it has the properties of the delivered message, and another level."""
     engine.send(b"again", DELAY=1)
@@ -232,23 +130,6 @@ def test_a_copy_does_not_have_the_levels_delay(engine: DelayEngine) -> None:
 
 
 # --- waking -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.feature("F5", "F18", "F19", "G10")
-def test_the_step_returns_exactly_when_the_next_message_is_due(engine: DelayEngine) -> None:
-    """RocketMQ polls every 100 ms. Here one step serves all levels and returns the next due time."""
-    start = engine.clock.now_ms()
-    assert engine.schedule.step() is None
-
-    engine.send(b"", DELAY=4)
-    assert engine.schedule.step() == start + 30 * SECOND
-    engine.send(b"", DELAY=1)
-    assert engine.schedule.step() == start + 1 * SECOND
-
-    engine.clock.move_ms(1 * SECOND)
-    assert engine.schedule.step() == start + 30 * SECOND
-    engine.clock.move_ms(29 * SECOND)
-    assert engine.schedule.step() is None
 
 
 def test_a_new_message_wakes_the_service(engine: DelayEngine) -> None:
@@ -287,51 +168,6 @@ def test_starting_twice_is_harmless(engine: DelayEngine) -> None:
 # --- clocks -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.feature("F15")
-def test_after_the_clock_was_set_back_no_message_is_early(engine: DelayEngine) -> None:
-    """RocketMQ would release it at once, a minute early."""
-    engine.send(b"10s", DELAY=3)
-    due = engine.clock.now_ms() + 10 * SECOND
-    engine.clock.move_ms(-60 * SECOND)
-
-    engine.advance(69 * SECOND)
-    assert engine.bodies() == []
-    engine.advance(1 * SECOND)
-    assert engine.bodies() == [b"10s"]
-    assert engine.arrived()[0].at_ms >= due
-
-
-@pytest.mark.feature("F15")
-def test_shortening_a_level_does_not_release_pending_messages_early(open_engine: OpenEngine) -> None:
-    """The due time of the moment when the message was sent is kept."""
-    engine = open_engine(levels="10m")
-    engine.send(b"ten minutes", DELAY=1)
-    engine.close()
-
-    engine = open_engine(levels="1s")
-    engine.advance(10 * MINUTE - 1)
-    assert engine.bodies() == []
-    engine.advance(1)
-    assert engine.bodies() == [b"ten minutes"]
-
-
-@pytest.mark.feature("X11", "D11")
-def test_the_table_may_change_while_messages_are_pending(engine: DelayEngine) -> None:
-    """Each message keeps its due time, and none is blocked by an earlier stored one that is due later."""
-    start = engine.clock.now_ms()
-    engine.send(b"10s", DELAY=3)
-    engine.change_table("1s 5s 2s")
-    engine.send(b"2s", DELAY=3)
-    engine.change_table("1m")
-    engine.send(b"1m", DELAY=1)
-    engine.send(b"highest", DELAY=3)
-
-    engine.advance(1 * MINUTE)
-
-    due = [(message.body, message.at_ms - start) for message in engine.arrived()]
-    assert due == [(b"2s", 2 * SECOND), (b"10s", 10 * SECOND), (b"1m", 1 * MINUTE), (b"highest", 1 * MINUTE)]
-
-
 @pytest.mark.feature("D11")
 def test_messages_of_one_queue_are_released_in_order_of_due_time(engine: DelayEngine) -> None:
     """Not in the order of their queue offsets. Messages with one due time are released in the order stored."""
@@ -343,26 +179,6 @@ def test_messages_of_one_queue_are_released_in_order_of_due_time(engine: DelayEn
     engine.release_due()
 
     assert engine.bodies() == [b"a", b"b", b"c", b"d", b"e"]
-
-
-def test_after_the_clock_was_set_forward_due_messages_are_released_at_once(engine: DelayEngine) -> None:
-    engine.send(b"1h", DELAY=17)
-    engine.clock.move_ms(3_600 * SECOND)
-
-    engine.release_due()
-
-    assert engine.bodies() == [b"1h"]
-
-
-def test_messages_of_a_level_that_was_removed_from_the_table_are_released(open_engine: OpenEngine) -> None:
-    engine = open_engine(levels="1s 5s 10s")
-    engine.send(b"third", DELAY=3)
-    engine.close()
-
-    engine = open_engine(levels="1s")
-    engine.advance(10 * SECOND)
-
-    assert engine.bodies() == [b"third"]
 
 
 @pytest.mark.feature("F23")
@@ -434,7 +250,7 @@ def test_a_damaged_record_is_counted_and_skipped(engine: DelayEngine) -> None:
     """It does not block the other messages of the queue, and nothing of it is delivered."""
     put = engine.send(b"damaged", DELAY=1)
     engine.send(b"healthy", DELAY=1)
-    engine.store._commit_log._files.files[0].view[put.physical_offset + 90] ^= 0xFF
+    engine.store._commit_log.files.files[0].view[put.physical_offset + 90] ^= 0xFF
 
     engine.advance(1 * SECOND)
 

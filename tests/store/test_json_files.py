@@ -54,7 +54,7 @@ def test_a_new_topic_encodes_no_other_topic(monkeypatch: pytest.MonkeyPatch) -> 
 
     table.create("orders", 4)
 
-    assert [entry["topicName"] for entry in encoded] == ["orders"]  # type: ignore[index]
+    assert [entry["topicName"] for entry in encoded if "topicName" in entry] == ["orders"]  # type: ignore[index,operator]
 
 
 def test_members_that_another_version_knows_are_kept() -> None:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import random
-import shutil
-import struct
-import tempfile
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count, islice
-from pathlib import Path
-
-import numpy as np
-import pytest
-from hypothesis import given, settings
+from hypothesis import given
+from hypothesis import settings
 from hypothesis import strategies as st
-from structlog.testing import capture_logs
-
-from mqtemplate.clock import SystemClock, VirtualClock
-from mqtemplate.errors import StoreFormatError, StoreFullError
+from itertools import count
+from itertools import islice
+from mqtemplate.clock import SystemClock
+from mqtemplate.clock import VirtualClock
+from mqtemplate.errors import StoreFormatError
+from mqtemplate.errors import StoreFullError
 from mqtemplate.hashes import java_string_hash
 from mqtemplate.message import HostAddress
 from mqtemplate.record.appends import PutResult
@@ -28,14 +21,35 @@ from mqtemplate.record.layout import SysFlag
 from mqtemplate.store import key_reader
 from mqtemplate.store.files import layout
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles
-from mqtemplate.store.files.layout import IndexHeader, index_file_size, unpack_index_header
+from mqtemplate.store.files.layout import IndexHeader
+from mqtemplate.store.files.layout import index_file_size
+from mqtemplate.store.files.layout import unpack_index_header
 from mqtemplate.store.files.mapped_files import MappedFile
 from mqtemplate.store.files.store_files import MemoryStoreFiles
-from mqtemplate.store.index_file import IndexFile, KeyRows, find_geometry
+from mqtemplate.store.index_file import IndexFile
+from mqtemplate.store.index_file import KeyRows
+from mqtemplate.store.index_file import find_geometry
 from mqtemplate.store.index_service import IndexService
-from mqtemplate.store.key_reader import KeyReader, index_key_hashes, keys_of
+from mqtemplate.store.key_reader import KeyReader
+from mqtemplate.store.key_reader import index_key_hashes
+from mqtemplate.store.key_reader import keys_of
 from mqtemplate.store.message_store import MessageStore
-from tests.store.small_store import OpenStore, draft, kill, no_keys, small
+from pathlib import Path
+from structlog.testing import capture_logs
+from tests.store.small_store import OpenStore
+from tests.store.small_store import draft
+from tests.store.small_store import kill
+from tests.store.small_store import no_keys
+from tests.store.small_store import opened
+from tests.store.small_store import small
+import numpy as np
+import pytest
+import random
+import shutil
+import struct
+import tempfile
+import time
+
 
 FROM_LOG = pytest.mark.parametrize("keys_from", ["log"], indirect=True)
 SLOTS, UNITS = 5, 9
@@ -282,8 +296,7 @@ def test_a_time_span_excludes_records_stored_outside_it(store: MessageStore, clo
 )
 def test_the_index_finds_the_same_records_as_a_dict(messages: list[tuple[str, list[str], int]]) -> None:
     """``Aa`` and ``BB`` have the same hash, five slots make long chains, and some messages are followed by queries."""
-    store = MessageStore(MemoryStoreFiles(), TINY, VirtualClock())
-    store.load()
+    store = opened(MemoryStoreFiles(), TINY)
     model: dict[tuple[str, str], list[bytes]] = {}
     for number, (topic, keys, queries) in enumerate(messages):
         store.put(keyed(" ".join(keys), b"%d" % number, topic=topic))
@@ -395,10 +408,9 @@ def test_records_that_are_alike_have_the_keys_that_they_have_one_by_one(
 @pytest.mark.parametrize("at", range(88))
 def test_damage_in_the_log_hides_no_other_record(at: int) -> None:
     """Any byte of a record's header may change while the store runs: the other records are found."""
-    store = MessageStore(MemoryStoreFiles(), small(max_index_num=100), VirtualClock())
-    store.load()
+    store = opened(MemoryStoreFiles(), small(max_index_num=100))
     puts = [store.put(keyed("all", b"body")) for _ in range(20)]
-    file, _ = store._commit_log._files.find(0) or pytest.fail("no file")
+    file, _ = store._commit_log.files.find(0) or pytest.fail("no file")
     file.view[puts[2].physical_offset + at] ^= 0x41
 
     found = store.index.find("orders", "all")
@@ -410,7 +422,7 @@ def test_damage_in_the_log_hides_no_other_record(at: int) -> None:
 @FROM_LOG
 def test_skipped_damage_is_logged_with_file_and_offset(store: MessageStore, tmp_path: Path) -> None:
     puts = fill(store, 3)
-    file, _ = store._commit_log._files.find(0) or pytest.fail("no file")
+    file, _ = store._commit_log.files.find(0) or pytest.fail("no file")
     file.view[puts[1].physical_offset : puts[1].end] = bytes(puts[1].size)
 
     with capture_logs() as logs:
@@ -724,8 +736,7 @@ class FullStoreFiles(FolderStoreFiles):
 def test_without_space_for_an_index_file_sends_succeed_and_queries_fail(tmp_path: Path) -> None:
     """Once there is space again, no key is missing. After a close the next start indexes the rest."""
     store_files = FullStoreFiles(tmp_path)
-    store = MessageStore(store_files, TINY, VirtualClock())
-    store.load()
+    store = opened(store_files, TINY)
     fill(store, 3)
     with pytest.raises(StoreFullError, match="index/"):
         store.index.find("orders", "k0")
@@ -737,8 +748,7 @@ def test_without_space_for_an_index_file_sends_succeed_and_queries_fail(tmp_path
     store.close()
     store_files.is_full = False
 
-    store = MessageStore(store_files, TINY, VirtualClock())
-    store.load()
+    store = opened(store_files, TINY)
     found += lost(store, range(14))
     store.close()
 

@@ -20,7 +20,7 @@ from mqtemplate.store.files.store_files import MemoryStoreFiles
 from mqtemplate.store.key_reader import KeyReader, RecentKeys
 from mqtemplate.store.message_store import MessageStore
 from tests.store.faulty_disk import FaultyDisk, never
-from tests.store.small_store import OpenStore, no_keys, small
+from tests.store.small_store import OpenStore, no_keys, opened, small
 
 FORMS = ("", "KEYS\x01%04d\x02", "UNIQ_KEY\x01%04d\x02TAGS\x01a\x02", "KEYS\x01k %04d b\x02", "KEYS\x01ü%04d\x02")
 FLAGS = (0, 0, SysFlag.TRANSACTION_ROLLBACK, SysFlag.TRANSACTION_COMMIT)
@@ -29,9 +29,7 @@ TOPICS = ("orders", "orders", "bills", "%RETRY%" + "x" * 200)
 
 @pytest.fixture
 def store() -> MessageStore:
-    store = MessageStore(MemoryStoreFiles(), small(mapped_file_size_commit_log=16_384), VirtualClock())
-    store.load()
-    return store
+    return opened(MemoryStoreFiles(), small(mapped_file_size_commit_log=16_384))
 
 
 def draft(chance: random.Random, number: int, *, topic: str | None = None) -> RecordDraft:
