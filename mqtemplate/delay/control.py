@@ -8,56 +8,40 @@ gone.
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from mqtemplate.delay.delay_store import DelayStore
-from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS
-from mqtemplate.delay.delay_store import RecordLookup
-from mqtemplate.delay.delay_store import has_key
-from mqtemplate.delay.delay_store import is_marker
-from mqtemplate.delay.divert import Diverted
-from mqtemplate.delay.divert import TimerLimits
-from mqtemplate.delay.divert import divert_to_timer
+from typing import NamedTuple
+
+import numpy as np
+
+from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS, DelayStore, RecordLookup, has_key, is_marker
+from mqtemplate.delay.divert import Diverted, TimerLimits, divert_to_timer
 from mqtemplate.delay.pending_rows import PendingEntry
-from mqtemplate.delay.recall_handle import RecallHandle
-from mqtemplate.delay.recall_handle import check_selection
-from mqtemplate.delay.recall_handle import decode_handle
-from mqtemplate.delay.recall_handle import handle_of
+from mqtemplate.delay.recall_handle import RecallHandle, check_selection, decode_handle, handle_of
 from mqtemplate.delay.release import copy_of
-from mqtemplate.errors import CorruptRecordError
-from mqtemplate.errors import StoreFullError
+from mqtemplate.errors import CorruptRecordError, StoreFullError
 from mqtemplate.event_log import get_logger
 from mqtemplate.hashes import tags_code
-from mqtemplate.message import DELAY_PROPERTIES
-from mqtemplate.message import Property
+from mqtemplate.message import DELAY_PROPERTIES, Property
 from mqtemplate.numbers import parse_number
-from mqtemplate.pending import ScheduleChange
-from mqtemplate.pending import ScheduleChangeStatus
-from mqtemplate.record.codec import Drafts
-from mqtemplate.record.codec import RecordDraft
-from mqtemplate.record.codec import StoredRecord
-from mqtemplate.record.properties import REAL_TOPIC
-from mqtemplate.record.properties import TIMER_DELAY_MS
-from mqtemplate.record.properties import TIMER_DELAY_SEC
-from mqtemplate.record.properties import TIMER_OUT_MS
-from mqtemplate.record.properties import decode_properties
-from mqtemplate.record.properties import encode_properties
-from mqtemplate.record.properties import find_property
+from mqtemplate.pending import ScheduleChange, ScheduleChangeStatus
+from mqtemplate.record.codec import Drafts, RecordDraft, StoredRecord
+from mqtemplate.record.properties import (
+    REAL_TOPIC,
+    TIMER_DELAY_MS,
+    TIMER_DELAY_SEC,
+    TIMER_OUT_MS,
+    decode_properties,
+    encode_properties,
+    find_property,
+)
 from mqtemplate.services import ClockWatch
 from mqtemplate.store.consume_queue import ConsumeQueue
 from mqtemplate.store.message_store import MessageStore
-from mqtemplate.topics import RETRY_TOPIC_PREFIX
-from mqtemplate.topics import SCHEDULE_TOPIC
-from mqtemplate.topics import TIMER_TOPIC
-from mqtemplate.topics import is_in_namespace
-from typing import NamedTuple
-import heapq
-import numpy as np
-
+from mqtemplate.topics import RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC, is_in_namespace
 
 _log = get_logger("mqtemplate.delay")
 

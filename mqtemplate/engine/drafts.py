@@ -2,46 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from mqtemplate.delay.divert import TimerLimits
-from mqtemplate.delay.divert import divert
-from mqtemplate.delay.divert import strip_broker_properties
+from typing import NamedTuple
+
+from mqtemplate.delay.divert import TimerLimits, divert, strip_broker_properties
 from mqtemplate.delay.settings import DelayLevels
-from mqtemplate.engine.group_rules import FIRST_RETRY_LEVEL
-from mqtemplate.engine.group_rules import SentBack
-from mqtemplate.engine.half_messages import committed_properties
-from mqtemplate.engine.half_messages import copy_half
-from mqtemplate.engine.half_messages import half_properties
-from mqtemplate.errors import MessageError
-from mqtemplate.errors import UnsupportedError
+from mqtemplate.engine.group_rules import FIRST_RETRY_LEVEL, SentBack
+from mqtemplate.engine.half_messages import committed_properties, copy_half, half_properties
+from mqtemplate.errors import MessageError, UnsupportedError
 from mqtemplate.hashes import tags_code
-from mqtemplate.message import HostAddress
-from mqtemplate.message import Message
-from mqtemplate.message import MessageExt
-from mqtemplate.message import Property
-from mqtemplate.message import SPECIAL_PROPERTIES
-from mqtemplate.message import copy_properties
-from mqtemplate.message import create_unique_id
-from mqtemplate.record.codec import EncodedMessage
-from mqtemplate.record.codec import RecordDraft
-from mqtemplate.record.codec import StoredRecord
-from mqtemplate.record.codec import pack_host
+from mqtemplate.message import (
+    SPECIAL_PROPERTIES,
+    HostAddress,
+    Message,
+    MessageExt,
+    Property,
+    copy_properties,
+    create_unique_id,
+)
+from mqtemplate.record.codec import EncodedMessage, RecordDraft, StoredRecord, pack_host
 from mqtemplate.record.columns import to_rows
-from mqtemplate.record.layout import MAX_PROPERTIES_BYTES
-from mqtemplate.record.layout import SysFlag
-from mqtemplate.record.properties import PROPERTY_SEPARATOR
-from mqtemplate.record.properties import TAGS
-from mqtemplate.record.properties import client_properties
-from mqtemplate.record.properties import decode_properties
-from mqtemplate.record.properties import encode_properties
-from mqtemplate.record.properties import find_property
+from mqtemplate.record.layout import MAX_PROPERTIES_BYTES, SysFlag
+from mqtemplate.record.properties import (
+    PROPERTY_SEPARATOR,
+    TAGS,
+    client_properties,
+    decode_properties,
+    encode_properties,
+    find_property,
+)
 from mqtemplate.record.properties_template import PropertiesTemplate
 from mqtemplate.record.record_arrays import UniformBatch
 from mqtemplate.topics import HALF_TOPIC
-from typing import NamedTuple
-
 
 _Encoded = tuple[bytes, PropertiesTemplate, int, str | None, bool]
 """Encoded properties, the template that adds an id, tags code, the message id or None, and True if one of

@@ -6,51 +6,37 @@ confirms them. `LocalSends` is the same with the checks and the results of produ
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
+
 from mqtemplate.delay.recall_handle import handle_of
-from mqtemplate.engine.drafts import DraftMaker
-from mqtemplate.engine.drafts import SendOrigin
-from mqtemplate.engine.group_rules import SentBack
-from mqtemplate.engine.group_rules import dead_letter
-from mqtemplate.engine.group_rules import is_exhausted
-from mqtemplate.engine.group_rules import retry
+from mqtemplate.engine.drafts import DraftMaker, SendOrigin
+from mqtemplate.engine.group_rules import SentBack, dead_letter, is_exhausted, retry
 from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.engine.sequences import SequencedSender
 from mqtemplate.engine.topics import TopicRoutes
-from mqtemplate.errors import MessageError
-from mqtemplate.errors import SendError
-from mqtemplate.errors import SendTimeoutError
-from mqtemplate.errors import StoreError
+from mqtemplate.errors import MessageError, SendError, SendTimeoutError, StoreError
 from mqtemplate.futures import AwaitableFuture
-from mqtemplate.message import HostAddress
-from mqtemplate.message import Message
-from mqtemplate.message import MessageExt
-from mqtemplate.message import MessageQueue
-from mqtemplate.message import Property
-from mqtemplate.message import RESERVED_PROPERTIES
-from mqtemplate.message import SendSequence
-from mqtemplate.message import offset_msg_id
-from mqtemplate.message import offset_msg_ids
-from mqtemplate.record.appends import PutBatch
-from mqtemplate.record.appends import PutResult
-from mqtemplate.record.codec import Drafts
-from mqtemplate.record.codec import RecordDraft
-from mqtemplate.record.codec import StoredRecord
-from mqtemplate.record.codec import to_message_ext
+from mqtemplate.message import (
+    RESERVED_PROPERTIES,
+    HostAddress,
+    Message,
+    MessageExt,
+    MessageQueue,
+    Property,
+    SendSequence,
+    offset_msg_id,
+    offset_msg_ids,
+)
+from mqtemplate.record.appends import PutBatch, PutResult
+from mqtemplate.record.codec import Drafts, RecordDraft, StoredRecord, to_message_ext
 from mqtemplate.record.dead_letter import CAUSES
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.record_arrays import UniformBatch
-from mqtemplate.results import HalfMessage
-from mqtemplate.results import SendResult
-from mqtemplate.results import SendStatus
-from mqtemplate.results import SequencedResult
+from mqtemplate.results import HalfMessage, SendResult, SendStatus, SequencedResult
 from mqtemplate.store.message_store import MessageStore
-from mqtemplate.topics import DLQ_TOPIC_PREFIX
-from mqtemplate.topics import check_topic
-from typing import NamedTuple
+from mqtemplate.topics import DLQ_TOPIC_PREFIX, check_topic
 
 
 class StoredSend(NamedTuple):

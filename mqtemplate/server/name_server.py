@@ -6,39 +6,25 @@ Source: RocketMQ ``namesrv: ClientRequestProcessor``, ``DefaultRequestProcessor`
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
+import threading
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
 from mqtemplate.clock import Clock
 from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies import route as bodies
-from mqtemplate.remoting.protocol.bodies.route import BrokerData
-from mqtemplate.remoting.protocol.bodies.route import ClusterInfo
-from mqtemplate.remoting.protocol.bodies.route import KVTable
-from mqtemplate.remoting.protocol.bodies.route import TopicList
-from mqtemplate.remoting.protocol.bodies.route import TopicRouteData
-from mqtemplate.remoting.protocol.codes import Perm
-from mqtemplate.remoting.protocol.codes import RequestCode
-from mqtemplate.remoting.protocol.codes import ResponseCode
-from mqtemplate.remoting.protocol.codes import Version
+from mqtemplate.remoting.protocol.bodies.route import BrokerData, ClusterInfo, KVTable, TopicList, TopicRouteData
+from mqtemplate.remoting.protocol.codes import Perm, RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers import admin as headers
-from mqtemplate.remoting.server import Processor
-from mqtemplate.remoting.server import RemotingServer
-from mqtemplate.server.requests.registration import answers
-from mqtemplate.server.requests.registration import register
+from mqtemplate.remoting.server import Processor, RemotingServer
+from mqtemplate.server.requests.registration import answers, register
 from mqtemplate.server.requests.response import RefusedError
 from mqtemplate.server.state.topics import TopicConfigs
 from mqtemplate.store.files.store_files import StoreFiles
-from mqtemplate.store.tables import format_errors
-from mqtemplate.store.tables import read_table
-from mqtemplate.store.tables import write_table
-import threading
-import zlib
-
+from mqtemplate.store.tables import format_errors, read_table, write_table
 
 _log = get_logger("mqtemplate.name_server")
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC
-from datetime import datetime
+from datetime import UTC, datetime
+from typing import NamedTuple, Protocol
+
 from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreError
 from mqtemplate.event_log import get_logger
 from mqtemplate.metrics import Metrics
-from mqtemplate.services import ClockWatch
-from mqtemplate.services import wall_time
+from mqtemplate.services import ClockWatch, wall_time
 from mqtemplate.store.files.layout import file_name
-from mqtemplate.store.settings import StoreSettings
-from mqtemplate.store.settings import parse_delete_when
-from typing import NamedTuple
-from typing import Protocol
-
+from mqtemplate.store.settings import StoreSettings, parse_delete_when
 
 _log = get_logger("mqtemplate.store")
 

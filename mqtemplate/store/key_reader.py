@@ -6,49 +6,39 @@ is in the same columns of all of them. The topic is no part of the shape, since 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import repeat
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
 from mqtemplate.event_log import get_logger
 from mqtemplate.hashes import java_string_hash
 from mqtemplate.message import split_keys
-from mqtemplate.record.appends import NewRecords
-from mqtemplate.record.appends import PutBatch
-from mqtemplate.record.appends import PutResult
+from mqtemplate.record.appends import NewRecords, PutBatch, PutResult
 from mqtemplate.record.codec import RecordDraft
-from mqtemplate.record.columns import Rows
-from mqtemplate.record.columns import count_leading
-from mqtemplate.record.columns import read_column
-from mqtemplate.record.layout import BODY_AT
-from mqtemplate.record.layout import BODY_CRC_AT
-from mqtemplate.record.layout import BODY_LENGTH_AT
-from mqtemplate.record.layout import BORN_TIMESTAMP_AT
-from mqtemplate.record.layout import HEAD
-from mqtemplate.record.layout import HOST_FLAGS
-from mqtemplate.record.layout import MAGIC_V1
-from mqtemplate.record.layout import PHYSICAL_OFFSET_AT
-from mqtemplate.record.layout import STORE_TIMESTAMP_AT
-from mqtemplate.record.layout import SYS_FLAG_AT
-from mqtemplate.record.layout import SysFlag
-from mqtemplate.record.layout import read_size_and_magic
-from mqtemplate.record.properties import KEYS
-from mqtemplate.record.properties import PROPERTY_SEPARATOR
-from mqtemplate.record.properties import TAGS
-from mqtemplate.record.properties import UNIQ_KEY
-from mqtemplate.record.properties import find_property
-from mqtemplate.record.properties import value_spans
+from mqtemplate.record.columns import Rows, count_leading, read_column
+from mqtemplate.record.layout import (
+    BODY_AT,
+    BODY_CRC_AT,
+    BODY_LENGTH_AT,
+    BORN_TIMESTAMP_AT,
+    HEAD,
+    HOST_FLAGS,
+    MAGIC_V1,
+    PHYSICAL_OFFSET_AT,
+    STORE_TIMESTAMP_AT,
+    SYS_FLAG_AT,
+    SysFlag,
+    read_size_and_magic,
+)
+from mqtemplate.record.properties import KEYS, PROPERTY_SEPARATOR, TAGS, UNIQ_KEY, find_property, value_spans
 from mqtemplate.store.files.mapped_files import MappedFile
 from mqtemplate.store.index_file import KeyRows
-from mqtemplate.store.log_reader import LogReader
-from mqtemplate.store.log_reader import is_blank
-from mqtemplate.store.log_reader import whole_record_at
-from numpy.typing import NDArray
-from typing import NamedTuple
-import numpy as np
-import threading
-
+from mqtemplate.store.log_reader import LogReader, is_blank, whole_record_at
 
 _MIN_RECORDS = 8
 """Fewer records are faster one by one."""

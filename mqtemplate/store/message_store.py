@@ -2,66 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from time import perf_counter_ns
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
 from mqtemplate.clock import Clock
-from mqtemplate.errors import StoreError
-from mqtemplate.errors import StoreFullError
+from mqtemplate.errors import StoreError, StoreFullError
 from mqtemplate.event_log import get_logger
 from mqtemplate.hashes import tags_code
 from mqtemplate.metrics import Metrics
-from mqtemplate.processes import OwnerProcess
-from mqtemplate.processes import Unusable
-from mqtemplate.processes import call_after_fork
-from mqtemplate.processes import descriptor_limit
-from mqtemplate.record.appends import NewRecords
-from mqtemplate.record.appends import PutBatch
-from mqtemplate.record.appends import PutResult
-from mqtemplate.record.appends import QueueRows
-from mqtemplate.record.codec import RecordDraft
-from mqtemplate.record.codec import StoredRecord
-from mqtemplate.record.properties import TAGS
-from mqtemplate.record.properties import find_property
-from mqtemplate.services import AfterChangeService
-from mqtemplate.services import Service
-from mqtemplate.services import ServiceThread
-from mqtemplate.store.checkpoint import ClockSteps
-from mqtemplate.store.checkpoint import LogFollower
-from mqtemplate.store.checkpoint import StoreCheckpoint
-from mqtemplate.store.checkpoint import file_sizes
-from mqtemplate.store.cleaning import CleaningService
-from mqtemplate.store.cleaning import KeptMessages
-from mqtemplate.store.cleaning import LogFile
-from mqtemplate.store.commit_log import AllocateService
-from mqtemplate.store.commit_log import CommitLog
-from mqtemplate.store.consume_queue import ConsumeQueue
-from mqtemplate.store.consume_queue import QueueTable
-from mqtemplate.store.consume_queue import encode_units
-from mqtemplate.store.files.layout import CQ_UNIT_DTYPE
-from mqtemplate.store.files.layout import CQ_UNIT_SIZE
-from mqtemplate.store.files.layout import pack_cq_unit
-from mqtemplate.store.files.store_files import StoreFiles
-from mqtemplate.store.files.store_files import refuse_unsupported_formats
-from mqtemplate.store.flush import FlushService
-from mqtemplate.store.flush import GroupCommit
-from mqtemplate.store.flush import WhenFlushed
+from mqtemplate.processes import OwnerProcess, Unusable, call_after_fork, descriptor_limit
+from mqtemplate.record.appends import NewRecords, PutBatch, PutResult, QueueRows
+from mqtemplate.record.codec import RecordDraft, StoredRecord
+from mqtemplate.record.properties import TAGS, find_property
+from mqtemplate.services import AfterChangeService, Service, ServiceThread
+from mqtemplate.store.checkpoint import ClockSteps, LogFollower, StoreCheckpoint, file_sizes
+from mqtemplate.store.cleaning import CleaningService, KeptMessages, LogFile
+from mqtemplate.store.commit_log import AllocateService, CommitLog
+from mqtemplate.store.consume_queue import ConsumeQueue, QueueTable, encode_units
+from mqtemplate.store.files.layout import CQ_UNIT_DTYPE, CQ_UNIT_SIZE, pack_cq_unit
+from mqtemplate.store.files.store_files import StoreFiles, refuse_unsupported_formats
+from mqtemplate.store.flush import FlushService, GroupCommit, WhenFlushed
 from mqtemplate.store.index_service import IndexService
 from mqtemplate.store.key_reader import RecentKeys
-from mqtemplate.store.recovery import QueueRebuild
-from mqtemplate.store.recovery import Recovery
-from mqtemplate.store.recovery import TagsCodeOf
-from mqtemplate.store.settings import FlushDiskType
-from mqtemplate.store.settings import StoreSettings
-from numpy.typing import NDArray
-from time import perf_counter_ns
-from typing import Any
-from typing import overload
-import numpy as np
-import threading
-import time
-
+from mqtemplate.store.recovery import QueueRebuild, Recovery, TagsCodeOf
+from mqtemplate.store.settings import FlushDiskType, StoreSettings
 
 _FREE_FILES = 16
 """While the disk has space for this number of commit log files, it counts as empty.

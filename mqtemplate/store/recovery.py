@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from logging import ERROR
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
 from mqtemplate.errors import CorruptRecordError
-from mqtemplate.event_log import LimitedLog
-from mqtemplate.event_log import get_logger
-from mqtemplate.record.codec import BadRecordError
-from mqtemplate.record.codec import StoredRecord
-from mqtemplate.record.codec import parse_record
+from mqtemplate.event_log import LimitedLog, get_logger
+from mqtemplate.record.codec import BadRecordError, StoredRecord, parse_record
 from mqtemplate.record.columns import RecordBatch
-from mqtemplate.record.layout import SMALLEST_RECORD
-from mqtemplate.record.layout import SysFlag
-from mqtemplate.record.properties import DELAY
-from mqtemplate.record.properties import TIMER_OUT_MS
-from mqtemplate.record.properties import may_have_property
+from mqtemplate.record.layout import SMALLEST_RECORD, SysFlag
+from mqtemplate.record.properties import DELAY, TIMER_OUT_MS, may_have_property
 from mqtemplate.store.checkpoint import LogFollower
 from mqtemplate.store.commit_log import CommitLog
 from mqtemplate.store.consume_queue import ConsumeQueue
-from mqtemplate.store.files.layout import CqUnit
-from mqtemplate.store.files.layout import DONE_SIZE_MARK
-from mqtemplate.store.files.layout import PRE_BLANK_SIZE_MARK
+from mqtemplate.store.files.layout import DONE_SIZE_MARK, PRE_BLANK_SIZE_MARK, CqUnit
 from mqtemplate.store.files.mapped_files import MappedFile
-from mqtemplate.store.log_reader import LogReader
-from mqtemplate.store.log_reader import LogScan
+from mqtemplate.store.log_reader import LogReader, LogScan
 from mqtemplate.user_code import Picklable
-from numpy.typing import NDArray
-from typing import NamedTuple
-import numpy as np
-import time
-
 
 _log = get_logger("mqtemplate.store")
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
+import json
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
+
 from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreFormatError
 from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.topics import is_file_name
-from typing import Any
-import json
-import re
-import threading
-
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(\s*:)')
 

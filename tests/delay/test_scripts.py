@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
 from mqtemplate.delay.schedule_message_service import DELAY_OFFSET_FILE
 from mqtemplate.delay.settings import DEFAULT_DELAY_LEVELS
 from mqtemplate.delay.timers.files import TimerFiles
-from mqtemplate.delay.timers.timer_log import MAX_DELIVER_MS
-from mqtemplate.delay.timers.timer_log import Magic
-from mqtemplate.delay.timers.timer_log import TIMER_UNIT_SIZE
-from mqtemplate.durations import duration_ms
-from mqtemplate.durations import format_ms
+from mqtemplate.delay.timers.timer_log import MAX_DELIVER_MS, TIMER_UNIT_SIZE, Magic
+from mqtemplate.durations import duration_ms, format_ms
 from mqtemplate.pending import PendingQuery
 from mqtemplate.record.appends import PutResult
 from mqtemplate.store.files.layout import DONE_SIZE_MARK
 from mqtemplate.store.tables import read_table
 from mqtemplate.topics import SCHEDULE_TOPIC
-from pathlib import Path
-from tests.delay.delay_engine import DelayEngine
-from tests.delay.delay_engine import SMALL_WHEEL
-from tests.delay.foreign_records import foreign_copy
-from tests.delay.foreign_records import foreign_level_message
-from tests.golden import check_script
-from tests.golden import scripts_in
+from tests.delay.delay_engine import SMALL_WHEEL, DelayEngine
+from tests.delay.foreign_records import foreign_copy, foreign_level_message
+from tests.golden import check_script, scripts_in
 from tests.store.small_store import overwrite
-import pytest
-import shutil
-
 
 FEATURES = {
     "level_progress": ("F9", "F10", "F12", "D9"),

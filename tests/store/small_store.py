@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
 from mqtemplate.clock import VirtualClock
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.store.checkpoint import LogFollower
@@ -13,9 +15,6 @@ from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.store.key_reader import RecentKeys
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.settings import StoreSettings
-from pathlib import Path
-import threading
-
 
 OpenStore = Callable[..., MessageStore]
 

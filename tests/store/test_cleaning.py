@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from datetime import UTC
-from datetime import datetime
+import dataclasses
+import os
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mqtemplate.clock import SystemClock
-from mqtemplate.clock import VirtualClock
-from mqtemplate.errors import ConfigurationError
-from mqtemplate.errors import CorruptRecordError
-from mqtemplate.errors import DeletedRecordError
+from structlog.testing import capture_logs
+
+from mqtemplate.clock import SystemClock, VirtualClock
+from mqtemplate.errors import ConfigurationError, CorruptRecordError, DeletedRecordError
 from mqtemplate.store.cleaning import next_delete_hour
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.files.store_files import MemoryStoreFiles
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.settings import StoreSettings
-from pathlib import Path
-from structlog.testing import capture_logs
-from tests.store.small_store import NothingPending
-from tests.store.small_store import OpenStore
-from tests.store.small_store import bodies
-from tests.store.small_store import draft
-from tests.store.small_store import small
-import dataclasses
-import os
-import pytest
-import time
-
+from tests.store.small_store import NothingPending, OpenStore, bodies, draft, small
 
 HOUR_MS = 3_600_000
 FILE = 4_096

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mqtemplate.clock import VirtualClock
 from mqtemplate.services import AfterChangeService
 from mqtemplate.spark.location.folder import StoreFolder
-from mqtemplate.store.checkpoint import ClockStep
-from mqtemplate.store.checkpoint import ClockSteps
+from mqtemplate.store.checkpoint import ClockStep, ClockSteps
 from mqtemplate.store.files.layout import MAX_CLOCK_STEPS
 from mqtemplate.store.message_store import MessageStore
-from pathlib import Path
-from tests.store.small_store import OpenStore
-from tests.store.small_store import draft
-from tests.store.small_store import kill
-import pytest
-
+from tests.store.small_store import OpenStore, draft, kill
 
 HOUR, DAY = 3_600_000, 86_400_000
 YEARS = 10 * 365 * DAY

@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterator
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
 from mqtemplate.clock import VirtualClock
 from mqtemplate.engine.reader import QueueReader
-from mqtemplate.errors import CorruptRecordError
-from mqtemplate.errors import StoreError
-from mqtemplate.errors import StoreFormatError
+from mqtemplate.errors import CorruptRecordError, StoreError, StoreFormatError
 from mqtemplate.message import MessageQueue
 from mqtemplate.record.layout import CHECK_SIZE
 from mqtemplate.store.files.disk import Disk
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.settings import StoreSettings
-from mqtemplate.store.tables import ConsumerOffsets
-from mqtemplate.store.tables import TopicTable
-from mqtemplate.store.tables import read_table
-from mqtemplate.store.tables import write_table
-from pathlib import Path
-from structlog.testing import capture_logs
-from tests.store.small_store import bodies
-from tests.store.small_store import draft
-from tests.store.small_store import kill
-from tests.store.small_store import opened
-from tests.store.small_store import overwrite
-from tests.store.small_store import small
+from mqtemplate.store.tables import ConsumerOffsets, TopicTable, read_table, write_table
+from tests.store.small_store import bodies, draft, kill, opened, overwrite, small
 from tests.thirds import THIRDS
-from typing import Any
-import os
-import pytest
-import random
-import shutil
-
 
 LOG_FILE = 400
 TOPIC, QUEUES = "orders", 2

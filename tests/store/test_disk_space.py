@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
+from pathlib import Path
+
+from structlog.testing import capture_logs
+
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreFullError
 from mqtemplate.message import Message
-from mqtemplate.store.files.disk_files import DiskFile
-from mqtemplate.store.files.disk_files import DiskFileQueue
+from mqtemplate.store.files.disk_files import DiskFile, DiskFileQueue
 from mqtemplate.store.settings import StoreSettings
-from pathlib import Path
-from structlog.testing import capture_logs
-from tests.store.faulty_disk import FaultyDisk
-from tests.store.faulty_disk import LedgerDisk
-from tests.store.faulty_disk import once
-from tests.store.small_store import bodies
-from tests.store.small_store import draft
-from tests.store.small_store import opened
-import errno
-import os
-import re
-
+from tests.store.faulty_disk import FaultyDisk, LedgerDisk, once
+from tests.store.small_store import bodies, draft, opened
 
 MIB = 1 << 20
 PAGE = 4_096

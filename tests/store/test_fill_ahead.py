@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterator
+import errno
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreFullError
 from mqtemplate.message import HostAddress
-from mqtemplate.record.codec import Drafts
-from mqtemplate.record.codec import RecordDraft
+from mqtemplate.record.codec import Drafts, RecordDraft
 from mqtemplate.store import commit_log
 from mqtemplate.store.commit_log import CommitLog
 from mqtemplate.store.files.disk_files import DiskFileQueue
 from mqtemplate.store.settings import FlushDiskType
-from pathlib import Path
 from tests.store.faulty_disk import FaultyDisk
-from tests.store.small_store import bodies
-from tests.store.small_store import draft
-from tests.store.small_store import kill
-from tests.store.small_store import opened
-from tests.store.small_store import small
-import errno
-import pytest
-import threading
-
+from tests.store.small_store import bodies, draft, kill, opened, small
 
 STEP = 1_024
 FILE = 16_384

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import random
+import shutil
+import struct
+import tempfile
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from hypothesis import given
-from hypothesis import settings
+from itertools import count, islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from itertools import count
-from itertools import islice
-from mqtemplate.clock import SystemClock
-from mqtemplate.clock import VirtualClock
-from mqtemplate.errors import StoreFormatError
-from mqtemplate.errors import StoreFullError
+from structlog.testing import capture_logs
+
+from mqtemplate.clock import SystemClock, VirtualClock
+from mqtemplate.errors import StoreFormatError, StoreFullError
 from mqtemplate.hashes import java_string_hash
 from mqtemplate.message import HostAddress
 from mqtemplate.record.appends import PutResult
@@ -21,35 +28,14 @@ from mqtemplate.record.layout import SysFlag
 from mqtemplate.store import key_reader
 from mqtemplate.store.files import layout
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles
-from mqtemplate.store.files.layout import IndexHeader
-from mqtemplate.store.files.layout import index_file_size
-from mqtemplate.store.files.layout import unpack_index_header
+from mqtemplate.store.files.layout import IndexHeader, index_file_size, unpack_index_header
 from mqtemplate.store.files.mapped_files import MappedFile
 from mqtemplate.store.files.store_files import MemoryStoreFiles
-from mqtemplate.store.index_file import IndexFile
-from mqtemplate.store.index_file import KeyRows
-from mqtemplate.store.index_file import find_geometry
+from mqtemplate.store.index_file import IndexFile, KeyRows, find_geometry
 from mqtemplate.store.index_service import IndexService
-from mqtemplate.store.key_reader import KeyReader
-from mqtemplate.store.key_reader import index_key_hashes
-from mqtemplate.store.key_reader import keys_of
+from mqtemplate.store.key_reader import KeyReader, index_key_hashes, keys_of
 from mqtemplate.store.message_store import MessageStore
-from pathlib import Path
-from structlog.testing import capture_logs
-from tests.store.small_store import OpenStore
-from tests.store.small_store import draft
-from tests.store.small_store import kill
-from tests.store.small_store import no_keys
-from tests.store.small_store import opened
-from tests.store.small_store import small
-import numpy as np
-import pytest
-import random
-import shutil
-import struct
-import tempfile
-import time
-
+from tests.store.small_store import OpenStore, draft, kill, no_keys, opened, small
 
 FROM_LOG = pytest.mark.parametrize("keys_from", ["log"], indirect=True)
 SLOTS, UNITS = 5, 9

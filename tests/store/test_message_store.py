@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from mqtemplate.clock import VirtualClock
-from mqtemplate.errors import MessageError
-from mqtemplate.errors import StoreFormatError
-from mqtemplate.errors import StoreFullError
-from mqtemplate.hashes import java_string_hash
-from mqtemplate.message import HostAddress
-from mqtemplate.record.codec import Drafts
-from mqtemplate.record.codec import pack_host
-from mqtemplate.store.files.store_files import MemoryStoreFiles
-from mqtemplate.store.message_store import MessageStore
-from pathlib import Path
-from tests.store.small_store import OpenStore
-from tests.store.small_store import bodies
-from tests.store.small_store import draft
-from tests.store.small_store import small
 import errno
 import os
-import pytest
 import struct
+from pathlib import Path
+
+import pytest
+
+from mqtemplate.clock import VirtualClock
+from mqtemplate.errors import MessageError, StoreFormatError, StoreFullError
+from mqtemplate.hashes import java_string_hash
+from mqtemplate.message import HostAddress
+from mqtemplate.record.codec import Drafts, pack_host
+from mqtemplate.store.files.store_files import MemoryStoreFiles
+from mqtemplate.store.message_store import MessageStore
+from tests.store.small_store import OpenStore, bodies, draft, small
 
 
 def test_a_unit_points_at_its_record_and_has_the_hash_of_the_tags(open_store: OpenStore) -> None:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
 from mqtemplate.errors import StoreFullError
 from mqtemplate.store.files.disk import Disk
-from mqtemplate.store.files.layout import CQ_UNIT_SIZE
-from mqtemplate.store.files.layout import NO_UNIT_YET
-from mqtemplate.store.files.layout import unpack_cq_unit
+from mqtemplate.store.files.layout import CQ_UNIT_SIZE, NO_UNIT_YET, unpack_cq_unit
 from mqtemplate.store.message_store import MessageStore
-from pathlib import Path
-from tests.store.small_store import OpenStore
-from tests.store.small_store import bodies
-from tests.store.small_store import draft
-from tests.store.small_store import kill
-from tests.store.small_store import opened
-import os
-import pytest
-import threading
-
+from tests.store.small_store import OpenStore, bodies, draft, kill, opened
 
 TIMEOUT_S = 10
 

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
 from mqtemplate.clock import VirtualClock
-from mqtemplate.durations import duration_ms
-from mqtemplate.durations import format_ms
+from mqtemplate.durations import duration_ms, format_ms
 from mqtemplate.errors import StoreFullError
-from mqtemplate.record.codec import Drafts
-from mqtemplate.record.codec import StoredRecord
+from mqtemplate.record.codec import Drafts, StoredRecord
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.message_store import MessageStore
-from pathlib import Path
-from structlog.testing import capture_logs
-from tests.golden import check_script
-from tests.golden import scripts_in
-from tests.store.small_store import NothingPending
-from tests.store.small_store import draft
-from tests.store.small_store import kill
-from tests.store.small_store import small
-import pytest
-import shutil
-
+from tests.golden import check_script, scripts_in
+from tests.store.small_store import NothingPending, draft, kill, small
 
 DETAILS = ("file", "physical_offset", "topic", "queue_id", "offset", "reason")
 FEATURES = {

@@ -2,51 +2,31 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import Counter
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from mqtemplate.broker import Broker
-from mqtemplate.broker import Capability
-from mqtemplate.broker import DelayedMessages
-from mqtemplate.broker import MessageReader
-from mqtemplate.broker import Requests
-from mqtemplate.broker import Transactions
+from collections.abc import Iterable, Mapping, Sequence
+
+from mqtemplate.broker import Broker, Capability, DelayedMessages, MessageReader, Requests, Transactions
 from mqtemplate.brokers.remote.cluster.client import ClientContext
 from mqtemplate.brokers.remote.cluster.failures import log_failure
-from mqtemplate.brokers.remote.cluster.routes import MASTER_ID
-from mqtemplate.brokers.remote.cluster.routes import RouteTable
+from mqtemplate.brokers.remote.cluster.routes import MASTER_ID, RouteTable
 from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
 from mqtemplate.brokers.remote.cluster_client import ClusterClient
 from mqtemplate.brokers.remote.consuming.members import Members
 from mqtemplate.brokers.remote.producing.producer import Producer
-from mqtemplate.clock import Clock
-from mqtemplate.clock import SystemClock
+from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.delay.settings import DelayLevels
 from mqtemplate.engine.group_rules import FIRST_RETRY_LEVEL
-from mqtemplate.errors import BrokerClosedError
-from mqtemplate.errors import BrokerError
-from mqtemplate.errors import ConfigurationError
-from mqtemplate.errors import MessageError
-from mqtemplate.errors import UnsupportedError
+from mqtemplate.errors import BrokerClosedError, BrokerError, ConfigurationError, MessageError, UnsupportedError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
 from mqtemplate.processes import OwnerProcess
-from mqtemplate.remoting.protocol.codes import Perm
-from mqtemplate.remoting.protocol.codes import RequestCode
-from mqtemplate.remoting.protocol.codes import ResponseCode
+from mqtemplate.remoting.protocol.codes import Perm, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.admin import CreateTopicRequestHeader
-from mqtemplate.services import Service
-from mqtemplate.services import ServiceThread
-from mqtemplate.topics import AUTO_CREATE_TOPIC
-from mqtemplate.topics import SCHEDULE_TOPIC
-from mqtemplate.topics import check_send_topic
-from mqtemplate.topics import is_application_topic
-from mqtemplate.topics import is_reply_topic
-import threading
-import time
-
+from mqtemplate.services import Service, ServiceThread
+from mqtemplate.topics import AUTO_CREATE_TOPIC, SCHEDULE_TOPIC, check_send_topic, is_application_topic, is_reply_topic
 
 _log = get_logger("mqtemplate.remote")
 

@@ -7,46 +7,32 @@ of one size that were read together, and whose messages are uniform together, ar
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
 from mqtemplate.engine.drafts import SendOrigin
 from mqtemplate.engine.engine import Engine
 from mqtemplate.errors import StoreError
 from mqtemplate.message import offset_msg_ids
 from mqtemplate.record.appends import PutBatch
-from mqtemplate.record.codec import Drafts
-from mqtemplate.record.codec import RecordDraft
-from mqtemplate.record.codec import pack_host
+from mqtemplate.record.codec import Drafts, RecordDraft, pack_host
 from mqtemplate.record.columns import Rows
-from mqtemplate.record.properties_template import AddedProperties
-from mqtemplate.record.properties_template import CompleteProperties
-from mqtemplate.record.properties_template import PropertiesTemplate
-from mqtemplate.record.record_arrays import BatchOrigin
-from mqtemplate.record.record_arrays import UniformBatch
+from mqtemplate.record.properties_template import AddedProperties, CompleteProperties, PropertiesTemplate
+from mqtemplate.record.record_arrays import BatchOrigin, UniformBatch
 from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.protocol.codec import Frame
-from mqtemplate.remoting.protocol.codec import encode_command
-from mqtemplate.remoting.protocol.codec import json_frame_head
-from mqtemplate.remoting.protocol.codes import FLAG_RESPONSE
-from mqtemplate.remoting.protocol.codes import ResponseCode
+from mqtemplate.remoting.protocol.codec import Frame, encode_command, json_frame_head
+from mqtemplate.remoting.protocol.codes import FLAG_RESPONSE, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
 from mqtemplate.remoting.protocol.json_header import json_header_template
-from mqtemplate.remoting.protocol.messages import BATCH_FRONT
-from mqtemplate.remoting.protocol.messages import count_batch
-from mqtemplate.remoting.protocol.messages import split_batch
-from mqtemplate.server.fast_path.header_templates import ConnectionTemplates
-from mqtemplate.server.fast_path.header_templates import HeaderTemplates
-from mqtemplate.server.fast_path.header_templates import SendTemplate
-from mqtemplate.server.requests.response import RefusedError
-from mqtemplate.server.requests.response import call_when_durable
+from mqtemplate.remoting.protocol.messages import BATCH_FRONT, count_batch, split_batch
+from mqtemplate.server.fast_path.header_templates import ConnectionTemplates, HeaderTemplates, SendTemplate
+from mqtemplate.server.requests.response import RefusedError, call_when_durable
 from mqtemplate.server.state.settings import BrokerServerSettings
 from mqtemplate.server.state.topics import TopicConfigs
-from typing import NamedTuple
-import numpy as np
-
 
 _MSG_ID, _QUEUE_ID, _QUEUE_OFFSET, _UNIQUE_ID, _OPAQUE = "0PROBE0", 1_234_567, 2_345_678, "1PROBE1", 3_456_789
 """Values in whose places a template has those of a response."""

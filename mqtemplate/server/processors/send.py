@@ -7,66 +7,43 @@ Source: RocketMQ ``broker: SendMessageProcessor``, ``AbstractSendMessageProcesso
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from dataclasses import field
-from functools import lru_cache
-from functools import partial
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import NamedTuple
+
 from mqtemplate.engine.drafts import SendOrigin
 from mqtemplate.engine.engine import Engine
 from mqtemplate.engine.queue_locks import QueueLockTable
-from mqtemplate.engine.sends import StoredSend
-from mqtemplate.engine.sends import permitted_properties
-from mqtemplate.engine.sends import send_back_of_record
-from mqtemplate.errors import MessageError
-from mqtemplate.errors import SendError
+from mqtemplate.engine.sends import StoredSend, permitted_properties, send_back_of_record
+from mqtemplate.errors import MessageError, SendError
 from mqtemplate.event_log import LimitedLog
-from mqtemplate.message import DELAY_PROPERTIES
-from mqtemplate.message import Message
-from mqtemplate.message import Property
-from mqtemplate.message import SendSequence
-from mqtemplate.message import copy_properties
-from mqtemplate.message import valid_time
-from mqtemplate.record.codec import EncodedMessage
-from mqtemplate.record.codec import RecordDraft
-from mqtemplate.record.codec import pack_host
+from mqtemplate.message import DELAY_PROPERTIES, Message, Property, SendSequence, copy_properties, valid_time
+from mqtemplate.record.codec import EncodedMessage, RecordDraft, pack_host
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import decode_properties
-from mqtemplate.record.properties_template import AddedProperties
-from mqtemplate.record.properties_template import CompleteProperties
+from mqtemplate.record.properties_template import AddedProperties, CompleteProperties
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
-from mqtemplate.remoting.protocol.bodies.own_requests import SendSequencedRequestHeader
-from mqtemplate.remoting.protocol.bodies.own_requests import SendSequencedResponseHeader
-from mqtemplate.remoting.protocol.codes import RequestCode
-from mqtemplate.remoting.protocol.codes import ResponseCode
+from mqtemplate.remoting.protocol.bodies.own_requests import SendSequencedRequestHeader, SendSequencedResponseHeader
+from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.protocol.headers.message import ConsumerSendMsgBackRequestHeader
-from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeader
-from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeaderV2
-from mqtemplate.remoting.protocol.messages import count_batch
-from mqtemplate.remoting.protocol.messages import decode_properties_text
-from mqtemplate.remoting.protocol.messages import split_batch
-from mqtemplate.remoting.protocol.sequenced import decode_queue_batches
-from mqtemplate.remoting.protocol.sequenced import read_queue_batches
+from mqtemplate.remoting.protocol.headers.message import (
+    ConsumerSendMsgBackRequestHeader,
+    SendMessageRequestHeader,
+    SendMessageRequestHeaderV2,
+)
+from mqtemplate.remoting.protocol.messages import count_batch, decode_properties_text, split_batch
+from mqtemplate.remoting.protocol.sequenced import decode_queue_batches, read_queue_batches
 from mqtemplate.server.acl.access import AccessControl
 from mqtemplate.server.acl.settings import Right
-from mqtemplate.server.fast_path.pipelined_sends import INLINE_MESSAGES
-from mqtemplate.server.fast_path.pipelined_sends import SendResponses
-from mqtemplate.server.fast_path.pipelined_sends import added_properties
-from mqtemplate.server.fast_path.pipelined_sends import read_uniform
+from mqtemplate.server.fast_path.pipelined_sends import INLINE_MESSAGES, SendResponses, added_properties, read_uniform
 from mqtemplate.server.requests.deferred_work import DeferredWork
 from mqtemplate.server.requests.registration import handles
-from mqtemplate.server.requests.response import RefusedError
-from mqtemplate.server.requests.response import reply_when_durable
-from mqtemplate.server.state.groups import ClientCreations
-from mqtemplate.server.state.groups import max_reconsume_times
+from mqtemplate.server.requests.response import RefusedError, reply_when_durable
+from mqtemplate.server.state.groups import ClientCreations, max_reconsume_times
 from mqtemplate.server.state.settings import BrokerServerSettings
 from mqtemplate.server.state.topics import TopicConfigs
-from mqtemplate.topics import AUTO_CREATE_TOPIC
-from mqtemplate.topics import DLQ_TOPIC_PREFIX
-from mqtemplate.topics import RETRY_TOPIC_PREFIX
-from typing import NamedTuple
-
+from mqtemplate.topics import AUTO_CREATE_TOPIC, DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 
 _MAX_SEQUENCED_BYTES = 16 << 20
 """As many as a frame: one message may have megabytes. Clients send many small ones in requests of 1 MiB."""

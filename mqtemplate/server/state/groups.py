@@ -4,43 +4,27 @@ registration of clients by their heartbeats.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
 from mqtemplate.clock import Clock
-from mqtemplate.engine.clients import ClientChannel
-from mqtemplate.engine.clients import ClientRegistry
-from mqtemplate.engine.clients import Owner
+from mqtemplate.engine.clients import ClientChannel, ClientRegistry, Owner
 from mqtemplate.engine.engine import Engine
-from mqtemplate.errors import DestinationError
-from mqtemplate.errors import RemoteProtocolError
+from mqtemplate.errors import DestinationError, RemoteProtocolError
 from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.protocol.bodies.group import ConsumerData
-from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
-from mqtemplate.remoting.protocol.bodies.own_requests import Refusal
-from mqtemplate.remoting.protocol.bodies.own_requests import RefusalHeader
+from mqtemplate.remoting.protocol.bodies.group import ConsumerData, SubscriptionGroupConfig
+from mqtemplate.remoting.protocol.bodies.own_requests import Refusal, RefusalHeader
 from mqtemplate.remoting.protocol.bodies.route import DataVersionBody
-from mqtemplate.remoting.protocol.codes import ResponseCode
-from mqtemplate.remoting.protocol.codes import Version
+from mqtemplate.remoting.protocol.codes import ResponseCode, Version
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.server.requests.response import RefusedError
 from mqtemplate.server.state.limits import ClientLimits
 from mqtemplate.server.state.topics import TopicConfigs
 from mqtemplate.store.files.store_files import StoreFiles
-from mqtemplate.store.tables import DataVersion
-from mqtemplate.store.tables import EntryTexts
-from mqtemplate.store.tables import check_names
-from mqtemplate.store.tables import format_errors
-from mqtemplate.store.tables import read_table
-from mqtemplate.store.tables import write_table
-from mqtemplate.topics import RETRY_TOPIC_PREFIX
-from mqtemplate.topics import check_topic
-from typing import Any
-from typing import TypeVar
-import threading
-
+from mqtemplate.store.tables import DataVersion, EntryTexts, check_names, format_errors, read_table, write_table
+from mqtemplate.topics import RETRY_TOPIC_PREFIX, check_topic
 
 _T = TypeVar("_T")
 

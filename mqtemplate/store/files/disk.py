@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from importlib import import_module
-from importlib.util import find_spec
-from mqtemplate.errors import StoreError
-from mqtemplate.errors import StoreFullError
-from mqtemplate.processes import raise_descriptor_limit
-from pathlib import Path
-from typing import Any
-from typing import BinaryIO
-from typing import TypeVar
 import contextlib
 import ctypes
 import errno
 import mmap
-import numpy as np
 import os
 import stat
 import struct
 import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
 
+import numpy as np
+
+from mqtemplate.errors import StoreError, StoreFullError
+from mqtemplate.processes import raise_descriptor_limit
 
 _CHUNK = 1 << 20
 _BLOCK = 4_096

@@ -2,41 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+
+import pytest
+from structlog.testing import capture_logs
+
 from mqtemplate.message import MessageExt
 from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.protocol import RemotingCommand
-from mqtemplate.remoting.protocol import RequestCode
-from mqtemplate.remoting.protocol import ResponseCode
-from mqtemplate.remoting.protocol import encode_command
-from mqtemplate.remoting.protocol.bodies.group import ConsumerData
-from mqtemplate.remoting.protocol.bodies.group import HeartbeatData
-from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
+from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, encode_command
+from mqtemplate.remoting.protocol.bodies.group import ConsumerData, HeartbeatData, SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.codec import Frame
 from mqtemplate.remoting.protocol.codes import PullSysFlag
 from mqtemplate.remoting.protocol.headers.message import PullMessageResponseHeader
 from mqtemplate.remoting.protocol.messages import decode_messages
-from mqtemplate.remoting.settings import ConnectionLimits
-from mqtemplate.remoting.settings import RemotingServerSettings
+from mqtemplate.remoting.settings import ConnectionLimits, RemotingServerSettings
 from mqtemplate.server import BrokerServer
 from mqtemplate.server.fast_path import pipeline
 from mqtemplate.server.fast_path.pipeline import PipelinedPulls
 from mqtemplate.store.settings import FlushDiskType
-from structlog.testing import capture_logs
 from tests.remoting.wire import RawPeer
-from tests.server.fast_path.fast_serving import answers
-from tests.server.fast_path.fast_serving import in_one_turn
-from tests.server.fast_path.fast_serving import known_producer
-from tests.server.fast_path.fast_serving import pull
-from tests.server.fast_path.fast_serving import send
-from tests.server.fast_path.fast_serving import serving
+from tests.server.fast_path.fast_serving import answers, in_one_turn, known_producer, pull, send, serving
 from tests.server.serving import subscription
 from tests.waiting import eventually
-import pytest
-import threading
-
 
 OWN = PullSysFlag.SUBSCRIPTION
 

@@ -2,42 +2,52 @@
 
 from __future__ import annotations
 
-from datetime import UTC
-from datetime import datetime
-from hypothesis import given
-from hypothesis import settings
-from hypothesis import strategies as st
-from mqtemplate.brokers import EmbeddedBroker  # noqa: E402
-from mqtemplate.clock import VirtualClock  # noqa: E402
-from mqtemplate.errors import CorruptRecordError  # noqa: E402
-from mqtemplate.message import Message  # noqa: E402
-from mqtemplate.message import MessageQueue  # noqa: E402
-from mqtemplate.record.codec import RecordDraft  # noqa: E402
-from mqtemplate.record.codec import parse_record  # noqa: E402
-from mqtemplate.record.codec import to_message_ext  # noqa: E402
-from mqtemplate.record.compression import CompressionType  # noqa: E402
-from mqtemplate.record.compression import compress_body  # noqa: E402
-from mqtemplate.record.layout import CHECK_CRC_AT  # noqa: E402
-from mqtemplate.record.layout import CHECK_SIZE  # noqa: E402
-from mqtemplate.record.properties import encode_properties  # noqa: E402
-from mqtemplate.spark.location.folder import StoreFolder  # noqa: E402
-from mqtemplate.spark.location.folder_blocks import QueueSlice  # noqa: E402
-from mqtemplate.spark.location.folder_blocks import local_blocks  # noqa: E402
-from mqtemplate.spark.records.record_batches import ARROW_SCHEMA  # noqa: E402
-from mqtemplate.spark.records.record_batches import number_column  # noqa: E402
-from mqtemplate.spark.records.record_batches import record_batches  # noqa: E402
-from mqtemplate.spark.records.record_batches import timestamp_column  # noqa: E402
-from pathlib import Path
-from structlog.testing import capture_logs
-from typing import Any
-import numpy as np
-import pytest
 import tempfile
 import zlib
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.clock import VirtualClock
+from mqtemplate.errors import CorruptRecordError
+from mqtemplate.message import (
+    Message,
+    MessageQueue,
+)
+from mqtemplate.record.codec import (
+    RecordDraft,
+    parse_record,
+    to_message_ext,
+)
+from mqtemplate.record.compression import (
+    CompressionType,
+    compress_body,
+)
+from mqtemplate.record.layout import (
+    CHECK_CRC_AT,
+    CHECK_SIZE,
+)
+from mqtemplate.record.properties import encode_properties
+from mqtemplate.spark.location.folder import StoreFolder
+from mqtemplate.spark.location.folder_blocks import (
+    QueueSlice,
+    local_blocks,
+)
+from mqtemplate.spark.records.record_batches import (
+    ARROW_SCHEMA,
+    number_column,
+    record_batches,
+    timestamp_column,
+)
 
 pa = pytest.importorskip("pyarrow")
-
 
 
 def read_all(store: Path, topic: str = "orders", queue_id: int = 0, schema: Any = ARROW_SCHEMA) -> list[dict[str, Any]]:
