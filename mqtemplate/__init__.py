@@ -14,10 +14,9 @@ if TYPE_CHECKING:
     from mqtemplate.brokers.embedded.broker import EmbeddedBroker
     from mqtemplate.brokers.remote.broker import RemoteBroker
     from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
-    from mqtemplate.calls.deduplication import Deduplication
     from mqtemplate.calls.handling import Delivery
     from mqtemplate.calls.middlewares import middleware
-    from mqtemplate.calls.pauses import CircuitBreaker, PauseListener, RateLimit
+    from mqtemplate.calls.pauses import CircuitBreaker, Deduplication, PauseListener, RateLimit
     from mqtemplate.calls.send import Outgoing
     from mqtemplate.calls.timing import TimeLimit, Timing
     from mqtemplate.clock import Clock, SystemClock, VirtualClock
@@ -187,10 +186,9 @@ _MODULES = {
         "publishes",
     ],
     "message": ["Message", "MessageExt", "MessageQueue"],
-    "calls.deduplication": ["Deduplication"],
     "calls.handling": ["Delivery"],
     "calls.middlewares": ["middleware"],
-    "calls.pauses": ["CircuitBreaker", "PauseListener", "RateLimit"],
+    "calls.pauses": ["CircuitBreaker", "Deduplication", "PauseListener", "RateLimit"],
     "calls.send": ["Outgoing"],
     "calls.timing": ["TimeLimit", "Timing"],
     "pending": ["PendingCounts", "PendingMessage", "PendingPage", "ScheduleChange", "ScheduleChangeStatus"],

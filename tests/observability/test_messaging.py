@@ -16,7 +16,7 @@ from mqtemplate.message import Message, MessageExt
 from mqtemplate.metrics import OTHER, HistogramSnapshot
 from mqtemplate.observability import Observability, ObservabilitySettings
 from mqtemplate.observability.lateness import LatenessRecorder
-from mqtemplate.observability.messaging import ClockSkew, Operations, measured_handling, measured_sends
+from mqtemplate.observability.observability import ClockSkew, Operations, measured_handling, measured_sends
 from mqtemplate.observability.settings import MetricsSettings, TracingSettings
 from mqtemplate.template import RocketMQTemplate
 from tests.calls.listeners import listener_info
