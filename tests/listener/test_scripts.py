@@ -14,10 +14,21 @@ import pytest
 from pydantic import BaseModel, field_validator
 from structlog.testing import capture_logs
 
-from mqtemplate import Backoff, DeadLetter, RetryLater, VirtualClock
+from mqtemplate import (
+    Backoff,
+    CircuitBreaker,
+    DeadLetter,
+    Deduplication,
+    PauseListener,
+    RateLimit,
+    RetryLater,
+    TimeLimit,
+    Timing,
+    VirtualClock,
+)
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.durations import duration_ms, format_ms
-from mqtemplate.errors import BrokerError, ListenerError, SendError
+from mqtemplate.errors import BrokerError, ConfigurationError, ListenerError, SendError
 from mqtemplate.listener import BatchFailure, ConsumeStatus, ListenerContainer, current_messages, message_listener
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from tests.golden import check_script, scripts_in
@@ -46,8 +57,11 @@ class Order(BaseModel):
 
 NAMES = {
     each.__name__: each
-    for each in (Backoff, BatchFailure, BrokerError, DeadLetter, Order, RetryLater, SendError, datetime, timedelta)
-} | {"UTC": UTC, "LATER": ConsumeStatus.RECONSUME_LATER}
+    for each in (
+        *(Backoff, BatchFailure, BrokerError, DeadLetter, Order, PauseListener, RetryLater, SendError),
+        *(CircuitBreaker, Deduplication, RateLimit, TimeLimit, Timing, datetime, timedelta),
+    )
+} | {"UTC": UTC, "LATER": ConsumeStatus.RECONSUME_LATER, "DONE": ConsumeStatus.CONSUME_SUCCESS}
 
 
 class Commands:
@@ -65,6 +79,21 @@ class Commands:
         self._undo = undo
         self._settings = EmbeddedSettings()
         self._calls: list[str] = []
+        self._names: dict[str, Any] = {**NAMES, "fail": _fail, "note": self._note_text}
+
+    def _value(self, text: str, **names: object) -> Any:
+        return eval(text, self._names | names)
+
+    def let(self, **values: str) -> None:
+        """Give values a name in the expressions that follow."""
+        self._names |= {name: self._value(text) for name, text in values.items()}
+
+    def show(self, text: str) -> list[str]:
+        """Print a value, or the error of its expression."""
+        try:
+            return [f"{self._value(text)}"]
+        except (ConfigurationError, ValueError) as error:
+            return [f"{type(error).__name__}: {error}"]
 
     def broker(self, **settings: str) -> None:
         """Set the settings of the next broker."""
@@ -114,7 +143,7 @@ class Commands:
                 "committed": self._app.committed(group),
                 "seek": self.seek,
             }
-            result = eval(does, NAMES | values)
+            result = self._value(does, **values)
             self._note(id, messages, value if isinstance(value, list) else [value], result)
             if isinstance(result, BaseException):
                 raise result
@@ -125,9 +154,9 @@ class Commands:
             return handle(value)
 
         handler: Any = handle_async if "async" in kinds else handle
-        kind = eval(payload, dict(NAMES))
+        kind = self._value(payload)
         handler.__annotations__ = {"value": list[kind] if "batch" in kinds else kind}
-        given = {"consume_mode": self._mode} | {name: eval(text, dict(NAMES)) for name, text in attributes.items()}
+        given = {"consume_mode": self._mode} | {name: self._value(text) for name, text in attributes.items()}
         self._container: ListenerContainer = self._app.listen(
             message_listener(eval(topic), group, id=id, **given)(handler)
         )
@@ -142,15 +171,20 @@ class Commands:
         outcome = type(result).__name__ if isinstance(result, BaseException) else getattr(result, "name", result)
         self._calls.append(" ".join(words) + ("" if outcome is None else f": {outcome}"))
 
+    def _note_text(self, text: object, result: object = None) -> object:
+        """Print a text, and return *result*. Expressions call it as ``note``."""
+        self._calls.append(f"{text}")
+        return result
+
     def _printed(self) -> list[str]:
         printed, self._calls = self._calls, []
         return printed
 
     # --- messages and time -------------------------------------------------------------------------
 
-    def send(self, *bodies: str, topic: str = "orders", tag: str = "", queue: str = "0") -> None:
+    def send(self, *bodies: str, topic: str = "orders", tag: str = "", queue: str = "0", keys: str = "") -> None:
         """Send messages to one queue."""
-        self._app.send(topic, *bodies, tag=tag or None, queue_id=int(queue))
+        self._app.send(topic, *bodies, tag=tag or None, queue_id=int(queue), keys=keys or None)
 
     def delayed(self, body: str, level: str) -> None:
         self._app.broker.send(Message("orders", body.encode(), {"DELAY": level}))
@@ -193,7 +227,7 @@ class Commands:
 
         def send_back(message: MessageExt, delay_level: int = 0, **options: Any) -> None:
             if not only or only in options:
-                raise eval(error, dict(NAMES))
+                raise self._value(error)
             take_back(message, delay_level, **options)
 
         consumer.send_back = send_back  # type: ignore[method-assign]
@@ -211,11 +245,15 @@ class Commands:
         return _error_of(lambda: self._container.seek(queue, int(offset)))
 
     def rewind(self, span: str = "None") -> list[str]:
-        return _error_of(lambda: self._container.rewind(eval(span, dict(NAMES))))
+        return _error_of(lambda: self._container.rewind(self._value(span)))
 
     def reset(self, time: str) -> list[str]:
         """Continue at a time: an expression that may use *start_ms*."""
-        return _error_of(lambda: self._container.reset_to_time(eval(time, NAMES | {"start_ms": self._start_ms})))
+        return _error_of(lambda: self._container.reset_to_time(self._value(time, start_ms=self._start_ms)))
+
+
+def _fail(error: BaseException) -> None:
+    raise error
 
 
 def _error_of(call: Callable[[], object]) -> list[str]:
@@ -232,7 +270,7 @@ def undo() -> Iterator[contextlib.ExitStack]:
         yield stack
 
 
-@pytest.mark.feature("C8", "F1", "U13", "U19", "X8")
+@pytest.mark.feature("C8", "F1", "U13", "U19", "X8", "error-handler")
 @pytest.mark.parametrize(("script", "mode"), SCRIPTS, ids=[f"{path.stem}-{mode}" for path, mode in SCRIPTS])
 def test_a_listener_does_as_the_script_says(script: Path, mode: str, undo: contextlib.ExitStack) -> None:
     with capture_logs() as logs:
