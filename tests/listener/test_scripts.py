@@ -28,7 +28,7 @@ from mqtemplate import (
 )
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.durations import duration_ms, format_ms
-from mqtemplate.errors import BrokerError, ConfigurationError, ListenerError, SendError
+from mqtemplate.errors import BrokerError, ConfigurationError, ListenerError, SendError, UnsupportedError
 from mqtemplate.listener import BatchFailure, ConsumeStatus, ListenerContainer, current_messages, message_listener
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from tests.golden import check_script, scripts_in
@@ -92,7 +92,7 @@ class Commands:
         """Print a value, or the error of its expression."""
         try:
             return [f"{self._value(text)}"]
-        except (ConfigurationError, ValueError) as error:
+        except (ConfigurationError, ListenerError, ValueError) as error:
             return [f"{type(error).__name__}: {error}"]
 
     def broker(self, **settings: str) -> None:
@@ -220,6 +220,16 @@ class Commands:
         """Print how the listener retries, as its start says."""
         return [each["retry"] for each in self._logs if each["event"] == "listener.started"]
 
+    def refused(self, topic: str = "'orders'", group: str = "billing", **attributes: str) -> list[str]:
+        """Print the error of a declaration."""
+
+        def register() -> None:
+            given: Any = {"id": "bill"} | {name: self._value(text) for name, text in attributes.items()}
+            with EmbeddedBroker(None, clock=VirtualClock()) as broker:
+                App(broker).registry.register(message_listener(self._value(topic), group, **given)(_take))
+
+        return _error_of(register)
+
     def refuse(self, error: str, only: str = "") -> None:
         """Let the broker take no message back; with *only*, none with this option."""
         consumer = self._container.member.consumer
@@ -252,6 +262,10 @@ class Commands:
         return _error_of(lambda: self._container.reset_to_time(self._value(time, start_ms=self._start_ms)))
 
 
+def _take(body: str) -> None:
+    """Handle nothing."""
+
+
 def _fail(error: BaseException) -> None:
     raise error
 
@@ -259,7 +273,7 @@ def _fail(error: BaseException) -> None:
 def _error_of(call: Callable[[], object]) -> list[str]:
     try:
         call()
-    except (ListenerError, ValueError) as error:
+    except (ListenerError, UnsupportedError, TypeError, ValueError) as error:
         return [f"{type(error).__name__}: {error}"]
     return []
 
@@ -270,7 +284,7 @@ def undo() -> Iterator[contextlib.ExitStack]:
         yield stack
 
 
-@pytest.mark.feature("C8", "F1", "U13", "U19", "X8", "error-handler")
+@pytest.mark.feature("C8", "F1", "U13", "U19", "X8", "X14", "error-handler")
 @pytest.mark.parametrize(("script", "mode"), SCRIPTS, ids=[f"{path.stem}-{mode}" for path, mode in SCRIPTS])
 def test_a_listener_does_as_the_script_says(script: Path, mode: str, undo: contextlib.ExitStack) -> None:
     with capture_logs() as logs:
