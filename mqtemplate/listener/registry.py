@@ -71,6 +71,7 @@ class ListenerRegistry:
     Attributes:
         scopes: Contexts around each call of a handler and its middlewares; to be added before the listeners are
             registered.
+        enhancers: Functions that may change the attributes of the listeners that are registered from now on.
         objects: Source of the objects that handlers take by type; None without an application.
         loop: Event loop of the ``async def`` handlers: the one that runs in the thread that creates the registry.
     """
@@ -101,7 +102,7 @@ class ListenerRegistry:
         self._broker_of = broker_of
         self._converter_of_class = converter_of_class
         self._trace_of = trace_of
-        self._enhancers: list[Enhancer] = []
+        self.enhancers: list[Enhancer] = []
         self._enabled = enabled
         self._only = tuple(only)
         self._known: list[str] = []
@@ -144,10 +145,6 @@ class ListenerRegistry:
         """Middlewares of all listeners, the outermost first."""
         return (*self._middlewares, *(() if self.objects is None else self.objects.middlewares()))
 
-    def add_enhancer(self, enhancer: Enhancer) -> None:
-        """Let a function change the attributes of the listeners that are registered from now on."""
-        self._enhancers.append(enhancer)
-
     def register(self, target: object, *, is_internal: bool = False) -> list[ListenerContainer]:
         """Add a decorated function, or an object of a decorated class. Return a container for each decorator.
 
@@ -160,7 +157,7 @@ class ListenerRegistry:
             UnsupportedError: The broker cannot honour an attribute.
         """
         added = []
-        enhancers = () if is_internal else self._enhancers
+        enhancers = () if is_internal else self.enhancers
         for endpoint in make_endpoints(target, self._resolve, enhancers, self.objects, self._template):
             if endpoint.id in self._containers:
                 raise ListenerError(

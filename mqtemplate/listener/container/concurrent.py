@@ -9,7 +9,7 @@ from mqtemplate.durations import format_ms
 from mqtemplate.listener.container.consume_service import ConsumeService, ReplaceThread, RunningCall
 from mqtemplate.listener.container.process_queue import ProcessQueue
 from mqtemplate.listener.failures.failure import Decision, Failure, NextStep, raise_if_not_of_handler
-from mqtemplate.message import MessageExt, MessageQueue
+from mqtemplate.message import MessageExt
 
 _Delivery = tuple[ProcessQueue, MessageExt]
 
@@ -31,9 +31,6 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._uncommitted = 0  # messages finished since the last commit; roughly, since threads share it
-
-    def excluded(self) -> frozenset[MessageQueue]:
-        return self.queues.full()
 
     def accept(self, messages: Sequence[MessageExt]) -> None:
         of, ready = self.queues.of, self._ready

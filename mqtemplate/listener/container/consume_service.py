@@ -203,9 +203,9 @@ class ConsumeService(ABC, Generic[_Item, _Work]):
         """Number of calls of the handler that run longer than ``consume_timeout``."""
         return self._watchdog.hanging_count
 
-    @abstractmethod
     def excluded(self) -> frozenset[MessageQueue]:
-        """Return the queues from which no message may be fetched now."""
+        """Return the queues from which no message may be fetched now: those that are full."""
+        return self.queues.full()
 
     @abstractmethod
     def accept(self, messages: Sequence[MessageExt]) -> None:

@@ -47,6 +47,7 @@ class ListenerContainer:
         broker: The broker from which the listener reads.
         converter: The converter of the listener's bodies and replies.
         member: What the last start created; None before the first one.
+        observers: Functions that get each call of the handler, on a virtual clock only.
         on_broken: Called when the state has become ``BROKEN``.
     """
 
@@ -75,7 +76,7 @@ class ListenerContainer:
         self._uses_loop = uses_loop(endpoint)
         self._failures = FailureLog(endpoint.id, endpoint.settings.group, broker.clock)
         self._log = _log.bind(listener=endpoint.id, group=endpoint.settings.group)
-        self._observers: list[Observer] = []
+        self.observers: list[Observer] = []
         self._wake: Callable[[], None] = lambda: None
         self._state_lock = threading.Lock()
 
@@ -172,7 +173,7 @@ class ListenerContainer:
             self._loop.run,
             self._failures,
             observation,
-            self._observers,
+            self.observers,
         )
 
     def _end_requested_pause(self) -> None:
@@ -183,10 +184,6 @@ class ListenerContainer:
         """Return a function of a message with middlewares around it, for a handler that calls them itself."""
         info = listener_info(self.endpoint, self.broker, self._end_requested_pause)
         return around(middlewares, call, info, self._loop.run)
-
-    def observe(self, observer: Observer) -> None:
-        """Report each call of the handler to a function, on a virtual clock only."""
-        self._observers.append(observer)
 
     def stop_fetching(self) -> None:
         """Fetch no more. `stop` then waits for the handlers; their time starts now."""

@@ -63,7 +63,7 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
             self._unlock_when_idle(queue)
         for queue in self._lock_retries.keys() - assignment:
             del self._lock_retries[queue]
-        return self.queues.full().union([queue for queue in assignment if not self._may_read(queue)])
+        return super().excluded().union([queue for queue in assignment if not self._may_read(queue)])
 
     def _drop_lost(self) -> None:
         """Drop the queues whose locks another member may have by now; they are locked again before they are read."""
