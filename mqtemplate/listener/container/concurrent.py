@@ -65,14 +65,14 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
         if not self._handle(work):
             self.queues.commit()  # the listener pauses, perhaps for long
             return False
-        self._commit_at_times(len(work))
+        self._uncommitted += len(work)
+        if not self._ready or self._uncommitted >= _COMMIT_EVERY:
+            self._commit()
         return True
 
-    def _commit_at_times(self, finished: int) -> None:
-        self._uncommitted += finished
-        if not self._ready or self._uncommitted >= _COMMIT_EVERY:
-            self._uncommitted = 0
-            self.queues.commit()
+    def _commit(self) -> None:
+        self._uncommitted = 0
+        self.queues.commit()
 
     def begin_next(self) -> RunningCall[_Delivery] | None:
         """Take the next message, for a task on an event loop. Return None if none is ready, or the listener pauses."""
@@ -100,7 +100,9 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
             process.finish(message.queue_offset)
         else:
             self._settle_failed(list(running.work), [failure])
-        self._commit_at_times(1)
+        self._uncommitted += 1
+        if not self._ready or self._uncommitted >= _COMMIT_EVERY:
+            self._commit()
 
     def _take(self) -> list[_Delivery]:
         ready, missing = self._ready, self._take_size
