@@ -7,6 +7,7 @@ import inspect
 import sys
 import typing
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from importlib import import_module
 from typing import Any, ForwardRef, Generic, Protocol, TypeVar, get_args, get_origin
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "bound_in_constructor",
     "bound_of",
     "lazy_kind",
+    "load_name",
     "name_of_callable",
     "own_mark",
     "resolved",
@@ -23,6 +25,23 @@ __all__ = [
     "unfinished",
     "variables_of",
 ]
+
+
+def load_name(name: str, module: str = "") -> Any:
+    """Return the object with a dotted name.
+
+    Args:
+        module: Module of a name without a dot.
+
+    Raises:
+        ValueError: There is no such module.
+        AttributeError: The module has no such name.
+    """
+    found, _, attribute = name.strip().rpartition(".")
+    try:
+        return getattr(import_module(found or module), attribute)
+    except ImportError as error:
+        raise ValueError(name) from error
 
 
 # --- what a call does ------------------------------------------------------------------------------------

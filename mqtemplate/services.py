@@ -7,12 +7,22 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
-from mqtemplate.clock import Clock
+from mqtemplate.clock import Clock, VirtualClock
 from mqtemplate.user_code import error_text
 
-__all__ = ["AfterChangeService", "ClockWatch", "PeriodicService", "Service", "ServiceThread", "WakeEvent", "wall_time"]
+__all__ = [
+    "AfterChangeService",
+    "ClockWatch",
+    "PeriodicService",
+    "Service",
+    "ServiceRunner",
+    "ServiceThread",
+    "WakeEvent",
+    "wall_time",
+]
 
 
 _AFTER_ERROR_MS = 1_000
@@ -184,6 +194,40 @@ class ServiceThread:
             error.__cause__ = exc
             self._on_error(service, error)
         return self._clock.now_ms() + self._RETRY_MS
+
+
+class ServiceRunner:
+    """Start and stop of one service: on a system clock it has a thread, on a virtual clock a harness steps it.
+
+    It may be started again after a stop.
+    """
+
+    def __init__(
+        self, service: Service, clock: Clock, thread: str, on_error: Callable[[Service, Exception], None]
+    ) -> None:
+        self._service = service
+        self._clock = clock
+        self._thread_name = thread
+        self._on_error = on_error
+        self._stop: Callable[[], None] | None = None
+
+    def start(self) -> None:
+        """Start it, unless it runs."""
+        if self._stop is not None:
+            return
+        if isinstance(self._clock, VirtualClock):
+            self._clock.services.append(self._service)
+            self._stop = partial(self._clock.services.remove, self._service)
+        else:
+            thread = ServiceThread(self._thread_name, [self._service], self._clock, self._on_error)
+            self._stop = thread.stop
+            thread.start()
+
+    def stop(self) -> None:
+        """Stop it, if it runs."""
+        stop, self._stop = self._stop, None
+        if stop is not None:
+            stop()
 
 
 @dataclass(eq=False)

@@ -8,7 +8,7 @@ from queue import SimpleQueue
 import pytest
 
 from mqtemplate.clock import SystemClock, VirtualClock
-from mqtemplate.services import PeriodicService, Service, ServiceThread
+from mqtemplate.services import PeriodicService, Service, ServiceRunner, ServiceThread
 from tests.listener.hostile import KINDS
 
 PATIENCE_S = 30
@@ -124,3 +124,20 @@ def test_a_failed_action_runs_again_after_a_second() -> None:
         service.step()
 
     assert service.step() == clock.now_ms() + 1_000
+
+
+def test_a_runner_lets_a_harness_step_its_service_on_a_virtual_clock_and_has_a_thread_on_another() -> None:
+    virtual, steps = VirtualClock(), SimpleQueue[str]()
+    runner = ServiceRunner(Hostile("panic", steps), virtual, "test", lambda service, error: None)
+    for _ in range(2):
+        runner.start()
+        runner.start()
+        assert len(virtual.services) == 1
+        runner.stop()
+        runner.stop()
+        assert virtual.services == []
+
+    threaded = ServiceRunner(Hostile("panic", steps), SystemClock(), "test", lambda service, error: None)
+    threaded.start()
+    assert steps.get(timeout=PATIENCE_S) == "step"
+    threaded.stop()

@@ -51,16 +51,17 @@ class HandlerCall:
     Attributes:
         listener: The listener that handles them.
         messages: One message, or the messages of a batch.
+        origins: Messages as they were fetched, in the order of *messages*; `map` does not change them.
     """
 
-    __slots__ = ("_origins", "listener", "messages")
+    __slots__ = ("listener", "messages", "origins")
 
     def __init__(
         self, listener: ListenerInfo, messages: Sequence[MessageExt], origins: Sequence[MessageExt] | None = None
     ) -> None:
         self.listener = listener
         self.messages = messages
-        self._origins = messages if origins is None else origins
+        self.origins = messages if origins is None else origins
 
     def __repr__(self) -> str:
         return f"<Delivery of {len(self.messages)} message(s) to {self.listener.id}>"
@@ -75,24 +76,19 @@ class HandlerCall:
         """1 for the first call of the handler, one more for each retry; in a batch the attempt of the first message."""
         return self.messages[0].reconsume_times + 1
 
-    @property
-    def origins(self) -> Sequence[MessageExt]:
-        """Messages as they were fetched, in the order of *messages*; `map` does not change them."""
-        return self._origins
-
     def map(self, change: Callable[[MessageExt], MessageExt]) -> HandlerCall:
         """Return the call with other messages: ``delivery.map(lambda each: replace(each, body=...))``.
 
         Return a changed copy of each message. A retry must get the message as it was fetched.
         """
-        return HandlerCall(self.listener, tuple(map(change, self.messages)), self._origins)
+        return HandlerCall(self.listener, tuple(map(change, self.messages)), self.origins)
 
     def filter(self, keep: Callable[[MessageExt], bool]) -> HandlerCall:
         """Return the call with the messages for which *keep* returns True; the others count as done.
 
         Without any message left the handler is not called.
         """
-        kept = [(each, origin) for each, origin in zip(self.messages, self._origins, strict=True) if keep(each)]
+        kept = [(each, origin) for each, origin in zip(self.messages, self.origins, strict=True) if keep(each)]
         return HandlerCall(self.listener, tuple(each for each, _ in kept), tuple(origin for _, origin in kept))
 
 

@@ -25,7 +25,7 @@ from mqtemplate.broker import Broker
 from mqtemplate.calls.handling import HandlerCall, HandlerWrapper, ListenerInfo, Observation
 from mqtemplate.calls.send import HALF, ONE_WAY, REQUEST, SendCall, SendNext, SendWrapper, send_and_note
 from mqtemplate.calls.steps import Steps, chained, wrapper_of
-from mqtemplate.clock import Clock, VirtualClock
+from mqtemplate.clock import Clock
 from mqtemplate.errors import MQTemplateError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import (
@@ -38,7 +38,7 @@ from mqtemplate.message import (
     split_keys,
 )
 from mqtemplate.results import HalfMessage, SendResult, SendStatus, TransactionState
-from mqtemplate.services import Service, ServiceThread, wall_time
+from mqtemplate.services import Service, ServiceRunner, wall_time
 from mqtemplate.topics import TRACE_TOPIC
 
 CLOUD_TOPIC_PREFIX = "rmq_sys_TRACE_DATA_"
@@ -131,9 +131,9 @@ class TraceDispatcher:
         self._dropped = 0
         self._due_ms: int | None = None
         self._wake: Callable[[], None] = lambda: None
-        self._thread: ServiceThread | None = None
-        if isinstance(self._clock, VirtualClock):
-            self._clock.services.append(self)
+        self._runner = ServiceRunner(self, self._clock, "mqtemplate-trace", _report)
+        if self._clock.is_virtual:
+            self._runner.start()
 
     def is_traced(self, topic: str) -> bool:
         """Return True unless the messages of a topic are traces themselves."""
@@ -158,9 +158,7 @@ class TraceDispatcher:
                 return
             self._is_used = True
             self._broker.expect_topics({self.topic})
-            if not self._clock.is_virtual:
-                self._thread = ServiceThread("mqtemplate-trace", [self], self._clock, _report)
-                self._thread.start()
+            self._runner.start()
 
     def on_wake(self, wake: Callable[[], None]) -> None:
         self._wake = wake
@@ -195,10 +193,7 @@ class TraceDispatcher:
         """Send the remaining records, and end."""
         with self._starting:
             self._is_used = True  # a late record starts no thread
-        if self._thread is not None:
-            self._thread.stop()
-        elif isinstance(self._clock, VirtualClock) and self in self._clock.services:
-            self._clock.services.remove(self)
+        self._runner.stop()
         self.flush()
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from importlib import import_module
 from typing import Any, TypeVar, cast, overload
 
+from mqtemplate.callables import load_name
 from mqtemplate.calls.handling import ListenerInfo
 from mqtemplate.calls.send import LATER, ONE_WAY, SendCall, SendNext, SendWrapper
 from mqtemplate.calls.steps import AnyAround, Around, Steps, call_around, enter, leave, unwrapped
@@ -109,18 +109,7 @@ def read_middlewares(given: Any) -> tuple[object, ...]:
         AttributeError: A module has no such name.
     """
     items = given.split(",") if isinstance(given, str) else given if isinstance(given, list | tuple) else [given]
-    return tuple(_named(item.strip()) if isinstance(item, str) else item for item in items if item != "")
-
-
-def _named(name: str) -> object:
-    module, _, attribute = name.rpartition(".")
-    if not module:
-        raise ValueError(name)
-    try:
-        found: object = getattr(import_module(module), attribute)
-    except ModuleNotFoundError as error:
-        raise ValueError(name) from error
-    return found
+    return tuple(load_name(item) if isinstance(item, str) else item for item in items if item != "")
 
 
 def name_of(target: object) -> str:

@@ -281,8 +281,7 @@ class ListenerPhase(Phase):
     def _register_listeners(self) -> ListenerRegistry:
         registry = self._context.get(ListenerRegistry)
         registry.scopes += self._context.handler_scopes
-        for enhancer in self._enhancers():
-            registry.add_enhancer(enhancer)
+        registry.enhancers += self._enhancers()
         for component in self._context.components:
             target = self._handler_object(component)
             if target is None or not is_listener(target):

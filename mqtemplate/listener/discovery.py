@@ -6,11 +6,10 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
 from types import NoneType
 from typing import Any, NamedTuple
 
-from mqtemplate.callables import name_of_callable
+from mqtemplate.callables import load_name, name_of_callable
 from mqtemplate.calls.middlewares import check_middleware, name_of
 from mqtemplate.errors import ConfigurationError, DependencyError, DestinationError, ListenerError
 from mqtemplate.listener.declaration.attributes import ListenerSpec, Resolve, check_handler
@@ -250,8 +249,7 @@ def error_handler_of(given: Any, target: object, listener: str) -> ErrorHandler 
 def _named(name: str, target: object) -> Any:
     if "." not in name:
         return getattr(target, name, None)
-    module, _, attribute = name.rpartition(".")
     try:
-        return getattr(import_module(module), attribute, None)
-    except ImportError:
+        return load_name(name)
+    except (ValueError, AttributeError):
         return None  # reported by the caller, with the name

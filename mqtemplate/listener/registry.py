@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from mqtemplate.broker import Broker
 from mqtemplate.calls.handling import Observation
 from mqtemplate.calls.message_trace import TraceDispatcher, TraceOf
-from mqtemplate.clock import Clock, VirtualClock
+from mqtemplate.clock import Clock
 from mqtemplate.converter import MessageConverter, TypeChecks
 from mqtemplate.errors import ConversionError, ListenerError, UnsupportedError
 from mqtemplate.event_log import get_logger
@@ -25,7 +24,7 @@ from mqtemplate.listener.handler.plan import Endpoint
 from mqtemplate.listener.handler.providers import HandlerScope, ObjectSource, scope_middlewares
 from mqtemplate.listener.handler.results import SendingTemplate
 from mqtemplate.selectors.tags import SelectorType, TagSelector
-from mqtemplate.services import Service, ServiceThread, wall_time
+from mqtemplate.services import Service, ServiceRunner, wall_time
 
 BrokerOf = Callable[[str, ClusterChoice], Broker]
 """Function that returns the broker of a cluster: (listener, choice) -> broker."""
@@ -72,6 +71,8 @@ class ListenerRegistry:
     Attributes:
         scopes: Contexts around each call of a handler and its middlewares; to be added before the listeners are
             registered.
+        enhancers: Functions that may change the attributes of the listeners that are registered from now on.
+        objects: Source of the objects that handlers take by type; None without an application.
         loop: Event loop of the ``async def`` handlers: the one that runs in the thread that creates the registry.
     """
 
@@ -101,13 +102,13 @@ class ListenerRegistry:
         self._broker_of = broker_of
         self._converter_of_class = converter_of_class
         self._trace_of = trace_of
-        self._enhancers: list[Enhancer] = []
+        self.enhancers: list[Enhancer] = []
         self._enabled = enabled
         self._only = tuple(only)
         self._known: list[str] = []
         self.scopes: list[HandlerScope] = []
         self._middlewares = tuple(middlewares)
-        self._objects = objects
+        self.objects = objects
         self._template = template
         self._observation = observation
         self.loop = choose_loop(broker.clock)
@@ -140,18 +141,9 @@ class ListenerRegistry:
         return all(container.is_running for container in self if container.endpoint.settings.auto_startup)
 
     @property
-    def objects(self) -> ObjectSource | None:
-        """Source of the objects that handlers take by type; None without an application."""
-        return self._objects
-
-    @property
     def middlewares(self) -> Sequence[object]:
         """Middlewares of all listeners, the outermost first."""
-        return (*self._middlewares, *(() if self._objects is None else self._objects.middlewares()))
-
-    def add_enhancer(self, enhancer: Enhancer) -> None:
-        """Let a function change the attributes of the listeners that are registered from now on."""
-        self._enhancers.append(enhancer)
+        return (*self._middlewares, *(() if self.objects is None else self.objects.middlewares()))
 
     def register(self, target: object, *, is_internal: bool = False) -> list[ListenerContainer]:
         """Add a decorated function, or an object of a decorated class. Return a container for each decorator.
@@ -165,8 +157,8 @@ class ListenerRegistry:
             UnsupportedError: The broker cannot honour an attribute.
         """
         added = []
-        enhancers = () if is_internal else self._enhancers
-        for endpoint in make_endpoints(target, self._resolve, enhancers, self._objects, self._template):
+        enhancers = () if is_internal else self.enhancers
+        for endpoint in make_endpoints(target, self._resolve, enhancers, self.objects, self._template):
             if endpoint.id in self._containers:
                 raise ListenerError(
                     f"two listeners have the id {endpoint.id!r}; give one another id=, or register the object once"
@@ -341,18 +333,6 @@ _INTERVAL_MS = 30_000
 """Time between two searches for new topics. Source: ``client: ClientConfig.pollNameServerInterval``."""
 
 
-class Follower(Protocol):
-    """A listener container, as far as the search needs it."""
-
-    endpoint: Endpoint
-
-    @property
-    def is_running(self) -> bool: ...
-
-    def follow_topics(self) -> None:
-        """Join the group again if there are new topics."""
-
-
 class TopicWatch:
     """Search for new topics, for the listeners with patterns. A `Service`; on a system clock it has a thread.
 
@@ -363,21 +343,17 @@ class TopicWatch:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._containers: list[Follower] = []
+        self._containers: list[ListenerContainer] = []
         self._due_ms = clock.steady_ms() + _INTERVAL_MS
-        self._thread: ServiceThread | None = None
+        self._runner = ServiceRunner(self, clock, "mqtemplate-topics", _report)
 
-    def start(self, containers: Iterable[Follower]) -> None:
+    def start(self, containers: Iterable[ListenerContainer]) -> None:
         """Watch for the containers that have patterns; do nothing if there are none."""
         self._containers = [each for each in containers if each.endpoint.settings.topic_patterns]
         if not self._containers:
             return
         self._due_ms = self._clock.steady_ms() + _INTERVAL_MS
-        if isinstance(self._clock, VirtualClock):
-            self._clock.services.append(self)
-        elif self._thread is None:
-            self._thread = ServiceThread("mqtemplate-topics", [self], self._clock, _report)
-            self._thread.start()
+        self._runner.start()
 
     def on_wake(self, wake: Callable[[], None]) -> None:
         """Nothing wakes this service before its time."""
@@ -394,11 +370,7 @@ class TopicWatch:
 
     def stop(self) -> None:
         """End the search."""
-        if self._thread is not None:
-            self._thread.stop()
-            self._thread = None
-        elif isinstance(self._clock, VirtualClock) and self in self._clock.services:
-            self._clock.services.remove(self)
+        self._runner.stop()
 
 
 def _report(service: Service, error: Exception) -> None:

@@ -54,31 +54,19 @@ __all__ = [
     "prometheus_text",
 ]
 
+_NAMES = {
+    "catalogue": "INSTRUMENTS Instrument",
+    "collectors": "GroupLag GroupLags",
+    "health": "ApplicationHealth ComponentHealth HealthChecks Status broker_checks listener_checks",
+    "lateness": "Cause LateDelivery LatenessRecorder",
+    "observability": "Observability",
+    "otel_metrics": "export_metrics",
+    "prometheus": "PrometheusCollector prometheus_text",
+    "settings": "HealthSettings LatenessSettings MetricsSettings ObservabilitySettings TracingSettings",
+    "tracing": "Tracing",
+}
+"""Module -> the public names that it defines."""
+
 __getattr__ = late_import(
-    __name__,
-    {
-        "ApplicationHealth": "mqtemplate.observability.health",
-        "Cause": "mqtemplate.observability.lateness",
-        "ComponentHealth": "mqtemplate.observability.health",
-        "GroupLag": "mqtemplate.observability.collectors",
-        "GroupLags": "mqtemplate.observability.collectors",
-        "HealthChecks": "mqtemplate.observability.health",
-        "HealthSettings": "mqtemplate.observability.settings",
-        "INSTRUMENTS": "mqtemplate.observability.catalogue",
-        "Instrument": "mqtemplate.observability.catalogue",
-        "LateDelivery": "mqtemplate.observability.lateness",
-        "LatenessRecorder": "mqtemplate.observability.lateness",
-        "LatenessSettings": "mqtemplate.observability.settings",
-        "MetricsSettings": "mqtemplate.observability.settings",
-        "Observability": "mqtemplate.observability.observability",
-        "ObservabilitySettings": "mqtemplate.observability.settings",
-        "PrometheusCollector": "mqtemplate.observability.prometheus",
-        "Status": "mqtemplate.observability.health",
-        "Tracing": "mqtemplate.observability.tracing",
-        "TracingSettings": "mqtemplate.observability.settings",
-        "broker_checks": "mqtemplate.observability.health",
-        "export_metrics": "mqtemplate.observability.otel_metrics",
-        "listener_checks": "mqtemplate.observability.health",
-        "prometheus_text": "mqtemplate.observability.prometheus",
-    },
+    __name__, {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names.split()}
 )

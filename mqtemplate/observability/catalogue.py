@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from mqtemplate.metrics import HistogramSnapshot, MetricKind, MetricSample
 
@@ -76,21 +77,9 @@ class Point:
     attributes: Mapping[str, str]
 
 
-def _counter(source: str, unit: str, description: str, name: str = "", **more: Mapping[str, str]) -> Instrument:
-    return _instrument(source, MetricKind.COUNTER, unit, description, name, **more)
-
-
-def _gauge(source: str, unit: str, description: str, name: str = "") -> Instrument:
-    return _instrument(source, MetricKind.GAUGE, unit, description, name)
-
-
-def _histogram(source: str, description: str, name: str = "", **more: Mapping[str, str]) -> Instrument:
-    return _instrument(source, MetricKind.HISTOGRAM, "s", description, name, **more)
-
-
 def _instrument(
-    source: str,
     kind: MetricKind,
+    source: str,
     unit: str,
     description: str,
     name: str = "",
@@ -100,6 +89,16 @@ def _instrument(
     unit, factor = _SUFFIXES.get(suffix, (unit, 1.0))
     chosen = name or _PREFIX + source.removesuffix(suffix)
     return Instrument(source, chosen, kind, unit, description, factor, attributes)
+
+
+_counter = partial(_instrument, MetricKind.COUNTER)
+_gauge = partial(_instrument, MetricKind.GAUGE)
+
+
+def _histogram(
+    source: str, description: str, name: str = "", attributes: Mapping[str, str] | None = None
+) -> Instrument:
+    return _instrument(MetricKind.HISTOGRAM, source, "s", description, name, attributes)
 
 
 _SEND = _SYSTEM | {"messaging.operation.name": "send"}
@@ -199,7 +198,7 @@ def points(samples: Iterable[MetricSample]) -> Iterator[Point]:
         source, labels = sample.name, dict(sample.labels)
         if (spark := _SPARK.fullmatch(source)) is not None:
             source, labels["group"] = f"spark.{spark[2]}", spark[1]
-        instrument = _BY_SOURCE.get(source) or _instrument(source, sample.kind, "", source)
+        instrument = _BY_SOURCE.get(source) or _instrument(sample.kind, source, "", "", source)
         attributes = dict(instrument.attributes or {})
         attributes |= {_ATTRIBUTES.get(label, _PREFIX + label): value for label, value in labels.items()}
         value = sample.value
@@ -217,12 +216,14 @@ def exported_buckets(instrument: Instrument) -> tuple[int, ...]:
     return tuple(1 << power for power in powers)
 
 
-def cumulated(snapshot: HistogramSnapshot, instrument: Instrument) -> list[tuple[float, int]]:
-    """Return for each exported bucket its largest value (in the exported unit) and the number of values up to it.
+def cumulated(snapshot: HistogramSnapshot, instrument: Instrument) -> list[tuple[str, int]]:
+    """Return for each exported bucket its label ``le`` and the number of values up to it.
 
-    A value below the bound of a bucket of whole numbers is at most the bound minus 1.
+    The label is the largest value in the exported unit: a value below the bound of a bucket of whole numbers is at
+    most the bound minus 1. The last bucket has all values.
     """
-    return [
-        ((bound - 1) * instrument.factor, sum(count for upper, count in snapshot.buckets.items() if upper <= bound))
+    buckets = [
+        (f"{(bound - 1) * instrument.factor:.9g}", sum(n for upper, n in snapshot.buckets.items() if upper <= bound))
         for bound in exported_buckets(instrument)
     ]
+    return [*buckets, ("+Inf", snapshot.count)]

@@ -18,6 +18,8 @@ from mqtemplate.observability.catalogue import INSTRUMENTS, Instrument, Point, c
 
 _SAME_COLLECTION_S = 1.0
 _Read = Callable[[CallbackOptions], Iterable[Observation]]
+_Observe = Callable[[HistogramSnapshot], Iterable[tuple[float, dict[str, str]]]]
+"""Function that returns the values of a histogram, each with further attributes."""
 
 
 def export_metrics(metrics: Metrics, meter: Meter | None = None) -> None:
@@ -56,7 +58,7 @@ class _CollectedPoints:
 def _register(meter: Meter, instrument: Instrument, reader: _CollectedPoints) -> None:
     name, unit, text = instrument.name, instrument.unit, instrument.description
 
-    def reading(observe: Callable[[HistogramSnapshot], Iterable[tuple[float, dict[str, str]]]]) -> _Read:
+    def reading(observe: _Observe) -> _Read:
         return lambda _: _observations(reader, instrument, observe)
 
     if instrument.kind is MetricKind.GAUGE:
@@ -64,28 +66,22 @@ def _register(meter: Meter, instrument: Instrument, reader: _CollectedPoints) ->
     elif instrument.kind is MetricKind.COUNTER:
         meter.create_observable_counter(name, [reading(lambda _: ())], unit, text)
     else:
-        parts: dict[str, tuple[str, Callable[[HistogramSnapshot], Iterable[tuple[float, dict[str, str]]]]]] = {
+        parts: dict[str, tuple[str, _Observe]] = {
             "count": ("{value}", lambda snapshot: [(snapshot.count, {})]),
             "sum": (unit, lambda snapshot: [(snapshot.total * instrument.factor, {})]),
-            "bucket": ("{value}", lambda snapshot: _buckets(snapshot, instrument)),
+            "bucket": (
+                "{value}",
+                lambda snapshot: [(count, {"le": label}) for label, count in cumulated(snapshot, instrument)],
+            ),
         }
         for part, (part_unit, observe) in parts.items():
             meter.create_observable_counter(f"{name}.{part}", [reading(observe)], part_unit, f"{text} ({part})")
 
 
-def _observations(
-    reader: _CollectedPoints,
-    instrument: Instrument,
-    observe: Callable[[HistogramSnapshot], Iterable[tuple[float, dict[str, str]]]],
-) -> Iterator[Observation]:
+def _observations(reader: _CollectedPoints, instrument: Instrument, observe: _Observe) -> Iterator[Observation]:
     for point in reader.points_of(instrument):
         if isinstance(point.value, HistogramSnapshot):
             for value, more in observe(point.value):
                 yield Observation(value, {**point.attributes, **more})
         else:
             yield Observation(point.value, dict(point.attributes))
-
-
-def _buckets(snapshot: HistogramSnapshot, instrument: Instrument) -> list[tuple[float, dict[str, str]]]:
-    found = [(float(count), {"le": f"{bound:.9g}"}) for bound, count in cumulated(snapshot, instrument)]
-    return [*found, (float(snapshot.count), {"le": "+Inf"})]

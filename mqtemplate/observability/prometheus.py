@@ -58,7 +58,7 @@ def _family(name: str, found: list[Point]) -> Metric:
         values = [point.attributes.get(attribute, "") for attribute in attributes]
         if isinstance(family, HistogramMetricFamily):
             assert isinstance(point.value, HistogramSnapshot), "all values of a histogram are snapshots"
-            family.add_metric(values, _buckets(point.value, instrument), point.value.total * instrument.factor)
+            family.add_metric(values, cumulated(point.value, instrument), point.value.total * instrument.factor)
         else:
             family.add_metric(values, point.value)  # type: ignore[attr-defined]  # both other kinds have it
     return family
@@ -70,7 +70,3 @@ def _empty_family(name: str, instrument: Instrument, labels: list[str]) -> Metri
     if instrument.kind is MetricKind.COUNTER:
         return CounterMetricFamily(name, instrument.description, labels=labels)
     return GaugeMetricFamily(name, instrument.description, labels=labels)
-
-
-def _buckets(snapshot: HistogramSnapshot, instrument: Instrument) -> list[tuple[str, float]]:
-    return [*((f"{bound:.9g}", count) for bound, count in cumulated(snapshot, instrument)), ("+Inf", snapshot.count)]

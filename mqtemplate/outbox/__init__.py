@@ -33,24 +33,13 @@ __all__ = [
     "outbox_tables",
 ]
 
-# imported with their first use: SQLAlchemy is an extra
-_SQLALCHEMY = {
-    "AsyncSQLAlchemyInboxMiddleware": "sqlalchemy",
-    "AsyncSQLAlchemyOutbox": "sqlalchemy",
-    "SQLAlchemyInbox": "sqlalchemy",
-    "SQLAlchemyInboxMiddleware": "sqlalchemy",
-    "SQLAlchemyOutbox": "sqlalchemy",
-    "async_inbox_session": "sqlalchemy",
-    "inbox_session": "sqlalchemy",
-    "outbox_tables": "sqlalchemy",
-}
-
 
 def __getattr__(name: str) -> object:
-    if name not in _SQLALCHEMY:
+    # The names that are not imported above need SQLAlchemy, an extra: imported with their first use.
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        globals()[name] = value = load_export(__name__, _SQLALCHEMY[name], name)
+        globals()[name] = value = load_export(__name__, "sqlalchemy", name)
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             f"{name} needs SQLAlchemy ({error}); pip install 'mqtemplate[sqlalchemy]'", name=error.name

@@ -10,7 +10,6 @@ from enum import Enum
 from typing import Any
 
 from mqtemplate.broker import ConsumeFromWhere
-from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import MessageError, MQTemplateError, SendError
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.declaration.attributes import Resolve
@@ -26,7 +25,7 @@ from mqtemplate.scheduling.schedule import CatchUp, Schedule, ScheduledRun
 from mqtemplate.scheduling.schedules import Schedules
 from mqtemplate.scheduling.topic import RunMessage, ScheduleTopic, find_run_key
 from mqtemplate.scheduling.trigger import epoch_ms
-from mqtemplate.services import ClockWatch, Service, ServiceThread
+from mqtemplate.services import ClockWatch, Service, ServiceRunner
 
 _log = get_logger("mqtemplate.scheduling")
 _TRIES = 3
@@ -238,16 +237,12 @@ class ScheduleWatch:
         self._schedules = schedules
         self._clock = schedules.topic.broker.clock
         self._watch = ClockWatch(self._clock)
-        self._thread: ServiceThread | None = None
+        self._runner = ServiceRunner(self, self._clock, "mqtemplate-schedules", _report)
 
     def start(self) -> None:
         """Send the messages of the next runs, and watch the clock."""
         start_schedules(self._runners, self._schedules)
-        if isinstance(self._clock, VirtualClock):
-            self._clock.services.append(self)
-        else:
-            self._thread = ServiceThread("mqtemplate-schedules", [self], self._clock, _report)
-            self._thread.start()
+        self._runner.start()
 
     def on_wake(self, wake: Callable[[], None]) -> None:
         """Ignore *wake*: nothing tells that the clock was set."""
@@ -260,10 +255,7 @@ class ScheduleWatch:
 
     def stop(self) -> None:
         """Stop watching."""
-        if self._thread is not None:
-            self._thread.stop()
-        elif isinstance(self._clock, VirtualClock) and self in self._clock.services:
-            self._clock.services.remove(self)
+        self._runner.stop()
 
 
 def _report(service: Service, error: Exception) -> None:

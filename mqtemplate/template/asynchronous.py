@@ -144,19 +144,13 @@ def _report(
     try:
         result = done.result()
     except BaseException as exc:  # also what a middleware of the application raised
-        _report_error(on_error, kind, destination, exc)
+        if on_error is None:
+            _log.error(f"{kind}.failed", destination=destination, exc_info=exc)
+        else:
+            _call(on_error, exc, kind, destination)
         return
     if on_success is not None:
         _call(on_success, result, kind, destination)
-
-
-def _report_error(
-    on_error: Callable[[BaseException], object] | None, kind: str, destination: str, error: BaseException
-) -> None:
-    if on_error is None:
-        _log.error(f"{kind}.failed", destination=destination, exc_info=error)
-        return
-    _call(on_error, error, kind, destination)
 
 
 def _call(callback: Callable[[T], object], value: T, kind: str, destination: str) -> None:

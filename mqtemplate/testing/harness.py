@@ -231,7 +231,7 @@ class Harness:
                 if isinstance(service, ListenerContainer):
                     record = HandledMessages(service, self.failures)
                     self._handled.append(record)
-                    service.observe(record.note)
+                    service.observers.append(record.note)
         return services
 
     def _note_wake(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -63,15 +64,24 @@ class App:
     def harness(self) -> Harness:
         return Harness(self, raise_handler_errors=False)  # these tests study failures
 
-    def listen(self, *targets: object) -> ListenerContainer:
-        """Register and start listeners. Return the last container."""
+    def listen(self, *targets: object, consume_timeout_ms: int | None = None) -> ListenerContainer:
+        """Register and start listeners. Return the last container.
+
+        Args:
+            consume_timeout_ms: Of the last one; the decorator takes no less than a minute.
+        """
         container = [self.registry.register(target) for target in targets][-1][-1]
+        if consume_timeout_ms is not None:
+            settings = replace(container.endpoint.settings, consume_timeout=consume_timeout_ms / 60_000)
+            container.endpoint = replace(container.endpoint, settings=settings)
         self.registry.start()
         return container
 
-    def send(self, topic: str, *bodies: str, tag: str | None = None, queue_id: int = 0) -> list[SendResult]:
+    def send(
+        self, topic: str, *bodies: str, tag: str | None = None, queue_id: int = 0, keys: str | None = None
+    ) -> list[SendResult]:
         """Send messages to one queue, so that their order is fixed."""
-        properties = {"TAGS": tag} if tag else {}
+        properties = {name: text for name, text in (("TAGS", tag), ("KEYS", keys)) if text}
         queue = MessageQueue(topic, self.broker.name, queue_id)
         self.broker.queues(topic)
         return [self.broker.sends.send(Message(topic, body.encode(), dict(properties)), queue) for body in bodies]

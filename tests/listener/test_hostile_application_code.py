@@ -388,11 +388,9 @@ def test_a_hanging_handler_is_replaced_though_logging_raises(threaded_app: App, 
     logger, hostile = logging.getLogger("mqtemplate.listener"), HostileFilter(Panic)
     logger.addFilter(hostile)
     try:
-        container = threaded_app.listen(listener(handler))
+        container = threaded_app.listen(listener(handler), consume_timeout_ms=100)
         threaded_app.send("orders", "bad", "good")
         assert started.wait(60)
-        container.member.service._watchdog._timeout_ms = 100  # the shortest consume_timeout is a minute
-        container.member.wake_polling()
         eventually(lambda: "good" in handled, "another thread handles the next message")
         eventually(lambda: threaded_app.bodies(DEAD_LETTERS) == ["bad"], "the hanging one is a dead letter")
         assert container.state is ContainerState.RUNNING

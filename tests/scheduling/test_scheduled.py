@@ -98,40 +98,30 @@ def test_a_year_of_weekdays_at_nine_in_berlin(broker: EmbeddedBroker, start: Sta
     assert {run.late for run in runs} == {timedelta(0)}
 
 
-def test_an_interval_is_counted_from_the_epoch(broker: EmbeddedBroker, clock: VirtualClock, start: Start) -> None:
+# One run is left out on each holiday, by the dates in the zone of the schedule: at 23:30 UTC it is tomorrow in Berlin.
+# A time before the first start never runs: after the broker has deleted its messages, nothing shows that it took place.
+# The broker keeps a delay for forty days, and a run once a year takes place.
+HOLIDAYS = {date(2026, 1, 2), date(2026, 1, 4)}
+TIMES: list[tuple[dict[str, Any], str, list[str]]] = [
+    ({"every": "10m"}, "30m", ["01-01 00:10", "01-01 00:20", "01-01 00:30"]),
+    ({"at": "2026-01-02T18:00", "zone": "Europe/Berlin"}, "30d", ["01-02 18:00"]),
+    ({"at": datetime(2025, 12, 31, tzinfo=UTC)}, "30d", []),
+    ({"cron": "30 0 * * *", "zone": "Europe/Berlin", "holidays": HOLIDAYS}, "4d", ["01-03 00:30", "01-05 00:30"]),
+    ({"cron": "@yearly", "zone": "Europe/Berlin"}, "366d", ["01-01 00:00"]),
+]
+
+
+@pytest.mark.parametrize(("arguments", "span", "expected"), TIMES)
+def test_a_schedule_runs_at_its_times(
+    broker: EmbeddedBroker, clock: VirtualClock, start: Start, arguments: dict[str, Any], span: str, expected: list[str]
+) -> None:
+    """An interval is counted from the epoch, and not from the start."""
     clock.move_ms(7 * 60_000)
-    report, runs = recorder(every="10m")
+    report, runs = recorder(**arguments)
 
-    harness_of(broker, start(report)).advance("30m")
+    harness_of(broker, start(report)).advance(span)
 
-    assert hours(runs) == ["01-01 00:10", "01-01 00:20", "01-01 00:30"]
-
-
-def test_a_schedule_at_one_time_runs_once(broker: EmbeddedBroker, start: Start) -> None:
-    report, runs = recorder(at="2026-01-02T18:00", zone="Europe/Berlin")
-
-    harness_of(broker, start(report)).advance("30d")
-
-    assert [run.scheduled_at for run in runs] == [datetime(2026, 1, 2, 17, tzinfo=UTC)]
-
-
-def test_a_time_before_the_first_start_never_runs(broker: EmbeddedBroker, start: Start) -> None:
-    """After the broker has deleted its messages, nothing shows that the run took place."""
-    report, runs = recorder(at=datetime(2025, 12, 31, tzinfo=UTC))
-
-    harness_of(broker, start(report)).advance("30d")
-
-    assert runs == []
-
-
-def test_holidays_are_left_out(broker: EmbeddedBroker, start: Start) -> None:
-    """The dates count in the zone of the schedule: at 23:30 UTC it is tomorrow in Berlin."""
-    holidays = {date(2026, 1, 2), date(2026, 1, 4)}
-    report, runs = recorder(cron="30 0 * * *", zone="Europe/Berlin", holidays=holidays)
-
-    harness_of(broker, start(report)).advance("4d")
-
-    assert hours(runs) == ["01-03 00:30", "01-05 00:30"]
+    assert hours(runs) == expected
 
 
 def test_a_function_without_parameters_and_an_async_method_run(broker: EmbeddedBroker, start: Start) -> None:
@@ -198,15 +188,6 @@ def test_a_run_that_fails_is_retried_and_the_next_one_is_on_time(broker: Embedde
     identity = "report@2026-01-01T00:01:00.000+00:00"
     assert [run[:2] for run in runs] == [("00:01", 1), ("00:02", 1), ("00:01", 2), ("00:03", 1)]
     assert [run[2] for run in runs if run[0] == "00:01"] == [identity, identity]
-
-
-def test_a_run_further_away_than_the_longest_delay_is_sent_on(broker: EmbeddedBroker, start: Start) -> None:
-    """The broker keeps a delay for forty days, and a run once a year takes place."""
-    report, runs = recorder(cron="@yearly", zone="Europe/Berlin")
-
-    harness_of(broker, start(report)).advance("366d")
-
-    assert [run.scheduled_at.isoformat() for run in runs] == ["2027-01-01T00:00:00+01:00"]
 
 
 def test_a_run_is_sent_in_shorter_steps_to_a_broker_that_takes_no_longer_delays(clock: VirtualClock) -> None:
@@ -501,12 +482,20 @@ def test_a_wrong_value_is_refused_at_the_start(start: Start, arguments: dict[str
         start(report)
 
 
-def test_a_parameter_that_is_no_run_is_refused(start: Start) -> None:
-    @scheduled(every="1h")
-    def report(order: str) -> None: ...
+def takes_an_order(order: str) -> None: ...
+def takes_two_runs(run: ScheduledRun, other: ScheduledRun) -> None: ...
 
-    with pytest.raises(ScheduleError, match=r"schedule 'report': .*order.*; a scheduled function takes a ScheduledRun"):
-        start(report)
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (takes_an_order, r"schedule 'takes_an_order': .*order.*; a scheduled function takes a ScheduledRun"),
+        (takes_two_runs, "the function must take one ScheduledRun, by name"),
+    ],
+)
+def test_a_function_takes_one_run_and_objects(start: Start, function: Callable[..., None], reason: str) -> None:
+    with pytest.raises(ScheduleError, match=reason):
+        start(scheduled(every="1h")(function))
 
 
 @service
@@ -550,14 +539,6 @@ def test_an_async_function_takes_async_values(start: Start, broker: EmbeddedBrok
     harness_of(broker, app).advance("1h")
 
     assert app.get(Ledger).lines == ["entry", "closed"]
-
-
-def test_a_function_takes_one_run(start: Start) -> None:
-    @scheduled(every="1h")
-    def report(run: ScheduledRun, other: ScheduledRun) -> None: ...
-
-    with pytest.raises(ScheduleError, match="the function must take one ScheduledRun, by name"):
-        start(report)
 
 
 def test_two_schedules_of_one_name_are_refused(start: Start) -> None:

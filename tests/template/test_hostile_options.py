@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqtemplate import Message, MessageQueue, RocketMQTemplate, SelectorType, TransactionState, transaction_listener
+from mqtemplate import Message, RocketMQTemplate, SelectorType, TransactionState, transaction_listener
 from mqtemplate.brokers import EmbeddedBroker, RemoteBroker, RemoteSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.durations import duration_ms
 from mqtemplate.errors import DelayError, MessageError
 from mqtemplate.server import BrokerServerSettings, LocalCluster
 from mqtemplate.testing import messages_in
-from tests.hostile import FIRST, HOSTILE, LAST, ZONES, Silent, Zone, takes_or_refuses
+from tests.hostile import HOSTILE, LAST, ZONES, Silent, takes_or_refuses
 
 _OPTIONS = ("delay", "deliver_at", "hash_key", "keys", "headers", "queue", "delay_level", "timeout")
 _VERBS = ("sync_send", "async_send", "send_one_way", "send_in_transaction", "async_send_and_receive")
@@ -160,54 +160,10 @@ def _engine() -> Iterator[None]:
 # --- texts ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"deliver_at": LAST.replace(tzinfo=ZONES[2])}, "the deliver time is 2912443d 12h from now"),
-        ({"deliver_at": FIRST.replace(tzinfo=ZONES[1])}, "deliver_at must not be before 1970, got -62135"),
-        ({"deliver_at": datetime(2030, 1, 1, tzinfo=Zone())}, "deliver_at has a time zone without an offset: Runtime"),
-        ({"deliver_at": 10**400}, "deliver_at must be epoch milliseconds of at most 18 digits, got 1000"),
-        ({"deliver_at": 10**5_000}, "of at most 18 digits, got a number of 16,610 bits"),
-        ({"delay": 10**400}, "delay must be at most 11574074074d 1h 46m 39s 999ms, got 1000"),
-        ({"delay": float("inf")}, "delay must be a duration: "),
-        ({"delay": timedelta.max}, "the deliver time is "),
-        ({"delay_level": 10**5_000}, "delay_level must be 0 (no delay) or a position in the level table"),
-        ({"headers": {"TIMER_DELAY_MS": "9" * 5_000}}, "header TIMER_DELAY_MS must be a whole number (milliseconds)"),
-    ],
-)
-def test_the_error_for_a_time_out_of_range_names_option_and_range(options: dict[str, Any], text: str) -> None:
-    with pytest.raises(DelayError) as refused:
+@pytest.mark.parametrize("options", [{"deliver_at": LAST.replace(tzinfo=ZONES[2])}, {"delay": timedelta.max}])
+def test_a_time_that_is_too_late_for_the_broker_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(DelayError, match="the deliver time is .* from now"):
         _IN_MEMORY.sync_send("orders", b"x", **options)
-
-    assert text in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("destination", "options", "text"),
-    [
-        (
-            "orders",
-            {"keys": "\ud800"},
-            "a key contains \\x01 or \\x02, which separate properties in a record, or a surr",
-        ),
-        ("orders", {"keys": ["a", "\udcff"]}, "or a surrogate, which UTF-8 does not have: '\\udcff'"),
-        ("orders:\ud800", {}, "destination 'orders:\\ud800': the tag contains '\\ud800'"),
-        ("\ud800", {}, "topic '\\ud800' has characters that are not allowed"),
-        ("orders", {"headers": {"\ud800": "x"}}, "the name of a header contains \\x01 or \\x02"),
-        ("orders", {"headers": {"region": "\ud800"}}, "header 'region' contains \\x01 or \\x02"),
-        ("orders", {"headers": {"n": 10**5_000}}, "header 'n' has no text: ValueError: Exceeds the limit"),
-        ("orders", {"headers": {"n": Silent()}}, "header 'n' has no text: RuntimeError: no text"),
-        ("orders", {"timeout": 10**400}, "timeout must be at most 11574074074d 1h 46m 39s 999ms, got 1000"),
-        ("orders", {"timeout": 2**31}, "timeout must be at most 24d 20h 31m 23s 647ms, got 2147483648"),
-        ("orders", {"queue": "orders"}, "queue must be a MessageQueue, got str 'orders'"),
-        ("orders", {"queue": MessageQueue("orders", "broker-a", -1)}, "queue_id of a MessageQueue must be 0 or more"),
-    ],
-)
-def test_the_error_for_an_unusable_value_names_it(destination: str, options: dict[str, Any], text: str) -> None:
-    with pytest.raises(MessageError) as refused:
-        _IN_MEMORY.sync_send(destination, b"x", **options)
-
-    assert text in str(refused.value)
 
 
 def test_an_item_of_a_batch_that_is_refused_is_named_whatever_its_error_class_takes() -> None:

@@ -10,13 +10,20 @@ import pytest
 
 from mqtemplate import EmbeddedBroker, Message, Outgoing, RocketMQTemplate, VirtualClock
 from mqtemplate.errors import MessageDroppedError, MessageError
+from mqtemplate.message import MessageQueue
 from tests.golden import check_script, scripts_in
+from tests.hostile import FIRST, ZONES, Silent, Zone
 
 NOW_MS = VirtualClock().now_ms()
 NAMES = {
+    "FIRST": FIRST,
     "Message": Message,
+    "MessageQueue": MessageQueue,
     "NOW": datetime.fromtimestamp(NOW_MS / 1_000, UTC),
     "NOW_MS": NOW_MS,
+    "Silent": Silent,
+    "ZONES": ZONES,
+    "Zone": Zone,
     "datetime": datetime,
     "timedelta": timedelta,
     "utc_minus_7": timezone(timedelta(hours=-7)),

@@ -6,10 +6,10 @@ import heapq
 from collections.abc import Sequence
 
 from mqtemplate.durations import format_ms
-from mqtemplate.listener.container.consume_service import ConsumeContext, ConsumeService, ReplaceThread, RunningCall
+from mqtemplate.listener.container.consume_service import ConsumeService, ReplaceThread, RunningCall
 from mqtemplate.listener.container.process_queue import ProcessQueue
 from mqtemplate.listener.failures.failure import Decision, Failure, NextStep, raise_if_not_of_handler
-from mqtemplate.message import MessageExt, MessageQueue
+from mqtemplate.message import MessageExt
 
 _Delivery = tuple[ProcessQueue, MessageExt]
 
@@ -28,19 +28,12 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
     Source: RocketMQ ``client: ConsumeMessageConcurrentlyService``.
     """
 
-    def __init__(self, context: ConsumeContext) -> None:
-        super().__init__(context)
-        self._is_batch = context.is_batch
-        if not context.is_batch:
-            # With more, a thread could not stop between two of them when the listener is paused.
-            self._take_size = 1
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._uncommitted = 0  # messages finished since the last commit; roughly, since threads share it
 
-    def excluded(self) -> frozenset[MessageQueue]:
-        return self._queues.full()
-
     def accept(self, messages: Sequence[MessageExt]) -> None:
-        of, ready = self._queues.of, self._ready
+        of, ready = self.queues.of, self._ready
         for message in messages:
             process = of(message)
             if process.add(message):
@@ -52,12 +45,12 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
             if not running.take_away(replace_thread):
                 continue
             messages = [message for _, message in running.work]
-            blocked_ms, stack = self._clock.steady_ms() - running.since_ms, self._stack_of(running)
-            decisions = [self._decide(message, None) for message in messages]
+            blocked_ms, stack = self.clock.steady_ms() - running.since_ms, self._stack_of(running)
+            decisions = [self.policy.decide(message, None) for message in messages]
             error = TimeoutError(f"the handler has not returned after {format_ms(blocked_ms)}")
             for (process, message), decision in zip(running.work, decisions, strict=True):
                 self._finish_failed(process, message, decision, error)
-            self._failures.blocked(messages, blocked_ms, stack, decisions[0].next_step.value)
+            self.failures.blocked(messages, blocked_ms, stack, decisions[0].next_step.value)
 
     def discard_dropped(self) -> None:
         with self._delayed_lock:
@@ -70,13 +63,16 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
             return False
         self.taken += 1
         if not self._handle(work):
-            self._queues.commit()  # the listener pauses, perhaps for long
+            self.queues.commit()  # the listener pauses, perhaps for long
             return False
         self._uncommitted += len(work)
         if not self._ready or self._uncommitted >= _COMMIT_EVERY:
-            self._uncommitted = 0
-            self._queues.commit()
+            self._commit()
         return True
+
+    def _commit(self) -> None:
+        self._uncommitted = 0
+        self.queues.commit()
 
     def begin_next(self) -> RunningCall[_Delivery] | None:
         """Take the next message, for a task on an event loop. Return None if none is ready, or the listener pauses."""
@@ -106,8 +102,7 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
             self._settle_failed(list(running.work), [failure])
         self._uncommitted += 1
         if not self._ready or self._uncommitted >= _COMMIT_EVERY:
-            self._uncommitted = 0
-            self._queues.commit()
+            self._commit()
 
     def _take(self) -> list[_Delivery]:
         ready, missing = self._ready, self._take_size
@@ -131,9 +126,9 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
             return False
         try:
             if self._is_batch:
-                failures = self._invocation.handle([message for _, message in work])
+                failures = self.invocation.handle([message for _, message in work])
             else:
-                failure = self._invocation.handle_one(work[0][1])
+                failure = self.invocation.handle_one(work[0][1])
                 failures = [] if failure is None else [failure]
         except BaseException as error:
             try:
@@ -170,13 +165,13 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
         """Send back the messages that failed, and then report them. Return their `id`s."""
         processes = {id(message): process for process, message in work}
         for failure in failures:
-            decisions = [self._decide(message, failure.error) for message in failure.messages]
+            decisions = [self.policy.decide(message, failure.error) for message in failure.messages]
             for message, decision in zip(failure.messages, decisions, strict=True):
                 process = processes[id(message)]
                 # A reassigned queue is read by its new owner. Sending back would duplicate the message.
                 if not process.dropped or process.superseded:
                     self._finish_failed(process, message, decision, failure.error)
-            self._failures.failed(failure, decisions[0])
+            self.failures.failed(failure, decisions[0])
         return frozenset(id(message) for failure in failures for message in failure.messages)
 
     def _finish_failed(
@@ -188,7 +183,7 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
                 self._send_back.send(message, decision, error)
             except BaseException as refusal:
                 raise_if_not_of_handler(refusal)
-                self._failures.send_back_failed(message, refusal, _SEND_BACK_RETRY_MS)
+                self.failures.send_back_failed(message, refusal, _SEND_BACK_RETRY_MS)
                 message.reconsume_times += 1
                 self._delay((process, message), _SEND_BACK_RETRY_MS)
                 return

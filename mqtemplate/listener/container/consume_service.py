@@ -21,11 +21,11 @@ from mqtemplate.broker import Consumer
 from mqtemplate.calls.pauses import PauseListener
 from mqtemplate.clock import Clock
 from mqtemplate.listener.container.process_queue import ProcessQueues
-from mqtemplate.listener.declaration.settings import ListenerSettings
-from mqtemplate.listener.failures.failure import Decision, Failure, is_kind, raise_if_not_of_handler
+from mqtemplate.listener.failures.failure import Failure, is_kind, raise_if_not_of_handler
 from mqtemplate.listener.failures.failure_log import FailureLog
-from mqtemplate.listener.failures.policy import SendBack
+from mqtemplate.listener.failures.policy import FailurePolicy, SendBack
 from mqtemplate.listener.handler.invoke import HandlerInvocation
+from mqtemplate.listener.handler.plan import Endpoint
 from mqtemplate.message import MessageExt, MessageQueue
 from mqtemplate.user_code import error_text, safe_text
 
@@ -149,58 +149,42 @@ class Watchdog(Generic[_Work]):
 
 
 _Item = TypeVar("_Item")
-Decide = Callable[[MessageExt, BaseException | None], Decision]
-"""Function that decides about a message that failed with an exception; see `FailurePolicy.decide`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumeContext:
-    """Collaborators of a consume service, for one membership of a container in its group.
-
-    Attributes:
-        take_size: Number of messages that a thread takes at a time.
-        on_earlier_due: Called when `ConsumeService.next_due` may have become earlier.
-        on_pause: Called to pause the listener until a time (ms), with a reason.
-    """
-
-    settings: ListenerSettings
-    take_size: int
-    is_batch: bool
-    consumer: Consumer
-    queues: ProcessQueues
-    invocation: HandlerInvocation
-    failures: FailureLog
-    decide: Decide
-    clock: Clock
-    on_earlier_due: Callable[[], None]
-    on_pause: Callable[[int, str], None]
-
-
+@dataclass(eq=False, kw_only=True)
 class ConsumeService(ABC, Generic[_Item, _Work]):
     """Items that are ready for a consume thread, and items that are delayed before they are ready again.
 
     The polling thread calls `excluded`, `accept`, `next_due`, `release_due` and `check_hanging`. Consume threads
     call `run_next`.
 
+    Args:
+        on_earlier_due: Called when `next_due` may have become earlier.
+        on_pause: Called to pause the listener until a time (ms), with a reason.
+
     Attributes:
+        taken: Number of items taken so far. It does not change while all threads are in long handlers.
         is_paused: True: no handler is called. A thread notes its call in the watchdog first and reads this second, so
             that every call that is not noted when this becomes True does not happen.
         must_yield: True: more threads are awake than there may be, so a thread handles no second message in `run_next`.
     """
 
-    def __init__(self, context: ConsumeContext) -> None:
-        self._settings = context.settings
-        self._take_size = context.take_size
-        self._consumer = context.consumer
-        self._queues = context.queues
-        self._invocation = context.invocation
-        self._failures = context.failures
-        self._decide = context.decide
-        self._send_back = SendBack(context.settings.id, context.consumer, context.clock)
-        self._clock = context.clock
-        self._on_earlier_due = context.on_earlier_due
-        self._on_pause = context.on_pause
-        self._watchdog: Watchdog[_Work] = Watchdog(context.settings.consume_timeout_ms, context.clock)
+    endpoint: Endpoint
+    consumer: Consumer
+    queues: ProcessQueues
+    invocation: HandlerInvocation
+    policy: FailurePolicy
+    failures: FailureLog
+    clock: Clock
+    on_earlier_due: Callable[[], None]
+    on_pause: Callable[[int, str], None]
+
+    def __post_init__(self) -> None:
+        self._is_batch = self.endpoint.plan.is_batch
+        # Single messages one at a time: else a thread could not stop between two of them when the listener is paused.
+        self._take_size = self.endpoint.take_size if self._is_batch else 1
+        self._send_back = SendBack(self.endpoint.id, self.consumer, self.clock)
+        self._watchdog: Watchdog[_Work] = Watchdog(self.endpoint.settings.consume_timeout_ms, self.clock)
         self._ready: deque[_Item] = deque()
         self._delayed: list[tuple[int, int, _Item]] = []  # a heap: due time, number, item
         self._delayed_lock = threading.Lock()
@@ -219,9 +203,9 @@ class ConsumeService(ABC, Generic[_Item, _Work]):
         """Number of calls of the handler that run longer than ``consume_timeout``."""
         return self._watchdog.hanging_count
 
-    @abstractmethod
     def excluded(self) -> frozenset[MessageQueue]:
-        """Return the queues from which no message may be fetched now."""
+        """Return the queues from which no message may be fetched now: those that are full."""
+        return self.queues.full()
 
     @abstractmethod
     def accept(self, messages: Sequence[MessageExt]) -> None:
@@ -251,7 +235,7 @@ class ConsumeService(ABC, Generic[_Item, _Work]):
 
     def abandon(self) -> int:
         """Forget all unfinished messages; they stay uncommitted. Return how many messages that are."""
-        unfinished = self._queues.in_flight
+        unfinished = self.queues.in_flight
         self._ready.clear()
         self._delayed.clear()
         self._watchdog.abandon()
@@ -276,7 +260,7 @@ class ConsumeService(ABC, Generic[_Item, _Work]):
         """Pause the listener if one of the failures requests it. Return True then: no message counts as handled."""
         for failure in failures:
             if is_kind(failure.error, PauseListener) and (pause_ms := _pause_ms(failure.error)) is not None:
-                self._on_pause(self._clock.steady_ms() + pause_ms, safe_text(failure.error))
+                self.on_pause(self.clock.steady_ms() + pause_ms, safe_text(failure.error))
                 return True
         return False
 
@@ -289,10 +273,10 @@ class ConsumeService(ABC, Generic[_Item, _Work]):
             return error_text(error)
 
     def _delay(self, item: _Item, delay_ms: int) -> None:
-        due_ms = self._clock.steady_ms() + delay_ms
+        due_ms = self.clock.steady_ms() + delay_ms
         with self._delayed_lock:
             heapq.heappush(self._delayed, (due_ms, next(self._numbers), item))
-        self._on_earlier_due()
+        self.on_earlier_due()
 
 
 def _pause_ms(error: PauseListener) -> int | None:

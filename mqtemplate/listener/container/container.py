@@ -44,7 +44,10 @@ class ListenerContainer:
         observation: Measures or traces the calls of the handler; None: nothing does.
 
     Attributes:
+        broker: The broker from which the listener reads.
+        converter: The converter of the listener's bodies and replies.
         member: What the last start created; None before the first one.
+        observers: Functions that get each call of the handler, on a virtual clock only.
         on_broken: Called when the state has become ``BROKEN``.
     """
 
@@ -62,9 +65,9 @@ class ListenerContainer:
         self.endpoint = endpoint
         self.on_broken: Callable[[], object] = lambda: None
         self.member: Membership | None = None
-        self._broker = broker
+        self.broker = broker
+        self.converter = converter
         self._clock = broker.clock
-        self._converter = converter
         self._trace = trace
         self._named_topics = endpoint.settings.topics
         self._observation = observation
@@ -73,19 +76,9 @@ class ListenerContainer:
         self._uses_loop = uses_loop(endpoint)
         self._failures = FailureLog(endpoint.id, endpoint.settings.group, broker.clock)
         self._log = _log.bind(listener=endpoint.id, group=endpoint.settings.group)
-        self._observers: list[Observer] = []
+        self.observers: list[Observer] = []
         self._wake: Callable[[], None] = lambda: None
         self._state_lock = threading.Lock()
-
-    @property
-    def converter(self) -> MessageConverter:
-        """The converter of the listener's bodies and replies."""
-        return self._converter
-
-    @property
-    def broker(self) -> Broker:
-        """The broker from which the listener reads."""
-        return self._broker
 
     @property
     def state(self) -> ContainerState:
@@ -142,13 +135,13 @@ class ListenerContainer:
                 self._find_topics()
             self.member = member = Membership(
                 self.endpoint,
-                self._broker,
+                self.broker,
                 self._make_invocation(),
                 self._failures,
                 loop=self._loop if self._uses_loop else None,
                 lock=self._state_lock,
-                wake=self._wake_harness,
-                on_broken=self._broken,
+                wake=lambda: self._wake(),  # noqa: PLW0108  it is set by each harness
+                on_broken=lambda: self.on_broken(),  # noqa: PLW0108  it is set later
             )
             member.start()
         settings, policy = self.endpoint.settings, member.policy
@@ -174,20 +167,14 @@ class ListenerContainer:
             observation = MessageTrace(self._trace, group, self._clock, observation or Observation())
         return HandlerInvocation(
             self.endpoint,
-            listener_info(self.endpoint, self._broker, self._end_requested_pause),
-            self._broker,
-            self._converter,
+            listener_info(self.endpoint, self.broker, self._end_requested_pause),
+            self.broker,
+            self.converter,
             self._loop.run,
             self._failures,
             observation,
-            self._observers,
+            self.observers,
         )
-
-    def _wake_harness(self) -> None:
-        self._wake()
-
-    def _broken(self) -> None:
-        self.on_broken()
 
     def _end_requested_pause(self) -> None:
         if self.member is not None:
@@ -195,12 +182,8 @@ class ListenerContainer:
 
     def around(self, middlewares: Iterable[object], call: Callable[[MessageExt], Any]) -> Callable[[MessageExt], Any]:
         """Return a function of a message with middlewares around it, for a handler that calls them itself."""
-        info = listener_info(self.endpoint, self._broker, self._end_requested_pause)
+        info = listener_info(self.endpoint, self.broker, self._end_requested_pause)
         return around(middlewares, call, info, self._loop.run)
-
-    def observe(self, observer: Observer) -> None:
-        """Report each call of the handler to a function, on a virtual clock only."""
-        self._observers.append(observer)
 
     def stop_fetching(self) -> None:
         """Fetch no more. `stop` then waits for the handlers; their time starts now."""
@@ -263,7 +246,7 @@ class ListenerContainer:
     def _find_topics(self) -> bool:
         """Add the topics that match the patterns of the listener. Return True if they differ from those before."""
         settings = self.endpoint.settings
-        found = matching(settings.topic_patterns, self._broker.topic_names())
+        found = matching(settings.topic_patterns, self.broker.topic_names())
         topics = tuple(dict.fromkeys((*self._named_topics, *found)))
         if is_changed := topics != settings.topics:
             self.endpoint = replace(self.endpoint, settings=replace(settings, topics=topics))

@@ -29,10 +29,13 @@ class HandlerLoop(ABC):
 
     The consume thread that passes a coroutine waits for it. So the number of consume threads of a listener limits how
     many of its coroutines run at once. A coroutine sees the context variables of that thread.
+
+    Attributes:
+        running: What `cancel` cancels: coroutines, and handlers that still run after their listener was stopped.
     """
 
     def __init__(self) -> None:
-        self._running: set[Cancellable] = set()
+        self.running: set[Cancellable] = set()
 
     def run(self, awaitable: Awaitable[object]) -> object:
         """Run an awaitable on the loop, wait for it in this thread, and return its result.
@@ -48,11 +51,11 @@ class HandlerLoop(ABC):
                 awaitable.close()
             raise
         future = asyncio.run_coroutine_threadsafe(_outcome_of(awaitable), loop)
-        self._running.add(future)
+        self.running.add(future)
         try:
             outcome = self.wait(future)
         finally:
-            self._running.discard(future)
+            self.running.discard(future)
         if isinstance(outcome, _Raised):
             raise outcome.error
         return outcome
@@ -84,13 +87,9 @@ class HandlerLoop(ABC):
         """Call a function soon, while the loop goes on or has ended: the function may stop the loop."""
         threading.Thread(target=function, name="mqtemplate-stop").start()
 
-    def note_running(self, running: Cancellable) -> None:
-        """Note handlers that still run after their listener was stopped, for `cancel`."""
-        self._running.add(running)
-
     def cancel(self) -> None:
         """Cancel the handlers that still run. Stop the listeners before."""
-        for running in tuple(self._running):
+        for running in tuple(self.running):
             running.cancel()
 
     @abstractmethod

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from mqtemplate.broker import Broker
 from mqtemplate.clock import VirtualClock
-from mqtemplate.errors import BrokerClosedError, BrokerError, CorruptRecordError, ForkedError
+from mqtemplate.errors import BrokerClosedError, BrokerError, CorruptRecordError, ForkedError, ListenerError
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.container.concurrent import ConcurrentConsumeService
-from mqtemplate.listener.container.consume_service import ConsumeContext, ConsumeService
+from mqtemplate.listener.container.consume_service import ConsumeService
 from mqtemplate.listener.container.loops import HandlerLoop
 from mqtemplate.listener.container.membership import PollingRequests
 from mqtemplate.listener.container.orderly import OrderlyConsumeService
@@ -48,6 +50,55 @@ class ContainerState(Enum):
     STOPPING = "stopping"
     STOPPED = "stopped"
     BROKEN = "broken"  # the broker was closed before the container, or its polling thread has ended
+
+
+class PollingRequests:
+    """Queue of actions. `submit` waits until the polling thread has run the action."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._pending: deque[tuple[Callable[[], None], Future[None]]] = deque()
+        self._is_closed = False
+
+    def submit(self, action: Callable[[], None], wake: Callable[[], None]) -> None:
+        """Run an action in the polling thread and wait for its end.
+
+        Args:
+            wake: Function that ends the wait of the polling thread.
+
+        Raises:
+            ListenerError: The polling thread has ended.
+            Exception: The error of the action.
+        """
+        done: Future[None] = Future()
+        with self._lock:
+            if self._is_closed:
+                raise self._stopped()
+            self._pending.append((action, done))
+        wake()
+        done.result()
+
+    def run(self) -> None:
+        """Run the actions that are pending. The polling thread calls it."""
+        while self._pending:
+            action, done = self._pending.popleft()
+            try:
+                action()
+                done.set_result(None)
+            except BaseException as error:
+                done.set_exception(error)
+
+    def close(self) -> None:
+        """Refuse the pending actions and all later ones. The polling thread calls it at its end."""
+        with self._lock:
+            self._is_closed = True
+            pending, self._pending = self._pending, deque()
+        for _, done in pending:
+            done.set_exception(self._stopped())
+
+    def _stopped(self) -> ListenerError:
+        return ListenerError(f"{self._name} is not running; start it first")
 
 
 class Membership:
@@ -104,21 +155,20 @@ class Membership:
         self._virtual_threads: VirtualThreads | None = None
 
     def _make_service(self, failures: FailureLog) -> ConsumeService[Any, Any]:
-        settings = self.endpoint.settings
-        context = ConsumeContext(
-            settings=settings,
-            take_size=self.endpoint.take_size,
-            is_batch=self.endpoint.plan.is_batch,
+        kind: type[ConsumeService[Any, Any]] = (
+            OrderlyConsumeService if self.endpoint.settings.is_orderly else ConcurrentConsumeService
+        )
+        return kind(
+            endpoint=self.endpoint,
             consumer=self.consumer,
             queues=self.queues,
             invocation=self.invocation,
+            policy=self.policy,
             failures=failures,
-            decide=self.policy.decide,
             clock=self._clock,
             on_earlier_due=self.wake_polling,
             on_pause=self._pause_until,
         )
-        return OrderlyConsumeService(context) if settings.is_orderly else ConcurrentConsumeService(context)
 
     @property
     def is_running(self) -> bool:

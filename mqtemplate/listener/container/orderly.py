@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import islice
 
-from mqtemplate.listener.container.consume_service import ConsumeContext, ConsumeService, ReplaceThread, RunningCall
+from mqtemplate.listener.container.consume_service import ConsumeService, ReplaceThread, RunningCall
 from mqtemplate.listener.container.process_queue import ProcessQueue
 from mqtemplate.listener.failures.failure import Decision, Failure, NextStep, raise_if_not_of_handler
 from mqtemplate.message import MessageExt, MessageQueue
@@ -46,11 +46,9 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
     Source: RocketMQ ``client: ConsumeMessageOrderlyService``.
     """
 
-    def __init__(self, context: ConsumeContext) -> None:
-        super().__init__(context)
-        if not context.is_batch:
-            self._take_size = 1
-        self._suspend_ms = context.settings.suspend_current_queue_time_millis
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._suspend_ms = self.endpoint.settings.suspend_current_queue_time_millis
         self._ordered: dict[MessageQueue, _OrderedQueue] = {}
         self._locked: set[MessageQueue] = set()
         self._lock_retries: dict[MessageQueue, int] = {}  # queue locked by another member -> time of the next try
@@ -58,21 +56,21 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
     def excluded(self) -> frozenset[MessageQueue]:
         """Return the queues that are full, and those that another member or a thread of this one has not finished."""
         self._drop_lost()
-        assignment = self._consumer.assignment()
+        assignment = self.consumer.assignment()
         if self._locked - assignment:
             self.discard_dropped()
         for queue in self._locked - assignment:
             self._unlock_when_idle(queue)
         for queue in self._lock_retries.keys() - assignment:
             del self._lock_retries[queue]
-        return self._queues.full().union([queue for queue in assignment if not self._may_read(queue)])
+        return super().excluded().union([queue for queue in assignment if not self._may_read(queue)])
 
     def _drop_lost(self) -> None:
         """Drop the queues whose locks another member may have by now; they are locked again before they are read."""
-        lost = self._locked & self._consumer.lost_locks()
+        lost = self._locked & self.consumer.lost_locks()
         if lost:
             for queue in lost:
-                self._queues.drop(queue)
+                self.queues.drop(queue)
             self._locked -= lost
             self.discard_dropped()
 
@@ -85,15 +83,15 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
         return queue in self._locked or self._lock(queue)
 
     def _finish_dropped(self, ordered: _OrderedQueue) -> None:
-        ordered.process.commit_dropped(self._consumer)
+        ordered.process.commit_dropped(self.consumer)
         del self._ordered[ordered.process.queue]
 
     def _lock(self, queue: MessageQueue) -> bool:
-        if self._consumer.lock_soon(queue):
+        if self.consumer.lock_soon(queue):
             self._lock_retries.pop(queue, None)
             self._locked.add(queue)
             return True
-        now_ms = self._clock.steady_ms()
+        now_ms = self.clock.steady_ms()
         if self._lock_retries.get(queue, 0) <= now_ms:
             self._lock_retries[queue] = now_ms + _LOCK_RETRY_MS
         return False
@@ -106,19 +104,19 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
                 return
             self._finish_dropped(ordered)
         self._locked.remove(queue)
-        self._consumer.unlock_soon(queue)
+        self.consumer.unlock_soon(queue)
 
     def accept(self, messages: Sequence[MessageExt]) -> None:
         refused: set[MessageQueue] = set()
         for message in messages:
-            process = self._queues.of(message)
+            process = self.queues.of(message)
             queue = process.queue
             ordered = self._ordered.get(queue)
             if queue not in self._locked or (ordered is not None and ordered.process.dropped):
                 # The queue was assigned after `excluded` and before the fetch. Fetch its messages again later.
                 if queue not in refused:
                     refused.add(queue)
-                    self._consumer.seek(queue, message.queue_offset)
+                    self.consumer.seek(queue, message.queue_offset)
             elif process.add(message):
                 if ordered is None:
                     ordered = self._ordered[queue] = _OrderedQueue(process)
@@ -135,8 +133,8 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
 
     def check_hanging(self, replace_thread: ReplaceThread) -> None:
         for running in self._watchdog.hanging():
-            blocked_ms = self._clock.steady_ms() - running.since_ms
-            self._failures.blocked(running.work, blocked_ms, self._stack_of(running), "wait")
+            blocked_ms = self.clock.steady_ms() - running.since_ms
+            self.failures.blocked(running.work, blocked_ms, self._stack_of(running), "wait")
 
     def run_next(self) -> bool:
         try:
@@ -153,7 +151,7 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
                 self._release(ordered)
             else:
                 self._delay(ordered, delay_ms)
-        self._queues.commit()
+        self.queues.commit()
         return delay_ms is not None or not self.is_paused
 
     def _handle_next_ones(self, ordered: _OrderedQueue) -> int | None:
@@ -191,14 +189,14 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
                 return
             ordered.busy = False
         if ordered.process.dropped:
-            self._on_earlier_due()  # the polling thread can unlock the queue now
+            self.on_earlier_due()  # the polling thread can unlock the queue now
 
     def _handle(
         self, ordered: _OrderedQueue, messages: list[MessageExt], running: RunningCall[MessageExt]
     ) -> int | None:
         """Handle a message or a batch. Return the time (ms) for which the queue must be suspended, or None."""
         try:
-            failures = self._invocation.handle(messages)
+            failures = self.invocation.handle(messages)
         except BaseException as error:
             failures = self._failed_around(running, messages, error)
         if not self._watchdog.finish(running):
@@ -223,13 +221,13 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
         retried: list[MessageExt] = []
         delays_ms: list[int] = []
         for failure in failures:
-            decisions = [self._decide(message, failure.error) for message in failure.messages]
+            decisions = [self.policy.decide(message, failure.error) for message in failure.messages]
             for message, decision in zip(failure.messages, decisions, strict=True):
                 if not self._is_sent_to_dead_letters(message, decision, failure.error):
                     retried.append(message)
                     is_retry = decision.next_step is NextStep.RETRY_IN_PLACE
                     delays_ms.append(decision.delay_ms if is_retry else self._suspend_ms)
-            self._failures.failed(failure, decisions[0])
+            self.failures.failed(failure, decisions[0])
         for message in retried:
             message.reconsume_times += 1
         return sorted(retried, key=lambda message: message.queue_offset), max(delays_ms, default=None)
@@ -242,6 +240,6 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
             self._send_back.send(message, decision, error)
         except BaseException as refusal:
             raise_if_not_of_handler(refusal)
-            self._failures.send_back_failed(message, refusal, self._suspend_ms)
+            self.failures.send_back_failed(message, refusal, self._suspend_ms)
             return False
         return True

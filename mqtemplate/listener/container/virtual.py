@@ -55,10 +55,10 @@ class VirtualThreads:
             return False
         thread = VirtualThread(self._run_next, self._ended)
         thread.start_until_pause()
-        if not thread.has_ended:
+        if not thread.outcome.done():
             self._paused += 1
             return True
-        return thread.result()
+        return thread.outcome.result()
 
     def resize(self, maximum: int) -> None:
         """Change the number of threads. Handlers above it finish."""
@@ -77,7 +77,11 @@ class VirtualThreads:
 
 
 class VirtualThread(threading.Thread):
-    """Thread that runs while another one waits in `start_until_pause` or `resume`."""
+    """Thread that runs while another one waits in `start_until_pause` or `resume`.
+
+    Attributes:
+        outcome: What the work returned, or its error; done after the work.
+    """
 
     def __init__(self, work: Callable[[], bool], on_end: Callable[[BaseException | None], None]) -> None:
         super().__init__(name="mqtemplate-virtual-consume", daemon=True)
@@ -85,16 +89,7 @@ class VirtualThread(threading.Thread):
         self._on_end = on_end
         self._context = copy_context()
         self._may_run, self._has_paused = threading.Semaphore(0), threading.Semaphore(0)
-        self._outcome: Future[bool] = Future()
-
-    @property
-    def has_ended(self) -> bool:
-        """True after its work."""
-        return self._outcome.done()
-
-    def result(self) -> bool:
-        """Return what the work returned, or raise its error."""
-        return self._outcome.result()
+        self.outcome: Future[bool] = Future()
 
     def start_until_pause(self) -> None:
         """Start it, and wait until it pauses or ends."""
@@ -105,8 +100,8 @@ class VirtualThread(threading.Thread):
         """Let it go on, and wait until it pauses or ends."""
         self._may_run.release()
         self._has_paused.acquire()
-        if self.has_ended:
-            self._on_end(self._outcome.exception())
+        if self.outcome.done():
+            self._on_end(self.outcome.exception())
 
     def pause(self) -> None:
         """Wait in this thread until another one calls `resume`."""
@@ -115,9 +110,9 @@ class VirtualThread(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._outcome.set_result(self._context.run(self._work))
+            self.outcome.set_result(self._context.run(self._work))
         except BaseException as error:
-            self._outcome.set_exception(error)
+            self.outcome.set_exception(error)
         finally:
             self._has_paused.release()
 

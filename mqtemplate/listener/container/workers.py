@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 from mqtemplate.errors import ListenerError
 from mqtemplate.event_log import get_logger
-from mqtemplate.listener.container.consume_service import RunningCall
+from mqtemplate.listener.container.concurrent import ConcurrentConsumeService
+from mqtemplate.listener.container.consume_service import ConsumeService, RunningCall
 from mqtemplate.listener.container.loops import HandlerLoop
 from mqtemplate.listener.failures.failure import Failure
 from mqtemplate.message import MessageExt
@@ -22,27 +23,6 @@ from mqtemplate.user_code import is_interrupt
 _log = get_logger("mqtemplate.listener")
 _TICK_S = 0.001
 _BUSY_PROCESS = 0.7  # of one core
-
-
-class Work(Protocol):
-    """Source of work for the threads of a pool.
-
-    Attributes:
-        must_yield: The pool sets it while more threads are awake than there may be. Then `run_next` returns soon.
-    """
-
-    must_yield: bool
-
-    def run_next(self) -> bool:
-        """Take the next piece of work and do it. Return False if there is none."""
-
-    @property
-    def ready_count(self) -> int:
-        """Number of pieces that are ready for a thread."""
-
-    @property
-    def taken(self) -> int:
-        """Number of pieces taken so far. It does not change while all threads are in long handlers."""
 
 
 class ConsumeThreadPool:
@@ -62,7 +42,7 @@ class ConsumeThreadPool:
 
     _HELP_INTERVAL_S = 0.01
 
-    def __init__(self, name: str, work: Work, number: int, maximum: int) -> None:
+    def __init__(self, name: str, work: ConsumeService[Any, Any], number: int, maximum: int) -> None:
         self._name = name
         self._work = work
         self._number = number
@@ -224,23 +204,6 @@ StartTask = Callable[[MessageExt, asyncio.AbstractEventLoop], "asyncio.Task[Fail
 _Running = RunningCall[Any]
 
 
-class LoopWork(Protocol):
-    """Source of messages for tasks."""
-
-    def begin_next(self) -> _Running | None:
-        """Take the next message; None if none is ready."""
-
-    def end(self, running: _Running, failure: Failure | None) -> None:
-        """Settle a message. It waits for the broker only if there is a failure."""
-
-    def give_back(self, running: _Running) -> None:
-        """Make a message ready again that was not handled."""
-
-    @property
-    def ready_count(self) -> int:
-        """Number of messages that are ready."""
-
-
 class AsyncConsumePool:
     """Tasks of one listener on the event loop of the handlers, at most *number* at a time.
 
@@ -253,7 +216,13 @@ class AsyncConsumePool:
     """
 
     def __init__(
-        self, name: str, work: LoopWork, start_task: StartTask, loop: HandlerLoop, number: int, maximum: int
+        self,
+        name: str,
+        work: ConcurrentConsumeService,
+        start_task: StartTask,
+        loop: HandlerLoop,
+        number: int,
+        maximum: int,
     ) -> None:
         self._name = name
         self._work = work
@@ -321,7 +290,7 @@ class AsyncConsumePool:
             self._idle.wait(timeout_s)
         self._abandoned = True
         if self._tasks:
-            self._handler_loop.note_running(self)
+            self._handler_loop.running.add(self)
         if self._threads is not None:
             self._threads.shutdown(wait=False)
         return len(self._tasks)

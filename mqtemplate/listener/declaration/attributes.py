@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from importlib import import_module
 from operator import index
 from typing import Any, TypeVar, get_type_hints
 
-from mqtemplate.callables import lazy_kind, name_of_callable, own_mark
+from mqtemplate.callables import lazy_kind, load_name, name_of_callable, own_mark
 from mqtemplate.durations import duration_ms, format_ms
 from mqtemplate.errors import ListenerError
 from mqtemplate.numbers import parse_number
@@ -114,20 +113,10 @@ def read_exceptions(value: Any) -> tuple[type[BaseException], ...]:
         AttributeError: A module has no such name.
     """
     items = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
-    found = tuple(_class_of(item) for item in items if item != "")
+    found = tuple(load_name(item, "builtins") if isinstance(item, str) else item for item in items if item != "")
     if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in found):
         raise ValueError(value)
     return found
-
-
-def _class_of(item: Any) -> Any:
-    if not isinstance(item, str):
-        return item
-    module, _, name = item.strip().rpartition(".")
-    try:
-        return getattr(import_module(module or "builtins"), name)
-    except ImportError as error:
-        raise ValueError(item) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

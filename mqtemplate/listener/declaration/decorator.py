@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from importlib import import_module
 from typing import Annotated, Any, TypedDict, TypeVar, Unpack
 
 from mqtemplate.broker import ConsumeFromWhere, MessageModel
+from mqtemplate.callables import load_name
 from mqtemplate.calls.middlewares import read_middlewares
 from mqtemplate.durations import Duration
 from mqtemplate.listener.declaration.attributes import (
@@ -208,13 +208,7 @@ def read_converter(value: Any) -> Any:
         ValueError, AttributeError: It is neither.
     """
     if isinstance(value, str):
-        module, _, name = value.strip().rpartition(".")
-        if not value.strip():
-            return None
-        try:
-            value = getattr(import_module(module), name)
-        except ImportError as error:
-            raise ValueError(value) from error
+        value = load_name(value) if value.strip() else None
     if value is not None and not all(callable(getattr(value, name, None)) for name in ("to_body", "from_body")):
         raise ValueError(value)
     return value

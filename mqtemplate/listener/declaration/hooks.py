@@ -117,15 +117,8 @@ class PreparedConsumer:
         values: dict[str, Any],
         decorator: ListenerDecorator,
     ) -> None:
-        own = {
-            "topic": topics,
-            "consumer_group": group,
-            "_listener": listener,
-            "_values": values,
-            "_decorator": decorator,
-        }
-        for name, value in own.items():
-            object.__setattr__(self, name, value)
+        # Not by assignment: `__setattr__` sets attributes of the listener.
+        vars(self).update(topic=topics, consumer_group=group, _listener=listener, _values=values, _decorator=decorator)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._listener})"

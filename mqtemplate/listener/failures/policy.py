@@ -141,13 +141,8 @@ def _requested_ms(error: RetryLater) -> int | None:
 
 def nearest_level(delays_ms: Sequence[int], delay_ms: int) -> int:
     """Return the level with the shortest delay that is not shorter than *delay_ms*; else that with the longest."""
-    levels = range(1, len(delays_ms) + 1)
-    enough = [level for level in levels if delays_ms[level - 1] >= delay_ms]
-    return (
-        min(enough, key=lambda level: delays_ms[level - 1])
-        if enough
-        else max(levels, key=lambda level: delays_ms[level - 1])
-    )
+    differences_ms = [each_ms - delay_ms for each_ms in delays_ms]
+    return 1 + min(range(len(delays_ms)), key=lambda at: (differences_ms[at] < 0, abs(differences_ms[at])))
 
 
 def _item(delays_ms: Sequence[int], number: int) -> int:

@@ -8,7 +8,6 @@ from types import NoneType, UnionType
 from typing import Any, NoReturn, Protocol, Union, get_args, get_origin
 
 from mqtemplate.callables import unfinished
-from mqtemplate.durations import Duration
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener.declaration.results import ConsumeStatus, PublishSpec, ResultSender, Send, is_sends
 
@@ -95,24 +94,10 @@ def is_allowed_result(annotation: Any, is_batch: bool) -> bool:
 class SendingTemplate(Protocol):
     """The sending verbs of a template that a publisher uses."""
 
-    def sync_send(
-        self,
-        destination: str,
-        payload: object,
-        timeout: Duration | None = None,
-        delay_level: int = 0,
-        **options: Any,
-    ) -> object:
+    def sync_send(self, *args: Any, **options: Any) -> object:
         """Send, and wait until the broker has stored the message."""
 
-    def async_send(
-        self,
-        destination: str,
-        payload: object,
-        timeout: Duration | None = None,
-        delay_level: int = 0,
-        **options: Any,
-    ) -> Awaitable[object]:
+    def async_send(self, *args: Any, **options: Any) -> Awaitable[object]:
         """Send without waiting."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -153,29 +152,3 @@ def test_an_object_that_cannot_be_called_is_refused() -> None:
 
     with pytest.raises(ListenerError, match="42 cannot be called; decorate a function, or a class with on_message"):
         message_listener(topic="orders", consumer_group="billing")(nothing)
-
-
-@pytest.mark.parametrize("topic", ["", " ", [], ["orders", ""], [7]])
-def test_a_missing_topic_name_is_refused(topic: Any) -> None:
-    with pytest.raises(ListenerError, match="topic must be a name or a list of names, got"):
-        message_listener(topic=topic, consumer_group="billing")
-
-
-def test_a_topic_that_is_named_twice_is_refused() -> None:
-    with pytest.raises(ListenerError, match="names one topic twice"):
-        message_listener(topic=["orders", "orders"], consumer_group="billing")
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("consume_thread_numer", "did you mean 'consume_thread_number'?"),
-        ("consumeThreadNumber", "did you mean 'consume_thread_number'?"),
-        ("colour", "known attributes are selector_type, selector_expression, "),
-    ],
-)
-def test_an_unknown_attribute_is_refused_with_the_nearest_known_one(name: str, hint: str) -> None:
-    attributes: dict[str, Any] = {name: 4}
-
-    with pytest.raises(TypeError, match=rf"^@message_listener has no attribute '{name}'; {re.escape(hint)}"):
-        message_listener("orders", "billing", **attributes)

@@ -6,10 +6,8 @@ import pytest
 
 from mqtemplate import (
     ConsumeStatus,
-    DeadLetter,
     MessageExt,
     MQApplication,
-    RetryLater,
     VirtualClock,
     message_listener,
 )
@@ -31,32 +29,8 @@ def app_of(*components: object) -> MQApplication:
     return MQApplication(*components, settings=IN_MEMORY, environment={}, clock=VirtualClock())
 
 
-def run(listener: object, *, span: str = "1s", count: int = 1) -> Harness:
-    with app_of(listener) as app:
-        harness = Harness(app, raise_handler_errors=False)
-        app.template.sync_send("orders", [f"order {number}" for number in range(count)])
-        harness.advance(span)
-        harness.assert_dead_lettered("billing", 0) if span == "1s" else None
-        return harness
-
-
 def note(error: BaseException, message: MessageExt) -> None:
     errors.append((str(error), message.body))
-
-
-def test_it_is_called_with_the_error_and_the_message_and_may_only_look() -> None:
-    """Without a result the message is retried as if there were no error handler."""
-    calls: list[str] = []
-
-    @message_listener("orders", "billing", retry=["1m"], error_handler=note)
-    def bill(order: str) -> None:
-        calls.append(order)
-        raise OSError("the bank does not answer")
-
-    run(bill, span="90s")
-
-    assert errors == [("the bank does not answer", b"order 0")] * 2
-    assert calls == ["order 0"] * 2
 
 
 def test_it_may_declare_the_message_done() -> None:
@@ -69,66 +43,13 @@ def test_it_may_declare_the_message_done() -> None:
             note(error, message)
             return ConsumeStatus.CONSUME_SUCCESS
 
-    harness = run(Billing, span="1h")
+    with app_of(Billing) as app:
+        app.template.sync_send("orders", "order 0")
+        harness = Harness(app)
+        harness.advance("1h")
 
     assert errors == [("no answer", b"order 0")]
     assert harness.failures == []
-
-
-@pytest.mark.parametrize(
-    ("outcome", "calls"),
-    [
-        (RetryLater("5s", "later"), 2),
-        (DeadLetter("never"), 1),
-        (ConsumeStatus.RECONSUME_LATER, 2),
-        (ValueError("x"), 2),
-    ],
-)
-def test_it_may_decide_otherwise(outcome: object, calls: int) -> None:
-    """By the outcomes that a handler has. An error of its own takes the place of the handler's."""
-
-    def decide(error: BaseException, message: MessageExt) -> object:
-        errors.append((str(error), message.body))
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-    @message_listener("orders", "billing", max_reconsume_times=1, error_handler=decide)
-    def bill(order: str) -> None:
-        raise OSError("no answer")
-
-    with app_of(bill) as app:
-        harness = Harness(app, raise_handler_errors=False)
-        app.template.sync_send("orders", "tea")
-        harness.advance("1m")
-
-        assert len(errors) == calls
-        assert len(harness.assert_dead_lettered("billing")) == 1
-
-
-def test_a_body_that_cannot_be_converted_reaches_it_too() -> None:
-    @message_listener("orders", "billing", error_handler=note)
-    def bill(order: int) -> None: ...
-
-    with app_of(bill) as app:
-        app.template.sync_send("orders", "no number")
-        Harness(app, raise_handler_errors=False).advance("1s")
-
-    assert errors[0][0].startswith("the body is no int")
-
-
-def test_that_of_a_batch_handler_gets_the_messages() -> None:
-    def look(error: BaseException, messages: list[MessageExt]) -> ConsumeStatus:
-        errors.append((str(error), [message.body for message in messages]))
-        return ConsumeStatus.CONSUME_SUCCESS
-
-    @message_listener("orders", "billing", error_handler=look)
-    def bill(orders: list[str]) -> None:
-        raise OSError("no answer")
-
-    run(bill, count=3)
-
-    assert errors == [("no answer", [b"order 0", b"order 1", b"order 2"])]
 
 
 def test_a_dotted_name_names_a_function() -> None:
@@ -160,17 +81,3 @@ def test_a_wrong_error_handler_is_refused_at_the_start(given: object, text: str)
         app_of(bill).start()
 
     assert text in str(raised.value)
-
-
-def test_another_result_fails_the_message() -> None:
-    @message_listener("orders", "billing", error_handler=lambda error, message: "done")
-    def bill(order: str) -> None:
-        raise OSError("no answer")
-
-    with app_of(bill) as app:
-        harness = Harness(app, raise_handler_errors=False)
-        app.template.sync_send("orders", "tea")
-        harness.advance("1s")
-
-    assert isinstance(harness.failures[0].error, ListenerError)
-    assert "the error handler returned 'done'; return None or a ConsumeStatus" in str(harness.failures[0].error)
