@@ -127,10 +127,15 @@ class Unwilling(EmbeddedBroker):
     refuses: type[Exception] | None = None
     answers = True
 
-    def send(self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000) -> SendResult:
+    def start(self) -> None:
+        super().start()
+        self._store = self.sends.send
+        self.sends.send = self._send  # type: ignore[method-assign]
+
+    def _send(self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000) -> SendResult:
         if self.refuses is not None:
             raise self.refuses("no")
-        result = super().send(message, queue, timeout_ms)
+        result = self._store(message, queue, timeout_ms)
         if not self.answers:
             raise SendError("the answer was lost")
         return result

@@ -228,21 +228,19 @@ class Failing(EmbeddedBroker):
         if self.fails_at <= self.calls < self.fails_at + self.times:
             raise SendError("the broker is busy")
 
-    def send(self, *arguments: Any, **options: Any) -> Any:
-        self._count()
-        return super().send(*arguments, **options)
+    def start(self) -> None:
+        super().start()
+        parts = {"send": self.sends, "messages_by_key": self.reader}
+        parts |= {"committed_offset": self.groups, "commit_offset": self.groups}
+        for name, part in parts.items():
+            setattr(part, name, self._counted(getattr(part, name)))
 
-    def messages_by_key(self, *arguments: Any, **options: Any) -> Any:
-        self._count()
-        return super().messages_by_key(*arguments, **options)
+    def _counted(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            self._count()
+            return method(*arguments, **options)
 
-    def committed_offset(self, *arguments: Any) -> Any:
-        self._count()
-        return super().committed_offset(*arguments)
-
-    def commit_offset(self, *arguments: Any) -> None:
-        self._count()
-        super().commit_offset(*arguments)
+        return call
 
 
 @pytest.mark.parametrize("times", [1, 3])

@@ -126,7 +126,7 @@ from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.message import Message
 with EmbeddedBroker(sys.argv[1], EmbeddedSettings(default_topic_queue_nums=1)) as broker:
     for number in range(300):
-        broker.send(Message(f"topic-{number}", b"x", {}))
+        broker.sends.send(Message(f"topic-{number}", b"x", {}))
 print("sent")
 """
 

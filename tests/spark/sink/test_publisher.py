@@ -103,6 +103,7 @@ class SlowBroker:
         self.firsts: list[int] = []
         self.failure: Exception | None = None
         self.may_answer = threading.Semaphore(0)
+        self.sends = self
 
     def send_sequenced(self, messages: Any, sequence: SendSequence, timeout_ms: int) -> SequencedResult:
         self.firsts.append(sequence.first)
