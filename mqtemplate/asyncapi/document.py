@@ -6,47 +6,31 @@ that: as JSON has it, with its schemas, and as tables for readers.
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections import Counter
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import field
-from mqtemplate.asyncapi.declaration import DocumentedSend
-from mqtemplate.asyncapi.declaration import documented_sends
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter
+
+from mqtemplate.asyncapi.declaration import DocumentedSend, documented_sends
 from mqtemplate.context import MQApplication
 from mqtemplate.context.components import is_spark_listener
 from mqtemplate.context.config.masking import masked_text
 from mqtemplate.context.settings.rocketmq import ClusterAddresses
-from mqtemplate.converter import JsonMessageConverter
-from mqtemplate.converter import MessageConverter
+from mqtemplate.converter import JsonMessageConverter, MessageConverter
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.listener.declaration.attributes import ListenerSpec
-from mqtemplate.listener.declaration.decorator import SPARK_LISTENER_ATTRIBUTE
-from mqtemplate.listener.declaration.decorator import listener_specs
-from mqtemplate.listener.declaration.results import ConsumeStatus
-from mqtemplate.listener.declaration.results import PublishSpec
-from mqtemplate.listener.declaration.results import Send
-from mqtemplate.listener.handler.plan import Endpoint
-from mqtemplate.listener.handler.plan import HandlerPlan
-from mqtemplate.listener.handler.plan import TagRoutedPlan
+from mqtemplate.listener.declaration.decorator import SPARK_LISTENER_ATTRIBUTE, listener_specs
+from mqtemplate.listener.declaration.results import ConsumeStatus, PublishSpec, Send
+from mqtemplate.listener.handler.plan import Endpoint, HandlerPlan, TagRoutedPlan
 from mqtemplate.scheduling.schedules import Schedules
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.template.options import parse_destination
 from mqtemplate.topics import DLQ_TOPIC_PREFIX
-from pydantic import PydanticSchemaGenerationError
-from pydantic import PydanticUserError
-from pydantic import TypeAdapter
-from types import NoneType
-from types import UnionType
-from typing import Any
-from typing import Union
-from typing import get_args
-from typing import get_origin
-from typing import get_type_hints
-import inspect
-import re
-
 
 _NO_REPLY = (NoneType, None, ConsumeStatus, Send, Any)
 

@@ -7,46 +7,26 @@ values are read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from importlib.util import find_spec
-from mqtemplate.broker import Broker
-from mqtemplate.brokers.embedded.broker import EmbeddedBroker
-from mqtemplate.calls.handling import FailedMessages
-from mqtemplate.calls.handling import HandlerCall
-from mqtemplate.calls.handling import HandlerWrapper
-from mqtemplate.calls.handling import ListenerInfo
-from mqtemplate.calls.handling import Observation
-from mqtemplate.calls.send import SEND
-from mqtemplate.calls.send import SendCall
-from mqtemplate.calls.send import SendNext
-from mqtemplate.calls.send import SendWrapper
-from mqtemplate.calls.send import send_and_note
-from mqtemplate.calls.steps import chained
-from mqtemplate.clock import Clock
-from mqtemplate.listener.container.container import ListenerContainer
-from mqtemplate.message import MessageExt
-from mqtemplate.message import Property
-from mqtemplate.metrics import HistogramSnapshot
-from mqtemplate.metrics import MetricKind
-from mqtemplate.metrics import MetricSample
-from mqtemplate.metrics import Metrics
-from mqtemplate.metrics import OTHER
-from mqtemplate.observability.collectors import GroupLags
-from mqtemplate.observability.collectors import PendingByHorizon
-from mqtemplate.observability.collectors import listener_samples
-from mqtemplate.observability.lateness import BusyTimes
-from mqtemplate.observability.lateness import LatenessRecorder
-from mqtemplate.observability.settings import ObservabilitySettings
-from mqtemplate.user_code import type_name
-from typing import Any
-from typing import TYPE_CHECKING
 import inspect
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from mqtemplate.broker import Broker
+from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+from mqtemplate.calls.handling import FailedMessages, HandlerCall, HandlerWrapper, ListenerInfo, Observation
+from mqtemplate.calls.send import SEND, SendCall, SendNext, SendWrapper, send_and_note
+from mqtemplate.calls.steps import chained
+from mqtemplate.clock import Clock
+from mqtemplate.listener.container.container import ListenerContainer
+from mqtemplate.message import MessageExt, Property
+from mqtemplate.metrics import OTHER, HistogramSnapshot, MetricKind, Metrics, MetricSample
+from mqtemplate.observability.collectors import GroupLags, PendingByHorizon, listener_samples
+from mqtemplate.observability.lateness import BusyTimes, LatenessRecorder
+from mqtemplate.observability.settings import ObservabilitySettings
+from mqtemplate.user_code import type_name
 
 if TYPE_CHECKING:
     from mqtemplate.observability.tracing import Tracing
@@ -243,8 +223,6 @@ def _error_type(error: BaseException | None) -> str:
 def nanoseconds(clock: Clock) -> Callable[[], int]:
     """Return a function that returns the time of *clock* in nanoseconds since the epoch."""
     return (lambda: clock.now_ms() * 1_000_000) if clock.is_virtual else time.time_ns
-
-
 
 
 class Observability(Observation):

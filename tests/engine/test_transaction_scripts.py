@@ -72,7 +72,7 @@ class TransactionCommands:
         """Send a half message to *orders*. Print its error."""
         message = Message("orders", name.encode(), {"UNIQ_KEY": f"ID-{name}", **properties})
         try:
-            self._halves[name] = self._broker.send_half(message, "shop")
+            self._halves[name] = self._broker.sends.send_half(message, "shop")
         except MQTemplateError as exc:
             return [f"{type(exc).__name__}: {exc}"]
         return []
@@ -81,7 +81,9 @@ class TransactionCommands:
         """End a transaction. Print its error."""
         half = self._halves[name]
         try:
-            self._broker.end_transaction(HalfMessage(half.message, group, half.send_result), TransactionState[state])
+            self._broker.transactions.end_transaction(
+                HalfMessage(half.message, group, half.send_result), TransactionState[state]
+            )
         except MQTemplateError as exc:
             return [f"{type(exc).__name__}: {exc}"]
         return []
@@ -105,7 +107,7 @@ class TransactionCommands:
             self._checked.append(f"{message.body.decode()} check {times} after {at_s:g} s")
             return members.get(state, state)
 
-        self._checker = self._broker.check_transactions("shop", check)
+        self._checker = self._broker.transactions.check_transactions("shop", check)
 
     def close_checker(self) -> None:
         """Close the checker."""
@@ -122,7 +124,7 @@ class TransactionCommands:
     def send(self, topic: str) -> list[str]:
         """Send an ordinary message. Print its error."""
         try:
-            self._broker.send(Message(topic, b"plain", {"UNIQ_KEY": "ID-plain"}))
+            self._broker.sends.send(Message(topic, b"plain", {"UNIQ_KEY": "ID-plain"}))
         except MQTemplateError as exc:
             return [f"{type(exc).__name__}: {exc}"]
         return []
@@ -130,7 +132,7 @@ class TransactionCommands:
     def read(self, topic: str) -> list[str]:
         """Print the messages of queue 0, also of a system topic."""
         queue = MessageQueue(topic, self._broker.name, 0)
-        found = self._broker.pull(queue, self._broker.min_offset(queue), 1_000).messages
+        found = self._broker.reader.pull(queue, self._broker.reader.min_offset(queue), 1_000).messages
         return [line for each in found for line in _shown(each)] or ["nothing"]
 
     def delivered(self) -> list[str]:

@@ -187,7 +187,7 @@ class Commands:
         self._app.send(topic, *bodies, tag=tag or None, queue_id=int(queue), keys=keys or None)
 
     def delayed(self, body: str, level: str) -> None:
-        self._app.broker.send(Message("orders", body.encode(), {"DELAY": level}))
+        self._app.broker.sends.send(Message("orders", body.encode(), {"DELAY": level}))
 
     def idle(self) -> list[str]:
         """Do everything that is due now."""

@@ -155,7 +155,7 @@ class ServerCommands:
             at: Name under which its physical offset is stored.
             handle: Name under which its handle is stored.
         """
-        sent = self.serving.engine.send(Message(topic, body.encode(), properties))
+        sent = self.serving.engine.sends.send(Message(topic, body.encode(), properties))
         self._values[at] = str(parse_offset_msg_id(sent.offset_msg_id)[1])
         self._values[handle] = sent.handle or ""
 

@@ -17,7 +17,6 @@ from mqtemplate.event_log import get_logger
 from mqtemplate.listener.container.concurrent import ConcurrentConsumeService
 from mqtemplate.listener.container.consume_service import ConsumeService
 from mqtemplate.listener.container.loops import HandlerLoop
-from mqtemplate.listener.container.membership import PollingRequests
 from mqtemplate.listener.container.orderly import OrderlyConsumeService
 from mqtemplate.listener.container.process_queue import ProcessQueues, Repositioning
 from mqtemplate.listener.container.workers import AsyncConsumePool, ConsumeThreadPool

@@ -234,7 +234,7 @@ class Repositioning:
                 )
         self._queues.refresh()
         for queue, queue_offset in offsets.items():
-            low, high = self._broker.min_offset(queue), self._broker.max_offset(queue)
+            low, high = self._broker.reader.min_offset(queue), self._broker.reader.max_offset(queue)
             self._move(queue, min(max(queue_offset, low), high))
         self._discard_dropped()
 
@@ -256,11 +256,11 @@ class Repositioning:
 
         The retry topic is left as it is: its messages are retried when they are due.
         """
-        self.to_offsets({queue: self._broker.search_offset(queue, time_ms) for queue in self._without_retries()})
+        self.to_offsets({queue: self._broker.reader.search_offset(queue, time_ms) for queue in self._without_retries()})
 
     def to_latest(self) -> None:
         """Continue after the last message of each queue. The retry topic is left as it is."""
-        self.to_offsets({queue: self._broker.max_offset(queue) for queue in self._without_retries()})
+        self.to_offsets({queue: self._broker.reader.max_offset(queue) for queue in self._without_retries()})
 
     def _without_retries(self) -> list[MessageQueue]:
         return sorted(queue for queue in self._consumer.assignment() if not queue.topic.startswith(RETRY_TOPIC_PREFIX))

@@ -55,7 +55,7 @@ def one_queue(broker: RemoteBroker, topic: str = "orders") -> MessageQueue:
 def send_numbers(broker: RemoteBroker, count: int) -> None:
     """Send messages with the bodies 0, 1, 2, … to ``orders``."""
     for number in range(count):
-        broker.send(Message("orders", b"%d" % number))
+        broker.sends.send(Message("orders", b"%d" % number))
 
 
 def take(member: Consumer, count: int) -> list[MessageExt]:

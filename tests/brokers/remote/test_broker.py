@@ -66,13 +66,13 @@ def test_a_start_that_fails_leaves_no_thread(our_server: LocalCluster, monkeypat
 
 
 def test_a_broker_can_be_started_again(our_client: RemoteBroker) -> None:
-    our_client.send(Message("orders", b"x"))
+    our_client.sends.send(Message("orders", b"x"))
     our_client.start()
     our_client.close()
     our_client.close()
     our_client.start()
 
-    assert our_client.send(Message("orders", b"y")).queue_offset >= 0
+    assert our_client.sends.send(Message("orders", b"y")).queue_offset >= 0
 
 
 def test_a_member_is_closed_with_its_broker(our_server: LocalCluster, tmp_path: Path) -> None:
@@ -84,11 +84,11 @@ def test_a_member_is_closed_with_its_broker(our_server: LocalCluster, tmp_path: 
 
 
 def test_a_forked_child_gets_an_error(our_client: RemoteBroker) -> None:
-    our_client.send(Message("orders", b"x"))
+    our_client.sends.send(Message("orders", b"x"))
     child = os.fork()
     if child == 0:  # the child must not return into the test run
         try:
-            our_client.send(Message("orders", b"from the child"))
+            our_client.sends.send(Message("orders", b"from the child"))
         except ForkedError:
             our_client.close()  # does nothing, and does not wait for a thread that is missing
             os._exit(42)
@@ -96,7 +96,7 @@ def test_a_forked_child_gets_an_error(our_client: RemoteBroker) -> None:
             os._exit(1)
 
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
-    assert our_client.send(Message("orders", b"still here")).queue_offset >= 0
+    assert our_client.sends.send(Message("orders", b"still here")).queue_offset >= 0
 
 
 def test_two_brokers_of_one_process_are_two_clients(our_server: LocalCluster, tmp_path: Path) -> None:
@@ -139,11 +139,11 @@ def test_new_queues_of_a_topic_are_assigned(our_server: LocalCluster, tmp_path: 
 
 def test_commits_are_sent_to_the_broker_periodically(our_server: LocalCluster, tmp_path: Path) -> None:
     with client(our_server.address, tmp_path, persist_consumer_offset_interval_ms=20) as broker:
-        queue = broker.send(Message("orders", b"x")).message_queue
+        queue = broker.sends.send(Message("orders", b"x")).message_queue
         member = join(broker, "orders")
         member.commit(queue, 1)
 
-        eventually(lambda: our_server.engine.committed_offset("billing", queue) == 1, "the broker has the offset")
+        eventually(lambda: our_server.engine.groups.committed_offset("billing", queue) == 1, "the broker has the offset")
 
 
 def test_a_commit_of_a_queue_that_is_not_assigned_is_ignored(our_client: RemoteBroker) -> None:
@@ -161,7 +161,7 @@ def test_a_queue_whose_lock_was_not_renewed_is_not_polled(our_server: LocalClust
     """Another member may have the lock now, so its messages could be handled twice and out of order."""
     with client(our_server.address, tmp_path, lock_live_ms=1) as broker:
         queue = one_queue(broker)
-        broker.send(Message("orders", b"x"))
+        broker.sends.send(Message("orders", b"x"))
         member = join(broker, "orders")
         assert member.lock(queue)
 
@@ -191,9 +191,9 @@ def test_a_queue_whose_lock_is_regained_continues_at_the_committed_offset(
 
 
 def test_a_message_that_cannot_be_sent_back_is_copied_to_the_retry_topic(our_client: RemoteBroker) -> None:
-    queue = our_client.send(Message("orders", b"hard", {Property.KEYS: "4466"})).message_queue
+    queue = our_client.sends.send(Message("orders", b"hard", {Property.KEYS: "4466"})).message_queue
     member = join(our_client, "orders")
-    [message] = our_client.pull(queue, 0).messages
+    [message] = our_client.reader.pull(queue, 0).messages
     message.physical_offset += 1  # the broker has no message there
 
     member.send_back(message, delay_level=1)
@@ -216,7 +216,7 @@ def test_a_tool_gets_the_state_of_a_member(
     our_client: RemoteBroker, our_server: LocalCluster, tool: RemotingClient
 ) -> None:
     queue = one_queue(our_client)
-    our_client.send(Message("orders", b"x"))
+    our_client.sends.send(Message("orders", b"x"))
     member = join(our_client, "orders")
     assert member.poll(8, 10_000)
     member.commit(queue, 1)
@@ -249,7 +249,7 @@ def test_a_tool_resets_the_offsets_of_a_group_by_time(
 
     assert response.code == ResponseCode.SUCCESS
     assert bodies(take(member, 3)) == [b"0", b"1", b"2"]
-    assert our_client.committed_offset("billing", queue) == 0
+    assert our_client.groups.committed_offset("billing", queue) == 0
 
 
 # --- namespaces and credentials -------------------------------------------------------------------
@@ -305,13 +305,16 @@ def test_a_cluster_of_4_refuses_changes_of_pending_messages_with_the_alternative
 def test_wrong_arguments_about_pending_messages_are_refused() -> None:
     with ScriptedBroker() as scripted, remote(scripted) as broker:
         for call, text in [
-            (broker.cancel, r"by its handle or by key=\.\.\., and by one of them"),
-            (lambda: broker.reschedule("handle", 1, key="4466"), "by one of them"),
-            (lambda: broker.cancel("4466"), "is not a handle of a pending message"),
-            (lambda: broker.cancel(key="two words"), "a key must be one word"),
-            (lambda: broker.pending(PendingQuery(), 0), "max_count must be 1 or more, got 0"),
-            (lambda: broker.pending(PendingQuery(), cursor="next"), "'next' is not a cursor; pass PendingPage.cursor"),
-            (lambda: broker.count_pending(PendingQuery(), 0), "must be 1 ms or more, got 0"),
+            (broker.delayed.cancel, r"by its handle or by key=\.\.\., and by one of them"),
+            (lambda: broker.delayed.reschedule("handle", 1, key="4466"), "by one of them"),
+            (lambda: broker.delayed.cancel("4466"), "is not a handle of a pending message"),
+            (lambda: broker.delayed.cancel(key="two words"), "a key must be one word"),
+            (lambda: broker.delayed.pending(PendingQuery(), 0), "max_count must be 1 or more, got 0"),
+            (
+                lambda: broker.delayed.pending(PendingQuery(), cursor="next"),
+                "'next' is not a cursor; pass PendingPage.cursor",
+            ),
+            (lambda: broker.delayed.count_pending(PendingQuery(), 0), "must be 1 ms or more, got 0"),
         ]:
             with pytest.raises(MessageError, match=text):
                 call()  # type: ignore[no-untyped-call]
@@ -322,9 +325,9 @@ def remote(scripted: ScriptedBroker) -> RemoteBroker:
 
 
 def test_a_timer_is_cancelled_by_its_handle(our_client: RemoteBroker, our_server: LocalCluster) -> None:
-    handle = our_client.send(Message("orders", b"x", {Property.TIMER_DELAY_SEC: "60"})).handle
+    handle = our_client.sends.send(Message("orders", b"x", {Property.TIMER_DELAY_SEC: "60"})).handle
 
-    assert our_client.cancel(handle).status is ScheduleChangeStatus.CANCELLED
+    assert our_client.delayed.cancel(handle).status is ScheduleChangeStatus.CANCELLED
     assert our_server.engine.count_pending(PendingQuery(topic="orders")).total == 0
 
 
@@ -344,7 +347,7 @@ def test_a_refused_recall_raises_an_error_with_the_setting(
     with ScriptedBroker() as scripted:
         scripted.refuse(RequestCode.RECALL_MESSAGE, code, remark)
         with remote(scripted) as broker, pytest.raises(error, match=text):
-            broker.cancel(handle)
+            broker.delayed.cancel(handle)
 
 
 def test_a_handle_of_a_delivered_message_is_not_recalled() -> None:

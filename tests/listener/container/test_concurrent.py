@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from mqtemplate.listener import current_group
-from mqtemplate.listener import current_message
-from mqtemplate.listener import message_listener
-from mqtemplate.record.dead_letter import iso_time
-from structlog.testing import capture_logs
-from typing import TYPE_CHECKING
 import asyncio
+from typing import TYPE_CHECKING
+
 import pytest
+from structlog.testing import capture_logs
+
+from mqtemplate.listener import current_group, current_message, message_listener
+from mqtemplate.record.dead_letter import iso_time
 
 if TYPE_CHECKING:
     from tests.listener.conftest import App

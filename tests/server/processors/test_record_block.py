@@ -20,7 +20,7 @@ def block(topic: str = "orders", queue_id: int = 0, queue_offset: int = 0, **lim
         for body in (b"one", b"two"):
             for each in ("orders", "salaries"):
                 serving.engine.create_topic(each, 1)
-                serving.engine.send(Message(each, body))
+                serving.engine.sends.send(Message(each, body))
         header = GetRecordBlockRequestHeader(
             topic=topic, queue_id=queue_id, queue_offset=queue_offset, end_offset=9, **limits
         )

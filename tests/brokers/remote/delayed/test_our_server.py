@@ -122,11 +122,11 @@ def test_a_key_is_looked_up_on_all_servers_and_a_handle_on_its_own(broker: Remot
 
 def test_many_handles_and_long_pages_take_several_requests(our_client: RemoteBroker) -> None:
     """One request has at most 256 handles, and one response at most 1,000 messages."""
-    sent = our_client.send_batch([delayed("batch", HOUR_MS)] * 1_100)
+    sent = our_client.sends.send_batch([delayed("batch", HOUR_MS)] * 1_100)
 
-    assert len(our_client.pending(PendingQuery(topic="orders"), 2_000).messages) == 1_100
-    assert our_client.cancel(sent.handle).count == 1_100
-    assert our_client.cancel(sent.handle).status is ScheduleChangeStatus.CANCELLED
+    assert len(our_client.delayed.pending(PendingQuery(topic="orders"), 2_000).messages) == 1_100
+    assert our_client.delayed.cancel(sent.handle).count == 1_100
+    assert our_client.delayed.cancel(sent.handle).status is ScheduleChangeStatus.CANCELLED
 
 
 def test_names_are_those_of_the_namespace(tmp_path: Path) -> None:
@@ -165,18 +165,18 @@ def test_a_client_with_a_namespace_sees_and_changes_only_its_messages(tmp_path: 
 
 
 def test_wrong_arguments_are_refused(our_client: RemoteBroker) -> None:
-    handle = our_client.send(delayed("far", HOUR_MS)).handle
+    handle = our_client.sends.send(delayed("far", HOUR_MS)).handle
     elsewhere = encode_handle(RecallHandle("orders", "broker-z", 1, "7F", 0))
     for call, error, text in [
-        (our_client.cancel, MessageError, "name the pending message by its handle or by key"),
-        (lambda: our_client.cancel(key="two words"), MessageError, "key must be one word, got 'two words'"),
-        (lambda: our_client.cancel("4466"), MessageError, "'4466' is not a handle of a pending message"),
-        (lambda: our_client.cancel(elsewhere), BrokerError, "broker 'broker-z' is in no known route"),
-        (lambda: our_client.reschedule(handle, 1 << 60), DelayError, "allowed are"),
-        (lambda: our_client.pending(PendingQuery(), 0), MessageError, "max_count must be 1 or more, got 0"),
-        (lambda: our_client.pending(PendingQuery(), 1, "now"), MessageError, "'now' is not a cursor"),
-        (lambda: our_client.pending(PendingQuery(), 1, "WzFd"), MessageError, "'WzFd' is not a cursor"),
-        (lambda: our_client.count_pending(PendingQuery(), 0), MessageError, "must be 1 ms or more, got 0"),
+        (our_client.delayed.cancel, MessageError, "name the pending message by its handle or by key"),
+        (lambda: our_client.delayed.cancel(key="two words"), MessageError, "key must be one word, got 'two words'"),
+        (lambda: our_client.delayed.cancel("4466"), MessageError, "'4466' is not a handle of a pending message"),
+        (lambda: our_client.delayed.cancel(elsewhere), BrokerError, "broker 'broker-z' is in no known route"),
+        (lambda: our_client.delayed.reschedule(handle, 1 << 60), DelayError, "allowed are"),
+        (lambda: our_client.delayed.pending(PendingQuery(), 0), MessageError, "max_count must be 1 or more, got 0"),
+        (lambda: our_client.delayed.pending(PendingQuery(), 1, "now"), MessageError, "'now' is not a cursor"),
+        (lambda: our_client.delayed.pending(PendingQuery(), 1, "WzFd"), MessageError, "'WzFd' is not a cursor"),
+        (lambda: our_client.delayed.count_pending(PendingQuery(), 0), MessageError, "must be 1 ms or more, got 0"),
     ]:
         with pytest.raises(error, match=text):
             call()  # type: ignore[no-untyped-call]

@@ -67,7 +67,7 @@ def test_another_queue_is_tried_after_a_temporary_refusal(
     cluster.refuse(SEND, code, "not now")
 
     with pytest.raises(SendError, match=f"answered {int(code)} .*not now"):
-        broker.send(MESSAGE, queue)
+        broker.sends.send(MESSAGE, queue)
 
     assert cluster.count(SEND) == count
 
@@ -265,7 +265,7 @@ def two() -> Iterator[Two]:
         names.topic("orders", queues=1)
         with client_of(names) as broker:
             assert len(broker.queues("orders")) == 2
-            broker.send(MESSAGE, MessageQueue("orders", "broker-b", 0))
+            broker.sends.send(MESSAGE, MessageQueue("orders", "broker-b", 0))
             yield Two(broker, names, leaving)
 
 
@@ -335,9 +335,9 @@ def test_the_queues_of_a_topic_are_looked_up_after_its_first_message(
 ) -> None:
     cluster.topic(AUTO_CREATE_TOPIC, queues=8, perm=Perm.READ | Perm.WRITE | Perm.INHERIT)
 
-    broker.send(Message("new", b"x"))
+    broker.sends.send(Message("new", b"x"))
     cluster.topic("new", queues=2)
-    broker.send(Message("new", b"x"))
+    broker.sends.send(Message("new", b"x"))
 
     assert len(broker.queues("new")) == 2
 
@@ -356,7 +356,7 @@ def test_a_message_without_a_queue_is_refused(
     cluster.topic("archive", perm=Perm.READ)
 
     with pytest.raises(error, match=text):
-        broker.send(Message(topic, b"x"), None if queue_id is None else MessageQueue(topic, "broker-a", queue_id))
+        broker.sends.send(Message(topic, b"x"), None if queue_id is None else MessageQueue(topic, "broker-a", queue_id))
 
 
 @pytest.mark.parametrize("name", [Property.TIMER_DELAY_SEC, Property.START_DELIVER_TIME])
@@ -366,7 +366,11 @@ def test_a_timer_is_refused_for_a_broker_of_4_which_would_deliver_it_at_once(nam
         timer = Message("orders", b"x", {name: "1767225600000"})
 
         with client_of(cluster) as broker:
-            for call in (broker.send, lambda message: broker.send_async([message]).result(10), broker.send_one_way):
+            for call in (
+                broker.sends.send,
+                lambda message: broker.sends.send_async([message]).result(10),
+                broker.sends.send_one_way,
+            ):
                 with pytest.raises(UnsupportedError, match=r"RocketMQ 5\.0 and has no timers.*timerWheelEnable"):
                     call(timer)
 
