@@ -98,7 +98,7 @@ class GroupChanged(NamedTuple):
 
 
 ClientNotice: TypeAlias = GroupChanged | TransactionCheck
-"""What the broker tells a client without waiting for an answer."""
+"""Message of the broker to a client, which does not answer it."""
 
 
 class ClientChannel(Protocol):
