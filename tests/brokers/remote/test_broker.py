@@ -143,7 +143,9 @@ def test_commits_are_sent_to_the_broker_periodically(our_server: LocalCluster, t
         member = join(broker, "orders")
         member.commit(queue, 1)
 
-        eventually(lambda: our_server.engine.groups.committed_offset("billing", queue) == 1, "the broker has the offset")
+        eventually(
+            lambda: our_server.engine.groups.committed_offset("billing", queue) == 1, "the broker has the offset"
+        )
 
 
 def test_a_commit_of_a_queue_that_is_not_assigned_is_ignored(our_client: RemoteBroker) -> None:
