@@ -184,7 +184,7 @@ def test_a_queue_whose_lock_is_regained_continues_at_the_committed_offset(
         member = join(broker, "orders")
         member.lock(queue)
         eventually(lambda: member.locks.lost() == {queue}, "the lock is lost")  # type: ignore[attr-defined]
-        our_server.engine.commit_offset("billing", queue, 1)
+        our_server.engine.groups.commit_offset("billing", queue, 1)
 
         member.renew_locks()  # type: ignore[attr-defined]
         member.unlock(queue)
@@ -330,7 +330,7 @@ def test_a_timer_is_cancelled_by_its_handle(our_client: RemoteBroker, our_server
     handle = our_client.sends.send(Message("orders", b"x", {Property.TIMER_DELAY_SEC: "60"})).handle
 
     assert our_client.delayed.cancel(handle).status is ScheduleChangeStatus.CANCELLED
-    assert our_server.engine.count_pending(PendingQuery(topic="orders")).total == 0
+    assert our_server.engine.delayed.count_pending(PendingQuery(topic="orders")).total == 0
 
 
 @pytest.mark.parametrize(
