@@ -21,8 +21,8 @@ from pathlib import Path
 from bench.dashboard import fill
 from bench.measure import report, run, scratch_folder
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
+from mqtemplate.operations.access import BrokerAccess
 from mqtemplate.operations.delayed import DelayedOperations, PendingAction, PendingChange
-from mqtemplate.operations.embedded import EmbeddedAdmin
 from mqtemplate.pending import PendingQuery
 from mqtemplate.store.settings import FlushDiskType
 
@@ -56,7 +56,7 @@ def measure_pages(broker: EmbeddedBroker, first_ms: int, span_ms: int) -> None:
 
 
 def measure_cancel(broker: EmbeddedBroker, middle_ms: int, count: int) -> None:
-    pending = DelayedOperations(EmbeddedAdmin(broker))
+    pending = DelayedOperations(BrokerAccess(broker))
     start, cpu_start = time.perf_counter(), time.thread_time()
     messages = pending.all(PendingQuery(after_ms=middle_ms), count)
     change = pending.change_all(messages, PendingChange(PendingAction.CANCEL))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mqtemplate.brokers.remote.broker import RemoteBroker
     from mqtemplate.context.settings.app import AppSettings
     from mqtemplate.context.settings.rocketmq import ClusterAddresses
-    from mqtemplate.operations import BrokerAdmin
+    from mqtemplate.operations import BrokerAccess
 
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ class CommandCall:
         return {f"rocketmq.producer.{name}": value for name, value in values.items()}
 
     @contextmanager
-    def admin(self, *, create: bool = False) -> Iterator[BrokerAdmin]:
+    def access(self, *, create: bool = False) -> Iterator[BrokerAccess]:
         """Open the administration of the broker that the options name.
 
         Args:
@@ -106,12 +106,12 @@ class CommandCall:
             StoreError: The store directory is missing.
             BrokerError: No name server answers.
         """
-        from mqtemplate.operations import FolderAdmin, admin_of
+        from mqtemplate.operations import StoreAccess
 
         settings = self.settings()
         cluster = cluster_of(settings)
         if cluster is not None:
-            with cluster, admin_of(cluster) as remote:
+            with cluster, BrokerAccess(cluster) as remote:
                 yield remote
             return
         if settings.store_path is None:
@@ -119,8 +119,8 @@ class CommandCall:
                 "the broker in memory ends with its process, so a command cannot see it; name a store directory or a "
                 "server: --name-server embedded:FOLDER, or --name-server host:port"
             )
-        with FolderAdmin(settings.store_path, settings.mqtemplate.broker, create=create) as admin:
-            yield admin
+        with StoreAccess(settings.store_path, settings.mqtemplate.broker, create=create) as access:
+            yield access
 
     def confirm(self, question: str, *, yes: bool) -> None:
         """Ask before a change, unless ``--yes`` was given.

@@ -32,7 +32,7 @@ from mqtemplate.event_log import get_logger
 from mqtemplate.http.bridges import AsgiApp, WsgiApp, asgi_application, wsgi_application
 from mqtemplate.http.exchange import HttpRequest, HttpResponse
 from mqtemplate.http.tokens import TokenAnswer
-from mqtemplate.operations.choice import admin_of
+from mqtemplate.operations.access import BrokerAccess
 
 _log = get_logger("mqtemplate.dashboard")
 
@@ -271,6 +271,7 @@ def managed_dashboard(broker: Broker, actuator: Actuator, settings: ManagementSe
 
     Raises:
         ConfigurationError: The audit log cannot be written.
+        UnsupportedError: The broker does not list its topics and groups.
     """
     section = settings.dashboard
     assert settings.token is not None, "the settings are checked"
@@ -284,8 +285,9 @@ def managed_dashboard(broker: Broker, actuator: Actuator, settings: ManagementSe
         clock=broker.clock,
     )
     path = Path(section.audit_log) if section.audit_log is not None else default_audit_path()
+    broker.admin()  # an error at the start, not on the first page
     return Dashboard(
-        OpenSource(admin_of(broker), title),
+        OpenSource(BrokerAccess(broker), title),
         LocalActuator(actuator, token),
         access=access,
         audit=AuditLog(path if section.allow_changes else None, broker.clock),

@@ -11,7 +11,7 @@ from mqtemplate.console.site import Call, Routes, Site, time_of
 from mqtemplate.converters.readable import body_text
 from mqtemplate.errors import MessageError, UnknownNameError
 from mqtemplate.http.exchange import HttpResponse
-from mqtemplate.operations.broker_admin import BrokerAdmin
+from mqtemplate.operations.access import BrokerAccess
 from mqtemplate.operations.bulk import parse_rate
 from mqtemplate.operations.dead_letters import (
     DeadLetterMessage,
@@ -38,13 +38,13 @@ def dead_letters(site: Site, call: Call) -> HttpResponse:
     """Return the groups with dead letters, or the dead letters of one group."""
     group = call.text("group")
     if group is None:
-        with site.reading() as admin:
-            counts = DeadLetters(admin).groups()
+        with site.reading() as access:
+            counts = DeadLetters(access).groups()
         return site.page(call, "letter_groups.html", counts=counts)
     after = parse_cursor(call.text("cursor"))
     wanted = _filter(dict(call.query), after[0])
-    with site.reading() as admin:
-        matching = (each for each in DeadLetters(admin).find(group, wanted) if is_after(each.message, after))
+    with site.reading() as access:
+        matching = (each for each in DeadLetters(access).find(group, wanted) if is_after(each.message, after))
         found, has_more = first_of(matching, _PAGE)
     return site.page(
         call,
@@ -83,8 +83,8 @@ def _filter(given: dict[str, str], after_ms: int = 0) -> LetterFilter:
 def letter(site: Site, call: Call) -> HttpResponse:
     """Return one dead letter with its cause, and the difference from the message that was sent."""
     group, letter_id = call.needed("group"), call.needed("id")
-    with site.reading() as admin:
-        letters = DeadLetters(admin)
+    with site.reading() as access:
+        letters = DeadLetters(access)
         found = letters.get(group, letter_id)
         original = letters.original(found)
     text = body_text(found.message.body)
@@ -115,14 +115,14 @@ def _own_properties(found: DeadLetterMessage) -> dict[str, str]:
 def preview(site: Site, call: Call) -> HttpResponse:
     """Show what a change of dead letters would do."""
     group, action = call.field("group"), call.action_field(_ACTIONS)
-    with site.reading() as admin:
+    with site.reading() as access:
         shown: list[DeadLetterMessage] = []
         total = 0
-        for each in _chosen(admin, call):
+        for each in _chosen(access, call):
             total += 1
             if total <= _SHOWN:
                 shown.append(each)
-        now_ms = admin.broker.clock.now_ms()
+        now_ms = access.broker.clock.now_ms()
     return site.page(
         call,
         "letters_preview.html",
@@ -144,8 +144,8 @@ def apply(site: Site, call: Call) -> HttpResponse:
     until_ms, rate = call.time_field("until") or 0, parse_rate(call.field("rate"))
     only_group = call.field("only_group") == "1"
 
-    def change(admin: BrokerAdmin, chosen: Iterator[DeadLetterMessage], job: Job, result: dict[str, Any]) -> str:
-        letters = DeadLetters(admin)
+    def change(access: BrokerAccess, chosen: Iterator[DeadLetterMessage], job: Job, result: dict[str, Any]) -> str:
+        letters = DeadLetters(access)
         if action == "purge":
             result["count"] = letters.purge(chosen, job.advance)
             return f"{result['count']:,} purged"
@@ -164,7 +164,7 @@ def apply(site: Site, call: Call) -> HttpResponse:
             "letters": call.fields("letter") if call.scope_field() == "chosen" else None,
             "filter": dict(call.given_fields(*_FILTERS)) or None,
         },
-        reached=lambda admin: _seen(admin, call, until_ms),
+        reached=lambda access: _seen(access, call, until_ms),
         change=change,
     )
 
@@ -172,8 +172,8 @@ def apply(site: Site, call: Call) -> HttpResponse:
 def edit(site: Site, call: Call) -> HttpResponse:
     """Send one dead letter again, with another body or other properties."""
     group, letter_id = call.field("group"), call.field("id")
-    with site.changing() as admin:
-        letters = DeadLetters(admin)
+    with site.changing() as access:
+        letters = DeadLetters(access)
         found = letters.get(group, letter_id)
         changes = _edit(call, found)
         changed = {"body": changes.body is not None, "properties": sorted(changes.properties or {})}
@@ -211,14 +211,14 @@ def _body(text: str, before: bytes) -> bytes | None:
     return None if after == before else after
 
 
-def _seen(admin: BrokerAdmin, call: Call, until_ms: int) -> Iterator[DeadLetterMessage]:
+def _seen(access: BrokerAccess, call: Call, until_ms: int) -> Iterator[DeadLetterMessage]:
     """Yield the dead letters of a form that were stored before its preview."""
-    return (each for each in _chosen(admin, call) if each.message.store_timestamp <= until_ms)
+    return (each for each in _chosen(access, call) if each.message.store_timestamp <= until_ms)
 
 
-def _chosen(admin: BrokerAdmin, call: Call) -> Iterator[DeadLetterMessage]:
+def _chosen(access: BrokerAccess, call: Call) -> Iterator[DeadLetterMessage]:
     """Yield the dead letters of a form: the ticked ones, or all that match."""
-    letters, group = DeadLetters(admin), call.field("group")
+    letters, group = DeadLetters(access), call.field("group")
     if call.scope_field() == "chosen":
         ids = call.fields("letter")
         if not ids:

@@ -22,7 +22,7 @@ from mqtemplate.console.rendering import render
 from mqtemplate.console.site import HTML, Call, Routes, Site
 from mqtemplate.errors import MessageError, MQTemplateError
 from mqtemplate.http.exchange import HttpResponse
-from mqtemplate.operations.broker_admin import BrokerAdmin
+from mqtemplate.operations.access import BrokerAccess
 from mqtemplate.operations.bulk import parse_rate, parse_span
 from mqtemplate.operations.delayed import BulkChange, DelayedOperations, PendingAction, PendingChange
 from mqtemplate.pending import PendingMessage, PendingQuery
@@ -37,10 +37,10 @@ def delayed(site: Site, call: Call) -> HttpResponse:
     """Return the page. What takes long to read comes later, as parts of the page."""
     query = query_of(call)
     is_quick = query.tag is None and query.after_ms is None
-    with site.reading() as admin:
-        now_ms = admin.broker.clock.now_ms()
-        can_change = Capability.SCHEDULE_CHANGE in admin.broker.capabilities
-        can_change = can_change or Capability.TIMER_CHANGE in admin.broker.capabilities
+    with site.reading() as access:
+        now_ms = access.broker.clock.now_ms()
+        can_change = Capability.SCHEDULE_CHANGE in access.broker.capabilities
+        can_change = can_change or Capability.TIMER_CHANGE in access.broker.capabilities
     # The list first: beside the thread that counts it would take longer.
     listing = _listing(site, call, query) if is_quick else None
     timeline = _timeline(site, call, now_ms, _FIRST_PAINT_S)
@@ -60,8 +60,8 @@ def delayed(site: Site, call: Call) -> HttpResponse:
 
 def timeline_part(site: Site, call: Call) -> HttpResponse:
     """Return the histogram, as a part of the page."""
-    with site.reading() as admin:
-        now_ms = admin.broker.clock.now_ms()
+    with site.reading() as access:
+        now_ms = access.broker.clock.now_ms()
     timeline = _timeline(site, call, now_ms, _PATIENT_S)
     return HttpResponse(200, render("delayed_timeline.html", {"timeline": timeline, "url": call.url}), HTML)
 
@@ -84,9 +84,9 @@ def query_of(call: Call) -> PendingQuery:
 
 
 def _listing(site: Site, call: Call, query: PendingQuery) -> dict[str, Any]:
-    with site.reading() as admin:
-        page = admin.broker.delayed.pending(query, _PAGE, call.text("cursor"))
-        now_ms = admin.broker.clock.now_ms()
+    with site.reading() as access:
+        page = access.broker.delayed.pending(query, _PAGE, call.text("cursor"))
+        now_ms = access.broker.clock.now_ms()
     following = None if page.cursor is None else call.url("/delayed", **{**call.query, "cursor": page.cursor})
     return {"messages": page.messages, "next": following, "now_ms": now_ms}
 
@@ -193,9 +193,9 @@ class ChosenChange:
         """Time by which the change moves each message; 0 for other changes."""
         return self.change.shift_ms
 
-    def reached(self, admin: BrokerAdmin) -> Iterator[PendingMessage]:
+    def reached(self, access: BrokerAccess) -> Iterator[PendingMessage]:
         """Yield the chosen messages that are still pending, or all that match and were stored before the preview."""
-        pending = DelayedOperations(admin)
+        pending = DelayedOperations(access)
         if self.handles:
             yield from pending.chosen(self.handles)
             return
@@ -241,14 +241,14 @@ def _shift_of(call: Call) -> int:
 def preview(site: Site, call: Call) -> HttpResponse:
     """Show what a change would do."""
     change = _change_of(call)
-    with site.reading() as admin:
-        pending, now_ms = DelayedOperations(admin), admin.broker.clock.now_ms()
+    with site.reading() as access:
+        pending, now_ms = DelayedOperations(access), access.broker.clock.now_ms()
         if change.handles:
             shown = list(pending.chosen(change.handles))
             total = len(shown)
         else:
             shown = list(pending.all(change.query, _SHOWN))
-            total = admin.broker.delayed.count_pending(change.query, DAY_MS).total
+            total = access.broker.delayed.count_pending(change.query, DAY_MS).total
     return site.page(
         call,
         "delayed_preview.html",
@@ -266,8 +266,8 @@ def apply(site: Site, call: Call) -> HttpResponse:
     """Make a change that was shown before."""
     wanted = _change_of(call)
 
-    def change(admin: BrokerAdmin, messages: Iterator[PendingMessage], job: Job, result: dict[str, Any]) -> str:
-        done = DelayedOperations(admin).change_all(messages, wanted.change, wanted.rate, job.advance)
+    def change(access: BrokerAccess, messages: Iterator[PendingMessage], job: Job, result: dict[str, Any]) -> str:
+        done = DelayedOperations(access).change_all(messages, wanted.change, wanted.rate, job.advance)
         result.update({status.value: count for status, count in done.counts.items()}, unsupported=done.unsupported)
         return _result_text(done)
 

@@ -151,12 +151,12 @@ def pending_counts(site: Site, query: PendingQuery, wait_s: float, finest_ms: in
 
 
 def _read(site: Site, query: PendingQuery, units: list[int]) -> tuple[PendingCounts, int]:
-    with site.reading() as admin:
+    with site.reading() as access:
         for unit_ms in units[:-1]:
             try:
-                counts = admin.broker.delayed.count_pending(query, unit_ms)
+                counts = access.broker.delayed.count_pending(query, unit_ms)
             except MessageError:  # a server refuses more spans than fit into a response
                 continue
             if len(counts.buckets) <= _MAX_SPANS:
                 return counts, unit_ms
-        return admin.broker.delayed.count_pending(query, units[-1]), units[-1]
+        return access.broker.delayed.count_pending(query, units[-1]), units[-1]

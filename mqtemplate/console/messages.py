@@ -12,7 +12,7 @@ from mqtemplate.converters.readable import body_text, short_body, time_text
 from mqtemplate.errors import MessageError, MQTemplateError, UnknownNameError
 from mqtemplate.http.exchange import HttpResponse
 from mqtemplate.message import MessageExt, MessageQueue, Property
-from mqtemplate.operations.broker_admin import BrokerAdmin
+from mqtemplate.operations.access import BrokerAccess
 from mqtemplate.operations.message_path import MessagePath, StepKind, message_path
 from mqtemplate.operations.messages import MessageSearch, Tail, cursor_of, first_of, is_after, parse_cursor
 from mqtemplate.pending import PendingQuery
@@ -30,9 +30,9 @@ def messages(site: Site, call: Call) -> HttpResponse:
     begin_ms, end_ms = call.time_ms("from"), call.time_ms("to")
     found: list[MessageExt] = []
     has_more = False
-    with site.reading() as admin:
-        names = admin.readable_topics()
-        search = MessageSearch(admin)
+    with site.reading() as access:
+        names = access.admin.readable_topics()
+        search = MessageSearch(access)
         if topic is None:
             pass
         elif key is not None:
@@ -61,36 +61,36 @@ def messages(site: Site, call: Call) -> HttpResponse:
 def message(site: Site, call: Call) -> HttpResponse:
     """Return one message, by the id of its producer or of the broker."""
     msg_id, topic = call.needed("id"), call.text("topic")
-    with site.reading() as admin:
-        shown = _stored(admin, msg_id, topic)
+    with site.reading() as access:
+        shown = _stored(access, msg_id, topic)
         origin = topic if shown is None else origin_topic(shown)
-        path = _path(admin, msg_id if shown is None else shown.msg_id, origin)
+        path = _path(access, msg_id if shown is None else shown.msg_id, origin)
         if shown is None and path is None:
             raise UnknownNameError(f"message {msg_id!r} does not exist; it was deleted, or the id is another one")
-        now_ms = admin.broker.clock.now_ms()
+        now_ms = access.broker.clock.now_ms()
     if shown is None and path is not None:
         shown = _last_record(path)
     pending = [] if path is None else [step for step in path.steps if step.kind is StepKind.PENDING]
     return site.page(call, "message.html", message=shown, topic=origin or "", path=path, pending=pending, now_ms=now_ms)
 
 
-def _stored(admin: BrokerAdmin, msg_id: str, topic: str | None) -> MessageExt | None:
+def _stored(access: BrokerAccess, msg_id: str, topic: str | None) -> MessageExt | None:
     """Return the stored message, or the record of a pending one; None if there are no messages."""
-    search = MessageSearch(admin)
+    search = MessageSearch(access)
     try:
         return search.by_id(msg_id, topic)
     except UnknownNameError:
         pass  # it may be pending
-    found = admin.broker.delayed.pending(PendingQuery(key=msg_id, topic=topic), 1).messages
+    found = access.broker.delayed.pending(PendingQuery(key=msg_id, topic=topic), 1).messages
     if not found:
         return None
-    path = _path(admin, found[0].msg_id, found[0].topic)
+    path = _path(access, found[0].msg_id, found[0].topic)
     return None if path is None else _last_record(path)
 
 
-def _path(admin: BrokerAdmin, msg_id: str, topic: str | None) -> MessagePath | None:
+def _path(access: BrokerAccess, msg_id: str, topic: str | None) -> MessagePath | None:
     try:
-        return None if topic is None else message_path(admin, msg_id, topic)
+        return None if topic is None else message_path(access, msg_id, topic)
     except UnknownNameError:
         return None
 
@@ -123,8 +123,8 @@ _places = threading.BoundedSemaphore(_MAX_STREAMS)
 
 def tail(site: Site, call: Call) -> HttpResponse:
     """Return the page. Its script reads the stream."""
-    with site.reading() as admin:
-        names = admin.readable_topics()
+    with site.reading() as access:
+        names = access.admin.readable_topics()
     topic = call.text("topic")
     stream = None if topic is None else call.url("/tail/stream", topic=topic, tag=call.text("tag"))
     return site.page(call, "tail.html", topics=names, stream=stream)
@@ -134,8 +134,8 @@ def stream(site: Site, call: Call) -> HttpResponse:
     """Return new messages as events."""
     topic, tag = call.needed("topic"), call.text("tag")
     selector = TagSelector(tag) if tag else None
-    with site.reading() as admin:
-        positions = Tail.from_end(admin, topic, selector).positions
+    with site.reading() as access:
+        positions = Tail.from_end(access, topic, selector).positions
     if not _places.acquire(blocking=False):
         raise MessageError(f"{_MAX_STREAMS} pages follow topics already; close one")
     headers = (("X-Accel-Buffering", "no"),)
@@ -179,8 +179,8 @@ def events(
     yield b"retry: 2000\n\n"
     while now_s() < end_s:
         try:
-            with site.reading() as admin:
-                found = Tail(admin, topic, selector, positions).poll()
+            with site.reading() as access:
+                found = Tail(access, topic, selector, positions).poll()
         except MQTemplateError as exc:
             yield _event("failed", {"text": str(exc)})
             return

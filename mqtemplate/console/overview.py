@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mqtemplate.broker import GroupInfo, TopicInfo, TopicKind
 from mqtemplate.console.cache import OffsetSample
 from mqtemplate.console.histogram import DAY_MS, HOUR_MS, DueHistogram, histogram, pending_counts
 from mqtemplate.console.site import Call, Routes, Site
@@ -14,7 +15,6 @@ from mqtemplate.errors import BrokerError, MQTemplateError
 from mqtemplate.event_log import get_logger
 from mqtemplate.http.exchange import HttpResponse
 from mqtemplate.operations.dead_letters import DeadLetters
-from mqtemplate.operations.values import GroupInfo, TopicInfo, TopicKind
 from mqtemplate.pending import PendingQuery
 
 _log = get_logger("mqtemplate.dashboard")
@@ -79,11 +79,11 @@ def prepare(site: Site) -> None:
 
 
 def _read(site: Site) -> BrokerState:
-    with site.reading() as admin:
-        topics = [each for each in admin.topics() if each.kind is TopicKind.NORMAL]
-        groups = admin.groups()
-        now_ms = admin.broker.clock.now_ms()
-        state = BrokerState(now_ms, topics, groups, DeadLetters(admin).groups(), *_disk(site))
+    with site.reading() as access:
+        topics = [each for each in access.admin.topics() if each.kind is TopicKind.NORMAL]
+        groups = access.admin.groups()
+        now_ms = access.broker.clock.now_ms()
+        state = BrokerState(now_ms, topics, groups, DeadLetters(access).groups(), *_disk(site))
     stored = {topic.name: sum(span.max_offset for span in topic.queues) for topic in topics}
     consumed = {group.name: sum(each.committed or 0 for each in group.progress) for group in groups}
     site.rates.add(OffsetSample(now_ms, stored, consumed))

@@ -17,7 +17,7 @@ from mqtemplate.console.sources import BrokerSource
 from mqtemplate.errors import MessageError, UnknownNameError, UnsupportedError
 from mqtemplate.http.exchange import HttpRequest, HttpResponse
 from mqtemplate.numbers import parse_number
-from mqtemplate.operations.broker_admin import BrokerAdmin
+from mqtemplate.operations.access import BrokerAccess
 from mqtemplate.operations.bulk import at_most, check_count, parse_time
 
 _FORM = "application/x-www-form-urlencoded"
@@ -247,7 +247,7 @@ class Site:
 
     # --- the broker and the application --------------------------------------------------------
 
-    def reading(self) -> AbstractContextManager[BrokerAdmin]:
+    def reading(self) -> AbstractContextManager[BrokerAccess]:
         """Return the administration of the broker for reading, for a ``with`` block.
 
         Raises:
@@ -255,7 +255,7 @@ class Site:
         """
         return self._source().reading()
 
-    def changing(self) -> AbstractContextManager[BrokerAdmin]:
+    def changing(self) -> AbstractContextManager[BrokerAccess]:
         """Return the administration of the broker for changes; see `BrokerSource.changing`."""
         return self._source().changing()
 
@@ -307,8 +307,8 @@ class Site:
         back: str,
         action: str,
         target: Mapping[str, object],
-        reached: Callable[[BrokerAdmin], Iterator[T]],
-        change: Callable[[BrokerAdmin, Iterator[T], Job, dict[str, Any]], str],
+        reached: Callable[[BrokerAccess], Iterator[T]],
+        change: Callable[[BrokerAccess, Iterator[T], Job, dict[str, Any]], str],
     ) -> HttpResponse:
         """Start the change of the messages that a preview has shown, and of no more. Return a redirect to its page.
 
@@ -321,13 +321,13 @@ class Site:
             MessageError: There was no preview, or it showed fewer messages.
         """
         expected, remote = call.previewed(), call.request.remote
-        with self.reading() as admin:
-            check_count(expected, reached(admin))
+        with self.reading() as access:
+            check_count(expected, reached(access))
 
         def work(job: Job) -> str:
             fields = {**target, "shown": expected}
-            with self.changing() as admin, self.audit.change(action, remote, **fields) as result:
-                return change(admin, at_most(expected, reached(admin)), job, result)
+            with self.changing() as access, self.audit.change(action, remote, **fields) as result:
+                return change(access, at_most(expected, reached(access)), job, result)
 
         return self.start_job(call, title, expected, back, work)
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.errors import MQTemplateError
 from mqtemplate.event_log import get_logger
-from mqtemplate.operations.broker_admin import BrokerAdmin
-from mqtemplate.operations.embedded import FolderAdmin
+from mqtemplate.operations.access import BrokerAccess, StoreAccess
 
 
 class BrokerSource(ABC):
@@ -28,11 +27,11 @@ class BrokerSource(ABC):
     path: Path | None = None
 
     @abstractmethod
-    def reading(self) -> AbstractContextManager[BrokerAdmin]:
+    def reading(self) -> AbstractContextManager[BrokerAccess]:
         """Return the administration for reading, for a ``with`` block."""
 
     @abstractmethod
-    def changing(self) -> AbstractContextManager[BrokerAdmin]:
+    def changing(self) -> AbstractContextManager[BrokerAccess]:
         """Return the administration for changes, for a ``with`` block.
 
         Raises:
@@ -58,14 +57,14 @@ _COST_FACTOR = 20
 class OpenSource(BrokerSource):
     """A broker that is open: embedded in this process, or a cluster. It is not closed here."""
 
-    def __init__(self, admin: BrokerAdmin, label: str) -> None:
+    def __init__(self, access: BrokerAccess, label: str) -> None:
         self.label = label
-        self._admin = admin
-        self.path = admin.store_path
+        self._access = access
+        self.path = access.broker.path
 
     @contextmanager
-    def reading(self) -> Iterator[BrokerAdmin]:
-        yield self._admin
+    def reading(self) -> Iterator[BrokerAccess]:
+        yield self._access
 
     changing = reading
 
@@ -78,10 +77,10 @@ class OpenSource(BrokerSource):
 
 
 class _Opened:
-    """A `FolderAdmin` that is closed when it was replaced and its last reader has finished."""
+    """A `StoreAccess` that is closed when it was replaced and its last reader has finished."""
 
-    def __init__(self, admin: FolderAdmin, age_s: float) -> None:
-        self.admin = admin
+    def __init__(self, access: StoreAccess, age_s: float) -> None:
+        self.access = access
         self.expires_s = time.monotonic() + age_s
         self.readers = 0
         self.is_replaced = False
@@ -120,7 +119,7 @@ class FolderSource(BrokerSource):
         self._current = self._open_snapshot()
 
     @contextmanager
-    def reading(self) -> Iterator[BrokerAdmin]:
+    def reading(self) -> Iterator[BrokerAccess]:
         with self._lock:
             opened = self._current
             opened.readers += 1
@@ -128,19 +127,19 @@ class FolderSource(BrokerSource):
                 self._refresh = threading.Thread(target=self._replace, name="mqtemplate-dashboard", daemon=True)
                 self._refresh.start()
         try:
-            yield opened.admin
+            yield opened.access
         finally:
             with self._lock:
                 opened.readers -= 1
                 is_unused = opened.is_replaced and not opened.readers
             if is_unused:
-                opened.admin.close()
+                opened.access.close()
 
     @contextmanager
-    def changing(self) -> Iterator[BrokerAdmin]:
+    def changing(self) -> Iterator[BrokerAccess]:
         self._become_owner()
-        with self.reading() as admin:
-            yield admin
+        with self.reading() as access:
+            yield access
 
     @property
     def is_snapshot(self) -> bool:
@@ -150,17 +149,17 @@ class FolderSource(BrokerSource):
         with self._lock:
             self._is_closed = True
             current = self._current
-        current.admin.close()
+        current.access.close()
 
     # --- opening -------------------------------------------------------------------------------
 
     def _open_snapshot(self) -> _Opened:
         start_s = time.monotonic()
         assert self.path is not None
-        admin = FolderAdmin(self.path, self._settings)
-        admin.broker.clock.now_ms()  # the first use of the broker opens it
+        access = StoreAccess(self.path, self._settings)
+        access.broker.clock.now_ms()  # the first use of the broker opens it
         cost_s = time.monotonic() - start_s
-        return _Opened(admin, max(self._least_age_s, self._cost_factor * cost_s))
+        return _Opened(access, max(self._least_age_s, self._cost_factor * cost_s))
 
     def _replace(self) -> None:
         try:
@@ -177,21 +176,21 @@ class FolderSource(BrokerSource):
         """Let new readers use *opened*, unless there is a better one by now."""
         with self._lock:
             self._refresh = None
-            is_late = self._is_closed or (self._is_owner and opened.admin.broker.clock.is_virtual)
+            is_late = self._is_closed or (self._is_owner and opened.access.broker.clock.is_virtual)
             unused = opened if is_late else self._current
             if not is_late:
                 self._current = opened
             unused.is_replaced = True
             is_unused = not unused.readers
         if is_unused:
-            unused.admin.close()
+            unused.access.close()
 
     def _become_owner(self) -> None:
         with self._lock:
             if self._is_owner:
                 return
             assert self.path is not None
-            admin = FolderAdmin(self.path, self._settings)
-            admin.open_for_changes()
+            access = StoreAccess(self.path, self._settings)
+            access.open_for_changes()
             self._is_owner = True
-        self._swap(_Opened(admin, 0))
+        self._swap(_Opened(access, 0))

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from mqtemplate.broker import GroupInfo, QueueSpan, TopicInfo, TopicKind
 from mqtemplate.console.site import Call, Routes, Site
 from mqtemplate.errors import UnknownNameError
 from mqtemplate.http.exchange import HttpResponse
-from mqtemplate.operations.broker_admin import BrokerAdmin
-from mqtemplate.operations.values import GroupInfo, QueueSpan, TopicInfo, TopicKind
+from mqtemplate.operations.access import BrokerAccess
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, SCHEDULE_TOPIC
 
 T = TypeVar("T")
@@ -24,27 +24,27 @@ def topics(site: Site, call: Call) -> HttpResponse:
     if name is not None:
         return _topic(site, call, name)
     kind, text = call.text("kind") or "normal", (call.text("search") or "").lower()
-    everything: list[TopicInfo] = _cached(site, "topics", lambda admin: admin.topics())
+    everything: list[TopicInfo] = _cached(site, "topics", lambda access: access.admin.topics())
     found = [each for each in everything if kind in ("all", each.kind.value) and text in each.name.lower()]
     kinds = [each.value for each in TopicKind]
     return site.page(call, "topics.html", topics=found, kind=kind, kinds=kinds, rates=site.rates.stored())
 
 
-def _cached(site: Site, key: str, read: Callable[[BrokerAdmin], list[T]]) -> list[T]:
+def _cached(site: Site, key: str, read: Callable[[BrokerAccess], list[T]]) -> list[T]:
     """Return a list that may be some seconds old; empty if reading it takes too long."""
 
     def read_all() -> list[T]:
-        with site.reading() as admin:
-            return read(admin)
+        with site.reading() as access:
+            return read(access)
 
     cached = site.cache.get(key, read_all, _WAIT_S)
     return [] if cached is None else cached.value
 
 
 def _topic(site: Site, call: Call, name: str) -> HttpResponse:
-    with site.reading() as admin:
-        topic = admin.topic(name)
-        progress = {group: sum(each.lag for each in admin.progress(group, name)) for group in topic.groups}
+    with site.reading() as access:
+        topic = access.admin.topic(name)
+        progress = {group: sum(each.lag for each in access.admin.progress(group, name)) for group in topic.groups}
     return site.page(call, "topic.html", topic=topic, lags=progress)
 
 
@@ -57,16 +57,16 @@ def groups(site: Site, call: Call) -> HttpResponse:
     if name is not None:
         return _group(site, call, name)
     text = (call.text("search") or "").lower()
-    everything: list[GroupInfo] = _cached(site, "groups", lambda admin: admin.groups())
+    everything: list[GroupInfo] = _cached(site, "groups", lambda access: access.admin.groups())
     found = [each for each in everything if text in each.name.lower()]
     return site.page(call, "groups.html", groups=found, rates=site.rates.consumed())
 
 
 def _group(site: Site, call: Call, name: str) -> HttpResponse:
-    with site.reading() as admin:
-        group = admin.group(name)
-        has_letters = DLQ_TOPIC_PREFIX + name in admin.topic_kinds()
-        now_ms = admin.broker.clock.now_ms()
+    with site.reading() as access:
+        group = access.admin.group(name)
+        has_letters = DLQ_TOPIC_PREFIX + name in access.admin.topic_kinds()
+        now_ms = access.broker.clock.now_ms()
     return site.page(call, "group.html", group=group, has_letters=has_letters, now_ms=now_ms)
 
 
@@ -90,9 +90,9 @@ class LevelRow:
 
 def levels(site: Site, call: Call) -> HttpResponse:
     """Return the page."""
-    with site.reading() as admin:
+    with site.reading() as access:
         by_level: dict[int, list[QueueSpan]] = {}
-        for span in _spans(admin):
+        for span in _spans(access):
             by_level.setdefault(span.queue.queue_id + 1, []).append(span)
         rows = [
             LevelRow(
@@ -101,16 +101,16 @@ def levels(site: Site, call: Call) -> HttpResponse:
                 sum(span.message_count for span in by_level.get(level, [])),
                 max((each.last_stored_ms or 0 for each in by_level.get(level, [])), default=0) or None,
             )
-            for level, delay_ms in enumerate(admin.broker.delay_levels_ms, start=1)
+            for level, delay_ms in enumerate(access.broker.delay_levels_ms, start=1)
         ]
-        is_embedded = admin.is_embedded
-        retries = admin.broker.retry_delays_ms
+        is_embedded = access.broker.is_embedded
+        retries = access.broker.retry_delays_ms
     return site.page(call, "levels.html", rows=rows, is_embedded=is_embedded, retries=retries)
 
 
-def _spans(admin: BrokerAdmin) -> list[QueueSpan]:
+def _spans(access: BrokerAccess) -> list[QueueSpan]:
     try:
-        return admin.queue_spans(SCHEDULE_TOPIC)
+        return access.admin.queue_spans(SCHEDULE_TOPIC)
     except UnknownNameError:  # a cluster creates it with its first delayed message
         return []
 

@@ -358,7 +358,7 @@ def log_ready(context: ApplicationContext, took_ms: int) -> None:
     """Log the one line of a normal start: the broker and its files, the configuration, and what runs."""
     settings, broker = context.settings, context.get(Broker)  # type: ignore[type-abstract]  # selected by its base class
     fields: dict[str, object] = {"broker": broker.name}
-    if hasattr(broker, "path"):  # an embedded one; its class is not imported for an application without it
+    if broker.is_embedded:
         fields["files"] = "memory" if broker.path is None else str(broker.path)
     else:
         fields["name_server"] = settings.rocketmq.name_server

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from urllib.parse import quote
 
 from mqtemplate.broker import ConsumeFromWhere, Consumer, ConsumerSpec, MessageModel
@@ -421,6 +421,11 @@ class Groups:
         """See `ConsumerGroups.commit_offset`."""
         self._lifecycle.check()
         self.committed.clustering.commit(group, queue.topic, queue.queue_id, queue_offset)
+
+    def committed_topics(self) -> Mapping[str, Collection[str]]:
+        """See `ConsumerGroups.committed_topics`."""
+        offsets, known = self.committed.clustering, set(self._routes.table.names())
+        return {group: offsets.topics_of(group) & known for group in offsets.groups()}
 
 
 def _file_name(name: str, safe: str) -> str:

@@ -92,6 +92,9 @@ class TopicRoutes:
     Args:
         on_grow: Called after a topic got more queues, so that they are assigned to consumers.
         auto_create: False: a message to an unknown topic is refused.
+
+    Attributes:
+        table: The topics that exist.
     """
 
     def __init__(
@@ -103,7 +106,7 @@ class TopicRoutes:
         *,
         auto_create: bool = True,
     ) -> None:
-        self._table = table
+        self.table = table
         self._broker_name = broker_name
         self._default_queue_count = default_queue_count
         self._on_grow = on_grow
@@ -144,7 +147,7 @@ class TopicRoutes:
 
     def create(self, topic: str, queue_count: int) -> None:
         """Create *topic*, or add queues to it."""
-        before = self._table.queue_count(topic)
+        before = self.table.queue_count(topic)
         self._add(topic, queue_count)
         if 0 < before < queue_count:
             self._on_grow()
@@ -158,9 +161,9 @@ class TopicRoutes:
     def _add(self, topic: str, queue_count: int | None = None) -> _Route:
         check_send_topic(topic)
         if queue_count is None:
-            queue_count = self._table.queue_count(topic)
+            queue_count = self.table.queue_count(topic)
         if queue_count == 0:
-            self._unknown.check(topic, self._table.names, _REASON)
+            self._unknown.check(topic, self.table.names, _REASON)
             queue_count = self._default_queue_count
         with self._lock:
             queues = self._queues(topic, queue_count)
@@ -168,5 +171,5 @@ class TopicRoutes:
             return route
 
     def _queues(self, topic: str, queue_count: int) -> tuple[MessageQueue, ...]:
-        count = self._table.create(topic, queue_count)
+        count = self.table.create(topic, queue_count)
         return tuple(MessageQueue(topic, self._broker_name, queue_id) for queue_id in range(count))

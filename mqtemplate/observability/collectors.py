@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from mqtemplate.broker import Broker
-from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.errors import MQTemplateError, UnsupportedError
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.container.container import ListenerContainer
@@ -78,11 +77,12 @@ class GroupLags:
             BrokerError: The broker does not answer.
         """
         broker = self._broker
-        if not isinstance(broker, EmbeddedBroker):
+        committed = broker.groups.committed_topics()
+        if committed is None:
             return self._remote(listeners)
         containers = list(listeners)
         own = [each for each in containers if each.broker is broker]
-        lags = [*_lags_of_groups(broker), *_lags_of_new_groups(broker, own)]
+        lags = [*_lags_of_groups(broker, committed), *_lags_of_new_groups(broker, committed, own)]
         return (
             lags
             if len(own) == len(containers)
@@ -107,26 +107,26 @@ class GroupLags:
             return
         for each in lags:
             labels = {"group": each.group, "topic": each.queue.topic, "queue": str(each.queue.queue_id)}
-            if each.listener or not isinstance(self._broker, EmbeddedBroker):
+            if each.listener or not self._broker.is_embedded:
                 labels["broker"] = each.queue.broker_name
             if each.listener:  # two clusters may have brokers, groups and topics of the same names
                 labels["listener"] = each.listener
             yield MetricSample("group.lag", MetricKind.GAUGE, each.lag, labels)
 
 
-def _lags_of_groups(broker: EmbeddedBroker) -> Iterator[GroupLag]:
-    known = set(broker.topics.names())
-    for group in sorted(broker.engine.offsets.groups()):
-        for topic in sorted(broker.engine.offsets.topics_of(group) & known):
+def _lags_of_groups(broker: Broker, committed: Mapping[str, Collection[str]]) -> Iterator[GroupLag]:
+    for group, topics in sorted(committed.items()):
+        for topic in sorted(topics):
             for queue in broker.queues(topic):
                 yield _lag(broker, group, queue, broker.groups.committed_offset(group, queue))
 
 
-def _lags_of_new_groups(broker: EmbeddedBroker, listeners: Iterable[ListenerContainer]) -> Iterator[GroupLag]:
+def _lags_of_new_groups(
+    broker: Broker, committed: Mapping[str, Collection[str]], listeners: Iterable[ListenerContainer]
+) -> Iterator[GroupLag]:
     """Yield the lags of listeners whose group has not committed yet."""
-    known = broker.engine.offsets.groups()
     for container in listeners:
-        if container.endpoint.settings.group not in known:
+        if container.endpoint.settings.group not in committed:
             yield from _lags_of(container, broker)
 
 

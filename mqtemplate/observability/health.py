@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from mqtemplate.broker import Broker
-from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.listener.container.container import ListenerContainer
 from mqtemplate.listener.container.membership import ContainerState
 from mqtemplate.observability.collectors import GroupLags
@@ -119,12 +118,11 @@ def _below(is_below: bool, **details: object) -> ComponentHealth:
 
 def broker_checks(broker: Broker, settings: HealthSettings) -> dict[str, Check]:
     """Return the checks of a broker: ``broker``, and for an embedded one ``flush`` and ``disk``."""
-    if not isinstance(broker, EmbeddedBroker):
-        return {"broker": lambda: _reachable(broker)}
-    engine = broker
-    checks: dict[str, Check] = {"broker": lambda: _reachable(engine), "flush": lambda: _flush(engine)}
-    if engine.store.cleaning.disk_used_ratio is not None and engine.path is not None:
-        checks["diskSpace"] = lambda: _disk(engine, settings.max_disk_used_percent)
+    checks: dict[str, Check] = {"broker": lambda: _reachable(broker)}
+    if broker.is_embedded:
+        checks["flush"] = lambda: _flush(broker)
+    if broker.path is not None:
+        checks["diskSpace"] = lambda: _disk(broker, settings.max_disk_used_percent)
     return checks
 
 
@@ -135,18 +133,16 @@ def _reachable(broker: Broker) -> ComponentHealth:
     return _below(bool(found) and not errors, **details, **({"errors": errors} if errors else {}))
 
 
-def _flush(broker: EmbeddedBroker) -> ComponentHealth:
-    error, refusal = broker.store.group_commit.error, broker.store.cleaning.refusal
-    if error is not None:
-        return ComponentHealth(Status.DOWN, {"error": str(error)})
-    if refusal is not None:
-        return ComponentHealth(Status.DOWN, {"error": refusal})
-    return ComponentHealth(Status.UP, {"notFlushedBytes": broker.store.end_offset - broker.store.group_commit.flushed})
+def _flush(broker: Broker) -> ComponentHealth:
+    store = broker.store_health()
+    if store is None or store.error is not None:
+        return ComponentHealth(Status.DOWN, {"error": "the store is closed" if store is None else store.error})
+    return ComponentHealth(Status.UP, {"notFlushedBytes": store.not_flushed_bytes})
 
 
-def _disk(broker: EmbeddedBroker, max_percent: int) -> ComponentHealth:
-    read = broker.store.cleaning.disk_used_ratio
-    used = 0.0 if read is None else read() * 100
+def _disk(broker: Broker, max_percent: int) -> ComponentHealth:
+    store = broker.store_health()
+    used = (store.disk_used_ratio or 0.0) * 100 if store is not None else 0.0
     return _below(used <= max_percent, path=str(broker.path), usedPercent=round(used, 1), allowedPercent=max_percent)
 
 

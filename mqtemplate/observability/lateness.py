@@ -15,7 +15,7 @@ from mqtemplate.message import MessageExt
 from mqtemplate.metrics import OTHER, MetricKind, MetricSample, ValueHistogram
 
 if TYPE_CHECKING:
-    from mqtemplate.delay.causes import LatenessCauses
+    from mqtemplate.broker import ReleaseCauses
 
 
 _log = get_logger("mqtemplate.lateness")
@@ -159,7 +159,7 @@ class LatenessRecorder:
         causes: The knowledge of the broker in this process; None if it is another process.
     """
 
-    def __init__(self, clock: Clock, threshold_ms: int, causes: LatenessCauses | None = None) -> None:
+    def __init__(self, clock: Clock, threshold_ms: int, causes: ReleaseCauses | None = None) -> None:
         self._clock = clock
         self._threshold_ms = threshold_ms
         self._causes = causes

@@ -15,7 +15,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from mqtemplate.broker import Broker
-from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.calls.handling import FailedMessages, HandlerCall, HandlerWrapper, ListenerInfo, Observation
 from mqtemplate.calls.send import SEND, SendCall, SendNext, SendWrapper, send_and_note
 from mqtemplate.calls.steps import chained
@@ -253,11 +252,10 @@ class Observability(Observation):
     ) -> None:
         self.settings = settings = settings or ObservabilitySettings()
         self.broker = broker
-        embedded = broker if isinstance(broker, EmbeddedBroker) else None
         self.metrics = Metrics(settings.metrics.max_series)
-        if embedded is not None:
-            self.metrics.add_collector(embedded.metrics.samples)
-        causes = None if embedded is None else embedded.engine.delayed.release_causes
+        if broker.metrics is not None:
+            self.metrics.add_collector(broker.metrics.samples)
+        causes = broker.delayed.release_causes if broker.is_embedded else None
         self.lateness = LatenessRecorder(broker.clock, settings.lateness.threshold_ms, causes)
         self._tracing = create_tracing(settings) if tracing is None else tracing
         self._lock = threading.Lock()

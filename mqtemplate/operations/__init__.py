@@ -1,17 +1,11 @@
 """The work of operators on any broker: topics, groups, offsets, messages, delayed messages and dead letters.
 
-The command line, the console and other tools of operators use it. `BrokerAdmin` is the interface; `EmbeddedAdmin`,
-`FolderAdmin` and `RemoteAdmin` implement it, and `admin_of` returns the one for a broker.
+The command line, the console and other tools of operators use it. `BrokerAccess` is a broker that is open, and
+`StoreAccess` a store directory.
 """
 
-from mqtemplate.operations.broker_admin import BrokerAdmin, OffsetPosition, OffsetTarget, apply_reset, plan_reset
-from mqtemplate.operations.choice import admin_of
-from mqtemplate.operations.dead_letters import DeadLetterMessage, DeadLetters, LetterEdit, LetterFilter, LetterState
-from mqtemplate.operations.delayed import BulkChange, DelayedOperations, PendingAction, PendingChange
-from mqtemplate.operations.embedded import EmbeddedAdmin, FolderAdmin
-from mqtemplate.operations.messages import MessageSearch, Tail
-from mqtemplate.operations.remote import RemoteAdmin
-from mqtemplate.operations.values import (
+from mqtemplate.broker import (
+    BrokerAdmin,
     GroupInfo,
     GroupSubscription,
     Member,
@@ -21,15 +15,19 @@ from mqtemplate.operations.values import (
     TopicInfo,
     TopicKind,
 )
+from mqtemplate.operations.access import BrokerAccess, StoreAccess
+from mqtemplate.operations.dead_letters import DeadLetterMessage, DeadLetters, LetterEdit, LetterFilter, LetterState
+from mqtemplate.operations.delayed import BulkChange, DelayedOperations, PendingAction, PendingChange
+from mqtemplate.operations.messages import MessageSearch, Tail
+from mqtemplate.operations.offsets import OffsetPosition, OffsetTarget, apply_reset, plan_reset
 
 __all__ = [
+    "BrokerAccess",
     "BrokerAdmin",
     "BulkChange",
     "DeadLetterMessage",
     "DeadLetters",
     "DelayedOperations",
-    "EmbeddedAdmin",
-    "FolderAdmin",
     "GroupInfo",
     "GroupSubscription",
     "LetterEdit",
@@ -44,11 +42,10 @@ __all__ = [
     "PendingChange",
     "QueueProgress",
     "QueueSpan",
-    "RemoteAdmin",
+    "StoreAccess",
     "Tail",
     "TopicInfo",
     "TopicKind",
-    "admin_of",
     "apply_reset",
     "plan_reset",
 ]

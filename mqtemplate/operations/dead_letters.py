@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
 
+from mqtemplate.broker import TopicKind, unknown_name
 from mqtemplate.errors import MessageError, UnknownNameError
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import (
@@ -22,10 +23,9 @@ from mqtemplate.message import (
     split_keys,
 )
 from mqtemplate.numbers import parse_number
-from mqtemplate.operations.broker_admin import BrokerAdmin, unknown
+from mqtemplate.operations.access import BrokerAccess
 from mqtemplate.operations.bulk import OnProgress, no_progress, paced
 from mqtemplate.operations.messages import MessageSearch, read_queue
-from mqtemplate.operations.values import TopicKind
 from mqtemplate.record import dead_letter as cause
 from mqtemplate.results import SendResult
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, MARKS_TOPIC, RETRY_TOPIC_PREFIX
@@ -193,17 +193,17 @@ class LetterMark:
 class LetterMarks:
     """The marks of one broker or cluster."""
 
-    admin: BrokerAdmin
+    access: BrokerAccess
 
     def of(self, group: str) -> dict[str, LetterMark]:
         """Return the marks of the dead letters of *group*, by the ids of the dead letters."""
         try:
-            spans = self.admin.queue_spans(MARKS_TOPIC)
+            spans = self.access.admin.queue_spans(MARKS_TOPIC)
         except UnknownNameError:
             return {}
         marks: dict[str, LetterMark] = {}
         for span in spans:
-            for message in read_queue(self.admin.broker, span.queue, span.min_offset, span.max_offset):
+            for message in read_queue(self.access.broker, span.queue, span.min_offset, span.max_offset):
                 if message.keys == group:
                     state, ids = _read_mark(message)
                     added = LetterMark(state, message.store_timestamp)
@@ -216,7 +216,7 @@ class LetterMarks:
         """Mark dead letters of *group*."""
         if not ids:
             return
-        broker = self.admin.open_for_changes()
+        broker = self.access.open_for_changes()
         broker.create_topic(MARKS_TOPIC, 1)
         for some in _batches(ids):
             body = json.dumps({"state": state.value, "ids": some}).encode()
@@ -287,14 +287,14 @@ class LetterFilter:
 class DeadLetters:
     """Dead letters of one broker or cluster."""
 
-    admin: BrokerAdmin
+    access: BrokerAccess
 
     # --- reading -------------------------------------------------------------------------------
 
     def groups(self) -> dict[str, int]:
         """Return the number of dead letters by group, whatever was done with them."""
-        topics = [name for name, kind in self.admin.topic_kinds().items() if kind is TopicKind.DEAD_LETTER]
-        counts = {name: sum(span.message_count for span in self.admin.queue_spans(name)) for name in topics}
+        topics = [name for name, kind in self.access.admin.topic_kinds().items() if kind is TopicKind.DEAD_LETTER]
+        counts = {name: sum(span.message_count for span in self.access.admin.queue_spans(name)) for name in topics}
         return {name.removeprefix(DLQ_TOPIC_PREFIX): count for name, count in counts.items()}
 
     def find(self, group: str, letter_filter: LetterFilter | None = None) -> Iterator[DeadLetterMessage]:
@@ -305,8 +305,8 @@ class DeadLetters:
         """
         wanted = letter_filter or LetterFilter()
         self._check(group)
-        marks = LetterMarks(self.admin).of(group)
-        search = MessageSearch(self.admin)
+        marks = LetterMarks(self.access).of(group)
+        search = MessageSearch(self.access)
         for message in search.by_time(DLQ_TOPIC_PREFIX + group, wanted.after_ms or 0, wanted.before_ms):
             mark = marks.get(message.offset_msg_id)
             letter = (
@@ -349,14 +349,14 @@ class DeadLetters:
         if topic is None or msg_id is None:
             return None
         try:
-            return MessageSearch(self.admin).by_id(msg_id)
+            return MessageSearch(self.access).by_id(msg_id)
         except UnknownNameError:
             return None
 
     def _check(self, group: str) -> None:
         groups = self.groups()
         if group not in groups:
-            raise unknown("dead-letter topic of group", group, groups)
+            raise unknown_name("dead-letter topic of group", group, groups)
 
     # --- changes -------------------------------------------------------------------------------
 
@@ -380,8 +380,8 @@ class DeadLetters:
         Raises:
             MessageError: The original topic of a dead letter is unknown, or only claimed by a client.
         """
-        broker, results = self.admin.open_for_changes(), []
-        with _Marking(LetterMarks(self.admin), LetterState.RESENT) as marking:
+        broker, results = self.access.open_for_changes(), []
+        with _Marking(LetterMarks(self.access), LetterState.RESENT) as marking:
             for letter in paced(letters, rate, broker.clock):
                 _check_origin(letter, only_group=only_group)
                 results.append(broker.sends.send(resent_message(letter, edit, only_group=only_group)))
@@ -392,7 +392,7 @@ class DeadLetters:
     def purge(self, letters: Iterable[DeadLetterMessage], on_progress: OnProgress = no_progress) -> int:
         """Mark dead letters as purged: lists leave them out. Retention deletes the messages. Return their number."""
         count = 0
-        with _Marking(LetterMarks(self.admin), LetterState.PURGED) as marking:
+        with _Marking(LetterMarks(self.access), LetterState.PURGED) as marking:
             for letter in letters:
                 marking.add(letter)
                 count += 1

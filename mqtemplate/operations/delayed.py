@@ -10,7 +10,7 @@ from enum import Enum
 from mqtemplate.delay.recall_handle import RecallHandle, decode_handle
 from mqtemplate.errors import MessageError, UnknownNameError, UnsupportedError
 from mqtemplate.message import MessageExt
-from mqtemplate.operations.broker_admin import BrokerAdmin
+from mqtemplate.operations.access import BrokerAccess
 from mqtemplate.operations.bulk import OnProgress, no_progress, paced
 from mqtemplate.pending import (
     PendingMessage,
@@ -73,13 +73,13 @@ class BulkChange:
 class DelayedOperations:
     """Pending messages of one broker or cluster."""
 
-    admin: BrokerAdmin
+    access: BrokerAccess
 
     # --- queries -------------------------------------------------------------------------------
 
     def all(self, query: PendingQuery, max_count: int | None = None) -> Iterator[PendingMessage]:
         """Yield all pending messages that match, by deliver time; at most *max_count*."""
-        broker, cursor, left = self.admin.broker, None, max_count
+        broker, cursor, left = self.access.broker, None, max_count
         while left is None or left > 0:
             page = broker.delayed.pending(query, _PAGE if left is None else min(_PAGE, left), cursor)
             yield from page.messages
@@ -96,9 +96,9 @@ class DelayedOperations:
         """
         handle = _parse_handle(name)
         if handle is None:
-            found = self.admin.broker.delayed.pending(PendingQuery(key=name, topic=topic)).messages
+            found = self.access.broker.delayed.pending(PendingQuery(key=name, topic=topic)).messages
         elif _is_key(handle.msg_id):
-            found = self.admin.broker.delayed.pending(PendingQuery(key=handle.msg_id, topic=handle.topic)).messages
+            found = self.access.broker.delayed.pending(PendingQuery(key=handle.msg_id, topic=handle.topic)).messages
         else:  # its producer wrote an id by which nothing is found
             found = tuple(each for each in self.all(PendingQuery(topic=handle.topic)) if each.handle == name)
         if not found:
@@ -111,7 +111,7 @@ class DelayedOperations:
         """Yield the messages with these handles that are still pending."""
         for text in handles:
             handle = decode_handle(text)
-            page = self.admin.broker.delayed.pending(PendingQuery(key=handle.msg_id, topic=handle.topic))
+            page = self.access.broker.delayed.pending(PendingQuery(key=handle.msg_id, topic=handle.topic))
             offset = handle.physical_offset
             yield from [each for each in page.messages if decode_handle(each.handle).physical_offset == offset][:1]
 
@@ -120,7 +120,7 @@ class DelayedOperations:
         if not _is_key(message.msg_id):
             return None
         topic = SCHEDULE_TOPIC if message.delay_level else TIMER_TOPIC
-        found = self.admin.broker.reader.messages_by_key(topic, message.msg_id, 64, unique=True)
+        found = self.access.broker.reader.messages_by_key(topic, message.msg_id, 64, unique=True)
         offset = decode_handle(message.handle).physical_offset
         return next((each for each in found if each.physical_offset == offset), found[0] if found else None)
 
@@ -128,14 +128,14 @@ class DelayedOperations:
 
     def cancel(self, name: str, topic: str | None = None) -> ScheduleChange:
         """Cancel the pending messages with a handle, a key or a message id; see `DelayedMessages.cancel`."""
-        broker = self.admin.open_for_changes()
+        broker = self.access.open_for_changes()
         if _parse_handle(name) is not None:
             return broker.delayed.cancel(name)
         return broker.delayed.cancel(key=name, topic=topic)
 
     def reschedule(self, name: str, deliver_ms: int, topic: str | None = None) -> ScheduleChange:
         """Change the deliver time (epoch ms) of pending messages; see `DelayedMessages.reschedule`."""
-        broker = self.admin.open_for_changes()
+        broker = self.access.open_for_changes()
         if _parse_handle(name) is not None:
             return broker.delayed.reschedule(name, deliver_ms)
         return broker.delayed.reschedule(key=name, deliver_ms=deliver_ms, topic=topic)
@@ -148,7 +148,7 @@ class DelayedOperations:
         on_progress: OnProgress = no_progress,
     ) -> BulkChange:
         """Change many pending messages, at most *rate* per second."""
-        broker = self.admin.open_for_changes()
+        broker = self.access.open_for_changes()
         now_ms = broker.clock.now_ms()
         counts: Counter[ScheduleChangeStatus] = Counter()
         handles: list[str] = []

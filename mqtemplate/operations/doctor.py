@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mqtemplate.broker import TopicKind
 from mqtemplate.clock import SystemClock
 from mqtemplate.durations import format_ms
 from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.errors import MQTemplateError
 from mqtemplate.event_log import get_logger
-from mqtemplate.operations.broker_admin import BrokerAdmin
-from mqtemplate.operations.embedded import EmbeddedAdmin, snapshot_broker
-from mqtemplate.operations.values import TopicKind
+from mqtemplate.operations.access import BrokerAccess, snapshot_broker
 from mqtemplate.pending import PendingQuery
 from mqtemplate.record.codec import BadRecordError
 from mqtemplate.store.checkpoint import StoreCheckpoint, file_sizes
@@ -240,11 +239,11 @@ def _check_files(
 def _start(report: FolderReport, settings: EmbeddedSettings, checkpoint: int) -> None:
     """Start a broker on a snapshot, and read what it knows."""
     with snapshot_broker(report.path, settings) as broker:
-        admin = EmbeddedAdmin(broker)
-        topics = [topic for topic in admin.topics() if topic.kind is not TopicKind.SYSTEM]
+        access = BrokerAccess(broker)
+        topics = [topic for topic in access.admin.topics() if topic.kind is not TopicKind.SYSTEM]
         report.message_counts = {topic.name: topic.message_count for topic in topics}
-        report.groups = [GroupBacklog(group.name, group.lag) for group in admin.groups()]
-        report.pending = pending_by_horizon(admin)
+        report.groups = [GroupBacklog(group.name, group.lag) for group in access.admin.groups()]
+        report.pending = pending_by_horizon(access)
     if report.used_by is None:
         report.start = list(_plan(report, settings, checkpoint))
 
@@ -275,15 +274,15 @@ def _plan(report: FolderReport, settings: EmbeddedSettings, checkpoint: int) -> 
         )
 
 
-def pending_by_horizon(admin: BrokerAdmin) -> dict[str, int]:
+def pending_by_horizon(access: BrokerAccess) -> dict[str, int]:
     """Return the number of pending messages by the time until they are due."""
-    now_ms = admin.broker.clock.now_ms()
+    now_ms = access.broker.clock.now_ms()
     counts = {}
     for name, (after, before) in _HORIZONS.items():
         query = PendingQuery(
             after_ms=None if after is None else now_ms + after, before_ms=None if before is None else now_ms + before
         )
-        counts[name] = admin.broker.delayed.count_pending(query, _DAY).total
+        counts[name] = access.broker.delayed.count_pending(query, _DAY).total
     return counts
 
 

@@ -9,7 +9,7 @@ from enum import Enum
 from mqtemplate.errors import MQTemplateError, UnknownNameError
 from mqtemplate.message import MessageExt, Property
 from mqtemplate.numbers import parse_number
-from mqtemplate.operations.broker_admin import BrokerAdmin
+from mqtemplate.operations.access import BrokerAccess
 from mqtemplate.operations.dead_letters import RESENT_FROM
 from mqtemplate.pending import PendingMessage, PendingQuery
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC
@@ -89,7 +89,7 @@ class MessagePath:
     readings: tuple[GroupReading, ...]
 
 
-def message_path(admin: BrokerAdmin, msg_id: str, topic: str) -> MessagePath:
+def message_path(access: BrokerAccess, msg_id: str, topic: str) -> MessagePath:
     """Return the path of the message with an id that was sent to *topic*.
 
     Records that retention has deleted are missing.
@@ -97,23 +97,23 @@ def message_path(admin: BrokerAdmin, msg_id: str, topic: str) -> MessagePath:
     Raises:
         UnknownNameError: No record of the message exists.
     """
-    groups = _groups(admin, topic)
+    groups = _groups(access, topic)
     retries = [RETRY_TOPIC_PREFIX + group for group in groups]
     letters = [DLQ_TOPIC_PREFIX + group for group in groups]
-    existing = set(admin.topic_names())
+    existing = set(access.admin.topic_names())
     records = {
-        name: _records(admin, name, msg_id)
+        name: _records(access, name, msg_id)
         for name in (SCHEDULE_TOPIC, TIMER_TOPIC, topic, *retries, *letters)
         if name in existing or name in (SCHEDULE_TOPIC, TIMER_TOPIC)
     }
     delayed = sorted(records[SCHEDULE_TOPIC] + records[TIMER_TOPIC], key=_position)
     delayed = [each for each in delayed if _is_for(each, topic, retries)]
     steps = [
-        *_delayed_steps(admin, delayed),
-        *_stored_steps(admin, records.get(topic, []), delayed),
-        *(_retry_step(admin, each, delayed) for name in retries for each in records.get(name, [])),
+        *_delayed_steps(access, delayed),
+        *_stored_steps(access, records.get(topic, []), delayed),
+        *(_retry_step(access, each, delayed) for name in retries for each in records.get(name, [])),
         *(_letter_step(each) for name in letters for each in records.get(name, [])),
-        *_pending_steps(admin, msg_id, {topic, *retries}),
+        *_pending_steps(access, msg_id, {topic, *retries}),
     ]
     if not steps:
         raise UnknownNameError(f"message {msg_id!r} of topic {topic!r} has no record; retention deleted it")
@@ -121,19 +121,19 @@ def message_path(admin: BrokerAdmin, msg_id: str, topic: str) -> MessagePath:
     if first is not None:
         steps.append(PathStep(StepKind.SENT, first.born_timestamp, topic))
     steps.sort(key=_order)
-    readings = tuple(_readings(admin, groups, records.get(topic, [])))
+    readings = tuple(_readings(access, groups, records.get(topic, [])))
     return MessagePath(msg_id, topic, tuple(steps), readings)
 
 
-def _groups(admin: BrokerAdmin, topic: str) -> Sequence[str]:
+def _groups(access: BrokerAccess, topic: str) -> Sequence[str]:
     try:
-        return admin.groups_of(topic)[:_MAX_GROUPS]
+        return access.admin.groups_of(topic)[:_MAX_GROUPS]
     except UnknownNameError:
         return []
 
 
-def _records(admin: BrokerAdmin, topic: str, msg_id: str) -> list[MessageExt]:
-    return list(admin.broker.reader.messages_by_key(topic, msg_id, _MAX_RECORDS, unique=True))
+def _records(access: BrokerAccess, topic: str, msg_id: str) -> list[MessageExt]:
+    return list(access.broker.reader.messages_by_key(topic, msg_id, _MAX_RECORDS, unique=True))
 
 
 def _position(record: MessageExt) -> tuple[int, int]:
@@ -154,7 +154,7 @@ def _order(step: PathStep) -> tuple[int, int, int]:
 # --- delays -------------------------------------------------------------------------------------
 
 
-def _delayed_steps(admin: BrokerAdmin, delayed: Sequence[MessageExt]) -> Iterator[PathStep]:
+def _delayed_steps(access: BrokerAccess, delayed: Sequence[MessageExt]) -> Iterator[PathStep]:
     """Yield the steps of records in the topics of the delay services.
 
     A reschedule stores a new record and then a delete marker for the old one; a cancel stores the marker only.
@@ -162,7 +162,7 @@ def _delayed_steps(admin: BrokerAdmin, delayed: Sequence[MessageExt]) -> Iterato
     is_replaced = False
     for record in delayed:
         real = record.properties.get(Property.REAL_TOPIC, "")
-        due_ms, group = _due_ms(admin, record), _retry_group(real)
+        due_ms, group = _due_ms(access, record), _retry_group(real)
         if Property.TIMER_DEL_UNIQKEY in record.properties:
             if not is_replaced:
                 yield PathStep(StepKind.CANCELLED, record.store_timestamp, real, None, group, record)
@@ -175,13 +175,13 @@ def _delayed_steps(admin: BrokerAdmin, delayed: Sequence[MessageExt]) -> Iterato
         )
 
 
-def _due_ms(admin: BrokerAdmin, record: MessageExt) -> int | None:
+def _due_ms(access: BrokerAccess, record: MessageExt) -> int | None:
     """Return the deliver time of a delayed record; None if it is unknown."""
     if record.topic != SCHEDULE_TOPIC:
         return parse_number(
             record.properties.get(Property.TIMER_DELIVER_MS) or record.properties.get(Property.TIMER_OUT_MS)
         )
-    delay_ms, levels = parse_number(record.properties.get(Property.LEVEL_DELAY_MS)), admin.broker.delay_levels_ms
+    delay_ms, levels = parse_number(record.properties.get(Property.LEVEL_DELAY_MS)), access.broker.delay_levels_ms
     if delay_ms is None and record.queue_id < len(levels):
         delay_ms = levels[record.queue_id]
     return None if delay_ms is None else record.store_timestamp + delay_ms
@@ -192,7 +192,7 @@ def _retry_group(topic: str) -> str | None:
 
 
 def _due_of(
-    admin: BrokerAdmin, stored: MessageExt, topic: str, delayed: Sequence[MessageExt]
+    access: BrokerAccess, stored: MessageExt, topic: str, delayed: Sequence[MessageExt]
 ) -> tuple[bool, int | None]:
     """Return True if a stored record was delayed before, and its deliver time."""
     before = [
@@ -203,27 +203,27 @@ def _due_of(
         and _position(each) < _position(stored)
         and each.reconsume_times == stored.reconsume_times
     ]
-    return bool(before), _due_ms(admin, before[-1]) if before else None
+    return bool(before), _due_ms(access, before[-1]) if before else None
 
 
 # --- stored records -----------------------------------------------------------------------------
 
 
 def _stored_steps(
-    admin: BrokerAdmin, stored: Sequence[MessageExt], delayed: Sequence[MessageExt]
+    access: BrokerAccess, stored: Sequence[MessageExt], delayed: Sequence[MessageExt]
 ) -> Iterator[PathStep]:
     for record in stored:
         if RESENT_FROM in record.properties:
             yield PathStep(StepKind.SENT_AGAIN, record.store_timestamp, record.topic, record=record)
             continue
-        was_delayed, due_ms = _due_of(admin, record, record.topic, delayed)
+        was_delayed, due_ms = _due_of(access, record, record.topic, delayed)
         was_delayed = was_delayed or Property.REAL_TOPIC in record.properties
         kind = StepKind.DELIVERED if was_delayed else StepKind.STORED
         yield PathStep(kind, record.store_timestamp, record.topic, due_ms, record=record)
 
 
-def _retry_step(admin: BrokerAdmin, record: MessageExt, delayed: Sequence[MessageExt]) -> PathStep:
-    _, due_ms = _due_of(admin, record, record.topic, delayed)
+def _retry_step(access: BrokerAccess, record: MessageExt, delayed: Sequence[MessageExt]) -> PathStep:
+    _, due_ms = _due_of(access, record, record.topic, delayed)
     kind = StepKind.SENT_AGAIN if RESENT_FROM in record.properties else StepKind.RETRY_DELIVERED
     return PathStep(kind, record.store_timestamp, record.topic, due_ms, _retry_group(record.topic), record)
 
@@ -233,9 +233,9 @@ def _letter_step(record: MessageExt) -> PathStep:
     return PathStep(StepKind.DEAD_LETTER, record.store_timestamp, record.topic, group=group, record=record)
 
 
-def _pending_steps(admin: BrokerAdmin, msg_id: str, topics: set[str]) -> Iterator[PathStep]:
+def _pending_steps(access: BrokerAccess, msg_id: str, topics: set[str]) -> Iterator[PathStep]:
     try:
-        found: Sequence[PendingMessage] = admin.broker.delayed.pending(PendingQuery(key=msg_id), _MAX_RECORDS).messages
+        found: Sequence[PendingMessage] = access.broker.delayed.pending(PendingQuery(key=msg_id), _MAX_RECORDS).messages
     except MQTemplateError:  # a broker that cannot list them, or has too many to read
         return
     for each in found:
@@ -244,10 +244,10 @@ def _pending_steps(admin: BrokerAdmin, msg_id: str, topics: set[str]) -> Iterato
             yield PathStep(StepKind.PENDING, each.deliver_ms, each.topic, each.deliver_ms, group, handle=each.handle)
 
 
-def _readings(admin: BrokerAdmin, groups: Sequence[str], stored: Sequence[MessageExt]) -> Iterator[GroupReading]:
+def _readings(access: BrokerAccess, groups: Sequence[str], stored: Sequence[MessageExt]) -> Iterator[GroupReading]:
     last = max(stored, key=_position, default=None)
     if last is None:
         return
     for group in groups:
-        committed = admin.broker.groups.committed_offset(group, last.message_queue)
+        committed = access.broker.groups.committed_offset(group, last.message_queue)
         yield GroupReading(group, committed is not None and committed > last.queue_offset)

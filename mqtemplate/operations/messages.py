@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeVar
 
-from mqtemplate.broker import Broker
+from mqtemplate.broker import Broker, unknown_name
 from mqtemplate.errors import CorruptRecordError, MessageError, OffsetOutOfRangeError, UnknownNameError
 from mqtemplate.message import MessageExt, MessageQueue
 from mqtemplate.numbers import parse_number
-from mqtemplate.operations.broker_admin import BrokerAdmin, unknown
+from mqtemplate.operations.access import BrokerAccess
 from mqtemplate.results import PullResult
 from mqtemplate.selectors.tags import Selector
 
@@ -51,7 +51,7 @@ def read_page(
 class MessageSearch:
     """Finds messages of one broker or cluster."""
 
-    admin: BrokerAdmin
+    access: BrokerAccess
 
     def by_id(self, msg_id: str, topic: str | None = None) -> MessageExt:
         """Return the message with an id: of its producer, or of the broker (`SendResult.offset_msg_id`).
@@ -62,9 +62,9 @@ class MessageSearch:
         Raises:
             UnknownNameError: No message has the id, or it is in another topic.
         """
-        topics = [topic] if topic is not None else self.admin.readable_topics()
+        topics = [topic] if topic is not None else self.access.admin.readable_topics()
         for name in topics:
-            found = self.admin.broker.reader.messages_by_key(name, msg_id, 1, unique=True)
+            found = self.access.broker.reader.messages_by_key(name, msg_id, 1, unique=True)
             if found:
                 return found[0]
         message = self._by_offset_id(msg_id)
@@ -75,7 +75,7 @@ class MessageSearch:
 
     def _by_offset_id(self, msg_id: str) -> MessageExt | None:
         try:
-            return self.admin.broker.reader.message_by_id(msg_id)
+            return self.access.broker.reader.message_by_id(msg_id)
         except MessageError:  # an id of a producer, or of another broker
             return None
 
@@ -87,9 +87,9 @@ class MessageSearch:
         Raises:
             UnknownNameError: There is no such topic.
         """
-        if topic not in (names := self.admin.topic_names()):
-            raise unknown("topic", topic, names)
-        return self.admin.broker.reader.messages_by_key(topic, key, max_count, begin_ms=begin_ms, end_ms=end_ms)
+        if topic not in (names := self.access.admin.topic_names()):
+            raise unknown_name("topic", topic, names)
+        return self.access.broker.reader.messages_by_key(topic, key, max_count, begin_ms=begin_ms, end_ms=end_ms)
 
     def by_time(
         self, topic: str, begin_ms: int = 0, end_ms: int | None = None, selector: Selector | None = None
@@ -100,9 +100,9 @@ class MessageSearch:
             UnknownNameError: There is no such topic.
         """
         queues = []
-        for span in self.admin.queue_spans(topic):
-            start = self.admin.broker.reader.search_offset(span.queue, begin_ms) if begin_ms > 0 else span.min_offset
-            queues.append(read_queue(self.admin.broker, span.queue, start, span.max_offset, selector))
+        for span in self.access.admin.queue_spans(topic):
+            start = self.access.broker.reader.search_offset(span.queue, begin_ms) if begin_ms > 0 else span.min_offset
+            queues.append(read_queue(self.access.broker, span.queue, start, span.max_offset, selector))
         for message in heapq.merge(*queues, key=_stored):
             if end_ms is not None and message.store_timestamp > end_ms:
                 return
@@ -111,9 +111,9 @@ class MessageSearch:
     def newest(self, topic: str, count: int, selector: Selector | None = None) -> list[MessageExt]:
         """Return the last *count* messages of *topic*, the oldest first. Filtered ones count for each queue."""
         found: list[MessageExt] = []
-        for span in self.admin.queue_spans(topic):
+        for span in self.access.admin.queue_spans(topic):
             start = max(span.min_offset, span.max_offset - count)
-            found += read_queue(self.admin.broker, span.queue, start, span.max_offset, selector)
+            found += read_queue(self.access.broker, span.queue, start, span.max_offset, selector)
         found.sort(key=_stored)
         return found[-count:] if count else []
 
@@ -126,26 +126,29 @@ class Tail:
         positions: Queue offset of the next message of each queue; a queue that is missing starts at its first one.
     """
 
-    admin: BrokerAdmin
+    access: BrokerAccess
     topic: str
     selector: Selector | None = None
     positions: dict[MessageQueue, int] = field(default_factory=dict)
 
     @classmethod
-    def from_end(cls, admin: BrokerAdmin, topic: str, selector: Selector | None = None) -> Tail:
+    def from_end(cls, access: BrokerAccess, topic: str, selector: Selector | None = None) -> Tail:
         """Return a reader of messages that are stored from now on.
 
         Raises:
             UnknownNameError: There is no such topic.
         """
-        return cls(admin, topic, selector, {span.queue: span.max_offset for span in admin.queue_spans(topic)})
+        return cls(access, topic, selector, {span.queue: span.max_offset for span in access.admin.queue_spans(topic)})
 
     @classmethod
-    def from_time(cls, admin: BrokerAdmin, topic: str, time_ms: int, selector: Selector | None = None) -> Tail:
+    def from_time(cls, access: BrokerAccess, topic: str, time_ms: int, selector: Selector | None = None) -> Tail:
         """Return a reader of messages that were stored at *time_ms* (epoch ms) or later."""
-        search = admin.broker.reader.search_offset
+        search = access.broker.reader.search_offset
         return cls(
-            admin, topic, selector, {span.queue: search(span.queue, time_ms) for span in admin.queue_spans(topic)}
+            access,
+            topic,
+            selector,
+            {span.queue: search(span.queue, time_ms) for span in access.admin.queue_spans(topic)},
         )
 
     def end_of(self, message: MessageExt) -> int:
@@ -154,11 +157,11 @@ class Tail:
 
     def poll(self) -> list[MessageExt]:
         """Return the messages that were stored since the last call, by store time. It does not wait."""
-        self.admin.refresh()
+        self.access.refresh()
         found: list[MessageExt] = []
-        for span in self.admin.queue_spans(self.topic):
+        for span in self.access.admin.queue_spans(self.topic):
             at = self.positions.get(span.queue, span.min_offset)
-            found += read_queue(self.admin.broker, span.queue, at, span.max_offset, self.selector)
+            found += read_queue(self.access.broker, span.queue, at, span.max_offset, self.selector)
             self.positions[span.queue] = max(at, span.max_offset)
         found.sort(key=_stored)
         return found

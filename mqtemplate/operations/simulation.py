@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mqtemplate.broker import QueueSpan
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.errors import MessageError
 from mqtemplate.message import MessageQueue
-from mqtemplate.operations.embedded import EmbeddedAdmin, snapshot_broker
+from mqtemplate.operations.access import snapshot_broker
 from mqtemplate.operations.messages import read_queue
-from mqtemplate.operations.values import QueueSpan
 from mqtemplate.pending import PendingQuery
 from mqtemplate.services import Service
 
@@ -163,7 +163,7 @@ class _SimulationRun:
                 return due_ms
 
     def _spans(self, topic: str) -> list[QueueSpan]:
-        return [] if self._broker.topics.config(topic) is None else EmbeddedAdmin(self._broker).queue_spans(topic)
+        return [] if self._broker.topics.config(topic) is None else self._broker.admin().queue_spans(topic)
 
     def result(self, consumption: Consumption) -> Simulation:
         """Return the result: the consumers of each topic handle its messages one after the other."""

@@ -13,7 +13,7 @@ from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.clock import SystemClock
 from mqtemplate.console import Access, AuditLog, Dashboard, OpenSource
 from mqtemplate.message import Message, Property
-from mqtemplate.operations import RemoteAdmin
+from mqtemplate.operations import BrokerAccess
 from mqtemplate.selectors.tags import TagSelector
 from tests.cli.running import CommandLine
 from tests.conformance.servers import filled_rocketmq
@@ -48,7 +48,7 @@ def test_the_dashboard_shows_and_changes_it(peer: Peer, tmp_path: Path) -> None:
     access, log = Access("token-0123456789abcde", allow_changes=True), AuditLog(None, SystemClock())
     settings = RemoteSettings(name_servers=(peer.address,), offset_path=tmp_path / "offsets")
     with RemoteBroker(settings) as client:
-        source = OpenSource(RemoteAdmin(client, client.client_context), "RocketMQ")
+        source = OpenSource(BrokerAccess(client), "RocketMQ")
         pages = Dashboard(source, access=access, audit=log)
         shop = Shop(None, client, pages, tmp_path)  # type: ignore[arg-type]  # there is no application
         assert shop.get("/sign-in", token="token-0123456789abcde").status == 303

@@ -19,7 +19,7 @@ from mqtemplate.console.client import LocalActuator
 from mqtemplate.console.site import FORM_END
 from mqtemplate.http.exchange import HttpRequest, HttpResponse
 from mqtemplate.message import Message, Property
-from mqtemplate.operations import EmbeddedAdmin
+from mqtemplate.operations import BrokerAccess
 from mqtemplate.scheduling import scheduled
 from mqtemplate.testing import Harness
 
@@ -180,7 +180,7 @@ def open_shop(
         assert isinstance(broker, EmbeddedBroker)
         audit_path = folder / "audit" / "changes.jsonl"
         dashboard = Dashboard(
-            OpenSource(EmbeddedAdmin(broker), "shop"),
+            OpenSource(BrokerAccess(broker), "shop"),
             LocalActuator(app.get(Actuator), MANAGEMENT_TOKEN),
             access=Access(TOKEN, allow_changes=allow_changes, clock=clock, **access),
             audit=AuditLog(audit_path, clock),

@@ -15,7 +15,7 @@ from mqtemplate.console import Access, AuditLog, Dashboard, FolderSource, OpenSo
 from mqtemplate.console.changes import Job, Jobs, JobState
 from mqtemplate.errors import ConfigurationError, MessageError
 from mqtemplate.message import Message
-from mqtemplate.operations import EmbeddedAdmin
+from mqtemplate.operations import BrokerAccess
 from mqtemplate.pending import PendingQuery
 from tests.console.pages import HOUR_MS, MANAGEMENT_TOKEN, TOKEN, Answer, Shop
 from tests.waiting import eventually
@@ -174,16 +174,16 @@ def test_a_store_directory_is_read_from_a_snapshot_and_opened_by_the_first_chang
     folder_with_messages(tmp_path / "store")
     source = FolderSource(tmp_path / "store")
     try:
-        with source.reading() as admin:
+        with source.reading() as access:
             assert source.is_snapshot
-            assert [each.keys for each in admin.broker.delayed.pending(PendingQuery()).messages] == ["due-1", "due-2"]
+            assert [each.keys for each in access.broker.delayed.pending(PendingQuery()).messages] == ["due-1", "due-2"]
             with source.changing() as owner:
                 assert owner.open_for_changes().delayed.cancel(key="due-1").count == 1
             # The snapshot stays open for its reader.
-            assert len(admin.broker.delayed.pending(PendingQuery()).messages) == 2
-        with source.reading() as admin:
+            assert len(access.broker.delayed.pending(PendingQuery()).messages) == 2
+        with source.reading() as access:
             assert not source.is_snapshot
-            assert [each.keys for each in admin.broker.delayed.pending(PendingQuery()).messages] == ["due-2"]
+            assert [each.keys for each in access.broker.delayed.pending(PendingQuery()).messages] == ["due-2"]
     finally:
         source.close()
 
@@ -210,7 +210,7 @@ def test_a_store_directory_in_use_is_read_and_not_changed(tmp_path: Path) -> Non
 
 def test_a_dashboard_of_a_broker_without_an_application_says_what_to_start(tmp_path: Path) -> None:
     with EmbeddedBroker() as broker:
-        source = OpenSource(EmbeddedAdmin(broker), "memory")
+        source = OpenSource(BrokerAccess(broker), "memory")
         audit_log = AuditLog(None, VirtualClock())
         dashboard = Dashboard(source, access=Access(reads_need_token=False), audit=audit_log, clock=VirtualClock())
         shop = Shop(None, broker, dashboard, tmp_path)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from pathlib import Path
 from mqtemplate.broker import Broker, ConsumerSpec
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker, RemoteSettings
 from mqtemplate.message import HostAddress, Message, MessageExt, Property
-from mqtemplate.operations import BrokerAdmin, EmbeddedAdmin, FolderAdmin, RemoteAdmin
+from mqtemplate.operations import BrokerAccess, StoreAccess
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.server import BrokerServerSettings, LocalCluster
 
@@ -60,26 +60,26 @@ def create_dead_letters(broker: Broker, group: str = "billing", count: int = 3) 
 
 
 @contextmanager
-def admin_of(kind: str, folder: Path) -> Iterator[BrokerAdmin]:
+def access_of(kind: str, folder: Path) -> Iterator[BrokerAccess]:
     """Yield the administration of a broker that `fill` and `create_dead_letters` have filled."""
     with ExitStack() as stack:
         if kind == "folder":
             with EmbeddedBroker(folder / "store") as owner:
                 fill(owner)
                 create_dead_letters(owner)
-            admin: BrokerAdmin = FolderAdmin(folder / "store")
+            access: BrokerAccess = StoreAccess(folder / "store")
         elif kind == "memory":
             broker = stack.enter_context(EmbeddedBroker())
             fill(broker)
             create_dead_letters(broker)
-            admin = EmbeddedAdmin(broker)
+            access = BrokerAccess(broker)
         else:
             client = stack.enter_context(RemoteBroker(stack.enter_context(server(folder))))
             fill(client)
             create_dead_letters(client)
-            admin = RemoteAdmin(client, client.client_context)
-        with admin:
-            yield admin
+            access = BrokerAccess(client)
+        with access:
+            yield access
 
 
 @contextmanager

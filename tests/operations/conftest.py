@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from mqtemplate.operations import BrokerAdmin
-from tests.operations.brokers import KINDS, admin_of
+from mqtemplate.operations import BrokerAccess
+from tests.operations.brokers import KINDS, access_of
 
 
 @pytest.fixture(params=KINDS)
-def admin(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BrokerAdmin]:
-    with admin_of(request.param, tmp_path) as admin:
-        yield admin
+def access(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BrokerAccess]:
+    with access_of(request.param, tmp_path) as access:
+        yield access

@@ -11,10 +11,10 @@ from mqtemplate.brokers import RemoteBroker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import MessageError
 from mqtemplate.message import Message
-from mqtemplate.operations import BrokerAdmin, DeadLetterMessage, DeadLetters, LetterState, MessageSearch, RemoteAdmin
+from mqtemplate.operations import BrokerAccess, DeadLetterMessage, DeadLetters, LetterState, MessageSearch
 from mqtemplate.operations.bulk import paced
 from mqtemplate.operations.dead_letters import LetterFilter
-from tests.operations.brokers import admin_of, server
+from tests.operations.brokers import access_of, server
 
 
 def test_a_rate_spaces_the_items_evenly() -> None:
@@ -34,8 +34,8 @@ def test_a_rate_must_be_above_0() -> None:
 
 def test_an_interrupted_resend_marks_what_was_sent(tmp_path: Path) -> None:
     """The second call continues: no message is sent twice."""
-    with admin_of("memory", tmp_path) as admin:
-        letters = DeadLetters(admin)
+    with access_of("memory", tmp_path) as access:
+        letters = DeadLetters(access)
         sent: list[int] = []
 
         def interrupt(count: int) -> None:
@@ -50,14 +50,14 @@ def test_an_interrupted_resend_marks_what_was_sent(tmp_path: Path) -> None:
 
         assert len(left) == 1
         assert list(letters.find("billing")) == []
-        assert admin.topic("orders").message_count == 13
+        assert access.admin.topic("orders").message_count == 13
 
 
 def test_a_dead_letter_without_its_topic_cannot_be_resent(tmp_path: Path) -> None:
     """For example one that a program has sent to the dead-letter topic itself."""
-    with admin_of("memory", tmp_path) as admin:
-        admin.open_for_changes().sends.send(Message("%DLQ%billing", b"foreign"))
-        letters = DeadLetters(admin)
+    with access_of("memory", tmp_path) as access:
+        access.open_for_changes().sends.send(Message("%DLQ%billing", b"foreign"))
+        letters = DeadLetters(access)
         foreign = [each for each in letters.find("billing") if each.message.body == b"foreign"]
         with pytest.raises(MessageError, match="does not name the topic that it was sent to"):
             letters.resend(foreign)
@@ -68,12 +68,12 @@ def test_a_dead_letter_without_its_topic_cannot_be_resent(tmp_path: Path) -> Non
 
 def test_a_client_with_a_namespace_sees_its_names_without_it(tmp_path: Path) -> None:
     with server(tmp_path) as settings, RemoteBroker(replace(settings, namespace="shop")) as client:
-        admin: BrokerAdmin = RemoteAdmin(client, client.client_context)
+        access = BrokerAccess(client)
         client.create_topic("orders", 1)
         client.sends.send(Message("orders", b"hello", {"KEYS": "k"}))
-        names = admin.topic_names()
-        message = MessageSearch(admin).by_key("orders", "k")[0]
-        topic = admin.topic("orders")
+        names = access.admin.topic_names()
+        message = MessageSearch(access).by_key("orders", "k")[0]
+        topic = access.admin.topic("orders")
 
     assert "orders" in names
     assert "shop%orders" not in names

@@ -11,7 +11,7 @@ from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import UnknownNameError
 from mqtemplate.message import Message, Property
-from mqtemplate.operations import BrokerAdmin, EmbeddedAdmin
+from mqtemplate.operations import BrokerAccess
 from mqtemplate.operations.dead_letters import DeadLetters, LetterFilter
 from mqtemplate.operations.message_path import StepKind, message_path
 from mqtemplate.selectors.tags import TagSelector
@@ -43,7 +43,7 @@ def consumer_of(broker: EmbeddedBroker, retries: int = 1) -> Consumer:
 
 
 def kinds(broker: EmbeddedBroker, msg_id: str) -> list[str]:
-    return [step.kind.value for step in message_path(EmbeddedAdmin(broker), msg_id, "orders").steps]
+    return [step.kind.value for step in message_path(BrokerAccess(broker), msg_id, "orders").steps]
 
 
 def test_a_delayed_message_that_fails_goes_through_its_retries_to_the_dead_letters(broker: EmbeddedBroker) -> None:
@@ -57,7 +57,7 @@ def test_a_delayed_message_that_fails_goes_through_its_retries_to_the_dead_lette
         consumer.commit(message.message_queue, message.queue_offset + 1)
         harness.advance("1m")
 
-    path = message_path(EmbeddedAdmin(broker), sent.msg_id, "orders")
+    path = message_path(BrokerAccess(broker), sent.msg_id, "orders")
 
     assert [(step.kind, step.group) for step in path.steps] == [
         (StepKind.SENT, None),
@@ -75,7 +75,7 @@ def test_a_delayed_message_that_fails_goes_through_its_retries_to_the_dead_lette
 def test_a_pending_message_has_its_deliver_time_last(broker: EmbeddedBroker) -> None:
     sent = broker.sends.send(Message("orders", b"x", {Property.TIMER_DELAY_MS: "5000"}))
 
-    *_, last = message_path(EmbeddedAdmin(broker), sent.msg_id, "orders").steps
+    *_, last = message_path(BrokerAccess(broker), sent.msg_id, "orders").steps
 
     assert (last.kind, last.handle) == (StepKind.PENDING, sent.handle)
     assert last.due_ms == broker.clock.now_ms() + 5 * S_MS
@@ -101,11 +101,11 @@ def test_a_message_without_a_delay_is_stored_and_read_by_groups(broker: Embedded
     sent = broker.sends.send(Message("orders", b"x"))
     consumer = consumer_of(broker)
     [message] = consumer.poll(10)
-    admin = EmbeddedAdmin(broker)
+    access = BrokerAccess(broker)
 
-    before = message_path(admin, sent.msg_id, "orders")
+    before = message_path(access, sent.msg_id, "orders")
     consumer.commit(message.message_queue, message.queue_offset + 1)
-    after = message_path(admin, sent.msg_id, "orders")
+    after = message_path(access, sent.msg_id, "orders")
 
     assert [step.kind for step in before.steps] == [StepKind.SENT, StepKind.STORED]
     assert [(each.group, each.is_consumed) for each in before.readings] == [("billing", False)]
@@ -117,7 +117,7 @@ def test_a_message_that_was_sent_again_has_both_deliveries(broker: EmbeddedBroke
     consumer = consumer_of(broker)
     [message] = consumer.poll(10)
     consumer.send_back(message, -1)
-    letters = DeadLetters(EmbeddedAdmin(broker))
+    letters = DeadLetters(BrokerAccess(broker))
 
     letters.resend(letters.find("billing", LetterFilter()))
 
@@ -126,16 +126,16 @@ def test_a_message_that_was_sent_again_has_both_deliveries(broker: EmbeddedBroke
 
 def test_a_message_without_records_is_an_error(broker: EmbeddedBroker) -> None:
     with pytest.raises(UnknownNameError, match="message 'lost' of topic 'orders' has no record; retention deleted it"):
-        message_path(EmbeddedAdmin(broker), "lost", "orders")
+        message_path(BrokerAccess(broker), "lost", "orders")
 
 
-def test_each_kind_of_broker_has_the_path(admin: BrokerAdmin) -> None:
+def test_each_kind_of_broker_has_the_path(access: BrokerAccess) -> None:
     """In memory, a snapshot of a directory, and a server."""
-    [letter, *_] = DeadLetters(admin).find("billing")
-    pending = admin.broker.delayed.pending(_due("due-2")).messages[0]
+    [letter, *_] = DeadLetters(access).find("billing")
+    pending = access.broker.delayed.pending(_due("due-2")).messages[0]
 
-    failed = message_path(admin, letter.message.msg_id, "orders")
-    due = message_path(admin, pending.msg_id, "reminders")
+    failed = message_path(access, letter.message.msg_id, "orders")
+    due = message_path(access, pending.msg_id, "reminders")
 
     assert [step.kind.value for step in failed.steps] == ["sent", "stored", "dead letter"]
     assert [step.kind.value for step in due.steps] == ["sent", "delayed", "pending"]

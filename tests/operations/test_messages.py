@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from mqtemplate.message import Message
-from mqtemplate.operations import BrokerAdmin, MessageSearch, Tail
+from mqtemplate.operations import BrokerAccess, MessageSearch, Tail
 from mqtemplate.selectors.tags import TagSelector
 from tests.waiting import eventually
 
 
-def test_messages_are_found_by_time_the_oldest_first(admin: BrokerAdmin) -> None:
-    search = MessageSearch(admin)
+def test_messages_are_found_by_time_the_oldest_first(access: BrokerAccess) -> None:
+    search = MessageSearch(access)
 
     found = list(search.by_time("orders"))
 
@@ -21,20 +21,20 @@ def test_messages_are_found_by_time_the_oldest_first(admin: BrokerAdmin) -> None
     assert len(list(search.by_time("orders", selector=TagSelector("paid")))) == 5
 
 
-def test_the_newest_messages_of_a_topic(admin: BrokerAdmin) -> None:
-    found = MessageSearch(admin).newest("orders", 4)
+def test_the_newest_messages_of_a_topic(access: BrokerAccess) -> None:
+    found = MessageSearch(access).newest("orders", 4)
 
     assert [message.store_timestamp for message in found] == sorted(message.store_timestamp for message in found)
     assert {message.queue_offset for message in found} <= {3, 4}
     assert len(found) == 4
-    assert MessageSearch(admin).newest("orders", 0) == []
+    assert MessageSearch(access).newest("orders", 0) == []
 
 
-def test_a_tail_returns_what_is_stored_after_its_start(admin: BrokerAdmin) -> None:
-    tail = Tail.from_end(admin, "orders", TagSelector("paid"))
+def test_a_tail_returns_what_is_stored_after_its_start(access: BrokerAccess) -> None:
+    tail = Tail.from_end(access, "orders", TagSelector("paid"))
     assert tail.poll() == []
 
-    broker = admin.open_for_changes()
+    broker = access.open_for_changes()
     broker.sends.send(Message("orders", b"open", {"TAGS": "open"}))
     broker.sends.send(Message("orders", b"paid", {"TAGS": "paid"}))
 
@@ -43,5 +43,5 @@ def test_a_tail_returns_what_is_stored_after_its_start(admin: BrokerAdmin) -> No
     assert tail.poll() == []
 
 
-def test_a_tail_may_start_at_a_time(admin: BrokerAdmin) -> None:
-    assert len(Tail.from_time(admin, "orders", 1).poll()) == 10
+def test_a_tail_may_start_at_a_time(access: BrokerAccess) -> None:
+    assert len(Tail.from_time(access, "orders", 1).poll()) == 10

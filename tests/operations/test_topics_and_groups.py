@@ -11,24 +11,24 @@ from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.errors import MessageError, StoreLockedError, UnsupportedError
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.operations import (
-    BrokerAdmin,
-    EmbeddedAdmin,
-    FolderAdmin,
+    BrokerAccess,
+    OffsetChange,
     OffsetPosition,
     OffsetTarget,
+    StoreAccess,
     TopicKind,
     apply_reset,
     plan_reset,
 )
 from mqtemplate.selectors.sql92 import Sql92Selector
 from mqtemplate.selectors.tags import TagSelector
-from tests.operations.brokers import admin_of, fill
+from tests.operations.brokers import access_of, fill
 
 # --- topics -------------------------------------------------------------------------------------
 
 
-def test_topics_have_their_messages_and_their_kind(admin: BrokerAdmin) -> None:
-    topics = {topic.name: topic for topic in admin.topics()}
+def test_topics_have_their_messages_and_their_kind(access: BrokerAccess) -> None:
+    topics = {topic.name: topic for topic in access.admin.topics()}
 
     orders = topics["orders"]
     assert (orders.message_count, len(orders.queues), orders.kind) == (10, 2, TopicKind.NORMAL)
@@ -43,11 +43,11 @@ def test_topics_have_their_messages_and_their_kind(admin: BrokerAdmin) -> None:
 
 @pytest.mark.parametrize("kind", ["memory", "server"])
 def test_connected_members_and_their_subscriptions_are_listed(kind: str, tmp_path: Path) -> None:
-    with admin_of(kind, tmp_path) as admin:
+    with access_of(kind, tmp_path) as access:
         tags, sql = TagSelector("paid"), Sql92Selector("number > 3")
         spec = ConsumerSpec(group="mailing", subscriptions={"orders": tags, "reminders": sql})
-        member = admin.broker.groups.subscribe(spec)
-        group = admin.group("mailing")
+        member = access.broker.groups.subscribe(spec)
+        group = access.admin.group("mailing")
         member.close()
 
     assert len(group.members) == 1
@@ -77,25 +77,28 @@ def test_connected_members_and_their_subscriptions_are_listed(kind: str, tmp_pat
 def test_a_reset_is_planned_and_applied(
     tmp_path: Path, target: OffsetTarget, expected: list[tuple[int | None, int]]
 ) -> None:
-    with admin_of("memory", tmp_path) as admin:
-        changes = plan_reset(admin, "billing", "orders", target)
+    with access_of("memory", tmp_path) as access:
+        changes = plan_reset(access, "billing", "orders", target)
 
         assert [(change.before, change.after) for change in changes] == expected
-        assert [each.committed for each in admin.progress("billing", "orders")] == [3, 3]  # nothing is changed yet
-        apply_reset(admin, "billing", changes)
-        assert plan_reset(admin, "billing", "orders", target) == [] or target.shift
+        assert [each.committed for each in access.admin.progress("billing", "orders")] == [
+            3,
+            3,
+        ]  # not changed yet
+        apply_reset(access, "billing", changes)
+        assert plan_reset(access, "billing", "orders", target) == [] or target.shift
 
 
 def test_connected_members_of_a_server_continue_at_the_new_offset(tmp_path: Path) -> None:
-    with admin_of("server", tmp_path) as admin:
-        member = admin.broker.groups.subscribe(ConsumerSpec(group="billing", subscriptions={"orders": TagSelector()}))
+    with access_of("server", tmp_path) as access:
+        member = access.broker.groups.subscribe(ConsumerSpec(group="billing", subscriptions={"orders": TagSelector()}))
         first: list[int] = []
         while len(first) < 4:
             first += [message.queue_offset for message in member.poll(32, 500)]
         apply_reset(
-            admin,
+            access,
             "billing",
-            plan_reset(admin, "billing", "orders", OffsetTarget(position=OffsetPosition.EARLIEST)),
+            plan_reset(access, "billing", "orders", OffsetTarget(position=OffsetPosition.EARLIEST)),
         )
         again: list[int] = []
         while len(again) < 10:
@@ -111,7 +114,7 @@ def test_a_group_with_listeners_in_this_process_is_refused() -> None:
         fill(broker)
         member = broker.groups.subscribe(ConsumerSpec(group="billing", subscriptions={"orders": TagSelector()}))
         with pytest.raises(UnsupportedError, match="has listeners in this process, with read positions of their own"):
-            EmbeddedAdmin(broker).set_offsets("billing", {MessageQueue("orders", broker.name, 0): 1})
+            broker.admin().set_offsets("billing", {MessageQueue("orders", broker.name, 0): 1})
         member.close()
 
 
@@ -124,22 +127,22 @@ def test_a_target_needs_one_value() -> None:
 
 
 def test_a_directory_in_use_is_read_and_not_changed(tmp_path: Path) -> None:
-    with EmbeddedBroker(tmp_path) as owner, FolderAdmin(tmp_path) as admin:
+    with EmbeddedBroker(tmp_path) as owner, StoreAccess(tmp_path) as access:
         fill(owner)
-        assert admin.topic("orders").message_count == 10
+        assert access.admin.topic("orders").message_count == 10
         with pytest.raises(StoreLockedError, match="is in use by process"):
-            admin.set_offsets("billing", {MessageQueue("orders", owner.name, 0): 1})
+            apply_reset(access, "billing", [OffsetChange(MessageQueue("orders", owner.name, 0), None, 1)])
         owner.sends.send(Message("orders", b"new"))
-        before = admin.topic("orders").message_count
-        admin.refresh()
+        before = access.admin.topic("orders").message_count
+        access.refresh()
 
-        assert (before, admin.topic("orders").message_count) == (10, 11)
+        assert (before, access.admin.topic("orders").message_count) == (10, 11)
 
 
 def test_reading_a_directory_delivers_and_changes_nothing(tmp_path: Path) -> None:
-    with admin_of("folder", tmp_path) as admin:
+    with access_of("folder", tmp_path) as access:
         files = {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*")}
-        admin.topics()
-        admin.groups()
+        access.admin.topics()
+        access.admin.groups()
 
         assert {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*")} == files

@@ -18,7 +18,7 @@ from mqtemplate.context.settings.source import load_settings
 from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.message import Message, MessageQueue
-from mqtemplate.operations.embedded import FolderAdmin
+from mqtemplate.operations.access import StoreAccess
 from mqtemplate.pending import PendingQuery
 from mqtemplate.processes import absolute_path
 from mqtemplate.remoting.settings import ClientTls, ServerTls
@@ -84,7 +84,7 @@ def test_each_kind_of_path_is_kept_from_the_root(home: Path, other: Path) -> Non
     kept = {
         "broker": EmbeddedBroker("data").path,
         "snapshot": SnapshotStoreFiles(Path("data")).root,
-        "administration": FolderAdmin(Path("data")).path,
+        "administration": StoreAccess(Path("data")).path,
         "broadcasting offsets": RemoteSettings(name_servers=("a:1",), offset_path=Path("data")).offset_path,
         "certificate of a client": ClientTls(trust_cert_path="data").trust_cert_path,
         "certificate of a server": ServerTls(cert_path="data", key_path="").cert_path,

@@ -7,13 +7,16 @@ from pathlib import Path
 
 from mqtemplate.broker import (
     Broker,
+    BrokerAdmin,
     ConsumerGroups,
     DelayedMessages,
     MessageReader,
     MessageSends,
     Requests,
+    StoreHealth,
     Transactions,
 )
+from mqtemplate.brokers.embedded.admin import EmbeddedAdmin
 from mqtemplate.clock import Clock
 from mqtemplate.engine.engine import Engine
 from mqtemplate.engine.settings import EmbeddedSettings
@@ -43,6 +46,8 @@ class EmbeddedBroker(Broker):
         store: Commit log and consume queues of the engine.
         topics: The table of topics of the engine.
     """
+
+    is_embedded = True
 
     def __init__(
         self,
@@ -96,6 +101,17 @@ class EmbeddedBroker(Broker):
     def create_topic(self, topic: str, queue_count: int = 4) -> None:
         self._check_open()
         self.engine.routes.create(topic, queue_count)
+
+    # --- operators -----------------------------------------------------------------------------
+
+    def admin(self) -> BrokerAdmin:
+        return EmbeddedAdmin(self.engine)
+
+    def store_health(self) -> StoreHealth:
+        flush, cleaning = self.store.group_commit, self.store.cleaning
+        error = cleaning.refusal if flush.error is None else str(flush.error)
+        used = cleaning.disk_used_ratio
+        return StoreHealth(error, self.store.end_offset - flush.flushed, None if used is None else used())
 
     # --- parts ---------------------------------------------------------------------------------
 

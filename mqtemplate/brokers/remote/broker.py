@@ -7,7 +7,8 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from mqtemplate.broker import Broker, Capability, DelayedMessages, MessageReader, Requests, Transactions
+from mqtemplate.broker import Broker, BrokerAdmin, Capability, DelayedMessages, MessageReader, Requests, Transactions
+from mqtemplate.brokers.remote.admin import RemoteAdmin
 from mqtemplate.brokers.remote.cluster.client import ClientContext
 from mqtemplate.brokers.remote.cluster.failures import log_failure
 from mqtemplate.brokers.remote.cluster.routes import MASTER_ID, RouteTable
@@ -149,6 +150,9 @@ class RemoteBroker(Broker):
             except BrokerError as exc:
                 found[name] = str(exc)
         return found
+
+    def admin(self) -> BrokerAdmin:
+        return RemoteAdmin(self._client.context, self._client.members)
 
     # --- parts ---------------------------------------------------------------------------------
 

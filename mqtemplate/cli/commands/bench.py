@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mqtemplate.broker import Broker
     from mqtemplate.context.settings.app import AppSettings
     from mqtemplate.message import Message
-    from mqtemplate.operations import BrokerAdmin
+    from mqtemplate.operations import BrokerAccess
 
 
 @command(
@@ -105,8 +105,8 @@ def bench(
     from mqtemplate.message import Message, Property
 
     properties = {} if delay is None else {Property.TIMER_DELAY_MS: str(duration(delay, "--delay"))}
-    with _broker(call) as admin:
-        broker = admin.open_for_changes()
+    with _broker(call) as access:
+        broker = access.open_for_changes()
         broker.create_topic(topic, 4)
         starts = {queue: broker.reader.max_offset(queue) for queue in broker.queues(topic)}
         latencies, handles, send_s = _send(call, broker, Message(topic, b"x" * size, properties), count, threads)
@@ -129,16 +129,16 @@ def bench(
 
 
 @contextmanager
-def _broker(call: CommandCall) -> Iterator[BrokerAdmin]:
+def _broker(call: CommandCall) -> Iterator[BrokerAccess]:
     if call.name_server is not None:
-        with call.admin(create=True) as admin:
-            yield admin
+        with call.access(create=True) as access:
+            yield access
         return
     with (
         tempfile.TemporaryDirectory(prefix="mqtemplate-bench-") as folder,
-        replace(call, name_server=None, folder=f"{folder}/store").admin(create=True) as admin,
+        replace(call, name_server=None, folder=f"{folder}/store").access(create=True) as access,
     ):
-        yield admin
+        yield access
 
 
 def _send(

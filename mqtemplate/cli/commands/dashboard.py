@@ -111,14 +111,14 @@ def _source(call: CommandCall, *, needed: bool) -> Iterator[BrokerSource | None]
         yield None
         return
     from mqtemplate.console.sources import FolderSource, OpenSource
-    from mqtemplate.operations import admin_of
+    from mqtemplate.operations import BrokerAccess
 
     settings = call.settings()
     cluster = cluster_of(settings)
     if cluster is not None:
         with cluster:
             label = call.name_server or settings.rocketmq.name_server or "cluster"
-            yield OpenSource(admin_of(cluster), str(label))
+            yield OpenSource(BrokerAccess(cluster), str(label))
         return
     if settings.store_path is None:
         raise ConfigurationError(

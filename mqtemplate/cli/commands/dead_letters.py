@@ -21,7 +21,7 @@ from mqtemplate.converters.readable import body_text, pretty_body, properties_te
 from mqtemplate.processes import is_terminal
 
 if TYPE_CHECKING:
-    from mqtemplate.operations import BrokerAdmin, DeadLetterMessage, DeadLetters, LetterEdit, LetterFilter
+    from mqtemplate.operations import BrokerAccess, DeadLetterMessage, DeadLetters, LetterEdit, LetterFilter
 
 _GROUP_COLUMNS: Columns = {"GROUP": "group", "DEAD LETTERS": "count"}
 _COLUMNS: Columns = {
@@ -72,11 +72,11 @@ class LetterOptions:
     key: Annotated[str | None, typer.Option(metavar="KEY", help="a key of the message")] = None
     tag: Annotated[str | None, typer.Option(metavar="TAG", help="the tag of the message")] = None
 
-    def wanted(self, admin: BrokerAdmin, *, any_state: bool = False) -> LetterFilter:
+    def wanted(self, access: BrokerAccess, *, any_state: bool = False) -> LetterFilter:
         """Return the filter."""
         from mqtemplate.operations import LetterFilter, LetterState
 
-        now_ms = admin.broker.clock.now_ms()
+        now_ms = access.broker.clock.now_ms()
         return LetterFilter(
             state=None if any_state else LetterState.OPEN,
             after_ms=past_time(self.since, now_ms, "--since"),
@@ -102,7 +102,7 @@ class LetterChoice(LetterOptions):
         """
         from mqtemplate.operations import LetterFilter
 
-        wanted = self.wanted(letters.admin)
+        wanted = self.wanted(letters.access)
         if sum((bool(ids), wanted != LetterFilter(), self.all_letters)) != 1:
             raise typer.BadParameter("give ids, or a filter such as --cause, or --all", param_hint="[ID]...")
         return letters.get_all(group, ids) if ids else list(letters.find(group, wanted))
@@ -125,13 +125,13 @@ def ls(
     """List the groups that have dead letters, or the dead letters of one group."""
     from mqtemplate.operations import DeadLetters
 
-    with call.admin() as admin:
-        letters = DeadLetters(admin)
+    with call.access() as access:
+        letters = DeadLetters(access)
         if group is None:
             counts = [{"group": name, "count": count} for name, count in letters.groups().items()]
             call.output.table(counts, _GROUP_COLUMNS, "no dead letters")
             return
-        wanted = options.wanted(admin, any_state=any_state)
+        wanted = options.wanted(access, any_state=any_state)
         found = [each for each, _ in zip(letters.find(group, wanted), range(max_count + 1), strict=False)]
     call.output.table([_record(each) for each in found[:max_count]], _COLUMNS, "no dead letters")
     if len(found) > max_count:
@@ -143,8 +143,8 @@ def show(call: CommandCall, group: Group, letter_id: Letter) -> None:
     """Show one dead letter: cause, stack, properties and body."""
     from mqtemplate.operations import DeadLetters
 
-    with call.admin() as admin:
-        letter = DeadLetters(admin).get(group, letter_id)
+    with call.access() as access:
+        letter = DeadLetters(access).get(group, letter_id)
     call.output.fields(_record(letter), _FIELDS)
 
 
@@ -160,8 +160,8 @@ def diff(
     from mqtemplate.operations import DeadLetters
     from mqtemplate.operations.messages import property_differences
 
-    with call.admin() as admin:
-        letters = DeadLetters(admin)
+    with call.access() as access:
+        letters = DeadLetters(access)
         letter = letters.get(group, letter_id)
         before = letters.original(letter) if other is None else letters.get(group, other).message
     if before is None:
@@ -229,8 +229,8 @@ def edit(
 
     if body is not None and body_file is not None:
         raise typer.BadParameter("give --body or --body-file, not both", param_hint="--body")
-    with call.admin() as admin:
-        letters = DeadLetters(admin)
+    with call.access() as access:
+        letters = DeadLetters(access)
         letter = letters.get(group, letter_id)
         new_body = body.encode() if body is not None else None
         new_body = existing_file(body_file) if body_file is not None else new_body
@@ -291,8 +291,8 @@ def resend(
     """
     from mqtemplate.operations import DeadLetters
 
-    with call.admin() as admin:
-        letters = DeadLetters(admin)
+    with call.access() as access:
+        letters = DeadLetters(access)
         found = choice.selected(letters, group, ids)
         _resend(call, letters, found, None, only_group=only_group, rate=rate, confirmation=confirmation)
 
@@ -334,8 +334,8 @@ def purge(
     """Mark dead letters as purged: by id, or all that match. Lists leave them out, and retention deletes them."""
     from mqtemplate.operations import DeadLetters
 
-    with call.admin() as admin:
-        letters = DeadLetters(admin)
+    with call.access() as access:
+        letters = DeadLetters(access)
         found = choice.selected(letters, group, ids)
         question = f"Purge {len(found)} dead letters?"
         if not call.may_change(found, "dead letter", _record, _COLUMNS, question, confirmation):

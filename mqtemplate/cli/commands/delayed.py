@@ -89,8 +89,8 @@ def ls(
     """List pending messages in the order of their deliver times."""
     from mqtemplate.operations import DelayedOperations
 
-    with call.admin() as admin:
-        pending, now_ms = DelayedOperations(admin), admin.broker.clock.now_ms()
+    with call.access() as access:
+        pending, now_ms = DelayedOperations(access), access.broker.clock.now_ms()
         query = options.query(now_ms, key)
         found = list(pending.all(query, max_count + 1))
     records = [_record(each, now_ms) for each in found[:max_count]]
@@ -108,8 +108,8 @@ def show(
     """Show pending messages with properties and body, by handle, key or id."""
     from mqtemplate.operations import DelayedOperations
 
-    with call.admin() as admin:
-        pending, now_ms = DelayedOperations(admin), admin.broker.clock.now_ms()
+    with call.access() as access:
+        pending, now_ms = DelayedOperations(access), access.broker.clock.now_ms()
         records = []
         for each in pending.find(name, topic):
             stored = pending.stored(each)
@@ -134,9 +134,9 @@ def histogram(
     bucket_ms = duration(by, "--by")
     if bucket_ms < 1:
         raise typer.BadParameter("it must be longer than 0", param_hint="--by")
-    with call.admin() as admin:
-        query = options.query(admin.broker.clock.now_ms())
-        counts = admin.broker.delayed.count_pending(query, bucket_ms)
+    with call.access() as access:
+        query = options.query(access.broker.clock.now_ms())
+        counts = access.broker.delayed.count_pending(query, bucket_ms)
     top = max(counts.buckets.values(), default=1)
     records = [{"start_ms": start, "count": count} for start, count in counts.buckets.items()]
     if call.as_json:
@@ -171,8 +171,8 @@ def cancel(
     """Cancel pending messages by handle, key or id. A cancelled message is never delivered."""
     from mqtemplate.operations import DelayedOperations
 
-    with call.admin() as admin:
-        change = DelayedOperations(admin).cancel(name, topic)
+    with call.access() as access:
+        change = DelayedOperations(access).cancel(name, topic)
     _print_change(call, name, change)
 
 
@@ -200,8 +200,8 @@ def reschedule(
 
     if [to is not None, now, shift is not None].count(True) != 1:
         raise typer.BadParameter("give one of --to, --now and --shift", param_hint="--to")
-    with call.admin() as admin:
-        pending, now_ms = DelayedOperations(admin), admin.broker.clock.now_ms()
+    with call.access() as access:
+        pending, now_ms = DelayedOperations(access), access.broker.clock.now_ms()
         if name is not None and shift is None:
             deliver_ms = now_ms if now else future_time(to, now_ms, "--to") or now_ms
             _print_change(call, name, pending.reschedule(name, deliver_ms, options.topic))
@@ -236,9 +236,9 @@ def purge(
 
     if not all_messages and not any((*astuple(options), key)):
         raise typer.BadParameter("give a filter such as --topic, or --all", param_hint="--all")
-    with call.admin() as admin:
-        pending = DelayedOperations(admin)
-        found = list(pending.all(options.query(admin.broker.clock.now_ms(), key)))
+    with call.access() as access:
+        pending = DelayedOperations(access)
+        found = list(pending.all(options.query(access.broker.clock.now_ms(), key)))
         question = f"Cancel {len(found)} pending messages?"
         _change_all(call, pending, found, PendingChange(PendingAction.CANCEL), question, rate, confirmation)
 
@@ -252,7 +252,7 @@ def _change_all(
     rate: float | None,
     confirmation: Confirmation,
 ) -> None:
-    now_ms, doing = pending.admin.broker.clock.now_ms(), _DOING[change.action.value]
+    now_ms, doing = pending.access.broker.clock.now_ms(), _DOING[change.action.value]
     if found and confirmation == Confirmation():
         for each in found[:5]:
             call.output.note(f"  {time_text(each.deliver_ms)}  {each.topic}  {each.keys or each.msg_id}")

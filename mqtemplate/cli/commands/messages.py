@@ -16,7 +16,7 @@ from mqtemplate.converters.readable import pretty_body, properties_text, short_b
 
 if TYPE_CHECKING:
     from mqtemplate.message import MessageExt
-    from mqtemplate.operations import BrokerAdmin, Tail
+    from mqtemplate.operations import BrokerAccess, Tail
     from mqtemplate.results import SendResult
     from mqtemplate.selectors.tags import Selector
 
@@ -88,8 +88,8 @@ def send(
     from mqtemplate.template.rocketmq_template import RocketMQTemplate
 
     bodies = _bodies(body, file, lines=lines)
-    with call.admin(create=True) as admin:
-        broker = admin.open_for_changes()
+    with call.access(create=True) as access:
+        broker = access.open_for_changes()
         now_ms = broker.clock.now_ms()
         options: dict[str, Any] = {
             "delay_level": level,
@@ -164,8 +164,8 @@ def tail(
     selector = _selector(tags, sql)
     # Not by KeyboardInterrupt: Python ignores one that is raised while an object of the last poll is removed.
     stop_requests = StopRequests()
-    with call.admin() as admin, stop_requests.from_signals():
-        follow = _tail(admin, topic, start, last, selector)
+    with call.access() as access, stop_requests.from_signals():
+        follow = _tail(access, topic, start, last, selector)
         shown = 0
         while True:
             for message in follow():
@@ -179,26 +179,26 @@ def tail(
 
 
 def _tail(
-    admin: BrokerAdmin, topic: str, start: str | None, last: int, selector: Selector | None
+    access: BrokerAccess, topic: str, start: str | None, last: int, selector: Selector | None
 ) -> Callable[[], list[MessageExt]]:
     """Return a function that returns the next messages: the older ones at its first call."""
     from mqtemplate.operations import MessageSearch, Tail
 
     if start is not None:
-        return _tail_from(admin, topic, start, selector).poll
-    newer = Tail.from_end(admin, topic, selector)
-    newest = MessageSearch(admin).newest(topic, last, selector)
+        return _tail_from(access, topic, start, selector).poll
+    newer = Tail.from_end(access, topic, selector)
+    newest = MessageSearch(access).newest(topic, last, selector)
     older = [[each for each in newest if each.queue_offset < newer.end_of(each)]]
     return lambda: older.pop() if older else newer.poll()
 
 
-def _tail_from(admin: BrokerAdmin, topic: str, start: str, selector: Selector | None) -> Tail:
+def _tail_from(access: BrokerAccess, topic: str, start: str, selector: Selector | None) -> Tail:
     from mqtemplate.operations import Tail
 
     if start == "latest":
-        return Tail.from_end(admin, topic, selector)
-    time_ms = 1 if start == "earliest" else past_time(start, admin.broker.clock.now_ms(), "--from")
-    return Tail.from_time(admin, topic, time_ms or 1, selector)
+        return Tail.from_end(access, topic, selector)
+    time_ms = 1 if start == "earliest" else past_time(start, access.broker.clock.now_ms(), "--from")
+    return Tail.from_time(access, topic, time_ms or 1, selector)
 
 
 def _print_message(call: CommandCall, message: MessageExt) -> None:
@@ -234,12 +234,12 @@ def messages(
 
     if topic is None and msg_id is None:
         raise typer.BadParameter("give a topic, or --id", param_hint="TOPIC")
-    with call.admin() as admin:
-        search = MessageSearch(admin)
+    with call.access() as access:
+        search = MessageSearch(access)
         if msg_id is not None:
             call.output.fields(message_fields(search.by_id(msg_id, topic)), _FIELDS)
             return
-        now_ms = admin.broker.clock.now_ms()
+        now_ms = access.broker.clock.now_ms()
         begin_ms, end_ms = past_time(start, now_ms, "--from") or 0, past_time(end, now_ms, "--to")
         if key is not None:
             found = search.by_key(topic or "", key, max_count, begin_ms, end_ms)

@@ -12,7 +12,8 @@ from mqtemplate.cli.output import Columns
 from mqtemplate.converters.readable import time_text
 
 if TYPE_CHECKING:
-    from mqtemplate.operations import GroupInfo, OffsetTarget, TopicInfo
+    from mqtemplate.broker import GroupInfo, TopicInfo
+    from mqtemplate.operations import OffsetTarget
 
 _QUEUE_KEY = ("queue.broker_name", "queue.queue_id")
 _QUEUE = (*_QUEUE_KEY, "min_offset", "max_offset", "message_count", "last_stored_ms")
@@ -71,13 +72,13 @@ def topics(
     show_all: Annotated[bool, typer.Option("--all", help="show retry, dead-letter and system topics too")] = False,
 ) -> None:
     """List topics with their messages, or the queues and groups of one topic."""
-    from mqtemplate.operations import TopicKind
+    from mqtemplate.broker import TopicKind
 
-    with call.admin() as admin:
+    with call.access() as access:
         if topic is not None:
-            _show_topic(call, admin.topic(topic))
+            _show_topic(call, access.admin.topic(topic))
             return
-        found = [each for each in admin.topics() if show_all or each.kind is TopicKind.NORMAL]
+        found = [each for each in access.admin.topics() if show_all or each.kind is TopicKind.NORMAL]
     call.output.table([_topic_record(each) for each in found], _TOPIC_COLUMNS, "no topics")
 
 
@@ -112,11 +113,11 @@ def groups(
     ] = None,
 ) -> None:
     """List consumer groups with their lag, or members, subscriptions and queues of one group."""
-    with call.admin() as admin:
+    with call.access() as access:
         if group is not None:
-            _show_group(call, admin.group(group))
+            _show_group(call, access.admin.group(group))
             return
-        found = admin.groups()
+        found = access.admin.groups()
     call.output.table([_group_record(each) for each in found], _GROUP_COLUMNS, "no groups")
 
 
@@ -156,8 +157,8 @@ def show_offsets(
     topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]")] = None,
 ) -> None:
     """Show the committed offsets of a group in all queues, or in the queues of one topic."""
-    with call.admin() as admin:
-        progress = admin.progress(group, topic)
+    with call.access() as access:
+        progress = access.admin.progress(group, topic)
     call.output.table([record_of(each, *_PROGRESS) for each in progress], _PROGRESS_COLUMNS, "no offsets")
 
 
@@ -190,14 +191,14 @@ def reset_offsets(
     """
     from mqtemplate.operations import apply_reset, plan_reset
 
-    with call.admin() as admin:
-        target = _target(to, offset, shift, admin.broker.clock.now_ms())
-        changes = plan_reset(admin, group, topic, target, queue)
+    with call.access() as access:
+        target = _target(to, offset, shift, access.broker.clock.now_ms())
+        changes = plan_reset(access, group, topic, target, queue)
         records = [record_of(change, *_CHANGE) for change in changes]
         call.output.table(records, _CHANGE_COLUMNS, "all offsets are there already")
         if changes and not confirmation.dry_run:
             call.confirm(f"Set {len(changes)} offsets of group {group!r}?", yes=confirmation.yes)
-            apply_reset(admin, group, changes)
+            apply_reset(access, group, changes)
             call.output.note(f"set {len(changes)} offsets of group {group!r}")
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from mqtemplate.errors import MessageError
 from mqtemplate.message import Message, MessageExt
-from mqtemplate.operations import DeadLetters, EmbeddedAdmin
+from mqtemplate.operations import BrokerAccess, DeadLetters
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.bodies.own_requests import SendSequencedRequestHeader
 from mqtemplate.remoting.protocol.headers.message import ConsumerSendMsgBackRequestHeader
@@ -73,7 +73,7 @@ def send_back(
 
 def resend(serving: Serving, *, only_group: bool = False) -> str:
     """Send each dead letter again as an operator does; return the error, if there is one."""
-    letters = DeadLetters(EmbeddedAdmin(serving.engine))
+    letters = DeadLetters(BrokerAccess(serving.engine))
     try:
         for letter in letters.find("my-group"):
             letters.resend([letter], only_group=only_group)
@@ -218,7 +218,7 @@ def test_a_number_of_retries_that_cannot_grow_is_no_reason_to_refuse(
 def test_a_forged_mark_does_not_hide_dead_letters(serving: Serving, attacker: RecordingConnection) -> None:
     """Marks are messages, and without access control each client may send to their topic."""
     write(serving, attacker, "dead letter topic", {})
-    letters = DeadLetters(EmbeddedAdmin(serving.engine))
+    letters = DeadLetters(BrokerAccess(serving.engine))
     serving.engine.create_topic("mqtemplate_dead_letter_marks", 1)
     for body in (b"{", b"[]", b'{"state":"purged"}', b'{"state":[],"ids":1}', b'{"state":"purged","ids":[[1]]}'):
         serving.engine.sends.send(Message("mqtemplate_dead_letter_marks", body, {"KEYS": "my-group"}))

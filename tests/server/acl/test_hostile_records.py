@@ -10,7 +10,6 @@ import pytest
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.message import INTERNAL_PROPERTIES, ORIGIN_PROPERTIES, Message, MessageQueue, SendSequence
-from mqtemplate.operations import EmbeddedAdmin
 from mqtemplate.operations.doctor import examine
 from mqtemplate.pending import PendingQuery
 from mqtemplate.record.codec import RecordDraft
@@ -80,7 +79,7 @@ def test_a_store_opens_whatever_the_properties_of_its_records_are(tmp_path: Path
         assert reopened.reader.message_by_id(kept) is not None
         assert reopened.sends.send(Message("orders", b"new")).queue_offset > 0
         list(reopened.delayed.pending(PendingQuery(topic="orders"), 100).messages)
-        assert EmbeddedAdmin(reopened).topic_kinds()
+        assert reopened.admin().topic_kinds()
 
 
 def test_a_sequence_that_cannot_be_read_is_skipped_and_the_others_are_not(tmp_path: Path) -> None:

@@ -1,10 +1,13 @@
-"""Values that administrators read: topics, groups, members, progress."""
+"""Topics, groups and offsets of a broker, for operators: the `BrokerAdmin` interface and its values."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from mqtemplate.errors import UnknownNameError
 from mqtemplate.message import MessageQueue
 from mqtemplate.topics import (
     DLQ_TOPIC_PREFIX,
@@ -14,6 +17,7 @@ from mqtemplate.topics import (
     SYSTEM_TOPICS,
     is_reply_topic,
 )
+from mqtemplate.user_code import did_you_mean
 
 _INHERIT = 1
 
@@ -183,3 +187,100 @@ class OffsetChange:
     queue: MessageQueue
     before: int | None
     after: int
+
+
+class BrokerAdmin(ABC):
+    """Topics, groups and offsets of a broker."""
+
+    # --- topics --------------------------------------------------------------------------------
+
+    @abstractmethod
+    def topic_kinds(self) -> dict[str, TopicKind]:
+        """Return the kind of each topic, sorted by name."""
+
+    def topic_names(self) -> list[str]:
+        """Return the names of all topics, system topics included, sorted."""
+        return list(self.topic_kinds())
+
+    def readable_topics(self) -> list[str]:
+        """Return the names of all topics but system topics, sorted."""
+        return [name for name, kind in self.topic_kinds().items() if kind is not TopicKind.SYSTEM]
+
+    @abstractmethod
+    def queue_spans(self, topic: str) -> list[QueueSpan]:
+        """Return the readable queues of *topic*, sorted.
+
+        Raises:
+            UnknownNameError: There is no such topic.
+        """
+
+    @abstractmethod
+    def groups_of(self, topic: str) -> list[str]:
+        """Return the groups that have committed an offset in *topic* or subscribe to it, sorted."""
+
+    def topic(self, name: str) -> TopicInfo:
+        """Return one topic, with its groups.
+
+        Raises:
+            UnknownNameError: There is no such topic.
+        """
+        spans = tuple(self.queue_spans(name))
+        return TopicInfo(name, self.topic_kinds()[name], spans, tuple(self.groups_of(name)))
+
+    def topics(self) -> list[TopicInfo]:
+        """Return all topics, sorted by name, without their groups."""
+        found = []
+        for name, kind in self.topic_kinds().items():
+            try:
+                found.append(TopicInfo(name, kind, tuple(self.queue_spans(name))))
+            except UnknownNameError:  # it was deleted meanwhile
+                continue
+        return found
+
+    # --- groups --------------------------------------------------------------------------------
+
+    @abstractmethod
+    def group_names(self) -> list[str]:
+        """Return the names of all consumer groups, without RocketMQ's own, sorted."""
+
+    @abstractmethod
+    def group(self, name: str) -> GroupInfo:
+        """Return one group with members, subscriptions and progress.
+
+        Raises:
+            UnknownNameError: There is no such group.
+        """
+
+    def groups(self) -> list[GroupInfo]:
+        """Return all groups, sorted by name."""
+        found = []
+        for name in self.group_names():
+            try:
+                found.append(self.group(name))
+            except UnknownNameError:  # it was deleted meanwhile
+                continue
+        return found
+
+    def progress(self, group: str, topic: str | None = None) -> Sequence[QueueProgress]:
+        """Return the progress of *group* in the queues of *topic*, or in all its queues.
+
+        Raises:
+            UnknownNameError: There is no such group.
+        """
+        return [each for each in self.group(group).progress if topic in (None, each.queue.topic)]
+
+    @abstractmethod
+    def set_offsets(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
+        """Set committed offsets of *group*, and notify its connected members: they continue there.
+
+        Raises:
+            UnsupportedError: A member is connected, and the broker has no way to notify it.
+        """
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
+    """Return the error for a name that does not exist, with the nearest known name."""
+    names = sorted(known)
+    some = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
+    hint = did_you_mean(name, names, f"there is: {some or 'none'}")
+    return UnknownNameError(f"{kind} {name!r} does not exist; {hint}")

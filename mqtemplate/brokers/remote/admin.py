@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TypeVar
 
-from mqtemplate.broker import Broker
+from mqtemplate.broker import (
+    BrokerAdmin,
+    ConsumerGroups,
+    GroupInfo,
+    GroupSubscription,
+    Member,
+    QueueProgress,
+    QueueSpan,
+    TopicKind,
+    unknown_name,
+)
 from mqtemplate.brokers.remote.cluster.client import ClientContext
 from mqtemplate.brokers.remote.cluster.routes import MASTER_ID
 from mqtemplate.errors import UnsupportedError
 from mqtemplate.message import MessageQueue
-from mqtemplate.operations.broker_admin import BrokerAdmin, unknown
-from mqtemplate.operations.values import GroupInfo, GroupSubscription, Member, QueueProgress, QueueSpan, TopicKind
 from mqtemplate.remoting.protocol.bodies import group as bodies
 from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
 from mqtemplate.remoting.protocol.bodies.route import TopicConfigSerializeWrapper, TopicStatsTable
@@ -42,21 +50,13 @@ class RemoteAdmin(BrokerAdmin):
     With access control the account needs the rights of an administrator.
 
     Args:
-        broker: A started client of the cluster, a `mqtemplate.brokers.RemoteBroker`. `close` closes it.
-        context: Its ``client_context``.
+        groups: Commits offsets of groups without connected members.
     """
 
-    def __init__(self, broker: Broker, context: ClientContext) -> None:
-        self._broker = broker
+    def __init__(self, context: ClientContext, groups: ConsumerGroups) -> None:
         self._context = context
+        self._groups = groups
         self._names = context.namespace
-
-    @property
-    def broker(self) -> Broker:
-        return self._broker
-
-    def close(self) -> None:
-        self._broker.close()
 
     # --- topics --------------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ class RemoteAdmin(BrokerAdmin):
             for queue, each in table.offset_table.items()
         ]
         if not found:
-            raise unknown("topic", topic, self.topic_names())
+            raise unknown_name("topic", topic, self.topic_names())
         return sorted(found, key=lambda span: span.queue)
 
     def groups_of(self, topic: str) -> list[str]:
@@ -111,7 +111,7 @@ class RemoteAdmin(BrokerAdmin):
         progress = self._progress(name)
         connections = self._connections(name)
         if not progress and not connections and name not in (names := self.group_names()):
-            raise unknown("group", name, names)
+            raise unknown_name("group", name, names)
         members = {each.client_id: each for found in connections for each in found.connection_set}
         subscriptions = {topic: data for found in connections for topic, data in found.subscription_table.items()}
         return GroupInfo(
@@ -156,7 +156,7 @@ class RemoteAdmin(BrokerAdmin):
     def set_offsets(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
         if not self._connections(group):
             for queue, queue_offset in offsets.items():
-                self._broker.groups.commit_offset(group, queue, queue_offset)
+                self._groups.commit_offset(group, queue, queue_offset)
             return
         old = sorted({queue.broker_name for queue in offsets if self._is_before_5(queue.broker_name)})
         if old:

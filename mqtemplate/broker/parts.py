@@ -1,70 +1,22 @@
-"""The `Broker` interface, which every broker implements.
-
-The template and the listeners use this interface only. There are two implementations:
-`mqtemplate.brokers.embedded.broker.EmbeddedBroker` stores messages in this process, and
-`mqtemplate.brokers.remote.broker.RemoteBroker` is a client of a RocketMQ cluster. The tests in
-`mqtemplate.testing.contract` run over both.
-"""
+"""The six parts of a broker: sends, requests, transactions, reader, groups and delayed messages."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
-from types import TracebackType
-from typing import Protocol, Self, TypeAlias
+from typing import Protocol, TypeAlias
 
-from mqtemplate.clock import Clock
-from mqtemplate.errors import UnsupportedError
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt, MessageQueue, SendSequence
 from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange
 from mqtemplate.results import HalfMessage, PullResult, SendResult, SequencedResult, TransactionState
 from mqtemplate.selectors.tags import Selector
-from mqtemplate.services import Service
-from mqtemplate.topics import SCHEDULE_TOPIC
-
-__all__ = [
-    "Broker",
-    "Capability",
-    "CheckTransaction",
-    "ConsumeFromWhere",
-    "Consumer",
-    "ConsumerGroups",
-    "ConsumerSpec",
-    "DelayedMessages",
-    "MessageModel",
-    "MessageReader",
-    "MessageSends",
-    "Registration",
-    "Requests",
-    "Transactions",
-]
 
 CheckTransaction: TypeAlias = Callable[[MessageExt], TransactionState]
 """Function that returns the state of the local transaction of a half message. An exception counts as ``UNKNOWN``."""
-
-
-class Capability(Enum):
-    """Optional features of a broker."""
-
-    DELAY_LEVEL = "delay levels"
-    TIMER = "any delay or deliver time"
-    RETRY_DELAY = "exact retry delays"
-    BATCH_DELAY = "delays on a batch"
-    SCHEDULE_CHANGE = "cancel and reschedule"
-    TIMER_CHANGE = "changes of messages with a timer"
-    PENDING = "queries for pending messages"
-    QUERY = "find messages by id and key"
-    LOCAL_FILES = "store files in a directory of this machine"
-    TRANSACTION = "transactions"
-    TRANSACTION_DELAY = "delays on a message in a transaction"
-    REQUEST_REPLY = "requests and replies"
-    SQL92 = "SQL92 selectors"
-    RECORD_BLOCK = "blocks of stored records"
-    SEQUENCED_SEND = "sends whose repeats are dropped"
 
 
 class MessageModel(Enum):
@@ -433,9 +385,27 @@ class ConsumerGroups(Protocol):
     def commit_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
         """Store that a clustering group has consumed all messages before *queue_offset*."""
 
+    def committed_topics(self) -> Mapping[str, Collection[str]] | None:
+        """Return the existing topics in which each clustering group has committed.
+
+        None if another process has the offsets.
+        """
+
+
+class ReleaseCauses(Protocol):
+    """Why messages were released late."""
+
+    def split(self, topic: str, due_ms: int, released_ms: int) -> tuple[int, int, int]:
+        """Return the parts of the time from *due_ms* to *released_ms*: broker stopped, backlog, rate limit."""
+
 
 class DelayedMessages(Protocol):
-    """Control over pending messages: those that were sent with a delay and are not delivered yet."""
+    """Control over pending messages: messages that were sent with a delay and are not delivered yet."""
+
+    @property
+    def release_causes(self) -> ReleaseCauses | None:
+        """Why messages were released late; None if another process releases them."""
+        return None
 
     def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> ScheduleChange:
         """Cancel a pending message. A message that is reported as cancelled is never delivered.
@@ -475,124 +445,3 @@ class DelayedMessages(Protocol):
         Raises:
             UnsupportedError: The files of the broker cannot be read here.
         """
-
-
-class Broker(ABC):
-    """A message broker: it stores messages and delivers them to consumers.
-
-    Attributes:
-        name: Name of the broker, as in `MessageQueue.broker_name`.
-        clock: Clock of the broker; delays count by it.
-        capabilities: Optional features that this broker has.
-        delay_levels_ms: Delays of the levels, level 1 first. A cluster does not report its own, so these are
-            RocketMQ's defaults.
-        retry_delays_ms: Delays of the first, second, … retry, if `Consumer.send_back` gets none. The last one repeats.
-        sends: Sends messages.
-        requests: Sends requests, and replies.
-        transactions: Ends and checks transactions.
-        reader: Reads and finds messages.
-        groups: Consumer groups.
-        delayed: Pending messages.
-
-    Raises:
-        BrokerClosedError: A part is used while the broker is not running.
-    """
-
-    name: str
-    clock: Clock
-    capabilities: frozenset[Capability]
-
-    @property
-    @abstractmethod
-    def delay_levels_ms(self) -> Sequence[int]: ...
-
-    @property
-    @abstractmethod
-    def retry_delays_ms(self) -> Sequence[int]: ...
-
-    @property
-    @abstractmethod
-    def sends(self) -> MessageSends: ...
-
-    @property
-    @abstractmethod
-    def requests(self) -> Requests: ...
-
-    @property
-    @abstractmethod
-    def transactions(self) -> Transactions: ...
-
-    @property
-    @abstractmethod
-    def reader(self) -> MessageReader: ...
-
-    @property
-    @abstractmethod
-    def groups(self) -> ConsumerGroups: ...
-
-    @property
-    @abstractmethod
-    def delayed(self) -> DelayedMessages: ...
-
-    @abstractmethod
-    def start(self) -> None:
-        """Open files or connections. A second call has no effect."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close files or connections; acknowledged messages are kept. A second call has no effect."""
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
-
-    def outage(self) -> str | None:
-        """Return why the broker cannot be reached now; None if it can, as far as is known without a request."""
-        return None
-
-    # --- topics --------------------------------------------------------------------------------
-
-    @abstractmethod
-    def queues(self, topic: str) -> Sequence[MessageQueue]:
-        """Return the queues of *topic*. A topic that does not exist is created, as by RocketMQ.
-
-        Raises:
-            DestinationError: The name is illegal, or the topic belongs to the broker.
-        """
-
-    @abstractmethod
-    def create_topic(self, topic: str, queue_count: int = 4) -> None:
-        """Create a topic, or add queues to it."""
-
-    def topic_names(self) -> Sequence[str]:
-        """Return the names of all topics of applications; those of the broker itself are left out.
-
-        Raises:
-            UnsupportedError: The broker does not list its topics.
-        """
-        raise UnsupportedError(f"broker {self.name!r} does not list its topics; name each topic")
-
-    @abstractmethod
-    def expect_topics(self, topics: Iterable[str]) -> None:
-        """Note topics that listeners of the application will read, before they subscribe.
-
-        A broker that reports or refuses messages to unknown topics takes these for known.
-        """
-
-    def unreachable(self) -> Mapping[str, str | None]:
-        """Request an answer of each broker. Return its name -> None, or the reason if it does not answer.
-
-        Raises:
-            BrokerClosedError: This object is not started.
-        """
-        self.reader.min_offset(MessageQueue(SCHEDULE_TOPIC, self.name, 0))  # every broker has this topic
-        return {self.name: None}
-
-    # --- time ----------------------------------------------------------------------------------
-
-    @abstractmethod
-    def services(self) -> Sequence[Service]:
-        """Return the background services, for a harness that steps them on a virtual clock."""

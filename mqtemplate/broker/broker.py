@@ -1,0 +1,208 @@
+"""The `Broker` interface, which every broker implements.
+
+The template and the listeners use this interface only. There are two implementations:
+`mqtemplate.brokers.embedded.broker.EmbeddedBroker` stores messages in this process, and
+`mqtemplate.brokers.remote.broker.RemoteBroker` is a client of a RocketMQ cluster. The tests in
+`mqtemplate.testing.contract` run over both.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from mqtemplate.broker.admin import BrokerAdmin
+from mqtemplate.broker.parts import ConsumerGroups, DelayedMessages, MessageReader, MessageSends, Requests, Transactions
+from mqtemplate.clock import Clock
+from mqtemplate.errors import UnsupportedError
+from mqtemplate.message import MessageQueue
+from mqtemplate.metrics import Metrics
+from mqtemplate.services import Service
+from mqtemplate.topics import SCHEDULE_TOPIC
+
+
+class Capability(Enum):
+    """Optional features of a broker."""
+
+    DELAY_LEVEL = "delay levels"
+    TIMER = "any delay or deliver time"
+    RETRY_DELAY = "exact retry delays"
+    BATCH_DELAY = "delays on a batch"
+    SCHEDULE_CHANGE = "cancel and reschedule"
+    TIMER_CHANGE = "changes of messages with a timer"
+    PENDING = "queries for pending messages"
+    QUERY = "find messages by id and key"
+    LOCAL_FILES = "store files in a directory of this machine"
+    TRANSACTION = "transactions"
+    TRANSACTION_DELAY = "delays on a message in a transaction"
+    REQUEST_REPLY = "requests and replies"
+    SQL92 = "SQL92 selectors"
+    RECORD_BLOCK = "blocks of stored records"
+    SEQUENCED_SEND = "sends whose repeats are dropped"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreHealth:
+    """State of a store in this process.
+
+    Attributes:
+        error: Why nothing can be stored or flushed; None if all is well.
+        not_flushed_bytes: Number of stored bytes that are not on the disk yet.
+        disk_used_ratio: Used part of the disk, 0 to 1; None if the store is in memory.
+    """
+
+    error: str | None
+    not_flushed_bytes: int
+    disk_used_ratio: float | None
+
+
+class Broker(ABC):
+    """A message broker: it stores messages and delivers them to consumers.
+
+    Attributes:
+        name: Name of the broker, as in `MessageQueue.broker_name`.
+        clock: Clock of the broker; delays count by it.
+        capabilities: Optional features that this broker has.
+        is_embedded: True if the broker works in this process, so that its settings, metrics and store are here.
+        path: The store directory; None if it is in memory, or not on this machine.
+        metrics: Metrics of the broker; None if another process has them.
+        delay_levels_ms: Delays of the levels, level 1 first. A cluster does not report its own, so these are
+            RocketMQ's defaults.
+        retry_delays_ms: Delays of the first, second, … retry, if `Consumer.send_back` gets none. The last one repeats.
+        sends: Sends messages.
+        requests: Sends requests, and replies.
+        transactions: Ends and checks transactions.
+        reader: Reads and finds messages.
+        groups: Consumer groups.
+        delayed: Pending messages.
+
+    Raises:
+        BrokerClosedError: A part is used while the broker is not running.
+    """
+
+    name: str
+    clock: Clock
+    capabilities: frozenset[Capability]
+    is_embedded: bool = False
+    path: Path | None = None
+
+    @property
+    def metrics(self) -> Metrics | None:
+        return None
+
+    @property
+    @abstractmethod
+    def delay_levels_ms(self) -> Sequence[int]: ...
+
+    @property
+    @abstractmethod
+    def retry_delays_ms(self) -> Sequence[int]: ...
+
+    @property
+    @abstractmethod
+    def sends(self) -> MessageSends: ...
+
+    @property
+    @abstractmethod
+    def requests(self) -> Requests: ...
+
+    @property
+    @abstractmethod
+    def transactions(self) -> Transactions: ...
+
+    @property
+    @abstractmethod
+    def reader(self) -> MessageReader: ...
+
+    @property
+    @abstractmethod
+    def groups(self) -> ConsumerGroups: ...
+
+    @property
+    @abstractmethod
+    def delayed(self) -> DelayedMessages: ...
+
+    @abstractmethod
+    def start(self) -> None:
+        """Open files or connections. A second call has no effect."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close files or connections; acknowledged messages are kept. A second call has no effect."""
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def outage(self) -> str | None:
+        """Return why the broker cannot be reached now; None if it can, as far as is known without a request."""
+        return None
+
+    # --- topics --------------------------------------------------------------------------------
+
+    @abstractmethod
+    def queues(self, topic: str) -> Sequence[MessageQueue]:
+        """Return the queues of *topic*. A topic that does not exist is created, as by RocketMQ.
+
+        Raises:
+            DestinationError: The name is illegal, or the topic belongs to the broker.
+        """
+
+    @abstractmethod
+    def create_topic(self, topic: str, queue_count: int = 4) -> None:
+        """Create a topic, or add queues to it."""
+
+    def topic_names(self) -> Sequence[str]:
+        """Return the names of all topics of applications; the topics of the broker itself are left out.
+
+        Raises:
+            UnsupportedError: The broker does not list its topics.
+        """
+        raise UnsupportedError(f"broker {self.name!r} does not list its topics; name each topic")
+
+    @abstractmethod
+    def expect_topics(self, topics: Iterable[str]) -> None:
+        """Note topics that listeners of the application will read, before they subscribe.
+
+        A broker that reports or refuses messages to unknown topics takes these for known.
+        """
+
+    def unreachable(self) -> Mapping[str, str | None]:
+        """Request an answer of each broker. Return its name -> None, or the reason if it does not answer.
+
+        Raises:
+            BrokerClosedError: This object is not started.
+        """
+        self.reader.min_offset(MessageQueue(SCHEDULE_TOPIC, self.name, 0))  # every broker has this topic
+        return {self.name: None}
+
+    # --- operators -----------------------------------------------------------------------------
+
+    def admin(self) -> BrokerAdmin:
+        """Return the topics, groups and offsets of this broker, for operators. The broker is started.
+
+        Raises:
+            UnsupportedError: The broker has no administration.
+        """
+        raise UnsupportedError(
+            f"broker {self.name!r}, a {type(self).__name__}, does not list its topics and groups: implement "
+            "Broker.admin, or turn off what shows them (mqtemplate.management.dashboard.enabled)"
+        )
+
+    def store_health(self) -> StoreHealth | None:
+        """Return the state of the store now; None if it is in another process."""
+        return None
+
+    # --- time ----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def services(self) -> Sequence[Service]:
+        """Return the background services, for a harness that steps them on a virtual clock."""
