@@ -11,9 +11,11 @@ import ast
 import io
 import tokenize
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
+from typing import NamedTuple
 
 _NOT_CODE = {
     tokenize.COMMENT,
@@ -25,6 +27,19 @@ _NOT_CODE = {
     tokenize.ENDMARKER,
 }
 SMALL_MODULE_LINES = 60
+_IDIOMS = {"Meta"}
+"""Names that a framework wants: the class of options inside each model of Django."""
+
+
+class Import(NamedTuple):
+    """One module imports another, at any place in its text; functions and ``if TYPE_CHECKING`` count too."""
+
+    importer: str
+    imported: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.importer}:{self.line} imports {self.imported}"
 
 
 class Structure:
@@ -32,12 +47,24 @@ class Structure:
 
     Args:
         root: The checkout.
+        examples: Take the examples too, beside the library and the starters.
+
+    Attributes:
+        modules: Dotted name -> file.
+        imports: The imports of these modules from each other.
+        graph: Dotted name -> names of the modules that it imports.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, examples: bool = False) -> None:
         self.root = root
-        self.modules = _modules(root)
-        self.graph = {name: self._imports(name) for name in self.modules}
+        self.modules = _modules(root, examples=examples)
+        self.imports = [
+            found for name in self.modules for found in self._imports(name) if found.imported in self.modules
+        ]
+        self.graph: dict[str, set[str]] = {name: set() for name in self.modules}
+        for found in self.imports:
+            if found.imported != found.importer:
+                self.graph[found.importer].add(found.imported)
         self.importers = Counter(imported for name in self.graph for imported in self.graph[name])
 
     def is_package(self, name: str) -> bool:
@@ -104,8 +131,8 @@ class Structure:
         """Return the names of classes that several modules define, with the modules."""
         owners: dict[str, list[str]] = defaultdict(list)
         for name, path in self.modules.items():
-            for node in ast.walk(_tree(path)):
-                if isinstance(node, ast.ClassDef):
+            for node in ast.walk(tree_of(path)):
+                if isinstance(node, ast.ClassDef) and node.name not in _IDIOMS:
                     owners[node.name].append(name)
         return {name: found for name, found in sorted(owners.items()) if len(found) > 1}
 
@@ -117,20 +144,30 @@ class Structure:
             chains[name] = [name, *longest]
         return max(chains.values(), key=len)
 
-    def _imports(self, name: str) -> set[str]:
+    def _imports(self, name: str) -> Iterator[Import]:
         package = name if self.is_package(name) else name.rpartition(".")[0]
-        found: set[str] = set()
-        for node in ast.walk(_tree(self.modules[name])):
+        for node in ast.walk(tree_of(self.modules[name])):
             if isinstance(node, ast.Import):
-                found.update(alias.name for alias in node.names)
+                for alias in node.names:
+                    yield Import(name, alias.name, node.lineno)
             elif isinstance(node, ast.ImportFrom):
                 parts = package.split(".")
                 above = parts[: len(parts) - node.level + 1] if node.level else []
                 origin = ".".join([*above, *([node.module] if node.module else [])])
                 for alias in node.names:
                     submodule = f"{origin}.{alias.name}"
-                    found.add(submodule if submodule in self.modules else origin)
-        return {each for each in found if each in self.modules and each != name}
+                    is_module = submodule in self.modules and (
+                        name == origin or alias.name not in self._exports(origin)
+                    )
+                    yield Import(name, submodule if is_module else origin, node.lineno)
+
+    def _exports(self, package: str) -> frozenset[str]:
+        """Return the ``__all__`` of a package: a public name may equal the name of a module beside it."""
+        for node in tree_of(self.modules[package]).body if package in self.modules else ():
+            match node:
+                case ast.Assign(targets=[ast.Name(id="__all__")], value=ast.List(elts=names)):
+                    return frozenset(each.value for each in names if isinstance(each, ast.Constant))
+        return frozenset()
 
 
 def code_lines(path: Path) -> int:
@@ -140,15 +177,15 @@ def code_lines(path: Path) -> int:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in _NOT_CODE:
             lines.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(_tree(path)):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return len(lines)
 
 
-def _modules(root: Path) -> dict[str, Path]:
+def _modules(root: Path, *, examples: bool) -> dict[str, Path]:
     found = {}
-    for base, top in ((root, "mqtemplate"), (root / "starters", "")):
+    for base, top in ((root, "mqtemplate"), *([(root, "examples")] if examples else []), (root / "starters", "")):
         for path in sorted((base / top).rglob("*.py")):
             dotted = ".".join(path.relative_to(base).with_suffix("").parts)
             found[dotted.removesuffix(".__init__")] = path
@@ -156,14 +193,15 @@ def _modules(root: Path) -> dict[str, Path]:
 
 
 @cache
-def _tree(path: Path) -> ast.Module:
+def tree_of(path: Path) -> ast.Module:
+    """Return the syntax tree of a file."""
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
 def _pass_through(path: Path) -> list[str]:
     return [
         f"{node.name}.{method.name}"
-        for node in ast.walk(_tree(path))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.ClassDef)
         for method in node.body
         if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) and _only_passes_on(method)

@@ -1,18 +1,17 @@
-"""Structure of the code: the direction of imports, what is public, sizes of packages, files and functions."""
+"""Structure of the code: the direction of imports, layers inside the packages, what is public, sizes and manners."""
 
 from __future__ import annotations
 
 import ast
 import importlib
 import re
-from collections import Counter
-from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+
+from tests.structure import Import, Structure, tree_of
 
 ROOT = Path(__file__).parents[1]
 
@@ -99,37 +98,26 @@ FORBIDDEN = {
 PUBLIC_PACKAGES = ("mqtemplate.asyncapi", "mqtemplate.outbox")
 """Packages whose names users import from there, because few programs need them."""
 
-MAX_LINES_OF_FILE = 600
+LOADED_BY_NAME = {
+    # module under 60 lines that at most one other imports -> who loads it
+    r"mqtemplate\.__main__": "python -m mqtemplate",
+    r"mqtemplate\.outbox\.django\..*": "Django",
+    r"mqtemplate_starter_django\..*": "Django, and the entry points of starters",
+    r"mqtemplate_starter_\w+\.(autoconfiguration|broker)": "the entry points of starters",
+    r"mqtemplate\.running\.(gunicorn|worker)": "gunicorn and the workers of Celery",
+    r"mqtemplate\.spark\.reader\.daemon": "Spark",
+    r"mqtemplate\.testing\.contract\..*": "the tests of a broker of a user",
+}
+
 MAX_LINES_OF_FUNCTION = 60
-MAX_MODULES_OF_PACKAGE = 20
+MAX_ONE_IMPORTER = 78
+MAX_PASS_THROUGH = 77
 MAX_IMPORT_CHAIN = 28
 
 
-class Import(NamedTuple):
-    """One module imports another, at any place in its text; functions and ``if TYPE_CHECKING`` count too."""
-
-    importer: str
-    imported: str
-    line: int
-
-    def __str__(self) -> str:
-        return f"{self.importer}:{self.line} imports {self.imported}"
-
-
 @cache
-def source_files() -> dict[str, Path]:
-    """Dotted name -> file, for the library, the starters and the examples."""
-    files = {}
-    for base, top in ((ROOT, "mqtemplate"), (ROOT, "examples"), (ROOT / "starters", "")):
-        for path in sorted((base / top).rglob("*.py")):
-            dotted = ".".join(path.relative_to(base).with_suffix("").parts)
-            files[dotted.removesuffix(".__init__")] = path
-    return files
-
-
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+def structure() -> Structure:
+    return Structure(ROOT, examples=True)
 
 
 def package_of(module: str) -> str | None:
@@ -143,39 +131,8 @@ def package_of(module: str) -> str | None:
     return None if package == "mqtemplate" and module != "mqtemplate" else package
 
 
-def imports_of(module: str, path: Path) -> Iterator[Import]:
-    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield Import(module, alias.name, node.lineno)
-        elif isinstance(node, ast.ImportFrom):
-            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
-            origin = ".".join([*above, *([node.module] if node.module else [])])
-            for alias in node.names:
-                submodule = f"{origin}.{alias.name}"
-                is_module = submodule in source_files() and (module == origin or alias.name not in exports(origin))
-                yield Import(module, submodule if is_module else origin, node.lineno)
-
-
-@cache
-def exports(package: str) -> frozenset[str]:
-    """Return a package's ``__all__``: a public name may equal the name of a module beside it."""
-    return frozenset(getattr(importlib.import_module(package), "__all__", ()))
-
-
-@cache
-def internal_imports() -> list[Import]:
-    return [
-        found
-        for module, path in source_files().items()
-        for found in imports_of(module, path)
-        if found.imported in source_files()
-    ]
-
-
 def is_one_file(package: str) -> bool:
-    return source_files()[package].name != "__init__.py" if package in source_files() else False
+    return structure().modules[package].name != "__init__.py" if package in structure().modules else False
 
 
 def points_down(found: Import) -> bool:
@@ -202,7 +159,7 @@ def is_below(module: str, package: str) -> bool:
 
 def test_every_module_has_a_level() -> None:
     """A new package gets its level in `LEVELS` first."""
-    assert [module for module in source_files() if package_of(module) is None] == []
+    assert [module for module in structure().modules if package_of(module) is None] == []
 
 
 def test_the_documented_levels_are_the_checked_ones() -> None:
@@ -219,7 +176,7 @@ def test_the_documented_levels_are_the_checked_ones() -> None:
 
 
 def test_imports_point_down_only() -> None:
-    assert [str(found) for found in internal_imports() if not points_down(found)] == []
+    assert [str(found) for found in structure().imports if not points_down(found)] == []
 
 
 @pytest.mark.parametrize("package", FORBIDDEN)
@@ -228,7 +185,7 @@ def test_a_package_does_not_know_what_it_must_not(package: str) -> None:
     """The template and listeners work over any broker; the two brokers do not share what is below them."""
     wrong = [
         str(found)
-        for found in internal_imports()
+        for found in structure().imports
         if is_below(found.importer, package) and any(is_below(found.imported, other) for other in FORBIDDEN[package])
     ]
 
@@ -239,7 +196,7 @@ def test_examples_use_public_names_only() -> None:
     """A name that an example needs, a user needs: it must be exported by `mqtemplate`, or by a documented package."""
     wrong = [
         str(found)
-        for found in internal_imports()
+        for found in structure().imports
         if found.importer.startswith("examples")
         and found.imported.startswith("mqtemplate.")
         and found.imported not in PUBLIC_PACKAGES
@@ -252,20 +209,11 @@ def test_starters_import_from_packages_not_from_modules_inside_them() -> None:
     """A starter, ours or a user's, uses the names that a package exports."""
     wrong = [
         str(found)
-        for found in internal_imports()
+        for found in structure().imports
         if package_of(found.importer) == "starters" and package_of(found.imported) not in ("starters", found.imported)
     ]
 
     assert wrong == []
-
-
-@cache
-def import_graph() -> dict[str, set[str]]:
-    graph: dict[str, set[str]] = {module: set() for module in source_files()}
-    for found in internal_imports():
-        if found.imported != found.importer:
-            graph[found.importer].add(found.imported)
-    return graph
 
 
 def find_cycle(graph: dict[str, set[str]]) -> list[str]:
@@ -278,7 +226,7 @@ def find_cycle(graph: dict[str, set[str]]) -> list[str]:
 
 
 def test_no_import_cycle() -> None:
-    cycle = find_cycle(import_graph())
+    cycle = find_cycle(structure().graph)
 
     assert not cycle, " -> ".join(cycle)
 
@@ -289,21 +237,49 @@ def test_an_import_cycle_would_be_found() -> None:
 
 
 def test_chains_of_imports_are_short() -> None:
-    """The longest way from a module down its imports; a reader follows it to understand the module.
-
-    The way of an example or a starter ends at the library: they use its public names without reading their code.
-    """
-    graph = {
-        module: {each for each in imported if is_of_the_library(module) or not is_of_the_library(each)}
-        for module, imported in import_graph().items()
-    }
-    chains: dict[str, list[str]] = {}
-    for module in TopologicalSorter(graph).static_order():
-        longest = max((chains[imported] for imported in graph[module]), key=len, default=[])
-        chains[module] = [module, *longest]
-    longest = max(chains.values(), key=len)
+    """The longest way from a module down its imports; a reader follows it to understand the module."""
+    longest = library().longest_chain()
 
     assert len(longest) <= MAX_IMPORT_CHAIN, " -> ".join(longest)
+
+
+# --- layers inside the packages -----------------------------------------------------------------
+
+
+@cache
+def library() -> Structure:
+    return Structure(ROOT)
+
+
+def test_sub_packages_do_not_import_each_other() -> None:
+    """The parts of a package are layers: sub-packages, and the modules directly in it (``package.*``)."""
+    assert library().two_way_pairs() == []
+
+
+def test_a_small_module_has_two_importers_or_a_reason() -> None:
+    small = [name for name in library().small_modules() if not any(re.fullmatch(each, name) for each in LOADED_BY_NAME)]
+
+    assert small == []
+
+
+def test_a_reason_for_a_small_module_is_needed() -> None:
+    small = library().small_modules()
+
+    assert [each for each in LOADED_BY_NAME if not any(re.fullmatch(each, name) for name in small)] == []
+
+
+def test_few_modules_have_one_importer() -> None:
+    """A module that one other module imports is often a part of it."""
+    assert len(library().one_importer()) <= MAX_ONE_IMPORTER
+
+
+def test_few_methods_only_pass_on() -> None:
+    """A caller that has the object can call it."""
+    assert len(library().pass_through_methods()) <= MAX_PASS_THROUGH
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    assert library().class_names_twice() == {}
 
 
 # --- what is public -----------------------------------------------------------------------------
@@ -313,7 +289,7 @@ def exporting_modules() -> list[str]:
     """Packages, and the modules directly in `mqtemplate`, say what they export; inside a package a name does."""
     return [
         name
-        for name, path in source_files().items()
+        for name, path in structure().modules.items()
         if (path.name == "__init__.py" or path.parent.name == "mqtemplate")
         and not name.startswith("examples")
         and path.stem != "__main__"
@@ -342,7 +318,7 @@ def test_all_is_what_exists(name: str) -> None:
     declared = list(getattr(module, "__all__", ()))
 
     assert [public for public in declared if not hasattr(module, public)] == []
-    assert public_definitions(tree_of(source_files()[name])) - set(declared) == set()
+    assert public_definitions(tree_of(structure().modules[name])) - set(declared) == set()
     assert len(declared) == len(set(declared))
 
 
@@ -350,7 +326,7 @@ def test_a_package_only_says_what_is_public() -> None:
     """An ``__init__.py`` has imports (``__getattr__`` is a late one) and ``__all__``; code has a module of its own."""
     wrong = [
         f"{module}:{node.lineno}"
-        for module, path in source_files().items()
+        for module, path in structure().modules.items()
         if path.name == "__init__.py" and module.startswith("mqtemplate") and not module.startswith("mqtemplate_")
         for node in tree_of(path).body
         if not isinstance(node, ast.Import | ast.ImportFrom) and not is_docstring(node) and not is_about_names(node)
@@ -377,25 +353,10 @@ def is_about_names(node: ast.stmt) -> bool:
 # --- sizes and manners --------------------------------------------------------------------------
 
 
-def test_packages_are_small() -> None:
-    modules = Counter(path.parent for path in source_files().values() if path.name != "__init__.py")
-    large = {
-        str(folder.relative_to(ROOT)): count for folder, count in modules.items() if count > MAX_MODULES_OF_PACKAGE
-    }
-
-    assert large == {}
-
-
-def test_files_are_short() -> None:
-    lengths = {module: len(path.read_text(encoding="utf-8").splitlines()) for module, path in source_files().items()}
-
-    assert {module: length for module, length in lengths.items() if length > MAX_LINES_OF_FILE} == {}
-
-
 def test_functions_are_short() -> None:
     long_ones = [
         f"{module}:{node.lineno} {node.name} has {node.end_lineno - node.lineno + 1} lines"
-        for module, path in source_files().items()
+        for module, path in structure().modules.items()
         for node in ast.walk(tree_of(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None
         if node.end_lineno - node.lineno >= MAX_LINES_OF_FUNCTION
@@ -416,13 +377,13 @@ def lines_matching(pattern: str, paths: list[Path]) -> list[str]:
 
 def test_no_work_is_left_for_later() -> None:
     """Missing work belongs into an issue."""
-    assert lines_matching(r"\b(TODO|FIXME|XXX|HACK)\b|NotImplementedError", list(source_files().values())) == []
+    assert lines_matching(r"\b(TODO|FIXME|XXX|HACK)\b|NotImplementedError", list(structure().modules.values())) == []
 
 
 def test_no_error_is_swallowed() -> None:
     silent = [
         f"{module}:{node.lineno}"
-        for module, path in source_files().items()
+        for module, path in structure().modules.items()
         for node in ast.walk(tree_of(path))
         if isinstance(node, ast.ExceptHandler) and (node.type is None or swallows_everything(node))
     ]
