@@ -129,7 +129,7 @@ class QueueProgress:
     """Progress of a group in one queue.
 
     Attributes:
-        committed: The committed offset: the first queue offset not yet consumed; None if it has none.
+        committed: The committed offset: the first queue offset not yet consumed; None before the first commit.
         max_offset: One past the queue offset of the last message.
         min_offset: First queue offset that exists; None if the broker does not report it.
         last_consumed_ms: Store time (epoch ms) of the last consumed message; None if unknown.

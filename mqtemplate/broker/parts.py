@@ -67,7 +67,7 @@ class Consumer(ABC):
 
     @abstractmethod
     def assignment(self) -> frozenset[MessageQueue]:
-        """Return the queues that are assigned to this member now, including those of the retry topic."""
+        """Return the queues that are assigned to this member now, the queues of the retry topic included."""
 
     @abstractmethod
     def poll(
@@ -163,7 +163,7 @@ class Consumer(ABC):
     def take_resets(self) -> Mapping[MessageQueue, int]:
         """Return the queues that an administrator has reset since the last call, and their new offsets.
 
-        A caller that keeps polled messages discards those of these queues, then calls `seek` and `commit`. From its
+        A caller that keeps polled messages discards the messages of these queues, then calls `seek` and `commit`. From its
         first call on, ``poll`` does not read a queue whose reset was not taken. Without a call, ``poll`` continues at
         the new offsets by itself.
         """
@@ -184,7 +184,7 @@ class Registration(Protocol):
 class MessageSends(Protocol):
     """Sending methods of a broker.
 
-    Arguments and errors of all methods are those of `send`.
+    Arguments and errors of all methods are the same as of `send`.
     """
 
     def send(self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000) -> SendResult:

@@ -29,7 +29,7 @@ class GroupLag:
 
     Attributes:
         lag: Messages after the committed offset.
-        committed: Committed queue offset; None if there is none yet.
+        committed: Committed queue offset; None before the first commit.
         listener: Id of the listener, if it does not read from the broker of the application.
     """
 

@@ -21,7 +21,7 @@ ENDPOINTS = (
 """Endpoints of the actuator."""
 
 OPEN_ENDPOINTS = ("health", "info", "metrics", "prometheus")
-"""Endpoints that can be read without a token: probes and scrapers have none."""
+"""Endpoints that can be read without a token: probes and scrapers do not have one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

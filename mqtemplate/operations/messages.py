@@ -198,7 +198,7 @@ def parse_cursor(text: str | None) -> tuple[int, int]:
         return 0, -1
     store_ms, offset = map(parse_number, text.partition("-")[::2])
     if store_ms is None or offset is None:
-        raise MessageError(f"{text!r:.64} is no cursor; go back to the first page")
+        raise MessageError(f"{text!r:.64} is not a cursor; go back to the first page")
     return store_ms, offset
 
 
