@@ -15,8 +15,8 @@ from mqtemplate.cli import output
 from mqtemplate.converters.readable import pretty_body, time_text
 from mqtemplate.errors import MessageError
 from mqtemplate.message import Message, Property
-from mqtemplate.operations.values import MARKS_TOPIC
 from mqtemplate.pending import PendingQuery
+from mqtemplate.topics import MARKS_TOPIC
 from tests.cli.running import CommandLine, place
 from tests.operations.brokers import CAUSE, HOUR_MS
 
