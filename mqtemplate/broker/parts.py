@@ -163,9 +163,9 @@ class Consumer(ABC):
     def take_resets(self) -> Mapping[MessageQueue, int]:
         """Return the queues that an administrator has reset since the last call, and their new offsets.
 
-        A caller that keeps polled messages discards the messages of these queues, then calls `seek` and `commit`. From its
-        first call on, ``poll`` does not read a queue whose reset was not taken. Without a call, ``poll`` continues at
-        the new offsets by itself.
+        A caller that keeps polled messages discards the messages of these queues, then calls `seek` and `commit`. From
+        its first call on, ``poll`` does not read a queue whose reset was not taken. Without a call, ``poll`` continues
+        at the new offsets by itself.
         """
         return {}
 
