@@ -106,7 +106,7 @@ class CommandCall:
             StoreError: The store directory is missing.
             BrokerError: No name server answers.
         """
-        from mqtemplate.operations import StoreAccess
+        from mqtemplate.operations import BrokerAccess, StoreAccess
 
         settings = self.settings()
         cluster = cluster_of(settings)
