@@ -7,13 +7,14 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from mqtemplate.broker import Broker, Capability, DelayedMessages, MessageReader, Requests, Transactions
+from mqtemplate.broker import Broker, Capability, DelayedMessages, MessageReader
 from mqtemplate.brokers.remote.cluster.client import ClientContext
 from mqtemplate.brokers.remote.cluster.failures import log_failure
 from mqtemplate.brokers.remote.cluster.routes import MASTER_ID, RouteTable
 from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
 from mqtemplate.brokers.remote.cluster_client import ClusterClient
 from mqtemplate.brokers.remote.consuming.members import Members
+from mqtemplate.brokers.remote.producing.answers import RemoteRequests, RemoteTransactions
 from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.delay.settings import DelayLevels
@@ -157,11 +158,11 @@ class RemoteBroker(Broker):
         return self._client.producer
 
     @property
-    def requests(self) -> Requests:
+    def requests(self) -> RemoteRequests:
         return self._client.requests
 
     @property
-    def transactions(self) -> Transactions:
+    def transactions(self) -> RemoteTransactions:
         return self._client.transactions
 
     @property

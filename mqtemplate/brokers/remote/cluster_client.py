@@ -69,7 +69,7 @@ class ClusterClient:
         )
         self.producer = Producer(context)
         self.queries = Queries(context)
-        self.transactions = RemoteTransactions(context, self.producer)
+        self.transactions = RemoteTransactions(context)
         self.requests = RemoteRequests(context, self.producer)
         self.our_server = OurServer(context)
         self._rocketmq_cluster = RocketMQCluster(context, self.queries, self.producer)

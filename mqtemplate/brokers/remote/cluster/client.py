@@ -20,7 +20,7 @@ from mqtemplate.brokers.remote.cluster.failures import UNANSWERED, Outages, chec
 from mqtemplate.brokers.remote.cluster.routes import RouteTable
 from mqtemplate.brokers.remote.cluster.settings import Namespace, RemoteSettings
 from mqtemplate.clock import Clock
-from mqtemplate.errors import BrokerError, RemoteConnectError, RemoteTimeoutError
+from mqtemplate.errors import BrokerError, RemoteConnectError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.client import RemotingClient
@@ -41,7 +41,7 @@ from mqtemplate.results import SendResult
 _log = get_logger("mqtemplate.remote")
 
 Handler = Callable[[Connection, RemotingCommand], RemotingCommand | None]
-"""Handles a broker's request; returns the response, or None if there is none."""
+"""Handles a broker's request; returns the response, or None for no response."""
 
 KeyT = TypeVar("KeyT")
 _numbers = itertools.count()
@@ -136,9 +136,7 @@ class ClientInstance:
         try:
             response = self.remoting.invoke(address, self._with_extra_fields(request), timeout_ms)
         except UNANSWERED as exc:
-            # A caller that waits for a short time only, such as a send with a timeout of its own, proves no outage.
-            if isinstance(exc, RemoteConnectError) or timeout_ms >= self._request_timeout_ms:
-                self.report_failure(address, exc)
+            self.report(address, exc, timeout_ms)
             raise
         if self.outages.is_open:
             self.outages.answered(address)
@@ -176,36 +174,34 @@ class ClientInstance:
                 future.set_result(exc)
         results = [(address, future.result()) for address, future in pending]  # each request ends by its time limit
         for address, result in results:
-            if timeout_ms >= self._request_timeout_ms or not isinstance(result, RemoteTimeoutError):
-                self.report(address, result)
+            self.report(address, result, timeout_ms)
         return results
 
-    def report(self, address: str, result: RemotingCommand | BrokerError) -> None:
-        """Log the start or the end of an outage after the result of an asynchronous request."""
-        if isinstance(result, UNANSWERED):
-            self.report_failure(address, result)
-        elif self.outages.is_open and isinstance(result, RemotingCommand):
-            self.outages.answered(address)
+    def report(self, address: str, result: RemotingCommand | BrokerError, timeout_ms: int | None = None) -> None:
+        """Log the start or the end of an outage after the result of a request.
 
-    def report_failure(self, address: str, error: BrokerError) -> None:
-        """Log the start of an outage, unless the request failed because this instance was closed."""
-        if not self._is_closed:
-            self.outages.failed(address, error)
-            if isinstance(error, RemoteConnectError):
-                self._forget_registration(address)
-                self._on_lost(address)
+        Args:
+            timeout_ms: Time limit of the request. A caller that waits for a short time only, such as a send with a
+                timeout of its own, proves no outage. None for a request that had time enough.
+        """
+        if isinstance(result, RemotingCommand):
+            if self.outages.is_open:
+                self.outages.answered(address)
+        elif isinstance(result, UNANSWERED) and not self._is_closed:
+            is_lost = isinstance(result, RemoteConnectError)
+            if is_lost or timeout_ms is None or timeout_ms >= self._request_timeout_ms:
+                self.outages.failed(address, result)
+            if is_lost:
+                self._on_connection_lost(address)
 
     def _on_connection_lost(self, address: str) -> None:
-        self._forget_registration(address)
-        self._on_lost(address)
-
-    def _forget_registration(self, address: str) -> None:
         """Note that a broker has forgotten this client, as brokers do when a connection ends."""
         self._registered_ms.pop(address, None)
         self._refused.discard(address)
+        self._on_lost(address)
 
     def disconnect(self, address: str) -> None:
-        """Close the connection to an address at which there is no broker any more; its pending requests fail."""
+        """Close the connection to an address that a broker has left; its pending requests fail."""
         self.remoting.disconnect(address, "the broker has another address now")
 
     def _with_extra_fields(self, request: RemotingCommand) -> RemotingCommand:
@@ -347,15 +343,15 @@ class SentOffsets:
             self._physical[broker_name] = (physical_offset, self._clock.steady_ms())
 
     def queue_end(self, queue: MessageQueue) -> int:
-        """Return the queue offset after the last message sent to *queue*; 0 if there was none recently."""
+        """Return the queue offset after the last message sent to *queue*; 0 without a recent one."""
         return self._recent(self._queue_ends.get(queue))
 
     def physical_offset(self, broker_name: str) -> int:
-        """Return the highest physical offset seen of a broker; 0 if there was none recently."""
+        """Return the highest physical offset seen of a broker; 0 without a recent one."""
         return self._recent(self._physical.get(broker_name))
 
     def age_ms(self, broker_name: str) -> int:
-        """Return the time since the highest physical offset of a broker was seen; some seconds if there is none."""
+        """Return the time since the highest physical offset of a broker was seen; some seconds without one."""
         latest = self._physical.get(broker_name)
         return _REMEMBERED_MS if latest is None else self._clock.steady_ms() - latest[1]
 

@@ -180,10 +180,8 @@ class RouteTable:
 
     def existing(self, topic: str) -> TopicRoute | None:
         """Return the route of an existing topic; None if it is missing."""
-        route = self._routes.get(topic)
-        if route is not None and not route.is_default:
-            return route
-        return self._fetch(topic) if self._may_look_up(topic) else None
+        route = self.cached(topic)
+        return self._fetch(topic) if route is None and self._may_look_up(topic) else route
 
     def publish_route(self, topic: str) -> TopicRoute:
         """Return the route for sending; for a missing topic, the queues that its first message creates.
@@ -199,14 +197,21 @@ class RouteTable:
         return found or self._default(topic)
 
     def cached(self, topic: str) -> TopicRoute | None:
-        """Return the cached route of a topic, if there is one."""
-        return self._routes.get(topic)
+        """Return the cached route of an existing topic; None if it is missing, or was not looked up yet."""
+        route = self._routes.get(topic)
+        return None if route is None or route.is_default else route
 
     def forget(self, topic: str) -> None:
         """Remove a topic from the cache, so that its next use looks it up."""
         with self._lock:
             self._routes.pop(topic, None)
             self._looked_up_ms.pop(topic, None)
+
+    def forget_default(self, topic: str) -> None:
+        """Have the queues of a topic looked up that its first message has just created."""
+        route = self._routes.get(topic)
+        if route is not None and route.is_default:
+            self.forget(topic)
 
     def look_up_missing(self) -> None:
         """Have missing topics looked up at their next use, even within a second."""

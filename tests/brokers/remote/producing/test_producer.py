@@ -306,6 +306,28 @@ def test_a_message_with_a_hash_key_goes_to_another_queue_when_its_broker_stops(t
     assert (selected, result.message_queue.broker_name) == (["broker-b", "broker-a"], "broker-a")
 
 
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("error", [LookupError("no queue for k"), SystemExit(3)])
+def test_an_error_of_a_queue_selector_in_a_later_try_ends_the_send(two: Two, kind: str, error: BaseException) -> None:
+    """An asynchronous send is tried again in a thread of the client, where nobody else would get the error."""
+
+    def select(queues: Sequence[MessageQueue], message: Message, key: str) -> MessageQueue:
+        if len(queues) == 1:
+            raise error
+        return queues[-1]
+
+    template = RocketMQTemplate(two.broker, message_queue_selector=select)
+    two.stop()
+    with ThreadPoolExecutor(1) as pool:
+        if kind == "async":
+            sending: Future[SendResult] = template.async_send("orders", "x", "10m", hash_key="k")
+        else:
+            sending = pool.submit(lambda: template.sync_send("orders", "x", "10m", hash_key="k"))
+        two.leave_after_a_try()
+
+        assert sending.exception(60) is error
+
+
 def test_a_lost_broker_leaves_the_routes_at_once(two: Two) -> None:
     """So messages with a hash_key go to other queues, and not only after the next poll of the name server."""
     two.leave_route()
@@ -346,7 +368,7 @@ def test_the_queues_of_a_topic_are_looked_up_after_its_first_message(
     ("topic", "queue_id", "error", "text"),
     [
         ("archive", None, SendError, "'archive' has no queue that accepts messages"),
-        ("orders", 9, DestinationError, "is no queue of the topic; there are 4"),
+        ("orders", 9, DestinationError, "is not a queue of the topic; there are 4"),
         ("new", None, SendError, "no route for 'new'.*autoCreateTopicEnable=true"),
     ],
 )
