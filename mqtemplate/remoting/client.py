@@ -66,7 +66,7 @@ class ConnectionPool:
         return connection if connection is not None and connection.is_open else None
 
     def get(self, address: str, deadline: float | None) -> Connection:
-        """Return the connection to *address*; open it if there is none.
+        """Return the connection to *address*; open it if it is missing.
 
         Block up to the connect timeout, or until *deadline* on the monotonic clock if that is earlier.
 

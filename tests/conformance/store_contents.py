@@ -54,7 +54,7 @@ NO_SIZES: dict[str, object] = dict.fromkeys(
         "max_index_num",
     )
 )
-"""Changes of `settings` with which the sizes are those of the folder."""
+"""Changes of `settings` with which the sizes are the folder's."""
 
 
 def now_ms() -> int:

@@ -10,8 +10,8 @@ from mqtemplate.brokers.remote.cluster.routes import NameServers, RouteTable
 from mqtemplate.brokers.remote.cluster.settings import Namespace, RemoteSettings
 from mqtemplate.brokers.remote.consuming.consumer import AdminRequests
 from mqtemplate.brokers.remote.consuming.members import Members
-from mqtemplate.brokers.remote.delayed.our_server import OurServer
-from mqtemplate.brokers.remote.delayed.rocketmq_cluster import RocketMQCluster
+from mqtemplate.brokers.remote.delayed.backlog import Recalls
+from mqtemplate.brokers.remote.delayed.control import OurServer, RocketMQCluster
 from mqtemplate.brokers.remote.producing.answers import RemoteRequests, RemoteTransactions
 from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.clock import Clock
@@ -72,7 +72,8 @@ class ClusterClient:
         self.transactions = RemoteTransactions(context)
         self.requests = RemoteRequests(context, self.producer)
         self.our_server = OurServer(context)
-        self._rocketmq_cluster = RocketMQCluster(context, self.queries, self.producer)
+        self._recalls = Recalls(context)
+        self._rocketmq_cluster = RocketMQCluster(context, self.queries, self.producer, self._recalls)
         self.members = Members(context, self.queries, self.producer, self._new_instance, self._heartbeats.trigger)
         first.producer_groups.add(self._namespace.wrap(settings.producer_group))
 
@@ -116,7 +117,7 @@ class ClusterClient:
         each = [announced for address in first.versions if (announced := first.announced[address])]
         if rocketmq or not each:
             oldest = min(rocketmq, default=int(Version.V5_0_0))
-            each.append(_rocketmq_capabilities(oldest, can_recall=self._rocketmq_cluster.recalls.are_enabled()))
+            each.append(_rocketmq_capabilities(oldest, can_recall=self._recalls.are_enabled()))
         return frozenset.intersection(*each)
 
     @property

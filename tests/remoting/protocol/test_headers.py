@@ -64,7 +64,7 @@ SHARED = {
 
 IGNORED = {
     # fields that our classes ignore and do not write: Java's internal note, namespaces of version 2, static topics, and
-    # those of the proxy
+    # headers of the proxy
     *("oway", "ns", "nsd", "lo"),
     *("batchUniqId", "forbiddenType", "groupSysFlag", "indexType", "lastKey", "liteTopic", "offsetDelta"),
     *("proxyFrowardClientId", "requestSource"),

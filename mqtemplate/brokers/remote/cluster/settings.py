@@ -149,7 +149,7 @@ class RemoteSettings(ClientIntervals):
         """Directory with the offsets of broadcasting groups.
 
         Raises:
-            ConfigurationError: It is in the home folder, and the user has none.
+            ConfigurationError: It is in the home folder, and the user has no home folder.
         """
         if self.offset_path is not None:
             return self.offset_path

@@ -59,7 +59,7 @@ class OffsetStore(ABC):
 
     @abstractmethod
     def read(self, queue: MessageQueue, *, young_is_zero: bool = False) -> int | None:
-        """Return the committed offset; None if there is none.
+        """Return the committed offset; None without a commit.
 
         Args:
             young_is_zero: Also return 0 if there is no offset, the queue still has its first message, and that message
@@ -74,7 +74,7 @@ class OffsetStore(ABC):
                 self._changed.add(queue)
 
     def own(self, queue: MessageQueue) -> int | None:
-        """Return the offset that this member has committed last; None if there is none."""
+        """Return the offset that this member has committed last; None without a commit."""
         return self._offsets.get(queue)
 
     def repeat(self, broker_names: Container[str]) -> None:
@@ -85,7 +85,7 @@ class OffsetStore(ABC):
             self._acknowledged -= repeated
 
     def carried(self, queue: MessageQueue) -> int:
-        """Return the offset that a pull may commit on its way; 0 if there is none."""
+        """Return the offset that a pull may commit on its way; 0 for none."""
         return 0
 
     @abstractmethod
