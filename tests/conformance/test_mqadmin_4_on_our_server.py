@@ -1,4 +1,4 @@
-"""The unmodified ``mqadmin`` of RocketMQ 4.9.7 uses the server. Some of its requests differ from the requests of 5.5.0."""
+"""The unmodified ``mqadmin`` of RocketMQ 4.9.7 uses the server. Some requests differ from 5.5.0."""
 
 from __future__ import annotations
 

@@ -96,15 +96,13 @@ class ClusterClient:
         Raises:
             RemoteConnectError: No name server answers.
         """
-        try:
-            cluster = self._routes.load_cluster()
+        cluster = self._routes.load_cluster()
+        if isinstance(cluster, BrokerError):
+            _log.debug("remote.cluster_info_refused", reason=str(cluster))
+            self._routes.existing(AUTO_CREATE_TOPIC)
+        else:
             names = sorted(cluster.broker_addr_table)
             self.name = names[0] if len(names) == 1 else "+".join(sorted(cluster.cluster_addr_table)) or "cluster"
-        except RemoteConnectError:
-            raise
-        except BrokerError as exc:  # access control may forbid this request
-            _log.debug("remote.cluster_info_refused", reason=str(exc))
-            self._routes.existing(AUTO_CREATE_TOPIC)
         self._first.heartbeat(self._routes.masters())
 
     def capabilities(self) -> frozenset[Capability]:
@@ -158,12 +156,7 @@ class ClusterClient:
 
     def _refresh(self) -> int | None:
         try:
-            try:
-                self._routes.load_cluster()
-            except RemoteConnectError:
-                raise
-            except BrokerError:
-                pass  # access control may forbid this request; the routes contain the brokers in use
+            self._routes.load_cluster()
             self._routes.refresh()
         except RemoteConnectError as exc:
             log_failure(_log, "remote.route_refresh_failed", exc)

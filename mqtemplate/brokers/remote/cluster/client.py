@@ -131,8 +131,13 @@ class ClientInstance:
 
     # --- requests ------------------------------------------------------------------------------
 
-    def invoke(self, address: str, request: RemotingCommand, timeout_ms: int) -> RemotingCommand:
-        """Send a request and wait for the response; see `RemotingClient.invoke`."""
+    def invoke(self, address: str, request: RemotingCommand, timeout_ms: int | None = None) -> RemotingCommand:
+        """Send a request and wait for the response; see `RemotingClient.invoke`.
+
+        Args:
+            timeout_ms: None for ``settings.request_timeout_ms``.
+        """
+        timeout_ms = timeout_ms or self._request_timeout_ms
         try:
             response = self.remoting.invoke(address, self._with_extra_fields(request), timeout_ms)
         except UNANSWERED as exc:
@@ -157,13 +162,14 @@ class ClientInstance:
         self.remoting.invoke_one_way(address, self._with_extra_fields(request))
 
     def invoke_all(
-        self, requests: Iterable[tuple[str, RemotingCommand]], timeout_ms: int
+        self, requests: Iterable[tuple[str, RemotingCommand]], timeout_ms: int | None = None
     ) -> list[tuple[str, RemotingCommand | BrokerError]]:
-        """Send requests to several addresses at once and wait for all of them.
+        """Send requests to several addresses at once and wait for all of them; otherwise as `invoke`.
 
         Returns:
             For each request, in their order, the address and the response or error.
         """
+        timeout_ms = timeout_ms or self._request_timeout_ms
         pending: list[tuple[str, Future[RemotingCommand | BrokerError]]] = []
         for address, request in requests:
             future: Future[RemotingCommand | BrokerError] = Future()
@@ -230,7 +236,7 @@ class ClientInstance:
                 (address, RemotingCommand.request(RequestCode.HEART_BEAT, header, body)) for address in addresses
             ]
             self.refusals = {}
-            responses = self.invoke_all(requests, self._request_timeout_ms)
+            responses = self.invoke_all(requests)
         failed = [address for address, response in responses if not self._note_registration(address, response)]
         return not failed
 
@@ -282,7 +288,7 @@ class ClientInstance:
         )
         requests = [(address, RemotingCommand.request(RequestCode.UNREGISTER_CLIENT, header)) for address in addresses]
         with self._registration_lock:  # a heartbeat that a broker handles after this would register the group again
-            responses = self.invoke_all(requests, self._request_timeout_ms)
+            responses = self.invoke_all(requests)
         for address, response in responses:
             if not isinstance(response, RemotingCommand) or response.code != ResponseCode.SUCCESS:
                 _log.info("remote.unregister_failed", address=address, client_id=self.id, reason=str(response))
@@ -389,12 +395,12 @@ class ClientContext:
         Args:
             operation: What the request is for, such as "read queue 1 of orders", for the error.
             accept: Codes of the responses that are not errors.
-            timeout_ms: None for ``settings.request_timeout_ms``.
+            timeout_ms: As `ClientInstance.invoke`.
 
         Raises:
             BrokerError: The broker cannot be reached, did not answer in time, or refused.
         """
-        response = self.instance.invoke(address, request, timeout_ms or self.settings.request_timeout_ms)
+        response = self.instance.invoke(address, request, timeout_ms)
         return check_response(response, operation, address, accept)
 
     def invoke_each(
@@ -406,7 +412,7 @@ class ClientContext:
             keys: For example queues, or the names of brokers.
             create: Returns address and request for a key. Its `BrokerError` is the result of that key: no route may
                 contain its broker any more.
-            timeout_ms: None for ``settings.request_timeout_ms``.
+            timeout_ms: As `ClientInstance.invoke`.
 
         Returns:
             For each key the address, and the response or error.
@@ -418,5 +424,5 @@ class ClientContext:
                 requests[key] = create(key)
             except BrokerError as exc:
                 results[key] = "", exc
-        responses = self.instance.invoke_all(requests.values(), timeout_ms or self.settings.request_timeout_ms)
+        responses = self.instance.invoke_all(requests.values(), timeout_ms)
         return results | dict(zip(requests, responses, strict=True))

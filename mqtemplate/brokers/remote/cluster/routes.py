@@ -242,14 +242,7 @@ class RouteTable:
             RemoteConnectError: No name server answers.
         """
         before = self._cluster
-        try:
-            self.load_cluster()
-        except RemoteConnectError:
-            raise
-        except BrokerError:  # access control may forbid this request
-            self.refresh()
-            return True
-        if self._cluster == before:
+        if isinstance(self.load_cluster(), ClusterInfo) and self._cluster == before:
             return False
         self.refresh()
         return True
@@ -329,13 +322,20 @@ class RouteTable:
 
     # --- brokers -------------------------------------------------------------------------------
 
-    def load_cluster(self) -> ClusterInfo:
-        """Fetch, cache and return all brokers of the cluster.
+    def load_cluster(self) -> ClusterInfo | BrokerError:
+        """Fetch, cache and return all brokers of the cluster; the error if access control forbids this request.
+
+        Without them the routes contain the brokers in use.
 
         Raises:
-            BrokerError: No name server answers, or it refuses.
+            RemoteConnectError: No name server answers.
         """
-        cluster = self.name_servers.cluster_info()
+        try:
+            cluster = self.name_servers.cluster_info()
+        except RemoteConnectError:
+            raise
+        except BrokerError as exc:
+            return exc
         self._cluster = {name: dict(data.broker_addrs) for name, data in cluster.broker_addr_table.items()}
         self._note_brokers(self._cluster)
         self._remove_unused_brokers()

@@ -117,7 +117,7 @@ class BrokerOffsets:
         Brokers of 4.x behave as if *young_is_zero* were always set. If it is not, their 0 counts as no offset.
         """
         address, request = self._query(group, queue, young_is_zero=young_is_zero)
-        response = self.context.instance.invoke(address, request, self.context.settings.request_timeout_ms)
+        response = self.context.instance.invoke(address, request)
         return self._offset_of(group, queue, address, response, young_is_zero=young_is_zero)
 
     def read_all(self, group: str, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int | BrokerError | None]:
@@ -171,7 +171,7 @@ class BrokerOffsets:
             BrokerError: The broker did not answer, or refused.
         """
         address, request = self._request(group, queue, queue_offset)
-        response = self.context.instance.invoke(address, request, self.context.settings.request_timeout_ms)
+        response = self.context.instance.invoke(address, request)
         if create_group is not None and response.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
             create_group()
             self.commit(group, queue, queue_offset)

@@ -235,7 +235,7 @@ class Recalls:
         )
         address = self._context.routes.address(broker_name)
         request = RemotingCommand.request(RequestCode.RECALL_MESSAGE, header)
-        return self._context.instance.invoke(address, request, self._context.settings.request_timeout_ms), address
+        return self._context.instance.invoke(address, request), address
 
 
 def _recall_error(response: RemotingCommand, operation: str, address: str) -> BrokerError:

@@ -264,10 +264,8 @@ class OurServer(DelayedMessages):
     # --- requests ------------------------------------------------------------------------------
 
     def _call(self, broker_name: str, code: int, header: CommandHeader, operation: str) -> RemotingCommand:
-        context = self.context
-        address = context.routes.address(broker_name)
-        request = RemotingCommand.request(code, header)
-        response = context.instance.invoke(address, request, context.settings.request_timeout_ms)
+        address = self.context.routes.address(broker_name)
+        response = self.context.instance.invoke(address, RemotingCommand.request(code, header))
         if response.code != ResponseCode.SUCCESS:
             raise _error(response, operation, address)
         return response

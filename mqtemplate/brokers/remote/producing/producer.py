@@ -515,23 +515,24 @@ class _Send:
             MessageError, UnsupportedError: A broker refused it for good.
         """
         producer, target = self.producer, self.target
-        response = answer if isinstance(answer, RemotingCommand) and target is not None else None
-        if response is not None and not producer.may_retry(response):
+        response = answer if isinstance(answer, RemotingCommand) else None
+        if response is not None and target is not None and not producer.may_retry(response):
             return producer.result(self.request, target, response)
         if isinstance(answer, BrokerError) and not isinstance(answer, UNANSWERED):
             raise answer
         if self._tries is None:
             retries = self.retries if self.queue is None else 0
             self._tries = Tries(self.request, retries, self.retries > 0, self.timeout_ms, self.deadline)
+        address = ""
         if target is not None:
             producer.avoid(target)
+            address = target.address
         if response is not None and response.code == ResponseCode.TOPIC_NOT_EXIST:
             producer.routes.forget(self.request.topic)
-        address = "" if target is None else target.address
         pause_s = self._tries.pause_s(address, answer)
         if pause_s is not None:
             return pause_s
-        if response is not None and response.code in _STATUS:  # stored, with a weaker guarantee
+        if response is not None and target is not None and response.code in _STATUS:  # stored, with a weaker guarantee
             return producer.result(self.request, target, response)
         raise self._tries.error(address, answer) from (answer if isinstance(answer, BrokerError) else None)
 
