@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import pytest
 
 from mqtemplate.broker import Capability
-from mqtemplate.brokers import RemoteBroker, RemoteSettings
+from mqtemplate.brokers import RemoteBroker
 from mqtemplate.errors import BrokerClosedError, DestinationError, SendError, SendTimeoutError, UnsupportedError
 from mqtemplate.message import Message, MessageQueue, Property
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, Version
@@ -20,6 +19,7 @@ from mqtemplate.remoting.protocol.codes import Perm
 from mqtemplate.results import SendResult, SendStatus
 from mqtemplate.template import RocketMQTemplate
 from mqtemplate.topics import AUTO_CREATE_TOPIC
+from tests.brokers.remote.clients import remote
 from tests.brokers.remote.scripted_cluster import Script, ScriptedBroker
 from tests.waiting import eventually
 
@@ -37,13 +37,7 @@ def cluster() -> Iterator[ScriptedBroker]:
 @pytest.fixture
 def broker(cluster: ScriptedBroker) -> Iterator[RemoteBroker]:
     """A client with the default settings."""
-    with client_of(cluster) as broker:
-        yield broker
-
-
-@contextmanager
-def client_of(cluster: ScriptedBroker, **settings: Any) -> Iterator[RemoteBroker]:
-    with RemoteBroker(RemoteSettings(name_servers=(cluster.address,), **settings)) as broker:
+    with remote(cluster) as broker:
         yield broker
 
 
@@ -88,7 +82,7 @@ def test_the_numbers_of_retries_are_settings(
     cluster.refuse(SEND, code)
     name = f"retry_times_when_send_{'failed' if kind == 'sync' else 'async_failed'}"
 
-    with client_of(cluster, **{name: retries}) as broker, pytest.raises(SendError):
+    with remote(cluster, **{name: retries}) as broker, pytest.raises(SendError):
         send(broker, kind, None)
 
     assert cluster.count(SEND) == count
@@ -168,7 +162,7 @@ def test_a_try_that_may_have_stored_the_message_counts(
 def test_a_send_that_waits_for_its_next_try_fails_when_the_broker_is_closed(cluster: ScriptedBroker) -> None:
     cluster.refuse(SEND, ResponseCode.SYSTEM_BUSY)
 
-    with client_of(cluster) as broker:
+    with remote(cluster) as broker:
         future = broker.sends.send_async([MESSAGE], None, 600_000)
         eventually(lambda: cluster.count(SEND) > 2, "it was tried some times")
 
@@ -182,7 +176,7 @@ def test_another_broker_is_preferred_after_a_failure() -> None:
         good.topic("orders")
         bad.refuse(SEND, ResponseCode.SYSTEM_BUSY)
 
-        with client_of(good) as broker:
+        with remote(good) as broker:
             brokers = [broker.sends.send(MESSAGE).message_queue.broker_name for _ in range(20)]
 
         assert set(brokers) == {"broker-a"}
@@ -195,7 +189,7 @@ def test_another_broker_is_preferred_when_one_is_unreachable() -> None:
             good.others = [gone]
             good.topic("orders")
 
-        with client_of(good) as broker:
+        with remote(good) as broker:
             sync = [broker.sends.send(MESSAGE).message_queue.broker_name for _ in range(10)]
             later = [broker.sends.send_async([MESSAGE]).result(10).message_queue.broker_name for _ in range(10)]
 
@@ -209,7 +203,7 @@ def test_a_broker_that_does_not_answer_leaves_time_for_another_one(kind: str) ->
         answering.others = [silent]
         answering.topic("orders", queues=1)
         silent.script(SEND, lambda request: None)
-        with client_of(answering) as broker:
+        with remote(answering) as broker:
             results = [send(broker, kind, None) for _ in range(4)]
 
         assert {result.message_queue.broker_name for result in results} == {"broker-a"}
@@ -263,7 +257,7 @@ def two() -> Iterator[Two]:
     with ScriptedBroker("broker-a") as names, ScriptedBroker("broker-b") as leaving:
         names.others = [leaving]
         names.topic("orders", queues=1)
-        with client_of(names) as broker:
+        with remote(names) as broker:
             assert len(broker.queues("orders")) == 2
             broker.sends.send(MESSAGE, MessageQueue("orders", "broker-b", 0))
             yield Two(broker, names, leaving)
@@ -344,10 +338,10 @@ def test_the_send_status_reports_a_message_that_was_not_flushed(cluster: Scripte
 
     cluster.script(SEND, not_flushed)
 
-    with client_of(cluster) as broker:
+    with remote(cluster) as broker:
         assert broker.sends.send(MESSAGE).send_status is SendStatus.FLUSH_DISK_TIMEOUT
         assert cluster.count(SEND) == 1
-    with client_of(cluster, retry_next_server=True) as broker:
+    with remote(cluster, retry_next_server=True) as broker:
         assert broker.sends.send(MESSAGE).send_status is SendStatus.FLUSH_DISK_TIMEOUT
         assert cluster.count(SEND) == 4
 
@@ -387,7 +381,7 @@ def test_a_timer_is_refused_for_a_broker_of_4_which_would_deliver_it_at_once(nam
         cluster.topic("orders")
         timer = Message("orders", b"x", {name: "1767225600000"})
 
-        with client_of(cluster) as broker:
+        with remote(cluster) as broker:
             for call in (
                 broker.sends.send,
                 lambda message: broker.sends.send_async([message]).result(10),
@@ -408,7 +402,7 @@ def test_delays_in_a_batch_and_in_a_transaction_are_refused_by_brokers_that_did_
     cluster: ScriptedBroker,
 ) -> None:
     """A RocketMQ broker would store the message without an error, and deliver it at once."""
-    with client_of(cluster) as broker:
+    with remote(cluster) as broker:
         with pytest.raises(UnsupportedError, match=r"does not support delays on a batch.*send the messages one by one"):
             broker.sends.send_batch([DELAYED, MESSAGE])
         with pytest.raises(UnsupportedError, match="does not support delays on a batch"):
@@ -421,7 +415,7 @@ def test_delays_in_a_batch_and_in_a_transaction_are_refused_by_brokers_that_did_
 
 def test_a_broker_is_asked_for_its_capabilities_before_the_first_delayed_batch(cluster: ScriptedBroker) -> None:
     """A route may have a broker that got no heartbeat yet; the periodic heartbeat comes later."""
-    with ScriptedBroker("broker-b") as other, client_of(cluster) as broker:
+    with ScriptedBroker("broker-b") as other, remote(cluster) as broker:
         for each in (cluster, other):
             each.script(RequestCode.HEART_BEAT, announcing("BATCH_DELAY,NEWER_THAN_THIS_CLIENT"))
             each.script(RequestCode.SEND_BATCH_MESSAGE, each.accept)
