@@ -126,8 +126,7 @@ class ClientInstance:
         connections = RemotingClientSettings(
             connect_timeout_ms=settings.connect_timeout_ms, tls=settings.tls, credentials=settings.credentials
         )
-        self.remoting = RemotingClient(connections, clock, self._on_request)
-        self.remoting.on_close(self._on_connection_lost)
+        self.remoting = RemotingClient(connections, clock, self._on_request, self._on_connection_lost)
 
     # --- requests ------------------------------------------------------------------------------
 

@@ -303,7 +303,7 @@ class Producer:
             MessageError, UnsupportedError: A broker refused it for good.
         """
         deadline = time.monotonic() + timeout_ms / 1_000
-        send = _Send(self, request, queue, timeout_ms, deadline, self._settings.retry_times_when_send_failed)
+        send = _RoutedSend(self, request, queue, timeout_ms, deadline, self._settings.retry_times_when_send_failed)
         while True:
             answer: RemotingCommand | BrokerError
             try:
@@ -458,7 +458,7 @@ class Producer:
 
 
 @dataclass(slots=True, eq=False)
-class _Send:
+class _RoutedSend:
     """One send: the queue of its current try, and the tries that have failed.
 
     Args:
@@ -538,7 +538,7 @@ class _Send:
 
 
 @dataclass(slots=True, eq=False)
-class _AsyncSend(_Send):
+class _AsyncSend(_RoutedSend):
     """One asynchronous send: the first try in the thread of the caller, the others in worker threads.
 
     Whatever a try raises ends the send with this error: it may also run a queue selector of the application.
