@@ -80,8 +80,8 @@ class Requests:
             for each, msg_id in zip(decode_batch(body, request.topic), request.msg_ids, strict=True):
                 yield f"  {each.body.decode()} {_properties(each.properties, msg_id)}"
         else:
-            yield f"  {len(request.body)} of {len(body)} bytes"
-        yield f"  {_properties(properties, request.msg_id)}; {', '.join(marks + needs)}"
+            yield f"  {len(body)} bytes{', compressed' if len(request.body) < len(body) else ''}"
+        yield "; ".join([f"  {_properties(properties, request.msg_id)}", *marks, *needs])
 
 
 def message(topic: str, body: str, flag: str, properties: dict[str, str]) -> Message:
