@@ -21,7 +21,7 @@ from mqtemplate.remoting.sockets import reason_of
 
 _MIB = 1 << 20
 _FEW = 64
-"""So many connections each address may have, whatever its share."""
+"""Number of connections that each address may have, even if its share is smaller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ _LONGEST_REST_S = 0.05
 
 
 class ProcessorTime:
-    """Processor time that the work of each address took lately; it counts half after each second.
+    """Processor time that the work of each address took recently; it counts half after each second.
 
     It is kept by address: a client could open a new connection for each request.
     """
@@ -40,16 +40,16 @@ class ProcessorTime:
         """Count the processor time of a piece of work."""
         now_s = self._now_s()
         with self._lock:
-            self._used[address] = self._lately(address) + seconds, now_s
+            self._used[address] = self._recent(address) + seconds, now_s
             self._total = self._now(self._total) + seconds, now_s
             if len(self._used) > 1_000:
                 self._used = {each: entry for each, entry in self._used.items() if self._now(entry) > _HEAVY_S / 100}
 
     def is_heavy(self, address: str) -> bool:
         """Return True if the threads are busy, and the work of *address* took a part in that."""
-        return self._now(self._total) > _BUSY_S and self._lately(address) > _HEAVY_S
+        return self._now(self._total) > _BUSY_S and self._recent(address) > _HEAVY_S
 
-    def _lately(self, address: str) -> float:
+    def _recent(self, address: str) -> float:
         return self._now(self._used.get(address, (0.0, 0.0)))
 
     def _now(self, entry: tuple[float, float]) -> float:

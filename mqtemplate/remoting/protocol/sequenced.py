@@ -111,11 +111,11 @@ def read_queue_batches(body: bytes) -> Iterator[QueueBatch]:
             queue_id, size = _QUEUE_AND_SIZE.unpack_from(view, topic_end)
             topic = str(view[at + _I2.size : topic_end], "utf-8")
         except (struct.error, UnicodeDecodeError):
-            raise RemoteProtocolError("a run of the sequenced send has no valid topic, queue ID and size") from None
+            raise RemoteProtocolError("a batch of the sequenced send has no valid topic, queue ID and size") from None
         start = topic_end + _QUEUE_AND_SIZE.size
         at = start + size
         if at > len(view):
-            raise RemoteProtocolError(f"the run for {topic!r} is cut off: {size} bytes announced")
+            raise RemoteProtocolError(f"the batch for {topic!r} is cut off: {size} bytes announced")
         yield QueueBatch(topic, queue_id, view[start:at])
 
 

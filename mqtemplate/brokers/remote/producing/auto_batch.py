@@ -120,16 +120,16 @@ def _new_signal() -> ThreadSignal:
 
 
 _FEW_MESSAGES = 4
-"""With so many messages on the way to a fast broker further ones wait. Fewer threads are faster without batches."""
+"""With this many messages on the way to a fast broker, further ones wait. Fewer threads are faster without batches."""
 _FAST_MS = 0.3
 _MESSAGES_PER_MS = 64
-"""So many more may be on the way for each millisecond that a broker needs longer: there waiting costs throughput."""
+"""This many more may be on the way for each further millisecond that a broker needs: waiting costs throughput there."""
 _MESSAGE_S = 0.00002
 """Time of a message within a request, of client and broker."""
 _WINDOW = 1_000
 _LONGEST_WAIT_MS = 10.0
 _MAX_MESSAGES = 64
-"""Messages of one request; mqtemplate's server stores so many without a change of threads."""
+"""Messages of one request; mqtemplate's server stores this many without a change of threads."""
 _MAX_BYTES = 64 << 10
 _MAX_ACCUMULATORS = 1_000
 
@@ -213,12 +213,12 @@ class AutoBatch:
 
 
 class RoundTrip:
-    """The shortest time of a request lately, and what follows from it.
+    """The shortest time of the recent requests, and the number of messages that it allows.
 
     The shortest, because the others contain the time for which a busy client does not read the response.
 
     Attributes:
-        max_messages: With so many messages on the way further ones wait.
+        max_messages: With this many messages on the way, further ones wait.
     """
 
     def __init__(self) -> None:
@@ -386,7 +386,7 @@ class MessageAccumulator:
 
 @dataclass(slots=True, eq=False)
 class _JoinedOutcome:
-    """One request on the way: it passes its end to the messages."""
+    """One request on the way. It passes its result, or its error, to the messages."""
 
     accumulator: MessageAccumulator
     entries: list[AccumulatedMessage]
