@@ -66,7 +66,7 @@ class ConnectionPool:
         return connection if connection is not None and connection.is_open else None
 
     def get(self, address: str, deadline: float | None) -> Connection:
-        """Return the connection to *address*; open it if there is none.
+        """Return the connection to *address*; open it if it is missing.
 
         Block up to the connect timeout, or until *deadline* on the monotonic clock if that is earlier.
 
@@ -161,11 +161,20 @@ class RemotingClient:
     - All pending requests of a lost connection fail at once. The client repeats no request, with one exception: a
       request that a stopping server refused with GO_AWAY is repeated once, over a new connection.
 
+    Args:
+        on_close: Called in the I/O thread with the address of each connection that has ended.
+
     Raises:
         ConfigurationError: A file of the TLS settings cannot be used.
     """
 
-    def __init__(self, settings: RemotingClientSettings, clock: Clock, on_request: OnRequest | None = None) -> None:
+    def __init__(
+        self,
+        settings: RemotingClientSettings,
+        clock: Clock,
+        on_request: OnRequest | None = None,
+        on_close: Callable[[str], None] = lambda address: None,
+    ) -> None:
         self.limits = settings.limits
         self.partial_input = self.unread_output = MemoryLimit()
         self.loop = IoLoop("mqtemplate-client", clock)
@@ -174,7 +183,7 @@ class RemotingClient:
         self._on_request = on_request
         context = None if settings.tls is None else client_context(settings.tls)
         self._pool = ConnectionPool(settings.connect_timeout_ms, context, self._start_connection)
-        self._close_callbacks: list[Callable[[str], None]] = []
+        self._on_close = on_close
         self._connectors = ThreadPoolExecutor(_CONNECT_THREADS, "mqtemplate-client-connect")
         self._workers = ThreadPoolExecutor(settings.request_workers, "mqtemplate-client-worker")
         self._is_started = False
@@ -272,10 +281,6 @@ class RemotingClient:
 
         self.loop.call_later(delay_ms, submit)
 
-    def on_close(self, callback: Callable[[str], None]) -> None:
-        """Call *callback* in the I/O thread with the address of each connection that has ended."""
-        self._close_callbacks.append(callback)
-
     def disconnect(self, address: str, reason: str) -> None:
         """Close the connection to *address*, if there is one; its pending requests fail."""
         connection = self._pool.find(address)
@@ -316,9 +321,9 @@ class RemotingClient:
     def on_closed(self, connection: Connection, reason: str) -> None:
         """Remove a connection that has ended."""
         address = self._pool.remove(connection)
-        for callback in self._close_callbacks if address is not None else ():
+        if address is not None:
             try:
-                callback(str(address))
+                self._on_close(address)
             except Exception:
                 _log.exception("remoting.callback_failed", address=address)
 

@@ -124,7 +124,7 @@ class CommandsOnly:
         return False
 
     def process(self) -> None:
-        """Do nothing: there are no requests."""
+        """Do nothing: no request was accepted."""
 
 
 class ConnectionOwner(Protocol):

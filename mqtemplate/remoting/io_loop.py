@@ -83,7 +83,7 @@ class Timers:
         return timer
 
     def next_due_ms(self) -> float | None:
-        """Return the time of the first timer, or None if there is none."""
+        """Return the time of the first timer, or None without timers."""
         with self._lock:
             while self._heap and self._heap[0][2].is_cancelled:
                 heapq.heappop(self._heap)
@@ -120,10 +120,10 @@ _Ready = list[tuple[SelectorKey, int]]
 _TRIAL = 32
 """Waits that poll before their number of events is judged. A client that was asleep takes a few to become faster."""
 _PAUSE = 512
-"""Waits without polling after a trial that showed that it does not pay: polls in vain are rare then."""
+"""Waits without polling after a trial in which polling did not pay, so that few polls find nothing."""
 _MOST_REQUESTS = 2
 """With more requests for each wait, polling ends waits early: fewer requests are read together, so each costs more."""
-_yield: Callable[[], object] = getattr(os, "sched_yield", lambda: None)  # Windows has none
+_yield: Callable[[], object] = getattr(os, "sched_yield", lambda: None)  # not on Windows
 
 
 class BusyPoll:

@@ -1,7 +1,8 @@
-"""Server side of the remoting protocol: one I/O thread for all connections."""
+"""Server side of the remoting protocol: one I/O thread accepts connections, and reads all of them."""
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import ssl
@@ -9,27 +10,213 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from logging import ERROR
 from operator import attrgetter
 from typing import NamedTuple
 
 from mqtemplate.clock import Clock
+from mqtemplate.durations import format_ms
 from mqtemplate.errors import BrokerClosedError
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import HostAddress
 from mqtemplate.metrics import Counter
 from mqtemplate.processes import usable_processors
-from mqtemplate.remoting.acceptor import Acceptor, ConnectionLimit, Handshake
 from mqtemplate.remoting.connection import CommandsOnly, Connection, RequestPipeline
-from mqtemplate.remoting.io_loop import IoLoop
+from mqtemplate.remoting.io_loop import READ, WRITE, IoLoop
 from mqtemplate.remoting.protocol.codes import ResponseCode, Version
 from mqtemplate.remoting.protocol.command import RemotingCommand, not_supported, system_error
-from mqtemplate.remoting.settings import MemoryLimit, RemotingServerSettings, TlsMode, server_context
-from mqtemplate.remoting.sockets import PlainStream, Stream, set_tcp_options
+from mqtemplate.remoting.settings import (
+    FIRST_TLS_BYTE,
+    ConnectionLimit,
+    ConnectionLimits,
+    MemoryLimit,
+    RemotingServerSettings,
+    TlsMode,
+    server_context,
+)
+from mqtemplate.remoting.sockets import PlainStream, Stream, TlsStream, listen_at, peer_address, set_tcp_options
 from mqtemplate.remoting.worker_pool import HeavyWork, WorkerPool
 
 _log = get_logger("mqtemplate.remoting")
+
+
+# --- listener socket ------------------------------------------------------------------------------
+
+
+_MAX_ACCEPTS = 64
+"""Number of connections accepted at once, before the open connections get their turn."""
+_RETRY_MS = 1_000
+# man accept: errors of the new connection, not of the listener
+_PEER_ERRORS = {errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTUNREACH}
+
+
+class Acceptor:
+    """Acceptor of connections; it passes them on as non-blocking sockets.
+
+    If the process has no file descriptor left (RLIMIT_NOFILE), it tries again after a second. Clients wait in the
+    listen backlog for that time: they are not refused, and the loop does not spin.
+
+    Raises:
+        BrokerError: The address is in use or is not one of this machine.
+    """
+
+    def __init__(
+        self, listen: HostAddress, loop: IoLoop, on_accept: Callable[[socket.socket, HostAddress], None]
+    ) -> None:
+        self._loop = loop
+        self._on_accept = on_accept
+        self._socket = listen_at(listen)
+        self._is_closed = False
+        self._is_watched = False
+        self.address = peer_address(self._socket.getsockname())
+
+    def start(self) -> None:
+        """Watch the socket. Called in the loop's thread."""
+        if not self._is_closed:
+            self._is_watched = True
+            self._loop.watch(self._socket, READ, self)
+
+    def on_ready(self, events: int) -> None:
+        for _ in range(_MAX_ACCEPTS):
+            if self._is_closed:
+                return
+            try:
+                sock, sockaddr = self._socket.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as exc:
+                if exc.errno not in _PEER_ERRORS:
+                    self._pause(exc)
+                    return
+                continue
+            sock.setblocking(False)
+            self._on_accept(sock, peer_address(sockaddr))
+
+    def abort(self, reason: str) -> None:
+        """Do nothing: one connection failed, the next one may succeed."""
+
+    def close(self) -> None:
+        """Close the socket. Called in the loop's thread, or before `start`."""
+        if not self._is_closed:
+            self._is_closed = True
+            if self._is_watched:
+                self._loop.unwatch(self._socket)
+            self._socket.close()
+
+    def _pause(self, exc: OSError) -> None:
+        _log.error(
+            "remoting.accept_failed",
+            listen=str(self.address),
+            error=exc.strerror or str(exc),
+            retry_after_ms=_RETRY_MS,
+            hint="raise the limit of open files (ulimit -n), or lower max_connections",
+        )
+        self._loop.unwatch(self._socket)
+        self._loop.call_later(_RETRY_MS, self.start)
+
+
+# --- detection of TLS, handshake ------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Handshake:
+    """Detection of TLS, and the handshake if the client uses it, without blocking the I/O thread.
+
+    Args:
+        limits: Longest time until the first byte, and then for the handshake.
+        on_done: Called with the stream when it is ready; the socket is not watched then. None: the connection failed
+            and is closed.
+    """
+
+    sock: socket.socket
+    remote: HostAddress
+    loop: IoLoop
+    context: ssl.SSLContext
+    mode: TlsMode
+    limits: ConnectionLimits
+    on_done: Callable[[Stream | None], None]
+    peer_log: LimitedLog
+
+    def __post_init__(self) -> None:
+        self._tls: ssl.SSLSocket | None = None
+        self._is_done = False
+        idle_ms = self.limits.idle_ms
+        self._timer = self.loop.call_later(idle_ms, lambda: self.fail(f"idle for {format_ms(idle_ms)}", is_bad=False))
+
+    def start(self) -> None:
+        """Watch the socket."""
+        self.loop.watch(self.sock, READ, self)
+
+    def on_ready(self, events: int) -> None:
+        if self._is_done:
+            return
+        try:
+            if self._tls is None:
+                self._detect()
+            if self._tls is not None:
+                self._handshake(self._tls)
+        except ssl.SSLError as exc:
+            self.fail(f"TLS handshake: {exc.reason or exc}")
+        except OSError as exc:
+            self.fail(exc.strerror or str(exc), is_bad=False)
+
+    def abort(self, reason: str) -> None:
+        self.fail(f"internal error: {reason}")
+
+    def fail(self, reason: str, *, is_bad: bool = True) -> None:
+        """Close the connection; *is_bad*: by a fault of the client, which is logged as a warning."""
+        if self._is_done:
+            return
+        log = self.peer_log.warning if is_bad else _log.debug
+        log("remoting.connection_closed", remote=str(self.remote), reason=reason)
+        sock = self._tls or self.sock
+        self.loop.unwatch(sock)
+        sock.close()
+        self._finish(None)
+
+    def _detect(self) -> None:
+        try:
+            first = self.sock.recv(1, socket.MSG_PEEK)  # the byte stays in the socket: it is part of what follows
+        except (BlockingIOError, InterruptedError):
+            return
+        if not first:
+            self.fail("closed", is_bad=False)
+        elif first[0] == FIRST_TLS_BYTE:
+            self._timer.cancel()
+            timeout_ms = self.limits.frame_timeout_ms
+            late = f"the TLS handshake is not complete after {format_ms(timeout_ms)}"
+            self._timer = self.loop.call_later(timeout_ms, lambda: self.fail(late))
+            self.loop.unwatch(self.sock)  # wrap_socket() moves its file descriptor to the new socket
+            self._tls = self.context.wrap_socket(
+                self.sock, server_side=True, do_handshake_on_connect=False, suppress_ragged_eofs=True
+            )
+        elif self.mode is TlsMode.ENFORCING:
+            self.fail("the client does not use TLS, which this server enforces")
+        else:
+            self.loop.unwatch(self.sock)
+            self._finish(PlainStream(self.sock))
+
+    def _handshake(self, tls: ssl.SSLSocket) -> None:
+        try:
+            tls.do_handshake()
+        except ssl.SSLWantReadError:
+            self.loop.watch(tls, READ, self)
+        except ssl.SSLWantWriteError:
+            self.loop.watch(tls, WRITE, self)
+        else:
+            self.loop.unwatch(tls)
+            self._finish(TlsStream(tls))
+
+    def _finish(self, stream: Stream | None) -> None:
+        self._is_done = True
+        self._timer.cancel()
+        self.on_done(stream)
+
+
+# --- server ---------------------------------------------------------------------------------------
+
 
 Processor = Callable[[Connection, RemotingCommand], RemotingCommand | None]
 """Processor of requests with one code. It runs in the I/O thread and must not block, unless it is registered as slow.
@@ -338,9 +525,9 @@ class RemotingServer:
             else:
                 self._connect(stream, remote)
 
-        handshake = Handshake(sock, remote, self.loop, context, mode, on_done, self.peer_log)
+        handshake = Handshake(sock, remote, self.loop, context, mode, self.limits, on_done, self.peer_log)
         self._handshakes.add(handshake)
-        handshake.start(self.limits.frame_timeout_ms, self.limits.idle_ms)
+        handshake.start()
 
     def _connect(self, stream: Stream, remote: HostAddress) -> None:
         connection = Connection(stream, remote, self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 import ssl
 import threading
 from collections.abc import Callable
@@ -10,7 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from mqtemplate.errors import ConfigurationError
-from mqtemplate.processes import absolute_path
+from mqtemplate.message import HostAddress
+from mqtemplate.processes import absolute_path, descriptor_limit, raise_descriptor_limit
 from mqtemplate.remoting.protocol.codes import MAX_FRAME_BYTES
 from mqtemplate.remoting.sockets import reason_of
 
@@ -18,6 +20,8 @@ from mqtemplate.remoting.sockets import reason_of
 
 
 _MIB = 1 << 20
+_FEW = 64
+"""Number of connections that each address may have, even if its share is smaller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +75,63 @@ class MemoryLimit:
             self.held += count
         if count > 0 and self.is_exceeded:
             self._on_exceeded()
+
+
+class ConnectionLimit:
+    """Decides about each new connection, and counts those that are open. Not thread-safe: the I/O thread uses it.
+
+    The system gives each new socket the lowest free descriptor (``man accept``). So its number tells how many
+    descriptors the process has in use, and the last quarter of them remains for the files of the store: a client that
+    opens connections cannot stop the others from storing messages.
+
+    Args:
+        max_connections: Largest number of connections.
+        max_per_address: Largest number for one IP address. None: half of those that are possible.
+    """
+
+    def __init__(self, max_connections: int, max_per_address: int | None) -> None:
+        self._max_connections = max_connections
+        self._max_per_address_setting = max_per_address
+        self._per_address: dict[str, int] = {}
+        self._total = 0
+        self._read_descriptor_limit()
+
+    def start(self) -> None:
+        """Raise the limit of open files of this process, as far as it may."""
+        raise_descriptor_limit()
+        self._read_descriptor_limit()
+
+    def _read_descriptor_limit(self) -> None:
+        self._descriptors = descriptor_limit()
+        self._max_descriptor = self._descriptors - self._descriptors // 4
+        possible = min(self._max_connections, self._max_descriptor)
+        share = max(possible // 2, min(_FEW, possible))
+        self._max_per_address = share if self._max_per_address_setting is None else self._max_per_address_setting
+
+    def refusal(self, sock: socket.socket, remote: HostAddress) -> str | None:
+        """Count a new connection, or return why it is refused."""
+        of_address = self._per_address.get(remote.ip, 0)
+        if self._total >= self._max_connections:
+            return f"max-connections is {self._max_connections}"
+        if sock.fileno() >= self._max_descriptor:
+            return (
+                f"the process may have {self._descriptors} open files, and the last {self._descriptors // 4} are not "
+                "for connections; raise the limit (ulimit -n, or LimitNOFILE)"
+            )
+        if of_address >= self._max_per_address:
+            return f"max-connections-per-address is {self._max_per_address}"
+        self._per_address[remote.ip] = of_address + 1
+        self._total += 1
+        return None
+
+    def leave(self, remote: HostAddress) -> None:
+        """Count a connection that has ended."""
+        self._total -= 1
+        left = self._per_address[remote.ip] - 1
+        if left:
+            self._per_address[remote.ip] = left
+        else:
+            del self._per_address[remote.ip]
 
 
 # --- TLS ------------------------------------------------------------------------------------------

@@ -164,7 +164,7 @@ class Stream(Protocol):
     socket: socket.socket
 
     def receive_into(self, buffer: memoryview) -> int | None:
-        """Return the number of received bytes; 0 at the end of the stream, None if there are none yet."""
+        """Return the number of received bytes; 0 at the end of the stream, None before the next ones arrive."""
 
     def has_buffered(self) -> bool:
         """Return True if there are received bytes of which the selector has no event."""

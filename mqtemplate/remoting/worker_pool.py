@@ -25,7 +25,7 @@ _LONGEST_REST_S = 0.05
 
 
 class ProcessorTime:
-    """Processor time that the work of each address took lately; it counts half after each second.
+    """Processor time that the work of each address took recently; it counts half after each second.
 
     It is kept by address: a client could open a new connection for each request.
     """
@@ -40,16 +40,16 @@ class ProcessorTime:
         """Count the processor time of a piece of work."""
         now_s = self._now_s()
         with self._lock:
-            self._used[address] = self._lately(address) + seconds, now_s
+            self._used[address] = self._recent(address) + seconds, now_s
             self._total = self._now(self._total) + seconds, now_s
             if len(self._used) > 1_000:
                 self._used = {each: entry for each, entry in self._used.items() if self._now(entry) > _HEAVY_S / 100}
 
     def is_heavy(self, address: str) -> bool:
         """Return True if the threads are busy, and the work of *address* took a part in that."""
-        return self._now(self._total) > _BUSY_S and self._lately(address) > _HEAVY_S
+        return self._now(self._total) > _BUSY_S and self._recent(address) > _HEAVY_S
 
-    def _lately(self, address: str) -> float:
+    def _recent(self, address: str) -> float:
         return self._now(self._used.get(address, (0.0, 0.0)))
 
     def _now(self, entry: tuple[float, float]) -> float:
@@ -69,6 +69,7 @@ class HeavyWork:
 
     Attributes:
         processor_time: Tells which addresses are heavy now.
+        inline_requests: Number of requests that the I/O thread has processed itself.
     """
 
     def __init__(
@@ -78,24 +79,19 @@ class HeavyWork:
         thread_time: Callable[[], float] = time.thread_time,
         rest: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._inline_requests = 0  # it is enough if it is about right
+        self.inline_requests = 0  # it is enough if it is about right
         self.processor_time = processor_time or ProcessorTime()
         self._thread_time = thread_time
         self._rest = rest
         self._one_at_a_time = threading.Lock()
 
-    @property
-    def inline_requests(self) -> int:
-        """Number of requests that the I/O thread has processed itself."""
-        return self._inline_requests
-
     def count_inline(self, requests: int = 1) -> None:
         """Count requests that the I/O thread processes itself."""
-        self._inline_requests += requests
+        self.inline_requests += requests
 
     def move_to_thread(self) -> None:
         """Count one request less: its processor has passed it to another thread."""
-        self._inline_requests -= 1
+        self.inline_requests -= 1
 
     def run(self, work: Callable[[], None], address: str, *, is_heavy: bool) -> None:
         """Run a piece of work, and count its processor time. Heavy work waits for the heavy work of the other pools."""
@@ -103,9 +99,9 @@ class HeavyWork:
             self._run(work, address)
             return
         with self._one_at_a_time:
-            requests = self._inline_requests
+            requests = self.inline_requests
             seconds = self._run(work, address)
-            if self._inline_requests > requests:
+            if self.inline_requests > requests:
                 self._rest(min(seconds, _LONGEST_REST_S))
 
     def _run(self, work: Callable[[], None], address: str) -> float:

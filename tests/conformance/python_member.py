@@ -94,7 +94,7 @@ def _exit_with_standard_input() -> None:
 def main() -> None:
     name_server, group, topic = sys.argv[1:]
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    # The same short intervals as those of the Java members: the default is 20 s or 30 s.
+    # The same short intervals as the Java members have: the default is 20 s or 30 s.
     settings = RemoteSettings(
         name_servers=(name_server,),
         rebalance_interval_ms=1_000,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
+from bench.peer.java_client import PeerMessage
 from mqtemplate.broker import Broker
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue
@@ -54,7 +55,7 @@ NO_SIZES: dict[str, object] = dict.fromkeys(
         "max_index_num",
     )
 )
-"""Changes of `settings` with which the sizes are those of the folder."""
+"""Changes of `settings` with which the sizes are the folder's."""
 
 
 def now_ms() -> int:
@@ -112,3 +113,16 @@ def read_all(broker: Broker, topic: str) -> list[MessageExt]:
             found += result.messages
             at = result.next_begin_offset
     return found
+
+
+def comparable(sent: Sent) -> tuple[object, ...]:
+    """Return what both clients must read of a message."""
+    position = sent.topic, sent.queue_id, sent.queue_offset
+    return *position, sent.body, sent.tags or "", sent.keys, sent.msg_id, sent.user or ""
+
+
+def as_sent(message: MessageExt | PeerMessage) -> tuple[object, ...]:
+    """Return the same of a message that one of them has read."""
+    position = message.topic, message.queue_id, message.queue_offset
+    user = message.properties.get("user", "")
+    return *position, message.body, message.tags or "", message.keys, message.msg_id, user

@@ -20,7 +20,7 @@ CONFIGS = (
 PEER = Path(__file__).parents[2] / ".rocketmq"
 _SETTER = re.compile(r"public .* set(\w)(\w+)\(")
 _OF_A_CONTAINER = {"inBrokerContainer", "isBrokerContainer", "brokerConfigPath"}
-"""Setters that RocketMQ itself calls; they are no keys."""
+"""Setters that RocketMQ itself calls; they are not keys."""
 
 
 @pytest.mark.conformance

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from bench.peer.java_client import JavaClient, PeerMessage
+from bench.peer.java_client import JavaClient
 from bench.peer.rocketmq import NameServer, RocketMQ, broker_options
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.errors import StoreLockedError
@@ -25,6 +25,8 @@ from tests.conformance.store_contents import (
     ORDERS,
     READERS,
     Sent,
+    as_sent,
+    comparable,
     now_ms,
     settings,
 )
@@ -66,7 +68,7 @@ def test_every_message_is_read_as_it_was_sent(opened: Opened) -> None:
     """
     found = [message for topic in _TOPICS for message in opened.java.read(topic)]
 
-    assert sorted(map(_as_sent, found)) == sorted(map(_comparable, opened.written.stored))
+    assert sorted(map(as_sent, found)) == sorted(map(comparable, opened.written.stored))
 
 
 def test_messages_of_a_sequenced_send_are_ordinary_messages(opened: Opened) -> None:
@@ -76,15 +78,6 @@ def test_messages_of_a_sequenced_send_are_ordinary_messages(opened: Opened) -> N
     assert [(message.body, message.properties["__SEQUENCE"]) for message in found] == [
         (b"numbered %d" % number, f"a-query 7 0 {number}") for number in range(5)
     ]
-
-
-def _comparable(sent: Sent) -> tuple[object, ...]:
-    return sent.topic, sent.queue_id, sent.queue_offset, sent.body, sent.tags or "", sent.keys, sent.msg_id, sent.user
-
-
-def _as_sent(message: PeerMessage) -> tuple[object, ...]:
-    position = message.topic, message.queue_id, message.queue_offset
-    return *position, message.body, message.tags or "", message.keys, message.msg_id, message.properties.get("user")
 
 
 def test_a_message_is_found_by_its_offset_message_id(opened: Opened) -> None:

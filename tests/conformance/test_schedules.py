@@ -15,7 +15,7 @@ pytestmark = pytest.mark.conformance
 
 @pytest.mark.feature("X17")
 def test_a_schedule_runs_is_paused_and_triggered_on_a_server(server: Server) -> None:
-    """The timers, the index and the stored values are those of the server."""
+    """The timers, the index and the stored values are the same as on the server."""
     runs: list[ScheduledRun] = []
 
     @scheduled(every="2s", name="conformance", catch_up="all")

@@ -29,6 +29,8 @@ from tests.conformance.store_contents import (
     ORDERS,
     READERS,
     Sent,
+    as_sent,
+    comparable,
     read_all,
     settings,
 )
@@ -82,26 +84,7 @@ def test_every_message_is_read_as_it_was_sent(opened: Opened) -> None:
     """Compare tags, keys, properties and bodies, compressed ones too, and the queue and offset in the send result."""
     found = [message for topic in _TOPICS for message in read_all(opened.broker, topic)]
 
-    assert sorted(map(_as_sent, found)) == sorted(map(_comparable, opened.written.stored))
-
-
-def _comparable(sent: Sent) -> tuple[object, ...]:
-    return (
-        sent.topic,
-        sent.queue_id,
-        sent.queue_offset,
-        sent.body,
-        sent.tags or "",
-        sent.keys,
-        sent.msg_id,
-        sent.user or "",
-    )
-
-
-def _as_sent(message: MessageExt) -> tuple[object, ...]:
-    position = message.topic, message.queue_id, message.queue_offset
-    user = message.properties.get("user", "")
-    return *position, message.body, message.tags or "", message.keys, message.msg_id, user
+    assert sorted(map(as_sent, found)) == sorted(map(comparable, opened.written.stored))
 
 
 def test_a_message_is_found_by_its_offset_message_id(opened: Opened) -> None:

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from mqtemplate.message import HostAddress
 from mqtemplate.remoting import RemotingServerSettings
-from mqtemplate.remoting.acceptor import ConnectionLimit
+from mqtemplate.remoting.settings import ConnectionLimit
 from tests.remoting.conftest import OpenPeer, StartServer
 from tests.remoting.wire import RawPeer, echo
 

@@ -7,6 +7,7 @@ import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -115,11 +116,6 @@ def test_several_threads_may_respond_at_the_same_time(server: EchoServer, peer: 
 
 def test_a_body_may_consist_of_parts(peer: RawPeer) -> None:
     assert peer.invoke(RemotingCommand(PARTS)).body == b"one" + b"two" * 10_000
-
-
-def test_a_large_response_arrives_complete(peer: RawPeer) -> None:
-    """It is larger than the buffers of the sockets, so the I/O thread sends most of it."""
-    assert peer.invoke(RemotingCommand(BIG, body=b"16000000")).body == bytes(16_000_000)
 
 
 def test_a_response_too_large_for_a_frame_becomes_an_error(peer: RawPeer) -> None:
@@ -244,34 +240,25 @@ def test_a_slow_processor_runs_in_a_worker_and_blocks_no_other_request(server: E
     assert slow.next_command().body.startswith(b"mqtemplate-server-worker")
 
 
-def test_slow_requests_beyond_the_queue_get_system_busy(start_server: StartServer, open_peer: OpenPeer) -> None:
-    server = start_server(RemotingServerSettings(slow_workers=1, slow_queue=2))
+@pytest.mark.parametrize(
+    ("limits", "size", "count"), [({"slow_queue": 2}, 4, 4), ({"slow_queue_bytes": 1_000_000}, 600_000, 3)]
+)
+def test_slow_requests_beyond_the_queue_get_system_busy(
+    start_server: StartServer, open_peer: OpenPeer, limits: dict[str, Any], size: int, count: int
+) -> None:
+    """The queue has a limit of requests, and one of their bytes."""
+    server = start_server(RemotingServerSettings(slow_workers=1, **limits))
     peer = open_peer(server)
-    peer.send(b"".join(encode_command(RemotingCommand(SLOW, opaque=number, body=b"wait")) for number in range(4)))
+    peer.send(b"".join(encode_command(RemotingCommand(SLOW, opaque=n, body=bytes(size))) for n in range(count)))
 
     refused = peer.next_command()
-    for _ in range(3):
+    for _ in range(count):
         server.gate.put(None)
-    answered = [peer.next_command() for _ in range(3)]
+    answered = [peer.next_command() for _ in range(count - 1)]
 
-    assert (refused.opaque, refused.code) == (3, 2)
+    assert (refused.opaque, refused.code) == (count - 1, 2)
     assert refused.remark == "too many requests of this kind wait for a thread already; try again later"
-    assert [(response.opaque, response.code) for response in answered] == [(0, 0), (1, 0), (2, 0)]
-
-
-def test_the_queue_of_slow_requests_has_bounded_memory(start_server: StartServer, open_peer: OpenPeer) -> None:
-    server = start_server(RemotingServerSettings(slow_workers=1, slow_queue_bytes=1_000_000))
-    peer = open_peer(server)
-    peer.send(b"".join(encode_command(RemotingCommand(SLOW, opaque=n, body=bytes(600_000))) for n in range(3)))
-
-    refused = peer.next_command()
-    for _ in range(2):
-        server.gate.put(None)
-    answered = [peer.next_command() for _ in range(2)]
-
-    assert (refused.opaque, refused.code) == (2, 2)
-    assert [response.code for response in answered] == [0, 0]
-    server.gate.put(None)
+    assert [(response.opaque, response.code) for response in answered] == [(n, 0) for n in range(count - 1)]
     assert peer.invoke(RemotingCommand(SLOW, body=b"again")).code == 0
 
 
@@ -323,29 +310,16 @@ def has_ipv6() -> bool:
         return False
 
 
-needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
+@pytest.mark.parametrize(("listen", "ip"), [("::1", "::1"), ("::", "127.0.0.1")])
+def test_the_server_listens_on_ipv6(start_server: StartServer, listen: str, ip: str) -> None:
+    """A peer with IPv4 has an IPv4 address: otherwise the store would record a born host of 16 bytes for it."""
+    server = start_server(listen=HostAddress(listen, 0))
+    with RawPeer(HostAddress(ip, server.address.port)) as peer:
+        connection, _ = hold(server, peer)
 
-
-@needs_ipv6
-def test_the_server_listens_on_ipv6(start_server: StartServer, open_peer: OpenPeer) -> None:
-    server = start_server(listen=HostAddress("::1", 0))
-    peer = open_peer(server)
-    connection, _ = hold(server, peer)
-
-    assert connection.remote.ip == "::1"
-    assert str(server.address) == f"[::1]:{server.address.port}"
-
-
-@needs_ipv6
-def test_an_ipv4_peer_of_a_dual_stack_server_has_an_ipv4_address(start_server: StartServer) -> None:
-    """Otherwise the store would record a born host of 16 bytes for an IPv4 client."""
-    server = start_server(listen=HostAddress("::", 0))
-    with RawPeer(HostAddress("127.0.0.1", server.address.port)) as peer:
-        peer.send(encode_command(RemotingCommand(HOLD)))
-
-        connection, _ = server.held.get(timeout=TIMEOUT_S)
-
-    assert connection.remote.ip == "127.0.0.1"
+    assert connection.remote.ip == ip
+    assert str(server.address) == f"[{listen}]:{server.address.port}"
 
 
 # --- requests of the server ---------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from tests.remoting.wire import (
     Results,
     address_of,
     echo,
+    echoed,
     in_threads,
     response_of,
 )
@@ -180,25 +181,18 @@ def test_only_a_required_certificate_must_not_be_missing(
 
 def test_large_frames_go_both_ways_under_tls(tls_server: EchoServer, tls_client: RemotingClient) -> None:
     """They are larger than a record and than the buffers of the sockets."""
-    body, address = bytes(range(256)) * 30_000, address_of(tls_server)
+    echoed(tls_client, tls_server, bytes(range(256)) * 30_000)
 
-    assert tls_client.invoke(address, echo(body), LONG_MS).body == body
-    assert tls_client.invoke(address, RemotingCommand(BIG, body=b"16000000"), LONG_MS).body == bytes(16_000_000)
+    big = RemotingCommand(BIG, body=b"16000000")
+    assert tls_client.invoke(address_of(tls_server), big, LONG_MS).body == bytes(16_000_000)
 
 
 def test_many_threads_share_a_connection_under_tls(tls_server: EchoServer, tls_client: RemotingClient) -> None:
     """Two threads must not use OpenSSL's state at once, in either direction."""
-    wrong: list[bytes] = []
+    bodies = [[b"%d:%d;" % (thread, number) * 3_000 for number in range(60)] for thread in range(6)]
 
-    def work(thread: int) -> None:
-        for number in range(60):
-            body = b"%d:%d;" % (thread, number) * 3_000
-            if tls_client.invoke(address_of(tls_server), echo(body), LONG_MS).body != body:
-                wrong.append(body[:9])
+    in_threads(6, lambda thread: [echoed(tls_client, tls_server, body) for body in bodies[thread]])
 
-    in_threads(6, work)
-
-    assert wrong == []
     assert tls_server.seen.qsize() == 360
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.errors import BrokerError
 from mqtemplate.message import HostAddress
-from mqtemplate.remoting import Connection, RemotingServer, RemotingServerSettings
+from mqtemplate.remoting import Connection, RemotingClient, RemotingServer, RemotingServerSettings
 from mqtemplate.remoting.protocol import FrameDecoder, RemotingCommand, ResponseCode, encode_command
 from mqtemplate.remoting.server import ErrorResponse, Guard
 
@@ -194,6 +194,11 @@ def full_backlog() -> Iterator[str]:
 
 def address_of(server: RemotingServer) -> str:
     return str(server.address)
+
+
+def echoed(client: RemotingClient, server: EchoServer, body: bytes) -> None:
+    """Send a body, and check that it returns unchanged."""
+    assert client.invoke(address_of(server), echo(body), LONG_MS).body == body
 
 
 def response_of(results: Results) -> RemotingCommand:

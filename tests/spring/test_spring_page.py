@@ -84,7 +84,7 @@ def test_an_attribute_that_the_page_names_exists(kind: str) -> None:
     }
 
     assert named - ATTRIBUTES[kind] == set()
-    assert len(named) >= len(names()[kind]) - 9, "all but placeholders, and names that are no attribute here"
+    assert len(named) >= len(names()[kind]) - 9, "all but placeholders, and names that are not attributes here"
 
 
 def test_a_setting_of_a_container_that_the_page_names_exists() -> None:

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from mqtemplate.broker import Broker, BrokerAdmin, Capability, DelayedMessages, MessageReader, Requests, Transactions
+from mqtemplate.broker import Broker, BrokerAdmin, Capability, DelayedMessages, MessageReader
 from mqtemplate.brokers.remote.admin import RemoteAdmin
 from mqtemplate.brokers.remote.cluster.client import ClientContext
 from mqtemplate.brokers.remote.cluster.failures import log_failure
@@ -15,6 +15,7 @@ from mqtemplate.brokers.remote.cluster.routes import MASTER_ID, RouteTable
 from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
 from mqtemplate.brokers.remote.cluster_client import ClusterClient
 from mqtemplate.brokers.remote.consuming.members import Members
+from mqtemplate.brokers.remote.producing.answers import RemoteRequests, RemoteTransactions
 from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.delay.settings import DelayLevels
@@ -161,11 +162,11 @@ class RemoteBroker(Broker):
         return self._client.producer
 
     @property
-    def requests(self) -> Requests:
+    def requests(self) -> RemoteRequests:
         return self._client.requests
 
     @property
-    def transactions(self) -> Transactions:
+    def transactions(self) -> RemoteTransactions:
         return self._client.transactions
 
     @property

@@ -10,8 +10,8 @@ from mqtemplate.brokers.remote.cluster.routes import NameServers, RouteTable
 from mqtemplate.brokers.remote.cluster.settings import Namespace, RemoteSettings
 from mqtemplate.brokers.remote.consuming.consumer import AdminRequests
 from mqtemplate.brokers.remote.consuming.members import Members
-from mqtemplate.brokers.remote.delayed.our_server import OurServer
-from mqtemplate.brokers.remote.delayed.rocketmq_cluster import RocketMQCluster
+from mqtemplate.brokers.remote.delayed.backlog import Recalls
+from mqtemplate.brokers.remote.delayed.control import OurServer, RocketMQCluster
 from mqtemplate.brokers.remote.producing.answers import RemoteRequests, RemoteTransactions
 from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.clock import Clock
@@ -69,10 +69,11 @@ class ClusterClient:
         )
         self.producer = Producer(context)
         self.queries = Queries(context)
-        self.transactions = RemoteTransactions(context, self.producer)
+        self.transactions = RemoteTransactions(context)
         self.requests = RemoteRequests(context, self.producer)
         self.our_server = OurServer(context)
-        self._rocketmq_cluster = RocketMQCluster(context, self.queries, self.producer)
+        self._recalls = Recalls(context)
+        self._rocketmq_cluster = RocketMQCluster(context, self.queries, self.producer, self._recalls)
         self.members = Members(context, self.queries, self.producer, self._new_instance, self._heartbeats.trigger)
         first.producer_groups.add(self._namespace.wrap(settings.producer_group))
 
@@ -95,15 +96,13 @@ class ClusterClient:
         Raises:
             RemoteConnectError: No name server answers.
         """
-        try:
-            cluster = self._routes.load_cluster()
+        cluster = self._routes.load_cluster()
+        if isinstance(cluster, BrokerError):
+            _log.debug("remote.cluster_info_refused", reason=str(cluster))
+            self._routes.existing(AUTO_CREATE_TOPIC)
+        else:
             names = sorted(cluster.broker_addr_table)
             self.name = names[0] if len(names) == 1 else "+".join(sorted(cluster.cluster_addr_table)) or "cluster"
-        except RemoteConnectError:
-            raise
-        except BrokerError as exc:  # access control may forbid this request
-            _log.debug("remote.cluster_info_refused", reason=str(exc))
-            self._routes.existing(AUTO_CREATE_TOPIC)
         self._first.heartbeat(self._routes.masters())
 
     def capabilities(self) -> frozenset[Capability]:
@@ -116,7 +115,7 @@ class ClusterClient:
         each = [announced for address in first.versions if (announced := first.announced[address])]
         if rocketmq or not each:
             oldest = min(rocketmq, default=int(Version.V5_0_0))
-            each.append(_rocketmq_capabilities(oldest, can_recall=self._rocketmq_cluster.recalls.are_enabled()))
+            each.append(_rocketmq_capabilities(oldest, can_recall=self._recalls.are_enabled()))
         return frozenset.intersection(*each)
 
     @property
@@ -157,12 +156,7 @@ class ClusterClient:
 
     def _refresh(self) -> int | None:
         try:
-            try:
-                self._routes.load_cluster()
-            except RemoteConnectError:
-                raise
-            except BrokerError:
-                pass  # access control may forbid this request; the routes contain the brokers in use
+            self._routes.load_cluster()
             self._routes.refresh()
         except RemoteConnectError as exc:
             log_failure(_log, "remote.route_refresh_failed", exc)

@@ -133,7 +133,7 @@ class FrameDecoder:
 
     @property
     def buffered(self) -> int:
-        """Bytes that were fed and not read. At the end of a connection, those of an incomplete frame."""
+        """Bytes that were fed and not read; at the end of a connection, the bytes of an incomplete frame."""
         frames = sum(8 + len(header) + len(body) for _, header, body in self._frames) if self._frames else 0
         return frames + len(self._buffer)
 

@@ -28,7 +28,7 @@ class RemotingCommand:
         flag: Bits ``FLAG_RESPONSE`` and ``FLAG_ONE_WAY``.
         version: The sender's `Version`, as a number.
         remark: Reason of a response, for people.
-        ext_fields: Fields of the header as text; `header` reads them. Empty if there are none.
+        ext_fields: Fields of the header as text; `header` reads them. Possibly empty.
         serialize_type: Encoding of the header, as received or as to be sent.
     """
 

@@ -8,15 +8,23 @@ i4, B  messages     a batch as in `mqtemplate.remoting.protocol.messages`
 from __future__ import annotations
 
 import struct
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
 
 from mqtemplate.errors import RemoteProtocolError
-from mqtemplate.message import DELAY_PROPERTIES, INTERNAL_PROPERTIES, ORIGIN_PROPERTIES, Message, Property
+from mqtemplate.message import (
+    DELAY_PROPERTIES,
+    INTERNAL_PROPERTIES,
+    ORIGIN_PROPERTIES,
+    Message,
+    MessageQueue,
+    Property,
+)
 from mqtemplate.record.codec import EncodedMessage
-from mqtemplate.remoting.protocol.messages import decode_batch, encode_batch, split_batch
+from mqtemplate.remoting.protocol.messages import EncodedBatch, decode_batch, encode_batch, split_batch
 
 _SPECIAL_NAMES = tuple(
     f"{name}\x01".encode()
@@ -26,6 +34,11 @@ _SPECIAL_NAMES = tuple(
 )
 _I2 = struct.Struct(">H")
 _QUEUE_AND_SIZE = struct.Struct(">iI")
+_MAX_PART_BYTES = (1 << 20) - 1_024
+"""Most bytes of messages in one request; their topics come in addition."""
+
+NumberedMessages = Sequence[tuple[Message, MessageQueue]]
+"""Messages whose numbers follow each other, each with its queue."""
 
 
 class QueueBatch(NamedTuple):
@@ -63,6 +76,27 @@ def encode_queue_batch(topic: str, queue_id: int, batch: bytes | memoryview) -> 
     return b"".join((_I2.pack(len(name)), name, _QUEUE_AND_SIZE.pack(queue_id, len(batch)), batch))
 
 
+def parts_of_messages(messages: NumberedMessages) -> Iterator[NumberedMessages]:
+    """Yield the messages in parts that fit into a request."""
+    start = size = 0
+    for index, (message, _) in enumerate(messages):
+        size += len(message.body) + 64 + sum(len(name) + len(value) for name, value in message.properties.items())
+        if size > _MAX_PART_BYTES and index > start:
+            yield messages[start:index]
+            start, size = index, len(message.body)
+    if start < len(messages):
+        yield messages[start:]
+
+
+def parts_of_batch(batch: EncodedBatch) -> Iterator[tuple[memoryview, int]]:
+    """Yield encoded messages in parts that fit into a request, with their number."""
+    first = at = 0
+    while first < len(batch.ends):
+        last = max(bisect_right(batch.ends, at + _MAX_PART_BYTES), first + 1)
+        yield batch.data[at : batch.ends[last - 1]], last - first
+        first, at = last, batch.ends[last - 1]
+
+
 def read_queue_batches(body: bytes) -> Iterator[QueueBatch]:
     """Yield the batches of a body. Their messages are not decoded.
 
@@ -77,19 +111,18 @@ def read_queue_batches(body: bytes) -> Iterator[QueueBatch]:
             queue_id, size = _QUEUE_AND_SIZE.unpack_from(view, topic_end)
             topic = str(view[at + _I2.size : topic_end], "utf-8")
         except (struct.error, UnicodeDecodeError):
-            raise RemoteProtocolError("a run of the sequenced send has no valid topic, queue ID and size") from None
+            raise RemoteProtocolError("a batch of the sequenced send has no valid topic, queue ID and size") from None
         start = topic_end + _QUEUE_AND_SIZE.size
         at = start + size
         if at > len(view):
-            raise RemoteProtocolError(f"the run for {topic!r} is cut off: {size} bytes announced")
+            raise RemoteProtocolError(f"the batch for {topic!r} is cut off: {size} bytes announced")
         yield QueueBatch(topic, queue_id, view[start:at])
 
 
 def decode_queue_batches(batches: Sequence[QueueBatch]) -> list[tuple[Message | EncodedMessage, int]]:
     """Return the messages of the batches, each with its queue ID.
 
-    The properties of most batches are those of an application. They stay encoded: decoding takes half of the time of a
-    send.
+    Most batches have only properties of an application. They stay encoded: decoding takes half of the time of a send.
 
     Raises:
         RemoteProtocolError: The bytes of a batch are not messages.

@@ -7,10 +7,11 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mqtemplate.broker import Capability, ConsumerSpec, MessageModel
+from mqtemplate.broker import Capability, Consumer, ConsumerSpec, MessageModel
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.errors import (
@@ -20,11 +21,10 @@ from mqtemplate.errors import (
     DestinationError,
     ListenerError,
     MessageError,
-    OffsetOutOfRangeError,
     StoreFormatError,
 )
 from mqtemplate.message import Message, MessageExt, MessageQueue
-from mqtemplate.results import PullStatus, SendStatus
+from mqtemplate.results import SendStatus
 from mqtemplate.selectors.sql92 import Sql92Selector
 from mqtemplate.selectors.tags import Selector, TagSelector
 from mqtemplate.store.files.disk import Disk
@@ -47,6 +47,19 @@ def pull_all(broker: EmbeddedBroker, topic: str) -> list[MessageExt]:
     for queue in broker.queues(topic):
         found += broker.reader.pull(queue, broker.reader.min_offset(queue), 1_000).messages
     return found
+
+
+def join(broker: EmbeddedBroker, selector: Selector = ALL, **spec: Any) -> Consumer:
+    return broker.groups.subscribe(ConsumerSpec(**{"group": "g", "subscriptions": {"orders": selector}, **spec}))
+
+
+def read_one(broker: EmbeddedBroker, **spec: Any) -> MessageQueue:
+    """Send a message, join, and commit after the message; return its queue."""
+    broker.sends.send(Message("orders", b"x"))
+    member = join(broker, **spec)
+    (message,) = member.poll(10)
+    member.commit(message.message_queue, 1)
+    return message.message_queue
 
 
 @pytest.mark.feature("B14")
@@ -105,14 +118,6 @@ def test_the_error_for_a_large_body_has_both_sizes(tmp_path: Path) -> None:
         broker.sends.send(Message("orders", bytes(101)))
 
 
-def test_a_batch_of_several_topics_or_no_message_is_refused(broker: EmbeddedBroker) -> None:
-    with pytest.raises(MessageError, match=r"names 'a' and 'b'; send two batches"):
-        broker.sends.send_batch([Message("a", b"x"), Message("b", b"x")])
-    with pytest.raises(MessageError, match="the batch is empty"):
-        broker.sends.send_batch([])
-    assert pull_all(broker, "a") == []
-
-
 def test_a_queue_of_another_topic_is_refused(broker: EmbeddedBroker) -> None:
     with pytest.raises(
         DestinationError, match=r"is no queue of the topic; broker 'broker-a' has queues 0..3 of 'orders'"
@@ -158,46 +163,6 @@ def test_one_broker_has_levels_and_timers(broker: EmbeddedBroker) -> None:
     assert delivered == [{b"timer"}, {b"timer", b"level"}]
 
 
-def test_the_error_of_a_pull_outside_the_queue_has_the_next_offset(broker: EmbeddedBroker) -> None:
-    queue = broker.sends.send(Message("orders", b"x")).message_queue
-
-    with pytest.raises(OffsetOutOfRangeError, match=r"has offsets 0..0, got 7; continue at 1") as caught:
-        broker.reader.pull(queue, 7)
-
-    assert caught.value.next_offset == 1
-
-
-def test_a_pull_that_skips_all_messages_has_the_status_no_matched_msg(broker: EmbeddedBroker) -> None:
-    queue = broker.sends.send(Message("orders", b"x", {"TAGS": "new"})).message_queue
-
-    result = broker.reader.pull(queue, 0, selector=TagSelector("paid"))
-
-    assert (result.pull_status, result.next_begin_offset) == (PullStatus.NO_MATCHED_MSG, 1)
-
-
-def test_a_tag_selector_does_not_match_a_tag_with_the_same_hash_code(broker: EmbeddedBroker) -> None:
-    """ "Aa" and "BB" have the same Java hash code, and the consume queue stores only hash codes."""
-    broker.create_topic("orders", 1)
-    queue = broker.sends.send(Message("orders", b"1", {"TAGS": "Aa"})).message_queue
-    broker.sends.send(Message("orders", b"2", {"TAGS": "BB"}))
-
-    assert [message.body for message in broker.reader.pull(queue, 0, selector=TagSelector("BB")).messages] == [b"2"]
-
-
-def test_messages_and_committed_offsets_survive_a_restart(tmp_path: Path) -> None:
-    clock = VirtualClock()
-    with EmbeddedBroker(tmp_path, SMALL, clock) as broker:
-        broker.sends.send(Message("orders", b"kept"))
-        consumer = broker.groups.subscribe(ConsumerSpec(group="g", subscriptions={"orders": ALL}))
-        (message,) = consumer.poll(10)
-        consumer.commit(message.message_queue, message.queue_offset + 1)
-        broker.sends.send(Message("orders", b"next"))
-
-    with EmbeddedBroker(tmp_path, SMALL, clock) as broker:
-        consumer = broker.groups.subscribe(ConsumerSpec(group="g", subscriptions={"orders": ALL}))
-        assert [message.body for message in consumer.poll(10)] == [b"next"]
-
-
 def test_after_a_kill_messages_are_read_without_a_send(tmp_path: Path) -> None:
     """Consumers see flushed messages only. So the recovery flushes, since the process may never send."""
     killed = EmbeddedBroker(tmp_path, SMALL, VirtualClock())
@@ -206,7 +171,7 @@ def test_after_a_kill_messages_are_read_without_a_send(tmp_path: Path) -> None:
     killed.store.release()
 
     with EmbeddedBroker(tmp_path, SMALL, VirtualClock()) as broker:
-        consumer = broker.groups.subscribe(ConsumerSpec(group="g", subscriptions={"orders": ALL}))
+        consumer = join(broker)
         assert [message.body for message in consumer.poll(10)] == [b"kept"]
 
 
@@ -232,7 +197,7 @@ def test_a_corrupt_message_is_reported_once_and_the_others_are_read(broker: Embe
     with (tmp_path / "commitlog" / f"{0:020d}").open("r+b") as file:
         file.seek(second.physical_offset + 100)
         file.write(b"!")
-    consumer = broker.groups.subscribe(ConsumerSpec(group="g", subscriptions={"orders": ALL}))
+    consumer = join(broker)
 
     assert [message.body[:1] for message in consumer.poll(10)] == [b"a"]
     with pytest.raises(CorruptRecordError, match=rf"bad record at physical offset {second.physical_offset}"):
@@ -243,21 +208,19 @@ def test_a_corrupt_message_is_reported_once_and_the_others_are_read(broker: Embe
 @pytest.mark.feature("U14")
 def test_a_member_with_another_subscription_or_message_model_is_refused(broker: EmbeddedBroker) -> None:
     """In RocketMQ the second subscription replaces the first, and messages are lost without an error."""
-    broker.groups.subscribe(ConsumerSpec(group="g", subscriptions={"orders": ALL}))
+    join(broker)
 
     with pytest.raises(
         ListenerError, match=r"group 'g' subscribes to orders:\* and to orders:paid; .*a group of its own"
     ):
-        broker.groups.subscribe(ConsumerSpec(group="g", subscriptions={"orders": TagSelector("paid")}))
+        join(broker, TagSelector("paid"))
     with pytest.raises(ListenerError, match="members with CLUSTERING and with BROADCASTING"):
-        broker.groups.subscribe(
-            ConsumerSpec(group="g", subscriptions={"orders": ALL}, message_model=MessageModel.BROADCASTING)
-        )
+        join(broker, message_model=MessageModel.BROADCASTING)
 
 
 def test_the_new_queues_of_a_topic_are_assigned(broker: EmbeddedBroker) -> None:
     broker.create_topic("orders", 1)
-    consumer = broker.groups.subscribe(ConsumerSpec(group="g", subscriptions={"orders": ALL}))
+    consumer = join(broker)
 
     broker.create_topic("orders", 3)
 
@@ -265,19 +228,13 @@ def test_the_new_queues_of_a_topic_are_assigned(broker: EmbeddedBroker) -> None:
 
 
 def test_each_broadcasting_member_has_its_own_offsets_and_they_survive_a_restart(tmp_path: Path) -> None:
-    clock = VirtualClock()
-    spec = ConsumerSpec(
-        group="g", subscriptions={"orders": ALL}, message_model=MessageModel.BROADCASTING, instance_name="one"
-    )
+    clock, member = VirtualClock(), {"message_model": MessageModel.BROADCASTING, "instance_name": "one"}
     with EmbeddedBroker(tmp_path, SMALL, clock) as broker:
-        broker.sends.send(Message("orders", b"x"))
-        member = broker.groups.subscribe(spec)
-        (message,) = member.poll(10)
-        member.commit(message.message_queue, 1)
-        assert broker.groups.committed_offset("g", message.message_queue) is None
+        queue = read_one(broker, **member)
+        assert broker.groups.committed_offset("g", queue) is None
 
     with EmbeddedBroker(tmp_path, SMALL, clock) as broker:
-        assert broker.groups.subscribe(spec).poll(10) == []
+        assert join(broker, **member).poll(10) == []
 
 
 @pytest.mark.parametrize(
@@ -288,14 +245,8 @@ def test_the_instance_name_of_a_member_is_quoted_in_the_name_of_its_file(
 ) -> None:
     """It may come from the host name or from another setting, and must not lead out of the folder."""
     store = tmp_path / "a" / "b" / "store"
-    spec = ConsumerSpec(
-        group="%g|", subscriptions={"orders": ALL}, message_model=MessageModel.BROADCASTING, instance_name=instance_name
-    )
     with EmbeddedBroker(store, SMALL, VirtualClock()) as broker:
-        broker.sends.send(Message("orders", b"x"))
-        member = broker.groups.subscribe(spec)
-        (message,) = member.poll(10)
-        member.commit(message.message_queue, 1)
+        read_one(broker, group="%g|", message_model=MessageModel.BROADCASTING, instance_name=instance_name)
 
     assert (store / "broadcast" / folder / "%g|.json").is_file()
 
@@ -303,7 +254,7 @@ def test_the_instance_name_of_a_member_is_quoted_in_the_name_of_its_file(
 @pytest.mark.parametrize("mode", FlushDiskType)
 def test_one_consumer_receives_the_messages_of_many_producer_threads(tmp_path: Path, mode: FlushDiskType) -> None:
     with EmbeddedBroker(tmp_path, EmbeddedSettings(flush_disk_type=mode)) as broker:
-        consumer = broker.groups.subscribe(ConsumerSpec(group="g", subscriptions={"orders": ALL}))
+        consumer = join(broker)
         with ThreadPoolExecutor(8) as pool:
             results = pool.map(lambda number: broker.sends.send(Message("orders", str(number).encode())), range(200))
             received: list[bytes] = []
@@ -356,14 +307,11 @@ def test_producers_do_not_wait_for_a_checkpoint(tmp_path: Path) -> None:
             disk.go_on.set()
 
 
-def test_a_waiting_poll_returns_when_it_is_woken_or_the_broker_is_closed() -> None:
+def test_a_waiting_poll_ends_when_the_broker_is_closed() -> None:
     broker = EmbeddedBroker(None)
     broker.start()
-    consumer = broker.groups.subscribe(ConsumerSpec(group="g", subscriptions={"orders": ALL}))
+    consumer = join(broker)
     with ThreadPoolExecutor(1) as pool:
-        consumer.wake()
-        assert consumer.poll(10, 30_000) == []
-
         polling = threading.Event()
 
         def poll() -> object:
@@ -385,7 +333,7 @@ def test_one_poll_skips_all_messages_that_a_selector_does_not_match(broker: Embe
     for _ in range(60):
         broker.sends.send_batch([unmatched] * 100)
     last = broker.sends.send(Message("orders", b"paid", {"TAGS": "paid", "price": "9"}))
-    consumer = broker.groups.subscribe(ConsumerSpec(group="rare", subscriptions={"orders": selector}))
+    consumer = join(broker, selector)
 
     [message] = consumer.poll(32)
 
@@ -397,8 +345,7 @@ def test_a_poll_with_a_selector_returns_at_most_max_count_messages(broker: Embed
     broker.create_topic("orders", 1)
     for number in range(200):
         broker.sends.send(Message("orders", b"%d" % number, {"price": str(number)}))
-    selector = Sql92Selector("price >= 100")
-    consumer = broker.groups.subscribe(ConsumerSpec(group="dear", subscriptions={"orders": selector}))
+    consumer = join(broker, Sql92Selector("price >= 100"))
 
     pages = [[message.body for message in consumer.poll(30)] for _ in range(4)]
 

@@ -12,6 +12,7 @@ from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker, R
 from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue
 from mqtemplate.selectors.tags import Selector, TagSelector
 from mqtemplate.server import BrokerServerSettings, LocalCluster
+from tests.brokers.remote.scripted_cluster import ScriptedBroker
 from tests.waiting import eventually
 
 ANYWHERE = HostAddress("127.0.0.1", 0)
@@ -30,6 +31,11 @@ def client(address: object, folder: Path, **settings: Any) -> Iterator[RemoteBro
     """Start a remote broker."""
     with RemoteBroker(RemoteSettings(name_servers=(str(address),), offset_path=folder, **settings)) as broker:
         yield broker
+
+
+def remote(cluster: ScriptedBroker, **settings: Any) -> RemoteBroker:
+    """Return a client of a scripted broker, which is not started yet."""
+    return RemoteBroker(RemoteSettings(name_servers=(cluster.address,), **settings))
 
 
 def group_spec(group: str, topic: str, selector: Selector | None = None) -> ConsumerSpec:

@@ -113,10 +113,6 @@ class ScriptedGroups:
         return _later(self._commit_delay_s, apply)
 
     @staticmethod
-    def _min_offset(request: RemotingCommand) -> RemotingCommand:
-        return request.response(header=OffsetResponseHeader(offset=0))
-
-    @staticmethod
     def _find_nothing(request: RemotingCommand) -> RemotingCommand | None:
         header = request.header(PullMessageRequestHeader)
         if header.suspend_timeout_millis:

@@ -21,19 +21,18 @@ from mqtemplate.errors import (
     BrokerClosedError,
     BrokerError,
     ForkedError,
-    MessageError,
     RemoteConnectError,
     UnsupportedError,
 )
 from mqtemplate.message import Message, Property
-from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
+from mqtemplate.pending import ScheduleChangeStatus
 from mqtemplate.remoting import Credentials, RemotingClient, RemotingClientSettings
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.bodies.group import ConsumerRunningInfo
 from mqtemplate.remoting.protocol.headers.group import GetConsumerRunningInfoRequestHeader, ResetOffsetRequestHeader
 from mqtemplate.server import Account, AclSettings, LocalCluster
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
-from tests.brokers.remote.clients import bodies, client, join, one_queue, send_numbers, server, take
+from tests.brokers.remote.clients import bodies, client, join, one_queue, remote, send_numbers, server, take
 from tests.brokers.remote.scripted_cluster import ScriptedBroker
 from tests.waiting import eventually
 
@@ -302,35 +301,6 @@ def test_a_cluster_of_4_refuses_changes_of_pending_messages_with_the_alternative
         for change in (broker.delayed.cancel, partial(broker.delayed.reschedule, deliver_ms=1)):
             with pytest.raises(UnsupportedError, match=r"cancels no message.*or use the embedded broker or our server"):
                 change(key="4466")
-
-
-def test_wrong_arguments_about_pending_messages_are_refused() -> None:
-    with ScriptedBroker() as scripted, remote(scripted) as broker:
-        for call, text in [
-            (broker.delayed.cancel, r"by its handle or by key=\.\.\., and by one of them"),
-            (lambda: broker.delayed.reschedule("handle", 1, key="4466"), "by one of them"),
-            (lambda: broker.delayed.cancel("4466"), "is not a handle of a pending message"),
-            (lambda: broker.delayed.cancel(key="two words"), "a key must be one word"),
-            (lambda: broker.delayed.pending(PendingQuery(), 0), "max_count must be 1 or more, got 0"),
-            (
-                lambda: broker.delayed.pending(PendingQuery(), cursor="next"),
-                "'next' is not a cursor; pass PendingPage.cursor",
-            ),
-            (lambda: broker.delayed.count_pending(PendingQuery(), 0), "must be 1 ms or more, got 0"),
-        ]:
-            with pytest.raises(MessageError, match=text):
-                call()  # type: ignore[no-untyped-call]
-
-
-def remote(scripted: ScriptedBroker) -> RemoteBroker:
-    return RemoteBroker(RemoteSettings(name_servers=(scripted.address,)))
-
-
-def test_a_timer_is_cancelled_by_its_handle(our_client: RemoteBroker, our_server: LocalCluster) -> None:
-    handle = our_client.sends.send(Message("orders", b"x", {Property.TIMER_DELAY_SEC: "60"})).handle
-
-    assert our_client.delayed.cancel(handle).status is ScheduleChangeStatus.CANCELLED
-    assert our_server.engine.delayed.count_pending(PendingQuery(topic="orders")).total == 0
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 
 from mqtemplate.errors import MessageError, RemoteProtocolError
 from mqtemplate.message import MessageQueue
-from mqtemplate.remoting.protocol import RequestCode
 from mqtemplate.remoting.protocol.bodies import json_body
 from mqtemplate.remoting.protocol.bodies.group import (
     ConsumeStats,
     HeartbeatData,
     LockBatchRequestBody,
-    OffsetWrapper,
     QueryCorrectionOffsetBody,
 )
 from mqtemplate.remoting.protocol.bodies.json_body import JsonBody, dumps, loads
@@ -27,9 +25,8 @@ from mqtemplate.remoting.protocol.bodies.route import (
     QueueData,
     TopicConfig,
     TopicRouteData,
-    TopicStatsTable,
 )
-from tests.remoting.protocol.code_tables import BODIES, REQUEST_BODIES, RESPONSE_BODIES, rocketmq_name
+from tests.remoting.protocol.code_tables import BODIES, rocketmq_name
 from tests.remoting.protocol.golden_file import golden
 from tests.remoting.protocol.other_side import ConsumeMessageDirectlyResult
 from tests.remoting.protocol.strategies import instances, json_values
@@ -111,15 +108,6 @@ def test_any_type_in_any_field_is_read_or_raises_our_own_error(kind: type[JsonBo
 
 
 # --- maps whose keys are not texts ------------------------------------------------------------------
-
-
-def test_a_message_queue_as_a_key_is_written_without_quotes() -> None:
-    """RocketMQ 5.5.0 does not read it with quotes."""
-    stats = ConsumeStats(offset_table={QUEUE: OffsetWrapper(broker_offset=9, consumer_offset=4, last_timestamp=1)})
-
-    assert stats.encode().decode() == (
-        f'{{"consumeTps":0.0,"offsetTable":{{{QUEUE_TEXT}:{{"brokerOffset":9,"consumerOffset":4,"lastTimestamp":1}}}}}}'
-    )
 
 
 @pytest.mark.feature("trap 3")
@@ -233,9 +221,3 @@ def test_a_value_that_json_cannot_express_is_refused() -> None:
         KVTable(table={"a": "\ud800"}).encode()
     with pytest.raises(MessageError, match="this ConsumeStats cannot be encoded"):
         ConsumeStats(consume_tps=float("nan")).encode()
-
-
-def test_the_tables_contain_the_body_of_a_code() -> None:
-    assert REQUEST_BODIES[RequestCode.HEART_BEAT] is HeartbeatData
-    assert RESPONSE_BODIES[RequestCode.GET_TOPIC_STATS_INFO] is TopicStatsTable
-    assert RequestCode.PULL_MESSAGE not in RESPONSE_BODIES  # its body is messages

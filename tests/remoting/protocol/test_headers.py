@@ -12,20 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqtemplate.errors import RemoteProtocolError
-from mqtemplate.remoting.protocol import RequestCode
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader, Long, wire
 from mqtemplate.remoting.protocol.headers.group import (
     GetMaxOffsetRequestHeader,
     OffsetResponseHeader,
-    UnregisterClientRequestHeader,
 )
-from mqtemplate.remoting.protocol.headers.message import (
-    PullMessageResponseHeader,
-    QueryMessageRequestHeader,
-    SendMessageRequestHeader,
-    SendMessageRequestHeaderV2,
-)
-from tests.remoting.protocol.code_tables import HEADERS, REQUEST_HEADERS, RESPONSE_HEADERS
+from tests.remoting.protocol.code_tables import HEADERS
 from tests.remoting.protocol.golden_file import golden
 from tests.remoting.protocol.strategies import instances
 
@@ -64,7 +56,7 @@ SHARED = {
 
 IGNORED = {
     # fields that our classes ignore and do not write: Java's internal note, namespaces of version 2, static topics, and
-    # those of the proxy
+    # headers of the proxy
     *("oway", "ns", "nsd", "lo"),
     *("batchUniqId", "forbiddenType", "groupSysFlag", "indexType", "lastKey", "liteTopic", "offsetDelta"),
     *("proxyFrowardClientId", "requestSource"),
@@ -77,19 +69,6 @@ IGNORED_IN = {
     "RegisterBrokerResponseHeader": {"haServerAddr"},
     "SendMessageRequestHeaderV2": {"bname"},  # which is `n` in this header
 }
-
-SEND = SendMessageRequestHeader(
-    producer_group="g",
-    topic="T",
-    default_topic="TBW102",
-    default_topic_queue_nums=4,
-    queue_id=1,
-    sys_flag=0,
-    born_timestamp=1_700_000_000_000,
-    flag=0,
-    batch=False,
-    broker_name="broker-a",
-)
 
 
 def class_of(name: str) -> type[CommandHeader]:
@@ -136,42 +115,9 @@ def test_any_text_in_any_field_is_read_or_raises_our_own_error(kind: type[Comman
     assert kind.from_ext_fields(instance.to_ext_fields()) == instance
 
 
-def test_none_is_left_out() -> None:
-    assert SEND.to_ext_fields() == {
-        "producerGroup": "g",
-        "topic": "T",
-        "defaultTopic": "TBW102",
-        "defaultTopicQueueNums": "4",
-        "queueId": "1",
-        "sysFlag": "0",
-        "bornTimestamp": "1700000000000",
-        "flag": "0",
-        "batch": "false",
-        "bname": "broker-a",
-    }
-
-
-def test_a_send_with_short_names_has_the_same_values() -> None:
-    fields = {field.name: getattr(SEND, field.name) for field in dataclasses.fields(SEND)}
-
-    short = SendMessageRequestHeaderV2(**fields).to_ext_fields()
-
-    assert short == dict(zip("abcdefgh", ("g", "T", "TBW102", "4", "1", "0", "1700000000000", "0"), strict=True)) | {
-        "m": "false",
-        "n": "broker-a",
-    }
-    assert isinstance(SendMessageRequestHeaderV2.from_ext_fields(short), SendMessageRequestHeader)
-
-
 def test_a_number_with_more_digits_than_python_converts_is_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="is not a number of 32 bits"):
         GetMaxOffsetRequestHeader.from_ext_fields({"topic": "T", "queueId": "9" * 5_000})
-
-
-def test_a_name_other_than_the_camel_case_one_is_declared() -> None:
-    leaving = UnregisterClientRequestHeader(client_id="10.0.0.1@7", producer_group="g")
-
-    assert leaving.to_ext_fields() == {"clientID": "10.0.0.1@7", "producerGroup": "g"}
 
 
 def test_a_header_is_a_frozen_value() -> None:
@@ -209,13 +155,6 @@ def test_the_base_class_of_headers_has_no_fields() -> None:
         CommandHeader().to_ext_fields()
     with pytest.raises(TypeError, match="CommandHeader has no fields"):
         CommandHeader.from_ext_fields({})
-
-
-def test_the_tables_contain_the_headers_of_a_code() -> None:
-    assert REQUEST_HEADERS[RequestCode.SEND_BATCH_MESSAGE] is SendMessageRequestHeaderV2
-    assert RESPONSE_HEADERS[RequestCode.LITE_PULL_MESSAGE] is PullMessageResponseHeader
-    assert REQUEST_HEADERS[12] is QueryMessageRequestHeader
-    assert RequestCode.CHECK_CLIENT_CONFIG not in REQUEST_HEADERS  # all its data is in the body
 
 
 # --- the first use of a class ----------------------------------------------------------------------

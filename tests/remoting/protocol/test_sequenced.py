@@ -13,12 +13,12 @@ from mqtemplate.remoting.protocol.sequenced import decode_queue_batches, encode_
 MESSAGES = [(Message("a", b"1", {"TAGS": "x"}), 0), (Message("a", b"2"), 0), (Message("b", b""), 3)]
 
 
-def test_runs_keep_the_order_and_the_queues() -> None:
+def test_batches_keep_the_order_and_the_queues() -> None:
     body = encode_queue_batches(MESSAGES, {"a": "ns%a", "b": "b"})
 
-    runs = list(read_queue_batches(body))
-    assert [(run.topic, run.queue_id) for run in runs] == [("ns%a", 0), ("b", 3)]
-    assert [(message.topic, message.body, queue_id) for message, queue_id in decode_queue_batches(runs)] == [
+    batches = list(read_queue_batches(body))
+    assert [(batch.topic, batch.queue_id) for batch in batches] == [("ns%a", 0), ("b", 3)]
+    assert [(message.topic, message.body, queue_id) for message, queue_id in decode_queue_batches(batches)] == [
         ("ns%a", b"1", 0),
         ("ns%a", b"2", 0),
         ("b", b"", 3),

@@ -20,7 +20,7 @@ from mqtemplate.brokers.remote.cluster.failures import UNANSWERED, Outages, chec
 from mqtemplate.brokers.remote.cluster.routes import RouteTable
 from mqtemplate.brokers.remote.cluster.settings import Namespace, RemoteSettings
 from mqtemplate.clock import Clock
-from mqtemplate.errors import BrokerError, RemoteConnectError, RemoteTimeoutError
+from mqtemplate.errors import BrokerError, RemoteConnectError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.client import RemotingClient
@@ -41,7 +41,7 @@ from mqtemplate.results import SendResult
 _log = get_logger("mqtemplate.remote")
 
 Handler = Callable[[Connection, RemotingCommand], RemotingCommand | None]
-"""Handles a broker's request; returns the response, or None if there is none."""
+"""Handles a broker's request; returns the response, or None for no response."""
 
 KeyT = TypeVar("KeyT")
 _numbers = itertools.count()
@@ -126,19 +126,21 @@ class ClientInstance:
         connections = RemotingClientSettings(
             connect_timeout_ms=settings.connect_timeout_ms, tls=settings.tls, credentials=settings.credentials
         )
-        self.remoting = RemotingClient(connections, clock, self._on_request)
-        self.remoting.on_close(self._on_connection_lost)
+        self.remoting = RemotingClient(connections, clock, self._on_request, self._on_connection_lost)
 
     # --- requests ------------------------------------------------------------------------------
 
-    def invoke(self, address: str, request: RemotingCommand, timeout_ms: int) -> RemotingCommand:
-        """Send a request and wait for the response; see `RemotingClient.invoke`."""
+    def invoke(self, address: str, request: RemotingCommand, timeout_ms: int | None = None) -> RemotingCommand:
+        """Send a request and wait for the response; see `RemotingClient.invoke`.
+
+        Args:
+            timeout_ms: None for ``settings.request_timeout_ms``.
+        """
+        timeout_ms = timeout_ms or self._request_timeout_ms
         try:
             response = self.remoting.invoke(address, self._with_extra_fields(request), timeout_ms)
         except UNANSWERED as exc:
-            # A caller that waits for a short time only, such as a send with a timeout of its own, proves no outage.
-            if isinstance(exc, RemoteConnectError) or timeout_ms >= self._request_timeout_ms:
-                self.report_failure(address, exc)
+            self.report(address, exc, timeout_ms)
             raise
         if self.outages.is_open:
             self.outages.answered(address)
@@ -159,13 +161,14 @@ class ClientInstance:
         self.remoting.invoke_one_way(address, self._with_extra_fields(request))
 
     def invoke_all(
-        self, requests: Iterable[tuple[str, RemotingCommand]], timeout_ms: int
+        self, requests: Iterable[tuple[str, RemotingCommand]], timeout_ms: int | None = None
     ) -> list[tuple[str, RemotingCommand | BrokerError]]:
-        """Send requests to several addresses at once and wait for all of them.
+        """Send requests to several addresses at once and wait for all of them; otherwise as `invoke`.
 
         Returns:
             For each request, in their order, the address and the response or error.
         """
+        timeout_ms = timeout_ms or self._request_timeout_ms
         pending: list[tuple[str, Future[RemotingCommand | BrokerError]]] = []
         for address, request in requests:
             future: Future[RemotingCommand | BrokerError] = Future()
@@ -176,36 +179,34 @@ class ClientInstance:
                 future.set_result(exc)
         results = [(address, future.result()) for address, future in pending]  # each request ends by its time limit
         for address, result in results:
-            if timeout_ms >= self._request_timeout_ms or not isinstance(result, RemoteTimeoutError):
-                self.report(address, result)
+            self.report(address, result, timeout_ms)
         return results
 
-    def report(self, address: str, result: RemotingCommand | BrokerError) -> None:
-        """Log the start or the end of an outage after the result of an asynchronous request."""
-        if isinstance(result, UNANSWERED):
-            self.report_failure(address, result)
-        elif self.outages.is_open and isinstance(result, RemotingCommand):
-            self.outages.answered(address)
+    def report(self, address: str, result: RemotingCommand | BrokerError, timeout_ms: int | None = None) -> None:
+        """Log the start or the end of an outage after the result of a request.
 
-    def report_failure(self, address: str, error: BrokerError) -> None:
-        """Log the start of an outage, unless the request failed because this instance was closed."""
-        if not self._is_closed:
-            self.outages.failed(address, error)
-            if isinstance(error, RemoteConnectError):
-                self._forget_registration(address)
-                self._on_lost(address)
+        Args:
+            timeout_ms: Time limit of the request. A caller that waits for a short time only, such as a send with a
+                timeout of its own, proves no outage. None for a request that had time enough.
+        """
+        if isinstance(result, RemotingCommand):
+            if self.outages.is_open:
+                self.outages.answered(address)
+        elif isinstance(result, UNANSWERED) and not self._is_closed:
+            is_lost = isinstance(result, RemoteConnectError)
+            if is_lost or timeout_ms is None or timeout_ms >= self._request_timeout_ms:
+                self.outages.failed(address, result)
+            if is_lost:
+                self._on_connection_lost(address)
 
     def _on_connection_lost(self, address: str) -> None:
-        self._forget_registration(address)
-        self._on_lost(address)
-
-    def _forget_registration(self, address: str) -> None:
         """Note that a broker has forgotten this client, as brokers do when a connection ends."""
         self._registered_ms.pop(address, None)
         self._refused.discard(address)
+        self._on_lost(address)
 
     def disconnect(self, address: str) -> None:
-        """Close the connection to an address at which there is no broker any more; its pending requests fail."""
+        """Close the connection to an address that a broker has left; its pending requests fail."""
         self.remoting.disconnect(address, "the broker has another address now")
 
     def _with_extra_fields(self, request: RemotingCommand) -> RemotingCommand:
@@ -234,7 +235,7 @@ class ClientInstance:
                 (address, RemotingCommand.request(RequestCode.HEART_BEAT, header, body)) for address in addresses
             ]
             self.refusals = {}
-            responses = self.invoke_all(requests, self._request_timeout_ms)
+            responses = self.invoke_all(requests)
         failed = [address for address, response in responses if not self._note_registration(address, response)]
         return not failed
 
@@ -286,7 +287,7 @@ class ClientInstance:
         )
         requests = [(address, RemotingCommand.request(RequestCode.UNREGISTER_CLIENT, header)) for address in addresses]
         with self._registration_lock:  # a heartbeat that a broker handles after this would register the group again
-            responses = self.invoke_all(requests, self._request_timeout_ms)
+            responses = self.invoke_all(requests)
         for address, response in responses:
             if not isinstance(response, RemotingCommand) or response.code != ResponseCode.SUCCESS:
                 _log.info("remote.unregister_failed", address=address, client_id=self.id, reason=str(response))
@@ -347,15 +348,15 @@ class SentOffsets:
             self._physical[broker_name] = (physical_offset, self._clock.steady_ms())
 
     def queue_end(self, queue: MessageQueue) -> int:
-        """Return the queue offset after the last message sent to *queue*; 0 if there was none recently."""
+        """Return the queue offset after the last message sent to *queue*; 0 without a recent one."""
         return self._recent(self._queue_ends.get(queue))
 
     def physical_offset(self, broker_name: str) -> int:
-        """Return the highest physical offset seen of a broker; 0 if there was none recently."""
+        """Return the highest physical offset seen of a broker; 0 without a recent one."""
         return self._recent(self._physical.get(broker_name))
 
     def age_ms(self, broker_name: str) -> int:
-        """Return the time since the highest physical offset of a broker was seen; some seconds if there is none."""
+        """Return the time since the highest physical offset of a broker was seen; some seconds without one."""
         latest = self._physical.get(broker_name)
         return _REMEMBERED_MS if latest is None else self._clock.steady_ms() - latest[1]
 
@@ -393,12 +394,12 @@ class ClientContext:
         Args:
             operation: What the request is for, such as "read queue 1 of orders", for the error.
             accept: Codes of the responses that are not errors.
-            timeout_ms: None for ``settings.request_timeout_ms``.
+            timeout_ms: As `ClientInstance.invoke`.
 
         Raises:
             BrokerError: The broker cannot be reached, did not answer in time, or refused.
         """
-        response = self.instance.invoke(address, request, timeout_ms or self.settings.request_timeout_ms)
+        response = self.instance.invoke(address, request, timeout_ms)
         return check_response(response, operation, address, accept)
 
     def invoke_each(
@@ -410,7 +411,7 @@ class ClientContext:
             keys: For example queues, or the names of brokers.
             create: Returns address and request for a key. Its `BrokerError` is the result of that key: no route may
                 contain its broker any more.
-            timeout_ms: None for ``settings.request_timeout_ms``.
+            timeout_ms: As `ClientInstance.invoke`.
 
         Returns:
             For each key the address, and the response or error.
@@ -422,5 +423,5 @@ class ClientContext:
                 requests[key] = create(key)
             except BrokerError as exc:
                 results[key] = "", exc
-        responses = self.instance.invoke_all(requests.values(), timeout_ms or self.settings.request_timeout_ms)
+        responses = self.instance.invoke_all(requests.values(), timeout_ms)
         return results | dict(zip(requests, responses, strict=True))

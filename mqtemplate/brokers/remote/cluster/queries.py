@@ -257,7 +257,7 @@ class Queries:
                     return name, address
         raise MessageError(
             f"message id {offset_msg_id} was given by the broker at {host}; this cluster has brokers at "
-            f"{', '.join(self._context.routes.addresses()) or 'no address'}, so ask that one"
+            f"{', '.join(self._context.routes.addresses()) or 'no address'}; send the query to that broker's cluster"
         )
 
     def messages_by_key(

@@ -180,10 +180,8 @@ class RouteTable:
 
     def existing(self, topic: str) -> TopicRoute | None:
         """Return the route of an existing topic; None if it is missing."""
-        route = self._routes.get(topic)
-        if route is not None and not route.is_default:
-            return route
-        return self._fetch(topic) if self._may_look_up(topic) else None
+        route = self.cached(topic)
+        return self._fetch(topic) if route is None and self._may_look_up(topic) else route
 
     def publish_route(self, topic: str) -> TopicRoute:
         """Return the route for sending; for a missing topic, the queues that its first message creates.
@@ -199,14 +197,21 @@ class RouteTable:
         return found or self._default(topic)
 
     def cached(self, topic: str) -> TopicRoute | None:
-        """Return the cached route of a topic, if there is one."""
-        return self._routes.get(topic)
+        """Return the cached route of an existing topic; None if it is missing, or was not looked up yet."""
+        route = self._routes.get(topic)
+        return None if route is None or route.is_default else route
 
     def forget(self, topic: str) -> None:
         """Remove a topic from the cache, so that its next use looks it up."""
         with self._lock:
             self._routes.pop(topic, None)
             self._looked_up_ms.pop(topic, None)
+
+    def forget_default(self, topic: str) -> None:
+        """Have the queues of a topic looked up that its first message has just created."""
+        route = self._routes.get(topic)
+        if route is not None and route.is_default:
+            self.forget(topic)
 
     def look_up_missing(self) -> None:
         """Have missing topics looked up at their next use, even within a second."""
@@ -237,14 +242,7 @@ class RouteTable:
             RemoteConnectError: No name server answers.
         """
         before = self._cluster
-        try:
-            self.load_cluster()
-        except RemoteConnectError:
-            raise
-        except BrokerError:  # access control may forbid this request
-            self.refresh()
-            return True
-        if self._cluster == before:
+        if isinstance(self.load_cluster(), ClusterInfo) and self._cluster == before:
             return False
         self.refresh()
         return True
@@ -324,13 +322,20 @@ class RouteTable:
 
     # --- brokers -------------------------------------------------------------------------------
 
-    def load_cluster(self) -> ClusterInfo:
-        """Fetch, cache and return all brokers of the cluster.
+    def load_cluster(self) -> ClusterInfo | BrokerError:
+        """Fetch, cache and return all brokers of the cluster; the error if access control forbids this request.
+
+        Without them the routes contain the brokers in use.
 
         Raises:
-            BrokerError: No name server answers, or it refuses.
+            RemoteConnectError: No name server answers.
         """
-        cluster = self.name_servers.cluster_info()
+        try:
+            cluster = self.name_servers.cluster_info()
+        except RemoteConnectError:
+            raise
+        except BrokerError as exc:
+            return exc
         self._cluster = {name: dict(data.broker_addrs) for name, data in cluster.broker_addr_table.items()}
         self._note_brokers(self._cluster)
         self._remove_unused_brokers()

@@ -119,7 +119,7 @@ class RemoteSettings(ClientIntervals):
     """Messages of one pull. A broker returns 32 at most unless it is configured otherwise."""
 
     pull_threshold_messages: int = 1_000
-    """Messages of one queue that are pulled ahead; with so many the client stops pulling from the queue."""
+    """Messages of one queue that are pulled ahead; with this many the client stops pulling from the queue."""
 
     pull_threshold_bytes: int = 100 << 20
     """The same limit in bytes of bodies."""
@@ -149,7 +149,7 @@ class RemoteSettings(ClientIntervals):
         """Directory with the offsets of broadcasting groups.
 
         Raises:
-            ConfigurationError: It is in the home folder, and the user has none.
+            ConfigurationError: It is in the home folder, and the user has no home folder.
         """
         if self.offset_path is not None:
             return self.offset_path

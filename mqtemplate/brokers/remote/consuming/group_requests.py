@@ -145,7 +145,7 @@ class GroupRequests:
             namespace=self.context.settings.namespace or None,
         ).encode()
         request = RemotingCommand.request(RequestCode.CHECK_CLIENT_CONFIG, body=body)
-        response = self.context.instance.invoke(masters[0], request, self.context.settings.request_timeout_ms)
+        response = self.context.instance.invoke(masters[0], request)
         if response.code == ResponseCode.SUCCESS:
             return
         operation = f"group {self.group!r} subscribes to {topic!r} by {subscription.sub_string!r}"

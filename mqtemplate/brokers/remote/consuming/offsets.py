@@ -59,7 +59,7 @@ class OffsetStore(ABC):
 
     @abstractmethod
     def read(self, queue: MessageQueue, *, young_is_zero: bool = False) -> int | None:
-        """Return the committed offset; None if there is none.
+        """Return the committed offset; None without a commit.
 
         Args:
             young_is_zero: Also return 0 if there is no offset, the queue still has its first message, and that message
@@ -74,7 +74,7 @@ class OffsetStore(ABC):
                 self._changed.add(queue)
 
     def own(self, queue: MessageQueue) -> int | None:
-        """Return the offset that this member has committed last; None if there is none."""
+        """Return the offset that this member has committed last; None without a commit."""
         return self._offsets.get(queue)
 
     def repeat(self, broker_names: Container[str]) -> None:
@@ -85,7 +85,7 @@ class OffsetStore(ABC):
             self._acknowledged -= repeated
 
     def carried(self, queue: MessageQueue) -> int:
-        """Return the offset that a pull may commit on its way; 0 if there is none."""
+        """Return the offset that a pull may commit on its way; 0 for none."""
         return 0
 
     @abstractmethod
@@ -117,7 +117,7 @@ class BrokerOffsets:
         Brokers of 4.x behave as if *young_is_zero* were always set. If it is not, their 0 counts as no offset.
         """
         address, request = self._query(group, queue, young_is_zero=young_is_zero)
-        response = self.context.instance.invoke(address, request, self.context.settings.request_timeout_ms)
+        response = self.context.instance.invoke(address, request)
         return self._offset_of(group, queue, address, response, young_is_zero=young_is_zero)
 
     def read_all(self, group: str, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int | BrokerError | None]:
@@ -171,7 +171,7 @@ class BrokerOffsets:
             BrokerError: The broker did not answer, or refused.
         """
         address, request = self._request(group, queue, queue_offset)
-        response = self.context.instance.invoke(address, request, self.context.settings.request_timeout_ms)
+        response = self.context.instance.invoke(address, request)
         if create_group is not None and response.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
             create_group()
             self.commit(group, queue, queue_offset)

@@ -1,4 +1,4 @@
-"""Pending messages of a RocketMQ cluster, read from its system topics with ordinary pulls and key queries."""
+"""Pending messages of a RocketMQ cluster: read from its system topics with pulls and key queries; recalls."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
 from mqtemplate.brokers.remote.cluster.client import ClientContext
+from mqtemplate.brokers.remote.cluster.failures import response_error
 from mqtemplate.brokers.remote.cluster.queries import Queries
 from mqtemplate.delay.recall_handle import RecallHandle, encode_handle
 from mqtemplate.delay.settings import DelayLevels
-from mqtemplate.errors import BrokerError, ConfigurationError, OffsetOutOfRangeError
+from mqtemplate.errors import BrokerError, ConfigurationError, OffsetOutOfRangeError, UnsupportedError
 from mqtemplate.message import MessageExt, MessageQueue, Property, split_keys
 from mqtemplate.numbers import parse_number
-from mqtemplate.pending import PendingMessage, PendingQuery
-from mqtemplate.remoting.protocol.codes import RequestCode
+from mqtemplate.pending import PendingMessage, PendingQuery, ScheduleChangeStatus
+from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
+from mqtemplate.remoting.protocol.headers.message import RecallMessageRequestHeader
+from mqtemplate.topics import AUTO_CREATE_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 
 # --- settings of brokers --------------------------------------------------------------------------
 
@@ -41,7 +43,7 @@ class DelayConfig(NamedTuple):
         """Parse the response to GET_BROKER_CONFIG: lines ``name=value``.
 
         Raises:
-            ValueError: A value is missing, or no number above 0.
+            ValueError: A value is missing, or is not a number above 0.
         """
         values = dict(line.partition("=")[::2] for line in text.splitlines())
         levels = DelayLevels.parse(values.get("messageDelayLevel", ""))
@@ -151,6 +153,99 @@ def timer_id(record: MessageExt) -> TimerId:
     else:  # RocketMQ 5.3, and 5.5 with appendTopicForTimerDeleteKey: "topic+id"
         msg_id = msg_id.removeprefix(f"{properties.get(Property.REAL_TOPIC, '')}+")
     return TimerId(record.broker_name, msg_id, parse_number(properties.get(Property.TIMER_OUT_MS)) or 0)
+
+
+# --- recalls --------------------------------------------------------------------------------------
+
+
+_RECENT_MS = 5_000  # a mark is in the timer topic and in the index some milliseconds after the response
+_REFUSED_RECALL = (ResponseCode.NO_PERMISSION, ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
+_TOO_OLD = "brokers can cancel from RocketMQ 5.3 on"
+
+
+class Recalls:
+    """Sends recalls, and remembers them for some seconds."""
+
+    def __init__(self, context: ClientContext) -> None:
+        self._context = context
+        self._recent: dict[TimerId, int] = {}
+
+    def is_recent(self, timer: TimerId) -> bool:
+        """Return True if this object has recalled a timer, and its mark may not be readable yet."""
+        return timer in self._recent
+
+    def recall(self, handle: RecallHandle) -> ScheduleChangeStatus:
+        """Recall a timer; the broker accepts a recall without a check that the message is pending.
+
+        Raises:
+            UnsupportedError: The broker's ``recallMessageEnable`` is off, or it is too old.
+        """
+        now_ms = self._context.clock.now_ms()
+        if handle.deliver_ms <= now_ms:
+            return ScheduleChangeStatus.ALREADY_DELIVERED
+        topic = self._context.namespace.unwrap(handle.topic)
+        self._context.routes.existing(topic)  # its route has the address of the broker
+        response, address = self._request(handle.broker_name, self._context.namespace.wrap(topic), handle)
+        if response.code == ResponseCode.SUCCESS:
+            self._remember(TimerId(handle.broker_name, handle.msg_id, handle.deliver_ms - 1), now_ms)
+            return ScheduleChangeStatus.CANCELLED
+        if response.code == ResponseCode.ILLEGAL_OPERATION and handle.deliver_ms <= self._context.clock.now_ms():
+            return ScheduleChangeStatus.ALREADY_DELIVERED
+        raise _recall_error(response, f"cancel message {handle.msg_id} of {handle.topic!r}", address)
+
+    def _remember(self, timer: TimerId, now_ms: int) -> None:
+        for old in [each for each, since_ms in self._recent.items() if now_ms - since_ms > _RECENT_MS]:
+            self._recent.pop(old, None)
+        self._recent[timer] = now_ms
+
+    # --- support -------------------------------------------------------------------------------
+
+    def check_versions(self) -> None:
+        """Raise `UnsupportedError` if all brokers are older than RocketMQ 5."""
+        routes, instance = self._context.routes, self._context.instance
+        if all(instance.is_before_5(routes.address(name)) for name in routes.master_names()):
+            raise UnsupportedError(
+                f"this RocketMQ cluster has no timers and cancels no message; {_TOO_OLD}, and only messages with a "
+                "timer, or use the embedded broker or our server"
+            )
+
+    def are_enabled(self) -> bool:
+        """Return True if all brokers recall timers."""
+        names = self._context.routes.master_names()
+        try:
+            for name in names:
+                self.check_enabled(name)
+        except BrokerError:
+            return False
+        return bool(names)
+
+    def check_enabled(self, broker_name: str) -> None:
+        """Raise `UnsupportedError` if a broker refuses recalls. It gets a recall that has no effect."""
+        over = RecallHandle(AUTO_CREATE_TOPIC, broker_name, 1, "0")  # the broker refuses its time, after other checks
+        response, address = self._request(broker_name, AUTO_CREATE_TOPIC, over)
+        if response.code in _REFUSED_RECALL:
+            raise _recall_error(response, "recall messages", address)
+
+    def _request(self, broker_name: str, wire_topic: str, handle: RecallHandle) -> tuple[RemotingCommand, str]:
+        header = RecallMessageRequestHeader(
+            producer_group=self._context.namespace.wrap(self._context.settings.producer_group),
+            topic=wire_topic,
+            recall_handle=encode_handle(handle),
+            broker_name=broker_name,
+        )
+        address = self._context.routes.address(broker_name)
+        request = RemotingCommand.request(RequestCode.RECALL_MESSAGE, header)
+        return self._context.instance.invoke(address, request), address
+
+
+def _recall_error(response: RemotingCommand, operation: str, address: str) -> BrokerError:
+    problem = response_error(response, operation, address)
+    # RocketMQ: RecallMessageProcessor. Access control answers with the same code.
+    if response.code == ResponseCode.NO_PERMISSION and "recall" in (response.remark or "").lower():
+        return UnsupportedError(f"{problem}; set recallMessageEnable=true on the broker")
+    if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        return UnsupportedError(f"{problem}; {_TOO_OLD}")
+    return problem
 
 
 # --- pending messages -----------------------------------------------------------------------------

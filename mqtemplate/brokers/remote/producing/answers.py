@@ -1,4 +1,4 @@
-"""Other ways to send: transactions with their checks, requests with their replies, and numbered messages.
+"""Other ways to send: transactions with their checks, and requests with their replies.
 
 Source: RocketMQ ``client: DefaultMQProducerImpl``, ``ClientRemotingProcessor``, ``MessageUtil``.
 """
@@ -66,9 +66,8 @@ class RemoteTransactions:
     registers the groups that have a checker, and its own producer group, which replies need.
     """
 
-    def __init__(self, context: ClientContext, producer: Producer) -> None:
+    def __init__(self, context: ClientContext) -> None:
         self._context = context
-        self._producer = producer
         self._lock = threading.Lock()
         self._checkers: dict[str, GroupChecker] = {}
 

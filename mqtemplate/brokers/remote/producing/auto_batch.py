@@ -107,7 +107,7 @@ def keep_signal(signal: ThreadSignal) -> None:
 
 
 def _new_signal() -> ThreadSignal:
-    # Where locks were replaced (gevent), threads are no threads, and a system call would block all of them.
+    # Where locks were replaced (gevent), greenlets stand for threads, and a system call would block all of them.
     if sys.platform == "linux" and type(threading.Lock()).__module__ == "_thread":
         try:
             return EventSignal()
@@ -120,16 +120,16 @@ def _new_signal() -> ThreadSignal:
 
 
 _FEW_MESSAGES = 4
-"""With so many messages on the way to a fast broker further ones wait. Fewer threads are faster without batches."""
+"""With this many messages on the way to a fast broker, further ones wait. Fewer threads are faster without batches."""
 _FAST_MS = 0.3
 _MESSAGES_PER_MS = 64
-"""So many more may be on the way for each millisecond that a broker needs longer: there waiting costs throughput."""
+"""This many more may be on the way for each further millisecond that a broker needs: waiting costs throughput there."""
 _MESSAGE_S = 0.00002
 """Time of a message within a request, of client and broker."""
 _WINDOW = 1_000
 _LONGEST_WAIT_MS = 10.0
 _MAX_MESSAGES = 64
-"""Messages of one request; mqtemplate's server stores so many without a change of threads."""
+"""Messages of one request; mqtemplate's server stores this many without a change of threads."""
 _MAX_BYTES = 64 << 10
 _MAX_ACCUMULATORS = 1_000
 
@@ -213,12 +213,12 @@ class AutoBatch:
 
 
 class RoundTrip:
-    """The shortest time of a request lately, and what follows from it.
+    """The shortest time of the recent requests, and the number of messages that it allows.
 
     The shortest, because the others contain the time for which a busy client does not read the response.
 
     Attributes:
-        max_messages: With so many messages on the way further ones wait.
+        max_messages: With this many messages on the way, further ones wait.
     """
 
     def __init__(self) -> None:
@@ -243,9 +243,9 @@ class MessageAccumulator:
     """Messages of one topic with one timeout. Thread-safe.
 
     - While few of its messages are on the way, a message is sent alone and at once. Further ones wait for
-      responses, for 10 ms at most, and leave in one request. So where few messages are sent none takes longer, and
+      responses, for 10 ms at most, and leave in one request. So where few messages are sent they take no longer, and
       where many are sent they need few requests.
-    - All have one timeout, so that none shortens that of another.
+    - All have one timeout, so that no message shortens the timeout of another one.
     - If a broker refuses the messages of a request together, each is sent alone, and has a result of its own.
     """
 
@@ -299,7 +299,7 @@ class MessageAccumulator:
 
         Args:
             count: Number of its messages.
-            round_trip_s: Time until its response; None if there was none.
+            round_trip_s: Time until its response; None without a response.
         """
         with self._lock:
             self._on_the_way -= count
@@ -334,9 +334,13 @@ class MessageAccumulator:
     def _send(self, entries: list[AccumulatedMessage]) -> None:
         factory = self._sends.factory
         messages = [entry.message for entry in entries]
-        request = factory.joined(messages) if len(messages) > 1 else factory.alone(messages[0])
-        batch = _JoinedOutcome(self, entries, request, time.monotonic())
-        self._sends.start(request, self._timeout_ms, entries[0].deadline, batch)
+        batch = _JoinedOutcome(self, entries, time.monotonic())
+        try:
+            request = factory.joined(messages) if len(messages) > 1 else factory.alone(messages[0])
+        except MessageError as exc:  # in any thread, so each outcome has to get it
+            batch.set_exception(exc)
+        else:
+            self._sends.start(request, self._timeout_ms, entries[0].deadline, batch)
 
     def refused(self, entries: list[AccumulatedMessage], *, for_good: bool) -> None:
         """Send each message alone that a broker refused together with the others.
@@ -363,7 +367,12 @@ class MessageAccumulator:
         with self._lock:
             entries, self._refused = self._refused, []
         for message, deadline, outcome in entries:
-            self._sends.start(self._sends.factory.alone(message), self._timeout_ms, deadline, outcome)
+            try:
+                request = self._sends.factory.alone(message)
+            except MessageError as exc:
+                outcome.set_exception(exc)
+            else:
+                self._sends.start(request, self._timeout_ms, deadline, outcome)
 
     def close(self) -> None:
         """Fail the messages that wait."""
@@ -377,11 +386,10 @@ class MessageAccumulator:
 
 @dataclass(slots=True, eq=False)
 class _JoinedOutcome:
-    """One request on the way: it passes its end to the messages."""
+    """One request on the way. It passes its result, or its error, to the messages."""
 
     accumulator: MessageAccumulator
     entries: list[AccumulatedMessage]
-    request: SendRequest
     started_s: float
 
     def set_result(self, result: SendResult) -> None:

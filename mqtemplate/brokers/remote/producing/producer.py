@@ -1,154 +1,168 @@
-"""Producer: chooses a queue, sends to its broker, and tries another one where that may help.
+"""Producer: chooses a queue, sends to its broker, and tries another one where that may help. Numbered sends.
 
 Source: RocketMQ ``client: DefaultMQProducerImpl``, ``MQFaultStrategy``.
 """
 
 from __future__ import annotations
 
-import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mqtemplate.broker import Capability
 from mqtemplate.brokers.remote.cluster.client import ClientContext
-from mqtemplate.brokers.remote.cluster.failures import RETRY_ELSEWHERE, refusal_text, send_error
+from mqtemplate.brokers.remote.cluster.failures import RETRY_ELSEWHERE, UNANSWERED, send_error
 from mqtemplate.brokers.remote.cluster.routes import TopicRoute
 from mqtemplate.brokers.remote.producing.auto_batch import AutoBatch, MessageAccumulator, Outcome, ThreadOutcome
-from mqtemplate.brokers.remote.producing.send_request import SendRequest, SendRequestFactory
-from mqtemplate.brokers.remote.producing.sequenced import SequencedSends
-from mqtemplate.durations import format_ms
+from mqtemplate.brokers.remote.producing.send_request import SendRequest, SendRequestFactory, Tries
 from mqtemplate.errors import (
     BrokerClosedError,
     BrokerError,
     DestinationError,
     ForkedError,
+    MessageError,
     MQTemplateError,
     RemoteConnectError,
-    RemoteTimeoutError,
     SendError,
     SendTimeoutError,
     UnsupportedError,
 )
 from mqtemplate.futures import AwaitableFuture
-from mqtemplate.message import Message, MessageQueue, SelectedQueue
-from mqtemplate.remoting.protocol.codes import ResponseCode
+from mqtemplate.message import Message, MessageQueue, SelectedQueue, SendSequence
+from mqtemplate.remoting.protocol.bodies.own_requests import SendSequencedRequestHeader, SendSequencedResponseHeader
+from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
-from mqtemplate.results import HalfMessage, SendResult, SendStatus
-from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
+from mqtemplate.remoting.protocol.messages import EncodedBatch
+from mqtemplate.remoting.protocol.sequenced import (
+    NumberedMessages,
+    encode_queue_batch,
+    encode_queue_batches,
+    parts_of_batch,
+    parts_of_messages,
+)
+from mqtemplate.results import HalfMessage, SendResult, SendStatus, SequencedResult
+from mqtemplate.topics import check_send_topic
+from mqtemplate.user_code import is_interrupt
 
-# --- tries of one send ----------------------------------------------------------------------------
+# --- sequenced sends: to servers of this library ---------------------------------------------------
 
 
-_FIRST_PAUSE_S = 0.01
-_LONGEST_PAUSE_S = 0.25
-_SHORTEST_TRY_S = 0.05  # in less time, a broker could store the message and answer too late
-_NOT_STORED = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.GO_AWAY})
-"""Responses of a broker that is overloaded, starts or stops. It has not stored the message."""
+_REPEAT_S = 0.1
+_MAY_PASS = (ResponseCode.SYSTEM_BUSY, ResponseCode.FLUSH_DISK_TIMEOUT)
 
 
-@dataclass(slots=True)
-class _Failure:
-    """One reason, and the tries in a row that failed for it; times in milliseconds since the start of the send."""
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Body of one request, for one broker."""
 
-    reason: str
-    first: int
-    last: int
-    first_ms: int
-    last_ms: int
+    broker_name: str
+    topics: Iterable[str]
+    body: bytes
+    count: int
 
-    def __str__(self) -> str:
-        if self.first == self.last:
-            return f"({self.first}) after {format_ms(self.first_ms)}: {self.reason}"
-        return (
-            f"({self.first}-{self.last}) after {format_ms(self.first_ms)} to {format_ms(self.last_ms)}: {self.reason}"
+
+@dataclass(frozen=True, slots=True)
+class SequencedSends:
+    """Sends numbered messages in parts. A part without a response is sent again: the server drops repeats."""
+
+    context: ClientContext
+
+    def send(self, messages: NumberedMessages, sequence: SendSequence, timeout_ms: int = 10_000) -> SequencedResult:
+        """See `MessageSends.send_sequenced`.
+
+        Raises:
+            SendTimeoutError: The server did not respond in time, also after repeats.
+        """
+        return self._send_parts(map(self._encode, parts_of_messages(messages)), sequence, timeout_ms)
+
+    def send_encoded(
+        self, batch: EncodedBatch, queue: MessageQueue, sequence: SendSequence, timeout_ms: int = 10_000
+    ) -> SequencedResult:
+        """Send encoded messages to one queue; otherwise as `send`.
+
+        Their properties are set by an application, and nothing checks them here. They may contain a delay.
+        """
+        (topic,) = names = self._find_topics({batch.topic})
+        parts = (
+            _Part(queue.broker_name, names.keys(), encode_queue_batch(names[topic], queue.queue_id, data), count)
+            for data, count in parts_of_batch(batch)
         )
+        return self._send_parts(parts, sequence, timeout_ms)
 
+    def _find_topics(self, topics: set[str]) -> dict[str, str]:
+        """Return the names on the wire of checked topics; the client then has the addresses of their brokers."""
+        for topic in topics:
+            check_send_topic(topic)
+            self.context.routes.publish_route(topic)
+        return {topic: self.context.namespace.wrap(topic) for topic in topics}
 
-@dataclass(slots=True, eq=False)
-class Tries:
-    """The failed tries of one send.
+    def _encode(self, messages: NumberedMessages) -> _Part:
+        names = {queue.broker_name for _, queue in messages}
+        if len(names) > 1:
+            raise MessageError(f"a sequenced send goes to one broker, this one names {', '.join(sorted(names))}")
+        topics = self._find_topics({message.topic for message, _ in messages})
+        body = encode_queue_batches(((message, queue.queue_id) for message, queue in messages), topics)
+        return _Part(names.pop(), topics.keys(), body, len(messages))
 
-    - A try that certainly stored nothing is repeated until the timeout: the broker could not be reached, or it answered
-      that it is busy, starts or stops. The pauses grow, so that a broker that starts is not flooded.
-    - All other tries count. There are as many of them as RocketMQ's own client makes; a message for one queue has one.
+    def _send_parts(self, parts: Iterable[_Part], sequence: SendSequence, timeout_ms: int) -> SequencedResult:
+        deadline = time.monotonic() + timeout_ms / 1_000
+        stored = repeated = 0
+        for part in parts:
+            result = self._send_part(part, sequence.after(stored + repeated), deadline, timeout_ms)
+            stored, repeated = stored + result.stored, repeated + result.repeated
+        return SequencedResult(stored, repeated)
 
-    Args:
-        retries: Number of tries that count, after the first one.
-        may_repeat: False for a setting of no retries: then the first failure is the last one.
-    """
-
-    request: SendRequest
-    retries: int
-    may_repeat: bool
-    timeout_ms: int
-    deadline: float
-    _number: int = 0
-    _counted: int = 0
-    _failures: list[_Failure] = field(default_factory=list)
-    _has_timed_out: bool = False
-
-    def pause_s(self, address: str, failure: BrokerError | RemotingCommand) -> float | None:
-        """Add a failed try; return the pause before the next one, or None if there is none."""
-        self._add(address, failure)
-        if not _stored_nothing(failure):
-            self._counted += 1
-        left_s = self.deadline - time.monotonic() - min(_SHORTEST_TRY_S, self.timeout_ms / 10_000)
-        if not self.may_repeat or self._counted > self.retries or left_s <= 0:
-            return None
-        pause_s = min(_FIRST_PAUSE_S * (1 << min(self._number - 1, 10)), _LONGEST_PAUSE_S)
-        return min(pause_s * random.uniform(0.5, 1), left_s)  # at random times, since many producers lose one broker
-
-    def _add(self, address: str, failure: BrokerError | RemotingCommand) -> None:
-        self._number += 1
-        self._has_timed_out |= isinstance(failure, TimeoutError)
-        reason = str(failure) if isinstance(failure, BrokerError) else refusal_text(failure, address)
-        now_ms = self.timeout_ms - round((self.deadline - time.monotonic()) * 1_000)
-        if self._failures and self._failures[-1].reason == reason:
-            self._failures[-1].last, self._failures[-1].last_ms = self._number, now_ms
-        else:
-            self._failures.append(_Failure(reason, self._number, self._number, now_ms, now_ms))
-
-    def queue_is_away(self, queue: MessageQueue | None) -> SendError:
-        """Return the error for a queue that left the route while the send was tried; these tries stored nothing."""
-        self._add(
-            "",
-            RemoteConnectError(
-                f"{queue} is not in the route of its topic any more, since its broker has stopped; send again to "
-                "another queue, or when the broker is back"
-            ),
+    def _send_part(self, part: _Part, sequence: SendSequence, deadline: float, timeout_ms: int) -> SequencedResult:
+        context, broker_name = self.context, part.broker_name
+        header = SendSequencedRequestHeader(
+            producer_group=context.namespace.wrap(context.settings.producer_group),
+            app_id=sequence.app_id,
+            version=sequence.version,
+            partition=sequence.partition,
+            first=sequence.first,
+            born_timestamp=context.clock.now_ms(),
         )
-        error = SendError.during(str(self.request), self._text())
-        error.tries, error.queue_is_away = tuple(map(str, self._failures)), True
-        return error
+        failure: object = ""
+        while True:
+            left_ms = int((deadline - time.monotonic()) * 1_000)
+            if left_ms <= 0:
+                raise SendTimeoutError(
+                    f"{part.count} messages of partition {sequence.partition} were not acknowledged in {timeout_ms} ms "
+                    f"by broker {broker_name!r} ({failure}); send them again with the same numbers"
+                )
+            try:
+                request = RemotingCommand.request(RequestCode.SEND_SEQUENCED_MESSAGES, header, part.body)
+                response = self._invoke(broker_name, request, min(left_ms, context.settings.request_timeout_ms))
+            except UNANSWERED as exc:
+                failure = exc
+            else:
+                if response.code == ResponseCode.SUCCESS:
+                    for topic in part.topics:  # the server may have just created it
+                        context.routes.forget_default(topic)
+                    answer = response.header(SendSequencedResponseHeader)
+                    return SequencedResult(answer.stored, answer.repeated)
+                failure = response.remark
+                if response.code not in _MAY_PASS:
+                    address = context.routes.address(broker_name)
+                    raise send_error(response, f"send {part.count} numbered messages", address, has_timer=False)
+            threading.Event().wait(min(_REPEAT_S, max(0.0, deadline - time.monotonic())))
 
-    def _text(self) -> str:
-        times = "once" if self._number == 1 else f"{self._number} times"
-        return f"tried {times} within {format_ms(self.timeout_ms)}: {'; '.join(map(str, self._failures))}"
-
-    def error(self, address: str, failure: BrokerError | RemotingCommand) -> MQTemplateError:
-        """Return the error of the send after its last try, *failure*."""
-        if isinstance(failure, RemotingCommand):
-            refused = send_error(failure, str(self.request), address, has_timer=self.request.has_timer)
-            if self._number == 1:
-                return refused
-            kind = type(refused)
-        else:
-            kind = SendTimeoutError if self._has_timed_out else SendError
-        error = kind.during(str(self.request), self._text())
-        if isinstance(error, SendError):
-            error.tries = tuple(map(str, self._failures))
-        return error
-
-
-def _stored_nothing(failure: BrokerError | RemotingCommand) -> bool:
-    """Return True if the broker has certainly not stored the message."""
-    if isinstance(failure, RemotingCommand):
-        return failure.code in _NOT_STORED
-    return isinstance(failure, RemoteConnectError) and not failure.was_sent
+    def _invoke(self, broker_name: str, request: RemotingCommand, timeout_ms: int) -> RemotingCommand:
+        context = self.context
+        address = context.routes.address(broker_name)
+        context.instance.register_at([address])
+        announced = context.instance.announced.get(address)
+        if announced is None:
+            raise RemoteConnectError(f"{address} has not answered a heartbeat")
+        if Capability.SEQUENCED_SEND not in announced:
+            raise UnsupportedError(
+                f"broker {broker_name!r} at {address} does not drop repeated sends (RocketMQ's brokers do not); "
+                "use send_batch"
+            )
+        return context.instance.invoke(address, request, timeout_ms)
 
 
 # --- producer -------------------------------------------------------------------------------------
@@ -165,7 +179,6 @@ _WITHOUT = {
     Capability.TRANSACTION_DELAY: "send it without a delay",
 }
 _SHORTEST_TRY_MS = 500
-_UNANSWERED = (RemoteConnectError, RemoteTimeoutError)
 _NOT_RETRIED = (BrokerClosedError, ForkedError, UnsupportedError)
 
 
@@ -181,8 +194,8 @@ class Producer:
         sequenced = SequencedSends(context)
         self.send_sequenced, self.send_encoded = sequenced.send, sequenced.send_encoded
         self.factory = SendRequestFactory(context.settings, context.namespace, context.clock)
-        self._instance = context.instance
-        self._routes = context.routes
+        self.instance = context.instance
+        self.routes = context.routes
         self._settings = context.settings
         self._clock = context.clock
         self._sent = context.sent
@@ -197,7 +210,7 @@ class Producer:
         """See `MessageSends.send`."""
         accumulator = self._accumulator(message, timeout_ms) if queue is None and self._settings.auto_batch else None
         # A callback must not wait for its own thread.
-        if accumulator is None or self._instance.remoting.loop.is_current_thread:
+        if accumulator is None or self.instance.remoting.loop.is_current_thread:
             return self.deliver(self.factory.single(message), queue, timeout_ms)
         if accumulator.may_start():
             start_s, result = time.monotonic(), None
@@ -229,7 +242,7 @@ class Producer:
                 accumulator.add(messages[0], future)
             else:
                 deadline = time.monotonic() + timeout_ms / 1_000
-                _AsyncSend(self, self.factory.for_messages(messages), queue, timeout_ms, deadline, future).attempt()
+                self._async_send(self.factory.for_messages(messages), queue, timeout_ms, deadline, future).attempt()
         except MQTemplateError as exc:
             future.set_exception(exc)
         return future
@@ -239,8 +252,8 @@ class Producer:
         request = self.factory.single(message)
         target = self.target(request, self.route(request.topic), queue, None)
         try:
-            self._instance.invoke_one_way(target.address, request.command(target.queue, one_way=True))
-        except (RemoteConnectError, RemoteTimeoutError) as exc:
+            self.instance.invoke_one_way(target.address, request.command(target.queue, one_way=True))
+        except UNANSWERED as exc:
             self.avoid(target)
             raise SendError.during(str(request), str(exc)) from exc
 
@@ -253,27 +266,32 @@ class Producer:
 
     def _accumulator(self, message: Message, timeout_ms: int) -> MessageAccumulator | None:
         """Return the accumulator of a message that may be sent with others; None if it has to be sent alone."""
-        route = self._routes.cached(message.topic)
         # A first message is sent alone: it creates the topic, and that takes longer.
-        if route is None or route.is_default or not self.factory.can_be_joined(message):
+        if self.routes.cached(message.topic) is None or not self.factory.can_be_joined(message):
             return None
-        if not self._instance.remoting.is_usable:  # closed, or of the parent process: sending it alone raises the error
+        if not self.instance.remoting.is_usable:  # closed, or of the parent process: sending it alone raises the error
             return None
         return self._auto_batch.accumulator(message.topic, timeout_ms)
+
+    def _async_send(
+        self, request: SendRequest, queue: MessageQueue | None, timeout_ms: int, deadline: float, outcome: Outcome
+    ) -> _AsyncSend:
+        retries = self._settings.retry_times_when_send_async_failed
+        return _AsyncSend(self, request, queue, timeout_ms, deadline, retries, outcome)
 
     # --- interface of `AutoBatch` --------------------------------------------------------------
 
     def start(self, request: SendRequest, timeout_ms: int, deadline: float, outcome: Outcome) -> None:
         """Send without waiting, in any thread."""
-        send = _AsyncSend(self, request, None, timeout_ms, deadline, outcome)
-        if self._instance.remoting.loop.is_current_thread and self._routes.cached(request.topic) is None:
+        send = self._async_send(request, None, timeout_ms, deadline, outcome)
+        if self.instance.remoting.loop.is_current_thread and self.routes.cached(request.topic) is None:
             self.try_later(send, 0)  # to look up the route may take long
         else:
             send.attempt()
 
     def call_later(self, delay_ms: float, work: Callable[[], None]) -> None:
         """Call *work* in the I/O thread, unless the client is closed before."""
-        self._instance.remoting.loop.call_later(delay_ms, work)
+        self.instance.remoting.loop.call_later(delay_ms, work)
 
     # --- a send that waits ---------------------------------------------------------------------
 
@@ -285,56 +303,29 @@ class Producer:
             MessageError, UnsupportedError: A broker refused it for good.
         """
         deadline = time.monotonic() + timeout_ms / 1_000
-        retries = self._settings.retry_times_when_send_failed
-        tries: Tries | None = None
-        last_broker: str | None = None
+        send = _RoutedSend(self, request, queue, timeout_ms, deadline, self._settings.retry_times_when_send_failed)
         while True:
-            target: _Target | None = None
-            failure: BrokerError | RemotingCommand
+            answer: RemotingCommand | BrokerError
             try:
-                route = self.route_of(request)
-                target = self.target(request, route, queue, last_broker)
-                left_ms = max(1, int((deadline - time.monotonic()) * 1_000))
-                if queue is None and len(route.write_brokers) > 1:
-                    left_ms = min(left_ms, self.try_ms(route, target, timeout_ms, retries))
-                failure = self._instance.invoke(target.address, request.command(target.queue), left_ms)
-                if not self.may_retry(failure):
-                    return self.result(request, target, failure)
-            except _UNANSWERED as exc:
-                failure = exc
-            except DestinationError as exc:
-                raise exc if tries is None else tries.queue_is_away(queue) from exc
-            if tries is None:
-                tries = self.tries(request, queue, timeout_ms, deadline, retries)
-            pause_s = self.failed(tries, target, failure)
-            if pause_s is None:
-                return self.end(tries, target, failure)
-            last_broker = target.queue.broker_name if target is not None else last_broker
-            threading.Event().wait(pause_s)
+                target = send.choose_target()
+                answer = self.instance.invoke(target.address, request.command(target.queue), send.limit_ms)
+            except UNANSWERED as exc:
+                answer = exc
+            result = send.result_or_pause(answer)
+            if isinstance(result, SendResult):
+                return result
+            threading.Event().wait(result)
 
     def try_ms(self, route: TopicRoute, target: _Target, timeout_ms: int, retries: int) -> int:
         """Return the time limit of one try: a part of the timeout if another broker may accept the message.
 
         Otherwise a broker that does not answer would use up the timeout.
         """
-        if retries == 0 or not self._has_other_broker(route, target):
-            return timeout_ms
-        return max(_SHORTEST_TRY_MS, timeout_ms // (retries + 1))
-
-    def _has_other_broker(self, route: TopicRoute, target: _Target) -> bool:
-        if not self._avoid_until:
-            return True
-        now_ms = self._clock.steady_ms()
-        return any(
-            name != target.queue.broker_name and self._avoid_until.get(name, 0) <= now_ms
-            for name in route.write_brokers
-        )
-
-    def tries(
-        self, request: SendRequest, queue: MessageQueue | None, timeout_ms: int, deadline: float, retries: int
-    ) -> Tries:
-        """Return the tries of a send whose first one has failed."""
-        return Tries(request, retries if queue is None else 0, retries > 0, timeout_ms, deadline)
+        if retries and self._avoid_until:
+            now_ms, others = self._clock.steady_ms(), set(route.write_brokers) - {target.queue.broker_name}
+            if all(self._avoid_until.get(name, 0) > now_ms for name in others):
+                return timeout_ms
+        return max(_SHORTEST_TRY_MS, timeout_ms // (retries + 1)) if retries else timeout_ms
 
     def close(self) -> None:
         """Fail the asynchronous sends that are to be tried again."""
@@ -359,7 +350,7 @@ class Producer:
     def _find_route(self, topic: str) -> TopicRoute:
         """Return the route to send by; raise `RemoteConnectError` if no name server answers, else as `route`."""
         try:
-            route = self._routes.publish_route(topic)
+            route = self.routes.publish_route(topic)
         except (*_NOT_RETRIED, RemoteConnectError, DestinationError):
             raise
         except BrokerError as exc:
@@ -391,17 +382,17 @@ class Producer:
             queue = self._next_queue(route, last_broker)
         elif queue not in route.write_queues:
             raise DestinationError(
-                f"{queue} is no queue of the topic; there are {len(route.write_queues)}, on "
+                f"{queue} is not a queue of the topic; there are {len(route.write_queues)}, on "
                 f"{', '.join(sorted({each.broker_name for each in route.write_queues}))}, from queue 0 on"
             )
-        address = self._routes.address(queue.broker_name)
-        if request.has_timer and not request.has_level and self._instance.is_before_5(address):
+        address = self.routes.address(queue.broker_name)
+        if request.has_timer and not request.has_level and self.instance.is_before_5(address):
             raise UnsupportedError.during(
                 str(request),
                 f"broker {queue.broker_name!r} at {address} is older than RocketMQ 5.0 and has no timers "
                 "(it would deliver at once); use a delay level, or a newer broker with timerWheelEnable=true",
             )
-        if request.needs is not None and request.needs not in self._instance.announced.get(address, ()):
+        if request.needs is not None and request.needs not in self.instance.announced.get(address, ()):
             raise UnsupportedError.during(
                 str(request),
                 f"broker {queue.broker_name!r} at {address} does not support {request.needs.value} "
@@ -416,11 +407,11 @@ class Producer:
         """
         route = self._find_route(request.topic)
         if request.needs is not None:
-            self._instance.register_at(route.masters())
+            self.instance.register_at(route.masters())
         return route
 
     def _next_queue(self, route: TopicRoute, last_broker: str | None) -> MessageQueue:
-        """Return the queues in turn; queues of brokers that failed recently only if there are no others."""
+        """Return the queues in turn; queues of brokers that failed recently only if there are no other ones."""
         queues = route.write_queues
         chosen = queues[route.next_turn() % len(queues)]
         if last_broker is None and not self._avoid_until:
@@ -447,48 +438,15 @@ class Producer:
         if status is None:
             raise send_error(response, str(request), target.address, has_timer=request.has_timer)
         self._avoid_until.pop(target.queue.broker_name, None)
-        header = response.header(SendMessageResponseHeader)
-        result = SendResult(
-            status,
-            request.msg_id,
-            header.msg_id,
-            MessageQueue(request.topic, target.queue.broker_name, header.queue_id),
-            header.queue_offset,
-            (header.transaction_id or request.msg_id) if request.is_half else None,
-            header.recall_handle,
-            header.msg_region,
-            header.trace_on != "false",
-        )
-        queue = result.message_queue if request.is_immediate else _delayed_queue(request, result)
-        self._sent.add_sent(result, len(request.msg_ids), queue)
-        route = self._routes.cached(request.topic)
-        if route is not None and route.is_default:
-            self._routes.forget(request.topic)  # the broker has created the topic: look its real queues up
+        result = request.result(status, target.queue.broker_name, response.header(SendMessageResponseHeader))
+        self._sent.add_sent(result, len(request.msg_ids), request.queue_of(result))
+        self.routes.forget_default(request.topic)  # the broker has just created the topic
         return result
-
-    def failed(self, tries: Tries, target: _Target | None, failure: BrokerError | RemotingCommand) -> float | None:
-        """Note a failed try; return the pause before the next one in seconds, or None if there is none.
-
-        Args:
-            target: None if the topic had no route.
-        """
-        if target is not None:
-            self.avoid(target)
-        if isinstance(failure, RemotingCommand) and failure.code == ResponseCode.TOPIC_NOT_EXIST:
-            self._routes.forget(tries.request.topic)
-        return tries.pause_s("" if target is None else target.address, failure)
-
-    def end(self, tries: Tries, target: _Target | None, failure: BrokerError | RemotingCommand) -> SendResult:
-        """Return the result of the last try, if the message is stored with a weaker guarantee; else raise the error."""
-        if target is not None and isinstance(failure, RemotingCommand) and failure.code in _STATUS:
-            return self.result(tries.request, target, failure)
-        cause = failure if isinstance(failure, BrokerError) else None
-        raise tries.error("" if target is None else target.address, failure) from cause
 
     def try_later(self, send: _AsyncSend, pause_s: float) -> None:
         """Let an asynchronous send try again after a pause."""
         self.waiting.add(send)
-        self._instance.remoting.call_later(pause_s * 1_000, send.resume)
+        self.instance.remoting.call_later(pause_s * 1_000, send.resume)
         if self._is_closed:
             send.close()
 
@@ -500,69 +458,122 @@ class Producer:
 
 
 @dataclass(slots=True, eq=False)
-class _AsyncSend:
-    """One asynchronous send with its tries: the first in the thread of the caller, the others in worker threads."""
+class _RoutedSend:
+    """One send: the queue of its current try, and the tries that have failed.
+
+    Args:
+        queue: The only queue to send to; None for any.
+        retries: Setting for sends of this kind.
+
+    Attributes:
+        target: Queue and broker of the current try; None while the topic has no route.
+        limit_ms: Time limit of the current try.
+    """
 
     producer: Producer
     request: SendRequest
     queue: MessageQueue | None
     timeout_ms: int
     deadline: float
+    retries: int
+    target: _Target | None = field(default=None, init=False)
+    limit_ms: int = field(default=0, init=False)
+    _last_broker: str | None = field(default=None, init=False)
+    _tries: Tries | None = field(default=None, init=False)
+
+    def choose_target(self) -> _Target:
+        """Choose queue and time limit of the next try. This may block while the topic has no route.
+
+        Raises:
+            RemoteConnectError: No name server answers, or no route has the broker. The send may be tried again.
+            DestinationError: *queue* is not in the route. After the first try a `SendError` that says so.
+            SendError, UnsupportedError: As `Producer.route` and `Producer.target`.
+        """
+        producer = self.producer
+        if self.target is not None:
+            self._last_broker, self.target = self.target.queue.broker_name, None
+        try:
+            route = producer.route_of(self.request)
+            self.target = target = producer.target(self.request, route, self.queue, self._last_broker)
+        except DestinationError as exc:
+            if self._tries is None:
+                raise
+            raise self._tries.queue_is_away(self.queue) from exc
+        self.limit_ms = max(1, int((self.deadline - time.monotonic()) * 1_000))
+        if self.queue is None and len(route.write_brokers) > 1:
+            self.limit_ms = min(self.limit_ms, producer.try_ms(route, target, self.timeout_ms, self.retries))
+        return target
+
+    def result_or_pause(self, answer: RemotingCommand | BrokerError) -> SendResult | float:
+        """Return the result of the send, or the pause in seconds before the next try.
+
+        Args:
+            answer: The response to the request, or why there is none.
+
+        Raises:
+            SendError: No broker accepted the message in time.
+            MessageError, UnsupportedError: A broker refused it for good.
+        """
+        producer, target = self.producer, self.target
+        response = answer if isinstance(answer, RemotingCommand) else None
+        if response is not None and target is not None and not producer.may_retry(response):
+            return producer.result(self.request, target, response)
+        if isinstance(answer, BrokerError) and not isinstance(answer, UNANSWERED):
+            raise answer
+        if self._tries is None:
+            retries = self.retries if self.queue is None else 0
+            self._tries = Tries(self.request, retries, self.retries > 0, self.timeout_ms, self.deadline)
+        address = ""
+        if target is not None:
+            producer.avoid(target)
+            address = target.address
+        if response is not None and response.code == ResponseCode.TOPIC_NOT_EXIST:
+            producer.routes.forget(self.request.topic)
+        pause_s = self._tries.pause_s(address, answer)
+        if pause_s is not None:
+            return pause_s
+        if response is not None and target is not None and response.code in _STATUS:  # stored, with a weaker guarantee
+            return producer.result(self.request, target, response)
+        raise self._tries.error(address, answer) from (answer if isinstance(answer, BrokerError) else None)
+
+
+@dataclass(slots=True, eq=False)
+class _AsyncSend(_RoutedSend):
+    """One asynchronous send: the first try in the thread of the caller, the others in worker threads.
+
+    Whatever a try raises ends the send with this error: it may also run a queue selector of the application.
+    """
+
     outcome: Outcome
-    target: _Target | None = None
-    tries: Tries | None = None
-    try_ms: int = 0
 
     def attempt(self) -> None:
         """Send the request. This may block while the topic has no route."""
-        last_broker = self.target.queue.broker_name if self.target is not None else None
         try:
-            route = self.producer.route_of(self.request)
-            self.target = self.producer.target(self.request, route, self.queue, last_broker)
-            left_ms = max(1, int((self.deadline - time.monotonic()) * 1_000))
-            if self.queue is None and len(route.write_brokers) > 1:
-                retries = self.producer._settings.retry_times_when_send_async_failed
-                left_ms = min(left_ms, self.producer.try_ms(route, self.target, self.timeout_ms, retries))
-            command = self.request.command(self.target.queue)
-            self.try_ms = left_ms
-            self.producer._instance.invoke_async(self.target.address, command, left_ms, self._done)
+            target = self.choose_target()
+            command = self.request.command(target.queue)
+            self.producer.instance.invoke_async(target.address, command, self.limit_ms, self._done)
         except RemoteConnectError as exc:
             self._done(exc)
-        except DestinationError as exc:
-            self.outcome.set_exception(exc if self.tries is None else self.tries.queue_is_away(self.queue))
-        except MQTemplateError as exc:
-            self.outcome.set_exception(exc)
+        except BaseException as exc:
+            self._fail(exc)
 
-    def _done(self, response: RemotingCommand | BrokerError) -> None:
+    def _done(self, answer: RemotingCommand | BrokerError) -> None:
         try:
-            self._finish_or_retry(response)
-        except MQTemplateError as exc:
-            self.outcome.set_exception(exc)
-
-    def _finish_or_retry(self, response: RemotingCommand | BrokerError) -> None:
-        producer, target = self.producer, self.target
-        if target is not None and (producer._instance.outages.is_open or not isinstance(response, RemotingCommand)):
-            self._report(target, response)
-        if isinstance(response, RemotingCommand):
-            if target is not None and not producer.may_retry(response):
-                self.outcome.set_result(producer.result(self.request, target, response))
-                return
-        elif not isinstance(response, _UNANSWERED):
-            raise response
-        if self.tries is None:
-            retries = producer._settings.retry_times_when_send_async_failed
-            self.tries = producer.tries(self.request, self.queue, self.timeout_ms, self.deadline, retries)
-        pause_s = producer.failed(self.tries, target, response)
-        if pause_s is None:
-            self.outcome.set_result(producer.end(self.tries, target, response))
+            if self.target is not None:
+                self.producer.instance.report(self.target.address, answer, self.limit_ms)
+            result = self.result_or_pause(answer)
+        except BaseException as exc:
+            self._fail(exc)
+            return
+        if isinstance(result, SendResult):
+            self.outcome.set_result(result)
         else:
-            producer.try_later(self, pause_s)
+            self.producer.try_later(self, result)
 
-    def _report(self, target: _Target, response: RemotingCommand | BrokerError) -> None:
-        """Report an outage, unless the broker had less than the time of a request, which proves none."""
-        is_short = self.try_ms < self.producer._settings.request_timeout_ms
-        if not (is_short and isinstance(response, RemoteTimeoutError)):
-            self.producer._instance.report(target.address, response)
+    def _fail(self, error: BaseException) -> None:
+        if is_interrupt(error):
+            raise error
+        self.outcome.set_exception(error)
 
     def resume(self) -> None:
         """Try again, unless the producer was closed."""
@@ -583,12 +594,3 @@ class _AsyncSend:
         except KeyError:
             return False
         return True
-
-
-def _delayed_queue(request: SendRequest, result: SendResult) -> MessageQueue | None:
-    """Return the queue of a system topic that has a delayed message; None for others, such as half messages."""
-    if result.handle is not None:
-        return MessageQueue(TIMER_TOPIC, result.message_queue.broker_name, 0)
-    if request.level > 0:
-        return MessageQueue(SCHEDULE_TOPIC, result.message_queue.broker_name, request.level - 1)
-    return None

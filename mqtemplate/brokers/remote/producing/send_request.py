@@ -1,18 +1,30 @@
-"""Send requests: messages checked, compressed, and encoded for the wire.
+"""One send as a request: messages checked, compressed, and encoded for the wire; its tries and their error.
 
 Source: RocketMQ ``client: DefaultMQProducerImpl``.
 """
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mqtemplate.broker import Capability
+from mqtemplate.brokers.remote.cluster.failures import refusal_text, send_error
 from mqtemplate.brokers.remote.cluster.settings import Namespace, RemoteSettings
 from mqtemplate.clock import Clock
-from mqtemplate.errors import DelayError, MessageError
+from mqtemplate.durations import format_ms
+from mqtemplate.errors import (
+    BrokerError,
+    DelayError,
+    MessageError,
+    MQTemplateError,
+    RemoteConnectError,
+    SendError,
+    SendTimeoutError,
+)
 from mqtemplate.message import (
     BROKER_PROPERTIES,
     DELAY_PROPERTIES,
@@ -24,13 +36,13 @@ from mqtemplate.message import (
 )
 from mqtemplate.record.compression import compress_body
 from mqtemplate.record.layout import SysFlag
-from mqtemplate.record.properties import encode_properties
 from mqtemplate.record.properties_template import PropertiesTemplate
-from mqtemplate.remoting.protocol.codes import RequestCode
+from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeaderV2
+from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeaderV2, SendMessageResponseHeader
 from mqtemplate.remoting.protocol.messages import encode_batch, encode_properties_text, join_in_batch
-from mqtemplate.topics import AUTO_CREATE_TOPIC, check_send_topic
+from mqtemplate.results import SendResult, SendStatus
+from mqtemplate.topics import AUTO_CREATE_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, check_send_topic
 
 _TIMER_PROPERTIES = frozenset(DELAY_PROPERTIES) - {Property.DELAY}
 _MAX_PROPERTIES_BYTES = 32_767  # RocketMQ stores the length in two bytes, with a sign
@@ -104,12 +116,38 @@ class SendRequest:
 
     @property
     def msg_id(self) -> str:
-        """The message id; those of a batch joined by commas."""
+        """The message id; of a batch all ids, joined by commas."""
         return ",".join(self.msg_ids)
 
     def __str__(self) -> str:
         what = f"a batch of {len(self.msg_ids)} messages" if len(self.msg_ids) > 1 else f"message {self.msg_ids[0]}"
         return f"send {what} to {self.topic!r}"
+
+    def result(self, status: SendStatus, broker_name: str, header: SendMessageResponseHeader) -> SendResult:
+        """Return the result after a broker has accepted the message."""
+        return SendResult(
+            status,
+            self.msg_id,
+            header.msg_id,
+            MessageQueue(self.topic, broker_name, header.queue_id),
+            header.queue_offset,
+            (header.transaction_id or self.msg_id) if self.is_half else None,
+            header.recall_handle,
+            header.msg_region,
+            header.trace_on != "false",
+        )
+
+    def queue_of(self, result: SendResult) -> MessageQueue | None:
+        """Return the queue that has the stored message; of a delayed message a queue of a system topic.
+
+        None if it is unknown, as for half messages.
+        """
+        if self.is_immediate:
+            return result.message_queue
+        broker_name = result.message_queue.broker_name
+        if result.handle is not None:
+            return MessageQueue(TIMER_TOPIC, broker_name, 0)
+        return MessageQueue(SCHEDULE_TOPIC, broker_name, self.level - 1) if self.level > 0 else None
 
     def command(self, queue: MessageQueue, *, one_way: bool = False) -> RemotingCommand:
         """Return the command that sends the message to *queue*."""
@@ -176,7 +214,7 @@ class SendRequestFactory:
         """Return one request for several messages of one topic.
 
         Raises:
-            MessageError: There are no messages, they have two topics, or they are too large together.
+            MessageError: The batch is empty, has messages of two topics, or is too large.
             DelayError: A delay is not a number.
         """
         if not messages:
@@ -266,7 +304,7 @@ class SendRequestFactory:
         """Return the properties of a message, the encoded ones with the message id, and that id."""
         given = message.properties.copy()
         properties, msg_id = self._properties(message)
-        encoded = encode_properties(properties)
+        encoded = encode_properties_text(properties).encode()
         template = None if Property.UNIQ_KEY in given else PropertiesTemplate.around(encoded, msg_id.encode())
         if template is not None:
             self._last = given, template
@@ -351,3 +389,114 @@ def _checked_properties(properties: dict[str, str]) -> dict[str, str]:
 
 def _has_level(properties: Mapping[str, str]) -> bool:
     return properties.get(Property.DELAY, "0") != "0"
+
+
+# --- tries of one send ----------------------------------------------------------------------------
+
+
+_FIRST_PAUSE_S = 0.01
+_LONGEST_PAUSE_S = 0.25
+_SHORTEST_TRY_S = 0.05  # in less time, a broker could store the message and answer too late
+_NOT_STORED = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.GO_AWAY})
+"""Responses of a broker that is overloaded, starts or stops. It has not stored the message."""
+
+
+@dataclass(slots=True)
+class _Failure:
+    """One reason, and the tries in a row that failed for it; times in milliseconds since the start of the send."""
+
+    reason: str
+    first: int
+    last: int
+    first_ms: int
+    last_ms: int
+
+    def __str__(self) -> str:
+        if self.first == self.last:
+            return f"({self.first}) after {format_ms(self.first_ms)}: {self.reason}"
+        return (
+            f"({self.first}-{self.last}) after {format_ms(self.first_ms)} to {format_ms(self.last_ms)}: {self.reason}"
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Tries:
+    """The failed tries of one send.
+
+    - A try that certainly stored nothing is repeated until the timeout: the broker could not be reached, or it answered
+      that it is busy, starts or stops. The pauses grow, so that a broker that starts is not flooded.
+    - All other tries count. There are as many of them as RocketMQ's own client makes; a message for one queue has one.
+
+    Args:
+        retries: Number of tries that count, after the first one.
+        may_repeat: False for a setting of no retries: then the first failure is the last one.
+    """
+
+    request: SendRequest
+    retries: int
+    may_repeat: bool
+    timeout_ms: int
+    deadline: float
+    _number: int = 0
+    _counted: int = 0
+    _failures: list[_Failure] = field(default_factory=list)
+    _has_timed_out: bool = False
+
+    def pause_s(self, address: str, failure: BrokerError | RemotingCommand) -> float | None:
+        """Add a failed try; return the pause before the next one, or None if it was the last one."""
+        self._add(address, failure)
+        if not _stored_nothing(failure):
+            self._counted += 1
+        left_s = self.deadline - time.monotonic() - min(_SHORTEST_TRY_S, self.timeout_ms / 10_000)
+        if not self.may_repeat or self._counted > self.retries or left_s <= 0:
+            return None
+        pause_s = min(_FIRST_PAUSE_S * (1 << min(self._number - 1, 10)), _LONGEST_PAUSE_S)
+        return min(pause_s * random.uniform(0.5, 1), left_s)  # at random times, since many producers lose one broker
+
+    def _add(self, address: str, failure: BrokerError | RemotingCommand) -> None:
+        self._number += 1
+        self._has_timed_out |= isinstance(failure, TimeoutError)
+        reason = str(failure) if isinstance(failure, BrokerError) else refusal_text(failure, address)
+        now_ms = self.timeout_ms - round((self.deadline - time.monotonic()) * 1_000)
+        if self._failures and self._failures[-1].reason == reason:
+            self._failures[-1].last, self._failures[-1].last_ms = self._number, now_ms
+        else:
+            self._failures.append(_Failure(reason, self._number, self._number, now_ms, now_ms))
+
+    def queue_is_away(self, queue: MessageQueue | None) -> SendError:
+        """Return the error for a queue that left the route while the send was tried; these tries stored nothing."""
+        self._add(
+            "",
+            RemoteConnectError(
+                f"{queue} is not in the route of its topic any more, since its broker has stopped; send again to "
+                "another queue, or when the broker is back"
+            ),
+        )
+        error = SendError.during(str(self.request), self._text())
+        error.tries, error.queue_is_away = tuple(map(str, self._failures)), True
+        return error
+
+    def _text(self) -> str:
+        times = "once" if self._number == 1 else f"{self._number} times"
+        return f"tried {times} within {format_ms(self.timeout_ms)}: {'; '.join(map(str, self._failures))}"
+
+    def error(self, address: str, failure: BrokerError | RemotingCommand) -> MQTemplateError:
+        """Return the error of the send after its last try, *failure*."""
+        if isinstance(failure, RemotingCommand):
+            refused = send_error(failure, str(self.request), address, has_timer=self.request.has_timer)
+            if self._number == 1:
+                return refused
+            kind = type(refused)
+        else:
+            kind = SendTimeoutError if self._has_timed_out else SendError
+        error = kind.during(str(self.request), self._text())
+        if isinstance(error, SendError):
+            error.tries = tuple(map(str, self._failures))
+        return error
+
+
+def _stored_nothing(failure: BrokerError | RemotingCommand) -> bool:
+    """Return True if the broker has certainly not stored the message."""
+    if isinstance(failure, RemotingCommand):
+        return failure.code in _NOT_STORED
+    return isinstance(failure, RemoteConnectError) and not failure.was_sent

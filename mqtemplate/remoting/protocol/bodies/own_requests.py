@@ -1,4 +1,4 @@
-"""Our own requests, which RocketMQ has not: pending messages and their changes, sequenced sends, blocks of records.
+"""Requests of this library only: pending messages and their changes, sequenced sends, blocks of records.
 
 RocketMQ has neither these requests nor these fields. A client sends them only to a server that announced the
 capability, and the server announces its capabilities only to a client that requests them in a heartbeat.

@@ -17,6 +17,7 @@ from mqtemplate.errors import BrokerError, RemoteConnectError
 from mqtemplate.event_log import get_logger
 from mqtemplate.remoting import RemotingClient, RemotingClientSettings
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.bodies.route import ClusterInfo
 from tests.brokers.remote.scripted_cluster import ScriptedBroker
 from tests.golden import check_script, scripts_in
 
@@ -159,7 +160,8 @@ class Routes:
         yield from self._printed(lambda: self._table.address(broker_name))
 
     def load(self) -> Iterator[str]:
-        yield from self._printed(lambda: self._table.load_cluster().cluster_addr_table)
+        cluster = self._table.load_cluster()
+        yield from self._printed(lambda: cluster.cluster_addr_table if isinstance(cluster, ClusterInfo) else cluster)
 
     def refresh(self) -> Iterator[str]:
         with capture_logs() as logs:

@@ -34,7 +34,7 @@ def broker(cluster: ScriptedBroker, tmp_path: Path) -> Iterator[RemoteBroker]:
 
 
 def pulled(request: RemotingCommand, *messages: MessageExt) -> RemotingCommand:
-    """Return the response to a pull with these messages; without messages, that there are none yet."""
+    """Return the response to a pull with these messages; without messages, the response that reports none."""
     end = request.header(PullMessageRequestHeader).queue_offset + len(messages)
     header = PullMessageResponseHeader(suggest_which_broker_id=0, next_begin_offset=end, min_offset=0, max_offset=end)
     code = ResponseCode.SUCCESS if messages else ResponseCode.PULL_NOT_FOUND

@@ -34,7 +34,7 @@ def test_the_server_and_both_clients_log_different_subscriptions(tmp_path: Path)
 
     assert all("orders:paid" in text and "orders:shipped" in text for text in warned)
     at_server = [event["reason"] for event in logged if event["event"] == "server.subscriptions_differ"]
-    assert at_server[0] in warned  # that of the member whose heartbeat came first after the other had joined
+    assert at_server[0] in warned  # by the member whose heartbeat came first after the other had joined
     assert "group 'billing' has members with different subscriptions" in warned[0]
 
 

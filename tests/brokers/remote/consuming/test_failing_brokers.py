@@ -183,7 +183,7 @@ def test_a_queue_whose_broker_was_killed_continues_after_the_last_commit_of_its_
 
 @pytest.mark.parametrize("mode", [ConsumeMode.CONCURRENTLY, ConsumeMode.ORDERLY])
 def test_the_log_of_an_outage_does_not_grow_with_the_queues(mode: ConsumeMode, tmp_path: Path) -> None:
-    """Twelve queues whose broker is away: one line at the start, one at the end, and those of the changed routes."""
+    """Twelve queues whose broker is away: a line at the start, one at the end, and the lines of the changed routes."""
     with ScriptedBroker("broker-a") as names, capture_logs() as logs:
         first = ScriptedBroker("broker-b")
         with first:

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.errors import ConfigurationError, UnsupportedError
 from mqtemplate.message import Message, Property
 from mqtemplate.pending import PendingQuery
 from mqtemplate.remoting.protocol import RequestCode
-from tests.brokers.remote.clients import client, server
+from tests.brokers.remote.clients import client, remote, server
 from tests.brokers.remote.scripted_cluster import ScriptedBroker
 
 _HOUR_MS = 3_600_000
@@ -41,7 +40,7 @@ def test_an_invalid_table_is_refused_and_changes_nothing(tmp_path: Path) -> None
 
 def test_a_rocketmq_broker_gets_no_request_to_change_its_levels() -> None:
     """It would accept the request, and go on with its old table."""
-    with ScriptedBroker() as scripted, RemoteBroker(RemoteSettings(name_servers=(scripted.address,))) as broker:
+    with ScriptedBroker() as scripted, remote(scripted) as broker:
         with pytest.raises(UnsupportedError, match="set messageDelayLevel in its settings and restart it"):
             broker.change_delay_levels("1s 2s")
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from mqtemplate.broker import Capability
+from mqtemplate.broker import Capability, DelayedMessages
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker
 from mqtemplate.delay.recall_handle import RecallHandle, decode_handle, encode_handle
 from mqtemplate.errors import BrokerError, DelayError, MessageError, UnsupportedError
@@ -19,7 +19,8 @@ from mqtemplate.remoting.protocol import RequestCode
 from mqtemplate.remoting.protocol.bodies.route import RegisterBrokerBody, TopicConfig, TopicConfigSerializeWrapper
 from mqtemplate.remoting.protocol.headers.admin import RegisterBrokerRequestHeader
 from mqtemplate.server import BrokerServerSettings, LocalCluster
-from tests.brokers.remote.clients import ANYWHERE, client, join, server, take
+from tests.brokers.remote.clients import ANYWHERE, client, join, remote, server, take
+from tests.brokers.remote.scripted_cluster import ScriptedBroker
 from tests.server.tool import Tool
 
 HOUR_MS = 3_600_000
@@ -164,22 +165,44 @@ def test_a_client_with_a_namespace_sees_and_changes_only_its_messages(tmp_path: 
         assert outside.delayed.cancel(key="4466").count == 2
 
 
-def test_wrong_arguments_are_refused(our_client: RemoteBroker) -> None:
+@pytest.fixture(params=["ours", "rocketmq"])
+def either(request: pytest.FixtureRequest) -> Iterator[RemoteBroker]:
+    """A client of our server, and one of a broker without our requests."""
+    if request.param == "ours":
+        yield request.getfixturevalue("our_client")
+    else:
+        with ScriptedBroker() as scripted, remote(scripted) as broker:
+            yield broker
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda delayed: delayed.cancel(), r"by its handle or by key=\.\.\., and by one of them"),
+        (lambda delayed: delayed.reschedule("handle", 1, key="4466"), "by one of them"),
+        (lambda delayed: delayed.cancel(key="two words"), "key must be one word, got 'two words'"),
+        (lambda delayed: delayed.cancel("4466"), "'4466' is not a handle of a pending message"),
+        (lambda delayed: delayed.pending(PendingQuery(), 0), "max_count must be 1 or more, got 0"),
+        (lambda delayed: delayed.pending(PendingQuery(), 1, "now"), "'now' is not a cursor; pass PendingPage.cursor"),
+        (lambda delayed: delayed.pending(PendingQuery(), 1, "WzFd"), "'WzFd' is not a cursor"),
+        (lambda delayed: delayed.count_pending(PendingQuery(), 0), "must be 1 ms or more, got 0"),
+    ],
+)
+def test_wrong_arguments_are_refused(
+    either: RemoteBroker, call: Callable[[DelayedMessages], object], text: str
+) -> None:
+    with pytest.raises(MessageError, match=text):
+        call(either.delayed)
+
+
+def test_a_change_that_no_server_can_make_is_refused(our_client: RemoteBroker) -> None:
     handle = our_client.sends.send(delayed("far", HOUR_MS)).handle
     elsewhere = encode_handle(RecallHandle("orders", "broker-z", 1, "7F", 0))
-    for call, error, text in [
-        (our_client.delayed.cancel, MessageError, "name the pending message by its handle or by key"),
-        (lambda: our_client.delayed.cancel(key="two words"), MessageError, "key must be one word, got 'two words'"),
-        (lambda: our_client.delayed.cancel("4466"), MessageError, "'4466' is not a handle of a pending message"),
-        (lambda: our_client.delayed.cancel(elsewhere), BrokerError, "broker 'broker-z' is in no known route"),
-        (lambda: our_client.delayed.reschedule(handle, 1 << 60), DelayError, "allowed are"),
-        (lambda: our_client.delayed.pending(PendingQuery(), 0), MessageError, "max_count must be 1 or more, got 0"),
-        (lambda: our_client.delayed.pending(PendingQuery(), 1, "now"), MessageError, "'now' is not a cursor"),
-        (lambda: our_client.delayed.pending(PendingQuery(), 1, "WzFd"), MessageError, "'WzFd' is not a cursor"),
-        (lambda: our_client.delayed.count_pending(PendingQuery(), 0), MessageError, "must be 1 ms or more, got 0"),
-    ]:
-        with pytest.raises(error, match=text):
-            call()  # type: ignore[no-untyped-call]
+
+    with pytest.raises(BrokerError, match="broker 'broker-z' is in no known route"):
+        our_client.delayed.cancel(elsewhere)
+    with pytest.raises(DelayError, match="allowed are"):
+        our_client.delayed.reschedule(handle, 1 << 60)
 
 
 def test_a_server_that_forbids_recalls_changes_no_message(tmp_path: Path) -> None:

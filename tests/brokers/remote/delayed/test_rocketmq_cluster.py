@@ -6,7 +6,6 @@ import time
 
 import pytest
 
-from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.delay.recall_handle import RecallHandle, decode_handle, encode_handle
 from mqtemplate.errors import BrokerError
 from mqtemplate.message import MessageExt, Property
@@ -22,7 +21,7 @@ from mqtemplate.remoting.protocol.headers.message import (
 )
 from mqtemplate.remoting.protocol.messages import decode_properties_text
 from mqtemplate.topics import TIMER_TOPIC
-from tests.brokers.remote.clients import message_ext
+from tests.brokers.remote.clients import message_ext, remote
 from tests.brokers.remote.scripted_cluster import ScriptedBroker
 from tests.remoting.protocol.other_side import encode_message
 
@@ -94,10 +93,6 @@ def _timer() -> MessageExt:
     }
     stored_ms = SLOT_MS - DELAY_S * 1_000
     return message_ext(TIMER_TOPIC, properties=properties, store_timestamp=stored_ms, store_size=0)
-
-
-def remote(cluster: ScriptedBroker) -> RemoteBroker:
-    return RemoteBroker(RemoteSettings(name_servers=(cluster.address,)))
 
 
 def test_the_message_is_sent_again_before_the_old_one_is_recalled() -> None:

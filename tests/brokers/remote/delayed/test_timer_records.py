@@ -1,4 +1,4 @@
-"""Records of the timer topic: the newest of each timer counts, and a mark deletes those of its slot."""
+"""Records of the timer topic: the newest of each timer counts, and a mark deletes the timers of its slot."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -247,11 +248,14 @@ def test_the_error_names_the_message_and_not_the_batch(cluster: SlowBroker) -> N
 
 def test_a_message_that_cannot_be_sent_fails_alone(cluster: SlowBroker) -> None:
     with busy_client(cluster, max_message_size=1_000) as broker:
-        good, bad, large = send(broker, b"good"), send(broker, b"bad", text="x" * 40_000), send(broker, bytes(1_001))
-        with pytest.raises(MessageError, match="properties take 40"):
-            bad.result(TIMEOUT_S)
-        with pytest.raises(MessageError, match="has 1001 bytes, allowed are 1000"):
-            large.result(TIMEOUT_S)
+        good = send(broker, b"good")
+        for bad, reason in (
+            (send(broker, b"bad", text="x" * 40_000), "properties take 40"),
+            (send(broker, b"bad", text="a\x01b"), "property 'text' has the character 0x01 or 0x02"),
+            (send(broker, bytes(1_001)), "has 1001 bytes, allowed are 1000"),
+        ):
+            with pytest.raises(MessageError, match=reason):
+                bad.result(TIMEOUT_S)
         cluster.respond()
         assert good.result(TIMEOUT_S).send_status is SendStatus.SEND_OK
 
@@ -264,6 +268,22 @@ def test_close_fails_the_messages_that_wait(cluster: SlowBroker) -> None:
 
     assert any("the client was closed before it was sent" in str(error) for error in errors)
     assert {type(error) for error in errors} <= {BrokerClosedError, SendError}
+
+
+def test_a_message_that_cannot_be_encoded_alone_fails_and_leaves_no_message_on_the_way() -> None:
+    """This may happen in the I/O thread, when the response to an earlier message has arrived."""
+    sends = Mock(**{"factory.joinable.side_effect": lambda message: JoinableMessage("orders", b"", {}, 0, "id", b"")})
+    sends.factory.alone.side_effect = MessageError("too long")
+    accumulator = MessageAccumulator(sends, 3_000)
+    outcomes = [Future[SendResult]() for _ in range(2)]
+
+    for outcome in outcomes:
+        accumulator.add(Message("orders", b""), outcome)
+    for call in sends.call_later.call_args_list:
+        call.args[1]()
+
+    assert [str(outcome.exception(0)) for outcome in outcomes] == ["too long"] * 2
+    assert [accumulator.may_start() for _ in range(BUSY + 1)] == [True] * BUSY + [False]
 
 
 def test_messages_that_are_refused_together_while_the_client_closes_fail() -> None:

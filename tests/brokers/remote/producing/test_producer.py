@@ -5,22 +5,30 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from mqtemplate.broker import Capability
-from mqtemplate.brokers import RemoteBroker, RemoteSettings
-from mqtemplate.errors import BrokerClosedError, DestinationError, SendError, SendTimeoutError, UnsupportedError
+from mqtemplate.brokers import RemoteBroker
+from mqtemplate.errors import (
+    BrokerClosedError,
+    MQTemplateError,
+    SendError,
+    UnsupportedError,
+)
 from mqtemplate.message import Message, MessageQueue, Property
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.bodies.own_requests import HeartbeatResponseHeader
 from mqtemplate.remoting.protocol.codes import Perm
-from mqtemplate.results import SendResult, SendStatus
+from mqtemplate.results import SendResult
 from mqtemplate.template import RocketMQTemplate
 from mqtemplate.topics import AUTO_CREATE_TOPIC
+from tests.brokers.remote.clients import remote
 from tests.brokers.remote.scripted_cluster import Script, ScriptedBroker
+from tests.golden import check_script
 from tests.waiting import eventually
 
 SEND = RequestCode.SEND_MESSAGE_V2
@@ -37,110 +45,80 @@ def cluster() -> Iterator[ScriptedBroker]:
 @pytest.fixture
 def broker(cluster: ScriptedBroker) -> Iterator[RemoteBroker]:
     """A client with the default settings."""
-    with client_of(cluster) as broker:
-        yield broker
-
-
-@contextmanager
-def client_of(cluster: ScriptedBroker, **settings: Any) -> Iterator[RemoteBroker]:
-    with RemoteBroker(RemoteSettings(name_servers=(cluster.address,), **settings)) as broker:
+    with remote(cluster) as broker:
         yield broker
 
 
 QUEUE = MessageQueue("orders", "broker-a", 1)
 
 
-@pytest.mark.parametrize(
-    ("code", "queue", "count"),
-    [
-        (ResponseCode.SYSTEM_ERROR, None, 3),
-        (ResponseCode.NO_PERMISSION, None, 3),
-        (ResponseCode.TOPIC_NOT_EXIST, None, 3),
-        (ResponseCode.FLOW_CONTROL, None, 1),
-        (ResponseCode.SYSTEM_ERROR, QUEUE, 1),
-    ],
-)
-def test_another_queue_is_tried_after_a_temporary_refusal(
-    cluster: ScriptedBroker, broker: RemoteBroker, code: int, queue: MessageQueue | None, count: int
-) -> None:
-    """Not after a permanent one, and not for a message that is for one queue."""
-    cluster.refuse(SEND, code, "not now")
-
-    with pytest.raises(SendError, match=f"answered {int(code)} .*not now"):
-        broker.sends.send(MESSAGE, queue)
-
-    assert cluster.count(SEND) == count
-
-
-@pytest.mark.parametrize(
-    ("kind", "retries", "code", "count"),
-    [
-        ("sync", 0, ResponseCode.SYSTEM_ERROR, 1),
-        ("async", 1, ResponseCode.SYSTEM_ERROR, 2),
-        ("sync", 0, ResponseCode.SYSTEM_BUSY, 1),
-        ("async", 0, ResponseCode.SYSTEM_BUSY, 1),
-    ],
-)
-def test_the_numbers_of_retries_are_settings(
-    cluster: ScriptedBroker, kind: str, retries: int, code: int, count: int
-) -> None:
-    """Without retries, one try is made whatever the reason of its failure."""
-    cluster.refuse(SEND, code)
-    name = f"retry_times_when_send_{'failed' if kind == 'sync' else 'async_failed'}"
-
-    with client_of(cluster, **{name: retries}) as broker, pytest.raises(SendError):
-        send(broker, kind, None)
-
-    assert cluster.count(SEND) == count
-
-
 # --- tries until the timeout ------------------------------------------------------------------------
 
-BUSY = [ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE]
 
-
-def send(broker: RemoteBroker, kind: str, queue: MessageQueue | None, timeout_ms: int = 3_000) -> SendResult:
-    """Send the message in one of the two ways, and wait for the result."""
+def send(
+    broker: RemoteBroker, kind: str, queue: MessageQueue | None, timeout_ms: int = 3_000, message: Message = MESSAGE
+) -> SendResult:
+    """Send a message in one of the two ways, and wait for the result."""
     if kind == "sync":
-        return broker.sends.send(MESSAGE, queue, timeout_ms)
-    return broker.sends.send_async([MESSAGE], queue, timeout_ms).result(60)
+        return broker.sends.send(message, queue, timeout_ms)
+    return broker.sends.send_async([message], queue, timeout_ms).result(60)
+
+
+class Sends:
+    """The commands of the script, for sends of one kind."""
+
+    def __init__(self, kind: str, stack: ExitStack) -> None:
+        self._kind, self._stack = kind, stack
+        self._cluster = stack.enter_context(ScriptedBroker())
+
+    def client(self, *options: str, retries: str = "2") -> None:
+        settings = {f"retry_times_when_send_{'failed' if self._kind == 'sync' else 'async_failed'}": int(retries)}
+        self._broker = self._stack.enter_context(remote(self._cluster, **settings, **dict.fromkeys(options, True)))
+
+    def topic(self, name: str, perm: str = "6") -> None:
+        self._cluster.topic(name, perm=int(perm))
+
+    def each(self, code: str) -> None:
+        """Answer each send with a code."""
+        self._cluster.script(SEND, lambda request: self._response(request, code))
+
+    def answer(self, *codes: str) -> None:
+        """Answer sends with these codes, and then accept them."""
+        left = iter(codes)
+        self._cluster.script(SEND, lambda request: self._response(request, next(left, "SUCCESS")))
+
+    def _response(self, request: RemotingCommand, code: str) -> RemotingCommand | None:
+        if code in ("SUCCESS", "FLUSH_DISK_TIMEOUT"):
+            response = self._cluster.accept(request)
+            response.code = ResponseCode[code]
+            return response
+        return None if code == "SILENT" else request.response(ResponseCode[code], remark="not now")
+
+    def send(self, topic: str = "orders", queue: str | None = None, timeout: str = "3000") -> Iterator[str]:
+        """Print the number of requests and the result."""
+        before, message = self._cluster.count(SEND), Message(topic, b"x")
+        chosen = None if queue is None else MessageQueue(topic, "broker-a", int(queue))
+        try:
+            text = send(self._broker, self._kind, chosen, int(timeout), message).send_status.name
+        except MQTemplateError as exc:
+            text = f"{type(exc).__name__}: {exc}"
+        for pattern, shown in MASKS:
+            text = re.sub(pattern, shown, text)
+        yield f"{self._cluster.count(SEND) - before} sent: {text}"
+
+
+MASKS = [
+    (r"127\.0\.0\.1:\d+", "<broker>"),
+    (r"message \w+ to", "message <id> to"),
+    (r"after [\w.]+( to [\w.]+)?:", "after <time>:"),
+    (r"V2 within \d+ms", "V2 within <time>"),
+]
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-@pytest.mark.parametrize("queue", [None, QUEUE])
-@pytest.mark.parametrize("code", BUSY)
-def test_a_busy_broker_is_tried_again_until_it_accepts(
-    cluster: ScriptedBroker, broker: RemoteBroker, code: int, queue: MessageQueue | None, kind: str
-) -> None:
-    """It has not stored the message, so a message for one queue is tried again, too."""
-
-    def accept_the_fifth(request: RemotingCommand) -> RemotingCommand:
-        return cluster.accept(request) if cluster.count(SEND) >= 5 else request.response(code, remark="not now")
-
-    cluster.script(SEND, accept_the_fifth)
-
-    result = send(broker, kind, queue, 60_000)
-
-    assert result.send_status is SendStatus.SEND_OK
-    assert cluster.count(SEND) == 5
-
-
-@pytest.mark.parametrize("kind", ["sync", "async"])
-def test_the_error_lists_each_try_and_why_it_failed(cluster: ScriptedBroker, broker: RemoteBroker, kind: str) -> None:
-    """Three of them are refusals that count; then the send ends, long before its timeout."""
-    error, busy = ResponseCode.SYSTEM_ERROR, ResponseCode.SYSTEM_BUSY
-    codes = iter([busy, error, busy, busy, error, error])
-    cluster.script(SEND, lambda request: request.response(next(codes), remark="no"))
-
-    with pytest.raises(SendError, match="tried 6 times within 1m") as failed:
-        send(broker, kind, None, 60_000)
-
-    first, second, third, last = failed.value.tries
-    assert re.fullmatch(r"\(1\) after \d+m?s: 127.0.0.1:\d+ answered 2 SYSTEM_BUSY: no; it is overloaded.*", first)
-    assert re.fullmatch(r"\(2\) after \d+m?s: .* answered 1 SYSTEM_ERROR: no", second)
-    assert re.fullmatch(r"\(3-4\) after \d+m?s to \d+ms: .* SYSTEM_BUSY.*", third)
-    assert re.fullmatch(r"\(5-6\) after \d+m?s to \d+ms: .* SYSTEM_ERROR: no", last)
-    assert all(text in str(failed.value) for text in failed.value.tries)
+def test_both_kinds_of_sends_do_what_the_script_says(kind: str) -> None:
+    with ExitStack() as stack:
+        check_script(Path(__file__).with_name("scripts") / "sends.script", Sends(kind, stack))
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
@@ -168,7 +146,7 @@ def test_a_try_that_may_have_stored_the_message_counts(
 def test_a_send_that_waits_for_its_next_try_fails_when_the_broker_is_closed(cluster: ScriptedBroker) -> None:
     cluster.refuse(SEND, ResponseCode.SYSTEM_BUSY)
 
-    with client_of(cluster) as broker:
+    with remote(cluster) as broker:
         future = broker.sends.send_async([MESSAGE], None, 600_000)
         eventually(lambda: cluster.count(SEND) > 2, "it was tried some times")
 
@@ -182,7 +160,7 @@ def test_another_broker_is_preferred_after_a_failure() -> None:
         good.topic("orders")
         bad.refuse(SEND, ResponseCode.SYSTEM_BUSY)
 
-        with client_of(good) as broker:
+        with remote(good) as broker:
             brokers = [broker.sends.send(MESSAGE).message_queue.broker_name for _ in range(20)]
 
         assert set(brokers) == {"broker-a"}
@@ -195,7 +173,7 @@ def test_another_broker_is_preferred_when_one_is_unreachable() -> None:
             good.others = [gone]
             good.topic("orders")
 
-        with client_of(good) as broker:
+        with remote(good) as broker:
             sync = [broker.sends.send(MESSAGE).message_queue.broker_name for _ in range(10)]
             later = [broker.sends.send_async([MESSAGE]).result(10).message_queue.broker_name for _ in range(10)]
 
@@ -209,25 +187,11 @@ def test_a_broker_that_does_not_answer_leaves_time_for_another_one(kind: str) ->
         answering.others = [silent]
         answering.topic("orders", queues=1)
         silent.script(SEND, lambda request: None)
-        with client_of(answering) as broker:
+        with remote(answering) as broker:
             results = [send(broker, kind, None) for _ in range(4)]
 
         assert {result.message_queue.broker_name for result in results} == {"broker-a"}
         assert silent.count(SEND) == 1, "it is avoided afterwards"
-
-
-@pytest.mark.parametrize("kind", ["sync", "async"])
-@pytest.mark.parametrize("queue", [None, QUEUE])
-def test_without_another_broker_a_try_has_the_whole_timeout(
-    cluster: ScriptedBroker, broker: RemoteBroker, queue: MessageQueue | None, kind: str
-) -> None:
-    """The broker may have stored the message: a second try would store it twice."""
-    cluster.script(SEND, lambda request: None)
-
-    with pytest.raises(SendTimeoutError, match=r"send message \w+ to 'orders': tried once within 700ms"):
-        send(broker, kind, queue, 700)
-
-    assert cluster.count(SEND) == 1
 
 
 class Two(NamedTuple):
@@ -263,7 +227,7 @@ def two() -> Iterator[Two]:
     with ScriptedBroker("broker-a") as names, ScriptedBroker("broker-b") as leaving:
         names.others = [leaving]
         names.topic("orders", queues=1)
-        with client_of(names) as broker:
+        with remote(names) as broker:
             assert len(broker.queues("orders")) == 2
             broker.sends.send(MESSAGE, MessageQueue("orders", "broker-b", 0))
             yield Two(broker, names, leaving)
@@ -306,28 +270,34 @@ def test_a_message_with_a_hash_key_goes_to_another_queue_when_its_broker_stops(t
     assert (selected, result.message_queue.broker_name) == (["broker-b", "broker-a"], "broker-a")
 
 
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("error", [LookupError("no queue for k"), SystemExit(3)])
+def test_an_error_of_a_queue_selector_in_a_later_try_ends_the_send(two: Two, kind: str, error: BaseException) -> None:
+    """An asynchronous send is tried again in a thread of the client, where nobody else would get the error."""
+
+    def select(queues: Sequence[MessageQueue], message: Message, key: str) -> MessageQueue:
+        if len(queues) == 1:
+            raise error
+        return queues[-1]
+
+    template = RocketMQTemplate(two.broker, message_queue_selector=select)
+    two.stop()
+    with ThreadPoolExecutor(1) as pool:
+        if kind == "async":
+            sending: Future[SendResult] = template.async_send("orders", "x", "10m", hash_key="k")
+        else:
+            sending = pool.submit(lambda: template.sync_send("orders", "x", "10m", hash_key="k"))
+        two.leave_after_a_try()
+
+        assert sending.exception(60) is error
+
+
 def test_a_lost_broker_leaves_the_routes_at_once(two: Two) -> None:
     """So messages with a hash_key go to other queues, and not only after the next poll of the name server."""
     two.leave_route()
     two.stop()
 
     eventually(lambda: len(two.broker.queues("orders")) == 1, "the queue of the lost broker is gone", timeout_s=20)
-
-
-def test_the_send_status_reports_a_message_that_was_not_flushed(cluster: ScriptedBroker) -> None:
-    def not_flushed(request: Any) -> Any:
-        response = cluster.accept(request)
-        response.code = ResponseCode.FLUSH_DISK_TIMEOUT
-        return response
-
-    cluster.script(SEND, not_flushed)
-
-    with client_of(cluster) as broker:
-        assert broker.sends.send(MESSAGE).send_status is SendStatus.FLUSH_DISK_TIMEOUT
-        assert cluster.count(SEND) == 1
-    with client_of(cluster, retry_next_server=True) as broker:
-        assert broker.sends.send(MESSAGE).send_status is SendStatus.FLUSH_DISK_TIMEOUT
-        assert cluster.count(SEND) == 4
 
 
 def test_the_queues_of_a_topic_are_looked_up_after_its_first_message(
@@ -342,30 +312,13 @@ def test_the_queues_of_a_topic_are_looked_up_after_its_first_message(
     assert len(broker.queues("new")) == 2
 
 
-@pytest.mark.parametrize(
-    ("topic", "queue_id", "error", "text"),
-    [
-        ("archive", None, SendError, "'archive' has no queue that accepts messages"),
-        ("orders", 9, DestinationError, "is no queue of the topic; there are 4"),
-        ("new", None, SendError, "no route for 'new'.*autoCreateTopicEnable=true"),
-    ],
-)
-def test_a_message_without_a_queue_is_refused(
-    cluster: ScriptedBroker, broker: RemoteBroker, topic: str, queue_id: int | None, error: type[Exception], text: str
-) -> None:
-    cluster.topic("archive", perm=Perm.READ)
-
-    with pytest.raises(error, match=text):
-        broker.sends.send(Message(topic, b"x"), None if queue_id is None else MessageQueue(topic, "broker-a", queue_id))
-
-
 @pytest.mark.parametrize("name", [Property.TIMER_DELAY_SEC, Property.START_DELIVER_TIME])
 def test_a_timer_is_refused_for_a_broker_of_4_which_would_deliver_it_at_once(name: str) -> None:
     with ScriptedBroker(version=Version.V4_9_7) as cluster:
         cluster.topic("orders")
         timer = Message("orders", b"x", {name: "1767225600000"})
 
-        with client_of(cluster) as broker:
+        with remote(cluster) as broker:
             for call in (
                 broker.sends.send,
                 lambda message: broker.sends.send_async([message]).result(10),
@@ -386,7 +339,7 @@ def test_delays_in_a_batch_and_in_a_transaction_are_refused_by_brokers_that_did_
     cluster: ScriptedBroker,
 ) -> None:
     """A RocketMQ broker would store the message without an error, and deliver it at once."""
-    with client_of(cluster) as broker:
+    with remote(cluster) as broker:
         with pytest.raises(UnsupportedError, match=r"does not support delays on a batch.*send the messages one by one"):
             broker.sends.send_batch([DELAYED, MESSAGE])
         with pytest.raises(UnsupportedError, match="does not support delays on a batch"):
@@ -399,7 +352,7 @@ def test_delays_in_a_batch_and_in_a_transaction_are_refused_by_brokers_that_did_
 
 def test_a_broker_is_asked_for_its_capabilities_before_the_first_delayed_batch(cluster: ScriptedBroker) -> None:
     """A route may have a broker that got no heartbeat yet; the periodic heartbeat comes later."""
-    with ScriptedBroker("broker-b") as other, client_of(cluster) as broker:
+    with ScriptedBroker("broker-b") as other, remote(cluster) as broker:
         for each in (cluster, other):
             each.script(RequestCode.HEART_BEAT, announcing("BATCH_DELAY,NEWER_THAN_THIS_CLIENT"))
             each.script(RequestCode.SEND_BATCH_MESSAGE, each.accept)

@@ -9,13 +9,13 @@ from queue import Empty, SimpleQueue
 
 import pytest
 
-from mqtemplate.brokers import RemoteBroker, RemoteSettings
+from mqtemplate.brokers import RemoteBroker
 from mqtemplate.message import HostAddress, Message, MessageExt, Property
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode
 from mqtemplate.remoting.protocol.headers.message import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
 from mqtemplate.results import TransactionState
-from tests.brokers.remote.clients import client, join, message_ext, server, take
+from tests.brokers.remote.clients import client, join, message_ext, remote, server, take
 from tests.brokers.remote.scripted_cluster import ScriptedBroker
 from tests.remoting.protocol.other_side import encode_message
 
@@ -62,7 +62,7 @@ def check_request(group: str, number: int = 0) -> RemotingCommand:
 
 @pytest.fixture
 def broker() -> Iterator[RemoteBroker]:
-    with ScriptedBroker() as cluster, RemoteBroker(RemoteSettings(name_servers=(cluster.address,))) as broker:
+    with ScriptedBroker() as cluster, remote(cluster) as broker:
         yield broker
 
 

@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from mqtemplate.brokers.remote.producing.producer import Tries
-from mqtemplate.brokers.remote.producing.send_request import SendRequest
+from mqtemplate.brokers.remote.producing.send_request import SendRequest, Tries
 from mqtemplate.errors import BrokerError, RemoteConnectError, RemoteTimeoutError, SendError, SendTimeoutError
 from mqtemplate.message import MessageQueue, SelectedQueue
 
