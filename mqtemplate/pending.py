@@ -52,7 +52,7 @@ class PendingQuery:
         namespace: Prefix of the topic on the wire. A remote broker sets its own; others do not need it.
 
     Raises:
-        MessageError: *key* is empty, has a blank, or is no single value.
+        MessageError: *key* is empty, has a blank, or is not a single value.
     """
 
     topic: str | None = None
@@ -70,6 +70,8 @@ class PendingQuery:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingMessage:
     """One pending message.
+
+    If its record cannot be read, only its deliver time and its handle are known, and the message id is empty.
 
     Attributes:
         topic: The topic that receives the message when it is due.

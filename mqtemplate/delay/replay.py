@@ -2,7 +2,7 @@
 
 Copies that RocketMQ released do not name the record they were copied from.
 
-Copies of this package do, see `release.released_source`. RocketMQ writes its progress every ten seconds (levels) or
+Copies of this package do, see `copies.released_source`. RocketMQ writes its progress every ten seconds (levels) or
 every second (timers). After a kill of RocketMQ, or without its progress file, only the copies in the log show what it
 released.
 """
@@ -13,9 +13,9 @@ from hashlib import blake2b
 
 import numpy as np
 
+from mqtemplate.delay.copies import released_source
 from mqtemplate.delay.level_queue import is_marked, unit_pieces
 from mqtemplate.delay.pending_rows import OffsetSet, contains
-from mqtemplate.delay.release import released_source
 from mqtemplate.errors import CorruptRecordError
 from mqtemplate.numbers import parse_number
 from mqtemplate.record.codec import StoredRecord
@@ -110,7 +110,7 @@ def _hash_of(record: StoredRecord, roll_count: int = -1) -> int:
 class LevelReplay:
     """Collects the records that replaced delayed ones, then marks each level's queue accordingly.
 
-    It stores eight bytes for each such record in the replayed part of the log, also for those of timers. A source has
+    It stores eight bytes for each such record in the replayed part of the log, also for timers. A source has
     an effect only if a unit of the queue points at exactly that physical offset.
     """
 

@@ -85,7 +85,7 @@ class ConsumerGroup:
         """Add a member.
 
         Raises:
-            ListenerError: Its subscriptions or its message model differ from those of the other members.
+            ListenerError: Its subscriptions or its message model differ from the other members'.
         """
         with self._lock:
             for other in self._members.values():

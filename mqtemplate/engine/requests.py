@@ -56,7 +56,7 @@ def create_reply(
     """Return the reply to *request*.
 
     Args:
-        default_cluster: Name of the cluster if *request* has none; None if *request* must name it.
+        default_cluster: Name of the cluster for a *request* without one; None if *request* must name it.
 
     Raises:
         MessageError: *request* is not a request.
@@ -66,7 +66,7 @@ def create_reply(
     missing = [name for name, value in required.items() if not value]
     if missing:
         raise MessageError(
-            f"message {request.msg_id} of {request.topic!r} is no request: it has no {' and no '.join(missing)}; "
+            f"message {request.msg_id} of {request.topic!r} is not a request: it has no {' and no '.join(missing)}; "
             "only messages of send_and_receive can be replied to"
         )
     copied = (Property.CORRELATION_ID, Property.REPLY_TO_CLIENT, Property.TTL)

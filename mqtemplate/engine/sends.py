@@ -46,7 +46,7 @@ class StoredSend(NamedTuple):
         end: Physical offset after it; `MessageStore.confirm` waits for it.
         topics: The topics of the records, whose readers are woken once it is durable.
         queue_offset: Queue offset of the first message.
-        handle: Handles of the delayed messages; None if there are none.
+        handle: Handles of the delayed messages; None without delayed messages.
     """
 
     end: int
@@ -111,7 +111,7 @@ def permitted_properties(added: Mapping[str, str], *, may_send: bool) -> dict[st
 class MessageWriter:
     """Stores messages. It does not wait for the disk: `MessageStore.confirm` does.
 
-    *topic* and *queue_id* are the real ones; the record of a delayed message has those of a system topic.
+    *topic* and *queue_id* are the real ones; the record of a delayed message names a system topic.
 
     Args:
         prepare: Stores a half message; see `TransactionService.prepare`.

@@ -168,6 +168,13 @@ class DelayEngine:
         """Return all records of the timer topic, pending or not."""
         return self.delayed_records(TIMER_TOPIC)
 
+    def damage(self, put: PutResult, share: float = 0.5) -> None:
+        """Flip a bit of a record in the log."""
+        found = self.store._commit_log.files.find(put.physical_offset)
+        assert found is not None
+        at = put.physical_offset - found[1] + int(put.size * share)
+        found[0].write_mapped(at, bytes([found[0].view[at] ^ 1]))
+
     @property
     def poison_count(self) -> int:
         """Number of messages that could not be released."""

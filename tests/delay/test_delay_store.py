@@ -85,7 +85,7 @@ def test_pending_messages_of_all_levels_and_segments_are_returned(engine: DelayE
 
 
 def test_a_backlog_is_returned_in_pieces(engine: DelayEngine) -> None:
-    """Memory is that of one piece. Messages that are released between two pieces are left out."""
+    """One piece is in memory at a time. Messages that are released between two pieces are left out."""
     draft = RecordDraft(
         SCHEDULE_TOPIC, 0, b"", encode_properties({"DELAY": "1", "REAL_TOPIC": "orders", "REAL_QID": "0"}), delay_ms=5
     )

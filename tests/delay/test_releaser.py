@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqtemplate.clock import VirtualClock
-from mqtemplate.delay import release as delay_release
+from mqtemplate.delay import delay_store
+from mqtemplate.delay.delay_store import Releaser, count_copies, read_rows
 from mqtemplate.delay.pending_rows import DueRecord
-from mqtemplate.delay.release import Releaser, count_copies, read_rows
 from mqtemplate.errors import StoreFullError
 from mqtemplate.message import HostAddress
 from mqtemplate.record.appends import PutResult
@@ -124,7 +124,7 @@ def test_files_are_equal_whether_copies_are_built_together_or_one_by_one(
     memory = Path("/dev/shm")
     with TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder, pytest.MonkeyPatch.context() as patched:
         together = release(Path(folder, "together"), stretches, damaged)
-        patched.setattr(delay_release, "_FEWEST_ALIKE", NEVER)
+        patched.setattr(delay_store, "_FEWEST_ALIKE", NEVER)
         one_by_one = release(Path(folder, "one by one"), stretches, damaged)
 
     assert together.keys() == one_by_one.keys()
@@ -138,7 +138,7 @@ def test_each_copy_of_a_run_has_its_own_fields(tmp_path: Path, kind: str, spread
     spike = [Stretch(120, kind, 20, ("a", "b"), 8, spread_ms)]
     with pytest.MonkeyPatch.context() as patched:
         together = release(tmp_path / "together", spike, [])
-        patched.setattr(delay_release, "_FEWEST_ALIKE", NEVER)
+        patched.setattr(delay_store, "_FEWEST_ALIKE", NEVER)
         one_by_one = release(tmp_path / "one by one", spike, [])
 
     assert [name for name in together if together[name] != one_by_one[name]] == []
@@ -150,7 +150,7 @@ def test_a_large_spike_is_released_across_files(tmp_path: Path) -> None:
     spike = [Stretch(4_000, "timer", 40, ("a", "b"), 3, 0)]
     with pytest.MonkeyPatch.context() as patched:
         together = release(tmp_path / "together", spike, [])
-        patched.setattr(delay_release, "_FEWEST_ALIKE", NEVER)
+        patched.setattr(delay_store, "_FEWEST_ALIKE", NEVER)
         one_by_one = release(tmp_path / "one by one", spike, [])
 
     assert together == one_by_one

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from mqtemplate.delay.release import observe_all
+from mqtemplate.delay.causes import observe_all
 from mqtemplate.errors import StoreFullError
 from mqtemplate.metrics import HistogramSnapshot, ValueHistogram
 from mqtemplate.record.appends import PutResult
@@ -27,8 +27,8 @@ SECOND, MINUTE = 1_000, 60_000
 
 @pytest.mark.feature("F1", "B8", "B9", "E7", "F21")
 def test_the_copy_is_an_ordinary_message_of_its_topic(engine: DelayEngine) -> None:
-    """Body, flag, born time and host, reconsume times and properties are kept. Topic, queue and tags code are those of
-    the real topic. The due time is added, and the copy is not delayed again."""
+    """Body, flag, born time and host, reconsume times and properties are kept. Topic, queue and tags code
+    belong to the real topic. The due time is added, and the copy is not delayed again."""
     start = engine.clock.now_ms()
     properties = {
         "DELAY": "1",

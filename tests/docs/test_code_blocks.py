@@ -139,7 +139,7 @@ def test_every_block_of_python_runs_or_says_why_not(page: Path) -> None:
 
 
 def test_no_block_has_a_form_that_the_checks_do_not_see() -> None:
-    """The number of opening fences is that of the blocks that were found."""
+    """There are as many opening fences as blocks that were found."""
     for page in DOCS.rglob("*.md"):
         opening = sum(line.startswith("```") for line in page.read_text("utf-8").splitlines()) / 2
 

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 
 from mqtemplate.delay.causes import LatenessCauses
-from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS, DelayStore
+from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS, MAX_RELEASE_COUNT, DelayStore, count_copies
 from mqtemplate.delay.pending_rows import NEVER_MS, NO_ROWS, DueRecord, PendingEntry, PendingPiece
-from mqtemplate.delay.release import MAX_RELEASE_COUNT, count_copies
 from mqtemplate.delay.replay import TimerReplay
 from mqtemplate.delay.settings import TimerSettings, TopicShape
 from mqtemplate.delay.timers.backlog import TimerBacklog
@@ -123,7 +122,7 @@ class TimerMessageStore(DelayStore):
 
     - A message is released at its due time or later, never before, whatever the clock does.
     - `TimerBacklog` has the messages on the wheel. Messages of the timer topic before the cursor are on it.
-    - The commit log shows what was released (`release`). Wheel and log are derived from it: `TimerFiles` brings them to
+    - The commit log shows what was released (`copies`). Wheel and log are derived from it: `TimerFiles` brings them to
       one state at a start, and if that fails, they are rebuilt from the topic.
 
     Args:
@@ -223,7 +222,9 @@ class TimerMessageStore(DelayStore):
         return cursor
 
     def _create_backlog(self, files: TimerFiles, read_ms: int) -> TimerBacklog:
-        self._backlog = TimerBacklog(self._store, files, self._reader, self._replay.is_replaced, read_ms, self._shaper)
+        self._backlog = TimerBacklog(
+            files, self._reader, self._replay.is_replaced, read_ms, self._shaper, lambda: self._store.end_offset
+        )
         self._pending = PendingTimers(self._backlog, self._reader, self.lock, self.catch_up)
         return self._backlog
 

@@ -115,7 +115,7 @@ def test_a_batch_of_several_topics_or_no_message_is_refused(broker: EmbeddedBrok
 
 def test_a_queue_of_another_topic_is_refused(broker: EmbeddedBroker) -> None:
     with pytest.raises(
-        DestinationError, match=r"is no queue of the topic; broker 'broker-a' has queues 0..3 of 'orders'"
+        DestinationError, match=r"is not a queue of the topic; broker 'broker-a' has queues 0..3 of 'orders'"
     ):
         broker.sends.send(Message("orders", b"x"), MessageQueue("orders", "broker-a", 9))
 

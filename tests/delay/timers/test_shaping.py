@@ -52,7 +52,7 @@ def lateness_ms(broker: EmbeddedBroker, topic: str) -> list[int]:
 
 @pytest.mark.parametrize("ahead_ms", [3_600_000, 10 * 365 * 86_400_000])
 def test_a_rate_holds_nothing_until_the_time_of_a_clock_that_was_ahead(ahead_ms: int) -> None:
-    """The next release by the rate was ten years away, and that of all later messages."""
+    """The next release by the rate was ten years away, and all later messages waited for it."""
     clock = VirtualClock()
     with shaped_broker(clock, orders=TopicShape(max_rate=10)) as (broker, harness):
         clock.move_ms(ahead_ms)
