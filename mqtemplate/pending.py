@@ -84,14 +84,14 @@ class PendingMessage:
 
     topic: str
     msg_id: str
-    tags: str | None
-    keys: str | None
+    tags: str | None = None
+    keys: str | None = None
     deliver_ms: int
-    delay_level: int
-    roll_count: int
-    born_timestamp: int
-    store_timestamp: int
-    body_size: int
+    delay_level: int = 0
+    roll_count: int = 0
+    born_timestamp: int = 0
+    store_timestamp: int = 0
+    body_size: int = 0
     handle: str
 
     @property

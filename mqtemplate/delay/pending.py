@@ -88,8 +88,11 @@ class PendingView:
         """Return a message for a page; None if it does not match."""
         record = self._lookup.at(position.physical_offset, position.size)
         if record is None:
-            is_known = not needs_record and (query.topic is None or position.topic_hash)
-            return self._unreadable(position, query.topic or "") if is_known else None
+            if needs_record or (query.topic is not None and not position.topic_hash):
+                return None
+            topic = query.topic or ""
+            handle = handle_of(topic, self._broker_name, b"", position.due_ms, position.physical_offset)
+            return PendingMessage(topic=topic, msg_id="", deliver_ms=position.due_ms, handle=handle)
         if not _matches(record, query):
             return None
         properties = decode_properties(record.properties_bytes)
@@ -107,21 +110,6 @@ class PendingView:
             store_timestamp=record.store_timestamp,
             body_size=len(record.body),
             handle=handle_of(topic, self._broker_name, raw, position.due_ms, position.physical_offset),
-        )
-
-    def _unreadable(self, position: _PendingPosition, topic: str) -> PendingMessage:
-        return PendingMessage(
-            topic=topic,
-            msg_id="",
-            tags=None,
-            keys=None,
-            deliver_ms=position.due_ms,
-            delay_level=0,
-            roll_count=0,
-            born_timestamp=0,
-            store_timestamp=0,
-            body_size=0,
-            handle=handle_of(topic, self._broker_name, b"", position.due_ms, position.physical_offset),
         )
 
     # --- counts --------------------------------------------------------------------------------

@@ -449,6 +449,7 @@ class ClientRegistry:
             self._on_members_changed(info)
 
 
+@dataclass(eq=False)
 class ClientExpiry:
     """A `Service` that removes clients without heartbeats and closes their connections.
 
@@ -460,20 +461,14 @@ class ClientExpiry:
 
     name = "server.client_expiry"
 
-    def __init__(
-        self,
-        clients: ClientRegistry,
-        clock: Clock,
-        expire_ms: int,
-        interval_ms: int,
-        sweeps: Sequence[Callable[[], None]] = (),
-    ) -> None:
-        self._sweeps = sweeps
-        self._clients = clients
-        self._clock = clock
-        self._expire_ms = expire_ms
-        self._interval_ms = interval_ms
-        self._due_ms = clock.steady_ms() + interval_ms
+    _clients: ClientRegistry
+    _clock: Clock
+    _expire_ms: int
+    _interval_ms: int
+    _sweeps: Sequence[Callable[[], None]] = ()
+
+    def __post_init__(self) -> None:
+        self._due_ms = self._clock.steady_ms() + self._interval_ms
 
     def on_wake(self, wake: Callable[[], None]) -> None:
         """Ignore *wake*: the checks are periodic."""

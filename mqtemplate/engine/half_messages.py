@@ -19,12 +19,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from mqtemplate.delay.copies import copy_of
 from mqtemplate.event_log import get_logger
 from mqtemplate.hashes import tags_code
 from mqtemplate.message import Property, copy_properties, create_unique_id
 from mqtemplate.numbers import parse_number
 from mqtemplate.record.codec import RecordDraft, StoredRecord
-from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import (
     TAGS,
     UNIQ_KEY,
@@ -138,20 +138,10 @@ def copy_half(
     half: StoredRecord, topic: str, queue_id: int, properties: bytes, transaction_flag: int = 0
 ) -> RecordDraft:
     """Return a record with the body of a half message, which names the half message by its physical offset."""
-    return RecordDraft(
-        topic,
-        queue_id,
-        half.body,
-        properties,
-        tags_code=tags_code(find_property(properties, TAGS)),
-        flag=half.flag,
-        sys_flag=half.sys_flag & ~SysFlag.TRANSACTION_MASK | transaction_flag,
-        born_timestamp=half.born_timestamp,
-        born_host=half.born_host,
-        reconsume_times=half.reconsume_times,
-        prepared_transaction_offset=half.physical_offset,
-        body_crc=half.body_crc,
-    )
+    draft = copy_of(half, topic, queue_id, properties)
+    draft.sys_flag |= transaction_flag
+    draft.prepared_transaction_offset = half.physical_offset
+    return draft
 
 
 @dataclass(slots=True, eq=False)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NoReturn
+
+import pytest
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.delay.control import DelayController
@@ -14,6 +19,7 @@ from mqtemplate.delay.recall_handle import handle_of
 from mqtemplate.delay.schedule_message_service import ScheduleMessageService
 from mqtemplate.delay.settings import DelayLevels, TimerSettings, tags_code_of
 from mqtemplate.delay.timers.timer_message_store import TimerMessageStore
+from mqtemplate.errors import StoreFullError
 from mqtemplate.record.appends import PutResult
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.properties import TIMER_ROLL_TIMES, decode_properties, encode_properties
@@ -192,6 +198,18 @@ class DelayEngine:
         self.store._close_files()
         self.timer.close()
         self.store_files.unlock()
+
+
+@contextmanager
+def full_disk(engine: DelayEngine) -> Iterator[None]:
+    """Refuse each append meanwhile."""
+
+    def full(*_: object, **__: object) -> NoReturn:
+        raise StoreFullError("no room")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(engine.store, "put", full)
+        yield
 
 
 def is_rolled(record: StoredRecord) -> bool:
