@@ -61,6 +61,7 @@ __all__ = [
     "MessageDroppedError",
     "MessageError",
     "OffsetOutOfRangeError",
+    "Picklable",
     "RemoteConnectError",
     "RemoteProtocolError",
     "RemoteTimeoutError",
@@ -76,6 +77,8 @@ __all__ = [
     "StoreLockedError",
     "UnknownNameError",
     "UnsupportedError",
+    "escaped",
+    "reworded",
 ]
 
 _MAX_TEXT = 20_000

@@ -68,7 +68,7 @@ def link(wheel: TimerWheel, slot_ms: int, position: int, count: int = 1) -> int:
 
 
 @pytest.mark.feature("A9")
-def test_a_slot_has_the_bytes_of_rocketmq(log: TimerLog) -> None:
+def test_a_slot_has_the_bytes_of_rocketmq() -> None:
     """Time, first position, last position, count, magic: 32 bytes, from the wheel of a real broker."""
     file = MappedFile(wheel_file_size(DEFAULT_SLOTS_TOTAL))
     wheel = TimerWheel(file, DEFAULT_SLOTS_TOTAL, 1_000)
@@ -270,7 +270,7 @@ def test_a_full_file_ends_with_the_blank_of_rocketmq() -> None:
 
 
 @pytest.mark.feature("D17")
-def test_the_last_unit_is_found_across_the_blank() -> None:
+def test_the_last_unit_is_found_across_the_blank(log: TimerLog) -> None:
     """RocketMQ reads 24 bytes before the end. At the start of a file that is the padding of the file before."""
     append(log, units([WRITE_MS] * 12, list(range(12))))
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from mqtemplate.delay.timers.files import (
@@ -17,12 +16,13 @@ from mqtemplate.delay.timers.files import (
     TimerCheckpoint,
     Writer,
 )
-from mqtemplate.delay.timers.timer_log import TIMER_UNIT_DTYPE, Magic
+from mqtemplate.delay.timers.timer_log import Magic
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.properties import decode_properties, encode_properties
 from mqtemplate.topics import TIMER_TOPIC
 from tests.delay.conftest import OpenEngine
 from tests.delay.delay_engine import DelayEngine
+from tests.delay.foreign_records import clear_tails
 
 LOG_FILE_SIZE = 5_216
 DELAYS_MS = (2_000, 5_300, 5_900, 20_000, 70 * 60_000)
@@ -38,14 +38,6 @@ def assert_all_arrive(engine: DelayEngine, start_ms: int) -> None:
     engine.advance(2 * 3_600_000)
     arrived = [(message.body, message.at_ms - start_ms) for message in engine.arrived()]
     assert arrived == [(b"%d" % delay_ms, delay_ms) for delay_ms in DELAYS_MS]
-
-
-def clear_tails(folder: Path) -> None:
-    for path in (folder / TIMER_LOG_FOLDER).iterdir():
-        data = bytearray(path.read_bytes())
-        units = np.frombuffer(data, TIMER_UNIT_DTYPE, len(data) // 52)
-        units["tail"][units["size"] == 52] = 0
-        path.write_bytes(data)
 
 
 def write_checkpoint(folder: Path, **changes: int) -> None:
