@@ -105,7 +105,7 @@ def name_of_callable(function: Any) -> str:
 
 
 def unfinished(result: object) -> str | None:
-    """Return the name of work in a result that is never done, such as "a coroutine"; None if there is none.
+    """Return the name of work in a result that is never done, such as "a coroutine"; None if it is done.
 
     Coroutines are closed: nothing awaits them later.
     """
@@ -140,7 +140,7 @@ def substituted(annotation: Any, bound: Mapping[Any, Any]) -> Any:
 
 
 def variables_of(annotation: Any) -> tuple[Any, ...]:
-    """Return the type variables of an annotation; those of a class that is not subscripted do not count."""
+    """Return the type variables of an annotation. A class that is not subscripted adds none."""
     if isinstance(annotation, TypeVar):
         return (annotation,)
     return () if get_origin(annotation) is None else getattr(annotation, "__parameters__", ())
@@ -172,7 +172,7 @@ def bindings_of(kind: type, alias: Any = None) -> dict[type, dict[Any, Any]]:
 
 
 def arguments_of_bases(kind: type, base: type, alias: Any = None) -> tuple[Any, ...] | None:
-    """Return the arguments with which a class extends a generic base; None if it has none that are known."""
+    """Return the arguments with which a class extends a generic base; None if they are not known."""
     bound = bindings_of(kind, alias).get(base)
     parameters = getattr(base, "__parameters__", ())
     return None if not bound or not parameters else tuple(bound.get(each, each) for each in parameters)

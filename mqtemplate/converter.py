@@ -126,8 +126,8 @@ class JsonMessageConverter:
 
     - The fields of models and dataclasses have their aliases as names.
     - ``NaN`` and infinities do not exist in JSON and are refused, and so are values nested deeper than 200.
-    - Bytes have the content type ``application/octet-stream``, JSON has ``application/json``, and text has none. By it
-      a type such as ``Order | str | None`` or ``bytes | str`` gets the value that was sent; see `read_parts`.
+    - Bytes have the content type ``application/octet-stream``, JSON has ``application/json``, and text has no type. By
+      it a type such as ``Order | str | None`` or ``bytes | str`` gets the value that was sent; see `read_parts`.
     - As ``object`` or ``Any``, a body with the content type JSON is parsed. One without a content type is text if it
       can be decoded, else bytes.
     - A mark of UTF-8 (BOM) before JSON is ignored. Text is not changed.
@@ -144,7 +144,7 @@ class JsonMessageConverter:
             self.charset = codecs.lookup(charset).name
         except LookupError:
             raise ConfigurationError(
-                f"charset {charset!r} is no encoding; give a name that Python knows, such as 'utf-8' or 'gbk'"
+                f"charset {charset!r} is not an encoding; give a name that Python knows, such as 'utf-8' or 'gbk'"
             ) from None
 
     def __repr__(self) -> str:

@@ -24,7 +24,7 @@ _UNITS_MS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
 _UNIT_NAMES = {1: "milliseconds", 1_000: "seconds", 60_000: "minutes", 3_600_000: "hours", 86_400_000: "days"}
 _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|[dhms])(?![a-zA-Z])", re.ASCII | re.IGNORECASE)
 _NUMBER = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
-_LONGEST_TEXT = 100  # a longer text is no duration; the limit also bounds the time of the search
+_LONGEST_TEXT = 100  # a longer text is not a duration; the limit also bounds the time of the search
 _MILLISECOND = timedelta(milliseconds=1)
 
 
@@ -35,7 +35,7 @@ def duration_ms(value: object, unit_ms: int = 1) -> int:
         value: A text such as ``"1h 30m"``, a timedelta, or a number, also as text, in units of *unit_ms*.
 
     Raises:
-        ValueError: It is none of these, or negative. The text is the end of the sentence "… must be".
+        ValueError: It is something else, or negative. The text is the end of the sentence "… must be".
     """
     if isinstance(value, timedelta):
         milliseconds = -1 if value < timedelta(0) else value // _MILLISECOND + bool(value % _MILLISECOND)
@@ -100,7 +100,7 @@ def _refusal(value: object, unit_ms: int) -> str:
 class DelayLevel(IntEnum):
     """RocketMQ's 18 delay levels by the delay that each has: ``delay_level=DelayLevel.M1`` is level 5, one minute.
 
-    The names are those of the default table, ``1s 5s 10s 30s 1m … 2h``. A broker with another ``message-delay-level``
+    The names follow the default table, ``1s 5s 10s 30s 1m … 2h``. A broker with another ``message-delay-level``
     gives the numbers other delays. Source: ``MessageStoreConfig.messageDelayLevel``.
     """
 

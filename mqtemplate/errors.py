@@ -38,10 +38,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from copy import copy
 from pathlib import Path
-from typing import Self
-
-from mqtemplate.user_code import Picklable, escaped, reworded
+from typing import Any, Self, TypeVar
 
 __all__ = [
     "BodyTooLargeError",
@@ -61,6 +61,7 @@ __all__ = [
     "MessageDroppedError",
     "MessageError",
     "OffsetOutOfRangeError",
+    "Picklable",
     "RemoteConnectError",
     "RemoteProtocolError",
     "RemoteTimeoutError",
@@ -76,9 +77,57 @@ __all__ = [
     "StoreLockedError",
     "UnknownNameError",
     "UnsupportedError",
+    "escaped",
+    "reworded",
 ]
 
 _MAX_TEXT = 20_000
+
+_E = TypeVar("_E", bound=BaseException)
+
+_UNSAFE = re.compile(
+    "[\x00-\x1f\x7f-\x9f"  # control characters, among them those that start commands of a terminal
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # they change the direction of the text around them
+    "\u200b\u2028\u2029\u2060-\u2064\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"  # separators, invisible characters
+    "\ud800-\udfff]"  # lone surrogates, which no stream can write
+)
+
+
+def _as_python(char: str) -> str:
+    return repr(char)[1:-1]
+
+
+def escaped(text: str, *, keep: str = "", escape: Callable[[str], str] = _as_python) -> str:
+    """Return a text without characters that a terminal obeys, that hide, or that no stream can write.
+
+    Args:
+        keep: Characters that stay, such as line feed and tab.
+        escape: Returns what stands for such a character.
+    """
+    if text.isprintable():
+        return text
+    return _UNSAFE.sub(lambda found: found[0] if found[0] in keep else escape(found[0]), text)
+
+
+class Picklable(Exception):  # noqa: N818 (a base class of errors and of requests of handlers)
+    """Exception that can be copied, and pickled for another process, whatever its constructor takes."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what a pickle contains. An exception is otherwise rebuilt as ``Class(*args)``, which may not fit."""
+        return _rebuilt, (type(self), self.args), self.__dict__ or None
+
+
+def _rebuilt(kind: type[BaseException], args: tuple[object, ...]) -> BaseException:
+    error = kind.__new__(kind)
+    error.args = args
+    return error
+
+
+def reworded(error: _E, text: str) -> _E:
+    """Return the same error with another text. Its class may be one of the user, with a constructor of its own."""
+    twin = copy(error)
+    twin.args = (text,)
+    return twin
 
 
 class MQTemplateError(Picklable):
@@ -256,7 +305,7 @@ class StoreFullError(StoreError):
 class CorruptRecordError(StoreError):
     """A record in a file is corrupt.
 
-    An incomplete record at the end of the log is no error: recovery truncates it and logs that.
+    An incomplete record at the end of the log is not an error: recovery truncates it and logs that.
 
     Attributes:
         path: The file.

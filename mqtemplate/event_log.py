@@ -8,9 +8,9 @@
 An event is one record of `logging`, whatever the program has configured there:
 
 - Without configuration Python itself shows warnings and errors on standard error, and the library adds nothing.
-- An ordinary formatter shows ``release.stalled service=timers reason='disk full'``; the level, the logger and the time
-  are those of the record. That text is the record's ``msg``, so the filters of the program can read and replace it.
-- The fields are attributes of the record, as those of ``extra`` are, so formatters for JSON show them.
+- An ordinary formatter shows ``release.stalled service=timers reason='disk full'``; the record has the level,
+  the logger and the time. That text is the record's ``msg``, so the filters of the program can read and replace it.
+- The fields are attributes of the record, as with ``extra``, so formatters for JSON show them.
 - structlog's ``ProcessorFormatter`` gets the fields, as from structlog's own loggers, so any of its renderers works.
 
 A filter that replaces ``msg`` takes the fields away, too: they may contain what it removed from the text.
@@ -32,7 +32,8 @@ from functools import cache
 from types import TracebackType
 from typing import Any, TypeAlias
 
-from mqtemplate.user_code import error_text, escaped, is_interrupt, traceback_of, type_name
+from mqtemplate.errors import escaped
+from mqtemplate.user_code import error_text, is_interrupt, traceback_of, type_name
 
 __all__ = [
     "Event",
@@ -48,7 +49,7 @@ _IN_RECORD = frozenset({"event", "level", "logger", "timestamp", "exc_info"})
 """Keys of an event that its text does not repeat: a formatter takes them from the record."""
 
 _RESERVED = _IN_RECORD | {"message", "asctime"}
-"""Keys that are no attributes of a record of their own: a formatter sets the last two."""
+"""Keys that do not become attributes of a record: a formatter sets the last two."""
 
 _QUOTED = frozenset(" =\"'")
 """Characters that need quotes around a value."""

@@ -180,7 +180,7 @@ class Waiter(Generic[T]):
 
 
 class HandlerFuture(AwaitableFuture[T]):
-    """A future that needs a handler to run, such as that of a reply.
+    """A future that needs a handler to run, such as the future of a reply.
 
     Args:
         call: The call that returned it, for errors.

@@ -185,7 +185,8 @@ copy to the retry topic itself (RocketMQ: ``DefaultMQPushConsumerImpl.sendMessag
 message for any other topic they would give it a false origin."""
 
 SPECIAL_PROPERTIES = INTERNAL_PROPERTIES.union(DELAY_PROPERTIES, ORIGIN_PROPERTIES)
-"""Properties that request a delay, or that clients may not set, at least not everywhere. Most messages have none."""
+"""Properties that request a delay, or that clients may not set, at least not everywhere. Most messages have no
+such property."""
 
 RESERVED_PROPERTIES = frozenset(value for name, value in vars(Property).items() if not name.startswith("_"))
 """Names that an application cannot use for its own properties: all names in `Property`."""
@@ -257,7 +258,7 @@ class Message:
     Attributes:
         topic: Name of the topic; `mqtemplate.topics.check_topic` has the rules for names.
         body: The payload as bytes.
-        properties: Names and values: those of RocketMQ (`Property`) and those of the application.
+        properties: Names and values, set by RocketMQ (`Property`) or by the application.
         flag: A number of the application; brokers store it and do not use it.
     """
 
@@ -501,7 +502,7 @@ def key_text(key: object) -> str:
     """Return one business key as text: ``12`` is ``"12"``, as in ``keys=12``.
 
     Raises:
-        MessageError: It is empty, has a blank, or is no single value.
+        MessageError: It is empty, has a blank, or is not a single value.
     """
     text = property_text("a key", key)
     if not text or KEY_SEPARATOR in text:
@@ -516,7 +517,7 @@ def joined_keys(keys: object) -> str:
         keys: A text with one key or several, another single value, or a sequence of keys.
 
     Raises:
-        MessageError: A key of a sequence is empty or has a blank, or a key is no single value.
+        MessageError: A key of a sequence is empty or has a blank, or a key is not a single value.
     """
     if type(keys) is str and keys.isalnum():  # what most keys are
         return keys
@@ -536,8 +537,8 @@ def property_text(what: str, value: object) -> str:
         what: Subject of the sentence of an error.
 
     Raises:
-        MessageError: It is no single value, such as a list or an object without a text of its own, or the text cannot
-            be stored.
+        MessageError: It is not a single value, such as a list or an object without a text of its own, or the text
+            cannot be stored.
     """
     if type(value) is str:
         return storable(what, value)

@@ -52,7 +52,7 @@ class PendingQuery:
         namespace: Prefix of the topic on the wire. A remote broker sets its own; others do not need it.
 
     Raises:
-        MessageError: *key* is empty, has a blank, or is no single value.
+        MessageError: *key* is empty, has a blank, or is not a single value.
     """
 
     topic: str | None = None
@@ -71,6 +71,8 @@ class PendingQuery:
 class PendingMessage:
     """One pending message.
 
+    If its record cannot be read, only its deliver time and its handle are known, and the message id is empty.
+
     Attributes:
         topic: The topic that receives the message when it is due.
         deliver_ms: Deliver time (epoch ms).
@@ -82,14 +84,14 @@ class PendingMessage:
 
     topic: str
     msg_id: str
-    tags: str | None
-    keys: str | None
+    tags: str | None = None
+    keys: str | None = None
     deliver_ms: int
-    delay_level: int
-    roll_count: int
-    born_timestamp: int
-    store_timestamp: int
-    body_size: int
+    delay_level: int = 0
+    roll_count: int = 0
+    born_timestamp: int = 0
+    store_timestamp: int = 0
+    body_size: int = 0
     handle: str
 
     @property

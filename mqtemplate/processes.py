@@ -49,7 +49,7 @@ _ADVICE = (
 
 
 def home_folder(purpose: str, instead: str) -> Path:
-    """Return the home folder of the user. Call it only where it is used: a user of a container may have none.
+    """Return the home folder of the user. Call it only where it is used: a user of a container may have no home.
 
     Args:
         purpose: What the folder is for, and *instead*, what to set in its place; for the error.
@@ -107,7 +107,7 @@ def write_text(text: str, stream: Any) -> None:
         return
     encoding = getattr(stream, "encoding", None)
     try:
-        # An object of another program may have any attribute; of no use is one that is no encoding.
+        # An object of another program may have any attribute, also one that names no encoding.
         codec = codecs.lookup(encoding).name if isinstance(encoding, str) else "utf-8"
     except LookupError:
         codec = "ascii"

@@ -142,7 +142,7 @@ def check_given_topic(topic: object) -> str:
     """Return the topic, or the group, that a caller gave, if it is a legal name; see `check_topic`.
 
     Raises:
-        DestinationError: It is no text, or no legal name.
+        DestinationError: It is not text, or not a legal name.
     """
     if not isinstance(topic, str):
         raise DestinationError(f"a topic or group must be text, got {type(topic).__name__} {shown(topic)}")
@@ -177,7 +177,7 @@ def is_file_name(name: str) -> bool:
 
 
 def is_broker_topic(topic: str) -> bool:
-    """Return True for a topic in which only the broker stores messages: those of other topics, mostly."""
+    """Return True for a topic in which only the broker stores messages, mostly for other topics."""
     return topic in NOT_SENDABLE_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX) or topic == UNDELIVERABLE_TOPIC
 
 

@@ -1,45 +1,30 @@
-"""Code and data of applications and peers: exceptions that no rule covers, objects whose text fails, hostile text."""
+"""Code and data of applications and peers: exceptions that no rule covers, and objects whose text fails."""
 
 from __future__ import annotations
 
 import difflib
 import functools
-import re
 import signal
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from copy import copy
 from types import CodeType, TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 __all__ = [
-    "Picklable",
     "did_you_mean",
     "error_text",
-    "escaped",
     "is_interrupt",
     "nearest",
-    "reworded",
     "safe_text",
     "shown",
     "traceback_of",
     "type_name",
 ]
 
-E = TypeVar("E", bound=BaseException)
-
 _MAX_TEXT = 2_000
 _MAX_SHOWN = 200
 _MAX_BITS = 4_096
 _TRACEBACK = BaseException.__dict__["__traceback__"]
-
-_UNSAFE = re.compile(
-    "[\x00-\x1f\x7f-\x9f"  # control characters, among them those that start commands of a terminal
-    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # they change the direction of the text around them
-    "\u200b\u2028\u2029\u2060-\u2064\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"  # separators, invisible characters
-    "\ud800-\udfff]"  # lone surrogates, which no stream can write
-)
-
 
 # --- exceptions -----------------------------------------------------------------------------------
 
@@ -75,50 +60,13 @@ def _code_of(handler: Any) -> CodeType | None:
     return code if isinstance(code, CodeType) else None
 
 
-class Picklable(Exception):  # noqa: N818 (a base class of errors and of requests of handlers)
-    """Exception that can be copied, and pickled for another process, whatever its constructor takes."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Return what a pickle contains. An exception is otherwise rebuilt as ``Class(*args)``, which may not fit."""
-        return _rebuilt, (type(self), self.args), self.__dict__ or None
-
-
-def _rebuilt(kind: type[BaseException], args: tuple[object, ...]) -> BaseException:
-    error = kind.__new__(kind)
-    error.args = args
-    return error
-
-
-def reworded(error: E, text: str) -> E:
-    """Return the same error with another text. Its class may be one of the user, with a constructor of its own."""
-    twin = copy(error)
-    twin.args = (text,)
-    return twin
-
-
 # --- texts ----------------------------------------------------------------------------------------
-
-
-def _as_python(char: str) -> str:
-    return repr(char)[1:-1]
-
-
-def escaped(text: str, *, keep: str = "", escape: Callable[[str], str] = _as_python) -> str:
-    """Return a text without characters that a terminal obeys, that hide, or that no stream can write.
-
-    Args:
-        keep: Characters that stay, such as line feed and tab.
-        escape: Returns what stands for such a character.
-    """
-    if text.isprintable():
-        return text
-    return _UNSAFE.sub(lambda found: found[0] if found[0] in keep else escape(found[0]), text)
 
 
 def shown(value: object) -> str:
     """Return a value that a caller gave, as an error text shows it: as Python writes it, cut after 200 characters.
 
-    `repr` does not serve: a number of more than 4,300 digits has none, and the one of a class of the caller may raise.
+    `repr` does not serve: it raises for a number of more than 4,300 digits, and a class of the caller may raise, too.
     """
     if type(value) is int and value.bit_length() > _MAX_BITS:
         return f"a{' negative' if value < 0 else ''} number of {value.bit_length():,} bits"
@@ -131,7 +79,7 @@ def safe_text(value: object, limit: int = _MAX_TEXT, read: Callable[[object], st
     """Return an object of the application as text, at most *limit* characters, also if its ``__str__`` raises.
 
     Args:
-        read: `repr` for that text.
+        read: `repr` for the representation.
     """
     try:
         return read(value)[:limit]
@@ -150,7 +98,7 @@ def type_name(value: object, attribute: str = "__name__") -> str:
     """Return the name of the class of an object, also if its metaclass has a property of that name.
 
     Args:
-        attribute: ``__qualname__`` for that name.
+        attribute: ``__qualname__`` for the qualified name.
     """
     name: str = type.__dict__[attribute].__get__(type(value))
     return name

@@ -36,7 +36,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling | None:
-    """Run the tests of a file in one process; also those of a folder of `_SHARED`."""
+    """Run the tests of a file in one process, and of a folder of `_SHARED`."""
     from xdist.scheduler import LoadFileScheduling
 
     class ByFileOrFolder(LoadFileScheduling):

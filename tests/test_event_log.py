@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from textwrap import dedent
@@ -44,21 +45,24 @@ class Written:
         return self.stream.getvalue().splitlines()
 
 
-@pytest.fixture
-def plain() -> Iterator[Written]:
-    yield from attached(logging.Formatter("%(levelname)s:%(name)s:%(filename)s:%(message)s"))
-
-
-@pytest.fixture
-def as_json() -> Iterator[Written]:
-    yield from attached(event_formatter("json"))
-
-
+@contextmanager
 def attached(formatter: logging.Formatter) -> Iterator[Written]:
     written = Written(formatter)
     logging.getLogger().addHandler(written.handler)
     yield written
     logging.getLogger().removeHandler(written.handler)
+
+
+@pytest.fixture
+def plain() -> Iterator[Written]:
+    with attached(logging.Formatter("%(levelname)s:%(name)s:%(filename)s:%(message)s")) as written:
+        yield written
+
+
+@pytest.fixture
+def as_json() -> Iterator[Written]:
+    with attached(event_formatter("json")) as written:
+        yield written
 
 
 # --- formats -------------------------------------------------------------------------------------
@@ -111,25 +115,17 @@ def test_structlogs_formatter_gets_the_fields(as_json: Written) -> None:
 def test_a_formatter_of_the_program_with_structlog_gets_the_fields() -> None:
     """As structlog's documentation shows it, without anything of ours."""
     processors = [structlog.stdlib.ProcessorFormatter.remove_processors_meta, structlog.processors.JSONRenderer()]
-    [written] = attached_list(structlog.stdlib.ProcessorFormatter(processors=processors))
 
-    log.info("order.paid", amount=3)
-    logging.getLogger().removeHandler(written.handler)
+    with attached(structlog.stdlib.ProcessorFormatter(processors=processors)) as written:
+        log.info("order.paid", amount=3)
 
     [line] = map(json.loads, written.lines)
     assert (line["event"], line["amount"], line["level"]) == ("order.paid", 3, "info")
 
 
-def attached_list(formatter: logging.Formatter) -> list[Written]:
-    written = Written(formatter)
-    logging.getLogger().addHandler(written.handler)
-    return [written]
-
-
 def test_the_console_format_is_readable(capsys: pytest.CaptureFixture[str]) -> None:
-    [written] = attached_list(event_formatter("console"))
-    log.info("order.paid", amount=3)
-    logging.getLogger().removeHandler(written.handler)
+    with attached(event_formatter("console")) as written:
+        log.info("order.paid", amount=3)
 
     [line] = written.lines
     assert re.search(r"\[info +\] order\.paid +\[mqtemplate\.shop\] amount=3", line)
@@ -217,12 +213,10 @@ def test_the_message_of_a_record_is_a_text_for_filters_of_the_program(plain: Wri
 
 @pytest.mark.parametrize("formatter", [event_formatter("json"), JsonFormatter()], ids=["structlog", "json"])
 def test_what_a_filter_removed_from_the_text_is_in_no_field(formatter: logging.Formatter) -> None:
-    [written] = attached_list(formatter)
-    written.handler.addFilter(Redact())
-
-    log.info("client.signed_in", token="s3cret")
-    log.info("order.paid", amount=3)
-    logging.getLogger().removeHandler(written.handler)
+    with attached(formatter) as written:
+        written.handler.addFilter(Redact())
+        log.info("client.signed_in", token="s3cret")
+        log.info("order.paid", amount=3)
 
     signed_in, paid = map(json.loads, written.lines)
     assert "s3cret" not in written.lines[0]
@@ -231,10 +225,8 @@ def test_what_a_filter_removed_from_the_text_is_in_no_field(formatter: logging.F
 
 
 def test_a_formatter_for_json_shows_the_text_and_the_fields() -> None:
-    [written] = attached_list(JsonFormatter())
-
-    log.info("order.paid", amount=3, tags=["a"], when=Path("x"))
-    logging.getLogger().removeHandler(written.handler)
+    with attached(JsonFormatter()) as written:
+        log.info("order.paid", amount=3, tags=["a"], when=Path("x"))
 
     assert json.loads(written.lines[0]) == {
         "message": "order.paid amount=3 tags=['a'] when=x",
@@ -294,26 +286,25 @@ class Hostile:
 @pytest.fixture
 def hostile(request: pytest.FixtureRequest) -> Iterator[Written]:
     """Logging whose handler, filter, formatter, record factory or stream raises."""
-    [written] = attached_list(logging.Formatter())
     factory, shop = logging.getLogRecordFactory(), logging.getLogger("mqtemplate.shop")
-    match request.param:
-        case "handler":
-            written.handler.handle = panic  # type: ignore[method-assign]
-        case "filter":
-            shop.addFilter(panic)
-        case "formatter":
-            written.handler.setFormatter(type("F", (logging.Formatter,), {"format": panic})())
-        case "factory":
-            logging.setLogRecordFactory(panic)
-        case "closed stream":
-            written.stream.close()
-        case "handle error":
-            written.stream.close()
-            written.handler.handleError = panic  # type: ignore[method-assign]
-    yield written
-    logging.setLogRecordFactory(factory)
-    shop.removeFilter(panic)
-    logging.getLogger().removeHandler(written.handler)
+    with attached(logging.Formatter()) as written:
+        match request.param:
+            case "handler":
+                written.handler.handle = panic  # type: ignore[method-assign]
+            case "filter":
+                shop.addFilter(panic)
+            case "formatter":
+                written.handler.setFormatter(type("F", (logging.Formatter,), {"format": panic})())
+            case "factory":
+                logging.setLogRecordFactory(panic)
+            case "closed stream":
+                written.stream.close()
+            case "handle error":
+                written.stream.close()
+                written.handler.handleError = panic  # type: ignore[method-assign]
+        yield written
+        logging.setLogRecordFactory(factory)
+        shop.removeFilter(panic)
 
 
 KINDS = ["handler", "filter", "formatter", "factory", "closed stream", "handle error"]
@@ -327,17 +318,20 @@ def test_what_logging_raises_does_not_reach_the_code_that_logs(hostile: Written)
     LimitedLog(log, lambda: 0).warning("order.paid")
 
 
-def test_a_lost_event_is_counted_and_the_first_one_reported(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def losing_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each event of the shop is lost; none was before."""
     monkeypatch.setattr("mqtemplate.event_log._LOST", type(event_log._LOST)())
     shop = logging.getLogger("mqtemplate.shop")
     shop.addFilter(panic)
-    try:
-        for _ in range(3):
-            log.warning("order.paid")
-    finally:
-        shop.removeFilter(panic)
+    yield
+    shop.removeFilter(panic)
+
+
+@pytest.mark.usefixtures("losing_log")
+def test_a_lost_event_is_counted_and_the_first_one_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(3):
+        log.warning("order.paid")
 
     assert lost_events() == 3
     assert capsys.readouterr().err == (
@@ -346,18 +340,14 @@ def test_a_lost_event_is_counted_and_the_first_one_reported(
     )
 
 
+@pytest.mark.usefixtures("losing_log")
 @pytest.mark.parametrize("stream", [None, io.StringIO()], ids=["none", "closed"])
 def test_a_lost_event_needs_no_standard_error(stream: io.StringIO | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mqtemplate.event_log._LOST", type(event_log._LOST)())
     if stream is not None:
         stream.close()
     monkeypatch.setattr(sys, "stderr", stream)
-    shop = logging.getLogger("mqtemplate.shop")
-    shop.addFilter(panic)
-    try:
-        log.warning("order.paid")
-    finally:
-        shop.removeFilter(panic)
+
+    log.warning("order.paid")
 
     assert lost_events() == 1
 

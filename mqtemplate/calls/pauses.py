@@ -13,10 +13,10 @@ from typing import Any
 
 from mqtemplate.calls.handling import Delivery
 from mqtemplate.durations import Duration, duration_ms
-from mqtemplate.errors import ConfigurationError
+from mqtemplate.errors import ConfigurationError, Picklable
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageExt
-from mqtemplate.user_code import Picklable, error_text, shown
+from mqtemplate.user_code import error_text, shown
 
 _log = get_logger("mqtemplate.middlewares")
 

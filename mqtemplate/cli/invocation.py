@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from mqtemplate.cli.output import Columns, Output, Record, print_line
-from mqtemplate.errors import ConfigurationError, MQTemplateError
+from mqtemplate.errors import ConfigurationError, MQTemplateError, escaped
 from mqtemplate.processes import is_terminal
-from mqtemplate.user_code import escaped
 
 if TYPE_CHECKING:
     from mqtemplate.brokers.remote.broker import RemoteBroker

@@ -11,8 +11,8 @@ from io import StringIO
 from types import EllipsisType
 from typing import Any, TextIO, TypeAlias
 
+from mqtemplate.errors import escaped
 from mqtemplate.processes import discard_output, is_terminal, write_text
-from mqtemplate.user_code import escaped
 
 
 class ExitCode(IntEnum):

@@ -25,9 +25,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-from mqtemplate.errors import ConfigurationError, DependencyError, ListenerError, MQTemplateError
+from mqtemplate.errors import ConfigurationError, DependencyError, ListenerError, MQTemplateError, escaped
 from mqtemplate.processes import discard_output, write_text
-from mqtemplate.user_code import escaped
 
 DEBUG_VARIABLE = "MQTEMPLATE_DEBUG"
 DEBUG_OPTION = "--debug"

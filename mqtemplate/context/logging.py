@@ -21,9 +21,9 @@ import structlog
 from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
 
 from mqtemplate.context.settings.features import LoggingSettings
+from mqtemplate.errors import escaped
 from mqtemplate.listener.handler.current import add_current_message
 from mqtemplate.processes import is_terminal, write_text
-from mqtemplate.user_code import escaped
 
 _LIBRARY = "mqtemplate"
 _MULTILINE = ("event", "exception", "stack")

@@ -23,7 +23,7 @@ from mqtemplate.context.injection.marks import name_of, pointing_to
 from mqtemplate.context.injection.wiring import Definition
 from mqtemplate.context.templates.clusters import Clusters, register_templates, start_broker
 from mqtemplate.context.templates.declaration import ext_template_mark
-from mqtemplate.errors import ConfigurationError, DependencyError, ListenerError
+from mqtemplate.errors import ConfigurationError, DependencyError, ListenerError, reworded
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.declaration.hooks import Enhancer, enhancer_order
 from mqtemplate.listener.discovery import declared_topics
@@ -33,7 +33,6 @@ from mqtemplate.scheduling.listeners import ScheduleRunner, ScheduleWatch, regis
 from mqtemplate.scheduling.schedules import Schedules
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 from mqtemplate.template.transactions import DEFAULT_TEMPLATE_BEAN_NAME, transaction_listener_spec
-from mqtemplate.user_code import reworded
 
 _log = get_logger("mqtemplate.context")
 

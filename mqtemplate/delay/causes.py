@@ -58,7 +58,7 @@ class LatenessCauses:
         return stopped_ms, late_ms - stopped_ms - limited_ms, limited_ms
 
     def observe(self, due_ms: np.ndarray, eligible_ms: np.ndarray, now_ms: int) -> None:
-        """Count the causes of releases at *now_ms*; those of a batch that is on time have none.
+        """Count the causes of late releases at *now_ms*; a batch that is on time has no causes.
 
         Args:
             due_ms: Due times; ascending if they are *eligible_ms*, too.

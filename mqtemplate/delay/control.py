@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mqtemplate.delay.copies import copy_of
 from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS, DelayStore, RecordLookup, has_key, is_marker
 from mqtemplate.delay.divert import Diverted, TimerLimits, divert_to_timer
 from mqtemplate.delay.pending_rows import PendingEntry
 from mqtemplate.delay.recall_handle import RecallHandle, check_selection, decode_handle, handle_of
-from mqtemplate.delay.release import copy_of
 from mqtemplate.errors import CorruptRecordError, StoreFullError
 from mqtemplate.event_log import get_logger
 from mqtemplate.hashes import tags_code
@@ -67,7 +67,7 @@ class ClockCorrection:
 
     Args:
         delay_stores: The two delay services.
-        release_now: Releases those of the records that are pending.
+        release_now: Releases the records that are still pending.
     """
 
     name = "delay.clock"
@@ -326,7 +326,7 @@ class DelayController:
     # --- pending messages ----------------------------------------------------------------------
 
     def _apply(self, records: Iterable[StoredRecord], change: _Change) -> ScheduleChange:
-        """Change those of *records* that are pending."""
+        """Change the pending ones of *records*."""
         end, handles = 0, []
         changed: list[StoredRecord] = []
         topics: set[str] = set()

@@ -38,8 +38,8 @@ class Diverted:
     """A delayed message as it is stored until it is due.
 
     Attributes:
-        topic: System topic in which it is stored.
-        properties: The message's properties, and those that lead it to its real topic later.
+        topic: System topic that stores it.
+        properties: The message's properties, and the ones that lead it to its real topic later.
         delay_ms: For a level: the value for `RecordDraft.delay_ms`, counted from the store time. -1 for a timer.
     """
 
@@ -60,7 +60,7 @@ _TIME_NAMES = frozenset(name for name, _, _ in _TIMES)
 
 
 def strip_broker_properties(properties: Mapping[str, str]) -> Mapping[str, str]:
-    """Return *properties* without those that only the broker may write; the same object if there are none.
+    """Return *properties* without the names that only the broker may write; the same object without such names.
 
     A client may copy the properties of a delayed message that it received. This must neither cancel the new message's
     delay nor send it to another topic.
@@ -75,8 +75,8 @@ def divert(
 ) -> Diverted | None:
     """Return how a delayed message is stored; None for a message without a delay.
 
-    A level wins over every time. Source: ``HookUtils.handleScheduleMessage``. Call it only for messages outside a
-    transaction, and for those of a transaction that commits.
+    A level wins over every time. Source: ``HookUtils.handleScheduleMessage``. Call it for messages outside a
+    transaction, and when a transaction commits.
 
     Raises:
         DelayError: The level or the time is not a number, or is not allowed.

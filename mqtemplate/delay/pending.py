@@ -34,12 +34,15 @@ class _PendingPosition(NamedTuple):
     due_ms: int
     physical_offset: int
     size: int = 0
+    topic_hash: int = 0
 
 
 class PendingView:
-    """Reads pending messages from the files of the delay services. Memory is that of one page and one piece.
+    """Reads pending messages from the files of the delay services. It holds one page and one piece.
 
-    A message that is released, cancelled or moved between two pages may appear or not.
+    - A message that is released, cancelled or moved between two pages may appear or not.
+    - A message whose record cannot be read is pending, too: its release reports it. It is counted and listed, unless
+      only the record could tell whether it matches.
 
     Args:
         delay_stores: The two delay services.
@@ -65,6 +68,7 @@ class PendingView:
         if max_count < 1:
             raise MessageError(f"max_count must be 1 or more, got {max_count}")
         after = _PendingPosition(-1, -1) if cursor is None else _parse_cursor(cursor)
+        needs_record = self._needs_record(query)
         # The first ones so far: one more than the page has. Their bodies are not kept: a page of them could be large.
         found: list[tuple[_PendingPosition, PendingMessage]] = []
         for piece in self._pieces(query, after.due_ms):
@@ -73,14 +77,24 @@ class PendingView:
             for position in _positions(piece.rows[np.lexsort((piece.rows["physical_offset"], piece.rows["due_ms"]))]):
                 if len(found) > max_count and position > found[-1][0]:
                     break
-                record = self._match(position, query) if position[:2] > after[:2] else None
-                if record is not None:
-                    insort(found, (position, self._message(position, record)), key=lambda item: item[0])
+                message = self._message(position, query, needs_record) if position[:2] > after[:2] else None
+                if message is not None:
+                    insort(found, (position, message), key=lambda item: item[0])
                     del found[max_count + 1 :]
         messages = tuple(message for _, message in found[:max_count])
         return PendingPage(messages, cursor_after(messages[-1]) if len(found) > max_count else None)
 
-    def _message(self, position: _PendingPosition, record: StoredRecord) -> PendingMessage:
+    def _message(self, position: _PendingPosition, query: PendingQuery, needs_record: bool) -> PendingMessage | None:
+        """Return a message for a page; None if it does not match."""
+        record = self._lookup.at(position.physical_offset, position.size)
+        if record is None:
+            if needs_record or (query.topic is not None and not position.topic_hash):
+                return None
+            topic = query.topic or ""
+            handle = handle_of(topic, self._broker_name, b"", position.due_ms, position.physical_offset)
+            return PendingMessage(topic=topic, msg_id="", deliver_ms=position.due_ms, handle=handle)
+        if not _matches(record, query):
+            return None
         properties = decode_properties(record.properties_bytes)
         topic = properties.get(Property.REAL_TOPIC, "")
         raw = record.properties_bytes
@@ -105,12 +119,13 @@ class PendingView:
         if bucket_ms < 1:
             raise MessageError(f"the span to count by must be 1 ms or more, got {bucket_ms}")
         counts: Counter[int] = Counter()
-        only_in_records = (query.tag, query.key, query.namespace)
-        needs_records = any(each is not None for each in only_in_records) or self._shares_its_hash(query.topic)
+        needs_record = self._needs_record(query)
         for piece in self._pieces(query, -1):
             rows = piece.rows
-            if needs_records or (query.topic is not None and not rows["topic_hash"].all()):
-                rows = rows[[self._match(position, query) is not None for position in _positions(rows)]]
+            if needs_record or query.topic is not None:
+                unknown = np.flatnonzero(needs_record | (rows["topic_hash"] == 0))
+                others = [not self._matches_at(position, query) for position in _positions(rows[unknown])]
+                rows = np.delete(rows, unknown[others])
             starts, sizes = np.unique(rows["due_ms"] // bucket_ms * bucket_ms, return_counts=True)
             counts.update(dict(zip(starts.tolist(), sizes.tolist(), strict=True)))
             if max_buckets is not None and len(counts) > max_buckets:
@@ -138,18 +153,23 @@ class PendingView:
         in_order: np.ndarray = rows[np.lexsort((rows["physical_offset"], rows["due_ms"]))]
         return in_order[:max_count]
 
-    def _shares_its_hash(self, topic: str | None) -> bool:
-        """Return True if another topic has the hash of *topic*, so that rows of both look alike."""
-        if topic is None:
+    # --- pages and counts ----------------------------------------------------------------------
+
+    def _needs_record(self, query: PendingQuery) -> bool:
+        """Return True if only the record of a message tells whether it matches.
+
+        Else its row does: it has the hash of the topic. Two topics may share one.
+        """
+        if (query.tag, query.key, query.namespace) != (None, None, None):
+            return True
+        if (topic := query.topic) is None:
             return False
         wanted = java_string_hash(topic)
         return any(other != topic and java_string_hash(other) == wanted for other in self._topics())
 
-    # --- pages and counts ----------------------------------------------------------------------
-
-    def _match(self, position: _PendingPosition, query: PendingQuery) -> StoredRecord | None:
+    def _matches_at(self, position: _PendingPosition, query: PendingQuery) -> bool:
         record = self._lookup.at(position.physical_offset, position.size)
-        return record if record is not None and _matches(record, query) else None
+        return record is not None and _matches(record, query)
 
     def _pieces(self, query: PendingQuery, from_ms: int) -> Iterator[PendingPiece]:
         """Yield what is pending in the query's span of time, floors ascending."""
@@ -184,7 +204,7 @@ def cursor_after(message: PendingMessage) -> str:
 
 
 def _positions(rows: np.ndarray) -> Iterator[_PendingPosition]:
-    columns = (rows[name].tolist() for name in ("due_ms", "physical_offset", "size"))
+    columns = (rows[name].tolist() for name in rows.dtype.names or ())
     return map(_PendingPosition, *columns)
 
 

@@ -55,7 +55,7 @@ def decode_handle(text: str) -> RecallHandle:
         msg_id, offset_text = (rest[0], "-1") if len(rest) == 1 else (" ".join(rest[:-1]), rest[-1])
         deliver_ms, physical_offset = parse_number(time_text), parse_number(offset_text)
         if deliver_ms is None or physical_offset is None:
-            raise ValueError("its time or its offset is no number")
+            raise ValueError("its time or its offset is not a number")
         return RecallHandle(topic, broker_name, deliver_ms, msg_id, physical_offset)
     except (binascii.Error, ValueError, IndexError) as exc:
         raise MessageError(
@@ -67,7 +67,7 @@ def check_selection(handle: object, key: object) -> str | None:
     """Check the arguments that name pending messages, and return the key as text.
 
     Raises:
-        MessageError: Neither or both are given, *handle* is no text, or *key* is not one word.
+        MessageError: Neither or both are given, *handle* is not text, or *key* is not one word.
     """
     if (handle is None) == (key is None):
         raise MessageError("name the pending message by its handle or by key=..., and by one of them")

@@ -2,7 +2,7 @@
 
 Copies that RocketMQ released do not name the record they were copied from.
 
-Copies of this package do, see `release.released_source`. RocketMQ writes its progress every ten seconds (levels) or
+Copies of this package do, see `copies.released_source`. RocketMQ writes its progress every ten seconds (levels) or
 every second (timers). After a kill of RocketMQ, or without its progress file, only the copies in the log show what it
 released.
 """
@@ -13,9 +13,9 @@ from hashlib import blake2b
 
 import numpy as np
 
+from mqtemplate.delay.copies import released_source
 from mqtemplate.delay.level_queue import is_marked, unit_pieces
 from mqtemplate.delay.pending_rows import OffsetSet, contains
-from mqtemplate.delay.release import released_source
 from mqtemplate.errors import CorruptRecordError
 from mqtemplate.numbers import parse_number
 from mqtemplate.record.codec import StoredRecord
@@ -110,7 +110,7 @@ def _hash_of(record: StoredRecord, roll_count: int = -1) -> int:
 class LevelReplay:
     """Collects the records that replaced delayed ones, then marks each level's queue accordingly.
 
-    It stores eight bytes for each such record in the replayed part of the log, also for those of timers. A source has
+    It stores eight bytes for each such record in the replayed part of the log, also for timers. A source has
     an effect only if a unit of the queue points at exactly that physical offset.
     """
 
@@ -177,6 +177,7 @@ class TimerReplay:
     only on the record at exactly that physical offset.
 
     Attributes:
+        sources: Physical offsets of the replaced records that the replacing ones name.
         first_offset: Physical offset of the first of these records; None without one.
         last_timestamp: Their newest store timestamp (ms); -1 without one.
         changed: Sources of cancelled and rescheduled messages. Their slots may be far away, so their units must be
@@ -188,11 +189,11 @@ class TimerReplay:
         self.forget()
 
     def __len__(self) -> int:
-        return len(self._sources) + len(self._foreign)
+        return len(self.sources) + len(self._foreign)
 
     def forget(self) -> None:
         """Forget all records: no pending message is among their sources any more."""
-        self._sources = OffsetSet()
+        self.sources = OffsetSet()
         self.changed = OffsetSet()
         self._foreign = ForeignCopies()
         self.first_offset: int | None = None
@@ -214,7 +215,7 @@ class TimerReplay:
             or record.topic in (TIMER_TOPIC, UNDELIVERABLE_TOPIC)
             or may_have_property(properties, TIMER_OUT_MS)
         ):
-            self._sources.add(source)
+            self.sources.add(source)
             self._note(record)
 
     def _note(self, record: StoredRecord) -> None:
@@ -222,17 +223,13 @@ class TimerReplay:
             self.first_offset = record.physical_offset
         self.last_timestamp = max(self.last_timestamp, record.store_timestamp)
 
-    def is_linked(self, physical_offsets: np.ndarray) -> np.ndarray:
-        """Return for each of these records whether a record that names it replaced it."""
-        return self._sources.contains(physical_offsets)
-
     def is_replaced(self, physical_offsets: np.ndarray, sizes: np.ndarray, slots_ms: np.ndarray) -> np.ndarray:
         """Return for each of these records whether a record replaced it.
 
         Args:
             slots_ms: The slot of each record. RocketMQ releases no message before its slot.
         """
-        done = self.is_linked(physical_offsets)
+        done = self.sources.contains(physical_offsets)
         foreign = self._foreign
         may_be_copied = ~done & ((slots_ms <= foreign.last_timestamp) | (physical_offsets < foreign.rolls_end))
         for index in np.flatnonzero(may_be_copied).tolist():

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from mqtemplate.delay.causes import LatenessCauses
-from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS, DelayStore
+from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS, MAX_RELEASE_COUNT, DelayStore
 from mqtemplate.delay.level_queue import DueUnits, LevelQueue
 from mqtemplate.delay.pending_rows import NEVER_MS, NO_ROWS, DueRecord, PendingEntry, PendingPiece
-from mqtemplate.delay.release import MAX_RELEASE_COUNT
 from mqtemplate.delay.replay import LevelReplay
 from mqtemplate.delay.settings import slot_of
 from mqtemplate.errors import StoreFormatError
@@ -44,7 +43,7 @@ class ScheduleMessageService(DelayStore):
     - A message is released at its due time or later, never before. Earlier due times are released earlier.
     - ``positions[level]`` is the queue offset of the first pending message of the level. A unit after it that is done
       is marked as done on disk by the next checkpoint.
-    - The commit log shows what was released (`release`). Marks and ``config/delayOffset.json`` only shorten the replay,
+    - The commit log shows what was released (`copies`). Marks and ``config/delayOffset.json`` only shorten the replay,
       and let RocketMQ continue where this service stopped.
     - A message keeps the due time it was sent with. Levels that the table no longer has are released as well.
 
@@ -270,7 +269,7 @@ def _parse_progress(data: bytes) -> dict[str, Any]:
 
     Raises:
         ValueError: It is not a table of queue offsets by level.
-        StoreFormatError: Its version is none.
+        StoreFormatError: Its version is not valid.
     """
     table = load_json(data.decode())
     offsets = table.get("offsetTable", {}) if isinstance(table, dict) else None

@@ -143,7 +143,7 @@ class TimerSettings:
         precision_ms: Length of a slot. Delivery is exact to the millisecond all the same.
         slots_total: Slots in the window; the wheel has twice as many.
         roll_window_slots: A message due more than this many slots ahead is parked in a nearer slot, and rolled there.
-        log_file_size: Bytes of each timer log file; None for that of the store directory.
+        log_file_size: Bytes of each timer log file; None for the size that the store directory has.
     """
 
     precision_ms: int = 1_000

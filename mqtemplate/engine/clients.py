@@ -179,7 +179,7 @@ class ConsumerGroupInfo:
         return sorted({channel.client_id for channel in self.channels.values()})
 
     def other_subscriptions(self, client_id: str, expressions: dict[str, str]) -> tuple[str, dict[str, str]] | None:
-        """Return another member that subscribes to something else, and what that is; None if there is none."""
+        """Return another member that subscribes to something else, and its expressions; None without one."""
         for channel in self.channels.values():
             theirs = self.expressions.get(channel.id, expressions)
             if channel.client_id != client_id and theirs != expressions:
@@ -230,7 +230,7 @@ class ClientRegistry:
     # --- queries -------------------------------------------------------------------------------
 
     def subscription(self, group: str, topic: str) -> TopicSubscription | None:
-        """Return the subscription of *group* to *topic*, or None if there is none."""
+        """Return the subscription of *group* to *topic*, or None if it does not subscribe to it."""
         info = self.consumers.get(group)
         return None if info is None else info.subscriptions.get(topic)
 
@@ -449,6 +449,7 @@ class ClientRegistry:
             self._on_members_changed(info)
 
 
+@dataclass(eq=False)
 class ClientExpiry:
     """A `Service` that removes clients without heartbeats and closes their connections.
 
@@ -460,20 +461,14 @@ class ClientExpiry:
 
     name = "server.client_expiry"
 
-    def __init__(
-        self,
-        clients: ClientRegistry,
-        clock: Clock,
-        expire_ms: int,
-        interval_ms: int,
-        sweeps: Sequence[Callable[[], None]] = (),
-    ) -> None:
-        self._sweeps = sweeps
-        self._clients = clients
-        self._clock = clock
-        self._expire_ms = expire_ms
-        self._interval_ms = interval_ms
-        self._due_ms = clock.steady_ms() + interval_ms
+    _clients: ClientRegistry
+    _clock: Clock
+    _expire_ms: int
+    _interval_ms: int
+    _sweeps: Sequence[Callable[[], None]] = ()
+
+    def __post_init__(self) -> None:
+        self._due_ms = self._clock.steady_ms() + self._interval_ms
 
     def on_wake(self, wake: Callable[[], None]) -> None:
         """Ignore *wake*: the checks are periodic."""
@@ -529,7 +524,7 @@ def _describe(expressions: dict[str, str]) -> str:
 def _update(subscriptions: dict[str, TopicSubscription], received: Iterable[TopicSubscription]) -> bool:
     """Take over newer subscriptions and remove missing ones. Return True if the set of topics changed.
 
-    Another expression for the same topic is no such change. Source: ``ConsumerGroupInfo.updateSubscription``.
+    Another expression for the same topic does not count. Source: ``ConsumerGroupInfo.updateSubscription``.
     """
     latest = {subscription.topic: subscription for subscription in received}
     topics_changed = latest.keys() != subscriptions.keys()

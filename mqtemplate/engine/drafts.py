@@ -83,7 +83,7 @@ class DraftMaker:
     ) -> tuple[RecordDraft, str]:
         """Return the record of a new message, and its message id.
 
-        Each message of a client or an application passes here, or has none of `SPECIAL_PROPERTIES`.
+        Each message of a client or an application passes here, or has no property of `SPECIAL_PROPERTIES`.
 
         Args:
             now_ms: Time of the send; a delay counts from it.
@@ -107,7 +107,7 @@ class DraftMaker:
         if is_special:
             with_id = {**client_properties(properties, topic), Property.UNIQ_KEY: unique_id}
             topic, queue_id, encoded, delay_ms = self._apply_delay(with_id, topic, queue_id, now_ms)
-        draft = RecordDraft(topic, queue_id, body, encoded, code, delay_ms, message.flag)
+        draft = RecordDraft(topic, queue_id, body, encoded, code, message.flag, delay_ms=delay_ms)
         if origin is None:
             draft.born_timestamp, draft.born_host = now_ms, self._born_host
         else:
@@ -123,7 +123,7 @@ class DraftMaker:
         topic, body, properties, flag = message
         if len(body) > self._max_message_size:
             raise self._too_large(Message(topic, body))
-        return RecordDraft(topic, queue_id, body, properties, tags_code, -1, flag, *origin)
+        return RecordDraft(topic, queue_id, body, properties, tags_code, flag, *origin)
 
     def make_encoded(self, message: EncodedMessage, queue_id: int, now_ms: int, added: bytes) -> RecordDraft:
         """Return the record of a message that is not delayed, with *added* after its properties and its new id.

@@ -127,7 +127,7 @@ class Engine:
         self.transactions = TransactionService(store, self.topics, self.offsets, self.drafts, settings, lifecycle)
         self.writer = MessageWriter(store, self.drafts, self.transactions.prepare, name, host)
         self.sequences = SequencedSender(store, self.drafts, settings.max_send_sequences)
-        self.sends = LocalSends(store, self.routes, self.drafts, self.writer, self.sequences, host, lifecycle)
+        self.sends = LocalSends(store, self.routes, self.drafts, self.writer, self.sequences, host, lifecycle.check)
         self.groups = Groups(store, self.queues, self.routes, local_groups, self.sends.send_back, committed, lifecycle)
         self.requests = LocalRequests(
             UnansweredRequests("broker.requests", clock, store.metrics),
@@ -135,7 +135,7 @@ class Engine:
             host,
             clock,
             lambda message, queue: self.sends.send_async([message], queue),
-            lifecycle,
+            lifecycle.check,
         )
 
     def _capabilities(self) -> frozenset[Capability]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from urllib.parse import quote
 
 from mqtemplate.broker import ConsumeFromWhere, Consumer, ConsumerSpec, MessageModel
@@ -85,7 +86,7 @@ class ConsumerGroup:
         """Add a member.
 
         Raises:
-            ListenerError: Its subscriptions or its message model differ from those of the other members.
+            ListenerError: Its subscriptions or its message model differ from the other members'.
         """
         with self._lock:
             for other in self._members.values():
@@ -129,30 +130,24 @@ class ConsumerGroup:
                 del self._queue_locks[queue]
 
 
+@dataclass(eq=False)
 class EmbeddedConsumer(Consumer):
     """A member of a group in the process of the broker. Its ``poll`` waits until the store wakes it.
 
     In a process that was forked later each use raises `ForkedError`, and `close` does nothing.
     """
 
-    def __init__(
-        self,
-        store: MessageStore,
-        queues: QueueReader,
-        routes: TopicRoutes,
-        group: ConsumerGroup,
-        spec: ConsumerSpec,
-        offsets: ConsumerOffsets,
-        send_back: Callable[[SentBack], None],
-    ) -> None:
-        self.spec = spec
+    _store: MessageStore
+    _queues: QueueReader
+    _routes: TopicRoutes
+    _group: ConsumerGroup
+    spec: ConsumerSpec
+    _offsets: ConsumerOffsets
+    _send_back: Callable[[SentBack], None]
+
+    def __post_init__(self) -> None:
+        spec = self.spec
         self._owner = OwnerProcess(f"this member of group {spec.group!r}")
-        self._store = store
-        self._queues = queues
-        self._routes = routes
-        self._group = group
-        self._offsets = offsets
-        self._send_back = send_back
         self._wake_event = WakeEvent()
         self._lock = threading.Lock()
         self._assignment: frozenset[MessageQueue] = frozenset()
@@ -167,10 +162,10 @@ class EmbeddedConsumer(Consumer):
         self._retry_topic = RETRY_TOPIC_PREFIX + spec.group
         if spec.message_model is MessageModel.CLUSTERING:
             self._selectors[self._retry_topic] = None
-            routes.create(self._retry_topic, 1)
+            self._routes.create(self._retry_topic, 1)
         for topic in self._selectors:
-            store.watch(topic, self._wake_event.set)
-        group.join(self)
+            self._store.watch(topic, self._wake_event.set)
+        self._group.join(self)
 
     # --- membership ----------------------------------------------------------------------------
 
@@ -361,6 +356,7 @@ class CommittedOffsets:
             table.persist()
 
 
+@dataclass(eq=False)
 class Groups:
     """The consumer groups of one broker. All members of a group are in this process, or all are remote clients.
 
@@ -373,24 +369,16 @@ class Groups:
         committed: The committed offsets.
     """
 
-    def __init__(
-        self,
-        store: MessageStore,
-        queues: QueueReader,
-        routes: TopicRoutes,
-        local: LocalGroups,
-        send_back: Callable[[SentBack], None],
-        committed: CommittedOffsets,
-        lifecycle: EngineLifecycle,
-    ) -> None:
-        self._store = store
-        self._queues = queues
-        self._routes = routes
-        self._send_back = send_back
-        self._lifecycle = lifecycle
+    _store: MessageStore
+    _queues: QueueReader
+    _routes: TopicRoutes
+    local: LocalGroups
+    _send_back: Callable[[SentBack], None]
+    committed: CommittedOffsets
+    _lifecycle: EngineLifecycle
+
+    def __post_init__(self) -> None:
         self._has_remote_members: Callable[[str], bool] = lambda group: False
-        self.local = local
-        self.committed = committed
 
     def connect_remote(self, has_members: Callable[[str], bool]) -> None:
         """Note how to find out whether a group has members that are remote clients."""

@@ -1,5 +1,4 @@
-"""Half messages: the records of transactions, the table of the open ones in memory, and what the op messages of the log
-say about them at the start.
+"""Half messages: the records of transactions, and the table of the open ones in memory.
 
 The records have RocketMQ's form, so RocketMQ can continue with our store directory, and we with RocketMQ's. A half
 message is in ``RMQ_SYS_TRANS_HALF_TOPIC``, with its real topic as a property. An op message is in
@@ -17,27 +16,23 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from mqtemplate.errors import CorruptRecordError
+from mqtemplate.delay.copies import copy_of
 from mqtemplate.event_log import get_logger
 from mqtemplate.hashes import tags_code
 from mqtemplate.message import Property, copy_properties, create_unique_id
 from mqtemplate.numbers import parse_number
 from mqtemplate.record.codec import RecordDraft, StoredRecord
-from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import (
-    FOLLOWED,
-    REAL_TOPIC,
     TAGS,
     UNIQ_KEY,
     decode_properties,
     encode_properties,
     find_property,
 )
-from mqtemplate.store.message_store import MessageStore
-from mqtemplate.topics import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from mqtemplate.topics import HALF_TOPIC, OP_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 
 _log = get_logger("mqtemplate.broker")
 
@@ -119,6 +114,11 @@ def op_draft(half_offset: int, successor: RecordDraft | None, now_ms: int) -> Re
     )
 
 
+def is_op_message(record: StoredRecord) -> bool:
+    """Return True for an op message. Another record of the op topic marks no half message as done."""
+    return find_property(record.properties_bytes, TAGS) == _REMOVE_TAG
+
+
 # --- records that replace a half message ------------------------------------------------------------
 
 
@@ -138,20 +138,10 @@ def copy_half(
     half: StoredRecord, topic: str, queue_id: int, properties: bytes, transaction_flag: int = 0
 ) -> RecordDraft:
     """Return a record with the body of a half message, which names the half message by its physical offset."""
-    return RecordDraft(
-        topic,
-        queue_id,
-        half.body,
-        properties,
-        tags_code=tags_code(find_property(properties, TAGS)),
-        flag=half.flag,
-        sys_flag=half.sys_flag & ~SysFlag.TRANSACTION_MASK | transaction_flag,
-        born_timestamp=half.born_timestamp,
-        born_host=half.born_host,
-        reconsume_times=half.reconsume_times,
-        prepared_transaction_offset=half.physical_offset,
-        body_crc=half.body_crc,
-    )
+    draft = copy_of(half, topic, queue_id, properties)
+    draft.sys_flag |= transaction_flag
+    draft.prepared_transaction_offset = half.physical_offset
+    return draft
 
 
 @dataclass(slots=True, eq=False)
@@ -234,7 +224,7 @@ class OpenTransactions:
         return None
 
     def next_due_ms(self) -> int | None:
-        """Return the time of the next check; it may be that of a stale entry."""
+        """Return the time of the next check; it may belong to a stale entry."""
         if len(self._due) > 2 * len(self._by_offset) + _MAX_STALE_ENTRIES:
             self._due = sorted((half.due_ms, half.queue_offset) for half in self._by_offset.values())
         return self._due[0][0] if self._due else None
@@ -276,77 +266,3 @@ class OpProgress:
             self._span_length = 1
             return self._next
         return self._spans[0][0]
-
-
-@dataclass(slots=True)
-class OpMessages:
-    """Contents of the op messages.
-
-    Attributes:
-        done: Queue offsets of half messages that are done.
-        incomplete: Queue offsets of half messages whose op message exists, but not the record that must follow it.
-    """
-
-    progress: OpProgress
-    done: set[int] = field(default_factory=set)
-    incomplete: set[int] = field(default_factory=set)
-
-
-def read_op_messages(store: MessageStore, op_offset: int, half_offset: int) -> OpMessages:
-    """Read the op messages from *op_offset* on; half messages before *half_offset* are ignored."""
-    queue = store.consume_queue(OP_TOPIC, 0)
-    at = max(op_offset, queue.min_offset)
-    found = OpMessages(OpProgress(at))
-    while units := queue.unit_tuples(at, 1_024):
-        for physical_offset, size, _ in units:
-            _read_op_message(store, physical_offset, size, at, half_offset, found)
-            at += 1
-    return found
-
-
-def _read_op_message(
-    store: MessageStore, physical_offset: int, size: int, op_offset: int, half_offset: int, found: OpMessages
-) -> None:
-    try:
-        op = store.read(physical_offset, size)
-    except CorruptRecordError as exc:
-        _log.error("transaction.op_lost", physical_offset=physical_offset, reason=exc.reason)
-        return
-    is_op = find_property(op.properties_bytes, TAGS) == _REMOVE_TAG  # another record marks no half message as done
-    offsets = map(parse_number, op.body.decode("ascii", "replace").split(",") if is_op else ())
-    named = [offset for offset in offsets if offset is not None and offset >= half_offset]
-    found.progress.add(op_offset, max(named, default=-1))
-    (found.done if _is_complete(store, op) else found.incomplete).update(named)
-
-
-def _is_complete(store: MessageStore, op: StoredRecord) -> bool:
-    """Return True if the record that must follow an op message exists."""
-    expected = find_property(op.properties_bytes, FOLLOWED)
-    if expected is None:
-        return True
-    try:
-        successor = store.read_at(op.physical_offset + op.total_size)
-    except CorruptRecordError:
-        return False
-    if successor is None or successor.topic == OP_TOPIC:
-        return False
-    return find_property(successor.properties_bytes, UNIQ_KEY) == expected
-
-
-def was_committed(store: MessageStore, half: StoredRecord) -> bool:
-    """Return True if the log has the committed message of a half message, also if there is no op message."""
-    unique_id = find_property(half.properties_bytes, UNIQ_KEY)
-    real_topic = find_property(half.properties_bytes, REAL_TOPIC)
-    if unique_id is None or real_topic is None:
-        return False
-    for topic in (real_topic, SCHEDULE_TOPIC, TIMER_TOPIC):  # a delayed message is in a system topic
-        for physical_offset in store.index.candidates(topic, unique_id, half.store_timestamp):
-            try:
-                record = store.read_at(physical_offset)
-            except CorruptRecordError:
-                continue
-            if record is None or record.prepared_transaction_offset != half.physical_offset:
-                continue
-            if record.sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_COMMIT:
-                return True
-    return False

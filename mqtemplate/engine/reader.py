@@ -138,7 +138,7 @@ class QueueReader:
         return self._queue(queue).first_at("physical_offset", self._store.start_offset)
 
     def search_offset(self, queue: MessageQueue, timestamp: int) -> int:
-        """Return the first queue offset stored at *timestamp* (epoch ms) or later; the maximum if there is none."""
+        """Return the first queue offset stored at *timestamp* (epoch ms) or later; the maximum if all are older."""
         consume_queue = self._queue(queue)
         offsets = range(consume_queue.min_offset, self.max_offset(queue))
         time_at = partial(self._store_timestamp, consume_queue)

@@ -13,11 +13,11 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from mqtemplate.clock import Clock
 from mqtemplate.durations import format_ms
-from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.errors import BrokerClosedError, MessageError, RequestTimeoutError, SendError
 from mqtemplate.event_log import get_logger
 from mqtemplate.hashes import crc32
@@ -56,7 +56,7 @@ def create_reply(
     """Return the reply to *request*.
 
     Args:
-        default_cluster: Name of the cluster if *request* has none; None if *request* must name it.
+        default_cluster: Name of the cluster for a *request* without one; None if *request* must name it.
 
     Raises:
         MessageError: *request* is not a request.
@@ -66,7 +66,7 @@ def create_reply(
     missing = [name for name, value in required.items() if not value]
     if missing:
         raise MessageError(
-            f"message {request.msg_id} of {request.topic!r} is no request: it has no {' and no '.join(missing)}; "
+            f"message {request.msg_id} of {request.topic!r} is not a request: it has no {' and no '.join(missing)}; "
             "only messages of send_and_receive can be replied to"
         )
     copied = (Property.CORRELATION_ID, Property.REPLY_TO_CLIENT, Property.TTL)
@@ -186,6 +186,7 @@ class UnansweredRequests:
         return wall_time(self._clock, next_ms)
 
 
+@dataclass(eq=False)
 class LocalRequests:
     """The requests of this process, and the replies of this process to requests of any client.
 
@@ -194,22 +195,15 @@ class LocalRequests:
         client_id: The client id in these requests.
     """
 
-    def __init__(
-        self,
-        pending: UnansweredRequests,
-        broker_name: str,
-        host: HostAddress,
-        clock: Clock,
-        send: Callable[[Message, MessageQueue | None], Future[SendResult]],
-        lifecycle: EngineLifecycle,
-    ) -> None:
-        self._check_open = lifecycle.check
-        self.pending = pending
-        self.client_id = f"{broker_name}@{create_unique_id()}"
-        self._broker_name = broker_name
-        self._host = host
-        self._clock = clock
-        self._send = send
+    pending: UnansweredRequests
+    _broker_name: str
+    _host: HostAddress
+    _clock: Clock
+    _send: Callable[[Message, MessageQueue | None], Future[SendResult]]
+    _check_open: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        self.client_id = f"{self._broker_name}@{create_unique_id()}"
         self._deliver_reply: Callable[[MessageExt], bool] = lambda reply: False
 
     def connect_remote(self, deliver_reply: Callable[[MessageExt], bool]) -> None:

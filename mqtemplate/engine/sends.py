@@ -7,13 +7,12 @@ confirms them. `LocalSends` is the same with the checks and the results of produ
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from mqtemplate.delay.recall_handle import handle_of
 from mqtemplate.engine.drafts import DraftMaker, SendOrigin
 from mqtemplate.engine.group_rules import SentBack, dead_letter, is_exhausted, retry
-from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.engine.sequences import SequencedSender
 from mqtemplate.engine.topics import TopicRoutes
 from mqtemplate.errors import MessageError, SendError, SendTimeoutError, StoreError
@@ -46,7 +45,7 @@ class StoredSend(NamedTuple):
         end: Physical offset after it; `MessageStore.confirm` waits for it.
         topics: The topics of the records, whose readers are woken once it is durable.
         queue_offset: Queue offset of the first message.
-        handle: Handles of the delayed messages; None if there are none.
+        handle: Handles of the delayed messages; None without delayed messages.
     """
 
     end: int
@@ -108,10 +107,11 @@ def permitted_properties(added: Mapping[str, str], *, may_send: bool) -> dict[st
     }
 
 
+@dataclass(eq=False)
 class MessageWriter:
     """Stores messages. It does not wait for the disk: `MessageStore.confirm` does.
 
-    *topic* and *queue_id* are the real ones; the record of a delayed message has those of a system topic.
+    *topic* and *queue_id* are the real ones; the record of a delayed message names a system topic.
 
     Args:
         prepare: Stores a half message; see `TransactionService.prepare`.
@@ -122,19 +122,11 @@ class MessageWriter:
         StoreError: The store cannot store a record now.
     """
 
-    def __init__(
-        self,
-        store: MessageStore,
-        drafts: DraftMaker,
-        prepare: Callable[[RecordDraft], PutResult],
-        broker_name: str,
-        host: HostAddress,
-    ) -> None:
-        self._store = store
-        self._drafts = drafts
-        self._prepare = prepare
-        self._broker_name = broker_name
-        self._host = host
+    _store: MessageStore
+    _drafts: DraftMaker
+    _prepare: Callable[[RecordDraft], PutResult]
+    _broker_name: str
+    _host: HostAddress
 
     # --- messages ------------------------------------------------------------------------------
 
@@ -225,29 +217,20 @@ def _batch_topic(messages: Sequence[Message]) -> str:
     return topic
 
 
+@dataclass(eq=False)
 class LocalSends:
     """The sending methods of a `Broker` in this process: they wait as the flush mode requires, and return results.
 
     All raise `SendError` if the store cannot store a message, and `BrokerClosedError` if the broker is not running.
     """
 
-    def __init__(
-        self,
-        store: MessageStore,
-        routes: TopicRoutes,
-        drafts: DraftMaker,
-        writer: MessageWriter,
-        sequences: SequencedSender,
-        host: HostAddress,
-        lifecycle: EngineLifecycle,
-    ) -> None:
-        self._store = store
-        self._routes = routes
-        self._drafts = drafts
-        self._writer = writer
-        self._sequences = sequences
-        self._host = host
-        self._check_open = lifecycle.check
+    _store: MessageStore
+    _routes: TopicRoutes
+    _drafts: DraftMaker
+    _writer: MessageWriter
+    _sequences: SequencedSender
+    _host: HostAddress
+    _check_open: Callable[[], None]
 
     def send(self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000) -> SendResult:
         """See `MessageSends.send`."""

@@ -90,7 +90,7 @@ class SequenceTable:
         """Return how many of the next *count* messages are stored already.
 
         Args:
-            key: That of the application; None for one without an account.
+            key: Key of the application; None without an account.
 
         Raises:
             SendError: Numbers were left out.
@@ -241,7 +241,7 @@ class SequencedSender:
 
         Args:
             complete: Sets further fields of a record.
-            account: Account of a client. The application ids of two accounts are never those of one application.
+            account: Account of a client. Equal application ids of two accounts name two applications.
 
         Returns:
             The result, the physical offset that must be durable, and the topics whose readers must be woken then.

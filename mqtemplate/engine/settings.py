@@ -16,13 +16,13 @@ from mqtemplate.store.settings import StoreSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedSettings(StoreSettings):
-    """Settings of an embedded broker and its store. The names are those of RocketMQ's ``BrokerConfig``."""
+    """Settings of an embedded broker and its store. The names come from RocketMQ's ``BrokerConfig``."""
 
     broker_name: Annotated[str, MinLen(1)] = "broker-a"
     """Name of the broker in queues and results."""
 
     mapped_file_size_timer_log: Annotated[int, Gt(0)] | None = None
-    """Size of one timer log file. By default that of the store directory; 4194304 in a new one."""
+    """Size of one timer log file. By default the size that the store directory has; 4194304 in a new one."""
 
     max_message_size: Annotated[int, Gt(0)] = 4 << 20
     """Largest message that the broker accepts, in bytes."""

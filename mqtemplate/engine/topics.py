@@ -130,7 +130,7 @@ class TopicRoutes:
             return route.next_queue()
         if queue not in route.queues:
             raise DestinationError(
-                f"{queue} is no queue of the topic; broker {self._broker_name!r} has queues "
+                f"{queue} is not a queue of the topic; broker {self._broker_name!r} has queues "
                 f"0..{len(route.queues) - 1} of {topic!r}"
             )
         return queue

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from logging import ERROR, INFO, WARNING
 from typing import NamedTuple
 
@@ -22,10 +23,9 @@ from mqtemplate.engine.half_messages import (
     OpProgress,
     check_properties,
     discarded_draft,
+    is_op_message,
     op_draft,
-    read_op_messages,
     renewed_draft,
-    was_committed,
 )
 from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.engine.settings import EmbeddedSettings
@@ -43,12 +43,19 @@ from mqtemplate.numbers import parse_number
 from mqtemplate.record.appends import PutResult
 from mqtemplate.record.codec import Drafts, RecordDraft, StoredRecord
 from mqtemplate.record.layout import SysFlag
-from mqtemplate.record.properties import PRODUCER_GROUP, REAL_QID, REAL_TOPIC, UNIQ_KEY, find_property
+from mqtemplate.record.properties import FOLLOWED, PRODUCER_GROUP, REAL_QID, REAL_TOPIC, UNIQ_KEY, find_property
 from mqtemplate.results import HalfMessage, TransactionState
 from mqtemplate.services import wall_time
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.tables import ConsumerOffsets, TopicTable
-from mqtemplate.topics import HALF_TOPIC, OP_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC, check_topic
+from mqtemplate.topics import (
+    HALF_TOPIC,
+    OP_TOPIC,
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+    TRANS_CHECK_MAX_TIME_TOPIC,
+    check_topic,
+)
 
 _log = get_logger("mqtemplate.broker")
 
@@ -436,6 +443,82 @@ class TransactionService:
             op_offset = self._ops.first_needed(half_offset)
         self._offsets.commit(TRANSACTION_GROUP, HALF_TOPIC, 0, half_offset)
         self._offsets.commit(TRANSACTION_GROUP, OP_TOPIC, 0, op_offset)
+
+
+# --- the log at the start -------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class OpMessages:
+    """Contents of the op messages.
+
+    Attributes:
+        done: Queue offsets of half messages that are done.
+        incomplete: Queue offsets of half messages whose op message exists, but not the record that must follow it.
+    """
+
+    progress: OpProgress
+    done: set[int] = field(default_factory=set)
+    incomplete: set[int] = field(default_factory=set)
+
+
+def read_op_messages(store: MessageStore, op_offset: int, half_offset: int) -> OpMessages:
+    """Read the op messages from *op_offset* on; half messages before *half_offset* are ignored."""
+    queue = store.consume_queue(OP_TOPIC, 0)
+    at = max(op_offset, queue.min_offset)
+    found = OpMessages(OpProgress(at))
+    while units := queue.unit_tuples(at, 1_024):
+        for physical_offset, size, _ in units:
+            _read_op_message(store, physical_offset, size, at, half_offset, found)
+            at += 1
+    return found
+
+
+def _read_op_message(
+    store: MessageStore, physical_offset: int, size: int, op_offset: int, half_offset: int, found: OpMessages
+) -> None:
+    try:
+        op = store.read(physical_offset, size)
+    except CorruptRecordError as exc:
+        _log.error("transaction.op_lost", physical_offset=physical_offset, reason=exc.reason)
+        return
+    offsets = map(parse_number, op.body.decode("ascii", "replace").split(",") if is_op_message(op) else ())
+    named = [offset for offset in offsets if offset is not None and offset >= half_offset]
+    found.progress.add(op_offset, max(named, default=-1))
+    (found.done if _is_complete(store, op) else found.incomplete).update(named)
+
+
+def _is_complete(store: MessageStore, op: StoredRecord) -> bool:
+    """Return True if the record that must follow an op message exists."""
+    expected = find_property(op.properties_bytes, FOLLOWED)
+    if expected is None:
+        return True
+    try:
+        successor = store.read_at(op.physical_offset + op.total_size)
+    except CorruptRecordError:
+        return False
+    if successor is None or successor.topic == OP_TOPIC:
+        return False
+    return find_property(successor.properties_bytes, UNIQ_KEY) == expected
+
+
+def was_committed(store: MessageStore, half: StoredRecord) -> bool:
+    """Return True if the log has the committed message of a half message, also if there is no op message."""
+    unique_id = find_property(half.properties_bytes, UNIQ_KEY)
+    real_topic = find_property(half.properties_bytes, REAL_TOPIC)
+    if unique_id is None or real_topic is None:
+        return False
+    for topic in (real_topic, SCHEDULE_TOPIC, TIMER_TOPIC):  # a delayed message is in a system topic
+        for physical_offset in store.index.candidates(topic, unique_id, half.store_timestamp):
+            try:
+                record = store.read_at(physical_offset)
+            except CorruptRecordError:
+                continue
+            if record is None or record.prepared_transaction_offset != half.physical_offset:
+                continue
+            if record.sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_COMMIT:
+                return True
+    return False
 
 
 def _destination(half: StoredRecord) -> tuple[str, int]:

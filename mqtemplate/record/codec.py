@@ -38,8 +38,8 @@ class RecordDraft:
     Attributes:
         properties: Encoded, see `encode_properties`.
         tags_code: Value for the consume queue unit.
-        delay_ms: If not negative, the tags code is store timestamp + *delay_ms*, as in the schedule topic.
         born_host: Address bytes, then the port as i4.
+        delay_ms: If not negative, the tags code is store timestamp + *delay_ms*, as in the schedule topic.
         body_crc: None computes it from *body*. A copy of a stored record reuses the stored one.
     """
 
@@ -48,12 +48,12 @@ class RecordDraft:
     body: bytes
     properties: bytes
     tags_code: int = 0
-    delay_ms: int = -1
     flag: int = 0
     sys_flag: int = 0
     born_timestamp: int = 0
     born_host: bytes = b"\x7f\x00\x00\x01\x00\x00\x00\x00"
     reconsume_times: int = 0
+    delay_ms: int = -1
     prepared_transaction_offset: int = 0
     body_crc: int | None = None
 

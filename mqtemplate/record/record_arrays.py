@@ -252,7 +252,7 @@ class AlikeCopies:
         around[:, layout.QUEUE_ID_AT : layout.FLAG_AT] = to_bytes(self.queue_ids, ">i4")
         around[:, layout.QUEUE_OFFSET_AT : PHYSICAL_OFFSET_AT] = to_bytes(queue_offsets, ">i8")
         around[:, PHYSICAL_OFFSET_AT : layout.SYS_FLAG_AT] = to_bytes(physical_offsets, ">i8")
-        # A copy links to its source: physical offset + 1, see `mqtemplate.delay.release`.
+        # A copy links to its source: physical offset + 1, see `mqtemplate.delay.copies`.
         links = read_column(self._rows, PHYSICAL_OFFSET_AT, ">i8") + 1
         around[:, layout.PREPARED_OFFSET_AT + extra : BODY_LENGTH_AT + extra] = to_bytes(links, ">i8")
         return with_checks(around, header_end, self._rows[:, BODY_AT : self._body_end], physical_offsets).tobytes()

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
-from mqtemplate.user_code import Picklable
+from mqtemplate.errors import Picklable
 
 # --- values ---------------------------------------------------------------------------------------
 

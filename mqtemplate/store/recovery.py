@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mqtemplate.errors import CorruptRecordError
+from mqtemplate.errors import CorruptRecordError, Picklable
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.record.codec import BadRecordError, StoredRecord, parse_record
 from mqtemplate.record.columns import RecordBatch
@@ -22,7 +22,6 @@ from mqtemplate.store.consume_queue import ConsumeQueue
 from mqtemplate.store.files.layout import DONE_SIZE_MARK, PRE_BLANK_SIZE_MARK, CqUnit
 from mqtemplate.store.files.mapped_files import MappedFile
 from mqtemplate.store.log_reader import LogReader, LogScan
-from mqtemplate.user_code import Picklable
 
 _log = get_logger("mqtemplate.store")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from mqtemplate.converter import CONTENT_TYPE, MessageConverter
-from mqtemplate.errors import ConversionError, DestinationError, MessageError
+from mqtemplate.errors import ConversionError, DestinationError, MessageError, reworded
 from mqtemplate.message import (
     DELAY_PROPERTIES,
     RESERVED_PROPERTIES,
@@ -21,7 +21,7 @@ from mqtemplate.numbers import INT_MAX, parse_number
 from mqtemplate.selectors.tags import tag_problem
 from mqtemplate.template.delays import check_one_delay, delay_header, delay_properties
 from mqtemplate.template.options import Destination, SendOptions, parse_destination
-from mqtemplate.user_code import reworded, shown
+from mqtemplate.user_code import shown
 
 HEADER_PREFIX = "rocketmq_"
 """Prefix of rocketmq-spring for names that have a meaning in RocketMQ. Source: ``RocketMQHeaders``."""

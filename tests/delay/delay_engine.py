@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NoReturn
+
+import pytest
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.delay.control import DelayController
@@ -14,6 +19,7 @@ from mqtemplate.delay.recall_handle import handle_of
 from mqtemplate.delay.schedule_message_service import ScheduleMessageService
 from mqtemplate.delay.settings import DelayLevels, TimerSettings, tags_code_of
 from mqtemplate.delay.timers.timer_message_store import TimerMessageStore
+from mqtemplate.errors import StoreFullError
 from mqtemplate.record.appends import PutResult
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.properties import TIMER_ROLL_TIMES, decode_properties, encode_properties
@@ -168,6 +174,13 @@ class DelayEngine:
         """Return all records of the timer topic, pending or not."""
         return self.delayed_records(TIMER_TOPIC)
 
+    def damage(self, put: PutResult, share: float = 0.5) -> None:
+        """Flip a bit of a record in the log."""
+        found = self.store._commit_log.files.find(put.physical_offset)
+        assert found is not None
+        at = put.physical_offset - found[1] + int(put.size * share)
+        found[0].write_mapped(at, bytes([found[0].view[at] ^ 1]))
+
     @property
     def poison_count(self) -> int:
         """Number of messages that could not be released."""
@@ -185,6 +198,18 @@ class DelayEngine:
         self.store._close_files()
         self.timer.close()
         self.store_files.unlock()
+
+
+@contextmanager
+def full_disk(engine: DelayEngine) -> Iterator[None]:
+    """Refuse each append meanwhile."""
+
+    def full(*_: object, **__: object) -> NoReturn:
+        raise StoreFullError("no room")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(engine.store, "put", full)
+        yield
 
 
 def is_rolled(record: StoredRecord) -> bool:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 
+import numpy as np
+
+from mqtemplate.delay.timers.files import TIMER_LOG_FOLDER
+from mqtemplate.delay.timers.timer_log import TIMER_UNIT_DTYPE
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.layout import CHECK_SIZE
 from mqtemplate.record.properties import decode_properties, encode_properties
 from mqtemplate.topics import SCHEDULE_TOPIC
 
-__all__ = ["ForeignDraft", "foreign_copy", "foreign_level_message"]
+__all__ = ["ForeignDraft", "clear_tails", "foreign_copy", "foreign_level_message"]
 
 _I4 = struct.Struct(">i")
 
@@ -50,3 +55,12 @@ def foreign_copy(record: StoredRecord) -> ForeignDraft:
         born_host=record.born_host,
         reconsume_times=record.reconsume_times,
     )
+
+
+def clear_tails(folder: Path) -> None:
+    """Turn the units of a store directory's timer log into units of RocketMQ, which have no due time."""
+    for path in (folder / TIMER_LOG_FOLDER).iterdir():
+        data = bytearray(path.read_bytes())
+        units = np.frombuffer(data, TIMER_UNIT_DTYPE, len(data) // 52)
+        units["tail"][units["size"] == 52] = 0
+        path.write_bytes(data)

@@ -13,9 +13,9 @@ from random import Random
 import pytest
 from structlog.testing import capture_logs
 
+from mqtemplate.delay.copies import released_source
 from mqtemplate.delay.delay_store import DelayStore
 from mqtemplate.delay.divert import TimerLimits
-from mqtemplate.delay.release import released_source
 from mqtemplate.errors import DelayError, MessageError
 from mqtemplate.pending import ScheduleChangeStatus
 from mqtemplate.record.codec import StoredRecord

@@ -1,18 +1,23 @@
-"""The interface `DelayStore` of the level service: pending messages, and their removal."""
+"""The interface `DelayStore`: faults of both services, and pending messages of the level service with their removal."""
 
 from __future__ import annotations
 
 import threading
+from functools import partial
 from pathlib import Path
 
+import pytest
+
+from mqtemplate.delay.delay_store import DelayStore
 from mqtemplate.delay.pending_rows import PENDING_DTYPE, PendingEntry
 from mqtemplate.record.appends import PutResult
 from mqtemplate.record.codec import Drafts, RecordDraft, StoredRecord
 from mqtemplate.record.properties import encode_properties
 from mqtemplate.store.files.layout import DONE_SIZE_MARK
 from mqtemplate.store.settings import FlushDiskType
-from mqtemplate.topics import SCHEDULE_TOPIC
-from tests.delay.delay_engine import DelayEngine
+from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC, UNDELIVERABLE_TOPIC
+from tests.delay.conftest import OpenEngine
+from tests.delay.delay_engine import DelayEngine, full_disk
 
 SECOND, MINUTE = 1_000, 60_000
 
@@ -57,7 +62,7 @@ def test_a_level_that_was_never_used_has_no_pending_messages(engine: DelayEngine
     assert engine.schedule.find(record._replace(queue_id=9)) is None
 
 
-def test_due_time_and_slot_are_those_of_the_queue(engine: DelayEngine) -> None:
+def test_due_time_and_slot_come_from_the_queue(engine: DelayEngine) -> None:
     """RocketMQ looks for a delete marker in the slot before the message's time."""
     engine.clock.move_ms(300)
     record = record_of(engine, engine.send(b"", DELAY=3))
@@ -85,7 +90,7 @@ def test_pending_messages_of_all_levels_and_segments_are_returned(engine: DelayE
 
 
 def test_a_backlog_is_returned_in_pieces(engine: DelayEngine) -> None:
-    """Memory is that of one piece. Messages that are released between two pieces are left out."""
+    """One piece is in memory at a time. Messages that are released between two pieces are left out."""
     draft = RecordDraft(
         SCHEDULE_TOPIC, 0, b"", encode_properties({"DELAY": "1", "REAL_TOPIC": "orders", "REAL_QID": "0"}), delay_ms=5
     )
@@ -133,3 +138,95 @@ def test_a_reschedule_marks_the_unit_once_its_copy_is_on_disk(tmp_path: Path) ->
 
         [size] = engine.store.consume_queue(SCHEDULE_TOPIC, 4).units(0, 1)["size"].tolist()
         assert (size == DONE_SIZE_MARK) is is_marked
+
+
+# --- both services ----------------------------------------------------------------------------------
+
+DELAYS = {"level": {"DELAY": 1}, "timer": {"TIMER_DELAY_MS": 1_000}}
+BOTH = pytest.mark.parametrize("kind", DELAYS)
+
+
+def service_of(engine: DelayEngine, kind: str) -> DelayStore:
+    return engine.schedule if kind == "level" else engine.timer
+
+
+@BOTH
+def test_a_new_message_wakes_its_service_only(engine: DelayEngine, kind: str) -> None:
+    woken: set[str] = set()
+    for each in DELAYS:
+        service_of(engine, each).on_wake(partial(woken.add, each))
+
+    engine.send(b"plain")
+    assert woken == set()
+    engine.send(b"delayed", **DELAYS[kind])
+    assert woken == {kind}
+
+
+@pytest.mark.feature("F14", "F17", "D1")
+@BOTH
+def test_a_full_disk_delays_messages_but_loses_none(engine: DelayEngine, kind: str) -> None:
+    """The same messages are tried again each second until there is space. RocketMQ gives up after three tries."""
+    for body in (b"a", b"b"):
+        engine.send(body, **DELAYS[kind])
+    engine.release_due()
+    engine.clock.move_ms(2 * SECOND)
+
+    with full_disk(engine):
+        for _ in range(10):
+            assert service_of(engine, kind).step() == engine.clock.now_ms() + 1 * SECOND
+            engine.clock.move_ms(1 * SECOND)
+    engine.release_due()
+
+    assert engine.bodies() == [b"a", b"b"]
+
+
+@pytest.mark.feature("F16", "D7", "D14")
+@BOTH
+def test_a_damaged_record_is_counted_and_skipped(engine: DelayEngine, kind: str) -> None:
+    """It does not block the other messages, and nothing of it is delivered."""
+    damaged = engine.send(b"damaged", **DELAYS[kind])
+    engine.send(b"healthy", **DELAYS[kind])
+    engine.release_due()
+    engine.damage(damaged)
+
+    engine.advance(1 * SECOND)
+
+    assert engine.bodies() == [b"healthy"]
+    assert engine.poison_count == 1
+
+
+@pytest.mark.feature("F17", "D13")
+@pytest.mark.parametrize(
+    ("topic", "properties"),
+    [
+        (SCHEDULE_TOPIC, {"DELAY": "1", "REAL_QID": "0"}),
+        (SCHEDULE_TOPIC, {"DELAY": "1", "REAL_TOPIC": "orders"}),
+        (SCHEDULE_TOPIC, {"DELAY": "1", "REAL_TOPIC": "orders", "REAL_QID": "zero"}),
+        (SCHEDULE_TOPIC, {"DELAY": "1", "REAL_TOPIC": "../etc", "REAL_QID": "0"}),
+        (SCHEDULE_TOPIC, {"DELAY": "1", "REAL_TOPIC": SCHEDULE_TOPIC, "REAL_QID": "0"}),
+        (TIMER_TOPIC, {"REAL_TOPIC": "orders", "REAL_QID": "0"}),
+        (TIMER_TOPIC, {"REAL_TOPIC": "orders", "REAL_QID": "0", "TIMER_OUT_MS": "soon"}),
+        (TIMER_TOPIC, {"REAL_TOPIC": "orders", "TIMER_OUT_MS": "1767225600000"}),
+        (TIMER_TOPIC, {"REAL_QID": "0", "TIMER_OUT_MS": "1767225600000"}),
+    ],
+)
+def test_a_poison_message_goes_to_the_dead_letters_and_blocks_no_other(
+    open_engine: OpenEngine, topic: str, properties: dict[str, str]
+) -> None:
+    """It is logged, counted, and kept for operators. It is copied once, also across crashes."""
+    engine = open_engine()
+    delay_ms = 1_000 if topic == SCHEDULE_TOPIC else -1
+    engine.put(RecordDraft(topic, 0, b"poison", encode_properties(properties), delay_ms=delay_ms))
+    for delay in DELAYS.values():
+        engine.send(b"healthy", **delay)
+    counts = []
+    for _ in range(3):
+        engine.release_due()
+        engine.advance(60 * SECOND)
+        assert engine.bodies() == [b"healthy", b"healthy"]
+        assert engine.bodies(UNDELIVERABLE_TOPIC) == [b"poison"]
+        counts.append(engine.poison_count)
+        engine.crash()
+        engine = open_engine()
+
+    assert counts == [1, 0, 0]

@@ -32,10 +32,6 @@ def due_ms(**properties: object) -> int:
 # --- levels -----------------------------------------------------------------------------------------
 
 
-def test_a_message_without_a_delay_is_not_diverted() -> None:
-    assert diverted_or_none(TAGS="paid", KEYS="4466") is None
-
-
 @pytest.mark.feature("F2", "F3", "G7", "G8")
 def test_a_message_with_a_level_is_stored_in_the_schedule_topic() -> None:
     """The queue is level - 1. Properties have the real topic and queue."""
@@ -57,10 +53,6 @@ def test_a_level_above_the_highest_is_stored_as_the_highest() -> None:
     assert (diverted.queue_id, diverted.properties["DELAY"], diverted.delay_ms) == (17, "18", 7_200_000)
 
 
-def test_level_zero_means_no_delay() -> None:
-    assert diverted_or_none(DELAY=0) is None
-
-
 def test_a_level_wins_over_every_time() -> None:
     """The times are removed, so that the released message is not delayed again."""
     times = {"TIMER_DELAY_SEC": 9, "TIMER_DELAY_MS": 9, "TIMER_DELIVER_MS": NOW + 9, "__STARTDELIVERTIME": NOW + 9}
@@ -80,38 +72,28 @@ def test_the_delay_of_the_level_is_stored_in_the_message() -> None:
     assert diverted.properties["__DELAY_MS"] == str(diverted.delay_ms) == "5000"
 
 
-def test_a_time_beside_level_zero_is_used() -> None:
-    assert due_ms(DELAY=0, TIMER_DELAY_MS=9) == NOW + 9
-
-
-def test_a_level_below_zero_is_refused_with_the_table() -> None:
-    with pytest.raises(DelayError, match=r"must be 0\.\.18 \(1=1s 2=5s .* 18=2h\), got -1"):
-        diverted_or_none(DELAY=-1)
-
-
 # --- times ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.feature("A1", "A2", "A17", "G2", "G4")
+@pytest.mark.feature("A1", "A2", "A17", "A18", "G2", "G4")
 @pytest.mark.parametrize(
-    "properties",
+    ("properties", "after_ms"),
     [
-        {"TIMER_DELAY_SEC": 10},
-        {"TIMER_DELAY_MS": 10_000},
-        {"TIMER_DELIVER_MS": NOW + 10_000},
-        {"__STARTDELIVERTIME": NOW + 10_000},
+        # a relative delay counts from the broker's clock; the producer's clock does not matter
+        ({"TIMER_DELAY_SEC": 10}, 10_000),
+        ({"TIMER_DELAY_MS": 10_000}, 10_000),
+        ({"TIMER_DELIVER_MS": NOW + 10_000}, 10_000),
+        ({"__STARTDELIVERTIME": NOW + 10_000}, 10_000),
+        ({"TIMER_DELIVER_MS": NOW + 1}, 1),
+        ({"DELAY": 0, "TIMER_DELAY_MS": 9}, 9),  # level zero means no delay
+        # seconds win over milliseconds, and these over absolute times
+        ({"__STARTDELIVERTIME": NOW + 4, "TIMER_DELIVER_MS": NOW + 3}, 3),
+        ({"TIMER_DELIVER_MS": NOW + 3, "TIMER_DELAY_MS": 2}, 2),
+        ({"TIMER_DELAY_MS": 2, "TIMER_DELAY_SEC": 1}, 1_000),
     ],
 )
-def test_all_delay_properties_lead_to_the_same_due_time(properties: dict[str, int]) -> None:
-    """A relative delay is added to the current time."""
-    assert due_ms(**properties) == NOW + 10_000
-
-
-@pytest.mark.feature("A18")
-def test_a_relative_delay_counts_from_the_brokers_clock() -> None:
-    """The producer's clock does not matter for it. An absolute time is used unchanged."""
-    assert due_ms(TIMER_DELAY_MS=700) == NOW + 700
-    assert due_ms(TIMER_DELIVER_MS=NOW + 1) == NOW + 1
+def test_all_delay_properties_lead_to_one_due_time(properties: dict[str, int], after_ms: int) -> None:
+    assert due_ms(**properties) == NOW + after_ms
 
 
 @pytest.mark.feature("G7")
@@ -126,21 +108,26 @@ def test_the_exact_time_and_its_slot_are_stored_in_the_message() -> None:
     }
 
 
-def test_seconds_win_over_milliseconds_and_these_over_absolute_times() -> None:
-    assert due_ms(__STARTDELIVERTIME=NOW + 4, TIMER_DELIVER_MS=NOW + 3) == NOW + 3
-    assert due_ms(TIMER_DELIVER_MS=NOW + 3, TIMER_DELAY_MS=2) == NOW + 2
-    assert due_ms(TIMER_DELAY_MS=2, TIMER_DELAY_SEC=1) == NOW + 1_000
-
-
 @pytest.mark.parametrize(("deliver_ms", "slot_ms"), [(5_001, 5_000), (5_999, 5_000), (6_000, 5_000), (6_001, 6_000)])
 def test_a_time_on_a_multiple_belongs_to_the_slot_before(deliver_ms: int, slot_ms: int) -> None:
     """That slot is complete when the time has come."""
     assert slot_of(deliver_ms, 1_000) == slot_ms
 
 
-@pytest.mark.parametrize("past", [{"TIMER_DELAY_MS": 0}, {"TIMER_DELAY_SEC": -5}, {"TIMER_DELIVER_MS": NOW}])
-def test_a_time_in_the_past_means_no_delay(past: dict[str, int]) -> None:
-    assert diverted_or_none(**past) is None
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"TAGS": "paid", "KEYS": "4466"},
+        {"DELAY": 0},
+        {"TIMER_DELAY_MS": 0},
+        {"TIMER_DELAY_SEC": -5},
+        {"TIMER_DELIVER_MS": NOW},
+    ],
+)
+def test_no_delay_level_zero_and_a_time_in_the_past_mean_that_a_message_is_not_diverted(
+    properties: dict[str, object],
+) -> None:
+    assert diverted_or_none(**properties) is None
 
 
 @pytest.mark.feature("A3")
@@ -154,22 +141,31 @@ def test_forty_days_are_accepted_and_a_millisecond_more_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "__STARTDELIVERTIME"]
+    ("limits", "properties", "reason"),
+    [
+        *(
+            (TimerLimits(), {name: text}, f"property {name} is '.*', expected a whole number")
+            for name in ("DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "__STARTDELIVERTIME")
+            for text in ("soon", "1.5", "", "0x10", "١٢", "9" * 19)
+        ),
+        (TimerLimits(), {"DELAY": -1}, r"must be 0\.\.18 \(1=1s 2=5s .* 18=2h\), got -1"),
+        (
+            TimerLimits(enabled=False),
+            {"TIMER_DELAY_MS": 5},
+            r"has no timers; set mqtemplate\.broker\.timer-wheel-enable to true",
+        ),
+        (
+            TimerLimits(),
+            {"TIMER_DELIVER_MS": NOW - 5, "TIMER_DEL_UNIQKEY": "key"},
+            "was due 5ms ago; only a pending message can be cancelled",
+        ),
+    ],
 )
-@pytest.mark.parametrize("text", ["soon", "1.5", "", "0x10", "١٢", "9" * 19])
-def test_the_error_for_a_text_that_is_not_a_number_names_the_property(name: str, text: str) -> None:
-    with pytest.raises(DelayError, match=f"property {name} is '.*', expected a whole number"):
-        diverted_or_none(**{name: text})
-
-
-def test_without_timers_a_time_is_refused() -> None:
-    with pytest.raises(DelayError, match=r"has no timers; set mqtemplate\.broker\.timer-wheel-enable to true"):
-        diverted_or_none(TimerLimits(enabled=False), TIMER_DELAY_MS=5)
-
-
-def test_a_delete_marker_for_a_due_message_is_refused() -> None:
-    with pytest.raises(DelayError, match="was due 5ms ago; only a pending message can be cancelled"):
-        diverted_or_none(TIMER_DELIVER_MS=NOW - 5, TIMER_DEL_UNIQKEY="key")
+def test_the_error_for_an_invalid_delay_says_what_is_allowed(
+    limits: TimerLimits, properties: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(DelayError, match=reason):
+        diverted_or_none(limits, **properties)
 
 
 # --- forged properties ----------------------------------------------------------------------------------------

@@ -33,10 +33,14 @@ def add(queue: ConsumeQueue, due_ms: int) -> None:
     queue.append(100 * queue.max_offset, 91, due_ms)
 
 
-def level_of(due_times: Sequence[int], position: int = 0) -> LevelQueue:
-    level = LevelQueue(queue_of(due_times), position)
+def opened(queue: ConsumeQueue, position: int = 0) -> LevelQueue:
+    level = LevelQueue(queue, position)
     level.catch_up()
     return level
+
+
+def level_of(due_times: Sequence[int], position: int = 0) -> LevelQueue:
+    return opened(queue_of(due_times), position)
 
 
 def release(level: LevelQueue, now_ms: int, max_count: int = 1_000) -> list[int]:
@@ -95,8 +99,7 @@ def test_the_number_of_due_units_is_limited() -> None:
 def test_new_units_are_read() -> None:
     """A unit that is due earlier than the last one starts a segment. Another one continues it."""
     queue = queue_of([10])
-    level = LevelQueue(queue, 0)
-    level.catch_up()
+    level = opened(queue)
     add(queue, 20)
     add(queue, 5)
     assert level.due_ms == 10
@@ -171,8 +174,7 @@ def test_released_units_are_not_pending() -> None:
 def test_units_that_were_deleted_before_they_were_due_are_counted() -> None:
     """Done units do not count. The units that are left are released."""
     queue = queue_of([100, 10, 20, 30, 5, 6])
-    level = LevelQueue(queue, 0)
-    level.catch_up()
+    level = opened(queue)
     level.remove(1)
     assert release(level, 5) == [4]
     queue.delete_before(300)
@@ -185,8 +187,7 @@ def test_units_that_were_deleted_before_they_were_due_are_counted() -> None:
 
 def test_deleted_units_that_were_done_are_not_lost() -> None:
     queue = queue_of([10, 20])
-    level = LevelQueue(queue, 0)
-    level.catch_up()
+    level = opened(queue)
     release(level, 10)
     queue.delete_before(100)
 
@@ -222,8 +223,7 @@ def test_spans_start_with_the_first_unit_due_at_a_time_or_later() -> None:
 def test_units_that_are_done_out_of_order_are_marked_on_disk() -> None:
     """So neither the next process nor RocketMQ releases them again."""
     queue = queue_of([60, 10, 20, 30])
-    level = LevelQueue(queue, 0)
-    level.catch_up()
+    level = opened(queue)
     release(level, 10)
     level.remove(3)
     marks = level.marks()
@@ -240,8 +240,7 @@ def test_units_that_are_done_out_of_order_are_marked_on_disk() -> None:
 
 def test_a_unit_that_is_done_while_marks_are_written_is_marked_the_next_time() -> None:
     queue = queue_of([60, 10, 20, 30, 40])
-    level = LevelQueue(queue, 0)
-    level.catch_up()
+    level = opened(queue)
     release(level, 10)
     marks = level.marks()
     release(level, 20)

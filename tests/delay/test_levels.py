@@ -7,7 +7,7 @@ import pytest
 from mqtemplate.delay.schedule_message_service import level_of_queue
 from mqtemplate.delay.settings import DelayLevels, tags_code_of
 from mqtemplate.errors import ConfigurationError
-from mqtemplate.record.codec import RecordDraft
+from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.properties import encode_properties
 from mqtemplate.topics import SCHEDULE_TOPIC
 from tests.delay.delay_engine import DelayEngine
@@ -29,29 +29,23 @@ def test_the_default_table_has_rocketmqs_18_levels() -> None:
 
 @pytest.mark.feature("B1", "F6")
 def test_levels_are_numbered_from_one() -> None:
-    """Level 3 is the third entry, 10 s. Its queue is number 2."""
-    assert DelayLevels.parse().delay_ms(3) == 10 * SECOND
+    """The first level is in queue number 0."""
     assert level_of_queue(2) == 3
 
 
-@pytest.mark.feature("B3")
-def test_all_four_units_are_read() -> None:
-    assert DelayLevels.parse("7s 7m 7h 7d").delays_ms == (7 * SECOND, 7 * MINUTE, 7 * HOUR, 7 * DAY)
-
-
-@pytest.mark.feature("B2")
-def test_an_appended_day_is_level_19() -> None:
-    levels = DelayLevels.parse(DelayLevels.parse().text + " 1d")
-
-    assert levels.delay_ms(19) == DAY
-
-
-@pytest.mark.feature("E10")
-def test_a_level_is_a_position_in_the_table_whatever_its_delay() -> None:
-    """The first level may be 90 s and the second 5 s. The table is not sorted."""
-    levels = DelayLevels.parse("90s 5s 10s")
-
-    assert [levels.delay_ms(level) for level in (1, 2, 3)] == [90 * SECOND, 5 * SECOND, 10 * SECOND]
+@pytest.mark.feature("B1", "B2", "B3", "E10", "F6", "F7")
+@pytest.mark.parametrize(
+    ("text", "level", "delay_ms"),
+    [
+        (DelayLevels.parse().text, 3, 10 * SECOND),
+        (DelayLevels.parse().text + " 1d", 19, DAY),  # an appended day
+        *(("7s 7m 7h 7d", level, 7 * unit_ms) for level, unit_ms in enumerate([SECOND, MINUTE, HOUR, DAY], start=1)),
+        *(("90s 5s 10s", level, s * SECOND) for level, s in enumerate([90, 5, 10], start=1)),  # it is not sorted
+        ("30s", 2, SECOND),  # the table does not have it
+    ],
+)
+def test_a_level_is_a_position_in_the_table_whatever_its_delay(text: str, level: int, delay_ms: int) -> None:
+    assert DelayLevels.parse(text).delay_ms(level) == delay_ms
 
 
 def test_entries_are_separated_by_any_number_of_blanks() -> None:
@@ -62,11 +56,6 @@ def test_entries_are_separated_by_any_number_of_blanks() -> None:
 @pytest.mark.feature("G6")
 def test_a_level_above_the_highest_is_the_highest() -> None:
     assert DelayLevels.parse().clamp(99) == 18
-
-
-@pytest.mark.feature("F7")
-def test_a_level_that_the_table_does_not_have_means_one_second() -> None:
-    assert DelayLevels.parse("30s").delay_ms(2) == SECOND
 
 
 @pytest.mark.feature("F11")
@@ -87,6 +76,10 @@ def test_the_table_is_described_with_level_numbers() -> None:
     assert DelayLevels.parse("90s 5s").describe() == "1=90s 2=5s"
 
 
+def code_of(record: StoredRecord, levels: DelayLevels) -> int:
+    return tags_code_of(record.topic, record.properties_bytes, record.store_timestamp, levels)
+
+
 @pytest.mark.feature("B6")
 def test_a_rebuilt_queue_has_the_same_due_times(engine: DelayEngine) -> None:
     """The recovery computes the tags code of each record: in the schedule topic, store time plus delay."""
@@ -95,13 +88,8 @@ def test_a_rebuilt_queue_has_the_same_due_times(engine: DelayEngine) -> None:
 
     [late], [plain] = engine.delayed_records(queue_id=1), engine.delayed_records("orders")
 
-    assert (
-        tags_code_of(late.topic, late.properties_bytes, late.store_timestamp, engine.levels)
-        == late.store_timestamp + 5 * SECOND
-    )
-    assert (
-        tags_code_of(plain.topic, plain.properties_bytes, plain.store_timestamp, engine.levels) == 3433164
-    )  # "paid".hashCode() in Java
+    assert code_of(late, engine.levels) == late.store_timestamp + 5 * SECOND
+    assert code_of(plain, engine.levels) == 3433164  # "paid".hashCode() in Java
 
 
 @pytest.mark.feature("X11", "D11")
@@ -110,10 +98,7 @@ def test_a_rebuilt_queue_keeps_the_delays_of_an_earlier_table(engine: DelayEngin
     engine.send(b"", DELAY=2)
     [record] = engine.delayed_records(queue_id=1)
 
-    assert (
-        tags_code_of(record.topic, record.properties_bytes, record.store_timestamp, DelayLevels.parse("1m"))
-        == record.store_timestamp + 5 * SECOND
-    )
+    assert code_of(record, DelayLevels.parse("1m")) == record.store_timestamp + 5 * SECOND
 
 
 def test_the_current_table_gives_the_delay_of_rocketmqs_messages(engine: DelayEngine) -> None:
@@ -121,14 +106,8 @@ def test_the_current_table_gives_the_delay_of_rocketmqs_messages(engine: DelayEn
     engine.put(foreign_level_message(b"", 2, 5 * SECOND))
     [record] = engine.delayed_records(queue_id=1)
 
-    assert (
-        tags_code_of(record.topic, record.properties_bytes, record.store_timestamp, DelayLevels.parse("1m 2m 3m"))
-        == record.store_timestamp + 2 * MINUTE
-    )
-    assert (
-        tags_code_of(record.topic, record.properties_bytes, record.store_timestamp, DelayLevels.parse("1m"))
-        == record.store_timestamp + 1 * MINUTE
-    )
+    assert code_of(record, DelayLevels.parse("1m 2m 3m")) == record.store_timestamp + 2 * MINUTE
+    assert code_of(record, DelayLevels.parse("1m")) == record.store_timestamp + 1 * MINUTE
 
 
 def test_a_delay_that_rocketmq_copied_to_a_retry_is_ignored(engine: DelayEngine) -> None:
@@ -137,10 +116,7 @@ def test_a_delay_that_rocketmq_copied_to_a_retry_is_ignored(engine: DelayEngine)
     engine.put(ForeignDraft(SCHEDULE_TOPIC, 2, b"", encode_properties(properties), delay_ms=10 * SECOND))
     [record] = engine.delayed_records(queue_id=2)
 
-    assert (
-        tags_code_of(record.topic, record.properties_bytes, record.store_timestamp, engine.levels)
-        == record.store_timestamp + 10 * SECOND
-    )
+    assert code_of(record, engine.levels) == record.store_timestamp + 10 * SECOND
 
 
 @pytest.mark.feature("D13")
@@ -150,4 +126,4 @@ def test_a_message_without_a_valid_level_has_the_code_of_its_tag(engine: DelayEn
     engine.put(RecordDraft(SCHEDULE_TOPIC, 0, b"", encode_properties({"DELAY": level, "TAGS": "paid"})))
     [record] = engine.delayed_records()
 
-    assert tags_code_of(record.topic, record.properties_bytes, record.store_timestamp, engine.levels) == 3433164
+    assert code_of(record, engine.levels) == 3433164

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqtemplate.errors import MessageError
-from mqtemplate.pending import PendingQuery
+from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
 from tests.delay.delay_engine import DelayEngine
 
 HOUR_MS = 3_600_000
@@ -65,6 +65,25 @@ def test_topics_with_the_same_hash_are_counted_separately(engine: DelayEngine) -
     engine.send_for(b"2", "BB", TIMER_DELAY_MS=1_000)
 
     assert engine.view.count(PendingQuery(topic="Aa"), 60_000).total == 1
+
+
+@pytest.mark.parametrize("delay", [{"DELAY": 5}, {"TIMER_DELAY_MS": 60_000}, {"TIMER_DELAY_MS": 5 * HOUR_MS}])
+def test_the_listing_has_each_message_that_is_counted_also_with_an_unreadable_record(
+    engine: DelayEngine, delay: dict[str, int]
+) -> None:
+    """Only its times are known, and the hash of a timer's topic."""
+    due_ms = engine.clock.now_ms() + delay.get("TIMER_DELAY_MS", 60_000)
+    engine.damage(engine.send(b"damaged", **delay))
+    engine.send_for(b"valid", **delay)
+
+    [damaged, valid] = engine.view.page(ALL, 10, None).messages
+
+    assert (damaged.msg_id, valid.msg_id, damaged.deliver_ms) == ("", "valid", due_ms)
+    assert engine.control.cancel(damaged.handle).status is ScheduleChangeStatus.UNKNOWN
+    for options in ({}, {"topic": "orders"}, {"topic": "offers"}, {"key": "valid"}, {"tag": "paid"}):
+        for page_size in (1, 100):
+            query = PendingQuery(**options)
+            assert engine.view.count(query, 1).total == len(shown(engine, query, page_size))
 
 
 def test_invalid_arguments_are_refused(engine: DelayEngine) -> None:

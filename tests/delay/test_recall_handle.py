@@ -43,7 +43,7 @@ def test_a_number_in_a_handle_has_a_bound(time: str) -> None:
     """A client sends it; `int` would take some of these texts, or end with another error."""
     text = base64.urlsafe_b64encode(f"v1 orders broker-a {time} id 1".encode()).decode()
 
-    with pytest.raises(MessageError, match="its time or its offset is no number"):
+    with pytest.raises(MessageError, match="its time or its offset is not a number"):
         decode_handle(text)
 
 

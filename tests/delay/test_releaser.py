@@ -13,17 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqtemplate.clock import VirtualClock
-from mqtemplate.delay import release as delay_release
+from mqtemplate.delay import delay_store
+from mqtemplate.delay.delay_store import Releaser, count_copies, read_rows
 from mqtemplate.delay.pending_rows import DueRecord
-from mqtemplate.delay.release import Releaser, count_copies, read_rows
-from mqtemplate.errors import StoreFullError
 from mqtemplate.message import HostAddress
 from mqtemplate.record.appends import PutResult
 from mqtemplate.record.codec import RecordDraft, pack_host
 from mqtemplate.record.properties import encode_properties
 from mqtemplate.record.record_arrays import AlikeCopies
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC, UNDELIVERABLE_TOPIC
-from tests.delay.delay_engine import DelayEngine
+from tests.delay.delay_engine import DelayEngine, full_disk
 
 SECOND = 1_000
 NEVER = 1 << 40
@@ -90,26 +89,31 @@ def send(engine: DelayEngine, stretch: Stretch, due_ms: int) -> list[PutResult]:
     return puts
 
 
-def damage(engine: DelayEngine, put: PutResult, share: float) -> None:
-    """Flip a bit of a record."""
-    found = engine.store._commit_log.files.find(put.physical_offset)
-    assert found is not None
-    at = put.physical_offset - found[1] + int(put.size * share)
-    found[0].write_mapped(at, bytes([found[0].view[at] ^ 1]))
-
-
 def release(folder: Path, stretches: Sequence[Stretch], damaged: Sequence[tuple[int, float]]) -> dict[str, object]:
     """Return every file and all metrics after the messages were released."""
     engine = DelayEngine(folder, clock=VirtualClock())
     puts = [put for stretch in stretches for put in send(engine, stretch, engine.clock.now_ms() + 5 * SECOND)]
     engine.release_due()
     for number, share in damaged:
-        damage(engine, puts[number % len(puts)], share)
+        engine.damage(puts[number % len(puts)], share)
     engine.clock.set_ms(engine.clock.now_ms() + 7 * SECOND)  # messages of several due times become one batch
     engine.release_due()
     counts = {name: count for name, count in engine.store.metrics.snapshot().items() if not name.endswith("_ns")}
     engine.close()
     return counts | {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def release_both_ways(
+    folder: Path, stretches: Sequence[Stretch], damaged: Sequence[tuple[int, float]] = ()
+) -> dict[str, object]:
+    """Return files and metrics with copies built together. They are equal with copies built one by one."""
+    with pytest.MonkeyPatch.context() as patched:
+        together = release(folder / "together", stretches, damaged)
+        patched.setattr(delay_store, "_FEWEST_ALIKE", NEVER)
+        one_by_one = release(folder / "one by one", stretches, damaged)
+    assert together.keys() == one_by_one.keys()
+    assert [name for name in together if together[name] != one_by_one[name]] == []
+    return together
 
 
 @settings(max_examples=60, deadline=None)
@@ -122,38 +126,23 @@ def test_files_are_equal_whether_copies_are_built_together_or_one_by_one(
 ) -> None:
     """Damaged and unusual records among them are reported or copied in the same way."""
     memory = Path("/dev/shm")
-    with TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder, pytest.MonkeyPatch.context() as patched:
-        together = release(Path(folder, "together"), stretches, damaged)
-        patched.setattr(delay_release, "_FEWEST_ALIKE", NEVER)
-        one_by_one = release(Path(folder, "one by one"), stretches, damaged)
-
-    assert together.keys() == one_by_one.keys()
-    assert [name for name in together if together[name] != one_by_one[name]] == []
+    with TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        release_both_ways(Path(folder), stretches, damaged)
 
 
 @pytest.mark.parametrize("kind", ["timer", "level", "stamped", "prepared"])
 @pytest.mark.parametrize("spread_ms", [0, 3])
 def test_each_copy_of_a_run_has_its_own_fields(tmp_path: Path, kind: str, spread_ms: int) -> None:
     """Queue and tags, born host and time, times on the wheel, due time."""
-    spike = [Stretch(120, kind, 20, ("a", "b"), 8, spread_ms)]
-    with pytest.MonkeyPatch.context() as patched:
-        together = release(tmp_path / "together", spike, [])
-        patched.setattr(delay_release, "_FEWEST_ALIKE", NEVER)
-        one_by_one = release(tmp_path / "one by one", spike, [])
+    together = release_both_ways(tmp_path, [Stretch(120, kind, 20, ("a", "b"), 8, spread_ms)])
 
-    assert [name for name in together if together[name] != one_by_one[name]] == []
     assert together["delay.released"] == 120
 
 
 def test_a_large_spike_is_released_across_files(tmp_path: Path) -> None:
     """A queue file has a thousand units, a file of the log one MiB."""
-    spike = [Stretch(4_000, "timer", 40, ("a", "b"), 3, 0)]
-    with pytest.MonkeyPatch.context() as patched:
-        together = release(tmp_path / "together", spike, [])
-        patched.setattr(delay_release, "_FEWEST_ALIKE", NEVER)
-        one_by_one = release(tmp_path / "one by one", spike, [])
+    together = release_both_ways(tmp_path, [Stretch(4_000, "timer", 40, ("a", "b"), 3, 0)])
 
-    assert together == one_by_one
     assert "consumequeue/orders/2/00000000000000020000" in together
     assert "commitlog/00000000000001048576" in together
     assert together["delay.released"] == 4_000
@@ -162,12 +151,8 @@ def test_a_large_spike_is_released_across_files(tmp_path: Path) -> None:
 def test_a_full_disk_delays_a_spike(engine: DelayEngine) -> None:
     """A batch is appended completely or not at all. Then it is due again."""
 
-    def full(*_: object) -> int:
-        raise StoreFullError("no room")
-
     send(engine, Stretch(50, "timer", 5, (), 1, 0), engine.clock.now_ms() + 5 * SECOND)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(engine.store, "put", full)
+    with full_disk(engine):
         engine.advance(6 * SECOND)
         assert engine.bodies() == []
     engine.advance(2 * SECOND)
@@ -179,26 +164,31 @@ def due(puts: Sequence[PutResult], due_ms: int) -> list[DueRecord]:
     return [DueRecord(due_ms, put.physical_offset, put.size, due_ms - 5 * SECOND) for put in puts]
 
 
-def lengths(engine: DelayEngine, puts: Sequence[PutResult], topic: str = TIMER_TOPIC) -> list[int]:
-    """Return how many copies are built together, for each run; 1 for a single copy."""
-    due_ms = engine.clock.now_ms() + 5 * SECOND
-    copies = Releaser(engine.store, topic, "delay").copies(due(puts, due_ms), due_ms)
-    return [len(each) if isinstance(each, AlikeCopies) else 1 for each in copies]
-
-
-@pytest.mark.parametrize(("kind", "topic"), [("timer", TIMER_TOPIC), ("level", SCHEDULE_TOPIC)])
-def test_a_spike_is_one_run(engine: DelayEngine, kind: str, topic: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "topic", "count", "expected"),
+    [
+        ("timer", TIMER_TOPIC, 300, [300]),
+        ("level", SCHEDULE_TOPIC, 300, [300]),
+        ("timer", TIMER_TOPIC, 31, [1] * 31),
+    ],
+)
+def test_a_spike_is_one_run_and_few_records_are_copied_one_by_one(
+    engine: DelayEngine, kind: str, topic: str, count: int, expected: list[int]
+) -> None:
     """Queues and tags may differ, if their texts have one length."""
-    puts = send(engine, Stretch(300, kind, 20, ("a", "b"), 8, 0), engine.clock.now_ms() + 5 * SECOND)
+    puts = send(engine, Stretch(count, kind, 20, ("a", "b"), 8, 0), engine.clock.now_ms() + 5 * SECOND)
+    due_ms = engine.clock.now_ms() + 5 * SECOND
 
-    assert lengths(engine, puts, topic) == [300]
+    copies = Releaser(engine.store, topic, "delay").copies(due(puts, due_ms), due_ms)
+
+    assert [len(each) if isinstance(each, AlikeCopies) else 1 for each in copies] == expected
 
 
 def test_a_damaged_record_ends_a_run_and_is_reported(engine: DelayEngine) -> None:
     """The next run starts a few records after it."""
     due_ms = engine.clock.now_ms() + 5 * SECOND
     puts = send(engine, Stretch(200, "timer", 20, (), 1, 0), due_ms)
-    damage(engine, puts[100], 0.5)
+    engine.damage(puts[100])
     release = Releaser(engine.store, TIMER_TOPIC, "delay")
 
     copies = release.copies(due(puts, due_ms), due_ms)
@@ -218,12 +208,6 @@ def test_rows_are_read_at_any_offsets(engine: DelayEngine) -> None:
         assert rows is not None
         assert [row.tobytes() for row in rows] == [data[offset : offset + 10] for offset in offsets]
     assert read_rows(engine.store, np.array([0, (1 << 20) - 5]), 10) is None
-
-
-def test_few_records_are_copied_one_by_one(engine: DelayEngine) -> None:
-    puts = send(engine, Stretch(31, "timer", 20, (), 1, 0), engine.clock.now_ms() + 5 * SECOND)
-
-    assert lengths(engine, puts) == [1] * 31
 
 
 def test_alternating_shapes_are_copied_one_by_one_in_their_order(engine: DelayEngine) -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 
-from mqtemplate.delay.release import observe_all
-from mqtemplate.errors import StoreFullError
+from mqtemplate.delay.causes import observe_all
 from mqtemplate.metrics import HistogramSnapshot, ValueHistogram
-from mqtemplate.record.appends import PutResult
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import decode_properties, encode_properties
@@ -27,8 +23,8 @@ SECOND, MINUTE = 1_000, 60_000
 
 @pytest.mark.feature("F1", "B8", "B9", "E7", "F21")
 def test_the_copy_is_an_ordinary_message_of_its_topic(engine: DelayEngine) -> None:
-    """Body, flag, born time and host, reconsume times and properties are kept. Topic, queue and tags code are those of
-    the real topic. The due time is added, and the copy is not delayed again."""
+    """Body, flag, born time and host, reconsume times and properties are kept. Topic, queue and tags code
+    belong to the real topic. The due time is added, and the copy is not delayed again."""
     start = engine.clock.now_ms()
     properties = {
         "DELAY": "1",
@@ -132,16 +128,6 @@ def test_a_copy_does_not_have_the_levels_delay(engine: DelayEngine) -> None:
 # --- waking -----------------------------------------------------------------------------------------
 
 
-def test_a_new_message_wakes_the_service(engine: DelayEngine) -> None:
-    calls: list[bool] = []
-    engine.schedule.on_wake(lambda: calls.append(True))
-
-    engine.send(b"plain")
-    assert not calls
-    engine.send(b"delayed", DELAY=1)
-    assert calls
-
-
 def test_a_step_releases_a_bounded_number_and_is_due_again_at_once(engine: DelayEngine) -> None:
     for _ in range(1_500):
         engine.send(b"", DELAY=1)
@@ -194,68 +180,6 @@ def test_the_copy_of_a_late_message_shows_the_lateness(engine: DelayEngine) -> N
 
 
 # --- faults -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.feature("F14", "F17")
-def test_a_full_disk_delays_messages_but_loses_none(engine: DelayEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same messages are tried again a second later. Once there is space, each is released once."""
-    engine.send(b"a", DELAY=1)
-    engine.send(b"b", DELAY=1)
-    engine.clock.move_ms(1 * SECOND)
-
-    def full(drafts: Sequence[RecordDraft]) -> list[PutResult]:
-        raise StoreFullError("no room")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(engine.store, "put", full)
-        assert engine.schedule.step() == engine.clock.now_ms() + 1 * SECOND
-
-    engine.release_due()
-    assert engine.bodies() == [b"a", b"b"]
-
-
-@pytest.mark.feature("F17")
-@pytest.mark.parametrize(
-    "properties",
-    [
-        {"DELAY": "1", "REAL_QID": "0"},
-        {"DELAY": "1", "REAL_TOPIC": "orders"},
-        {"DELAY": "1", "REAL_TOPIC": "orders", "REAL_QID": "zero"},
-        {"DELAY": "1", "REAL_TOPIC": "../etc", "REAL_QID": "0"},
-        {"DELAY": "1", "REAL_TOPIC": SCHEDULE_TOPIC, "REAL_QID": "0"},
-    ],
-)
-def test_a_poison_message_goes_to_the_dead_letters_and_blocks_no_other(
-    open_engine: OpenEngine, properties: dict[str, str]
-) -> None:
-    """It is logged, counted, and kept for operators. It is copied once, also across a crash."""
-    engine = open_engine()
-    engine.put(RecordDraft(SCHEDULE_TOPIC, 0, b"poison", encode_properties(properties), delay_ms=1_000))
-    engine.send(b"healthy", DELAY=1)
-    engine.advance(1 * SECOND)
-
-    assert engine.bodies() == [b"healthy"]
-    assert engine.bodies(UNDELIVERABLE_TOPIC) == [b"poison"]
-    assert engine.poison_count == 1
-
-    engine.crash()
-    engine = open_engine()
-    engine.advance(60 * SECOND)
-    assert engine.bodies() == [b"healthy"]
-    assert engine.bodies(UNDELIVERABLE_TOPIC) == [b"poison"]
-
-
-@pytest.mark.feature("F16")
-def test_a_damaged_record_is_counted_and_skipped(engine: DelayEngine) -> None:
-    """It does not block the other messages of the queue, and nothing of it is delivered."""
-    put = engine.send(b"damaged", DELAY=1)
-    engine.send(b"healthy", DELAY=1)
-    engine.store._commit_log.files.files[0].view[put.physical_offset + 90] ^= 0xFF
-
-    engine.advance(1 * SECOND)
-
-    assert engine.bodies() == [b"healthy"]
-    assert engine.poison_count == 1
 
 
 @pytest.mark.feature("D7")

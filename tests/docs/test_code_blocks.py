@@ -4,7 +4,7 @@ A block runs as one of these:
 
 - the file of a step of the tutorial (it has a title);
 - a program, whose output is the block after it (the language is ``text``);
-- a fragment, with code around it in `FRAGMENTS`;
+- a fragment, with the code around it in ``surroundings.md``;
 - a block that another test runs (`ELSEWHERE`).
 
 Otherwise the line before it is ``<!-- not run: reason -->``.
@@ -12,16 +12,36 @@ Otherwise the line before it is ``<!-- not run: reason -->``.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import textwrap
 import types
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from tests.docs.fences import DOCS, ROOT, Fence, fences, missing_lines
-from tests.docs.surroundings import FRAGMENTS, PRELUDE, Surroundings
+
+
+class Surroundings(NamedTuple):
+    """Code around one fragment: the block of the page that contains a text. See ``surroundings.md``."""
+
+    page: str
+    contains: str
+    program: str
+
+
+_SURROUNDINGS = Path(__file__).with_name("surroundings.md").read_text("utf-8")
+_PROGRAM = r"(?:\n\n```python\n(.*?)^```$)?"
+PRELUDE = re.findall(f"^## Start of every program{_PROGRAM}", _SURROUNDINGS, re.DOTALL | re.MULTILINE)[0]
+FRAGMENTS = [
+    Surroundings(page, contains, program or "# block")
+    for page, contains, program in re.findall(
+        rf"^## (\S+) \| ([^\n]+){_PROGRAM}", _SURROUNDINGS, re.DOTALL | re.MULTILINE
+    )
+]
 
 ELSEWHERE = {
     # page -> the test that runs further blocks, and a text of each; an empty one is in every block
@@ -139,7 +159,7 @@ def test_every_block_of_python_runs_or_says_why_not(page: Path) -> None:
 
 
 def test_no_block_has_a_form_that_the_checks_do_not_see() -> None:
-    """The number of opening fences is that of the blocks that were found."""
+    """There are as many opening fences as blocks that were found."""
     for page in DOCS.rglob("*.md"):
         opening = sum(line.startswith("```") for line in page.read_text("utf-8").splitlines()) / 2
 

@@ -37,6 +37,14 @@ SMALL = EmbeddedSettings(
 )
 
 
+def started(broker: EmbeddedBroker, *components: object) -> MQApplication:
+    """Start an application on a broker."""
+    settings = {"rocketmq.name-server": "embedded:memory"}
+    app = MQApplication(*components, settings=settings, environment={}, starters=[], overrides={Broker: broker})
+    app.start()
+    return app
+
+
 # --- one message at a time --------------------------------------------------------------------------
 
 
@@ -191,14 +199,7 @@ def test_an_orderly_queue_that_was_suspended_goes_on_after_its_time(one: OneBrok
         if len(times) == 1:
             raise RuntimeError("fails the first time")
 
-    app = MQApplication(
-        bill,
-        settings={"rocketmq.name-server": "embedded:memory"},
-        environment={},
-        starters=[],
-        overrides={Broker: one.broker},
-    )
-    app.start()
+    app = started(one.broker, bill)
     harness = Harness(one.broker, *app.containers, raise_handler_errors=False)
     one.clock.step_ms(YEARS)
     one.send(b"order")
@@ -266,15 +267,7 @@ class Scenario:
         def report(run: ScheduledRun) -> None:
             runs.append(Seen(run.scheduled_at.isoformat(), clock.steady_ms()))
 
-        self.app = MQApplication(
-            bill,
-            report,
-            settings={"rocketmq.name-server": "embedded:memory"},
-            environment={},
-            starters=[],
-            overrides={Broker: self.broker},
-        )
-        self.app.start()
+        self.app = started(self.broker, bill, report)
         self.harness = Harness(self.broker, *self.app.containers, self, raise_handler_errors=False)
 
     # A service of the harness: it notes at once what arrives.

@@ -24,27 +24,18 @@ def locks(clock: VirtualClock) -> QueueLockTable:
     return QueueLockTable(clock, 60_000)
 
 
-def test_a_lock_expires_a_minute_after_it_was_last_renewed(locks: QueueLockTable, clock: VirtualClock) -> None:
-    locks.lock("billing", "a", QUEUES[:1])
-    clock.move_ms(40_000)
-    locks.lock("billing", "a", QUEUES[:1])
-
-    clock.move_ms(59_999)
-    assert locks.lock("billing", "b", QUEUES[:1]) == []
-    clock.move_ms(1)
-    assert locks.lock("billing", "b", QUEUES[:1]) == QUEUES[:1]
-
-
-@pytest.mark.parametrize("step_ms", [3_600_000, 10 * 365 * 86_400_000])
-def test_a_lock_expires_in_time_whatever_the_clock_does(
+@pytest.mark.parametrize("step_ms", [0, 3_600_000, 10 * 365 * 86_400_000])
+def test_a_lock_expires_a_minute_after_it_was_last_renewed_whatever_the_clock_does(
     locks: QueueLockTable, clock: VirtualClock, step_ms: int
 ) -> None:
     """A lock taken while the clock was ahead must not keep an ORDERLY queue from all others for years."""
     clock.move_ms(step_ms)
-    locks.lock("billing", "a", QUEUES[:1])
+    for _ in range(2):
+        locks.lock("billing", "a", QUEUES[:1])
+        clock.move_ms(40_000)
     clock.move_ms(-step_ms)
 
-    clock.move_ms(59_999)
+    clock.move_ms(19_999)
     assert locks.lock("billing", "b", QUEUES[:1]) == []
     clock.move_ms(1)
     assert locks.lock("billing", "b", QUEUES[:1]) == QUEUES[:1]

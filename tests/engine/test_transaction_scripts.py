@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,31 +72,17 @@ class TransactionCommands:
     def half(self, name: str, **properties: str) -> list[str]:
         """Send a half message to *orders*. Print its error."""
         message = Message("orders", name.encode(), {"UNIQ_KEY": f"ID-{name}", **properties})
-        try:
-            self._halves[name] = self._broker.sends.send_half(message, "shop")
-        except MQTemplateError as exc:
-            return [f"{type(exc).__name__}: {exc}"]
-        return []
+        return _error_of(lambda: self._halves.update({name: self._broker.sends.send_half(message, "shop")}))
 
     def end(self, name: str, state: str, group: str = "shop") -> list[str]:
         """End a transaction. Print its error."""
-        half = self._halves[name]
-        try:
-            self._broker.transactions.end_transaction(
-                HalfMessage(half.message, group, half.send_result), TransactionState[state]
-            )
-        except MQTemplateError as exc:
-            return [f"{type(exc).__name__}: {exc}"]
-        return []
+        half = HalfMessage(self._halves[name].message, group, self._halves[name].send_result)
+        return _error_of(lambda: self._broker.transactions.end_transaction(half, TransactionState[state]))
 
     def end_at(self, queue_offset: str, physical_offset: str) -> list[str]:
         """Commit the half message at these offsets. Print its error."""
         end = self._broker.engine.transactions.end
-        try:
-            end(int(queue_offset), int(physical_offset), "shop", TransactionState.COMMIT)
-        except MQTemplateError as exc:
-            return [f"{type(exc).__name__}: {exc}"]
-        return []
+        return _error_of(lambda: end(int(queue_offset), int(physical_offset), "shop", TransactionState.COMMIT))
 
     def checker(self, state: str) -> None:
         """Register a checker that returns this state, or another value."""
@@ -123,11 +110,7 @@ class TransactionCommands:
 
     def send(self, topic: str) -> list[str]:
         """Send an ordinary message. Print its error."""
-        try:
-            self._broker.sends.send(Message(topic, b"plain", {"UNIQ_KEY": "ID-plain"}))
-        except MQTemplateError as exc:
-            return [f"{type(exc).__name__}: {exc}"]
-        return []
+        return _error_of(lambda: self._broker.sends.send(Message(topic, b"plain", {"UNIQ_KEY": "ID-plain"})))
 
     def read(self, topic: str) -> list[str]:
         """Print the messages of queue 0, also of a system topic."""
@@ -171,6 +154,14 @@ class TransactionCommands:
             for each in entries
         ]
         return list(dict.fromkeys(lines)) or ["no events"]
+
+
+def _error_of(call: Callable[[], object]) -> list[str]:
+    try:
+        call()
+    except MQTemplateError as exc:
+        return [f"{type(exc).__name__}: {exc}"]
+    return []
 
 
 def _shown(message: MessageExt) -> list[str]:

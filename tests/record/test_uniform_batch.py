@@ -36,7 +36,7 @@ def batch_of(first: RecordDraft, bodies: list[bytes], ids: list[bytes]) -> Unifo
 def test_rows_are_the_records_of_each_message(
     bodies: list[bytes], properties: bytes, topic: str, born: bytes, host: bytes, offset: int
 ) -> None:
-    first = RecordDraft(topic, 3, bodies[0], properties % IDS[0], 5, -1, 6, 0, 1_700, born, 2)
+    first = RecordDraft(topic, 3, bodies[0], properties % IDS[0], 5, 6, 0, 1_700, born, 2)
     expected, at = [], offset
     for number, (body, unique_id) in enumerate(zip(bodies, IDS, strict=True)):
         draft = replace(first, body=body, properties=properties % unique_id)

@@ -13,7 +13,6 @@ from mqtemplate.delay.timers.intake import NO_TIME_MS, TimerKey, TimerTopicReade
 from mqtemplate.delay.timers.shaping import NEAR_DTYPE, NearTerm, Shaper
 from mqtemplate.delay.timers.timer_log import Magic, TimerUnit, create_units, slots_of
 from mqtemplate.record.codec import StoredRecord
-from mqtemplate.store.message_store import MessageStore
 
 _EMPTY = np.empty(0, np.int64)
 
@@ -35,6 +34,7 @@ class TimerBacklog:
             the message.
         read_ms: The first slot that is not closed.
         shaper: Holds the timers of topics with a shape.
+        log_end: Returns the end of the commit log.
 
     Attributes:
         open: Open slot -> end of the commit log when it opened. Releases from the slot are after it.
@@ -44,19 +44,19 @@ class TimerBacklog:
 
     def __init__(
         self,
-        store: MessageStore,
         files: TimerFiles,
         reader: TimerTopicReader,
         is_replaced: IsReplaced,
         read_ms: int,
         shaper: Shaper,
+        log_end: Callable[[], int],
     ) -> None:
-        self._store = store
         self._shaper = shaper
         self.held = shaper.held
         self._settings = files.settings
         self._reader = reader
         self._is_replaced = is_replaced
+        self._log_end = log_end
         self.files = files
         self.near = NearTerm()
         self.eligible_ms: dict[int, int] = {}  # physical offset -> release time of held messages that `take` returned
@@ -158,7 +158,7 @@ class TimerBacklog:
         return NEVER_MS if is_overdue and self._shaper.is_full() else self.next_slot_ms - ahead_ms
 
     def _open_slot(self, slot_ms: int, now_ms: int) -> None:
-        log_end = self._store.end_offset  # before reading: what is released while reading counts as after the opening
+        log_end = self._log_end()  # before reading: what is released while reading counts as after the opening
         slot = self.files.wheel.get(slot_ms)
         pieces = []
         if slot is not None:
@@ -248,7 +248,7 @@ class TimerBacklog:
         return [item for _, item in sorted(ordered)][:max_count]
 
     def not_deleted(self, taken: list[DueRecord]) -> list[DueRecord]:
-        """Return those of *taken* that no delete marker of their slot names."""
+        """Return the messages of *taken* that no delete marker of their slot names."""
         return [item for item in taken if not self._is_deleted(item)] if self._deleted else taken
 
     def _is_deleted(self, item: DueRecord) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -28,7 +28,6 @@ from mqtemplate.record.properties import (
     UNIQ_KEY,
     find_property,
 )
-from mqtemplate.store.message_store import MessageStore
 from mqtemplate.topics import TIMER_TOPIC
 
 _log = get_logger("mqtemplate.delay")
@@ -38,7 +37,7 @@ ARRIVAL_DTYPE = np.dtype(
 )
 """One message of the timer topic.
 
-``deliver_ms`` is its due time, `NO_TIME_MS` if it has none. ``magic`` has the bits of its unit: a message, or a delete
+``deliver_ms`` is its due time, `NO_TIME_MS` without one. ``magic`` has the bits of its unit: a message, or a delete
 marker. A marker that we wrote is done from the start: its message was removed when the marker was appended.
 """
 
@@ -73,11 +72,18 @@ class Arrivals(NamedTuple):
 
     Attributes:
         rows: Array of `ARRIVAL_DTYPE`.
-        topics: The real topic of each, encoded; empty if it has none.
+        topics: The real topic of each, encoded; empty without one.
     """
 
     rows: np.ndarray
     topics: Sequence[bytes]
+
+
+class LogRecords(Protocol):
+    """The records of the commit log. A `MessageStore`."""
+
+    def read(self, physical_offset: int, size: int) -> StoredRecord: ...
+    def read_bytes(self, physical_offset: int, size: int) -> bytes: ...
 
 
 class TimerTopicReader:
@@ -87,8 +93,8 @@ class TimerTopicReader:
         precision_ms: Length of a slot.
     """
 
-    def __init__(self, store: MessageStore, precision_ms: int) -> None:
-        self._store = store
+    def __init__(self, log: LogRecords, precision_ms: int) -> None:
+        self._log = log
         self._precision_ms = precision_ms
 
     # --- many records --------------------------------------------------------------------------
@@ -137,7 +143,7 @@ class TimerTopicReader:
             wanted += size
         for first, end in pairwise([*cuts, len(physical_offsets)] if physical_offsets else []):
             start = physical_offsets[first]
-            yield first, end, self._store.read_bytes(start, physical_offsets[end - 1] + sizes[end - 1] - start)
+            yield first, end, self._log.read_bytes(start, physical_offsets[end - 1] + sizes[end - 1] - start)
 
     def due_times(self, units: np.ndarray) -> np.ndarray:
         """Return the due times of units; `NO_TIME_MS` for those without one.
@@ -157,7 +163,7 @@ class TimerTopicReader:
     # --- one record ----------------------------------------------------------------------------
 
     def deliver_time(self, record: StoredRecord) -> int | None:
-        """Return the due time of a message of the timer topic; None if it has none.
+        """Return the due time of a message of the timer topic; None without one.
 
         Our records have the millisecond. RocketMQ's have the slot, and maybe the delay that the producer set: then the
         due time is the latest one that fits both, so never too early.
@@ -167,7 +173,7 @@ class TimerTopicReader:
     def unique_key(self, physical_offset: int, size: int) -> TimerKey | None:
         """Return the key of a record; None if it is unreadable: its release reports that."""
         try:
-            return timer_key(self._store.read(physical_offset, size))
+            return timer_key(self._log.read(physical_offset, size))
         except CorruptRecordError:
             return None
 
@@ -178,7 +184,7 @@ class TimerTopicReader:
         so there a client that may send to one topic can delete the timers of all others.
         """
         try:
-            properties = self._store.read(physical_offset, size).properties_bytes
+            properties = self._log.read(physical_offset, size).properties_bytes
         except CorruptRecordError as exc:
             self._reject(physical_offset, exc)
             return set()
@@ -209,7 +215,7 @@ class TimerTopicReader:
 
     def _read_other(self, physical_offset: int, size: int) -> _Row | None:
         try:
-            record = self._store.read(physical_offset, size)
+            record = self._log.read(physical_offset, size)
         except CorruptRecordError as exc:
             self._reject(physical_offset, exc)
             return None

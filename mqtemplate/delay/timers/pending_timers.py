@@ -88,7 +88,7 @@ class ParkedTimers:
     def between(self, from_ms: int, before_ms: int, max_count: int) -> tuple[np.ndarray, int]:
         """Return the positions of units due in a span of time, ascending, and the end of the span that they cover.
 
-        The span ends earlier if it has more than *max_count* units; those of one millisecond stay together.
+        The span ends earlier if it has more than *max_count* units; units of one millisecond stay together.
         """
         before_ms = min(before_ms, self._until_ms)
         runs = [run.cut(run.count_before(from_ms), run.count_before(before_ms)) for run in self._runs]
@@ -143,8 +143,8 @@ class TimerRecalls:
 
     - A marker and its message have one due time, so both reach one final slot, wherever they are parked before.
     - Our own markers do not count: their messages were removed when the markers were appended.
-    - Without markers, only units are read, each once. With markers, the records of their final slots are read once, and
-      those of parked units without a due time.
+    - Without markers, only units are read, each once. With markers, the records of their final slots and of parked
+      units without a due time are read once.
     - Not thread-safe: the `TimerMessageStore` holds its lock.
     """
 

@@ -1,4 +1,4 @@
-"""The timers that are due next, in their order; those of topics with a shape are held until they may be released."""
+"""The timers that are due next, in their order. The shape of a topic holds its timers until they may be released."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class NearTerm:
 
     @property
     def next_due_ms(self) -> int:
-        """Due time of the first message; `NEVER_MS` if there is none."""
+        """Due time of the first message; `NEVER_MS` without messages."""
         self._put_back()
         first_ms = int(self._due_ms[self._at]) if self._at < len(self._rows) else NEVER_MS
         return min(first_ms, self._late[0].due_ms) if self._late else first_ms
@@ -305,7 +305,7 @@ class HeldTimers:
         return taken
 
     def drop(self, taken: list[DueRecord]) -> list[DueRecord]:
-        """Forget those of *taken* that the last `take` returned. Return the others."""
+        """Forget the messages of *taken* that the last `take` returned. Return the others."""
         others = []
         for item in taken:
             at = self._taken_at.get(item.physical_offset)
@@ -498,5 +498,5 @@ def _shares(physical_offsets: np.ndarray) -> np.ndarray:
 
 
 def _evenly(physical_offsets: np.ndarray) -> np.ndarray:
-    """Return a number from 0 to 1 for each offset; those of adjacent records are evenly apart."""
+    """Return a number from 0 to 1 for each offset; the numbers of adjacent records are evenly apart."""
     return (physical_offsets.astype(np.uint64) * _GOLDEN >> np.uint64(11)).astype(np.float64) / float(1 << 53)

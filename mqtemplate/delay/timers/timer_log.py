@@ -44,7 +44,7 @@ class TimerUnit(NamedTuple):
     24  i4  delay_ms         slot time minus ``write_time_ms``
     28  i8  physical_offset  the record in the timer topic
     36  i4  record_size      bytes of that record; `DONE_RECORD_SIZE` once it is marked as done
-    40  i4  topic_hash       Java hash of the real topic, 0 if there is none
+    40  i4  topic_hash       Java hash of the real topic, 0 without one
     44  i8  tail             ours, see `seal_units`; RocketMQ writes 0 and does not read it
     ==  ==  ===============  =================================================================
 
@@ -90,7 +90,7 @@ _FACTOR_ARRAY = np.array(_FACTORS, np.uint64)
 
 
 def unpack_unit(data: bytes | mmap, at: int = 0) -> TimerUnit | None:
-    """Return the unit at *at*; None if there is none, or a damaged one."""
+    """Return the unit at *at*; None if it is missing or damaged."""
     unit = TimerUnit._make(_UNIT.unpack_from(data, at))
     if unit.size != TIMER_UNIT_SIZE or unit.magic & ~Magic.MASK:
         return None
@@ -287,7 +287,7 @@ class TimerLog:
     # --- single units --------------------------------------------------------------------------
 
     def read(self, position: int) -> TimerUnit | None:
-        """Return the unit at a position; None if there is no valid one."""
+        """Return the unit at a position; None without a valid one."""
         found = self._files.find(position) if position >= 0 else None
         if found is None:
             return None
@@ -296,7 +296,7 @@ class TimerLog:
         return None if at % TIMER_UNIT_SIZE or at >= self._units_end else unpack_unit(file.view, at)
 
     def find(self, physical_offset: int) -> tuple[int, TimerUnit] | None:
-        """Return the position and the unit of a record; None if it has none."""
+        """Return the position and the unit of a record; None without a unit."""
         # Checking each unit that the search meets takes eight times as long (measured). So the found one is checked;
         # if damage misled the search, the other search reports it.
         numbers = range(self._number(self.start), self._number(self.end))

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 
 from mqtemplate.delay.causes import LatenessCauses
-from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS, DelayStore
+from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS, MAX_RELEASE_COUNT, DelayStore, count_copies
 from mqtemplate.delay.pending_rows import NEVER_MS, NO_ROWS, DueRecord, PendingEntry, PendingPiece
-from mqtemplate.delay.release import MAX_RELEASE_COUNT, count_copies
 from mqtemplate.delay.replay import TimerReplay
 from mqtemplate.delay.settings import TimerSettings, TopicShape
 from mqtemplate.delay.timers.backlog import TimerBacklog
@@ -68,19 +67,15 @@ class TimerMetrics:
         self._is_changed = False
         self._written_ms = -1
 
-    def load(self) -> None:
-        """Continue with the numbers in the file; with none if it cannot be read."""
+    def load(self, *, is_current: bool) -> None:
+        """Continue with the numbers in the file; with none if it cannot be read, or belongs to another wheel."""
         try:
             table = read_table(self._store_files, TIMER_METRICS_FILE)
             self._version = DataVersion.of(table)
-            for topic, pair in (table.get("timingCount") or {}).items():
+            for topic, pair in (table.get("timingCount") or {}).items() if is_current else ():
                 self._counts[topic] = {name: int(pair[name]) for name in ("count", "timeStamp")}
         except (StoreError, ValueError, OverflowError, KeyError, TypeError, AttributeError) as exc:
             _log.warning("timer_metrics.ignored", reason=str(exc))
-
-    def clear(self) -> None:
-        """Reset all numbers to zero."""
-        self._counts.clear()
 
     def add(self, counts: Mapping[str, int], now_ms: int, sign: int = 1) -> None:
         """Add *counts*, which map a topic to a number of timers; with a *sign* of -1 subtract them."""
@@ -123,7 +118,7 @@ class TimerMessageStore(DelayStore):
 
     - A message is released at its due time or later, never before, whatever the clock does.
     - `TimerBacklog` has the messages on the wheel. Messages of the timer topic before the cursor are on it.
-    - The commit log shows what was released (`release`). Wheel and log are derived from it: `TimerFiles` brings them to
+    - The commit log shows what was released (`copies`). Wheel and log are derived from it: `TimerFiles` brings them to
       one state at a start, and if that fails, they are rebuilt from the topic.
 
     Args:
@@ -203,9 +198,9 @@ class TimerMessageStore(DelayStore):
 
     def _start_files(self, files: TimerFiles) -> int:
         """Create the backlog. Return the queue offset of the first message that is not on the wheel."""
-        self._metrics.load()
-        if self._is_rebuilt or files.writer is Writer.UNKNOWN:
-            self._metrics.clear()
+        is_current = not self._is_rebuilt and files.writer is not Writer.UNKNOWN
+        self._metrics.load(is_current=is_current)
+        if not is_current:
             cursor, read_ms = 0, self._settings.slot_at(self._store.clock.now_ms())
         else:
             files.cut_after(self._store.end_offset)
@@ -223,7 +218,9 @@ class TimerMessageStore(DelayStore):
         return cursor
 
     def _create_backlog(self, files: TimerFiles, read_ms: int) -> TimerBacklog:
-        self._backlog = TimerBacklog(self._store, files, self._reader, self._replay.is_replaced, read_ms, self._shaper)
+        self._backlog = TimerBacklog(
+            files, self._reader, self._replay.is_replaced, read_ms, self._shaper, lambda: self._store.end_offset
+        )
         self._pending = PendingTimers(self._backlog, self._reader, self.lock, self.catch_up)
         return self._backlog
 
@@ -282,7 +279,7 @@ class TimerMessageStore(DelayStore):
         cursor = max(self._cursor, queue.min_offset)
         units = queue.units(cursor, _CATCH_UP_COUNT if cursor < self._catch_up_to else _ENQUEUE_COUNT)
         offsets, sizes = units["physical_offset"].astype(np.int64), units["size"]
-        fresh = ~(self._replay.is_linked(offsets) | (sizes == PRE_BLANK_SIZE_MARK))
+        fresh = ~(self._replay.sources.contains(offsets) | (sizes == PRE_BLANK_SIZE_MARK))
         arrivals, topics = self._reader.read(offsets[fresh].tolist(), sizes[fresh].tolist())
         counted = arrivals["magic"] == Magic.DEFAULT
         if len(self._replay):

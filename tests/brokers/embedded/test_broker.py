@@ -120,7 +120,7 @@ def test_the_error_for_a_large_body_has_both_sizes(tmp_path: Path) -> None:
 
 def test_a_queue_of_another_topic_is_refused(broker: EmbeddedBroker) -> None:
     with pytest.raises(
-        DestinationError, match=r"is no queue of the topic; broker 'broker-a' has queues 0..3 of 'orders'"
+        DestinationError, match=r"is not a queue of the topic; broker 'broker-a' has queues 0..3 of 'orders'"
     ):
         broker.sends.send(Message("orders", b"x"), MessageQueue("orders", "broker-a", 9))
 

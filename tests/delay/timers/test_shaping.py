@@ -26,8 +26,9 @@ SECOND = 1_000
 
 @contextmanager
 def shaped_broker(
-    clock: VirtualClock, path: Path | None = None, **shapes: TopicShape
+    clock: VirtualClock | None = None, path: Path | None = None, **shapes: TopicShape
 ) -> Iterator[tuple[EmbeddedBroker, Harness]]:
+    clock = clock or VirtualClock()
     settings = EmbeddedSettings(topic_shapes=shapes, flush_disk_type=FlushDiskType.ASYNC_FLUSH)
     with EmbeddedBroker(path, settings, clock) as broker:
         yield broker, Harness(broker)
@@ -52,7 +53,7 @@ def lateness_ms(broker: EmbeddedBroker, topic: str) -> list[int]:
 
 @pytest.mark.parametrize("ahead_ms", [3_600_000, 10 * 365 * 86_400_000])
 def test_a_rate_holds_nothing_until_the_time_of_a_clock_that_was_ahead(ahead_ms: int) -> None:
-    """The next release by the rate was ten years away, and that of all later messages."""
+    """The next release by the rate was ten years away, and all later messages waited for it."""
     clock = VirtualClock()
     with shaped_broker(clock, orders=TopicShape(max_rate=10)) as (broker, harness):
         clock.move_ms(ahead_ms)
@@ -77,8 +78,7 @@ def test_a_rate_holds_nothing_until_the_time_of_a_clock_that_was_ahead(ahead_ms:
 @pytest.mark.feature("14.4")
 def test_many_due_in_one_second_keep_the_rate_and_starve_nobody(count: int, rate: int) -> None:
     """The rate holds within 2 % for 100 seconds; messages of another topic leave at their millisecond."""
-    clock = VirtualClock()
-    with shaped_broker(clock, orders=TopicShape(max_rate=rate)) as (broker, harness):
+    with shaped_broker(orders=TopicShape(max_rate=rate)) as (broker, harness):
         for part in range(10):
             send(broker, "orders", count // 10, 60 * SECOND + part * 100)
         send(broker, "others", 100, 60 * SECOND + 500)
@@ -99,8 +99,7 @@ def test_many_due_in_one_second_keep_the_rate_and_starve_nobody(count: int, rate
 
 @pytest.mark.feature("14.4")
 def test_the_messages_of_a_limited_topic_keep_the_order_of_their_deliver_times() -> None:
-    clock = VirtualClock()
-    with shaped_broker(clock, orders=TopicShape(max_rate=10)) as (broker, harness):
+    with shaped_broker(orders=TopicShape(max_rate=10)) as (broker, harness):
         for delay_ms in (5_300, 5_000, 5_200, 5_100):
             broker.sends.send(Message("orders", str(delay_ms).encode(), {"TIMER_DELAY_MS": str(delay_ms)}))
         send(broker, "orders", 20, 5_000)
@@ -114,8 +113,7 @@ def test_the_messages_of_a_limited_topic_keep_the_order_of_their_deliver_times()
 
 
 def test_messages_below_the_rate_are_released_at_their_millisecond() -> None:
-    clock = VirtualClock()
-    with shaped_broker(clock, orders=TopicShape(max_rate=10)) as (broker, harness):
+    with shaped_broker(orders=TopicShape(max_rate=10)) as (broker, harness):
         for number in range(20):
             broker.sends.send(Message("orders", b"x", {"TIMER_DELAY_MS": str(1_003 + 137 * number)}))
         harness.advance("10s")
@@ -125,8 +123,7 @@ def test_messages_below_the_rate_are_released_at_their_millisecond() -> None:
 
 def test_the_rate_holds_for_messages_with_a_level() -> None:
     """They are stored as timers: a level has one queue for all topics."""
-    clock = VirtualClock()
-    with shaped_broker(clock, orders=TopicShape(max_rate=10)) as (broker, harness):
+    with shaped_broker(orders=TopicShape(max_rate=10)) as (broker, harness):
         for _ in range(50):
             broker.sends.send(Message("orders", b"x", {"DELAY": "1"}))
         harness.advance("3500ms")
@@ -193,8 +190,7 @@ def test_held_messages_are_pending_and_can_be_cancelled_and_moved() -> None:
 
 
 def test_jitter_delays_each_message_by_chance_within_its_bound() -> None:
-    clock = VirtualClock()
-    with shaped_broker(clock, orders=TopicShape(jitter=timedelta(seconds=2))) as (broker, harness):
+    with shaped_broker(orders=TopicShape(jitter=timedelta(seconds=2))) as (broker, harness):
         send(broker, "orders", 1_000, 5 * SECOND)
         harness.advance("10s")
 
@@ -208,8 +204,7 @@ def test_jitter_delays_each_message_by_chance_within_its_bound() -> None:
 
 def test_spread_releases_messages_for_one_instant_evenly() -> None:
     """Each tenth of the time gets a tenth of the messages, within a tenth of it."""
-    clock = VirtualClock()
-    with shaped_broker(clock, orders=TopicShape(spread=timedelta(seconds=10))) as (broker, harness):
+    with shaped_broker(orders=TopicShape(spread=timedelta(seconds=10))) as (broker, harness):
         send(broker, "orders", 1_000, 5 * SECOND)
         harness.advance("20s")
 
@@ -248,8 +243,7 @@ def test_a_higher_priority_goes_first_and_a_lower_one_is_not_starved(tmp_path: P
 
 
 def test_a_topic_that_is_not_shaped_is_not_touched() -> None:
-    clock = VirtualClock()
-    with shaped_broker(clock, orders=TopicShape(max_rate=1)) as (broker, harness):
+    with shaped_broker(orders=TopicShape(max_rate=1)) as (broker, harness):
         result = broker.sends.send(Message("others", b"x", {"DELAY": "1"}))
         harness.advance("1s")
 

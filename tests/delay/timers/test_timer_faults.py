@@ -2,90 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
 from mqtemplate.delay.divert import TimerLimits
-from mqtemplate.errors import StoreFullError
-from mqtemplate.record.appends import PutResult
-from mqtemplate.record.codec import RecordDraft
-from mqtemplate.record.properties import encode_properties
-from mqtemplate.topics import TIMER_TOPIC, UNDELIVERABLE_TOPIC
 from tests.delay.conftest import OpenEngine
-from tests.delay.delay_engine import DelayEngine
+from tests.delay.delay_engine import DelayEngine, full_disk
 
 SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
 MULTIPLES = {"slots_total": 70, "roll_window_slots": 10, "log_file_size": 600}
 
 
 # --- faults -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.feature("D1")
-def test_a_full_disk_delays_messages_but_loses_none(engine: DelayEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """RocketMQ gives up after three tries. Here the release is tried until there is space."""
-    engine.send(b"a", TIMER_DELAY_MS=1_500)
-    engine.send(b"b", TIMER_DELAY_MS=1_400)
-    engine.release_due()
-    engine.clock.move_ms(2_000)
-
-    def full(drafts: Sequence[RecordDraft]) -> list[PutResult]:
-        raise StoreFullError("no room")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(engine.store, "put", full)
-        for _ in range(10):
-            assert engine.timer.step() == engine.clock.now_ms() + 1 * SECOND
-            engine.clock.move_ms(1 * SECOND)
-
-    engine.release_due()
-    assert engine.bodies() == [b"b", b"a"]
-
-
-@pytest.mark.feature("D13")
-@pytest.mark.parametrize(
-    "properties",
-    [
-        {"REAL_TOPIC": "orders", "REAL_QID": "0"},
-        {"REAL_TOPIC": "orders", "REAL_QID": "0", "TIMER_OUT_MS": "soon"},
-        {"REAL_TOPIC": "orders", "TIMER_OUT_MS": "1767225600000"},
-        {"REAL_QID": "0", "TIMER_OUT_MS": "1767225600000"},
-    ],
-)
-def test_a_poison_timer_goes_to_the_dead_letters_and_blocks_no_other(
-    open_engine: OpenEngine, properties: dict[str, str]
-) -> None:
-    """RocketMQ's default tries it for ever. Here it is copied once, also across crashes."""
-    engine = open_engine()
-    engine.put(RecordDraft(TIMER_TOPIC, 0, b"poison", encode_properties(properties)))
-    engine.send(b"healthy", TIMER_DELAY_MS=1_500)
-    engine.release_due()
-    engine.crash()
-    engine = open_engine()
-    engine.advance(10_000)
-
-    assert engine.bodies() == [b"healthy"]
-    assert engine.bodies(UNDELIVERABLE_TOPIC) == [b"poison"]
-
-    engine.crash()
-    engine = open_engine()
-    engine.advance(10_000)
-    assert engine.bodies() == [b"healthy"]
-    assert engine.bodies(UNDELIVERABLE_TOPIC) == [b"poison"]
-
-
-@pytest.mark.feature("D7", "D14")
-def test_a_damaged_record_is_counted_and_skipped(engine: DelayEngine) -> None:
-    put = engine.send(b"damaged", TIMER_DELAY_MS=1_500)
-    engine.send(b"healthy", TIMER_DELAY_MS=1_500)
-    engine.release_due()
-    engine.store._commit_log.files.files[0].view[put.physical_offset + 90] ^= 0xFF
-
-    engine.advance(2_000)
-
-    assert engine.bodies() == [b"healthy"]
-    assert engine.poison_count == 1
 
 
 def test_another_precision_is_as_exact(open_engine: OpenEngine) -> None:
@@ -100,17 +27,13 @@ def test_another_precision_is_as_exact(open_engine: OpenEngine) -> None:
 
 
 @pytest.mark.feature("D19")
-def test_the_progress_does_not_pass_an_unreleased_message(engine: DelayEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_progress_does_not_pass_an_unreleased_message(engine: DelayEngine) -> None:
     """RocketMQ gives up and continues with the next slot. Here the slot stays open, also on disk."""
     start_ms = engine.clock.now_ms()
     engine.send(b"blocked", TIMER_DELAY_MS=1_500)
     engine.release_due()
 
-    def full(drafts: Sequence[RecordDraft]) -> list[PutResult]:
-        raise StoreFullError("no room")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(engine.store, "put", full)
+    with full_disk(engine):
         engine.clock.move_ms(1 * HOUR)
         engine.timer.step()
         engine.store.take_checkpoint()

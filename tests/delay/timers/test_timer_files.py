@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,7 @@ from mqtemplate.errors import ConfigurationError, StoreFormatError
 from mqtemplate.store.files.disk_files import DiskFile
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.files.mapped_files import MappedFile, MappedFileQueue
+from tests.store.small_store import overwrite
 
 WRITE_MS = 0x1A1FD727C48
 DEFAULT_SLOTS_TOTAL = TimerSettings().slots_total
@@ -207,6 +209,12 @@ def test_the_checksum_of_a_wheel_detects_any_single_wrong_bit(tmp_path: Path) ->
 # --- log --------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def log() -> TimerLog:
+    """A log with eleven units in each file."""
+    return TimerLog(MappedFileQueue(600))
+
+
 @pytest.mark.feature("A10")
 def test_units_have_the_bytes_of_rocketmq() -> None:
     """Size, previous position, magic, write time, delay, physical offset, size, topic hash; RocketMQ does not read the
@@ -224,6 +232,7 @@ def test_units_have_the_bytes_of_rocketmq() -> None:
         "00000034 0000000000000000 00000001 000001a1fd727c48 00003a98 00000000000004ed 00000163 114ca214",
         "00000034 ffffffffffffffff 00000003 000001a1fd727c48 05265c00 0000000000000650 00000163 114ca214",
     ]
+    assert TIMER_UNIT_SIZE == 52
     assert [files.read(at, 44) for at in (0, 52, 104)] == [bytes.fromhex(text) for text in rocketmqs]
 
 
@@ -261,9 +270,8 @@ def test_a_full_file_ends_with_the_blank_of_rocketmq() -> None:
 
 
 @pytest.mark.feature("D17")
-def test_the_last_unit_is_found_across_the_blank() -> None:
+def test_the_last_unit_is_found_across_the_blank(log: TimerLog) -> None:
     """RocketMQ reads 24 bytes before the end. At the start of a file that is the padding of the file before."""
-    log = TimerLog(MappedFileQueue(600))
     append(log, units([WRITE_MS] * 12, list(range(12))))
 
     assert log.last_position() == 600
@@ -272,9 +280,8 @@ def test_the_last_unit_is_found_across_the_blank() -> None:
     assert log.last_position(0) == -1
 
 
-def test_a_unit_is_found_by_its_record() -> None:
+def test_a_unit_is_found_by_its_record(log: TimerLog) -> None:
     """It is found across files."""
-    log = TimerLog(MappedFileQueue(600))
     append(log, units([WRITE_MS] * 30, [number * 10 for number in range(30)]))
 
     found = [log.find(number * 10) for number in range(30)]
@@ -286,9 +293,8 @@ def test_a_unit_is_found_by_its_record() -> None:
 
 
 @pytest.mark.feature("A11")
-def test_the_units_of_a_slot_are_a_chain_that_leads_back() -> None:
+def test_the_units_of_a_slot_are_a_chain_that_leads_back(log: TimerLog) -> None:
     """The slot's last position is its head. Following the chain and scanning find the same units."""
-    log = TimerLog(MappedFileQueue(600))
     positions = append(log, units([WRITE_MS] * 30, list(range(30))))
     previous = [-1, -1, *positions[:-2]]
     log.truncate(0)
@@ -306,8 +312,7 @@ def test_the_units_of_a_slot_are_a_chain_that_leads_back() -> None:
     assert sorted(both["physical_offset"].tolist()) == list(range(30))
 
 
-def test_reading_a_damaged_unit_raises_an_error() -> None:
-    log = TimerLog(MappedFileQueue(600))
+def test_reading_a_damaged_unit_raises_an_error(log: TimerLog) -> None:
     append(log, units([WRITE_MS] * 5, list(range(5)), [-1, 0, 52, 104, 156]))
     log._files.files[0].view[52 + 30] ^= 1
 
@@ -321,8 +326,7 @@ def test_reading_a_damaged_unit_raises_an_error() -> None:
             read()
 
 
-def test_a_chain_that_leads_back_to_itself_raises_an_error() -> None:
-    log = TimerLog(MappedFileQueue(600))
+def test_a_chain_that_leads_back_to_itself_raises_an_error(log: TimerLog) -> None:
     append(log, units([WRITE_MS], [0], [0]))
 
     with pytest.raises(TimerLogDamageError, match="does not belong to the slot"):
@@ -331,8 +335,7 @@ def test_a_chain_that_leads_back_to_itself_raises_an_error() -> None:
         log.chains(np.array([0]))
 
 
-def test_a_unit_that_is_marked_as_done_is_valid() -> None:
-    log = TimerLog(MappedFileQueue(600))
+def test_a_unit_that_is_marked_as_done_is_valid(log: TimerLog) -> None:
     append(log, units([WRITE_MS] * 3, [0, 10, 20]))
 
     log.mark_done(np.array([52]))
@@ -342,9 +345,8 @@ def test_a_unit_that_is_marked_as_done_is_valid() -> None:
 
 
 @pytest.mark.parametrize("numbers", [[], [0], [29], [0, 29], [9, 10, 11], list(range(30)), list(range(0, 30, 3))])
-def test_only_the_given_units_are_marked(numbers: list[int]) -> None:
+def test_only_the_given_units_are_marked(log: TimerLog, numbers: list[int]) -> None:
     """In runs and alone, on both sides of a file's end. The rest of each file, blanks included, keeps its bytes."""
-    log = TimerLog(MappedFileQueue(600))
     positions = append(log, units([WRITE_MS] * 30, list(range(30))))
     before = [bytes(file.view) for file in log._files.files]
 
@@ -358,9 +360,8 @@ def test_only_the_given_units_are_marked(numbers: list[int]) -> None:
     assert [bytes(file.view) for file in log._files.files] == before
 
 
-def test_deleted_and_damaged_units_and_those_of_past_slots_are_not_marked() -> None:
+def test_units_that_are_deleted_damaged_or_past_are_not_marked(log: TimerLog) -> None:
     """A mark has its own check, which must not make a damaged unit look valid."""
-    log = TimerLog(MappedFileQueue(600))
     positions = append(log, units([WRITE_MS + number for number in range(30)], list(range(30))))
     log._files.files[1].view[3 * 52 + 30] ^= 1
     log.delete_before(600)
@@ -465,38 +466,28 @@ def test_wheel_and_log_are_taken_back_to_the_last_checkpoint(tmp_path: Path, kep
     again.close()
 
 
+def write_all(folder: Path) -> None:
+    """Leave files with a unit for each of `SLOTS`."""
+    files = TimerFiles(FolderStoreFiles(folder), SMALL)
+    fill(files, SLOTS)
+    save(files)
+    files.close()
+
+
 @pytest.mark.feature("D16")
-def test_a_lost_wheel_is_rebuilt_from_the_log(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_lost_wheel_is_rebuilt_from_the_log_unless_it_is_damaged(tmp_path: Path, is_damaged: bool) -> None:
     """Slots, chains and counts are derived from the units."""
-    store_files = FolderStoreFiles(tmp_path)
-    files = TimerFiles(store_files, SMALL)
-    fill(files, SLOTS)
-    save(files)
-    files.close()
-    store_files.delete("timerwheel")
+    write_all(tmp_path)
+    (tmp_path / "timerwheel").unlink()
+    if is_damaged:
+        overwrite(tmp_path / "timerlog" / f"{600:020d}", 100, b"\xff")
 
-    again = TimerFiles(store_files, SMALL)
+    again = TimerFiles(FolderStoreFiles(tmp_path), SMALL)
 
-    assert again.recover()
-    assert_has(again, 30)
-    again.close()
-
-
-def test_a_wheel_is_not_rebuilt_from_a_damaged_log(tmp_path: Path) -> None:
-    store_files = FolderStoreFiles(tmp_path)
-    files = TimerFiles(store_files, SMALL)
-    fill(files, SLOTS)
-    save(files)
-    files.close()
-    store_files.delete("timerwheel")
-    path = tmp_path / "timerlog" / f"{600:020d}"
-    data = bytearray(path.read_bytes())
-    data[100] ^= 4
-    path.write_bytes(data)
-
-    again = TimerFiles(store_files, SMALL)
-
-    assert not again.recover()
+    assert again.recover() is not is_damaged
+    if not is_damaged:
+        assert_has(again, 30)
     again.close()
 
 
@@ -529,31 +520,25 @@ def test_a_marked_unit_stays_as_long_as_its_record(tmp_path: Path) -> None:
     files.close()
 
 
-def test_the_error_for_another_file_size_names_the_setting_and_its_value(tmp_path: Path) -> None:
-    """RocketMQ's files have 104857600 bytes."""
-    files = TimerFiles(FolderStoreFiles(tmp_path), SMALL)
-    fill(files, SLOTS)
-    files.close()
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        # RocketMQ's files have 104857600 bytes.
+        (
+            {"log_file_size": 1_200},
+            "files have 600 bytes, but mapped-file-size-timer-log is 1200; leave mapped-file-size-timer-log out, or",
+        ),
+        # A slot has a time divided by the precision. With another precision, times would be wrong.
+        ({"precision_ms": 100}, "written with timer-precision-ms 1000, now it is 100; open the directory"),
+    ],
+)
+def test_the_error_for_other_settings_names_the_setting_and_its_value(
+    tmp_path: Path, changes: dict[str, int], complaint: str
+) -> None:
+    write_all(tmp_path)
 
-    with pytest.raises(
-        StoreFormatError,
-        match="files have 600 bytes, but mapped-file-size-timer-log is 1200; leave mapped-file-size-timer-log out, or",
-    ):
-        TimerFiles(
-            FolderStoreFiles(tmp_path), TimerSettings(slots_total=100, roll_window_slots=40, log_file_size=1_200)
-        )
-
-
-def test_another_precision_is_refused(tmp_path: Path) -> None:
-    """A slot has a time divided by the precision. With another precision, times would be wrong."""
-    files = TimerFiles(FolderStoreFiles(tmp_path), SMALL)
-    save(files)
-    files.close()
-
-    with pytest.raises(
-        StoreFormatError, match="written with timer-precision-ms 1000, now it is 100; open the directory"
-    ):
-        TimerFiles(FolderStoreFiles(tmp_path), TimerSettings(precision_ms=100, slots_total=100, roll_window_slots=40))
+    with pytest.raises(StoreFormatError, match=complaint):
+        TimerFiles(FolderStoreFiles(tmp_path), replace(SMALL, **changes))
 
 
 @pytest.mark.parametrize(
@@ -567,8 +552,3 @@ def test_another_precision_is_refused(tmp_path: Path) -> None:
 def test_invalid_settings_are_refused(settings: dict[str, int], complaint: str) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
         TimerSettings(**settings)
-
-
-@pytest.mark.feature("A10")
-def test_a_unit_has_52_bytes() -> None:
-    assert TIMER_UNIT_SIZE == 52

@@ -120,16 +120,6 @@ def test_a_parked_message_survives_kills(open_engine: OpenEngine) -> None:
 # --- waking -----------------------------------------------------------------------------------------
 
 
-def test_a_new_timer_wakes_the_service(engine: DelayEngine) -> None:
-    calls: list[bool] = []
-    engine.timer.on_wake(lambda: calls.append(True))
-
-    engine.send(b"", DELAY=1)
-    assert not calls
-    engine.send(b"", TIMER_DELAY_MS=1)
-    assert calls
-
-
 # --- RocketMQ's messages ----------------------------------------------------------------------------
 
 

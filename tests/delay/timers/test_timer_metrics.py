@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from mqtemplate.delay.timers.timer_message_store import TIMER_METRICS_FILE
@@ -93,25 +92,3 @@ def test_unreadable_timermetrics_are_ignored(open_engine: OpenEngine, tmp_path: 
     engine.advance(5_000)
 
     assert engine.bodies() == [b"pending"]
-
-
-def test_every_pending_message_is_returned(open_engine: OpenEngine) -> None:
-    """On the wheel, parked, in an open slot, in a slot with many others: each with its due time."""
-    engine = open_engine()
-    start_ms = engine.clock.now_ms()
-    delays_ms = [300, 700, 900, *range(5_000, 5_800, 4), 20 * MINUTE, 3 * HOUR]
-    for delay_ms in delays_ms:
-        engine.send(b"", TIMER_DELAY_MS=delay_ms)
-    engine.advance(500)
-
-    pieces = list(engine.timer.pending(0, 1 << 60))
-
-    rows = np.concatenate([piece.rows for piece in pieces])
-    assert sorted(rows["due_ms"].tolist()) == [start_ms + delay_ms for delay_ms in delays_ms[1:]]
-    floors = [piece.floor_ms for piece in pieces]
-    assert floors == sorted(floors)
-    assert all(rows["due_ms"].min() >= floor for floor in floors[:1])
-    between = engine.timer.pending_between(0, engine.store.end_offset)
-    assert sorted(between["physical_offset"].tolist()) == sorted(rows["physical_offset"].tolist())
-    some = [piece.rows for piece in engine.timer.pending(start_ms + 5_000, start_ms + 5_100)]
-    assert sum(len(piece) for piece in some) == 25

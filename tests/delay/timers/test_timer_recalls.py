@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from mqtemplate.delay.timers.files import TIMER_LOG_FOLDER
 from mqtemplate.pending import PendingQuery
 from tests.delay.conftest import OpenEngine
 from tests.delay.delay_engine import DelayEngine
+from tests.delay.foreign_records import clear_tails
 
 HOUR_MS = 3_600_000
 DUE_MS = 30 * 60_000
@@ -80,11 +80,7 @@ def test_units_of_rocketmq_are_recalled_by_the_due_time_of_their_records(
     recall(engine, "recalled", due_ms)
     engine.release_due()
     engine.close()
-    for path in (tmp_path / TIMER_LOG_FOLDER).iterdir():
-        data = bytearray(path.read_bytes())
-        for at in range(44, 3 * 52, 52):
-            data[at : at + 8] = bytes(8)
-        path.write_bytes(data)
+    clear_tails(tmp_path)
 
     engine = open_engine()
 

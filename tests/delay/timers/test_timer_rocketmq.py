@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from mqtemplate.delay.timers.files import (
@@ -17,12 +16,13 @@ from mqtemplate.delay.timers.files import (
     TimerCheckpoint,
     Writer,
 )
-from mqtemplate.delay.timers.timer_log import TIMER_UNIT_DTYPE, Magic
+from mqtemplate.delay.timers.timer_log import Magic
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.properties import decode_properties, encode_properties
 from mqtemplate.topics import TIMER_TOPIC
 from tests.delay.conftest import OpenEngine
 from tests.delay.delay_engine import DelayEngine
+from tests.delay.foreign_records import clear_tails
 
 LOG_FILE_SIZE = 5_216
 DELAYS_MS = (2_000, 5_300, 5_900, 20_000, 70 * 60_000)
@@ -34,20 +34,10 @@ def send_all(engine: DelayEngine) -> None:
     engine.release_due()
 
 
-def arrivals(engine: DelayEngine, start_ms: int) -> list[tuple[bytes, int]]:
-    return [(message.body, message.at_ms - start_ms) for message in engine.arrived()]
-
-
-def expected() -> list[tuple[bytes, int]]:
-    return [(b"%d" % delay_ms, delay_ms) for delay_ms in DELAYS_MS]
-
-
-def clear_tails(folder: Path) -> None:
-    for path in (folder / TIMER_LOG_FOLDER).iterdir():
-        data = bytearray(path.read_bytes())
-        units = np.frombuffer(data, TIMER_UNIT_DTYPE, len(data) // 52)
-        units["tail"][units["size"] == 52] = 0
-        path.write_bytes(data)
+def assert_all_arrive(engine: DelayEngine, start_ms: int) -> None:
+    engine.advance(2 * 3_600_000)
+    arrived = [(message.body, message.at_ms - start_ms) for message in engine.arrived()]
+    assert arrived == [(b"%d" % delay_ms, delay_ms) for delay_ms in DELAYS_MS]
 
 
 def write_checkpoint(folder: Path, **changes: int) -> None:
@@ -57,6 +47,12 @@ def write_checkpoint(folder: Path, **changes: int) -> None:
     checkpoint = TimerCheckpoint(*fields)._replace(**changes)
     front = b"".join(number.to_bytes(8, "big", signed=True) for number in checkpoint[:7])
     (folder / TIMER_CHECKPOINT_FILE).write_bytes(front.ljust(4_096, b"\0"))
+
+
+def close_like_rocketmq(engine: DelayEngine, folder: Path, **changes: int) -> None:
+    engine.close()
+    clear_tails(folder)
+    write_checkpoint(folder, **changes)
 
 
 def rename_checks(folder: Path) -> None:
@@ -82,9 +78,7 @@ def test_wheel_and_log_of_rocketmq_are_used(open_engine: OpenEngine, tmp_path: P
     start_ms = engine.clock.now_ms()
     send_all(engine)
     engine.advance(3_000)
-    engine.close()
-    clear_tails(tmp_path)
-    write_checkpoint(tmp_path)
+    close_like_rocketmq(engine, tmp_path)
     wheel = tmp_path / TIMER_WHEEL_FILE
     if has_snapshot:
         (tmp_path / "timerwheel.208").write_bytes(wheel.read_bytes())
@@ -98,8 +92,7 @@ def test_wheel_and_log_of_rocketmq_are_used(open_engine: OpenEngine, tmp_path: P
     engine.store.take_checkpoint()
     assert wheel.read_bytes().strip(b"\0")
     assert sorted(path.name for path in tmp_path.glob("timerwheel*")) == ["timerwheel"]
-    engine.advance(2 * 3_600_000)
-    assert arrivals(engine, start_ms) == expected()
+    assert_all_arrive(engine, start_ms)
 
 
 def test_parked_timers_of_rocketmq_are_listed_by_their_due_times(open_engine: OpenEngine, tmp_path: Path) -> None:
@@ -110,9 +103,7 @@ def test_parked_timers_of_rocketmq_are_listed_by_their_due_times(open_engine: Op
     for delay_ms in delays_ms:
         engine.send(b"", TIMER_DELAY_MS=delay_ms)
     engine.release_due()
-    engine.close()
-    clear_tails(tmp_path)
-    write_checkpoint(tmp_path)
+    close_like_rocketmq(engine, tmp_path)
 
     engine = open_engine()
 
@@ -131,16 +122,11 @@ def test_units_after_the_checkpoint_of_rocketmq_are_found(open_engine: OpenEngin
     start_ms = engine.clock.now_ms()
     send_all(engine)
     engine.advance(1_000)
-    engine.close()
-    clear_tails(tmp_path)
-    write_checkpoint(tmp_path, last_timer_log_flush_pos=104)
+    close_like_rocketmq(engine, tmp_path, last_timer_log_flush_pos=104)
     wheel = tmp_path / TIMER_WHEEL_FILE
     wheel.write_bytes(bytes(wheel.stat().st_size))
 
-    engine = open_engine()
-    engine.advance(2 * 3_600_000)
-
-    assert arrivals(engine, start_ms) == expected()
+    assert_all_arrive(open_engine(), start_ms)
 
 
 @pytest.mark.feature("D12")
@@ -157,10 +143,7 @@ def test_a_log_with_two_units_of_one_record_is_rebuilt(open_engine: OpenEngine, 
     log.write_bytes(data)
     write_checkpoint(tmp_path)
 
-    engine = open_engine()
-    engine.advance(2 * 3_600_000)
-
-    assert arrivals(engine, start_ms) == expected()
+    assert_all_arrive(open_engine(), start_ms)
 
 
 @pytest.mark.feature("D8", "D9")
@@ -170,7 +153,6 @@ def test_timers_that_rocketmq_released_are_not_released_again(
 ) -> None:
     """Its copies do not name their sources. RocketMQ itself releases them again."""
     engine = open_engine()
-    start_ms = engine.clock.now_ms()
     send_all(engine)
     engine.store.take_checkpoint()
     engine.clock.move_ms(2_000)
@@ -189,7 +171,7 @@ def test_timers_that_rocketmq_released_are_not_released_again(
     engine = open_engine()
     engine.advance(2 * 3_600_000)
 
-    assert [body for body, _ in arrivals(engine, start_ms)] == [body for body, _ in expected()]
+    assert engine.bodies() == [b"%d" % delay_ms for delay_ms in DELAYS_MS]
 
 
 def test_a_timer_that_rocketmq_rolled_is_released_once(open_engine: OpenEngine, tmp_path: Path) -> None:
@@ -205,10 +187,7 @@ def test_a_timer_that_rocketmq_rolled_is_released_once(open_engine: OpenEngine, 
     rename_checks(tmp_path)
     (tmp_path / TIMER_CHECKPOINT_FILE).unlink()
 
-    engine = open_engine()
-    engine.advance(2 * 3_600_000)
-
-    assert arrivals(engine, start_ms) == expected()
+    assert_all_arrive(open_engine(), start_ms)
 
 
 def test_our_delete_marker_is_for_rocketmq_only(open_engine: OpenEngine) -> None:

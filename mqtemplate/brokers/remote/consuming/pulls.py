@@ -24,6 +24,7 @@ from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader, PullMessageResponseHeader
 from mqtemplate.remoting.protocol.messages import decode_messages
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
+from mqtemplate.user_code import error_text
 
 # --- prefetching ----------------------------------------------------------------------------------
 
@@ -332,8 +333,8 @@ class PullClient:
             return PullFailed(response, retry_ms)
         try:
             return self._read(queue, address, response)
-        except RemoteProtocolError as exc:
-            return PullFailed(RemoteProtocolError(f"{address} sent an invalid response: {exc}"), retry_ms)
+        except Exception as exc:  # whatever a response holds: without an outcome the queue would not be pulled again
+            return PullFailed(RemoteProtocolError(f"{address} sent an invalid response: {error_text(exc)}"), retry_ms)
 
     def _read(self, queue: MessageQueue, address: str, response: RemotingCommand) -> PullOutcome:
         if response.code not in PULL_RESPONSES:
