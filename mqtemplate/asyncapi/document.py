@@ -51,7 +51,7 @@ class ApiOperation:
         action: ``send`` or ``receive``.
         name: Name of the listener, or of the function that sends.
         summary: First sentence of its documentation.
-        reply: Type of the reply; None if there is none.
+        reply: Type of the reply; None without a reply.
         extensions: Facts that AsyncAPI has no field for; each key starts with ``x-``.
     """
 
@@ -132,7 +132,7 @@ def _reply_type(plan: HandlerPlan) -> Any:
 
 
 def _without_statuses(kind: Any) -> Any:
-    """Return a type without the results that are no reply; None if nothing is left."""
+    """Return a type without the results that send no reply; None if nothing is left."""
     if kind in _NO_REPLY or (get_origin(kind) is list and get_args(kind) == (Send,)):
         return None
     if get_origin(kind) in (Union, UnionType):
@@ -240,7 +240,7 @@ class Schemas:
         self.definitions: dict[str, Any] = shared.get("$defs", {})
 
     def of(self, kind: Any) -> dict[str, Any] | None:
-        """Return the schema of a type; None if it has none."""
+        """Return the schema of a type; None without one."""
         for index, known in enumerate(self._kinds):
             if known is kind or (type(known) is type(kind) and known == kind):
                 return self._schemas[index]

@@ -197,7 +197,7 @@ def as_condition(operand: Expression) -> Expression:
     if operand.is_condition:
         return operand
     if operand.role is not Role.PROPERTY:
-        raise OperandError(operand.at, f"{operand.type.value} alone is no condition; compare it, as in price = 10")
+        raise OperandError(operand.at, f"{operand.type.value} alone is not a condition; compare it, as in price = 10")
     get = operand.evaluate
     return _condition(operand.at, lambda properties: None if get(properties) is None else False, operand)
 

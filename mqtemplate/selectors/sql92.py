@@ -97,7 +97,7 @@ def make_selector(selector_type: SelectorType, expression: str) -> Selector:
     if selector_type is not SelectorType.SQL92:
         return tag_selector(expression)
     if (surrogate := re.search("[\ud800-\udfff]", expression)) is not None:
-        raise SelectorError(expression, surrogate.start(), "a surrogate is no character; write the character itself")
+        raise SelectorError(expression, surrogate.start(), "a surrogate is not a character; write the character itself")
     selector = Sql92Selector(expression)
     if (name := _NAME_ALONE.fullmatch(expression)) is not None:
         raise SelectorError(

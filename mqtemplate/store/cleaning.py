@@ -109,7 +109,7 @@ class CleaningService:
     above ``disk-space-warning-level-ratio``    the same, and new messages are refused
     ==========================================  =====================================================================
 
-    - The age of a file is that of its newest record, by store timestamps. For an hour after the clock was set forward
+    - The age of a file is the age of its newest record, by store timestamps. For an hour after the clock was set forward
       no file is deleted for its age.
     - A file stays while it has a pending message, while a restart would read it, or while it is not completely on the
       disk. Pending messages are copied forward first. While the disk is tight that is done only if it needs less than

@@ -44,7 +44,7 @@ class MappedQueues:
         return len(self._queues)
 
     def note(self, queue: ConsumeQueue) -> None:
-        """Note that the files of *queue* were mapped, and release those of another one if there are too many."""
+        """Note that the files of *queue* were mapped, and release the files of another one if there are too many."""
         self._queues.pop(queue, None)
         while len(self._queues) >= self._max_mapped:
             self._release_one()
@@ -207,7 +207,7 @@ class ConsumeQueue:
         """Write several units at ``max_offset``.
 
         Raises:
-            StoreFullError: There is no space for them; none was written.
+            StoreFullError: There is no space for them; nothing was written.
         """
         self.reserve(len(sizes))
         self.append_units(encode_units(physical_offsets, sizes, tags_codes))
@@ -259,7 +259,7 @@ class ConsumeQueue:
         return self._files.read(queue_offset * CQ_UNIT_SIZE, count * CQ_UNIT_SIZE)  # b"" if deleted meanwhile
 
     def has_units_of(self, queue_offset: int, physical_offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> bool:
-        """Return True if the units from *queue_offset* on are those of these records, possibly marked as done."""
+        """Return True if the units from *queue_offset* on point at these records, or are marked as done."""
         done = 0
         while done < len(sizes):
             units = self.units(queue_offset + done, len(sizes) - done)
@@ -271,7 +271,7 @@ class ConsumeQueue:
         return True
 
     def first_at(self, field: str, value: int) -> int:
-        """Return the first queue offset whose *field* is at least *value*; ``max_offset`` if there is none.
+        """Return the first queue offset whose *field* is at least *value*; ``max_offset`` if not found.
 
         Args:
             field: A field whose values ascend.
@@ -419,7 +419,7 @@ class QueueTable:
         """Open all queues in the folder.
 
         Args:
-            setting: Configuration key of the size, for the error message; empty if the size is that of the files.
+            setting: Configuration key of the size, for the error message; empty if the size was taken from the files.
 
         Raises:
             StoreFormatError: The files have another size.
@@ -480,7 +480,7 @@ def encode_units(
     sizes: NDArray[np.int64] | int,
     tags_codes: Sequence[int] | NDArray[np.int64] | int,
 ) -> bytes:
-    """Return adjacent units. A single size or tags code is that of all."""
+    """Return adjacent units. A single size or tags code applies to all."""
     units = np.empty(len(physical_offsets), CQ_UNIT_DTYPE)
     units["physical_offset"], units["size"], units["tags_code"] = physical_offsets, sizes, tags_codes
     return units.tobytes()

@@ -103,7 +103,7 @@ class LogReader:
         return None
 
     def head_at(self, physical_offset: int) -> RecordHead | None:
-        """Return the head of the record at this offset; None if there is none. The body is not verified."""
+        """Return the head of the record at this offset, or None without a record. The body is not verified."""
         found = self.files.find(physical_offset)
         if found is None:
             return None
@@ -199,7 +199,7 @@ def is_blank(file: MappedFile, at: int) -> bool:
 
 
 def _find_magic(file: MappedFile, at: int) -> int:
-    """Return the first byte from *at* on where a record of either version may start; -1 if there is none."""
+    """Return the first byte from *at* on where a record of either version may start; -1 if not found."""
     for start in range(at + layout.MAGIC_AT, file.size, _CHUNK):
         piece = file.view[start : start + _CHUNK + 3]  # a magic may cross the end of a chunk
         hit = -1

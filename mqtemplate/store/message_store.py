@@ -65,7 +65,7 @@ class MessageStore:
         index: Finds records by their keys.
         flush_service: Flushes the log. Producers wait for it, so it needs a thread of its own.
         cleaning: Deletes old files.
-        last_run_ms: Store time of the newest record of the process before (epoch ms); None if there is none.
+        last_run_ms: Store time of the newest record of the process before (epoch ms); None in a new store.
     """
 
     def __init__(

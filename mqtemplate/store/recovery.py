@@ -542,7 +542,7 @@ class Recovery:
 def is_lost_write(file: MappedFile, at: int, end: int) -> bool:
     """Return True if the record at byte *at* is invalid because a part of it never reached the disk.
 
-    A disk writes whole sectors. A sector that was not written has its old bytes: those of earlier records, then zeros
+    A disk writes whole sectors. A sector that was not written has its old bytes: first of earlier records, then zeros
     up to its end. So at least one sector has only zeros from *at* or its start up to its end.
 
     Args:

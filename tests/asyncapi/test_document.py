@@ -138,7 +138,7 @@ def test_what_a_handler_publishes_is_an_operation_with_its_delay() -> None:
 
 
 def test_a_listener_that_returns_a_value_replies() -> None:
-    """The address of the reply is in the request, so the channel has none."""
+    """The address of the reply is in the request, so the channel has no address."""
     document = document_of(price)
 
     reply = document["operations"]["price"]["reply"]
@@ -188,7 +188,7 @@ def test_what_code_sends_is_declared() -> None:
     ]
 
 
-def test_schedules_are_listed_and_their_topic_is_none_of_the_channels() -> None:
+def test_schedules_are_listed_and_their_topic_is_not_a_channel() -> None:
     document = document_of(clean)
 
     assert document["x-schedules"] == [{"name": "clean", "trigger": "every 10m"}]

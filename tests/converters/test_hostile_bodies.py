@@ -94,7 +94,7 @@ def test_a_deep_body_of_a_recursive_schema_does_not_end_the_process() -> None:
     )
 
     assert (program.returncode, program.stderr) == (0, "")
-    assert "the body is no Node: the body is nested deeper than 200 values; if it must be" in program.stdout
+    assert "the body cannot be read as Node: the body is nested deeper than 200 values; if it must be" in program.stdout
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def cyclic() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("depth", [201, 253, 5_000])
-def test_a_payload_that_no_reader_would_parse_is_refused(depth: int) -> None:
+def test_a_payload_that_readers_would_refuse_is_refused(depth: int) -> None:
     """The readers of JSON parse up to a depth of 200."""
     with pytest.raises(ConversionError, match=r"nested deeper than 200 values, and no reader|maximum recursion depth"):
         JsonMessageConverter().to_body(deep_list(depth))
@@ -208,7 +208,7 @@ def test_what_json_writes_it_reads_up_to_its_depth() -> None:
 )
 @pytest.mark.parametrize("target", [Model, dict, list, object, Model | None], ids=str)
 @pytest.mark.parametrize("converter", [JsonMessageConverter(), MsgspecConverter()], ids=repr)
-def test_json_that_nobody_can_read_is_an_error_of_the_conversion(converter: Any, target: Any, body: bytes) -> None:
+def test_json_that_cannot_be_read_is_an_error_of_the_conversion(converter: Any, target: Any, body: bytes) -> None:
     if isinstance(converter, MsgspecConverter) and target in (Model, Model | None):
         target = Nested
     try:
@@ -237,7 +237,7 @@ def test_a_deep_message_of_protobuf_is_an_error() -> None:
         entry = b"\x0a\x01a\x12" + length(inner := b"\x2a" + length(body) + body) + inner
         body = b"\x0a" + length(entry) + entry
 
-    with pytest.raises(ConversionError, match=r"the body is no google.protobuf.Struct"):
+    with pytest.raises(ConversionError, match=r"the body cannot be read as google.protobuf.Struct"):
         ProtobufConverter().from_body(body, Struct, {})
 
 

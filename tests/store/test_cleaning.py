@@ -142,7 +142,7 @@ def test_the_disk_is_checked_every_ten_seconds_but_not_on_a_virtual_clock(tmp_pa
         store.close()
 
 
-def test_the_used_ratio_is_that_of_the_folders_disk(tmp_path: Path) -> None:
+def test_the_used_ratio_belongs_to_the_disk_of_the_folder(tmp_path: Path) -> None:
     stat = os.statvfs(tmp_path)
     used = stat.f_blocks - stat.f_bfree
 
@@ -224,8 +224,8 @@ def test_files_in_memory_are_deleted_as_well(clock: VirtualClock) -> None:
     ("changes", "text"),
     [
         ({"file_reserved_time": 0}, "file-reserved-time must be 1 hour or more, got 0"),
-        ({"delete_when": "4,16"}, "delete-when: '4,16' is no hour of the day; give 00 to 23, several with a semicolon"),
-        ({"delete_when": ""}, "delete-when: '' is no hour of the day"),
+        ({"delete_when": "4,16"}, "delete-when: '4,16' is not an hour of the day; give 00 to 23, several with a semicolon"),
+        ({"delete_when": ""}, "delete-when: '' is not an hour of the day"),
         ({"disk_max_used_space_ratio": 0}, "are percent of the disk, 1 to 100, none above the next, got 0, 85 and 90"),
         ({"disk_space_warning_level_ratio": 80}, "none above the next, got 75, 85 and 80"),
         ({"disk_space_warning_level_ratio": 101}, "1 to 100, none above the next, got 75, 85 and 101"),

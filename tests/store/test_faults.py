@@ -401,7 +401,7 @@ def test_the_future_of_an_asynchronous_send_has_the_disk_error(quick_folder: Pat
 
 
 def alike(count: int, *queue_ids: int) -> UniformBatch:
-    """Return the messages of a batch as rows, or those of several: one for each queue."""
+    """Return the messages of one batch as rows, or of several batches: one for each queue."""
     origins = [BatchOrigin(queue_id, 0) for queue_id in queue_ids]
     ids, bodies = (to_rows([text % number for number in range(count)]) for text in (b"%02d", b"torn %d"))
     return UniformBatch(replace(draft(bodies[0].tobytes()), properties=b"UNIQ_KEY\x0100\x02"), bodies, ids, 9, origins)

@@ -1,4 +1,4 @@
-"""Sizes of files: those of the store directory, unless the settings set others. Then the directory is refused."""
+"""Sizes of files: taken from the store directory. Settings that contradict it are refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNUSUAL = {
     "max_hash_slot_num": 77,
     "max_index_num": 400,
 }
-"""Sizes of which no one is a default, here or in RocketMQ."""
+"""Sizes that are not defaults, here or in RocketMQ."""
 
 OpenBroker = Callable[..., EmbeddedBroker]
 

@@ -198,7 +198,7 @@ def test_a_full_disk_stops_the_filling_and_not_the_writer(log: CommitLog, disk: 
 
 
 def test_after_a_filled_part_the_log_ends_where_it_ended(tmp_path: Path) -> None:
-    """The zeros after the last record are no records; the next process continues there."""
+    """The zeros after the last record do not count as records; the next process continues there."""
     settings = small(mapped_file_size_commit_log=FILE, flush_disk_type=FlushDiskType.SYNC_FLUSH)
     store = opened(tmp_path, settings)
     store.put(RecordDraft("orders", 0, b"1", b""))

@@ -69,7 +69,7 @@ def index_files(folder: Path) -> list[Path]:
 
 @pytest.fixture(autouse=True, params=["memory", "log"])
 def keys_from(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the index take the keys of new records from memory, or read them from the log, as those of an older run."""
+    """Let the index take the keys of new records from memory, or read them from the log, as for records of an older run."""
     if request.param == "log":
         monkeypatch.setattr(key_reader, "_MAX_BYTES", 0)
 
@@ -228,7 +228,7 @@ def test_only_rolled_back_transactions_are_not_indexed(store: MessageStore, kind
 
 
 def test_records_of_every_form_are_indexed(open_store: OpenStore) -> None:
-    """IPv6 hosts, topics of more than 127 characters, keys that are no ASCII, and what has no properties at all."""
+    """IPv6 hosts, topics of more than 127 characters, keys that are not ASCII, and what has no properties at all."""
     store = open_store(small(listen_host=HostAddress("::1", 10911)))
     long_topic = "%RETRY%" + "x" * 200
 
@@ -266,7 +266,7 @@ def test_a_time_span_excludes_records_stored_outside_it(store: MessageStore, clo
     found = store.index.find("orders", "all", start_ms + 300_000, start_ms + 480_000)
 
     in_span = {put.physical_offset for put in puts[5:9]}
-    first_of_a_file = {puts[0].physical_offset, puts[8].physical_offset}  # its time is that of the file
+    first_of_a_file = {puts[0].physical_offset, puts[8].physical_offset}  # it has the time of the file
     assert in_span <= set(found) <= in_span | first_of_a_file
 
 

@@ -37,7 +37,7 @@ _SYNC_FILE_RANGE_WRITE = 2
 
 
 def _find_sync_file_range() -> Any:
-    """Return Linux' ``sync_file_range``, for which Python has no function; None where the C library has none."""
+    """Return Linux' ``sync_file_range``, for which Python has no function; None where the C library lacks it."""
     try:
         function = ctypes.PyDLL(None).sync_file_range  # keeps the interpreter lock, see `start_sync`
     except (AttributeError, OSError, TypeError):  # other C libraries; Windows
@@ -211,7 +211,7 @@ def sync_data(fd: int) -> None:
     """Return when the bytes of a file and its length are on the disk, not only in the cache of the drive.
 
     macOS: ``fsync`` does not flush that cache, ``F_FULLFSYNC`` does (``man fsync``). Some of its file systems, mostly
-    those of a network, lack it.
+    network file systems, lack it.
     """
     if _FULL_SYNC is None or not _full_sync(fd):
         _sync(fd)
@@ -370,7 +370,7 @@ class Disk:
             return [(start, os.pread(fd, end - start, start)) for start, end in _parts(fd)]
 
     def list_files(self, folder: Path) -> list[tuple[str, int]]:
-        """Return name and length of each file in a folder, sorted by name. A missing folder has none.
+        """Return name and length of each file in a folder, sorted by name. A missing folder has no files.
 
         The owner of the folder may rename or delete files meanwhile; those are left out.
         """
@@ -386,7 +386,7 @@ class Disk:
         return sorted(files)
 
     def boot_id(self) -> str:
-        """Return an id that changes at each start of the machine; "-" if the system has none."""
+        """Return an id that changes at each start of the machine; "-" if the system lacks it."""
         try:
             return _BOOT_ID.read_text(encoding="ascii").strip() or "-"
         except OSError:
@@ -509,7 +509,7 @@ def open_to_read(path: Path) -> BinaryIO | None:
 
 
 def _parts(fd: int) -> Iterator[tuple[int, int]]:
-    """Yield start and end of each part of a file that is no hole."""
+    """Yield start and end of each part of a file that takes disk space."""
     at, end = 0, os.fstat(fd).st_size
     while at < end:
         try:

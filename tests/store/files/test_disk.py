@@ -291,7 +291,7 @@ def test_the_folder_above_all_queues_is_durable_before_the_first_queue(tmp_path:
 
 @pytest.mark.feature("D25")
 def test_a_table_that_cannot_be_written_stays_as_it_was(tmp_path: Path) -> None:
-    """RocketMQ moves the old file away first, so for a moment there is none."""
+    """RocketMQ moves the old file away first, so for a moment the file is missing."""
     disk = FaultyDisk()
     store_files = FolderStoreFiles(tmp_path, disk)
     store_files.write_bytes("config/topics.json", b"old")
@@ -336,7 +336,7 @@ def test_a_disk_error_names_the_action_and_the_way_out() -> None:
     )
 
 
-def test_a_folder_that_cannot_exist_is_no_broken_disk(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_exist_is_not_a_broken_disk(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
 
     with pytest.raises(StoreError) as refused:
@@ -347,7 +347,7 @@ def test_a_folder_that_cannot_exist_is_no_broken_disk(tmp_path: Path) -> None:
     assert "when the disk works again" not in str(refused.value)
 
 
-def test_a_missing_permission_is_no_broken_disk() -> None:
+def test_a_missing_permission_is_not_a_broken_disk() -> None:
     error = disk_error("open", Path("/data/commitlog/0"), PermissionError(errno.EACCES, "Permission denied"))
 
     assert str(error) == (
