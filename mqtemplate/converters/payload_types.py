@@ -29,21 +29,6 @@ from mqtemplate.errors import ConversionError
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-__all__ = [
-    "BINARY",
-    "UTF8_BOM",
-    "BodyLimits",
-    "Parts",
-    "adapter_of",
-    "check_parts",
-    "check_values",
-    "first_errors",
-    "kind_name",
-    "members_of",
-    "parts_of",
-    "read_parts",
-    "read_untyped",
-]
 
 BINARY: Final = "application/octet-stream"
 """Content type of payloads that are bytes, as rocketmq-spring sets it."""
@@ -539,7 +524,7 @@ def _fields(kind: type) -> Mapping[str, _Field] | None:
     except NameError:
         hints = inspect.get_annotations(kind) | dict.fromkeys(inspect.get_annotations(kind), Any)
     if dataclasses.is_dataclass(kind):
-missing = dataclasses.MISSING
+        missing = dataclasses.MISSING
         return {
             each.name: _Field(hints.get(each.name, Any), each.default is missing and each.default_factory is missing)
             for each in dataclasses.fields(kind)

@@ -79,7 +79,8 @@ def _classes_of(annotation: Any) -> list[type[Message]]:
     for kind in kinds:
         if not (isinstance(kind, type) and issubclass(kind, Message)):
             raise ConversionError(
-                f"{kind_name(kind)} is not a protobuf message; annotate the parameter with a generated class, bytes or str"
+                f"{kind_name(kind)} is not a protobuf message; annotate the parameter with a generated class, bytes "
+                "or str"
             )
     return kinds
 

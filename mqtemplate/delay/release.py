@@ -42,7 +42,7 @@ from mqtemplate.record.properties import (
     property_format,
 )
 from mqtemplate.record.record_arrays import AlikeCopies, RecordShape, ReleasedCopies
-from mqtemplate.store.log_reader import read_records
+from mqtemplate.store.commit_log import read_records
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC, UNDELIVERABLE_TOPIC, check_topic
 

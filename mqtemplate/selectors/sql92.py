@@ -44,7 +44,6 @@ class Sql92Selector:
     _evaluate: Evaluate = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        # The parser library (lark) is slow to import, so only SQL92 selectors import it.
         from mqtemplate.selectors.grammar import compile_expression
 
         object.__setattr__(self, "_evaluate", compile_expression(self.expression))

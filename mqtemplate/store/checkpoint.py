@@ -127,7 +127,7 @@ class FileSizes(NamedTuple):
 def file_sizes(
     settings: StoreSettings, store_files: StoreFiles | None = None, noted: FileSizes | None = None
 ) -> FileSizes:
-    """Return the sizes that *settings* set. A missing one is taken from the files; in a new directory it is the default.
+    """Return the sizes that *settings* set. Others are taken from the files; in a new directory: the defaults.
 
     The result may contradict the files: then opening them fails, with the reason.
 

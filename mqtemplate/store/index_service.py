@@ -11,12 +11,12 @@ from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreError, StoreFormatError
 from mqtemplate.event_log import get_logger
 from mqtemplate.services import wall_time
+from mqtemplate.store.commit_log import LogReader
 from mqtemplate.store.files.layout import INDEX_HEADER_SIZE, IndexHeader, unpack_index_header
 from mqtemplate.store.files.mapped_files import MappedFile
 from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.store.index_file import NEW_GEOMETRY, Geometry, IndexFile, KeyRows, find_geometry
 from mqtemplate.store.key_reader import KeyReader, RecentKeys, index_key_hashes
-from mqtemplate.store.log_reader import LogReader
 from mqtemplate.store.settings import StoreSettings
 
 _log = get_logger("mqtemplate.store")

@@ -1,7 +1,7 @@
 """Index keys of records: read from the commit log, from record to record by their sizes, and hashed many at once.
 
 Encoded properties have one *shape* if they differ only in the values, and each value has the same length: then each key
-is in the same columns of all of them. The topic is not part of the shape, since its hash is added to the hash of the rest.
+is in the same columns of all of them. The topic is not part of the shape: its hash is added to the other hash.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from mqtemplate.record.layout import (
     read_size_and_magic,
 )
 from mqtemplate.record.properties import KEYS, PROPERTY_SEPARATOR, TAGS, UNIQ_KEY, find_property, value_spans
+from mqtemplate.store.commit_log import LogReader, is_blank, whole_record_at
 from mqtemplate.store.files.mapped_files import MappedFile
 from mqtemplate.store.index_file import KeyRows
-from mqtemplate.store.log_reader import LogReader, is_blank, whole_record_at
 
 _MIN_RECORDS = 8
 """Fewer records are faster one by one."""

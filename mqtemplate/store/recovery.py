@@ -17,11 +17,10 @@ from mqtemplate.record.columns import RecordBatch
 from mqtemplate.record.layout import SMALLEST_RECORD, SysFlag
 from mqtemplate.record.properties import DELAY, TIMER_OUT_MS, may_have_property
 from mqtemplate.store.checkpoint import LogFollower
-from mqtemplate.store.commit_log import CommitLog
+from mqtemplate.store.commit_log import CommitLog, LogReader, LogScan
 from mqtemplate.store.consume_queue import ConsumeQueue
 from mqtemplate.store.files.layout import DONE_SIZE_MARK, PRE_BLANK_SIZE_MARK, CqUnit
 from mqtemplate.store.files.mapped_files import MappedFile
-from mqtemplate.store.log_reader import LogReader, LogScan
 from mqtemplate.user_code import Picklable
 
 _log = get_logger("mqtemplate.store")

@@ -72,7 +72,7 @@ def test_an_expression_of_which_rocketmq_ignores_the_rest_is_refused() -> None:
 
 def test_an_error_has_the_column_that_rocketmq_reports() -> None:
     """There are two differences. If something is missing at the end, the column is one past the last token, where
-    RocketMQ reports the last column of that token. If a wrong token follows NOT, it is the column of the wrong token, where
+    RocketMQ reports the last column of that token. If a wrong token follows NOT, it is the column of that token, where
     RocketMQ reports NOT."""
     different = []
     for case in REFUSED:

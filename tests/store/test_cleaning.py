@@ -197,7 +197,7 @@ def test_a_record_that_never_existed_is_not_reported_as_deleted(open_store: Open
 def test_hooks_get_the_new_start_of_the_log(open_store: OpenStore) -> None:
     store = open_store()
     starts: list[int] = []
-    store.cleaning.on_cleaned(starts.append)
+    store.cleaning.on_cleaned.append(starts.append)
     fill(store, 2)
 
     cleaned(store, 2)
@@ -224,7 +224,10 @@ def test_files_in_memory_are_deleted_as_well(clock: VirtualClock) -> None:
     ("changes", "text"),
     [
         ({"file_reserved_time": 0}, "file-reserved-time must be 1 hour or more, got 0"),
-        ({"delete_when": "4,16"}, "delete-when: '4,16' is not an hour of the day; give 00 to 23, several with a semicolon"),
+        (
+            {"delete_when": "4,16"},
+            "delete-when: '4,16' is not an hour of the day; give 00 to 23, several with a semicolon",
+        ),
         ({"delete_when": ""}, "delete-when: '' is not an hour of the day"),
         ({"disk_max_used_space_ratio": 0}, "are percent of the disk, 1 to 100, none above the next, got 0, 85 and 90"),
         ({"disk_space_warning_level_ratio": 80}, "none above the next, got 75, 85 and 80"),

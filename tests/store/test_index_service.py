@@ -69,7 +69,7 @@ def index_files(folder: Path) -> list[Path]:
 
 @pytest.fixture(autouse=True, params=["memory", "log"])
 def keys_from(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the index take the keys of new records from memory, or read them from the log, as for records of an older run."""
+    """Let the index take the keys of new records from memory, or read them from the log."""
     if request.param == "log":
         monkeypatch.setattr(key_reader, "_MAX_BYTES", 0)
 
