@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from mqtemplate.clock import SystemClock, VirtualClock
-from mqtemplate.errors import ConfigurationError, CorruptRecordError, DeletedRecordError
+from mqtemplate.errors import ConfigurationError
 from mqtemplate.store.cleaning import next_delete_hour
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.files.store_files import MemoryStoreFiles
@@ -164,34 +164,6 @@ def cleaned(store: MessageStore, count: int) -> MessageStore:
     store.cleaning.disk_used_ratio = None
     store.cleaning.clean()
     return store
-
-
-def test_a_deleted_record_is_reported_as_deleted(open_store: OpenStore) -> None:
-    store = open_store()
-    first = store.put(draft(b"x"))
-    fill(store, 1)
-    cleaned(store, 1)
-
-    with pytest.raises(DeletedRecordError) as caught:
-        store.read(first.physical_offset, first.size)
-
-    assert str(caught.value) == (
-        "the record at physical offset 0 was deleted by retention: the commit log now starts at 4096; to keep "
-        "messages longer, raise file-reserved-time or free disk space"
-    )
-    assert (caught.value.physical_offset, caught.value.log_start) == (0, FILE)
-    assert store.read_at(0) is None
-
-
-def test_a_record_that_never_existed_is_not_reported_as_deleted(open_store: OpenStore) -> None:
-    store = open_store()
-    fill(store, 1)
-    cleaned(store, 1)
-
-    with pytest.raises(CorruptRecordError) as caught:
-        store.read(100 * FILE, 100)
-
-    assert not isinstance(caught.value, DeletedRecordError)
 
 
 def test_hooks_get_the_new_start_of_the_log(open_store: OpenStore) -> None:

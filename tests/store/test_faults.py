@@ -345,47 +345,6 @@ def test_consumer_offsets_that_could_not_be_written_are_written_later(quick_fold
     user.close()
 
 
-def test_a_message_is_readable_once_a_later_flush_succeeds(quick_folder: Path) -> None:
-    """The producer got an error. Consumers cannot read the message until it is durable; then they are notified."""
-    store = MessageStore(FolderStoreFiles(quick_folder, disk := FaultyDisk()), small(), VirtualClock())
-    store.load()
-    put = store.put(draft(b"in doubt"))
-    notified: list[int] = []
-    store.watch("orders", lambda: notified.append(store.confirm_offset))
-    disk.judge = lambda number, kind: errno.EIO if kind == "flush" else 0
-    for _ in range(2):
-        with pytest.raises(StoreError, match="Input/output error; the message is written, but not safe"):
-            store.confirm(put.end, ["orders"])
-    assert store.confirm_offset == 0
-    assert notified == []
-    disk.judge = never
-
-    store.take_checkpoint()
-
-    assert store.confirm_offset == put.end
-    assert notified[0] == put.end
-    store.close()
-
-
-def test_readers_are_notified_after_a_failed_asynchronous_confirm(quick_folder: Path) -> None:
-    """The callback gets the error at once. A later flush makes the message readable, and notifies its readers."""
-    store = MessageStore(FolderStoreFiles(quick_folder, disk := FaultyDisk()), small(), VirtualClock())
-    store.load()
-    put = store.put(draft(b"in doubt"))
-    readable: list[int] = []
-    results: list[StoreError | None] = []
-    store.watch("orders", lambda: readable.append(store.confirm_offset))
-    fail_next(disk, "flush")
-    with pytest.raises(StoreError):  # on a virtual clock the caller flushes
-        store.confirm_async(put.end, ["orders"], results.append)
-
-    store.flush()
-
-    assert [str(error)[:6] for error in results] == ["cannot"]
-    assert readable == [put.end]
-    store.close()
-
-
 def test_the_future_of_an_asynchronous_send_has_the_disk_error(quick_folder: Path) -> None:
     user = User(quick_folder, FlushDiskType.ASYNC_FLUSH)
     user.start()
@@ -432,20 +391,3 @@ def test_a_batch_torn_by_an_error_leaves_no_valid_records(
 
     assert bodies(again) == [b"before", b""]
     again.close()
-
-
-def test_a_failed_roll_over_is_completed_by_the_next_put(quick_folder: Path) -> None:
-    """The next file was created, but the blank of the full one could not be written."""
-    store = MessageStore(FolderStoreFiles(quick_folder, disk := FaultyDisk()), small(), VirtualClock())
-    store.load()
-    for number in range(3):
-        store.put(draft(b"%d" % number + bytes(1_000)))
-    fail_next(disk, "write")
-    with pytest.raises(StoreError, match="cannot write to"):
-        store.put(draft(b"3" + bytes(1_000)))
-
-    store.put(draft(b"4" + bytes(1_000)))
-
-    assert [body[:1] for body in bodies(store)] == [b"0", b"1", b"2", b"4"]
-    assert len(list((quick_folder / "commitlog").iterdir())) == 2
-    store.close()

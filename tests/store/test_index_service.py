@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import random
-import shutil
 import struct
 import tempfile
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count, islice
@@ -16,10 +14,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from structlog.testing import capture_logs
 
 from mqtemplate.clock import SystemClock, VirtualClock
-from mqtemplate.errors import StoreFormatError, StoreFullError
+from mqtemplate.errors import StoreFullError
 from mqtemplate.hashes import java_string_hash
 from mqtemplate.message import HostAddress
 from mqtemplate.record.appends import PutResult
@@ -35,7 +32,7 @@ from mqtemplate.store.index_file import IndexFile, KeyRows, find_geometry
 from mqtemplate.store.index_service import IndexService
 from mqtemplate.store.key_reader import KeyReader, index_key_hashes, keys_of
 from mqtemplate.store.message_store import MessageStore
-from tests.store.small_store import OpenStore, draft, kill, no_keys, opened, small
+from tests.store.small_store import OpenStore, kill, no_keys, opened, small
 
 FROM_LOG = pytest.mark.parametrize("keys_from", ["log"], indirect=True)
 SLOTS, UNITS = 5, 9
@@ -163,19 +160,6 @@ def test_keys_appended_in_any_portions_equal_keys_appended_one_by_one(
     assert file._file.view[:] == rocketmq.file
 
 
-def test_the_next_index_file_starts_after_a_full_one(store: MessageStore, tmp_path: Path) -> None:
-    puts = fill(store, UNITS)
-    store.index.catch_up()
-    store.index.flush()
-
-    full, last = [unpack_index_header(file.read_bytes()) for file in index_files(tmp_path)]
-
-    assert full.index_count == UNITS, "unit 0 is never used, so there is room for one key less"
-    assert (full.begin_physical_offset, full.end_physical_offset) == (0, puts[-2].physical_offset)
-    assert (last.begin_physical_offset, last.end_physical_offset) == (puts[-1].physical_offset,) * 2
-    assert last.index_count == 2
-
-
 def test_the_header_of_an_empty_file_has_the_end_of_the_previous_file() -> None:
     file = IndexFile(MappedFile(index_file_size(SLOTS, UNITS)), "1", SLOTS, UNITS)
 
@@ -184,47 +168,7 @@ def test_the_header_of_an_empty_file_has_the_end_of_the_previous_file() -> None:
     assert unpack_index_header(file._file.view) == IndexHeader(2_000, 2_000, 200, 200, 0, 1)
 
 
-def test_index_files_are_named_by_local_time_and_have_unique_names(
-    store: MessageStore, clock: VirtualClock, tmp_path: Path
-) -> None:
-    """Four files in one millisecond, then one after the clock was set back."""
-    created = time.strftime("%Y%m%d%H%M%S", time.localtime(clock.now_ms() // 1_000)) + f"{clock.now_ms() % 1_000:03d}"
-    fill(store, 4 * (UNITS - 1))
-    store.index.catch_up()
-    clock.move_ms(-3_600_000)
-    fill(store, 1, start=100)
-    store.index.catch_up()
-
-    assert [file.name for file in index_files(tmp_path)] == [str(int(created) + number) for number in range(5)]
-
-
 # --- indexed records ---------------------------------------------------------------------------
-
-
-def test_a_record_is_found_by_its_id_its_keys_and_its_tags(store: MessageStore) -> None:
-    properties = b"UNIQ_KEY\x01FD00\x02KEYS\x014466  eu\x02TAGS\x01paid\x02"
-
-    put = store.put(draft(b"body", properties=properties))
-
-    assert keys_of("orders", properties) == ["orders#FD00", "orders#4466", "orders#eu", "orders#T#paid"]
-    for key in ("FD00", "4466", "eu", "T#paid"):
-        assert store.index.find("orders", key) == [put.physical_offset]
-    assert store.index.find("orders", "paid") == []
-    assert store.index.find("invoices", "4466") == []
-
-
-@pytest.mark.parametrize(
-    ("kind", "is_found"),
-    [
-        (SysFlag.TRANSACTION_PREPARED, True),
-        (SysFlag.TRANSACTION_COMMIT, True),
-        (SysFlag.TRANSACTION_ROLLBACK, False),
-    ],
-)
-def test_only_rolled_back_transactions_are_not_indexed(store: MessageStore, kind: int, is_found: bool) -> None:
-    store.put(keyed("4466", sys_flag=kind))
-
-    assert bool(store.index.find("orders", "4466")) is is_found
 
 
 def test_records_of_every_form_are_indexed(open_store: OpenStore) -> None:
@@ -238,36 +182,6 @@ def test_records_of_every_form_are_indexed(open_store: OpenStore) -> None:
 
     assert bodies(store, "kéy") == bodies(store, "日本") == [b"v6"]
     assert bodies(store, "4466", long_topic) == [b"v2"]
-
-
-def test_a_record_with_a_key_twice_is_found_once(store: MessageStore) -> None:
-    put = store.put(keyed("4466 4466 4466"))
-
-    assert store.index.find("orders", "4466") == [put.physical_offset]
-
-
-def test_records_in_many_index_files_are_found_newest_first(store: MessageStore, tmp_path: Path) -> None:
-    puts = [store.put(keyed(f"k{number} all", b"k%d" % number)) for number in range(50)]
-
-    assert store.index.find("orders", "all") == [put.physical_offset for put in reversed(puts)]
-    assert store.index.find("orders", "all", max_count=3) == [put.physical_offset for put in puts[:-4:-1]]
-    assert lost(store, range(50)) == []
-    assert len(index_files(tmp_path)) == 13
-    assert len(list((tmp_path / "commitlog").iterdir())) > 1
-
-
-def test_a_time_span_excludes_records_stored_outside_it(store: MessageStore, clock: VirtualClock) -> None:
-    start_ms = clock.now_ms()
-    puts = []
-    for _ in range(12):
-        puts.append(store.put(keyed("all")))
-        clock.move_ms(60_000)
-
-    found = store.index.find("orders", "all", start_ms + 300_000, start_ms + 480_000)
-
-    in_span = {put.physical_offset for put in puts[5:9]}
-    first_of_a_file = {puts[0].physical_offset, puts[8].physical_offset}  # it has the time of the file
-    assert in_span <= set(found) <= in_span | first_of_a_file
 
 
 @given(
@@ -298,17 +212,6 @@ def test_the_index_finds_the_same_records_as_a_dict(messages: list[tuple[str, li
 
 
 # --- following the log -------------------------------------------------------------------------
-
-
-def test_keys_are_in_the_index_file_a_second_after_the_message(store: MessageStore, clock: VirtualClock) -> None:
-    store.put(keyed("4466"))
-
-    due_ms = store.index.step()
-    clock.move_ms(1_000)
-    store.index.step()
-
-    assert due_ms == clock.now_ms()
-    assert store.index._files[-1].header.index_count == 2
 
 
 @FROM_LOG
@@ -405,53 +308,7 @@ def test_damage_in_the_log_hides_no_other_record(at: int) -> None:
     assert {put.physical_offset for put in puts} - set(found) <= {puts[2].physical_offset}
 
 
-@FROM_LOG
-def test_skipped_damage_is_logged_with_file_and_offset(store: MessageStore, tmp_path: Path) -> None:
-    puts = fill(store, 3)
-    file, _ = store._commit_log.files.find(0) or pytest.fail("no file")
-    file.view[puts[1].physical_offset : puts[1].end] = bytes(puts[1].size)
-
-    with capture_logs() as logs:
-        store.index.catch_up()
-
-    [line] = [line for line in logs if line["event"] == "store.index_damage_skipped"]
-    assert (line["file"], line["physical_offset"]) == (f"{0:020d}", puts[1].physical_offset)
-    assert line["continued_at"] == puts[2].physical_offset
-
-
 # --- stops, kills and damage -------------------------------------------------------------------
-
-
-def test_a_closed_store_is_indexed_to_its_end(open_store: OpenStore, tmp_path: Path) -> None:
-    """RocketMQ would not index the rest. Indexed records are not read again; the checkpoint has their time."""
-    store = open_store(TINY)
-    puts = fill(store, 12)
-    store.close()
-
-    header = unpack_index_header(index_files(tmp_path)[-1].read_bytes())
-    again = open_store(TINY)
-    fill(again, 1, start=12)
-
-    assert header.end_physical_offset == puts[-1].physical_offset
-    assert again._checkpoint.fields.index_msg_timestamp == puts[-1].store_timestamp
-    assert lost(again, range(13)) == []
-    assert again.index._files[-1].header.index_count == header.index_count + 1
-
-
-def test_the_checkpoint_counts_only_flushed_index_files(store: MessageStore, clock: VirtualClock) -> None:
-    """After a crash RocketMQ deletes the files that end after this time. The files that it keeps must be complete."""
-    fill(store, 3)
-    store.index.catch_up()
-    store.take_checkpoint()
-    before = store._checkpoint.fields.index_msg_timestamp
-    store.index.flush()
-    clock.move_ms(5_000)
-    fill(store, 1, start=3)
-    store.index.catch_up()
-    store.take_checkpoint()
-
-    assert before == 0
-    assert store._checkpoint.fields.index_msg_timestamp == clock.now_ms() - 5_000
 
 
 @pytest.mark.feature("D23")
@@ -474,22 +331,6 @@ def test_a_crash_loses_no_key_of_a_file_that_was_not_full(
     again = open_store(small(max_index_num=100))
 
     assert [number for number in range(30) if bodies(again, f"k{number}") != [bytes(500)]] == []
-
-
-def test_after_a_kill_all_records_are_found_and_indexing_continues(open_store: OpenStore) -> None:
-    """Kill a store several times, with full files in between and keys of one record in two files."""
-    for run in range(6):
-        store = open_store(TINY)
-        for number in range(run * 7, run * 7 + 7):
-            store.put(keyed(f"k{number} twice{number}", b"k%d" % number))
-        if run % 2:
-            store.index.catch_up()
-        kill(store)
-
-    store = open_store(TINY)
-
-    assert lost(store, range(42)) == []
-    assert [number for number in range(42) if bodies(store, f"twice{number}") != [b"k%d" % number]] == []
 
 
 @settings(max_examples=40)
@@ -530,37 +371,6 @@ def open_in(folder: str, clock: VirtualClock) -> MessageStore:
     store = MessageStore(FolderStoreFiles(Path(folder)), TINY, clock)
     store.load()
     return store
-
-
-def test_units_past_the_end_of_a_cut_log_are_removed(open_store: OpenStore, tmp_path: Path) -> None:
-    """After a power failure the index may be longer than the log. Another record will be stored at these offsets."""
-    store = open_store(TINY)
-    puts = fill(store, 12)
-    store.index.catch_up()
-    store.index.flush()
-    kill(store)
-    cut = puts[5].physical_offset
-    file = tmp_path / "commitlog" / f"{0:020d}"
-    file.write_bytes(file.read_bytes()[:cut].ljust(4_096, b"\0"))
-    shutil.rmtree(tmp_path / "consumequeue")  # the queue units of the lost records are lost, too
-
-    again = open_store(TINY)
-    new = again.put(keyed("new"))
-
-    assert new.physical_offset == cut
-    assert lost(again, range(5)) == []
-    assert [again.index.find("orders", f"k{number}") for number in range(5, 12)] == [[]] * 7
-    assert again.index.find("orders", "new") == [cut]
-
-
-def test_a_missing_index_is_rebuilt(open_store: OpenStore, tmp_path: Path) -> None:
-    """The same holds for a folder that never had an index."""
-    store = open_store(TINY)
-    fill(store, 20)
-    store.close()
-    shutil.rmtree(tmp_path / "index")
-
-    assert lost(open_store(TINY), range(20)) == []
 
 
 @pytest.fixture
@@ -646,39 +456,6 @@ def test_damage_in_a_closed_index_never_raises_nor_loops(filled: MessageStore, t
             file.unlink()
 
 
-def test_an_index_file_of_another_size_is_refused_with_the_settings(open_store: OpenStore, tmp_path: Path) -> None:
-    store = open_store(TINY)
-    fill(store, 1)
-    store.close()
-
-    with pytest.raises(
-        StoreFormatError,
-        match=r"has 240 bytes.*max-hash-slot-num 5 and max-index-num 10 make 260.*delete the folder index",
-    ):
-        open_store(small(max_hash_slot_num=SLOTS, max_index_num=UNITS + 1))
-
-
-def test_the_geometry_of_rocketmqs_index_files_is_recognized(open_store: OpenStore, tmp_path: Path) -> None:
-    (tmp_path / "index").mkdir()
-    with (tmp_path / "index" / "20260101000000000").open("wb") as file:
-        file.truncate(420_000_040)
-
-    store = open_store(small(max_hash_slot_num=None, max_index_num=None))
-
-    assert store.index.geometry == (5_000_000, 20_000_000)
-
-
-def test_an_index_file_of_another_size_without_keys_is_dropped(open_store: OpenStore, tmp_path: Path) -> None:
-    """It shows no geometry. A crash before its first flush leaves such a file."""
-    (tmp_path / "index").mkdir()
-    (tmp_path / "index" / "20260101000000000").write_bytes(bytes(1_000))
-
-    store = open_store(small(max_hash_slot_num=None, max_index_num=None))
-
-    assert store.index.geometry == (250_000, 1_000_000)
-    assert index_files(tmp_path) == []
-
-
 @given(
     slots=st.integers(1, 3_000),
     spare=st.integers(0, 5_000),
@@ -739,47 +516,3 @@ def test_without_space_for_an_index_file_sends_succeed_and_queries_fail(tmp_path
     store.close()
 
     assert found == []
-
-
-# --- cleaning ----------------------------------------------------------------------------------
-
-
-def test_index_files_are_deleted_with_their_log_but_never_the_last(filled: MessageStore, tmp_path: Path) -> None:
-    store = filled
-    full, last = store.index._files
-    start_of_last = last.header.begin_physical_offset
-
-    assert store.index.delete_before(full.header.end_physical_offset) == 0, "its last record still exists"
-    assert store.index.delete_before(start_of_last) == 1
-    assert store.index.delete_before(1 << 40) == 0
-
-    assert [file.name for file in index_files(tmp_path)] == [last.name]
-    assert store.index.find("orders", "k0") == []
-    assert lost(store, range(8, 13)) == []
-
-
-def test_deleting_log_files_deletes_their_index_files(store: MessageStore, tmp_path: Path) -> None:
-    puts = [store.put(keyed(f"k{number}", bytes(500))) for number in range(40)]
-    store.index.catch_up()
-    before = len(index_files(tmp_path))
-
-    store.delete_before(puts[30].physical_offset)
-
-    kept = [file.header.end_physical_offset for file in store.index._files]
-    assert (before, len(index_files(tmp_path))) == (5, len(kept))
-    assert len(kept) < 5
-    assert min(kept) >= store.start_offset
-    assert store.index.find("orders", "k39") == [puts[39].physical_offset]
-
-
-def test_indexing_continues_at_the_start_of_the_log(open_store: OpenStore) -> None:
-    """Log files were deleted before they were indexed."""
-    store = open_store(TINY)
-    for number in range(20):
-        store.put(keyed(f"k{number}", bytes(500)))
-    store.delete_before(8_192)
-
-    kept = [number for number in range(20) if store.index.find("orders", f"k{number}")]
-
-    assert kept == list(range(12, 20))
-    assert store.read_at(0) is None
