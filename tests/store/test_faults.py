@@ -79,7 +79,7 @@ class User:
         self.acknowledged: dict[bytes, int] = {}  # body -> earliest delivery
         self.errors: list[MQTemplateError] = []
         self.count = 0
-        self.broker: EmbeddedBroker | None = None
+        self.broker: EmbeddedBroker  # of the last start
 
     def live(self) -> None:
         """Use every function of the broker that needs files."""
@@ -117,35 +117,29 @@ class User:
         """Start a broker; if that fails, try again with another."""
         for _ in range(60):
             with self.errors_noted():
-                self.broker = None
                 store_files = FolderStoreFiles(self.folder, self.disk)
-                broker = EmbeddedBroker(settings=settings(self.mode), clock=self.clock, store_files=store_files)
-                broker.start()
-                self.broker = broker
+                self.broker = EmbeddedBroker(settings=settings(self.mode), clock=self.clock, store_files=store_files)
+                self.broker.start()
                 return
         raise AssertionError(f"it does not start: {self.errors[-1]}")
 
     def close(self) -> None:
-        assert self.broker is not None
         with self.errors_noted():
             self.broker.close()
 
     def send(self, size: int, topic: str = "orders", **properties: str) -> None:
-        assert self.broker is not None
         body = self.body(size)
         with self.errors_noted():
             result = self.broker.sends.send(Message(topic, body, dict(properties)))
             self.note([body], properties, result.send_status)
 
     def send_batch(self, count: int, **properties: str) -> None:
-        assert self.broker is not None
         batch = [self.body(30) for _ in range(count)]
         with self.errors_noted():
             result = self.broker.sends.send_batch([Message("orders", body, dict(properties)) for body in batch])
             self.note(batch, properties, result.send_status)
 
     def send_otherwise(self) -> None:
-        assert self.broker is not None
         body = self.body(40)
         with self.errors_noted():
             future: Future[Any] = self.broker.sends.send_async([Message("orders", body)])
@@ -165,7 +159,6 @@ class User:
             self.acknowledged |= dict.fromkeys(batch, self.clock.now_ms() + delay_ms)
 
     def consume(self) -> None:
-        assert self.broker is not None
         with self.errors_noted():
             consumer = self.broker.groups.subscribe(
                 ConsumerSpec(group="billing", subscriptions={"orders": TagSelector()})
@@ -175,7 +168,6 @@ class User:
             consumer.close()
 
     def advance(self, milliseconds: int) -> None:
-        assert self.broker is not None
         end_ms = self.clock.now_ms() + milliseconds
         retry_ms: dict[str, int] = {}
         while True:
@@ -199,7 +191,6 @@ class User:
         """Return all messages of the topic, once all delayed messages are due and the disk works."""
         self.disk.judge = never
         self.start()
-        assert self.broker is not None
         self.advance(200_000)
         self.send(10)
         store = self.broker.store
@@ -315,7 +306,6 @@ def test_a_failed_checkpoint_is_tried_again_a_second_later(quick_folder: Path) -
     """No other send is necessary."""
     user = User(quick_folder, FlushDiskType.ASYNC_FLUSH)
     user.start()
-    assert user.broker is not None
     store = user.broker.store
     user.send(10)
     fail_next(user.disk, "flush")
@@ -348,7 +338,6 @@ def test_consumer_offsets_that_could_not_be_written_are_written_later(quick_fold
 def test_the_future_of_an_asynchronous_send_has_the_disk_error(quick_folder: Path) -> None:
     user = User(quick_folder, FlushDiskType.ASYNC_FLUSH)
     user.start()
-    assert user.broker is not None
     user.broker.queues("orders")
     fail_next(user.disk, "allocate")
 

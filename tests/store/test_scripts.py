@@ -202,6 +202,10 @@ class StoreScript:
         with (self.folder / name).open("wb") as file:
             file.truncate(int(size))
 
+    def prepare(self) -> None:
+        """Create the file for the next unit of a queue."""
+        self.store.prepare("orders", 0)
+
     def start_queue_at(self, offset: str) -> None:
         """Remove all units of a queue. Its next message gets this queue offset."""
         self.store.consume_queue("orders", 0).clear(int(offset))
