@@ -50,14 +50,15 @@ def fill(store: MessageStore, count: int, start: int = 0) -> list[PutResult]:
     return [store.put(keyed(f"k{number}")) for number in range(start, start + count)]
 
 
-def bodies(store: MessageStore, key: str, topic: str = "orders") -> list[bytes]:
-    """Return the bodies of the records that really have a key, newest first."""
-    records = [store.read_at(offset) for offset in dict.fromkeys(store.index.find(topic, key))]
+def bodies(store: MessageStore, key: str, topic: str = "orders", *, index: IndexService | None = None) -> list[bytes]:
+    """Return the bodies of the records that really have a key, newest first; by default by the store's own index."""
+    records = [store.read_at(offset) for offset in dict.fromkeys((index or store.index).find(topic, key))]
     return [record.body for record in records if record and f"{topic}#{key}" in keys_of(record.topic, record[-1])]
 
 
-def lost(store: MessageStore, numbers: Sequence[int]) -> list[int]:
-    return [number for number in numbers if bodies(store, f"k{number}") != [b"k%d" % number]]
+def lost(store: MessageStore, numbers: Sequence[int], index: IndexService | None = None) -> list[int]:
+    """Return the numbers of the records that are not found."""
+    return [number for number in numbers if bodies(store, f"k{number}", index=index) != [b"k%d" % number]]
 
 
 def index_files(folder: Path) -> list[Path]:
@@ -108,29 +109,6 @@ class RocketMQIndex:
 def test_a_key_has_the_hash_that_rocketmq_writes() -> None:
     """From a dump of a real file. The smallest number has no absolute value and counts as 0."""
     assert index_key_hashes(["SpecTopic#T#TagA", "polygenelubricants"]).tolist() == [0x75E953DB, 0]
-
-
-def test_an_index_file_equals_rocketmqs_byte_by_byte(store: MessageStore, clock: VirtualClock, tmp_path: Path) -> None:
-    first = store.put(keyed("4466"))
-    clock.move_ms(2_999)
-    second = store.put(keyed("4466 4467"))
-    store.index.catch_up()
-    store.index.flush()
-
-    [file] = index_files(tmp_path)
-    data = file.read_bytes()
-
-    hashes = {key: abs(java_string_hash(f"orders#{key}")) for key in ("4466", "4467")}
-    assert (hashes["4466"] % SLOTS, hashes["4467"] % SLOTS) == (0, 4)
-    header = struct.pack(
-        ">qqqqii", first.store_timestamp, second.store_timestamp, first.physical_offset, second.physical_offset, 2, 4
-    )
-    units = (
-        struct.pack(">iqii", hashes["4466"], first.physical_offset, 0, 0)
-        + struct.pack(">iqii", hashes["4466"], second.physical_offset, 2, 1)
-        + struct.pack(">iqii", hashes["4467"], second.physical_offset, 2, 0)
-    )
-    assert data == (header + struct.pack(">5i", 2, 0, 0, 0, 3) + bytes(20) + units).ljust(len(data), b"\0")
 
 
 @given(
@@ -311,28 +289,6 @@ def test_damage_in_the_log_hides_no_other_record(at: int) -> None:
 # --- stops, kills and damage -------------------------------------------------------------------
 
 
-@pytest.mark.feature("D23")
-@pytest.mark.parametrize("flushed_at", [None, 0, 3, 11, 29])
-def test_a_crash_loses_no_key_of_a_file_that_was_not_full(
-    open_store: OpenStore, tmp_path: Path, flushed_at: int | None
-) -> None:
-    """The file has keys of old log files. RocketMQ deletes it and reads only the end of the log again. Here the flushed
-    part is kept, and the log is read from there."""
-    store = open_store(small(max_index_num=100))
-    for number in range(30):
-        store.put(keyed(f"k{number}", bytes(500)))
-        store.index.catch_up()
-        store.take_checkpoint()
-        if number == flushed_at:
-            store.index.flush()
-    kill(store)
-    assert len(list((tmp_path / "commitlog").iterdir())) > 4
-
-    again = open_store(small(max_index_num=100))
-
-    assert [number for number in range(30) if bodies(again, f"k{number}") != [bytes(500)]] == []
-
-
 @settings(max_examples=40)
 @given(st.lists(st.sampled_from(["put", "put", "index", "flush", "step", "kill", "close", "clean"]), max_size=25))
 def test_every_stored_message_is_found_after_any_sequence_of_events(events: list[str]) -> None:
@@ -389,16 +345,6 @@ def reopened(store: MessageStore, *, was_clean: bool, durable_timestamp: int = 0
     return index
 
 
-def lost_in(store: MessageStore, index: IndexService) -> list[int]:
-    """Return the numbers of the records that the index does not find."""
-    lost_numbers = []
-    for number in range(13):
-        records = [store.read_at(offset) for offset in index.find("orders", f"k{number}")]
-        if b"k%d" % number not in [record.body for record in records if record]:
-            lost_numbers.append(number)
-    return lost_numbers
-
-
 def test_an_index_file_cut_at_any_byte_after_a_crash_is_repaired(filled: MessageStore, tmp_path: Path) -> None:
     """The rest may be zeros, or the file may be shorter. In both cases all records are found."""
     last = index_files(tmp_path)[-1]
@@ -411,7 +357,7 @@ def test_an_index_file_cut_at_any_byte_after_a_crash_is_repaired(filled: Message
 
             index = reopened(filled, was_clean=False)
 
-            assert lost_in(filled, index) == [], cut
+            assert lost(filled, range(13), index) == [], cut
             index.close()
 
 
@@ -426,7 +372,7 @@ def test_a_flipped_bit_hides_one_key_at_most(filled: MessageStore, tmp_path: Pat
         last.write_bytes(damaged)
 
         index = reopened(filled, was_clean=False)
-        lost_numbers = lost_in(filled, index)
+        lost_numbers = lost(filled, range(13), index)
         index.close()
 
         assert len(lost_numbers) <= 1, at

@@ -38,6 +38,7 @@ DETAILS = (
 FEATURES = {
     "append": ("B6", "E5"),
     "damage": ("D22",),
+    "index_restart": ("D23",),
     "queue_differs_from_log": ("D21", "D22"),
     "torn_tail": ("D24",),
     "file_ends": ("D17",),
