@@ -25,6 +25,7 @@ from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.files.layout import unpack_index_header
 from mqtemplate.store.key_reader import keys_of
 from mqtemplate.store.message_store import MessageStore
+from mqtemplate.store.settings import FlushDiskType
 from tests.delay.foreign_records import ForeignDraft
 from tests.golden import check_script, scripts_in
 from tests.store.faulty_disk import FaultyDisk
@@ -44,6 +45,7 @@ FEATURES = {
     "file_ends": ("D17",),
     "retention_pending": ("D6",),
 }
+SETTINGS = {"none": None, "ASYNC_FLUSH": FlushDiskType.ASYNC_FLUSH}
 FILE = 4_096
 
 
@@ -109,6 +111,7 @@ class StoreScript:
         self.store: MessageStore
         self.follower = Follower()
         self.times: dict[str, int] = {}
+        self.notified: list[int] = []
 
     # --- what is done ------------------------------------------------------------------------------
 
@@ -119,9 +122,9 @@ class StoreScript:
         self.folder, self.clock, self.device = self.root / name, VirtualClock(), FaultyDisk()
 
     def open(self, follower: str = "", replay_from: str = "", **settings: str) -> Iterator[str]:
-        """Open the store. Print what it repaired, and the error. The setting ``none`` is the default."""
+        """Open the store. Print what it repaired, and the error. See `SETTINGS`."""
         values = {name: int(value) if value.isdecimal() else value for name, value in settings.items()}
-        values = {name: None if value == "none" else value for name, value in values.items()}  # type: ignore[misc]
+        values = {name: SETTINGS.get(value, value) for name, value in values.items()}  # type: ignore[misc,call-overload]
         self.store = MessageStore(FolderStoreFiles(self.folder, self.device), small(**values), self.clock)
         self.follower = Follower(*(int(text) if text else None for text in (follower, replay_from)))
         yield from self._events(lambda: self.store.load([self.follower]))
@@ -193,6 +196,20 @@ class StoreScript:
         for each in keys:
             yield from self.put(each, topic=topic, times=times, properties=f"KEYS:{each}", **more)
 
+    def early(self, *bodies: str, times: str = "1") -> None:
+        """Store messages, and let the disk begin to write each, as a producer does that flushes itself."""
+        for body in bodies:
+            self.store.start_flush(self.store.put(draft(body.encode() * int(times))))
+
+    def started(self) -> list[str]:
+        """Print what was written early: position in the file, and size."""
+        assert isinstance(self.device, FaultyDisk)
+        return [" ".join(f"{at}+{size}" for at, size in self.device.started) or "-"]
+
+    def folder_named(self, *names: str) -> None:
+        for name in names:
+            (self.folder / name).mkdir(parents=True)
+
     def delete(self, *names: str) -> None:
         for name in names:
             path = self.folder / name
@@ -248,7 +265,7 @@ class StoreScript:
 
     def watch(self) -> None:
         """Note the end of the readable records at each notification of new messages."""
-        self.notified: list[int] = []
+        self.notified = []
         self.store.watch("orders", lambda: self.notified.append(self.store.confirm_offset))
 
     def confirm(self, wait: str = "yes") -> Iterator[str]:
