@@ -20,7 +20,7 @@ from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.files.store_files import MemoryStoreFiles
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.settings import StoreSettings
-from tests.store.small_store import NothingPending, OpenStore, bodies, draft, small
+from tests.store.small_store import NothingPending, OpenStore, bodies, draft, opened, small
 
 HOUR_MS = 3_600_000
 FILE = 4_096
@@ -127,10 +127,7 @@ def test_forcible_cleaning_ends_when_the_disk_has_space(open_store: OpenStore, t
 def test_the_disk_is_checked_every_ten_seconds_but_not_on_a_virtual_clock(tmp_path: Path) -> None:
     """A test must not depend on the disk of its machine."""
     clock = SystemClock()
-    real = MessageStore(FolderStoreFiles(tmp_path / "real"), small(), clock)
-    virtual = MessageStore(FolderStoreFiles(tmp_path / "virtual"), small(), VirtualClock())
-    for store in (real, virtual):
-        store.load()
+    real, virtual = opened(tmp_path / "real", clock=clock), opened(tmp_path / "virtual")
 
     now_ms = clock.now_ms()
     next_ms = real.cleaning.step()
@@ -178,8 +175,7 @@ def test_hooks_get_the_new_start_of_the_log(open_store: OpenStore) -> None:
 
 
 def test_files_in_memory_are_deleted_as_well(clock: VirtualClock) -> None:
-    store = MessageStore(MemoryStoreFiles(), small(file_reserved_time=1), clock)
-    store.load(pending=NothingPending())
+    store = without_pending(opened(MemoryStoreFiles(), small(file_reserved_time=1), clock=clock))
     fill(store, 3)
 
     advance(store, 4 * HOUR_MS)

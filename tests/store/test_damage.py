@@ -17,26 +17,16 @@ from mqtemplate.engine.reader import QueueReader
 from mqtemplate.errors import CorruptRecordError, StoreError, StoreFormatError
 from mqtemplate.message import MessageQueue
 from mqtemplate.record.layout import CHECK_SIZE
-from mqtemplate.store.files.disk import Disk
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.settings import StoreSettings
 from mqtemplate.store.tables import ConsumerOffsets, TopicTable, read_table, write_table
+from tests.store.power_loss_disk import RestartedDisk
 from tests.store.small_store import draft, kill, opened, small
 from tests.thirds import THIRDS
 
 LOG_FILE = 400
 TOPIC, QUEUES = "orders", 2
-
-
-class NoSync(Disk):
-    """A disk that syncs nothing: in these tests the power does not fail."""
-
-    def flush(self, fd: int) -> None:
-        return
-
-    def sync_folder(self, folder: Path) -> None:
-        return
 
 
 @dataclass
@@ -62,7 +52,7 @@ class Folder:
         self.kept: dict[Path, bytes] = {}
 
     def open(self) -> MessageStore:
-        return opened(self.root, self.settings, disk=NoSync())
+        return opened(self.root, self.settings, disk=RestartedDisk())
 
     def fill(self, count: int, body_of: Callable[[int], bytes], *, stop: Callable[[MessageStore], None]) -> None:
         store = self.open()
@@ -258,7 +248,7 @@ def test_random_flips_damage_only_the_messages_that_they_hit(tmp_path: Path, see
 
 @pytest.fixture
 def tables(tmp_path: Path) -> FolderStoreFiles:
-    store_files, clock = FolderStoreFiles(tmp_path / "store", NoSync()), VirtualClock()
+    store_files, clock = FolderStoreFiles(tmp_path / "store", RestartedDisk()), VirtualClock()
     topics, offsets = TopicTable(store_files, clock), ConsumerOffsets(store_files, clock)
     topics.create("orders", 4)
     offsets.commit("billing", "orders", 0, 7)

@@ -30,7 +30,7 @@ from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.settings import FlushDiskType
 from tests.store.faulty_disk import FAILS_FULL, FaultyDisk, Judge, LedgerDisk, during, never, once
-from tests.store.small_store import bodies, draft, kill, opened, small
+from tests.store.small_store import bodies, draft, kill, opened
 from tests.thirds import THIRDS
 
 RETRY_MS = 1_000
@@ -367,8 +367,7 @@ def test_a_batch_torn_by_an_error_leaves_no_valid_records(
     quick_folder: Path, put: Callable[[MessageStore], object]
 ) -> None:
     """Its first records were written completely; shorter records overwrite them."""
-    store = MessageStore(FolderStoreFiles(quick_folder, disk := FaultyDisk()), small(), VirtualClock())
-    store.load()
+    store = opened(quick_folder, disk=(disk := FaultyDisk()))
     store.put(draft(b"before"))
     disk.judge = once(len(disk.calls), errno.EIO)
     with pytest.raises(StoreError, match="cannot write to"):

@@ -212,10 +212,8 @@ def test_a_step_is_short_and_pauses_longer_while_the_log_grows(open_store: OpenS
 
 def test_a_query_finds_each_message_stored_before_while_threads_write(tmp_path: Path) -> None:
     """Threads store and query while the service steps: each finds its own message at once."""
-    store = MessageStore(
-        MemoryStoreFiles(), small(mapped_file_size_commit_log=1 << 16, max_index_num=50), SystemClock()
-    )
-    store.load()
+    settings = small(mapped_file_size_commit_log=1 << 16, max_index_num=50)
+    store = opened(MemoryStoreFiles(), settings, clock=SystemClock())
 
     def put_and_query(worker: int) -> list[int]:
         missing = []
@@ -252,8 +250,7 @@ def test_records_that_are_alike_have_the_keys_that_they_have_one_by_one(
     stretches: list[tuple[int, int, str, int, str]], portion: int
 ) -> None:
     """Producers send many records of one size, in portions of any size, across files of the log."""
-    store, numbers = MessageStore(MemoryStoreFiles(), small(mapped_file_size_commit_log=4_096), VirtualClock()), count()
-    store.load()
+    store, numbers = opened(MemoryStoreFiles(), small()), count()
     for length, size, form, flag, topic in stretches:
         for number in islice(numbers, length):
             text = form % number if "%" in form else form
@@ -295,7 +292,7 @@ def test_every_stored_message_is_found_after_any_sequence_of_events(events: list
     """Compare with a list, after kills, closes and deletions in any order."""
     with tempfile.TemporaryDirectory() as folder:
         clock = VirtualClock()
-        store = open_in(folder, clock)
+        store = opened(Path(folder), TINY, clock=clock)
         puts: list[PutResult] = []
         for event in [*events, "kill"]:
             if event == "put":
@@ -312,7 +309,7 @@ def test_every_stored_message_is_found_after_any_sequence_of_events(events: list
                 store.delete_before(puts[len(puts) // 2].physical_offset)
             elif event in ("kill", "close"):
                 kill(store) if event == "kill" else store.close()
-                store = open_in(folder, clock)
+                store = opened(Path(folder), TINY, clock=clock)
 
         kept = [put.physical_offset for put in puts if put.physical_offset >= store.start_offset]
         found = [store.index.find("orders", f"k{number}") for number in range(len(puts) - len(kept), len(puts))]
@@ -321,12 +318,6 @@ def test_every_stored_message_is_found_after_any_sequence_of_events(events: list
 
         assert [set(offsets) for offsets in found] == [{offset} for offset in kept]
         assert list(dict.fromkeys(everything)) == kept[:-65:-1]
-
-
-def open_in(folder: str, clock: VirtualClock) -> MessageStore:
-    store = MessageStore(FolderStoreFiles(Path(folder)), TINY, clock)
-    store.load()
-    return store
 
 
 @pytest.fixture

@@ -9,8 +9,6 @@ import pytest
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.record.layout import SysFlag
-from mqtemplate.store.files.folder_store_files import FolderStoreFiles
-from mqtemplate.store.message_store import MessageStore
 from tests.delay.foreign_records import ForeignDraft
 from tests.store.small_store import OpenStore, bodies, draft, kill, opened, overwrite, small
 
@@ -52,8 +50,7 @@ def test_a_log_cut_at_any_byte_keeps_all_whole_records(quick_folder: Path) -> No
 def test_old_records_after_the_end_of_rocketmqs_log_are_ignored(open_store: OpenStore, tmp_path: Path) -> None:
     """RocketMQ cut a tail, overwrote its start with a shorter record, and was killed. Older records follow that one."""
     clock = VirtualClock()
-    store = MessageStore(FolderStoreFiles(tmp_path), small(), clock)
-    store.load()
+    store = opened(tmp_path, clock=clock)
     puts = [store.put(ForeignDraft("orders", 0, body * 50, b"")) for body in (b"a", b"b", b"c")]
     kill(store)
     file = tmp_path / "commitlog" / f"{0:020d}"
