@@ -111,13 +111,15 @@ def _listener_operations(endpoint: Endpoint) -> Iterator[ApiOperation]:
 def _received(plan: HandlerPlan, selector: object) -> Iterator[MessageType]:
     if isinstance(plan, TagRoutedPlan):
         yield from (MessageType(tag, _payload_type(each)) for tag, each in plan.routes.items())
-        plan_of_others = plan.other
-        if plan_of_others is not None:
-            yield MessageType(None, _payload_type(plan_of_others))
+        if plan.other is not None:
+            yield MessageType(None, _payload_type(plan.other))
         return
     expression = selector.expression if isinstance(selector, TagSelector) else "*"
-    tags: list[str | None] = [None] if expression == "*" else [tag.strip() for tag in expression.split("||")]
-    yield from (MessageType(tag, _payload_type(plan)) for tag in tags)
+    yield from (MessageType(tag, _payload_type(plan)) for tag in _tags(expression))
+
+
+def _tags(expression: str) -> list[str | None]:
+    return [None] if expression == "*" else [tag.strip() for tag in expression.split("||")]
 
 
 def _payload_type(plan: HandlerPlan) -> Any:
@@ -152,14 +154,15 @@ def _spark_operations(component: object, app: MQApplication) -> Iterator[ApiOper
     for spec in specs:
         expression = resolve(str(spec.attributes.get("selector_expression", "*")))
         payload = spec.attributes.get("payload")
-        tags: list[str | None] = [None] if expression == "*" else [tag.strip() for tag in expression.split("||")]
         for topic in spec.topics:
             yield ApiOperation(
                 action="receive",
                 name=_name_of(holder),
                 summary=_summary(holder),
                 topic=resolve(topic),
-                messages=tuple(MessageType(tag, payload if inspect.isclass(payload) else None) for tag in tags),
+                messages=tuple(
+                    MessageType(tag, payload if inspect.isclass(payload) else None) for tag in _tags(expression)
+                ),
                 extensions={"x-consumer-group": resolve(spec.consumer_group), "x-spark": True},
             )
 

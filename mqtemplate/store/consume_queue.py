@@ -235,11 +235,7 @@ class ConsumeQueue:
         """
         if not self.min_offset <= queue_offset < self.max_offset:
             raise IndexError(f"queue offset {queue_offset} is not in {self.min_offset}..{self.max_offset - 1}")
-        found = self.files.find(queue_offset * CQ_UNIT_SIZE)
-        if found is None:
-            raise IndexError(f"queue offset {queue_offset} was deleted while it was read")
-        at = queue_offset * CQ_UNIT_SIZE - found[1]
-        data = found[0].view[at : at + CQ_UNIT_SIZE]
+        data = self.files.read(queue_offset * CQ_UNIT_SIZE, CQ_UNIT_SIZE)
         if not data:
             raise IndexError(f"queue offset {queue_offset} was deleted while it was read")
         return layout.unpack_cq_unit(data)

@@ -163,25 +163,8 @@ def _lock_of_other(fd: int) -> tuple[int, int] | None:
     return kind, process_id
 
 
-def allocate_blocks(fd: int, at: int, size: int) -> None:
-    """Reserve the disk blocks of *size* bytes from *at* on, without changing their content.
-
-    ``posix_fallocate`` where the system and the file system have it. Else zeros are written where the file has only
-    zeros: a block that was written exists. macOS has ``F_PREALLOCATE``, but that adds blocks after the last one of a
-    file (``man fcntl``), not to the middle of a file that has its full length already.
-    """
-    fallocate = getattr(os, "posix_fallocate", None)
-    if fallocate is not None:
-        try:
-            fallocate(fd, at, size)
-            return
-        except OSError as exc:
-            if exc.errno not in _UNSUPPORTED:  # musl does not emulate it: NFS 3, ZFS
-                raise
-    _write_zeros(fd, at, at + size)
-
-
 def _write_zeros(fd: int, start: int, end: int) -> None:
+    """Write zeros where the file has only zeros: a block that was written exists."""
     for chunk in range(start, end, _CHUNK):
         size = min(_CHUNK, end - chunk)
         step = _BLOCK if os.pread(fd, size, chunk).strip(b"\0") else size
@@ -284,11 +267,21 @@ class Disk:
         os.ftruncate(fd, size)
 
     def allocate(self, fd: int, at: int, size: int) -> None:
-        """Reserve the disk blocks of *size* bytes from *at* on. Their content does not change.
+        """Reserve the disk blocks of *size* bytes from *at* on, by ``posix_fallocate``. Their content does not change.
 
         No other thread may write to these bytes meanwhile: where the system has no such call, their blocks are written.
         """
-        allocate_blocks(fd, at, size)
+        # macOS has ``F_PREALLOCATE``, but that adds blocks after the last one of a file (``man fcntl``), not to the
+        # middle of a file that has its full length already.
+        fallocate = getattr(os, "posix_fallocate", None)
+        if fallocate is not None:
+            try:
+                fallocate(fd, at, size)
+                return
+            except OSError as exc:
+                if exc.errno not in _UNSUPPORTED:  # musl does not emulate it: NFS 3, ZFS
+                    raise
+        _write_zeros(fd, at, at + size)
 
     def map(self, fd: int, size: int) -> mmap.mmap:
         """Map the file into memory. The map has a descriptor of its own."""
