@@ -199,7 +199,7 @@ def _decode(body: bytes, charset: str) -> str:
         return body.decode(charset)
     except UnicodeDecodeError as exc:
         raise ConversionError(
-            f"the body is no {charset.upper()} text: {exc.reason} at byte {exc.start}; use the type bytes instead"
+            f"the body is not {charset.upper()} text: {exc.reason} at byte {exc.start}; use the type bytes instead"
         ) from exc
 
 
@@ -323,7 +323,7 @@ def _read_json(body: bytes, target_type: Any) -> object:
         return adapter_of(target_type).validate_json(body.removeprefix(UTF8_BOM))
     except ValidationError as exc:
         reason = _other_encoding(body) or first_errors(exc)
-        raise ConversionError(f"the body is no {kind_name(target_type)}: {reason}") from exc
+        raise ConversionError(f"the body cannot be read as {kind_name(target_type)}: {reason}") from exc
 
 
 def _other_encoding(body: bytes) -> str:

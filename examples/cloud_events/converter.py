@@ -108,7 +108,7 @@ class CloudEventConverter:
         try:
             envelope: dict[str, Any] = json.loads(body)
         except ValueError as exc:
-            raise errors.ConversionError(f"the body is no CloudEvent in JSON: {exc}") from exc
+            raise errors.ConversionError(f"the body is not a CloudEvent in JSON: {exc}") from exc
         encoded = envelope.pop("data_base64", None)
         data = envelope.pop("data", None) if encoded is None else base64.b64decode(encoded)
         return _event(envelope, data)

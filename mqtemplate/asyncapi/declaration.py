@@ -41,13 +41,13 @@ def documents_send(
 
     Args:
         destination: ``"topic"`` or ``"topic:tag"``; it may hold placeholders.
-        payload: Type of the payload; None for none that is known.
+        payload: Type of the payload; None if it is unknown.
         delay: Delay of the message: a duration, or a text such as ``"15m, then 1d"``; it may hold placeholders.
         delay_level: Its delay level.
         reply: Type of the reply, if the message is a request.
 
     Raises:
-        DestinationError: *destination* is no text.
+        DestinationError: *destination* is not text.
     """
     if not isinstance(destination, str):
         raise DestinationError(f"@documents_send: destination must be 'topic' or 'topic:tag', got {destination!r}")

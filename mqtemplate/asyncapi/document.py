@@ -51,7 +51,7 @@ class ApiOperation:
         action: ``send`` or ``receive``.
         name: Name of the listener, or of the function that sends.
         summary: First sentence of its documentation.
-        reply: Type of the reply; None if there is none.
+        reply: Type of the reply; None without a reply.
         extensions: Facts that AsyncAPI has no field for; each key starts with ``x-``.
     """
 
@@ -111,13 +111,15 @@ def _listener_operations(endpoint: Endpoint) -> Iterator[ApiOperation]:
 def _received(plan: HandlerPlan, selector: object) -> Iterator[MessageType]:
     if isinstance(plan, TagRoutedPlan):
         yield from (MessageType(tag, _payload_type(each)) for tag, each in plan.routes.items())
-        plan_of_others = plan.other
-        if plan_of_others is not None:
-            yield MessageType(None, _payload_type(plan_of_others))
+        if plan.other is not None:
+            yield MessageType(None, _payload_type(plan.other))
         return
     expression = selector.expression if isinstance(selector, TagSelector) else "*"
-    tags: list[str | None] = [None] if expression == "*" else [tag.strip() for tag in expression.split("||")]
-    yield from (MessageType(tag, _payload_type(plan)) for tag in tags)
+    yield from (MessageType(tag, _payload_type(plan)) for tag in _tags(expression))
+
+
+def _tags(expression: str) -> list[str | None]:
+    return [None] if expression == "*" else [tag.strip() for tag in expression.split("||")]
 
 
 def _payload_type(plan: HandlerPlan) -> Any:
@@ -132,7 +134,7 @@ def _reply_type(plan: HandlerPlan) -> Any:
 
 
 def _without_statuses(kind: Any) -> Any:
-    """Return a type without the results that are no reply; None if nothing is left."""
+    """Return a type without the results that send no reply; None if nothing is left."""
     if kind in _NO_REPLY or (get_origin(kind) is list and get_args(kind) == (Send,)):
         return None
     if get_origin(kind) in (Union, UnionType):
@@ -152,14 +154,15 @@ def _spark_operations(component: object, app: MQApplication) -> Iterator[ApiOper
     for spec in specs:
         expression = resolve(str(spec.attributes.get("selector_expression", "*")))
         payload = spec.attributes.get("payload")
-        tags: list[str | None] = [None] if expression == "*" else [tag.strip() for tag in expression.split("||")]
         for topic in spec.topics:
             yield ApiOperation(
                 action="receive",
                 name=_name_of(holder),
                 summary=_summary(holder),
                 topic=resolve(topic),
-                messages=tuple(MessageType(tag, payload if inspect.isclass(payload) else None) for tag in tags),
+                messages=tuple(
+                    MessageType(tag, payload if inspect.isclass(payload) else None) for tag in _tags(expression)
+                ),
                 extensions={"x-consumer-group": resolve(spec.consumer_group), "x-spark": True},
             )
 
@@ -240,7 +243,7 @@ class Schemas:
         self.definitions: dict[str, Any] = shared.get("$defs", {})
 
     def of(self, kind: Any) -> dict[str, Any] | None:
-        """Return the schema of a type; None if it has none."""
+        """Return the schema of a type; None without one."""
         for index, known in enumerate(self._kinds):
             if known is kind or (type(known) is type(kind) and known == kind):
                 return self._schemas[index]

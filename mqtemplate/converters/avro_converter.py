@@ -339,7 +339,7 @@ class AvroConverter:
             )
         except Exception as exc:  # fastavro and the types inside of a record raise errors of many classes
             reason = str(exc) if isinstance(exc, ConversionError) else f"{type(exc).__name__}: {exc}"
-            raise ConversionError(f"the body is no {writer.name}: {reason}") from exc
+            raise ConversionError(f"the body cannot be read as {writer.name}: {reason}") from exc
         if target_type in _UNTYPED:
             return value
         try:
@@ -387,6 +387,6 @@ def _unknown_schema(body: bytes, known: list[str]) -> str:
     if body[:2] != _MARKER:
         return "the body is not in Avro's single-object encoding: it must start with the bytes C3 01"
     return (
-        f"the body was written with a schema of fingerprint {bytes(body[2:10][::-1]).hex()}, which is none of "
-        f"{', '.join(known) or 'no schemas'}; add that schema: AvroConverter(..., older=[...])"
+        f"the body was written with a schema of fingerprint {bytes(body[2:10][::-1]).hex()}, and the converter "
+        f"knows {', '.join(known) or 'no schemas'}; add that schema: AvroConverter(..., older=[...])"
     )

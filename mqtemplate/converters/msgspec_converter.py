@@ -76,7 +76,7 @@ def _decoded(body: bytes, target_type: Any, content_type: str) -> object:
     try:
         return decoder.decode(body.removeprefix(UTF8_BOM) if content_type == JSON else body)
     except (msgspec.DecodeError, ValueError, RecursionError, OverflowError) as exc:
-        raise ConversionError(f"the body is no {_name_of(target_type)}: {exc}") from exc
+        raise ConversionError(f"the body cannot be read as {_name_of(target_type)}: {exc}") from exc
 
 
 @lru_cache(maxsize=1_024)

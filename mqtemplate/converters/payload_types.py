@@ -29,21 +29,6 @@ from mqtemplate.errors import ConversionError
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-__all__ = [
-    "BINARY",
-    "UTF8_BOM",
-    "BodyLimits",
-    "Parts",
-    "adapter_of",
-    "check_parts",
-    "check_values",
-    "first_errors",
-    "kind_name",
-    "members_of",
-    "parts_of",
-    "read_parts",
-    "read_untyped",
-]
 
 BINARY: Final = "application/octet-stream"
 """Content type of payloads that are bytes, as rocketmq-spring sets it."""
@@ -230,7 +215,7 @@ def _as_text(body: bytes, part: Any, charset: str) -> object:
         text = body.decode(charset)
     except UnicodeDecodeError as exc:
         raise ConversionError(
-            f"the body is no {charset.upper()} text: {exc.reason} at byte {exc.start}; use the type bytes instead"
+            f"the body is not {charset.upper()} text: {exc.reason} at byte {exc.start}; use the type bytes instead"
         ) from exc
     return text if part is str else _validated(text, part)
 
@@ -249,7 +234,7 @@ def _validated(value: object, part: Any) -> object:
     try:
         return adapter_of(part).validate_python(value)
     except ValidationError as exc:
-        raise ConversionError(f"the body is no {kind_name(part)}: {first_errors(exc)}") from exc
+        raise ConversionError(f"the body cannot be read as {kind_name(part)}: {first_errors(exc)}") from exc
 
 
 def read_untyped(body: bytes, properties: Mapping[str, str], charset: str) -> object:
@@ -525,7 +510,7 @@ def _may_be_read_as(one: Mapping[str, _Field], other: Mapping[str, _Field]) -> b
 
 
 def _fields(kind: type) -> Mapping[str, _Field] | None:
-    """Return the fields of a class by their names in JSON; None if it has none that are known."""
+    """Return the fields of a class by their names in JSON; None if they are unknown."""
     models = getattr(kind, "model_fields", None)
     if isinstance(models, Mapping):
         return {
@@ -539,9 +524,9 @@ def _fields(kind: type) -> Mapping[str, _Field] | None:
     except NameError:
         hints = inspect.get_annotations(kind) | dict.fromkeys(inspect.get_annotations(kind), Any)
     if dataclasses.is_dataclass(kind):
-        none = dataclasses.MISSING
+        missing = dataclasses.MISSING
         return {
-            each.name: _Field(hints.get(each.name, Any), each.default is none and each.default_factory is none)
+            each.name: _Field(hints.get(each.name, Any), each.default is missing and each.default_factory is missing)
             for each in dataclasses.fields(kind)
         }
     required: frozenset[str] = getattr(kind, "__required_keys__", frozenset())

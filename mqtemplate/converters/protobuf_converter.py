@@ -43,7 +43,7 @@ class ProtobufConverter:
             return plain
         if not isinstance(payload, Message):
             raise ConversionError(
-                f"a payload of type {type(payload).__name__} is no protobuf message; pass an object of a generated "
+                f"a payload of type {type(payload).__name__} is not a protobuf message; pass an object of a generated "
                 "class, bytes or text"
             )
         name = payload.DESCRIPTOR.full_name
@@ -79,7 +79,8 @@ def _classes_of(annotation: Any) -> list[type[Message]]:
     for kind in kinds:
         if not (isinstance(kind, type) and issubclass(kind, Message)):
             raise ConversionError(
-                f"{kind_name(kind)} is no protobuf message; annotate the parameter with a generated class, bytes or str"
+                f"{kind_name(kind)} is not a protobuf message; annotate the parameter with a generated class, bytes "
+                "or str"
             )
     return kinds
 
@@ -94,7 +95,7 @@ def _as_one_of(body: bytes, annotation: Any, named: str | None) -> Message:
         )
     kind = next(iter(kinds.values())) if named is None else kinds.get(named)
     if kind is None:
-        raise ConversionError(f"the body is a {named} by its content type, and no {wanted}")
+        raise ConversionError(f"the body is a {named} by its content type, not a {wanted}")
     return _parsed(body, kind)
 
 
@@ -113,5 +114,5 @@ def _parsed(body: bytes, kind: type[Message]) -> Message:
     try:
         message.ParseFromString(body)
     except DecodeError as exc:
-        raise ConversionError(f"the body is no {kind.DESCRIPTOR.full_name}: {exc}") from exc
+        raise ConversionError(f"the body cannot be read as {kind.DESCRIPTOR.full_name}: {exc}") from exc
     return message

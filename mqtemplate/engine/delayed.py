@@ -63,7 +63,7 @@ class LocalDelayedMessages:
         delay_stores: list[DelayStore] = [self._schedule, self.timers]
         self.control = DelayController(store, delay_stores, limits, settings.broker_name)
         self._pending = PendingView(store, delay_stores, topic_names, settings.broker_name)
-        store.cleaning.on_cleaned(self.timers.delete_before)
+        store.cleaning.on_cleaned.append(self.timers.delete_before)
 
     # --- life ----------------------------------------------------------------------------------
 

@@ -21,10 +21,10 @@ from mqtemplate.operations.access import BrokerAccess, snapshot_broker
 from mqtemplate.pending import PendingQuery
 from mqtemplate.record.codec import BadRecordError
 from mqtemplate.store.checkpoint import StoreCheckpoint, file_sizes
+from mqtemplate.store.commit_log import LogReader, LogScan
 from mqtemplate.store.files.disk import disk_errors
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles, SnapshotStoreFiles, check_store
 from mqtemplate.store.files.mapped_files import MappedFileQueue
-from mqtemplate.store.log_reader import LogReader, LogScan
 
 
 @dataclass(frozen=True, slots=True)

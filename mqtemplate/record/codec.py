@@ -184,7 +184,7 @@ def _encode_topic(topic: str) -> tuple[int, bytes]:
 
 
 class EncodedMessage(NamedTuple):
-    """A message whose properties are encoded and are those of an application only: no delay, no id."""
+    """A message whose properties are encoded and come from an application only: no delay, no id."""
 
     topic: str
     body: bytes

@@ -18,7 +18,7 @@ ATTEMPTS = "dead_letter_attempts"
 FAILED_AT = "dead_letter_failed_at"
 """Time of the last failure, ISO 8601 in UTC."""
 STACK = "dead_letter_stack"
-"""The last frames of the stack, without those of this library; at most 2,000 characters."""
+"""The last frames of the stack outside this library; at most 2,000 characters."""
 FIRST_FAILED_AT = "retry_first_failed_at"
 """Time of the first failure, if there was a retry whose delay is exact; a retry has it too."""
 CAUSES = frozenset({EXCEPTION, MESSAGE, LISTENER, ATTEMPTS, FAILED_AT, STACK, FIRST_FAILED_AT})

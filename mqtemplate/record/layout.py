@@ -1,7 +1,7 @@
 """Layout of a record of the commit log: offsets, struct objects, fields for numpy, magic numbers and flags.
 
 All numbers are big-endian. ``B`` is the length of the body, ``T`` of the topic, ``P`` of the properties. The offsets
-are those of a record with IPv4 hosts. Each IPv6 host moves the fields after it by `V6_EXTRA` bytes.
+apply to a record with IPv4 hosts. Each IPv6 host moves the fields after it by `V6_EXTRA` bytes.
 
 =====  ======  ===========================  =====================================================
     0  i4      total_size                   size of the whole record, this field included

@@ -78,7 +78,7 @@ class PropertiesTemplate:
         return b"".join((self.front, first, self.between, second, self.back))
 
     def id_in(self, encoded: bytes) -> bytes:
-        """Return the id in properties that differ from this template in nothing else; empty if there is none."""
+        """Return the id in properties that differ from this template in nothing else; empty without one."""
         front, back = self.front, self.back
         if encoded.startswith(front) and encoded.endswith(back):
             unique_id = encoded[len(front) : len(encoded) - len(back)]
@@ -101,7 +101,7 @@ class CompleteProperties(NamedTuple):
 
 
 class AddedProperties:
-    """The properties that a broker adds to those of a message. What only a broker may set needs decoding.
+    """The properties that a broker adds to a message. What only a broker may set needs decoding.
 
     Properties without message id and keys are decoded once; the next ones that are equal but for these two need no
     decoding. Thread-safe.

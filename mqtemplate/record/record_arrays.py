@@ -60,7 +60,7 @@ class UniformBatch:
         first: Record of the first message.
         bodies, ids: A row for each message.
         id_at: Start of the id in the encoded properties.
-        origins: Of each batch; empty for one batch, whose origin is that of *first*.
+        origins: Of each batch; empty for one batch, whose origin is in *first*.
     """
 
     first: RecordDraft
@@ -129,7 +129,7 @@ class UniformBatch:
         return with_checks(around, body_at, self.bodies, physical_offsets)
 
     def _around_body(self, first: NDArray[np.uint8], body_at: int, body_end: int) -> Rows:
-        """Return the records without body and check. Body CRCs and offsets are still those of the first."""
+        """Return the records without body and check. They have the body CRC and the offsets of the first."""
         front, back = first[:body_at], first[body_end:-CHECK_SIZE]
         around = np.empty((len(self), len(front) + len(back)), np.uint8)
         around[:, :body_at], around[:, body_at:] = front, back
@@ -258,7 +258,7 @@ class AlikeCopies:
         return with_checks(around, header_end, self._rows[:, BODY_AT : self._body_end], physical_offsets).tobytes()
 
     def _around_body(self, first: NDArray[np.uint8], header_end: int, body_end: int) -> Rows:
-        """Return the records without body and check. Offsets and links are still those of the first."""
+        """Return the records without body and check. They have the offsets and the link of the first."""
         rows, extra = self._rows, header_end - BODY_AT
         around = np.empty((len(rows), len(first) - (body_end - header_end) - CHECK_SIZE), np.uint8)
         around[:, :header_end] = first[:header_end]

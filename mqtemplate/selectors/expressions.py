@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any, TypeAlias
 
 from mqtemplate.errors import Picklable
@@ -53,17 +54,8 @@ class NotComparableError(Exception):
     """Two values cannot be compared. It ends the evaluation of the whole expression, as in RocketMQ."""
 
 
-def parse_integer(text: str) -> int:
-    """Parse as Java's ``Integer.valueOf``: a sign and digits, 32 bits, no spaces."""
-    return _parse_whole(text, _INT_LIMIT)
-
-
-def parse_long(text: str) -> int:
-    """Parse as Java's ``Long.valueOf``: a sign and digits, 64 bits, no spaces."""
-    return _parse_whole(text, _LONG_LIMIT)
-
-
-def _parse_whole(text: str, limit: int) -> int:
+def parse_whole(limit: int, text: str) -> int:
+    """Parse as Java's ``Integer.valueOf`` and ``Long.valueOf``: a sign and digits, no spaces, below a limit."""
     if not (text.isascii() and text.isdecimal()) and not _WHOLE.fullmatch(text):
         raise NotComparableError(text)
     try:
@@ -112,8 +104,8 @@ _Predicate: TypeAlias = Callable[[Any, Any], bool]
 _ORDERS: dict[str, _Predicate] = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 _TESTS: dict[str, _Predicate] = {"CONTAINS": operator.contains, "STARTSWITH": str.startswith, "ENDSWITH": str.endswith}
 _PARSERS: dict[ValueType, Callable[[str], int | float]] = {
-    ValueType.INTEGER: parse_integer,
-    ValueType.LONG: parse_long,
+    ValueType.INTEGER: partial(parse_whole, _INT_LIMIT),
+    ValueType.LONG: partial(parse_whole, _LONG_LIMIT),
     ValueType.DOUBLE: parse_double,
 }
 
@@ -197,7 +189,7 @@ def as_condition(operand: Expression) -> Expression:
     if operand.is_condition:
         return operand
     if operand.role is not Role.PROPERTY:
-        raise OperandError(operand.at, f"{operand.type.value} alone is no condition; compare it, as in price = 10")
+        raise OperandError(operand.at, f"{operand.type.value} alone is not a condition; compare it, as in price = 10")
     get = operand.evaluate
     return _condition(operand.at, lambda properties: None if get(properties) is None else False, operand)
 

@@ -1,7 +1,8 @@
 """Parser of SQL92 expressions: from the text to a function that evaluates it, or to the description of an error.
 
 Source: RocketMQ ``filter: parser/SelectorParser.jj``. As there, the context does not change how a word is read, the
-longest match wins, and a keyword may follow a number without a space: ``a = 1and b = 2``.
+longest match wins, and a keyword may follow a number without a space: ``a = 1and b = 2``. A module of its own, because
+the parser library (lark) is slow to import: `Sql92Selector` imports it when the first expression is compiled.
 """
 
 from __future__ import annotations

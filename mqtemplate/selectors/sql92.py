@@ -44,7 +44,6 @@ class Sql92Selector:
     _evaluate: Evaluate = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        # The parser library (lark) is slow to import, so only SQL92 selectors import it.
         from mqtemplate.selectors.grammar import compile_expression
 
         object.__setattr__(self, "_evaluate", compile_expression(self.expression))
@@ -97,7 +96,7 @@ def make_selector(selector_type: SelectorType, expression: str) -> Selector:
     if selector_type is not SelectorType.SQL92:
         return tag_selector(expression)
     if (surrogate := re.search("[\ud800-\udfff]", expression)) is not None:
-        raise SelectorError(expression, surrogate.start(), "a surrogate is no character; write the character itself")
+        raise SelectorError(expression, surrogate.start(), "a surrogate is not a character; write the character itself")
     selector = Sql92Selector(expression)
     if (name := _NAME_ALONE.fullmatch(expression)) is not None:
         raise SelectorError(

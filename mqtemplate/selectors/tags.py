@@ -113,7 +113,7 @@ def tag_selector(expression: str) -> TagSelector:
     start = f"selector expression {shown(expression)} would match no message, since "
     if _SQL.search(expression):
         raise ListenerError(
-            f"{start}it is no list of tags but SQL92; set the selector type to SQL92, or write 'a || b'"
+            f"{start}it is SQL92, not a list of tags; set the selector type to SQL92, or write 'a || b'"
         )
     if _BOTH.search(expression):
         tags = [tag.strip() for tag in _BOTH.split(expression) if tag.strip()]

@@ -85,7 +85,7 @@ class ClockSteps:
         time_at: Callable[[int], int],
         first_from: Callable[[int], int],
     ) -> int:
-        """Return the first queue offset stored at *timestamp* or later; the end of *offsets* if there is none.
+        """Return the first queue offset stored at *timestamp* or later; the end of *offsets* if not found.
 
         A record of the future was stored while the clock was ahead, some time between the records around it. It counts
         as one of *timestamp* only if the record before it is older and the one after it is not: then no message is
@@ -127,7 +127,7 @@ class FileSizes(NamedTuple):
 def file_sizes(
     settings: StoreSettings, store_files: StoreFiles | None = None, noted: FileSizes | None = None
 ) -> FileSizes:
-    """Return the sizes that *settings* set. One that is not set is that of the files; in a new directory the default.
+    """Return the sizes that *settings* set. Others are taken from the files; in a new directory: the defaults.
 
     The result may contradict the files: then opening them fails, with the reason.
 

@@ -109,7 +109,7 @@ class CleaningService:
     above ``disk-space-warning-level-ratio``    the same, and new messages are refused
     ==========================================  =====================================================================
 
-    - The age of a file is that of its newest record, by store timestamps. For an hour after the clock was set forward
+    - The age of a file is the age of its newest record by store timestamps. For an hour after the clock was set forward
       no file is deleted for its age.
     - A file stays while it has a pending message, while a restart would read it, or while it is not completely on the
       disk. Pending messages are copied forward first. While the disk is tight that is done only if it needs less than
@@ -123,6 +123,7 @@ class CleaningService:
 
     Attributes:
         refusal: Reason why new messages are refused; None while they are accepted.
+        on_cleaned: Hooks that are called after each deletion with the new start of the log.
     """
 
     name = "store.cleaning"
@@ -140,7 +141,7 @@ class CleaningService:
         self.disk_used_ratio = disk_used_ratio
         self.refusal: str | None = None
         self._pending: KeptMessages | None = None
-        self._hooks: list[Callable[[int], object]] = []
+        self.on_cleaned: list[Callable[[int], object]] = []
         self._deleted = store.metrics.counter("store.files_deleted")
         self._files_in_run = 0
         self._kept: _KeptFile | None = None
@@ -155,10 +156,6 @@ class CleaningService:
 
     def on_wake(self, wake: Callable[[], None]) -> None:
         """Ignore *wake*: the time at which the next file can expire is known in advance."""
-
-    def on_cleaned(self, hook: Callable[[int], object]) -> None:
-        """Call *hook* after each deletion with the new start of the log."""
-        self._hooks.append(hook)
 
     def step(self) -> int | None:
         """Delete one file, if its time has come. Return the time of the next step."""
@@ -254,6 +251,6 @@ class CleaningService:
         self._deleted.add()
         age_h = None if newest_ms is None else round((now_ms - newest_ms) / _HOUR_MS, 1)
         _log.info("store.file_deleted", file=file_name(start), reason=reason, age_h=age_h, used=round(used, 3))
-        for hook in self._hooks:
+        for hook in self.on_cleaned:
             hook(end)
         return None

@@ -44,7 +44,7 @@ class MappedQueues:
         return len(self._queues)
 
     def note(self, queue: ConsumeQueue) -> None:
-        """Note that the files of *queue* were mapped, and release those of another one if there are too many."""
+        """Note that the files of *queue* were mapped, and release the files of another one if there are too many."""
         self._queues.pop(queue, None)
         while len(self._queues) >= self._max_mapped:
             self._release_one()
@@ -80,11 +80,12 @@ class ConsumeQueue:
         mapped: Releases the files of this queue or of another one. By default they stay mapped.
 
     Attributes:
+        files: The mapped files.
         was_cut: A damaged part at the end was removed at the load. The recovery has to rebuild it.
     """
 
     def __init__(self, files: MappedFileQueue, mapped: MappedQueues | None = None) -> None:
-        self._files = files
+        self.files = files
         self._mapped = MappedQueues(sys.maxsize) if mapped is None else mapped
         self._file_size = files.file_size
         assert self._file_size % CQ_UNIT_SIZE == 0
@@ -100,28 +101,28 @@ class ConsumeQueue:
 
     def _load(self) -> None:
         """Find both ends. Units after an empty one cannot be valid; they are removed and rebuilt."""
-        files = self._files.files
+        files = self.files.files
         if not files:
-            self.was_cut = self._files.is_short
+            self.was_cut = self.files.is_short
             self._open_at(0)
             return
         self.min_offset = self._first_message()
         last = len(files) - 1
         while last and files[last].view[:CQ_UNIT_SIZE] in (bytes(CQ_UNIT_SIZE), layout.NO_UNIT_YET):
             last -= 1  # created ahead and never used
-        end = self._files.starts[last] // CQ_UNIT_SIZE + self._count_valid(last)
-        self.was_cut |= self._files.is_short
+        end = self.files.starts[last] // CQ_UNIT_SIZE + self._count_valid(last)
+        self.was_cut |= self.files.is_short
         self._open_at(max(end, self.min_offset))
         self._flushed_offset = self.max_offset
         if self.was_cut:
-            self._files.truncate(self.max_offset * CQ_UNIT_SIZE)
+            self.files.truncate(self.max_offset * CQ_UNIT_SIZE)
             self._open_at(self.max_offset)
 
     def _count_valid(self, index: int) -> int:
         """Return the number of leading units that can be valid: their physical offsets ascend, then zeros follow."""
         units = self._file_units(index)
         count = count_leading(units["size"] > 0)
-        first = max(0, self.min_offset - self._files.starts[index] // CQ_UNIT_SIZE)
+        first = max(0, self.min_offset - self.files.starts[index] // CQ_UNIT_SIZE)
         descents = np.flatnonzero(np.diff(units["physical_offset"][first:count].astype(np.int64)) < 0)
         if len(descents):  # one of the two units is wrong, so keep neither
             self.was_cut = True
@@ -131,23 +132,23 @@ class ConsumeQueue:
 
     def _first_message(self) -> int:
         """Return the queue offset of the first message. RocketMQ marks the units before it (fillPreBlank)."""
-        first = self._files.start // CQ_UNIT_SIZE
-        if layout.unpack_cq_unit(self._files.files[0].view).size != layout.PRE_BLANK_SIZE_MARK:
+        first = self.files.start // CQ_UNIT_SIZE
+        if layout.unpack_cq_unit(self.files.files[0].view).size != layout.PRE_BLANK_SIZE_MARK:
             return first
         return first + count_leading(self._file_units(0)["size"] == layout.PRE_BLANK_SIZE_MARK)
 
     def _file_units(self, index: int) -> NDArray[np.void]:
-        return np.frombuffer(self._files.files[index].read(0, self._file_size), CQ_UNIT_DTYPE)
+        return np.frombuffer(self.files.files[index].read(0, self._file_size), CQ_UNIT_DTYPE)
 
     def _open_at(self, max_offset: int) -> None:
         """Continue writing at *max_offset*."""
         self.max_offset = max_offset
-        found = self._files.find(max_offset * CQ_UNIT_SIZE)
+        found = self.files.find(max_offset * CQ_UNIT_SIZE)
         is_mapped = found is not None and found[0].is_mapped
         self._view = found[0].view if found is not None and is_mapped else None
         # Units may be written before it, within the file.
         self._limit = found[0].allocated if found is not None and is_mapped else 0
-        self._at = max_offset * CQ_UNIT_SIZE - (self._files.start if found is None else found[1])
+        self._at = max_offset * CQ_UNIT_SIZE - (self.files.start if found is None else found[1])
 
     # --- appending -----------------------------------------------------------------------------
 
@@ -160,10 +161,10 @@ class ConsumeQueue:
         if self._at + count * CQ_UNIT_SIZE <= self._limit:
             return
         start, end = self.max_offset * CQ_UNIT_SIZE, (self.max_offset + count) * CQ_UNIT_SIZE
-        while not self._files.files or self._files.end < end:
+        while not self.files.files or self.files.end < end:
             self._append_file(start)
         while start < end:
-            found = self._files.find(start)
+            found = self.files.find(start)
             assert found is not None, "the files up to the last unit exist"
             file, file_start = found
             file.allocate(min(end - file_start, self._file_size))
@@ -181,13 +182,13 @@ class ConsumeQueue:
         self._open_at(0)
 
     def _append_file(self, start: int) -> None:
-        file = self._files.append_file(start)
+        file = self.files.append_file(start)
         file.view[:CQ_UNIT_SIZE] = layout.NO_UNIT_YET
 
     def release(self) -> None:
         """Unmap the files until the next unit is written."""
         self._view, self._limit = None, 0
-        for file in self._files.files:
+        for file in self.files.files:
             file.release()
 
     def append(self, physical_offset: int, size: int, tags_code: int) -> None:
@@ -207,7 +208,7 @@ class ConsumeQueue:
         """Write several units at ``max_offset``.
 
         Raises:
-            StoreFullError: There is no space for them; none was written.
+            StoreFullError: There is no space for them; nothing was written.
         """
         self.reserve(len(sizes))
         self.append_units(encode_units(physical_offsets, sizes, tags_codes))
@@ -234,11 +235,7 @@ class ConsumeQueue:
         """
         if not self.min_offset <= queue_offset < self.max_offset:
             raise IndexError(f"queue offset {queue_offset} is not in {self.min_offset}..{self.max_offset - 1}")
-        found = self._files.find(queue_offset * CQ_UNIT_SIZE)
-        if found is None:
-            raise IndexError(f"queue offset {queue_offset} was deleted while it was read")
-        at = queue_offset * CQ_UNIT_SIZE - found[1]
-        data = found[0].view[at : at + CQ_UNIT_SIZE]
+        data = self.files.read(queue_offset * CQ_UNIT_SIZE, CQ_UNIT_SIZE)
         if not data:
             raise IndexError(f"queue offset {queue_offset} was deleted while it was read")
         return layout.unpack_cq_unit(data)
@@ -256,10 +253,10 @@ class ConsumeQueue:
         count = min(count, self.max_offset - queue_offset)
         if count <= 0 or queue_offset < self.min_offset:
             return b""
-        return self._files.read(queue_offset * CQ_UNIT_SIZE, count * CQ_UNIT_SIZE)  # b"" if deleted meanwhile
+        return self.files.read(queue_offset * CQ_UNIT_SIZE, count * CQ_UNIT_SIZE)  # b"" if deleted meanwhile
 
     def has_units_of(self, queue_offset: int, physical_offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> bool:
-        """Return True if the units from *queue_offset* on are those of these records, possibly marked as done."""
+        """Return True if the units from *queue_offset* on point at these records, or are marked as done."""
         done = 0
         while done < len(sizes):
             units = self.units(queue_offset + done, len(sizes) - done)
@@ -271,7 +268,7 @@ class ConsumeQueue:
         return True
 
     def first_at(self, field: str, value: int) -> int:
-        """Return the first queue offset whose *field* is at least *value*; ``max_offset`` if there is none.
+        """Return the first queue offset whose *field* is at least *value*; ``max_offset`` if not found.
 
         Args:
             field: A field whose values ascend.
@@ -302,7 +299,7 @@ class ConsumeQueue:
 
     def overwrite(self, queue_offset: int, physical_offset: int, size: int, tags_code: int) -> None:
         """Replace a unit. The change is durable after the next `flush`."""
-        found = self._files.find(queue_offset * CQ_UNIT_SIZE)
+        found = self.files.find(queue_offset * CQ_UNIT_SIZE)
         assert found is not None
         layout.pack_cq_unit_into(
             found[0].map(), queue_offset * CQ_UNIT_SIZE - found[1], physical_offset, size, tags_code
@@ -319,13 +316,13 @@ class ConsumeQueue:
 
         A file is deleted when all its units point there, but never the last file. Return the number of files.
         """
-        keep_from = self._files.start
-        for index, start in enumerate(self._files.starts[:-1]):
+        keep_from = self.files.start
+        for index, start in enumerate(self.files.starts[:-1]):
             if self._file_units(index)["physical_offset"].max() >= physical_start:
                 break
             keep_from = start + self._file_size
-        deleted = self._files.delete_before(keep_from)
-        self.min_offset = max(self.min_offset, self._files.start // CQ_UNIT_SIZE)
+        deleted = self.files.delete_before(keep_from)
+        self.min_offset = max(self.min_offset, self.files.start // CQ_UNIT_SIZE)
         while len(units := self.units(self.min_offset, _LOOK_AHEAD)):
             count = count_leading(units["physical_offset"] < physical_start)
             self.min_offset += count
@@ -336,7 +333,7 @@ class ConsumeQueue:
     def truncate(self, queue_offset: int) -> None:
         """Remove the units from *queue_offset* on."""
         if queue_offset < self.max_offset:
-            self._files.truncate(queue_offset * CQ_UNIT_SIZE)
+            self.files.truncate(queue_offset * CQ_UNIT_SIZE)
             self._open_at(queue_offset)
             self._flushed_offset = min(self._flushed_offset, queue_offset)
 
@@ -360,7 +357,7 @@ class ConsumeQueue:
 
         The first file is the one that contains *start*. The units before it get RocketMQ's mark.
         """
-        self._files.truncate(0)
+        self.files.truncate(0)
         first = start - start % (self._file_size // CQ_UNIT_SIZE)
         self._flushed_offset = first
         self._open_at(first)
@@ -386,12 +383,8 @@ class ConsumeQueue:
         """Return when all units are on the disk."""
         if self._flushed_offset < self.max_offset:
             end = self.max_offset
-            self._files.flush(self._flushed_offset * CQ_UNIT_SIZE, end * CQ_UNIT_SIZE)
+            self.files.flush(self._flushed_offset * CQ_UNIT_SIZE, end * CQ_UNIT_SIZE)
             self._flushed_offset = end
-
-    def close(self) -> None:
-        """Unmap all files."""
-        self._files.close()
 
 
 class QueueTable:
@@ -419,7 +412,7 @@ class QueueTable:
         """Open all queues in the folder.
 
         Args:
-            setting: Configuration key of the size, for the error message; empty if the size is that of the files.
+            setting: Configuration key of the size, for the error message; empty if the size was taken from the files.
 
         Raises:
             StoreFormatError: The files have another size.
@@ -480,7 +473,7 @@ def encode_units(
     sizes: NDArray[np.int64] | int,
     tags_codes: Sequence[int] | NDArray[np.int64] | int,
 ) -> bytes:
-    """Return adjacent units. A single size or tags code is that of all."""
+    """Return adjacent units. A single size or tags code applies to all."""
     units = np.empty(len(physical_offsets), CQ_UNIT_DTYPE)
     units["physical_offset"], units["size"], units["tags_code"] = physical_offsets, sizes, tags_codes
     return units.tobytes()

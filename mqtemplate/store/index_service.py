@@ -11,12 +11,12 @@ from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreError, StoreFormatError
 from mqtemplate.event_log import get_logger
 from mqtemplate.services import wall_time
+from mqtemplate.store.commit_log import LogReader
 from mqtemplate.store.files.layout import INDEX_HEADER_SIZE, IndexHeader, unpack_index_header
 from mqtemplate.store.files.mapped_files import MappedFile
 from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.store.index_file import NEW_GEOMETRY, Geometry, IndexFile, KeyRows, find_geometry
 from mqtemplate.store.key_reader import KeyReader, RecentKeys, index_key_hashes
-from mqtemplate.store.log_reader import LogReader
 from mqtemplate.store.settings import StoreSettings
 
 _log = get_logger("mqtemplate.store")
@@ -26,7 +26,7 @@ _INTERVAL_MS = 1_000
 _STEP_RECORDS = 256
 """Records of one step: less than a millisecond, in which no other thread runs."""
 _RECENT_RECORDS = 8_192
-"""Records in memory of one call of `index_recent`; mostly there are fewer: those of 256 KiB."""
+"""Records in memory of one call of `index_recent`; mostly there are fewer, for 256 KiB of memory."""
 _PAUSE_MS = 2
 _BUSY_PAUSE_MS = 20
 _LARGE_BACKLOG_BYTES = 128 << 20
@@ -119,7 +119,7 @@ class IndexService:
                 raise StoreFormatError(self._wrong_size(name, length, size))
 
     def _geometry_of(self, sizes: dict[str, int]) -> Geometry:
-        """Return the numbers that the settings set, else those of the files, else those of a new directory."""
+        """Return the numbers from the settings, else from the files, else the defaults of a new directory."""
         slots, units = self._settings.max_hash_slot_num, self._settings.max_index_num
         found = NEW_GEOMETRY
         if slots is None or units is None:
@@ -389,7 +389,7 @@ class IndexService:
 
 
 def _append(file: IndexFile, rows: KeyRows) -> KeyRows | None:
-    """Write keys as far as they fit into a file. Return the rest; None if there is none."""
+    """Write keys as far as they fit into a file. Return the rest; None if all fit."""
     rest = rows.part(file.append(rows))
     return rest if len(rest.key_hashes) else None
 

@@ -1,7 +1,7 @@
 """Index keys of records: read from the commit log, from record to record by their sizes, and hashed many at once.
 
 Encoded properties have one *shape* if they differ only in the values, and each value has the same length: then each key
-is in the same columns of all of them. The topic is no part of the shape, since its hash is added to that of the rest.
+is in the same columns of all of them. The topic is not part of the shape: its hash is added to the other hash.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from mqtemplate.record.layout import (
     read_size_and_magic,
 )
 from mqtemplate.record.properties import KEYS, PROPERTY_SEPARATOR, TAGS, UNIQ_KEY, find_property, value_spans
+from mqtemplate.store.commit_log import LogReader, is_blank, whole_record_at
 from mqtemplate.store.files.mapped_files import MappedFile
 from mqtemplate.store.index_file import KeyRows
-from mqtemplate.store.log_reader import LogReader, is_blank, whole_record_at
 
 _MIN_RECORDS = 8
 """Fewer records are faster one by one."""
@@ -286,7 +286,7 @@ class RecentRecords(NamedTuple):
 
     @property
     def last(self) -> int:
-        """Physical offset of the last entry; -1 if there is none."""
+        """Physical offset of the last entry; -1 without entries."""
         return int(self.offsets[-1]) if len(self.offsets) else -1
 
     def part(self, physical_offset: int, count: int) -> RecentRecords:
@@ -440,7 +440,7 @@ class KeyReader:
         return self._read_recent(recent) if recent is not None and recent.offsets[0] == self.position else None
 
     def _next_recent(self, count: int) -> RecentRecords | None:
-        """Return the next records that are in memory, adjacent ones; None if there are none."""
+        """Return the next records that are in memory, adjacent ones; None without any."""
         if not self.has_recent:
             self._recent = self._recent_keys.take()
         return self._recent.part(self.position, count) if self.has_recent else None
@@ -476,7 +476,7 @@ class KeyReader:
         return count - left, _join([*parts, *_key_rows(records)])
 
     def _read_alike(self, file: MappedFile, file_start: int, limit: int, count: int) -> tuple[int, KeyRows] | None:
-        """Read the next records together, if several have one size and one shape, as those of a producer often do.
+        """Read the next records together, if several have one size and one shape, as records of one producer often do.
 
         Returns:
             Their number and their keys; None if they are not alike.

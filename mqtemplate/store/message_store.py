@@ -23,7 +23,7 @@ from mqtemplate.record.properties import TAGS, find_property
 from mqtemplate.services import AfterChangeService, Service, ServiceThread
 from mqtemplate.store.checkpoint import ClockSteps, LogFollower, StoreCheckpoint, file_sizes
 from mqtemplate.store.cleaning import CleaningService, KeptMessages, LogFile
-from mqtemplate.store.commit_log import AllocateService, CommitLog
+from mqtemplate.store.commit_log import CommitLog
 from mqtemplate.store.consume_queue import ConsumeQueue, QueueTable, encode_units
 from mqtemplate.store.files.layout import CQ_UNIT_DTYPE, CQ_UNIT_SIZE, pack_cq_unit
 from mqtemplate.store.files.store_files import StoreFiles, refuse_unsupported_formats
@@ -65,7 +65,7 @@ class MessageStore:
         index: Finds records by their keys.
         flush_service: Flushes the log. Producers wait for it, so it needs a thread of its own.
         cleaning: Deletes old files.
-        last_run_ms: Store time of the newest record of the process before (epoch ms); None if there is none.
+        last_run_ms: Store time of the newest record of the process before (epoch ms); None in a new store.
     """
 
     def __init__(
@@ -177,8 +177,7 @@ class MessageStore:
     def start(self) -> None:
         """Start the thread that creates files ahead of the writer. The owner steps the other services."""
         if not self.clock.is_virtual:
-            allocate = AllocateService(self._commit_log)
-            self._thread = ServiceThread("mqtemplate-allocate", [allocate], self.clock, self.report)
+            self._thread = ServiceThread("mqtemplate-allocate", [self._commit_log], self.clock, self.report)
             self._thread.start()
 
     def services(self) -> list[Service]:
@@ -222,7 +221,7 @@ class MessageStore:
         self._is_open = False
         self.index.close()
         for queue in self._queues.values():
-            queue.close()
+            queue.files.close()
         self._queues.clear()
         for file in self._open_files:
             file.close()
@@ -344,14 +343,17 @@ class MessageStore:
         self.notify(topics)
         return is_durable
 
-    def _notify_when_flushed(self, physical_end: int, topics: Collection[str]) -> None:
-        """Call `notify` once a flush succeeds: the records are stored, though no producer waits for them."""
+    def _notify_when_flushed(
+        self, physical_end: int, topics: Collection[str], done: WhenFlushed = lambda error: None
+    ) -> None:
+        """Call `notify` once a flush succeeds, and *done* after the next flush, which may fail."""
 
         def finish(error: StoreError | None) -> None:
             if error is None:
                 self.notify(topics)
-            else:
-                self.group_commit.call_when_flushed(physical_end, finish)
+            else:  # the records are stored, though no producer waits for them any more
+                self._notify_when_flushed(physical_end, topics)
+            done(error)
 
         self.group_commit.call_when_flushed(physical_end, finish)
 
@@ -361,21 +363,11 @@ class MessageStore:
         Args:
             done: Called with None or with the error of the flush, possibly in another thread.
         """
-
-        def finish(error: StoreError | None) -> None:
-            if error is None:
-                self.notify(topics)
-            else:
-                self._notify_when_flushed(physical_end, topics)
-            done(error)
-
         if not self._is_sync:
-            finish(None)
+            self.notify(topics)
+            done(None)
             return
-        self.group_commit.call_when_flushed(physical_end, finish)
-        self._request_flush(physical_end)
-
-    def _request_flush(self, physical_end: int) -> None:
+        self._notify_when_flushed(physical_end, topics, done)
         if self.clock.is_virtual:
             self.group_commit.wait(physical_end, 0)  # there is no flush thread
         else:

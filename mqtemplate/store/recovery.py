@@ -17,11 +17,10 @@ from mqtemplate.record.columns import RecordBatch
 from mqtemplate.record.layout import SMALLEST_RECORD, SysFlag
 from mqtemplate.record.properties import DELAY, TIMER_OUT_MS, may_have_property
 from mqtemplate.store.checkpoint import LogFollower
-from mqtemplate.store.commit_log import CommitLog
+from mqtemplate.store.commit_log import CommitLog, LogReader, LogScan
 from mqtemplate.store.consume_queue import ConsumeQueue
 from mqtemplate.store.files.layout import DONE_SIZE_MARK, PRE_BLANK_SIZE_MARK, CqUnit
 from mqtemplate.store.files.mapped_files import MappedFile
-from mqtemplate.store.log_reader import LogReader, LogScan
 
 _log = get_logger("mqtemplate.store")
 
@@ -541,7 +540,7 @@ class Recovery:
 def is_lost_write(file: MappedFile, at: int, end: int) -> bool:
     """Return True if the record at byte *at* is invalid because a part of it never reached the disk.
 
-    A disk writes whole sectors. A sector that was not written has its old bytes: those of earlier records, then zeros
+    A disk writes whole sectors. A sector that was not written has its old bytes: first of earlier records, then zeros
     up to its end. So at least one sector has only zeros from *at* or its start up to its end.
 
     Args:

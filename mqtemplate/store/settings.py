@@ -25,7 +25,7 @@ class FlushDiskType(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSettings:
-    """Settings of a store. Sizes are in bytes; the names are those of RocketMQ's ``MessageStoreConfig``.
+    """Settings of a store. Sizes are in bytes; the names are the same as in RocketMQ's ``MessageStoreConfig``.
 
     The ranges in the types apply to values from ``application.yml``.
 
@@ -41,20 +41,20 @@ class StoreSettings:
 
     # None: the size that the files of the store directory have. It cannot be changed, only contradicted.
     mapped_file_size_commit_log: Annotated[int, Gt(0)] | None = None
-    """Size of one commit log file. By default that of the store directory; 67108864 in a new one."""
+    """Size of one commit log file. By default the size in the store directory; 67108864 in a new one."""
 
     mapped_file_size_consume_queue: Annotated[int, Gt(0), MultipleOf(20)] | None = None
-    """Size of one consume queue file, a multiple of its 20-byte units. By default that of the store directory; 600000
-    in a new one."""
+    """Size of one consume queue file, a multiple of its 20-byte units. By default the size in the store
+    directory; 600000 in a new one."""
 
     max_hash_slot_num: Annotated[int, Gt(0), Lt(1 << 31)] | None = None
-    """Slots of one index file, 4 bytes each. By default those of the store directory; 250000 in a new one."""
+    """Slots of one index file, 4 bytes each. By default the number in the store directory; 250000 in a new one."""
 
     # With the slots, an index file has 21 MB: in proportion to a commit log file of 64 MiB. RocketMQ's 5,000,000 slots
     # and 20,000,000 keys have 420 MB.
     max_index_num: Annotated[int, Gt(1), Lt(1 << 31)] | None = None
-    """Entries of one index file, 20 bytes each; one is unused. By default those of the store directory; 1000000 in a
-    new one."""
+    """Entries of one index file, 20 bytes each; one is unused. By default the number in the store directory; 1000000
+    in a new one."""
 
     flush_interval_commit_log_ms: Annotated[int, Gt(0)] = 500
     """With ASYNC_FLUSH: milliseconds between two flushes."""
@@ -114,7 +114,7 @@ def parse_delete_when(text: str) -> frozenset[int]:
         if not (hour.isascii() and hour.isdecimal() and int(hour) <= 23):
             raise ConfigurationError.of_value(
                 "delete-when",
-                f"{hour!r} is no hour of the day; give 00 to 23, several with a semicolon between them, such as 04 or "
-                "04;16",
+                f"{hour!r} is not an hour of the day; give 00 to 23, several with a semicolon between them, such as 04 "
+                "or 04;16",
             )
     return frozenset(map(int, hours))

@@ -55,7 +55,7 @@ class DataVersion:
 
 
 def read_table(store_files: StoreFiles, name: str) -> dict[str, Any]:
-    """Return the table in a file; empty if there is none.
+    """Return the table in a file; empty if the file is missing.
 
     If the file is missing or empty, read its ``.bak``: RocketMQ moves the old file away before it writes the new one,
     so a crash may leave only that.
@@ -236,12 +236,12 @@ class TopicTable:
         return len(self._table)
 
     def config(self, topic: str) -> dict[str, Any] | None:
-        """Return the settings of *topic* by RocketMQ's names, such as ``perm``; None if there is no such topic."""
+        """Return the settings of *topic* by RocketMQ's names, such as ``perm``; None if the topic is unknown."""
         config = self._table.get(topic)
         return None if config is None else _default_config(topic) | config
 
     def queue_count(self, topic: str) -> int:
-        """Return the number of queues of *topic*; 0 if there is no such topic."""
+        """Return the number of queues of *topic*; 0 if the topic is unknown."""
         config = self._table.get(topic)
         return 0 if config is None else int(config.get("writeQueueNums", 0))
 
@@ -282,7 +282,7 @@ class TopicTable:
                 self._write(self._table | changed)
 
     def delete(self, topic: str) -> bool:
-        """Delete *topic*. Return False if there is none."""
+        """Delete *topic*. Return False if it is unknown."""
         with self._lock:
             if topic not in self._table:
                 return False
@@ -345,7 +345,7 @@ class ConsumerOffsets:
                 self._table[group, topic] = {int(queue_id): int(offset) for queue_id, offset in offsets.items()}
 
     def offset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """Return the committed offset; None if there is none."""
+        """Return the committed offset; None without one."""
         offsets = self._table.get((group, topic))
         return None if offsets is None else offsets.get(queue_id)
 

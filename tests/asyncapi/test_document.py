@@ -32,6 +32,7 @@ from mqtemplate import (
 from mqtemplate.asyncapi import asyncapi_document, documents_send
 from mqtemplate.errors import ConfigurationError, DependencyError, DestinationError
 from mqtemplate_starter_fastapi import MQTemplate
+from tests.golden import check_script, scripts_in
 
 HERE = Path(__file__).parent
 MEMORY = {"rocketmq.name-server": "embedded:memory"}
@@ -107,98 +108,36 @@ def document_of(*components: object, **options: Any) -> dict[str, Any]:
     return document
 
 
-def test_a_listener_is_an_operation_that_receives_its_tags() -> None:
-    document = document_of(bill)
-
-    assert document["operations"]["bill"] == {
-        "action": "receive",
-        "channel": {"$ref": "#/channels/orders"},
-        "summary": "Write a bill.",
-        "messages": [{"$ref": "#/channels/orders/messages/paid"}, {"$ref": "#/channels/orders/messages/refunded"}],
-        "x-consumer-group": "billing",
-        "x-dead-letter-topic": "%DLQ%billing",
-    }
-    assert document["channels"]["orders"]["messages"]["paid"] == {
-        "name": "paid",
-        "title": "Order",
-        "contentType": "application/json",
-        "payload": {"$ref": "#/components/schemas/Order"},
-        "x-tag": "paid",
-    }
-    assert document["components"]["schemas"]["Order"]["required"] == ["id"]
+@message_listener("orders", "other", selector_expression="paid")
+def other(payload: dict[str, str]) -> None: ...
 
 
-def test_what_a_handler_publishes_is_an_operation_with_its_delay() -> None:
-    document = document_of(bill)
-
-    sent = document["operations"]["bill-publishes"]
-    assert sent["messages"] == [{"$ref": "#/channels/bills/messages/new"}]
-    assert sent["x-delay"] == "5s"
-    assert document["channels"]["bills"]["messages"]["new"]["payload"] == {"$ref": "#/components/schemas/Bill"}
+COMPONENTS: dict[str, Any] = {each.__name__: each for each in (bill, price, audit, other, clean, Statistics, Shop)}
 
 
-def test_a_listener_that_returns_a_value_replies() -> None:
-    """The address of the reply is in the request, so the channel has none."""
-    document = document_of(price)
+class DocumentScript:
+    """The commands of a script: parts of the document of an application."""
 
-    reply = document["operations"]["price"]["reply"]
-    assert reply["channel"] == {"$ref": "#/channels/prices-reply"}
-    assert document["channels"]["prices-reply"]["address"] is None
-    [message] = document["channels"]["prices-reply"]["messages"].values()
-    assert message["payload"] == {"type": "object", "additionalProperties": {"type": "integer"}}
-    assert document["channels"]["prices"]["messages"]["str"]["contentType"] == "text/plain"
+    def application(self, *names: str, **settings: str) -> None:
+        """Create the document of an application with these components."""
+        self.document = document_of(*(COMPONENTS[name] for name in names), **settings)
 
+    def show(self, *path: str) -> list[str]:
+        """Print a part of the document: a text alone, a list by item, an object by member."""
+        part: Any = self.document
+        for name in path:
+            part = part.get(name, "missing")
+        if isinstance(part, dict):
+            return [f"{name}: {json.dumps(value)}" for name, value in part.items()]
+        return [json.dumps(part)]
 
-def test_methods_for_tags_have_their_own_payloads() -> None:
-    document = document_of(Statistics)
-
-    messages = document["channels"]["orders"]["messages"]
-    operation = document["operations"]["Statistics"]
-    assert messages["paid"]["payload"] == {"$ref": "#/components/schemas/Order"}
-    assert messages["lost"]["payload"]["type"] == "object"
-    assert operation["x-consume-mode"] == "ORDERLY"
-    assert operation["summary"] == "Count orders."
-    assert "reply" not in operation
+    def members(self) -> list[str]:
+        return [" ".join(self.document)]
 
 
-def test_two_payloads_of_one_tag_are_two_messages() -> None:
-    @message_listener("orders", "other", selector_expression="paid")
-    def other(payload: dict[str, str]) -> None: ...
-
-    document = document_of(bill, other)
-
-    assert list(document["channels"]["orders"]["messages"]) == ["paid", "refunded", "paid-dict-str-str"]
-
-
-def test_a_listener_of_whole_messages_knows_no_payload() -> None:
-    document = document_of(audit)
-
-    assert document["channels"]["orders"]["messages"] == {"message": {"name": "message", "title": "message"}}
-    assert "components" not in document
-
-
-def test_what_code_sends_is_declared() -> None:
-    document = document_of(Shop)
-
-    assert document["operations"]["Shop-place-2"]["x-delay"] == "3h"
-    assert document["channels"]["reminders"]["address"] == "reminders"
-    assert document["operations"]["Shop-quote"]["x-delay-level"] == 3
-    assert document["operations"]["Shop-quote"]["reply"]["messages"] == [
-        {"$ref": "#/channels/quotes-reply/messages/Bill"}
-    ]
-
-
-def test_schedules_are_listed_and_their_topic_is_none_of_the_channels() -> None:
-    document = document_of(clean)
-
-    assert document["x-schedules"] == [{"name": "clean", "trigger": "every 10m"}]
-    assert document["channels"] == {}
-
-
-def test_the_servers_are_the_name_servers_of_the_cluster() -> None:
-    document = document_of(bill, **{"rocketmq.name-server": "mq1:9876;mq2:9876"})
-
-    assert [server["host"] for server in document["servers"].values()] == ["mq1:9876", "mq2:9876"]
+@pytest.mark.parametrize("script", scripts_in(HERE / "scripts"), ids=lambda path: path.stem)
+def test_the_document_has_what_the_script_says(script: Path) -> None:
+    check_script(script, DocumentScript())
 
 
 def test_classes_of_one_name_have_two_schemas() -> None:

@@ -119,7 +119,9 @@ def test_msgspec_reads_what_the_default_converter_writes_and_the_other_way_round
 
 
 def test_a_body_that_msgspec_cannot_read_is_an_error_with_the_place() -> None:
-    with pytest.raises(ConversionError, match=r"the body is no Item: Expected `int`, got `str` - at `\$\.count`"):
+    with pytest.raises(
+        ConversionError, match=r"the body cannot be read as Item: Expected `int`, got `str` - at `\$\.count`"
+    ):
         MsgspecConverter().from_body(b'{"name": "tea", "count": "x"}', Item, {})
 
 
@@ -144,18 +146,24 @@ def test_protobuf_names_the_message_in_the_content_type() -> None:
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda c: c.to_body({"a": 1}), "a payload of type dict is no protobuf message; pass an object of a generated"),
+        (
+            lambda c: c.to_body({"a": 1}),
+            "a payload of type dict is not a protobuf message; pass an object of a generated",
+        ),
         (lambda c: c.to_body(Timestamp()), "has default values only, so its body is empty, .*; set a field"),
-        (lambda c: c.from_body(b"\xff\xff", Timestamp, {}), "the body is no google.protobuf.Timestamp"),
+        (lambda c: c.from_body(b"\xff\xff", Timestamp, {}), "the body cannot be read as google.protobuf.Timestamp"),
         (
             lambda c: c.from_body(b"\x08\x07", Struct, {CONTENT_TYPE: 'x; messageType="google.protobuf.Timestamp"'}),
-            "the body is a google.protobuf.Timestamp by its content type, and no google.protobuf.Struct",
+            "the body is a google.protobuf.Timestamp by its content type, not a google.protobuf.Struct",
         ),
         (
             lambda c: c.from_body(b"\x08\x07", object, {CONTENT_TYPE: 'x; messageType="shop.Order"'}),
             "the body is a shop.Order by its content type, and no imported module defines it; import the generated",
         ),
-        (lambda c: c.check_type(Order), "Order is no protobuf message; annotate the parameter with a generated class"),
+        (
+            lambda c: c.check_type(Order),
+            "Order is not a protobuf message; annotate the parameter with a generated class",
+        ),
     ],
 )
 def test_a_mistake_with_protobuf_is_an_error(call: Any, text: str) -> None:
@@ -214,12 +222,12 @@ def test_a_dict_is_written_with_the_only_schema() -> None:
         (
             lambda c: c.from_body(AvroConverter({Order: OLD}).to_body(Order(7, 1.0))[0], Order, {}),
             ConversionError,
-            r"with a schema of fingerprint [0-9a-f]{16}, which is none of shop.Order; add that schema: AvroConverter",
+            r"a schema of fingerprint [0-9a-f]{16}, and the converter knows shop.Order; add that schema: AvroConverter",
         ),
         (
             lambda c: c.from_body(c.to_body(Order(7, 1.0))[0][:-5], Order, {}),
             ConversionError,
-            "the body is no shop.Order",
+            "the body cannot be read as shop.Order",
         ),
         (
             lambda c: AvroConverter({Order: "{"}),
@@ -262,5 +270,5 @@ def test_an_application_refuses_a_handler_whose_type_the_converter_does_not_know
     @message_listener("orders", "billing")
     def bill(order: Order) -> None: ...
 
-    with pytest.raises(ListenerError, match="bill: Order is no protobuf message; annotate the parameter with"):
+    with pytest.raises(ListenerError, match="bill: Order is not a protobuf message; annotate the parameter with"):
         app_of(bill, ProtobufConverter()).start()

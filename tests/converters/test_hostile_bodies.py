@@ -62,16 +62,16 @@ class Nested(msgspec.Struct):
 
 def zigzag(number: int) -> bytes:
     """Return a number as Avro writes it."""
-    number = (number << 1) ^ (number >> 63)
+    return varint((number << 1) ^ (number >> 63))
+
+
+def varint(number: int) -> bytes:
+    """Return a number in groups of seven bits, the lowest first."""
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)
         number >>= 7
     return bytes([*out, number])
-
-
-def header(kind: type, schema: Any, payload: object) -> bytes:
-    return AvroConverter({kind: schema}).to_body(payload)[0][:10]
 
 
 CRASH = """
@@ -94,32 +94,30 @@ def test_a_deep_body_of_a_recursive_schema_does_not_end_the_process() -> None:
     )
 
     assert (program.returncode, program.stderr) == (0, "")
-    assert "the body is no Node: the body is nested deeper than 200 values; if it must be" in program.stdout
+    assert "the body cannot be read as Node: the body is nested deeper than 200 values; if it must be" in program.stdout
 
 
 @pytest.mark.parametrize(
-    ("kind", "schema", "example", "value", "error"),
+    ("kind", "schema", "value", "error"),
     [
-        (Node, NODE, Node(), b"\x02" * 100_000, "nested deeper than 200 values"),
-        (Tree, TREE, Tree("a"), zigzag(1) * 100_000, "nested deeper than 200 values"),
-        (Tree, TREE, Tree("a"), zigzag(1 << 60), "announces 1152921504606846976 items, allowed are 1000000"),
-        (Tree, TREE, Tree("a"), zigzag(-(1 << 60)) + zigzag(5), "announces 1152921504606846976 items"),
-        (Nulls, NULLS, Nulls([]), zigzag(1 << 40) + b"\x00", "announces 1099511627776 items, allowed are 1000000"),
-        (Nulls, NULLS, Nulls([]), zigzag(600_000) + zigzag(600_000), "announces 1200000 items"),
-        (Nulls, NULLS, Nulls([]), b"\xff" * 30, "EOFError"),
-        (Node, NODE, Node(), b"", "EOFError"),
-        (Node, NODE, Node(), zigzag(7), "IndexError: branch 7 of a union with 2"),
-        (Tree, TREE, Tree("a"), b"\x00" + zigzag(1 << 50), "EOFError: 1125899906842624 bytes are announced"),
-        (dict, MONEY, {"price": 1}, zigzag(100_000) + b"\x7f" * 100_000, "a decimal of 100000 bytes, allowed are 13"),
+        (Node, NODE, b"\x02" * 100_000, "nested deeper than 200 values"),
+        (Tree, TREE, zigzag(1) * 100_000, "nested deeper than 200 values"),
+        (Tree, TREE, zigzag(1 << 60), "announces 1152921504606846976 items, allowed are 1000000"),
+        (Tree, TREE, zigzag(-(1 << 60)) + zigzag(5), "announces 1152921504606846976 items"),
+        (Nulls, NULLS, zigzag(1 << 40) + b"\x00", "announces 1099511627776 items, allowed are 1000000"),
+        (Nulls, NULLS, zigzag(600_000) + zigzag(600_000), "announces 1200000 items"),
+        (Nulls, NULLS, b"\xff" * 30, "EOFError"),
+        (Node, NODE, b"", "EOFError"),
+        (Node, NODE, zigzag(7), "IndexError: branch 7 of a union with 2"),
+        (Tree, TREE, b"\x00" + zigzag(1 << 50), "EOFError: 1125899906842624 bytes are announced"),
+        (dict, MONEY, zigzag(100_000) + b"\x7f" * 100_000, "a decimal of 100000 bytes, allowed are 13"),
     ],
 )
-def test_a_body_beyond_the_limits_of_avro_is_an_error(
-    kind: type, schema: Any, example: object, value: bytes, error: str
-) -> None:
-    start = b"".join([b"\xc3\x01", AvroConverter({kind: schema})._by_type[kind].header[2:]])
+def test_a_body_beyond_the_limits_of_avro_is_an_error(kind: type, schema: Any, value: bytes, error: str) -> None:
+    converter = AvroConverter({kind: schema})
 
     with pytest.raises(ConversionError, match=error):
-        AvroConverter({kind: schema}).from_body(start + value, kind, {})
+        converter.from_body(converter._by_type[kind].header + value, kind, {})
 
 
 def test_the_limits_of_avro_are_a_setting() -> None:
@@ -176,7 +174,7 @@ def cyclic() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("depth", [201, 253, 5_000])
-def test_a_payload_that_no_reader_would_parse_is_refused(depth: int) -> None:
+def test_a_payload_that_readers_would_refuse_is_refused(depth: int) -> None:
     """The readers of JSON parse up to a depth of 200."""
     with pytest.raises(ConversionError, match=r"nested deeper than 200 values, and no reader|maximum recursion depth"):
         JsonMessageConverter().to_body(deep_list(depth))
@@ -208,7 +206,7 @@ def test_what_json_writes_it_reads_up_to_its_depth() -> None:
 )
 @pytest.mark.parametrize("target", [Model, dict, list, object, Model | None], ids=str)
 @pytest.mark.parametrize("converter", [JsonMessageConverter(), MsgspecConverter()], ids=repr)
-def test_json_that_nobody_can_read_is_an_error_of_the_conversion(converter: Any, target: Any, body: bytes) -> None:
+def test_json_that_cannot_be_read_is_an_error_of_the_conversion(converter: Any, target: Any, body: bytes) -> None:
     if isinstance(converter, MsgspecConverter) and target in (Model, Model | None):
         target = Nested
     try:
@@ -234,19 +232,12 @@ def test_a_deep_message_of_protobuf_is_an_error() -> None:
         value = inside if _ < 40 else value
     body = value.SerializeToString()
     for _ in range(200):
-        entry = b"\x0a\x01a\x12" + length(inner := b"\x2a" + length(body) + body) + inner
-        body = b"\x0a" + length(entry) + entry
+        inner = b"\x2a" + varint(len(body)) + body
+        entry = b"\x0a\x01a\x12" + varint(len(inner)) + inner
+        body = b"\x0a" + varint(len(entry)) + entry
 
-    with pytest.raises(ConversionError, match=r"the body is no google.protobuf.Struct"):
+    with pytest.raises(ConversionError, match=r"the body cannot be read as google.protobuf.Struct"):
         ProtobufConverter().from_body(body, Struct, {})
-
-
-def length(data: bytes) -> bytes:
-    number, out = len(data), bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*out, number])
 
 
 def test_a_hostile_body_is_a_dead_letter_at_once() -> None:

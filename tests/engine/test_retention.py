@@ -396,5 +396,5 @@ def test_a_store_directory_opens_again_after_files_were_deleted(tmp_path: Path) 
 
 
 def test_invalid_settings_are_refused_before_files_are_opened() -> None:
-    with pytest.raises(ConfigurationError, match=r"delete-when: 'four' is no hour of the day; give 00 to 23"):
+    with pytest.raises(ConfigurationError, match=r"delete-when: 'four' is not an hour of the day; give 00 to 23"):
         EmbeddedBroker(None, EmbeddedSettings(delete_when="four"))

@@ -94,14 +94,19 @@ def test_a_run_equals_records_encoded_one_by_one(
     assert run.queue_ids.tolist() == [number % 10 for number in range(count)]
 
 
-def test_each_row_has_the_code_of_its_own_tags() -> None:
-    drafts = [source(number) for number in range(4)]
+def copies_of(drafts: list[RecordDraft], first: RecordDraft) -> AlikeCopies:
+    """Return copies with the same properties."""
     records, _ = stored(drafts)
     shape = shape_of(records)
-    first = replace(drafts[0], tags_code=tags_code("a"))
-    no_gap = slice(shape.properties_end, shape.properties_end)
+    return AlikeCopies(
+        first, shape, rows_of(records), slice(shape.properties_end, shape.properties_end), rows_of([b""])
+    )
 
-    run = AlikeCopies(first, shape, rows_of(records), no_gap, rows_of([b""]))
+
+def test_each_row_has_the_code_of_its_own_tags() -> None:
+    drafts = [source(number) for number in range(4)]
+
+    run = copies_of(drafts, replace(drafts[0], tags_code=tags_code("a")))
 
     assert run.codes.tolist() == [tags_code(find_property(draft.properties, b"TAGS")) for draft in drafts]
     assert len(set(run.codes.tolist())) == 2
@@ -109,11 +114,8 @@ def test_each_row_has_the_code_of_its_own_tags() -> None:
 
 def test_a_run_returns_the_rows_of_each_queue() -> None:
     drafts = [source(number) for number in (3, 4, 3, 3)]
-    records, _ = stored(drafts)
-    shape = shape_of(records)
-    no_gap = slice(shape.properties_end, shape.properties_end)
 
-    run = AlikeCopies(drafts[0], shape, rows_of(records), no_gap, rows_of([b""]))
+    run = copies_of(drafts, drafts[0])
 
     assert [(queue_id, list(rows)) for _, queue_id, rows in run.queues()] == [(3, [0, 2, 3]), (4, [1])]
 

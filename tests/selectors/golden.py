@@ -1,6 +1,6 @@
 """SQL92 expressions and RocketMQ's results for them: the reader and the generator of `golden.jsonl`.
 
-The results are those of RocketMQ 5.5.0, which `Oracle.java` calls. No test runs that program. To create the file
+The results come from RocketMQ 5.5.0, which `Oracle.java` calls. No test runs that program. To create the file
 again, for example with more `CHOSEN` expressions, install RocketMQ's packages into ``.rocketmq/lib`` (``make setup``)
 and run::
 

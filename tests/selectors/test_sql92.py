@@ -54,7 +54,7 @@ def test_the_golden_file_has_cases_of_every_kind() -> None:
     assert min(letters.count(letter) for letter in "tfne") > 1_000
 
 
-def test_every_result_is_that_of_rocketmq() -> None:
+def test_every_result_equals_rocketmqs() -> None:
     """True, false, NULL or error, for each message and each expression that RocketMQ reads to its end."""
     others: list[Golden] = [case for case in VALID if answers(case.expression) != case.answers]
 
@@ -72,8 +72,8 @@ def test_an_expression_of_which_rocketmq_ignores_the_rest_is_refused() -> None:
 
 def test_an_error_has_the_column_that_rocketmq_reports() -> None:
     """There are two differences. If something is missing at the end, the column is one past the last token, where
-    RocketMQ reports the last column of that token. If a wrong token follows NOT, the column is that of the wrong token,
-    where RocketMQ reports NOT."""
+    RocketMQ reports the last column of that token. If a wrong token follows NOT, it is the column of that token, where
+    RocketMQ reports NOT."""
     different = []
     for case in REFUSED:
         with pytest.raises(SelectorError) as caught:

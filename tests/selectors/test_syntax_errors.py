@@ -133,6 +133,6 @@ def test_the_search_for_comments_looks_at_each_character_a_few_times(
         "c = --1",
     ],
 )
-def test_a_comment_ends_with_its_line_and_is_none_inside_a_string(expression: str) -> None:
+def test_a_comment_ends_with_its_line_and_does_not_start_inside_a_string(expression: str) -> None:
     assert Sql92Selector(expression).matches({"a": "1", "b": "2", "c": "1"})
     assert not Sql92Selector(expression).matches({"a": "2", "c": "2"})

@@ -21,7 +21,7 @@ from mqtemplate.template.options import parse_destination
 
 @pytest.mark.parametrize("kind", SelectorType)
 @pytest.mark.parametrize("expression", [None, 5, b"a", ["a", "b"]])
-def test_an_expression_that_is_no_text_is_refused(kind: SelectorType, expression: Any) -> None:
+def test_an_expression_that_is_not_text_is_refused(kind: SelectorType, expression: Any) -> None:
     with pytest.raises(ListenerError, match="selector expression must be text such as 'a || b', got"):
         make_selector(kind, expression)
 

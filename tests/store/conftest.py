@@ -10,10 +10,9 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from mqtemplate.clock import VirtualClock
-from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.settings import StoreSettings
-from tests.store.small_store import OpenStore, small
+from tests.store.small_store import OpenStore, opened
 
 
 @pytest.fixture
@@ -45,10 +44,8 @@ def open_store(tmp_path: Path, clock: VirtualClock) -> Iterator[OpenStore]:
     stores: list[MessageStore] = []
 
     def open_(settings: StoreSettings | None = None) -> MessageStore:
-        store = MessageStore(FolderStoreFiles(tmp_path), settings or small(), clock)
-        store.load()
-        stores.append(store)
-        return store
+        stores.append(opened(tmp_path, settings, clock=clock))
+        return stores[-1]
 
     yield open_
     for store in stores:

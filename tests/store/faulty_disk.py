@@ -53,6 +53,7 @@ class FaultyDisk(Disk):
     Attributes:
         calls: Kinds of the calls so far.
         paths: For each call, the lines of code that led to it, from the disk upwards.
+        started: Parts of files that were written early: position and size. Such a hint cannot fail.
         judge: May be replaced at any time.
     """
 
@@ -60,6 +61,7 @@ class FaultyDisk(Disk):
         self.judge = judge
         self.calls: list[str] = []
         self.paths: list[CodePath] = []
+        self.started: list[tuple[int, int]] = []
         self._torn: dict[int, int] = {}  # descriptor -> error of its next write
 
     def _check(self, kind: str, path: Path | None = None) -> None:
@@ -98,7 +100,7 @@ class FaultyDisk(Disk):
         return super().write_at(fd, data, at)
 
     def start_flush(self, fd: int, at: int, size: int) -> None:
-        """Do nothing: a hint cannot fail."""
+        self.started.append((at, size))
 
     def flush(self, fd: int) -> None:
         self._check("flush")

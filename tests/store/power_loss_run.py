@@ -53,7 +53,7 @@ class Guarantees:
     sent: int = 0
 
     def after_power_failure(self, mode: FlushDiskType) -> Guarantees:
-        """Return the guarantees that hold after a power failure: with ``ASYNC_FLUSH``, those of flushed messages."""
+        """Return the guarantees that hold after a power failure: with ``ASYNC_FLUSH``, for flushed messages only."""
         kept = deepcopy(self)
         if mode is FlushDiskType.ASYNC_FLUSH:
             kept.acknowledged = {

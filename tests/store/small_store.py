@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-from mqtemplate.clock import VirtualClock
+from mqtemplate.clock import Clock, VirtualClock
 from mqtemplate.record.codec import RecordDraft
-from mqtemplate.store.checkpoint import LogFollower
 from mqtemplate.store.files.disk import Disk
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.files.store_files import StoreFiles
@@ -36,12 +35,12 @@ def opened(
     settings: StoreSettings | None = None,
     *,
     disk: Disk | None = None,
-    followers: Sequence[LogFollower] = (),
+    clock: Clock | None = None,
 ) -> MessageStore:
-    """Return a store in a folder, or in other files, on a clock of its own. The caller closes it."""
+    """Return a store in a folder, or in other files; by default on a clock of its own. The caller closes it."""
     store_files = FolderStoreFiles(files, disk) if isinstance(files, Path) else files
-    store = MessageStore(store_files, settings or small(), VirtualClock())
-    store.load(followers)
+    store = MessageStore(store_files, settings or small(), clock or VirtualClock())
+    store.load()
     return store
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,26 +17,16 @@ from mqtemplate.engine.reader import QueueReader
 from mqtemplate.errors import CorruptRecordError, StoreError, StoreFormatError
 from mqtemplate.message import MessageQueue
 from mqtemplate.record.layout import CHECK_SIZE
-from mqtemplate.store.files.disk import Disk
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.settings import StoreSettings
 from mqtemplate.store.tables import ConsumerOffsets, TopicTable, read_table, write_table
-from tests.store.small_store import bodies, draft, kill, opened, overwrite, small
+from tests.store.power_loss_disk import RestartedDisk
+from tests.store.small_store import draft, kill, opened, small
 from tests.thirds import THIRDS
 
 LOG_FILE = 400
 TOPIC, QUEUES = "orders", 2
-
-
-class NoSync(Disk):
-    """A disk that syncs nothing: in these tests the power does not fail."""
-
-    def flush(self, fd: int) -> None:
-        return
-
-    def sync_folder(self, folder: Path) -> None:
-        return
 
 
 @dataclass
@@ -63,7 +52,7 @@ class Folder:
         self.kept: dict[Path, bytes] = {}
 
     def open(self) -> MessageStore:
-        return opened(self.root, self.settings, disk=NoSync())
+        return opened(self.root, self.settings, disk=RestartedDisk())
 
     def fill(self, count: int, body_of: Callable[[int], bytes], *, stop: Callable[[MessageStore], None]) -> None:
         store = self.open()
@@ -259,7 +248,7 @@ def test_random_flips_damage_only_the_messages_that_they_hit(tmp_path: Path, see
 
 @pytest.fixture
 def tables(tmp_path: Path) -> FolderStoreFiles:
-    store_files, clock = FolderStoreFiles(tmp_path / "store", NoSync()), VirtualClock()
+    store_files, clock = FolderStoreFiles(tmp_path / "store", RestartedDisk()), VirtualClock()
     topics, offsets = TopicTable(store_files, clock), ConsumerOffsets(store_files, clock)
     topics.create("orders", 4)
     offsets.commit("billing", "orders", 0, 7)
@@ -293,164 +282,3 @@ def test_a_damaged_table_is_read_or_refused_by_name(tables: FolderStoreFiles, na
         name in text and ("delete it to start with an empty one" in text or "expected an object" in text)
         for text in errors
     )
-
-
-# --- single cases ----------------------------------------------------------------------------------
-
-
-def damage(folder: Path, physical_offset: int, file_size: int = 4_096) -> Path:
-    """Flip a bit of the commit log."""
-    file = folder / "commitlog" / f"{physical_offset - physical_offset % file_size:020d}"
-    data = file.read_bytes()
-    file.write_bytes(flipped(data, physical_offset % file_size * 8))
-    return file
-
-
-@pytest.fixture
-def three(tmp_path: Path) -> Path:
-    """Folder of a killed store with three messages in one queue. The body of the second one is damaged."""
-    store = opened(tmp_path)
-    puts = [store.put(draft(body * 50)) for body in (b"a", b"b", b"c")]
-    kill(store)
-    damage(tmp_path, puts[1].physical_offset + 100)
-    return tmp_path
-
-
-def test_a_damaged_record_is_reported_and_skipped_without_a_change(three: Path) -> None:
-    before = (three / "commitlog" / f"{0:020d}").read_bytes()
-
-    with capture_logs() as logs:
-        store = opened(three)
-
-    event = next(line for line in logs if line["event"] == "store.record_damaged")
-    second = store.consume_queue("orders", 0).unit(1)
-    assert event["file"] == str(three / "commitlog" / f"{0:020d}")
-    assert (event["physical_offset"], event["size"]) == (second.physical_offset, second.size)
-    assert (event["topic"], event["queue"], event["offset"]) == ("orders", 0, 1)
-    assert event["reason"] == "its body does not match its CRC-32"
-    assert (three / "commitlog" / f"{0:020d}").read_bytes() == before  # unchanged, so that it can be repaired
-    assert store.put(draft(b"next")).queue_offset == 3
-    store.close()
-
-
-def test_a_reader_gets_an_error_for_a_damaged_message_and_all_other_messages(three: Path) -> None:
-    store = opened(three)
-    reader, queue = QueueReader(store, "b"), MessageQueue("orders", "b", 0)
-
-    assert [message.body[:1] for message in reader.read(queue, 0, 32, None)[0]] == [b"a"]
-    with pytest.raises(CorruptRecordError, match=rf"{0:020d}: bad record at physical offset \d+: its body") as caught:
-        reader.read(queue, 1, 32, None)
-    assert caught.value.queue_offset == 1
-    assert [message.body[:1] for message in reader.read(queue, 2, 32, None)[0]] == [b"c"]
-    store.close()
-
-
-@pytest.mark.feature("D22")
-def test_a_damaged_message_keeps_its_queue_offset_when_the_queues_are_rebuilt(three: Path) -> None:
-    """The later messages keep their queue offsets, which consumers have committed."""
-    shutil.rmtree(three / "consumequeue")
-
-    store = opened(three)
-
-    reader, queue = QueueReader(store, "b"), MessageQueue("orders", "b", 0)
-    assert store.consume_queue("orders", 0).max_offset == 3
-    assert reader.read(queue, 2, 1, None)[0][0].queue_offset == 2
-    with pytest.raises(CorruptRecordError):
-        reader.read(queue, 1, 1, None)
-    store.close()
-
-
-def test_unreadable_damaged_records_keep_their_queue_offsets(tmp_path: Path) -> None:
-    """Headers and queues are lost. The next queue offset tells how many messages there were."""
-    store = opened(tmp_path)
-    puts = [store.put(draft(b"%d" % number * 30)) for number in range(6)]
-    kill(store)
-    file = tmp_path / "commitlog" / f"{0:020d}"
-    overwrite(file, puts[2].physical_offset, b"\xaa" * (puts[4].end - puts[2].physical_offset))
-    shutil.rmtree(tmp_path / "consumequeue")
-
-    with capture_logs() as logs:
-        store = opened(tmp_path)
-
-    filled = next(line for line in logs if line["event"] == "store.queue_gap_filled")
-    assert (filled["offset"], filled["count"]) == (2, 3)
-    reader, queue = QueueReader(store, "b"), MessageQueue("orders", "b", 0)
-    assert [message.body[:1] for message in reader.read(queue, 0, 32, None)[0]] == [b"0", b"1"]
-    for offset in (2, 3, 4):
-        with pytest.raises(CorruptRecordError, match=f"physical offset {puts[2].physical_offset}"):
-            reader.read(queue, offset, 32, None)
-    assert reader.read(queue, 5, 32, None)[0][0].body == b"5" * 30
-    store.close()
-
-
-def test_damage_is_skipped_again_when_the_log_is_read_a_second_time(tmp_path: Path) -> None:
-    """A queue that ends too early makes the recovery read the log again, from an earlier offset."""
-    clock = VirtualClock()
-    store = MessageStore(FolderStoreFiles(tmp_path), small(mapped_file_size_commit_log=700), clock)
-    store.load()
-    puts = []
-    for number in range(12):
-        puts.append(store.put(draft(b"%02d" % number * 20, queue_id=number % 2)))
-        clock.move_ms(1_000)
-    store.take_checkpoint()
-    kill(store)
-    damage(tmp_path, puts[1].physical_offset + 100, 700)
-    shutil.rmtree(tmp_path / "consumequeue" / "orders" / "0")
-
-    with capture_logs() as logs:
-        store = opened(tmp_path, small(mapped_file_size_commit_log=700))
-
-    assert len(bodies(store, queue_id=0)) == 6
-    assert [line["physical_offset"] for line in logs if line["event"] == "store.record_damaged"] == [
-        puts[1].physical_offset
-    ]
-    assert store.consume_queue("orders", 1).max_offset == 6
-    store.close()
-
-
-def test_a_unit_that_points_at_another_message_is_reported(tmp_path: Path) -> None:
-    """The start does not check this file, so only a reader can detect it."""
-    settings = small(mapped_file_size_commit_log=700, mapped_file_size_consume_queue=40)
-    store = opened(tmp_path, settings)
-    for number in range(12):
-        store.put(draft(b"%02d" % number * 20, queue_id=number % 2))
-    store.close()
-    file = tmp_path / "consumequeue" / "orders" / "0" / f"{0:020d}"
-    other = tmp_path / "consumequeue" / "orders" / "1" / f"{0:020d}"
-    file.write_bytes(other.read_bytes()[:20] + file.read_bytes()[20:])
-
-    store = opened(tmp_path, settings)
-
-    reader, queue = QueueReader(store, "b"), MessageQueue("orders", "b", 0)
-    with pytest.raises(
-        CorruptRecordError,
-        match="queue offset 0 refers to the message with queue offset 0 of queue 1 of orders",
-    ):
-        reader.read(queue, 0, 1, None)
-    assert reader.read(queue, 1, 1, None)[0][0].body == b"02" * 20
-    store.close()
-
-
-def test_a_damaged_blank_still_ends_its_file(tmp_path: Path) -> None:
-    settings = small(mapped_file_size_commit_log=700)
-    store = opened(tmp_path, settings)
-    while store.end_offset < 700:
-        end = store.put(draft(b"x" * 60)).end if store.end_offset < 500 else end_of_file(store)
-    kill(store)
-    for offset in (end, end + 4):
-        damage(tmp_path, offset, 700)
-        with capture_logs() as logs:
-            store = opened(tmp_path, settings)
-        assert "store.blank_damaged" in {line["event"] for line in logs}
-        assert "store.record_damaged" not in {line["event"] for line in logs}
-        assert bodies(store)[-1] == b"next file"
-        kill(store)
-        damage(tmp_path, offset, 700)
-
-
-def end_of_file(store: MessageStore) -> int:
-    """Start the next file. Return the offset of the blank of the last one."""
-    end = store.end_offset
-    store.put(draft(b"y" * 200))
-    store.put(draft(b"next file"))
-    return end

@@ -30,7 +30,7 @@ from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.settings import FlushDiskType
 from tests.store.faulty_disk import FAILS_FULL, FaultyDisk, Judge, LedgerDisk, during, never, once
-from tests.store.small_store import bodies, draft, kill, opened, small
+from tests.store.small_store import bodies, draft, kill, opened
 from tests.thirds import THIRDS
 
 RETRY_MS = 1_000
@@ -79,7 +79,7 @@ class User:
         self.acknowledged: dict[bytes, int] = {}  # body -> earliest delivery
         self.errors: list[MQTemplateError] = []
         self.count = 0
-        self.broker: EmbeddedBroker | None = None
+        self.broker: EmbeddedBroker  # of the last start
 
     def live(self) -> None:
         """Use every function of the broker that needs files."""
@@ -117,35 +117,29 @@ class User:
         """Start a broker; if that fails, try again with another."""
         for _ in range(60):
             with self.errors_noted():
-                self.broker = None
                 store_files = FolderStoreFiles(self.folder, self.disk)
-                broker = EmbeddedBroker(settings=settings(self.mode), clock=self.clock, store_files=store_files)
-                broker.start()
-                self.broker = broker
+                self.broker = EmbeddedBroker(settings=settings(self.mode), clock=self.clock, store_files=store_files)
+                self.broker.start()
                 return
         raise AssertionError(f"it does not start: {self.errors[-1]}")
 
     def close(self) -> None:
-        assert self.broker is not None
         with self.errors_noted():
             self.broker.close()
 
     def send(self, size: int, topic: str = "orders", **properties: str) -> None:
-        assert self.broker is not None
         body = self.body(size)
         with self.errors_noted():
             result = self.broker.sends.send(Message(topic, body, dict(properties)))
             self.note([body], properties, result.send_status)
 
     def send_batch(self, count: int, **properties: str) -> None:
-        assert self.broker is not None
         batch = [self.body(30) for _ in range(count)]
         with self.errors_noted():
             result = self.broker.sends.send_batch([Message("orders", body, dict(properties)) for body in batch])
             self.note(batch, properties, result.send_status)
 
     def send_otherwise(self) -> None:
-        assert self.broker is not None
         body = self.body(40)
         with self.errors_noted():
             future: Future[Any] = self.broker.sends.send_async([Message("orders", body)])
@@ -165,7 +159,6 @@ class User:
             self.acknowledged |= dict.fromkeys(batch, self.clock.now_ms() + delay_ms)
 
     def consume(self) -> None:
-        assert self.broker is not None
         with self.errors_noted():
             consumer = self.broker.groups.subscribe(
                 ConsumerSpec(group="billing", subscriptions={"orders": TagSelector()})
@@ -175,7 +168,6 @@ class User:
             consumer.close()
 
     def advance(self, milliseconds: int) -> None:
-        assert self.broker is not None
         end_ms = self.clock.now_ms() + milliseconds
         retry_ms: dict[str, int] = {}
         while True:
@@ -199,7 +191,6 @@ class User:
         """Return all messages of the topic, once all delayed messages are due and the disk works."""
         self.disk.judge = never
         self.start()
-        assert self.broker is not None
         self.advance(200_000)
         self.send(10)
         store = self.broker.store
@@ -315,7 +306,6 @@ def test_a_failed_checkpoint_is_tried_again_a_second_later(quick_folder: Path) -
     """No other send is necessary."""
     user = User(quick_folder, FlushDiskType.ASYNC_FLUSH)
     user.start()
-    assert user.broker is not None
     store = user.broker.store
     user.send(10)
     fail_next(user.disk, "flush")
@@ -345,51 +335,9 @@ def test_consumer_offsets_that_could_not_be_written_are_written_later(quick_fold
     user.close()
 
 
-def test_a_message_is_readable_once_a_later_flush_succeeds(quick_folder: Path) -> None:
-    """The producer got an error. Consumers cannot read the message until it is durable; then they are notified."""
-    store = MessageStore(FolderStoreFiles(quick_folder, disk := FaultyDisk()), small(), VirtualClock())
-    store.load()
-    put = store.put(draft(b"in doubt"))
-    notified: list[int] = []
-    store.watch("orders", lambda: notified.append(store.confirm_offset))
-    disk.judge = lambda number, kind: errno.EIO if kind == "flush" else 0
-    for _ in range(2):
-        with pytest.raises(StoreError, match="Input/output error; the message is written, but not safe"):
-            store.confirm(put.end, ["orders"])
-    assert store.confirm_offset == 0
-    assert notified == []
-    disk.judge = never
-
-    store.take_checkpoint()
-
-    assert store.confirm_offset == put.end
-    assert notified[0] == put.end
-    store.close()
-
-
-def test_readers_are_notified_after_a_failed_asynchronous_confirm(quick_folder: Path) -> None:
-    """The callback gets the error at once. A later flush makes the message readable, and notifies its readers."""
-    store = MessageStore(FolderStoreFiles(quick_folder, disk := FaultyDisk()), small(), VirtualClock())
-    store.load()
-    put = store.put(draft(b"in doubt"))
-    readable: list[int] = []
-    results: list[StoreError | None] = []
-    store.watch("orders", lambda: readable.append(store.confirm_offset))
-    fail_next(disk, "flush")
-    with pytest.raises(StoreError):  # on a virtual clock the caller flushes
-        store.confirm_async(put.end, ["orders"], results.append)
-
-    store.flush()
-
-    assert [str(error)[:6] for error in results] == ["cannot"]
-    assert readable == [put.end]
-    store.close()
-
-
 def test_the_future_of_an_asynchronous_send_has_the_disk_error(quick_folder: Path) -> None:
     user = User(quick_folder, FlushDiskType.ASYNC_FLUSH)
     user.start()
-    assert user.broker is not None
     user.broker.queues("orders")
     fail_next(user.disk, "allocate")
 
@@ -401,7 +349,7 @@ def test_the_future_of_an_asynchronous_send_has_the_disk_error(quick_folder: Pat
 
 
 def alike(count: int, *queue_ids: int) -> UniformBatch:
-    """Return the messages of a batch as rows, or those of several: one for each queue."""
+    """Return the messages of one batch as rows, or of several batches: one for each queue."""
     origins = [BatchOrigin(queue_id, 0) for queue_id in queue_ids]
     ids, bodies = (to_rows([text % number for number in range(count)]) for text in (b"%02d", b"torn %d"))
     return UniformBatch(replace(draft(bodies[0].tobytes()), properties=b"UNIQ_KEY\x0100\x02"), bodies, ids, 9, origins)
@@ -419,8 +367,7 @@ def test_a_batch_torn_by_an_error_leaves_no_valid_records(
     quick_folder: Path, put: Callable[[MessageStore], object]
 ) -> None:
     """Its first records were written completely; shorter records overwrite them."""
-    store = MessageStore(FolderStoreFiles(quick_folder, disk := FaultyDisk()), small(), VirtualClock())
-    store.load()
+    store = opened(quick_folder, disk=(disk := FaultyDisk()))
     store.put(draft(b"before"))
     disk.judge = once(len(disk.calls), errno.EIO)
     with pytest.raises(StoreError, match="cannot write to"):
@@ -432,20 +379,3 @@ def test_a_batch_torn_by_an_error_leaves_no_valid_records(
 
     assert bodies(again) == [b"before", b""]
     again.close()
-
-
-def test_a_failed_roll_over_is_completed_by_the_next_put(quick_folder: Path) -> None:
-    """The next file was created, but the blank of the full one could not be written."""
-    store = MessageStore(FolderStoreFiles(quick_folder, disk := FaultyDisk()), small(), VirtualClock())
-    store.load()
-    for number in range(3):
-        store.put(draft(b"%d" % number + bytes(1_000)))
-    fail_next(disk, "write")
-    with pytest.raises(StoreError, match="cannot write to"):
-        store.put(draft(b"3" + bytes(1_000)))
-
-    store.put(draft(b"4" + bytes(1_000)))
-
-    assert [body[:1] for body in bodies(store)] == [b"0", b"1", b"2", b"4"]
-    assert len(list((quick_folder / "commitlog").iterdir())) == 2
-    store.close()

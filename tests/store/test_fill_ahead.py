@@ -69,16 +69,16 @@ def read_all(log: CommitLog, offsets: list[int]) -> list[bytes]:
 
 def test_the_next_part_is_filled_when_the_writer_comes_near(log: CommitLog, disk: RecordingDisk) -> None:
     wakes: list[int] = []
-    log.on_low_water(lambda: wakes.append(log.end))
+    log.on_wake(lambda: wakes.append(log.end))
     append(log)
     assert wakes == [log.end]
 
-    log.allocate()
+    log.step()
     assert disk.filled == [(STEP, 2 * STEP)]
     append(log, 2)
     assert len(wakes) == 1
     append(log, 3)
-    log.allocate()
+    log.step()
 
     assert len(wakes) == 2
     assert disk.filled == [(STEP, 2 * STEP), (2 * STEP, 3 * STEP)]
@@ -87,7 +87,7 @@ def test_the_next_part_is_filled_when_the_writer_comes_near(log: CommitLog, disk
 def test_nothing_is_filled_twice_or_far_ahead(log: CommitLog, disk: RecordingDisk) -> None:
     append(log)
     for _ in range(5):
-        log.allocate()
+        log.step()
 
     assert disk.filled == [(STEP, 2 * STEP)]
 
@@ -100,7 +100,7 @@ def test_a_writer_that_is_faster_needs_no_filling(log: CommitLog, disk: Recordin
 
 
 def test_the_next_file_is_filled_before_it_is_used(log: CommitLog, disk: RecordingDisk) -> None:
-    log.on_low_water(log.allocate)
+    log.on_wake(log.step)
     offsets: list[int] = []
     while log.end < FILE + 100:
         before = log.end
@@ -114,7 +114,7 @@ def test_the_next_file_is_filled_before_it_is_used(log: CommitLog, disk: Recordi
 
 def test_without_the_setting_nothing_is_filled(tmp_path: Path, disk: RecordingDisk) -> None:
     log = CommitLog(DiskFileQueue(tmp_path, FILE, disk), VirtualClock(), HOST)
-    log.on_low_water(log.allocate)
+    log.on_wake(log.step)
     append(log, 300)
     log.close()
 
@@ -125,7 +125,7 @@ def test_a_record_that_is_written_during_the_filling_stays_whole(log: CommitLog,
     """It fits before the part that is filled, so the writer does not wait."""
     offsets = append(log)
     disk.before_fill = lambda: offsets.extend(append(log, 3))
-    log.allocate()
+    log.step()
 
     assert read_all(log, offsets) == [b"\1" * 100] * 4
 
@@ -144,7 +144,7 @@ def test_the_writer_does_not_take_bytes_that_are_filled_now(
     monkeypatch.setattr(log, "_claim", noted)
     disk.before_fill = lambda: locked.append(log._claim_lock.locked())
     append(log)
-    log.allocate()
+    log.step()
     append(log, 30)
 
     assert len(locked) > 2
@@ -159,7 +159,7 @@ def test_no_record_is_overwritten_while_threads_write_and_fill(tmp_path: Path) -
 
     def fill() -> None:
         while not stopped.is_set():
-            store._commit_log.allocate()
+            store._commit_log.step()
 
     def write(queue_id: int) -> None:
         for number in range(300):
@@ -190,7 +190,7 @@ def test_a_full_disk_stops_the_filling_and_not_the_writer(log: CommitLog, disk: 
     offsets = append(log)
     disk.judge = lambda number, kind: errno.ENOSPC if kind == "write" else 0
     with pytest.raises(StoreFullError, match="no room on the disk for 0000"):
-        log.allocate()
+        log.step()
     disk.judge = lambda number, found: 0
     offsets += append(log, 100)
 
@@ -198,11 +198,11 @@ def test_a_full_disk_stops_the_filling_and_not_the_writer(log: CommitLog, disk: 
 
 
 def test_after_a_filled_part_the_log_ends_where_it_ended(tmp_path: Path) -> None:
-    """The zeros after the last record are no records; the next process continues there."""
+    """The zeros after the last record do not count as records; the next process continues there."""
     settings = small(mapped_file_size_commit_log=FILE, flush_disk_type=FlushDiskType.SYNC_FLUSH)
     store = opened(tmp_path, settings)
     store.put(RecordDraft("orders", 0, b"1", b""))
-    store._commit_log.allocate()
+    store._commit_log.step()
     end = store.end_offset
     kill(store)
     again = opened(tmp_path, settings)

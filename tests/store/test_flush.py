@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
@@ -63,61 +63,67 @@ class CountingLock:
 
 
 @pytest.fixture
-def open_pool() -> Iterator[ThreadPoolExecutor]:
+def disk() -> Disk:
+    return Disk()
+
+
+@pytest.fixture
+def commit(disk: Disk) -> GroupCommit:
+    return GroupCommit(disk.flush)
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(9) as pool:
         yield pool
 
 
-def test_threads_that_arrive_during_a_flush_share_the_next_one() -> None:
-    disk = Disk()
-    commit = GroupCommit(disk.flush)
-    waiting = commit._mutex = CountingLock(1 + 8)  # type: ignore[assignment]
-    with ThreadPoolExecutor(9) as pool:
-        disk.may_go_on.clear()
-        disk.end = 1
-        first = pool.submit(commit.wait, 1, 30_000)
-        assert disk.is_flushing.wait(30)
-        disk.end = 9
-        others = [pool.submit(commit.wait, end, 30_000) for end in range(2, 10)]
-        assert waiting.reached.wait(30)
-
-        disk.may_go_on.set()
-
-        assert first.result(30)
-        assert all(other.result(30) for other in others)
-    assert disk.flushes == 2
-    assert commit.flushed == 9
+def wait_in_threads(pool: ThreadPoolExecutor, disk: Disk, commit: GroupCommit, count: int) -> list[Future[bool]]:
+    """Let one thread flush, and others wait for their bytes. The flush ends with ``disk.may_go_on``."""
+    waiting = commit._mutex = CountingLock(count)  # type: ignore[assignment]
+    disk.may_go_on.clear()
+    disk.end = 1
+    first = pool.submit(commit.wait, 1, 30_000)
+    assert disk.is_flushing.wait(30)
+    disk.end = count
+    others = [pool.submit(commit.wait, end, 30_000) for end in range(2, count + 1)]
+    assert waiting.reached.wait(30)
+    return [first, *others]
 
 
-def test_flushed_bytes_need_no_other_flush() -> None:
-    disk = Disk()
-    commit = GroupCommit(disk.flush)
+def test_threads_that_arrive_during_a_flush_share_the_next_one(
+    pool: ThreadPoolExecutor, disk: Disk, commit: GroupCommit
+) -> None:
+    waits = wait_in_threads(pool, disk, commit, 9)
+
+    disk.may_go_on.set()
+
+    assert all(each.result(30) for each in waits)
+    assert (disk.flushes, commit.flushed) == (2, 9)
+
+
+def test_a_flush_that_is_not_needed_or_returns_less_changes_nothing(disk: Disk, commit: GroupCommit) -> None:
     disk.end = 5
     commit.wait(5, 1_000)
 
     commit.wait(3, 1_000)
-
     assert disk.flushes == 1
 
-
-def test_a_follower_returns_false_after_its_timeout() -> None:
-    disk = Disk()
-    commit = GroupCommit(disk.flush)
-    with ThreadPoolExecutor(1) as pool:
-        disk.may_go_on.clear()
-        disk.end = 1
-        leader = pool.submit(commit.wait, 1, 30_000)
-        assert disk.is_flushing.wait(30)
-
-        assert commit.wait(2, 1) is False
-
-        disk.may_go_on.set()
-        assert leader.result(30)
+    disk.end = 3
+    commit.wait(9, 1_000)
+    assert commit.flushed == 5
 
 
-def test_a_failed_flush_is_reported_to_the_caller() -> None:
-    disk = Disk()
-    commit = GroupCommit(disk.flush)
+def test_a_follower_returns_false_after_its_timeout(pool: ThreadPoolExecutor, disk: Disk, commit: GroupCommit) -> None:
+    [leader] = wait_in_threads(pool, disk, commit, 1)
+
+    assert commit.wait(2, 1) is False
+
+    disk.may_go_on.set()
+    assert leader.result(30)
+
+
+def test_a_failed_flush_is_reported_to_the_caller(disk: Disk, commit: GroupCommit) -> None:
     disk.end, disk.error = 1, disk_failure()
 
     with pytest.raises(StoreError, match="cannot flush the commit log: .*Input/output error.*send again"):
@@ -128,63 +134,37 @@ def test_a_failed_flush_is_reported_to_the_caller() -> None:
     assert commit.wait(1, 1_000)
 
 
-def test_a_failed_flush_is_reported_to_all_waiting_threads(open_pool: ThreadPoolExecutor) -> None:
+def test_a_failed_flush_is_reported_to_all_waiting_threads(
+    pool: ThreadPoolExecutor, disk: Disk, commit: GroupCommit
+) -> None:
     """The waiting threads get the error as well as the leader; none of them keeps waiting."""
-    disk = Disk()
-    commit = GroupCommit(disk.flush)
-    waiting = commit._mutex = CountingLock(1 + 4)  # type: ignore[assignment]
-    disk.may_go_on.clear()
-    disk.end, disk.error = 5, disk_failure()
-    first = open_pool.submit(commit.wait, 1, 30_000)
-    assert disk.is_flushing.wait(30)
-    others = [open_pool.submit(commit.wait, end, 30_000) for end in range(2, 6)]
-    assert waiting.reached.wait(30)
+    disk.error = disk_failure()
+    waits = wait_in_threads(pool, disk, commit, 5)
 
     disk.may_go_on.set()
 
-    for each in (first, *others):
+    for each in waits:
         with pytest.raises(StoreError, match="Input/output error"):
             each.result(30)
 
 
-def test_an_interrupted_leader_is_succeeded_by_another(open_pool: ThreadPoolExecutor) -> None:
+def test_an_interrupted_leader_is_succeeded_by_another(
+    pool: ThreadPoolExecutor, disk: Disk, commit: GroupCommit
+) -> None:
     """Ctrl-C during a flush of the main thread must not leave later threads without a leader."""
-    disk = Disk()
-    commit = GroupCommit(disk.flush)
-    waiting = commit._mutex = CountingLock(1 + 1)  # type: ignore[assignment]
-    disk.may_go_on.clear()
-    disk.end, disk.error = 2, KeyboardInterrupt()
-    first = open_pool.submit(commit.wait, 1, 30_000)
-    assert disk.is_flushing.wait(30)
-    second = open_pool.submit(commit.wait, 2, 30_000)
-    assert waiting.reached.wait(30)
-    disk.is_flushing.clear()
+    disk.error = KeyboardInterrupt()
+    waits = wait_in_threads(pool, disk, commit, 2)
 
     disk.may_go_on.set()
-    with pytest.raises(KeyboardInterrupt):
-        first.result(30)
-    with pytest.raises(KeyboardInterrupt):
-        second.result(30)
+    for each in waits:
+        with pytest.raises(KeyboardInterrupt):
+            each.result(30)
     disk.error = None
 
     assert commit.wait(2, 30_000)
 
 
-def test_flushed_bytes_stay_flushed_when_a_flush_returns_less() -> None:
-    disk = Disk()
-    commit = GroupCommit(disk.flush)
-    disk.end = 5
-    commit.wait(5, 1_000)
-    disk.end = 3
-
-    commit.wait(9, 1_000)
-
-    assert commit.flushed == 5
-
-
-def test_a_callback_is_called_once_its_bytes_are_durable() -> None:
-    disk = Disk()
-    commit = GroupCommit(disk.flush)
+def test_a_callback_is_called_once_its_bytes_are_durable(disk: Disk, commit: GroupCommit) -> None:
     called: list[tuple[str, object]] = []
     commit.call_when_flushed(5, lambda error: called.append(("five", error)))
     commit.call_when_flushed(9, lambda error: called.append(("nine", error)))
@@ -195,9 +175,7 @@ def test_a_callback_is_called_once_its_bytes_are_durable() -> None:
     assert called == [("five", None)]
 
 
-def test_a_callback_gets_the_error_of_a_failed_flush() -> None:
-    disk = Disk()
-    commit = GroupCommit(disk.flush)
+def test_a_callback_gets_the_error_of_a_failed_flush(disk: Disk, commit: GroupCommit) -> None:
     errors: list[object] = []
     commit.call_when_flushed(1, errors.append)
     disk.end, disk.error = 1, disk_failure()
@@ -208,9 +186,8 @@ def test_a_callback_gets_the_error_of_a_failed_flush() -> None:
     assert "Input/output error" in str(errors[0])
 
 
-def test_the_flush_service_tries_again_after_a_failed_flush() -> None:
-    disk, clock = Disk(), VirtualClock()
-    commit = GroupCommit(disk.flush)
+def test_the_flush_service_tries_again_after_a_failed_flush(disk: Disk, commit: GroupCommit) -> None:
+    clock = VirtualClock()
     service = FlushService(commit, lambda: disk.end, clock, StoreSettings(flush_disk_type=FlushDiskType.ASYNC_FLUSH))
     disk.end, disk.error = 1, disk_failure()
     service.changed()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import random
-import shutil
 import struct
 import tempfile
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count, islice
@@ -16,10 +14,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from structlog.testing import capture_logs
 
 from mqtemplate.clock import SystemClock, VirtualClock
-from mqtemplate.errors import StoreFormatError, StoreFullError
+from mqtemplate.errors import StoreFullError
 from mqtemplate.hashes import java_string_hash
 from mqtemplate.message import HostAddress
 from mqtemplate.record.appends import PutResult
@@ -35,7 +32,7 @@ from mqtemplate.store.index_file import IndexFile, KeyRows, find_geometry
 from mqtemplate.store.index_service import IndexService
 from mqtemplate.store.key_reader import KeyReader, index_key_hashes, keys_of
 from mqtemplate.store.message_store import MessageStore
-from tests.store.small_store import OpenStore, draft, kill, no_keys, opened, small
+from tests.store.small_store import OpenStore, kill, no_keys, opened, small
 
 FROM_LOG = pytest.mark.parametrize("keys_from", ["log"], indirect=True)
 SLOTS, UNITS = 5, 9
@@ -53,14 +50,15 @@ def fill(store: MessageStore, count: int, start: int = 0) -> list[PutResult]:
     return [store.put(keyed(f"k{number}")) for number in range(start, start + count)]
 
 
-def bodies(store: MessageStore, key: str, topic: str = "orders") -> list[bytes]:
-    """Return the bodies of the records that really have a key, newest first."""
-    records = [store.read_at(offset) for offset in dict.fromkeys(store.index.find(topic, key))]
+def bodies(store: MessageStore, key: str, topic: str = "orders", *, index: IndexService | None = None) -> list[bytes]:
+    """Return the bodies of the records that really have a key, newest first; by default by the store's own index."""
+    records = [store.read_at(offset) for offset in dict.fromkeys((index or store.index).find(topic, key))]
     return [record.body for record in records if record and f"{topic}#{key}" in keys_of(record.topic, record[-1])]
 
 
-def lost(store: MessageStore, numbers: Sequence[int]) -> list[int]:
-    return [number for number in numbers if bodies(store, f"k{number}") != [b"k%d" % number]]
+def lost(store: MessageStore, numbers: Sequence[int], index: IndexService | None = None) -> list[int]:
+    """Return the numbers of the records that are not found."""
+    return [number for number in numbers if bodies(store, f"k{number}", index=index) != [b"k%d" % number]]
 
 
 def index_files(folder: Path) -> list[Path]:
@@ -69,7 +67,7 @@ def index_files(folder: Path) -> list[Path]:
 
 @pytest.fixture(autouse=True, params=["memory", "log"])
 def keys_from(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the index take the keys of new records from memory, or read them from the log, as those of an older run."""
+    """Let the index take the keys of new records from memory, or read them from the log."""
     if request.param == "log":
         monkeypatch.setattr(key_reader, "_MAX_BYTES", 0)
 
@@ -113,29 +111,6 @@ def test_a_key_has_the_hash_that_rocketmq_writes() -> None:
     assert index_key_hashes(["SpecTopic#T#TagA", "polygenelubricants"]).tolist() == [0x75E953DB, 0]
 
 
-def test_an_index_file_equals_rocketmqs_byte_by_byte(store: MessageStore, clock: VirtualClock, tmp_path: Path) -> None:
-    first = store.put(keyed("4466"))
-    clock.move_ms(2_999)
-    second = store.put(keyed("4466 4467"))
-    store.index.catch_up()
-    store.index.flush()
-
-    [file] = index_files(tmp_path)
-    data = file.read_bytes()
-
-    hashes = {key: abs(java_string_hash(f"orders#{key}")) for key in ("4466", "4467")}
-    assert (hashes["4466"] % SLOTS, hashes["4467"] % SLOTS) == (0, 4)
-    header = struct.pack(
-        ">qqqqii", first.store_timestamp, second.store_timestamp, first.physical_offset, second.physical_offset, 2, 4
-    )
-    units = (
-        struct.pack(">iqii", hashes["4466"], first.physical_offset, 0, 0)
-        + struct.pack(">iqii", hashes["4466"], second.physical_offset, 2, 1)
-        + struct.pack(">iqii", hashes["4467"], second.physical_offset, 2, 0)
-    )
-    assert data == (header + struct.pack(">5i", 2, 0, 0, 0, 3) + bytes(20) + units).ljust(len(data), b"\0")
-
-
 @given(
     st.lists(
         st.tuples(st.sampled_from("abcdefgh"), st.integers(1, 400), st.integers(0, 5_000)), min_size=1, max_size=8
@@ -163,19 +138,6 @@ def test_keys_appended_in_any_portions_equal_keys_appended_one_by_one(
     assert file._file.view[:] == rocketmq.file
 
 
-def test_the_next_index_file_starts_after_a_full_one(store: MessageStore, tmp_path: Path) -> None:
-    puts = fill(store, UNITS)
-    store.index.catch_up()
-    store.index.flush()
-
-    full, last = [unpack_index_header(file.read_bytes()) for file in index_files(tmp_path)]
-
-    assert full.index_count == UNITS, "unit 0 is never used, so there is room for one key less"
-    assert (full.begin_physical_offset, full.end_physical_offset) == (0, puts[-2].physical_offset)
-    assert (last.begin_physical_offset, last.end_physical_offset) == (puts[-1].physical_offset,) * 2
-    assert last.index_count == 2
-
-
 def test_the_header_of_an_empty_file_has_the_end_of_the_previous_file() -> None:
     file = IndexFile(MappedFile(index_file_size(SLOTS, UNITS)), "1", SLOTS, UNITS)
 
@@ -184,51 +146,11 @@ def test_the_header_of_an_empty_file_has_the_end_of_the_previous_file() -> None:
     assert unpack_index_header(file._file.view) == IndexHeader(2_000, 2_000, 200, 200, 0, 1)
 
 
-def test_index_files_are_named_by_local_time_and_have_unique_names(
-    store: MessageStore, clock: VirtualClock, tmp_path: Path
-) -> None:
-    """Four files in one millisecond, then one after the clock was set back."""
-    created = time.strftime("%Y%m%d%H%M%S", time.localtime(clock.now_ms() // 1_000)) + f"{clock.now_ms() % 1_000:03d}"
-    fill(store, 4 * (UNITS - 1))
-    store.index.catch_up()
-    clock.move_ms(-3_600_000)
-    fill(store, 1, start=100)
-    store.index.catch_up()
-
-    assert [file.name for file in index_files(tmp_path)] == [str(int(created) + number) for number in range(5)]
-
-
 # --- indexed records ---------------------------------------------------------------------------
 
 
-def test_a_record_is_found_by_its_id_its_keys_and_its_tags(store: MessageStore) -> None:
-    properties = b"UNIQ_KEY\x01FD00\x02KEYS\x014466  eu\x02TAGS\x01paid\x02"
-
-    put = store.put(draft(b"body", properties=properties))
-
-    assert keys_of("orders", properties) == ["orders#FD00", "orders#4466", "orders#eu", "orders#T#paid"]
-    for key in ("FD00", "4466", "eu", "T#paid"):
-        assert store.index.find("orders", key) == [put.physical_offset]
-    assert store.index.find("orders", "paid") == []
-    assert store.index.find("invoices", "4466") == []
-
-
-@pytest.mark.parametrize(
-    ("kind", "is_found"),
-    [
-        (SysFlag.TRANSACTION_PREPARED, True),
-        (SysFlag.TRANSACTION_COMMIT, True),
-        (SysFlag.TRANSACTION_ROLLBACK, False),
-    ],
-)
-def test_only_rolled_back_transactions_are_not_indexed(store: MessageStore, kind: int, is_found: bool) -> None:
-    store.put(keyed("4466", sys_flag=kind))
-
-    assert bool(store.index.find("orders", "4466")) is is_found
-
-
 def test_records_of_every_form_are_indexed(open_store: OpenStore) -> None:
-    """IPv6 hosts, topics of more than 127 characters, keys that are no ASCII, and what has no properties at all."""
+    """IPv6 hosts, topics of more than 127 characters, keys that are not ASCII, and what has no properties at all."""
     store = open_store(small(listen_host=HostAddress("::1", 10911)))
     long_topic = "%RETRY%" + "x" * 200
 
@@ -238,36 +160,6 @@ def test_records_of_every_form_are_indexed(open_store: OpenStore) -> None:
 
     assert bodies(store, "kéy") == bodies(store, "日本") == [b"v6"]
     assert bodies(store, "4466", long_topic) == [b"v2"]
-
-
-def test_a_record_with_a_key_twice_is_found_once(store: MessageStore) -> None:
-    put = store.put(keyed("4466 4466 4466"))
-
-    assert store.index.find("orders", "4466") == [put.physical_offset]
-
-
-def test_records_in_many_index_files_are_found_newest_first(store: MessageStore, tmp_path: Path) -> None:
-    puts = [store.put(keyed(f"k{number} all", b"k%d" % number)) for number in range(50)]
-
-    assert store.index.find("orders", "all") == [put.physical_offset for put in reversed(puts)]
-    assert store.index.find("orders", "all", max_count=3) == [put.physical_offset for put in puts[:-4:-1]]
-    assert lost(store, range(50)) == []
-    assert len(index_files(tmp_path)) == 13
-    assert len(list((tmp_path / "commitlog").iterdir())) > 1
-
-
-def test_a_time_span_excludes_records_stored_outside_it(store: MessageStore, clock: VirtualClock) -> None:
-    start_ms = clock.now_ms()
-    puts = []
-    for _ in range(12):
-        puts.append(store.put(keyed("all")))
-        clock.move_ms(60_000)
-
-    found = store.index.find("orders", "all", start_ms + 300_000, start_ms + 480_000)
-
-    in_span = {put.physical_offset for put in puts[5:9]}
-    first_of_a_file = {puts[0].physical_offset, puts[8].physical_offset}  # its time is that of the file
-    assert in_span <= set(found) <= in_span | first_of_a_file
 
 
 @given(
@@ -300,17 +192,6 @@ def test_the_index_finds_the_same_records_as_a_dict(messages: list[tuple[str, li
 # --- following the log -------------------------------------------------------------------------
 
 
-def test_keys_are_in_the_index_file_a_second_after_the_message(store: MessageStore, clock: VirtualClock) -> None:
-    store.put(keyed("4466"))
-
-    due_ms = store.index.step()
-    clock.move_ms(1_000)
-    store.index.step()
-
-    assert due_ms == clock.now_ms()
-    assert store.index._files[-1].header.index_count == 2
-
-
 @FROM_LOG
 def test_a_step_is_short_and_pauses_longer_while_the_log_grows(open_store: OpenStore, clock: VirtualClock) -> None:
     store = open_store(small(mapped_file_size_commit_log=1 << 20, max_index_num=2_000))
@@ -331,10 +212,8 @@ def test_a_step_is_short_and_pauses_longer_while_the_log_grows(open_store: OpenS
 
 def test_a_query_finds_each_message_stored_before_while_threads_write(tmp_path: Path) -> None:
     """Threads store and query while the service steps: each finds its own message at once."""
-    store = MessageStore(
-        MemoryStoreFiles(), small(mapped_file_size_commit_log=1 << 16, max_index_num=50), SystemClock()
-    )
-    store.load()
+    settings = small(mapped_file_size_commit_log=1 << 16, max_index_num=50)
+    store = opened(MemoryStoreFiles(), settings, clock=SystemClock())
 
     def put_and_query(worker: int) -> list[int]:
         missing = []
@@ -371,8 +250,7 @@ def test_records_that_are_alike_have_the_keys_that_they_have_one_by_one(
     stretches: list[tuple[int, int, str, int, str]], portion: int
 ) -> None:
     """Producers send many records of one size, in portions of any size, across files of the log."""
-    store, numbers = MessageStore(MemoryStoreFiles(), small(mapped_file_size_commit_log=4_096), VirtualClock()), count()
-    store.load()
+    store, numbers = opened(MemoryStoreFiles(), small()), count()
     for length, size, form, flag, topic in stretches:
         for number in islice(numbers, length):
             text = form % number if "%" in form else form
@@ -405,91 +283,7 @@ def test_damage_in_the_log_hides_no_other_record(at: int) -> None:
     assert {put.physical_offset for put in puts} - set(found) <= {puts[2].physical_offset}
 
 
-@FROM_LOG
-def test_skipped_damage_is_logged_with_file_and_offset(store: MessageStore, tmp_path: Path) -> None:
-    puts = fill(store, 3)
-    file, _ = store._commit_log.files.find(0) or pytest.fail("no file")
-    file.view[puts[1].physical_offset : puts[1].end] = bytes(puts[1].size)
-
-    with capture_logs() as logs:
-        store.index.catch_up()
-
-    [line] = [line for line in logs if line["event"] == "store.index_damage_skipped"]
-    assert (line["file"], line["physical_offset"]) == (f"{0:020d}", puts[1].physical_offset)
-    assert line["continued_at"] == puts[2].physical_offset
-
-
 # --- stops, kills and damage -------------------------------------------------------------------
-
-
-def test_a_closed_store_is_indexed_to_its_end(open_store: OpenStore, tmp_path: Path) -> None:
-    """RocketMQ would not index the rest. Indexed records are not read again; the checkpoint has their time."""
-    store = open_store(TINY)
-    puts = fill(store, 12)
-    store.close()
-
-    header = unpack_index_header(index_files(tmp_path)[-1].read_bytes())
-    again = open_store(TINY)
-    fill(again, 1, start=12)
-
-    assert header.end_physical_offset == puts[-1].physical_offset
-    assert again._checkpoint.fields.index_msg_timestamp == puts[-1].store_timestamp
-    assert lost(again, range(13)) == []
-    assert again.index._files[-1].header.index_count == header.index_count + 1
-
-
-def test_the_checkpoint_counts_only_flushed_index_files(store: MessageStore, clock: VirtualClock) -> None:
-    """After a crash RocketMQ deletes the files that end after this time. The files that it keeps must be complete."""
-    fill(store, 3)
-    store.index.catch_up()
-    store.take_checkpoint()
-    before = store._checkpoint.fields.index_msg_timestamp
-    store.index.flush()
-    clock.move_ms(5_000)
-    fill(store, 1, start=3)
-    store.index.catch_up()
-    store.take_checkpoint()
-
-    assert before == 0
-    assert store._checkpoint.fields.index_msg_timestamp == clock.now_ms() - 5_000
-
-
-@pytest.mark.feature("D23")
-@pytest.mark.parametrize("flushed_at", [None, 0, 3, 11, 29])
-def test_a_crash_loses_no_key_of_a_file_that_was_not_full(
-    open_store: OpenStore, tmp_path: Path, flushed_at: int | None
-) -> None:
-    """The file has keys of old log files. RocketMQ deletes it and reads only the end of the log again. Here the flushed
-    part is kept, and the log is read from there."""
-    store = open_store(small(max_index_num=100))
-    for number in range(30):
-        store.put(keyed(f"k{number}", bytes(500)))
-        store.index.catch_up()
-        store.take_checkpoint()
-        if number == flushed_at:
-            store.index.flush()
-    kill(store)
-    assert len(list((tmp_path / "commitlog").iterdir())) > 4
-
-    again = open_store(small(max_index_num=100))
-
-    assert [number for number in range(30) if bodies(again, f"k{number}") != [bytes(500)]] == []
-
-
-def test_after_a_kill_all_records_are_found_and_indexing_continues(open_store: OpenStore) -> None:
-    """Kill a store several times, with full files in between and keys of one record in two files."""
-    for run in range(6):
-        store = open_store(TINY)
-        for number in range(run * 7, run * 7 + 7):
-            store.put(keyed(f"k{number} twice{number}", b"k%d" % number))
-        if run % 2:
-            store.index.catch_up()
-        kill(store)
-
-    store = open_store(TINY)
-
-    assert lost(store, range(42)) == []
-    assert [number for number in range(42) if bodies(store, f"twice{number}") != [b"k%d" % number]] == []
 
 
 @settings(max_examples=40)
@@ -498,7 +292,7 @@ def test_every_stored_message_is_found_after_any_sequence_of_events(events: list
     """Compare with a list, after kills, closes and deletions in any order."""
     with tempfile.TemporaryDirectory() as folder:
         clock = VirtualClock()
-        store = open_in(folder, clock)
+        store = opened(Path(folder), TINY, clock=clock)
         puts: list[PutResult] = []
         for event in [*events, "kill"]:
             if event == "put":
@@ -515,7 +309,7 @@ def test_every_stored_message_is_found_after_any_sequence_of_events(events: list
                 store.delete_before(puts[len(puts) // 2].physical_offset)
             elif event in ("kill", "close"):
                 kill(store) if event == "kill" else store.close()
-                store = open_in(folder, clock)
+                store = opened(Path(folder), TINY, clock=clock)
 
         kept = [put.physical_offset for put in puts if put.physical_offset >= store.start_offset]
         found = [store.index.find("orders", f"k{number}") for number in range(len(puts) - len(kept), len(puts))]
@@ -524,43 +318,6 @@ def test_every_stored_message_is_found_after_any_sequence_of_events(events: list
 
         assert [set(offsets) for offsets in found] == [{offset} for offset in kept]
         assert list(dict.fromkeys(everything)) == kept[:-65:-1]
-
-
-def open_in(folder: str, clock: VirtualClock) -> MessageStore:
-    store = MessageStore(FolderStoreFiles(Path(folder)), TINY, clock)
-    store.load()
-    return store
-
-
-def test_units_past_the_end_of_a_cut_log_are_removed(open_store: OpenStore, tmp_path: Path) -> None:
-    """After a power failure the index may be longer than the log. Another record will be stored at these offsets."""
-    store = open_store(TINY)
-    puts = fill(store, 12)
-    store.index.catch_up()
-    store.index.flush()
-    kill(store)
-    cut = puts[5].physical_offset
-    file = tmp_path / "commitlog" / f"{0:020d}"
-    file.write_bytes(file.read_bytes()[:cut].ljust(4_096, b"\0"))
-    shutil.rmtree(tmp_path / "consumequeue")  # the queue units of the lost records are lost, too
-
-    again = open_store(TINY)
-    new = again.put(keyed("new"))
-
-    assert new.physical_offset == cut
-    assert lost(again, range(5)) == []
-    assert [again.index.find("orders", f"k{number}") for number in range(5, 12)] == [[]] * 7
-    assert again.index.find("orders", "new") == [cut]
-
-
-def test_a_missing_index_is_rebuilt(open_store: OpenStore, tmp_path: Path) -> None:
-    """The same holds for a folder that never had an index."""
-    store = open_store(TINY)
-    fill(store, 20)
-    store.close()
-    shutil.rmtree(tmp_path / "index")
-
-    assert lost(open_store(TINY), range(20)) == []
 
 
 @pytest.fixture
@@ -579,16 +336,6 @@ def reopened(store: MessageStore, *, was_clean: bool, durable_timestamp: int = 0
     return index
 
 
-def lost_in(store: MessageStore, index: IndexService) -> list[int]:
-    """Return the numbers of the records that the index does not find."""
-    lost_numbers = []
-    for number in range(13):
-        records = [store.read_at(offset) for offset in index.find("orders", f"k{number}")]
-        if b"k%d" % number not in [record.body for record in records if record]:
-            lost_numbers.append(number)
-    return lost_numbers
-
-
 def test_an_index_file_cut_at_any_byte_after_a_crash_is_repaired(filled: MessageStore, tmp_path: Path) -> None:
     """The rest may be zeros, or the file may be shorter. In both cases all records are found."""
     last = index_files(tmp_path)[-1]
@@ -601,7 +348,7 @@ def test_an_index_file_cut_at_any_byte_after_a_crash_is_repaired(filled: Message
 
             index = reopened(filled, was_clean=False)
 
-            assert lost_in(filled, index) == [], cut
+            assert lost(filled, range(13), index) == [], cut
             index.close()
 
 
@@ -616,7 +363,7 @@ def test_a_flipped_bit_hides_one_key_at_most(filled: MessageStore, tmp_path: Pat
         last.write_bytes(damaged)
 
         index = reopened(filled, was_clean=False)
-        lost_numbers = lost_in(filled, index)
+        lost_numbers = lost(filled, range(13), index)
         index.close()
 
         assert len(lost_numbers) <= 1, at
@@ -644,39 +391,6 @@ def test_damage_in_a_closed_index_never_raises_nor_loops(filled: MessageStore, t
 
         for file in index_files(tmp_path):
             file.unlink()
-
-
-def test_an_index_file_of_another_size_is_refused_with_the_settings(open_store: OpenStore, tmp_path: Path) -> None:
-    store = open_store(TINY)
-    fill(store, 1)
-    store.close()
-
-    with pytest.raises(
-        StoreFormatError,
-        match=r"has 240 bytes.*max-hash-slot-num 5 and max-index-num 10 make 260.*delete the folder index",
-    ):
-        open_store(small(max_hash_slot_num=SLOTS, max_index_num=UNITS + 1))
-
-
-def test_the_geometry_of_rocketmqs_index_files_is_recognized(open_store: OpenStore, tmp_path: Path) -> None:
-    (tmp_path / "index").mkdir()
-    with (tmp_path / "index" / "20260101000000000").open("wb") as file:
-        file.truncate(420_000_040)
-
-    store = open_store(small(max_hash_slot_num=None, max_index_num=None))
-
-    assert store.index.geometry == (5_000_000, 20_000_000)
-
-
-def test_an_index_file_of_another_size_without_keys_is_dropped(open_store: OpenStore, tmp_path: Path) -> None:
-    """It shows no geometry. A crash before its first flush leaves such a file."""
-    (tmp_path / "index").mkdir()
-    (tmp_path / "index" / "20260101000000000").write_bytes(bytes(1_000))
-
-    store = open_store(small(max_hash_slot_num=None, max_index_num=None))
-
-    assert store.index.geometry == (250_000, 1_000_000)
-    assert index_files(tmp_path) == []
 
 
 @given(
@@ -739,47 +453,3 @@ def test_without_space_for_an_index_file_sends_succeed_and_queries_fail(tmp_path
     store.close()
 
     assert found == []
-
-
-# --- cleaning ----------------------------------------------------------------------------------
-
-
-def test_index_files_are_deleted_with_their_log_but_never_the_last(filled: MessageStore, tmp_path: Path) -> None:
-    store = filled
-    full, last = store.index._files
-    start_of_last = last.header.begin_physical_offset
-
-    assert store.index.delete_before(full.header.end_physical_offset) == 0, "its last record still exists"
-    assert store.index.delete_before(start_of_last) == 1
-    assert store.index.delete_before(1 << 40) == 0
-
-    assert [file.name for file in index_files(tmp_path)] == [last.name]
-    assert store.index.find("orders", "k0") == []
-    assert lost(store, range(8, 13)) == []
-
-
-def test_deleting_log_files_deletes_their_index_files(store: MessageStore, tmp_path: Path) -> None:
-    puts = [store.put(keyed(f"k{number}", bytes(500))) for number in range(40)]
-    store.index.catch_up()
-    before = len(index_files(tmp_path))
-
-    store.delete_before(puts[30].physical_offset)
-
-    kept = [file.header.end_physical_offset for file in store.index._files]
-    assert (before, len(index_files(tmp_path))) == (5, len(kept))
-    assert len(kept) < 5
-    assert min(kept) >= store.start_offset
-    assert store.index.find("orders", "k39") == [puts[39].physical_offset]
-
-
-def test_indexing_continues_at_the_start_of_the_log(open_store: OpenStore) -> None:
-    """Log files were deleted before they were indexed."""
-    store = open_store(TINY)
-    for number in range(20):
-        store.put(keyed(f"k{number}", bytes(500)))
-    store.delete_before(8_192)
-
-    kept = [number for number in range(20) if store.index.find("orders", f"k{number}")]
-
-    assert kept == list(range(12, 20))
-    assert store.read_at(0) is None

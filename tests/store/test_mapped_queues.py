@@ -33,7 +33,7 @@ def queue_descriptors(store: Path) -> int:
     for path in Path("/proc/self/fd").iterdir():
         try:
             links.append(str(path.readlink()))
-        except FileNotFoundError:  # that of the listing itself
+        except FileNotFoundError:  # the descriptor of the listing itself
             continue
     return sum(link.startswith(f"{store}/consumequeue/") for link in links)
 
@@ -72,7 +72,7 @@ def test_idle_queues_take_no_descriptors_and_are_read_and_written_as_before(tmp_
 
 
 def test_a_crash_with_released_queues_loses_no_message(tmp_path: Path) -> None:
-    """The units of a released queue are in the page cache, as those of a mapped one; a kill does not touch it."""
+    """The units of a released queue are in the page cache, as in a mapped one; a kill does not touch it."""
     broker = EmbeddedBroker(tmp_path, SETTINGS, VirtualClock())
     broker.start()
     send_to_each(broker, b"first")

@@ -71,10 +71,7 @@ def test_bytes_cut_off_by_a_recovery_stay_cut_off_after_the_next_power_failure(t
     """A removed unit must not return and point at a newer record at the same offset."""
     (tmp_path / "store").mkdir()
     disk = PowerLossDisk(tmp_path / "store")
-    store = MessageStore(
-        FolderStoreFiles(tmp_path / "store", disk), settings(flush_disk_type=FlushDiskType.ASYNC_FLUSH), VirtualClock()
-    )
-    store.load()
+    store = opened(tmp_path / "store", settings(flush_disk_type=FlushDiskType.ASYNC_FLUSH), disk=disk)
     store.put(draft(b"kept"))
     store.take_checkpoint()
     store.put(draft(b"lost"))

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreError
 from mqtemplate.record.codec import Drafts, RecordDraft
 from mqtemplate.record.columns import to_rows
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.record_arrays import UniformBatch
 from mqtemplate.store import index_service, key_reader
-from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.files.store_files import MemoryStoreFiles
 from mqtemplate.store.key_reader import KeyReader, RecentKeys
 from mqtemplate.store.message_store import MessageStore
@@ -241,8 +239,7 @@ def test_the_writer_does_not_notice_that_the_disk_fails(
 ) -> None:
     """Its messages are stored. The service gets the error, and indexes them when the disk works again."""
     monkeypatch.setattr(key_reader, "_SOME_BYTES", 2_000)
-    store = MessageStore(FolderStoreFiles(quick_folder, disk := FaultyDisk()), small(), VirtualClock())
-    store.load()
+    store = opened(quick_folder, disk=(disk := FaultyDisk()))
     fill(store, 1)
     store.index.catch_up()
     fill(store, 20)

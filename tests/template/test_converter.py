@@ -206,10 +206,10 @@ def test_a_payload_that_contains_itself_is_refused() -> None:
 @pytest.mark.parametrize(
     ("body", "target_type", "error"),
     [
-        (b"\xff", str, "the body is no UTF-8 text: invalid start byte at byte 0; use the type bytes instead"),
-        (b'{"placed":"x"}', Order, "the body is no Order: orderId: Field required; placed: Input should be a valid"),
-        (b"[1]", list[Order], "the body is no list["),
-        (b"not json", dict, "the body is no dict: body: Invalid JSON"),
+        (b"\xff", str, "the body is not UTF-8 text: invalid start byte at byte 0; use the type bytes instead"),
+        (b'{"placed":"x"}', Order, "the body cannot be read as Order: orderId: Field required; placed: Input should"),
+        (b"[1]", list[Order], "the body cannot be read as list["),
+        (b"not json", dict, "the body cannot be read as dict: body: Invalid JSON"),
         (b"{}", Unsupported, "a body cannot become a Unsupported"),
         (b"{", object, "the content type of the body is JSON, and it cannot be parsed"),
     ],

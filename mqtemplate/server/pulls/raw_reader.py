@@ -28,9 +28,9 @@ from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import PullMessageResponseHeader
 from mqtemplate.selectors.tags import Selector
+from mqtemplate.store.commit_log import read_records
 from mqtemplate.store.consume_queue import ConsumeQueue
 from mqtemplate.store.files.layout import CQ_UNIT_SIZE
-from mqtemplate.store.log_reader import read_records
 from mqtemplate.store.message_store import MessageStore
 
 _MAX_AHEAD = 256

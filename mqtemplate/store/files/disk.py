@@ -37,7 +37,7 @@ _SYNC_FILE_RANGE_WRITE = 2
 
 
 def _find_sync_file_range() -> Any:
-    """Return Linux' ``sync_file_range``, for which Python has no function; None where the C library has none."""
+    """Return Linux' ``sync_file_range``, for which Python has no function; None where the C library lacks it."""
     try:
         function = ctypes.PyDLL(None).sync_file_range  # keeps the interpreter lock, see `start_sync`
     except (AttributeError, OSError, TypeError):  # other C libraries; Windows
@@ -163,25 +163,8 @@ def _lock_of_other(fd: int) -> tuple[int, int] | None:
     return kind, process_id
 
 
-def allocate_blocks(fd: int, at: int, size: int) -> None:
-    """Reserve the disk blocks of *size* bytes from *at* on, without changing their content.
-
-    ``posix_fallocate`` where the system and the file system have it. Else zeros are written where the file has only
-    zeros: a block that was written exists. macOS has ``F_PREALLOCATE``, but that adds blocks after the last one of a
-    file (``man fcntl``), not to the middle of a file that has its full length already.
-    """
-    fallocate = getattr(os, "posix_fallocate", None)
-    if fallocate is not None:
-        try:
-            fallocate(fd, at, size)
-            return
-        except OSError as exc:
-            if exc.errno not in _UNSUPPORTED:  # musl does not emulate it: NFS 3, ZFS
-                raise
-    _write_zeros(fd, at, at + size)
-
-
 def _write_zeros(fd: int, start: int, end: int) -> None:
+    """Write zeros where the file has only zeros: a block that was written exists."""
     for chunk in range(start, end, _CHUNK):
         size = min(_CHUNK, end - chunk)
         step = _BLOCK if os.pread(fd, size, chunk).strip(b"\0") else size
@@ -211,7 +194,7 @@ def sync_data(fd: int) -> None:
     """Return when the bytes of a file and its length are on the disk, not only in the cache of the drive.
 
     macOS: ``fsync`` does not flush that cache, ``F_FULLFSYNC`` does (``man fsync``). Some of its file systems, mostly
-    those of a network, lack it.
+    network file systems, lack it.
     """
     if _FULL_SYNC is None or not _full_sync(fd):
         _sync(fd)
@@ -284,11 +267,21 @@ class Disk:
         os.ftruncate(fd, size)
 
     def allocate(self, fd: int, at: int, size: int) -> None:
-        """Reserve the disk blocks of *size* bytes from *at* on. Their content does not change.
+        """Reserve the disk blocks of *size* bytes from *at* on, by ``posix_fallocate``. Their content does not change.
 
         No other thread may write to these bytes meanwhile: where the system has no such call, their blocks are written.
         """
-        allocate_blocks(fd, at, size)
+        # macOS has ``F_PREALLOCATE``, but that adds blocks after the last one of a file (``man fcntl``), not to the
+        # middle of a file that has its full length already.
+        fallocate = getattr(os, "posix_fallocate", None)
+        if fallocate is not None:
+            try:
+                fallocate(fd, at, size)
+                return
+            except OSError as exc:
+                if exc.errno not in _UNSUPPORTED:  # musl does not emulate it: NFS 3, ZFS
+                    raise
+        _write_zeros(fd, at, at + size)
 
     def map(self, fd: int, size: int) -> mmap.mmap:
         """Map the file into memory. The map has a descriptor of its own."""
@@ -370,7 +363,7 @@ class Disk:
             return [(start, os.pread(fd, end - start, start)) for start, end in _parts(fd)]
 
     def list_files(self, folder: Path) -> list[tuple[str, int]]:
-        """Return name and length of each file in a folder, sorted by name. A missing folder has none.
+        """Return name and length of each file in a folder, sorted by name. A missing folder has no files.
 
         The owner of the folder may rename or delete files meanwhile; those are left out.
         """
@@ -386,7 +379,7 @@ class Disk:
         return sorted(files)
 
     def boot_id(self) -> str:
-        """Return an id that changes at each start of the machine; "-" if the system has none."""
+        """Return an id that changes at each start of the machine; "-" if the system lacks it."""
         try:
             return _BOOT_ID.read_text(encoding="ascii").strip() or "-"
         except OSError:
@@ -509,7 +502,7 @@ def open_to_read(path: Path) -> BinaryIO | None:
 
 
 def _parts(fd: int) -> Iterator[tuple[int, int]]:
-    """Yield start and end of each part of a file that is no hole."""
+    """Yield start and end of each part of a file that takes disk space."""
     at, end = 0, os.fstat(fd).st_size
     while at < end:
         try:

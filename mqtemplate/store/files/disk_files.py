@@ -257,7 +257,7 @@ class _FoundFile(NamedTuple):
 
 
 class DiskFileQueue(MappedFileQueue):
-    """A queue of mapped files in a folder. Only the files at the end keep a descriptor beside that of their map.
+    """A queue of mapped files in a folder. Only the files at the end keep a descriptor beside the one of their map.
 
     A power failure may leave names without their bytes. An empty file is one whose length was not on the disk, so no
     byte of it was. Such files at the end are dropped. A missing file, or an empty one before others, is a gap:

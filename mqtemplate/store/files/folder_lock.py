@@ -157,7 +157,7 @@ class FolderLock:
         try:
             if _is_locked_here(self._folder.stat()):
                 return str(os.getpid())
-        except OSError:  # there is no such folder
+        except OSError:  # the folder is missing
             return None
         with disk_errors("open", path):
             file = open_to_read(path)
@@ -220,7 +220,7 @@ def _is_locked_here(folder: os.stat_result) -> bool:
 
 
 def _owner_in(fd: int) -> str:
-    """Return the process id in the lock file, with the host if it is another one; empty if it has none."""
+    """Return the process id in the lock file, with the host if it is another one; empty without an id."""
     found = os.pread(fd, _MAX_CONTENT, 0).removeprefix(_CONTENT).strip().decode(errors="replace")
     process_id, _, host = found.partition("@")
     if not process_id.isdecimal() or len(process_id) > 10 or not host.isprintable():

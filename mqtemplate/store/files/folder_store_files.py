@@ -195,7 +195,7 @@ class SnapshotStoreFiles(FolderStoreFiles):
         check_store(root)
         super().__init__(root, _ReadingDisk())
         self._contents: dict[str, bytes | None] = {}
-        # Length, and only the parts that are no hole: 38 MB have few messages in them.
+        # Length, and only the parts that take disk space: 38 MB have few messages in them.
         self._wheels: dict[str, tuple[int, list[tuple[int, bytes]]]] = {}
         for name in _FIRST:
             self._copy(name)

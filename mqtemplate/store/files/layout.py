@@ -108,7 +108,7 @@ _CHECKPOINT = struct.Struct(">qqqqqq")
 CHECKPOINT_SIZE = 4_096
 
 _OWN_CHECKPOINT = struct.Struct(">qII")
-"""Fields of mqtemplate in the ``checkpoint``, after those of RocketMQ, which leaves these bytes unchanged.
+"""Fields of mqtemplate in the ``checkpoint``, after the fields of RocketMQ, which leaves these bytes unchanged.
 
 ==  ==  ============  ============================================================================
 48  i8  replay_start  the last ``logics_physical_offset`` that mqtemplate wrote

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class MappedFile:
-    """Memory of a fixed size: anonymous here, that of a file in `DiskFile`. Bytes never written are zero.
+    """Memory of a fixed size: anonymous here, a file on disk in `DiskFile`. Bytes never written are zero.
 
     Attributes:
         path: The file; None in memory.
@@ -165,7 +165,7 @@ class MappedFileQueue:
         return files[index], starts[index]
 
     def read(self, offset: int, size: int) -> bytes:
-        """Return *size* bytes of one file; fewer at the file's end, none if there is no file."""
+        """Return *size* bytes of one file; fewer at the file's end, none without a file."""
         found = self.find(offset)
         if found is None:
             return b""
@@ -249,7 +249,7 @@ class MappedFileQueue:
 def _clear_from(file: MappedFile, at: int) -> bool:
     """Set the bytes from *at* on to zero. Return True if one was not. Pages of zeros stay untouched.
 
-    A page with other bytes has its disk space. A page of zeros may have none, and writing to it could fail.
+    A page with other bytes has its disk space. A page of zeros may lack it, and writing to it could fail.
     """
     found = False
     for chunk in range(at, file.size, _CHUNK):

@@ -40,7 +40,7 @@ class StoreFiles(Protocol):
 
         Args:
             size: Bytes of each file.
-            setting: Configuration key of the size, for the error message; empty if the size is that of the files.
+            setting: Configuration key of the size, for the error message; empty if the size was taken from the files.
             rebuildable: The files can be rebuilt from the commit log, so their names become durable with the next
                 flush.
 
@@ -71,7 +71,7 @@ class StoreFiles(Protocol):
         return 0.0
 
     def boot_id(self) -> str:
-        """Return an id that changes at each start of the machine; "-" if the system has none."""
+        """Return an id that changes at each start of the machine; "-" if the system lacks it."""
         return "-"
 
     def mark_open(self) -> None:

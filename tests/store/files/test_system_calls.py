@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,15 @@ def allocate(path: Path, at: int, size: int) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def refusing(code: int) -> Callable[..., None]:
+    """Return a call that fails."""
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return refuse
 
 
 # --- flushing -----------------------------------------------------------------------------------------
@@ -105,10 +115,7 @@ def test_content_survives_an_allocation_that_writes(sparse: Path, monkeypatch: p
 def test_a_file_system_without_posix_fallocate_is_written_too(
     sparse: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    def refuse(fd: int, at: int, size: int) -> None:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    monkeypatch.setattr(os, "posix_fallocate", refusing(code))
 
     allocate(sparse, 0, 1 << 20)
 
@@ -116,10 +123,7 @@ def test_a_file_system_without_posix_fallocate_is_written_too(
 
 
 def test_a_full_disk_is_reported_and_not_written_around(sparse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(fd: int, at: int, size: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    monkeypatch.setattr(os, "posix_fallocate", refusing(errno.ENOSPC))
 
     with pytest.raises(OSError, match="No space left"):
         allocate(sparse, 0, 1 << 20)
@@ -193,11 +197,8 @@ def test_a_flush_reaches_the_disk_and_not_only_the_cache_of_the_drive(sparse: Pa
 def test_a_file_system_without_full_fsync_is_flushed_by_fsync(
     sparse: Path, full_syncs: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(fd: int, command: int) -> None:
-        raise OSError(errno.ENOTTY, os.strerror(errno.ENOTTY))
-
     flushed: list[int] = []
-    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    monkeypatch.setattr(fcntl, "fcntl", refusing(errno.ENOTTY))
     monkeypatch.setattr(disk, "_sync", flushed.append)
     monkeypatch.setattr(os, "fsync", flushed.append)
     file_disk = Disk()
@@ -214,10 +215,7 @@ def test_a_file_system_without_full_fsync_is_flushed_by_fsync(
 def test_an_error_of_a_full_fsync_is_reported(
     sparse: Path, full_syncs: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(fd: int, command: int) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(fcntl, "fcntl", fail)
+    monkeypatch.setattr(fcntl, "fcntl", refusing(errno.EIO))
     disk = Disk()
     fd = disk.open(sparse)
 
