@@ -340,8 +340,8 @@ class BrokerServer(Generic[EngineT]):
         """Close all connections. The engine continues to run.
 
         Args:
-            timeout_s: Longest time to wait for requests in progress, whatever clients do; by default that of the
-                remoting settings (``drain_ms``).
+            timeout_s: Longest time to wait for requests in progress, whatever clients do; by default the
+                setting ``drain_ms`` of the sockets.
         """
         left = TimeLeft(self._drain_s if timeout_s is None else timeout_s)
         self.hold.close(left.seconds / 2)  # First: `RemotingServer.stop` waits for the responses to all requests.

@@ -99,7 +99,7 @@ class Serving:
         version: int = Version.V5_5_0,
         one_way: bool = False,
     ) -> RemotingCommand | None:
-        """Return the response that a client would receive, errors included. None if there is none yet."""
+        """Return the response that a client would receive, errors included; None before it is there."""
         request = RemotingCommand.request(code, header, body, opaque=7, one_way=one_way)
         request.version, request.language = version, LanguageCode.JAVA
         connection = over or self.connection

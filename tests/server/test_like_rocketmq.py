@@ -187,7 +187,7 @@ CASES = [
     send("a message with a level", properties={"DELAY": "1"}, queue_id=1),  # delivered during the next requests
     send("a message with a level too high", properties={"DELAY": "99"}, queue_id=1),
     send("a message with a timer", properties={"TIMER_DELAY_SEC": "3600"}),
-    send("a message with a timer that is no number", properties={"TIMER_DELAY_SEC": "soon"}),
+    send("a message with a timer that is not a number", properties={"TIMER_DELAY_SEC": "soon"}),
     send("a message with a timer beyond the maximum", properties={"TIMER_DELAY_SEC": str(TOO_LONG_SEC)}),
     send("a message with a deliver time in the past", properties={"TIMER_DELIVER_MS": "1000"}),
     send("a retry for a missing group", "%RETRY%missing"),
@@ -314,7 +314,7 @@ def test_the_locked_queues_equal_rocketmqs(both: Both) -> None:
 
 
 def test_the_properties_of_stored_messages_equal_rocketmqs(both: Both) -> None:
-    """It adds some to each message that is sent alone, and none to those of a batch. We add an id if there is none."""
+    """It adds some to each message that is sent alone, and none to the messages of a batch. We add a missing id."""
     actual, expected = (
         [
             (message.body, {name: value for name, value in message.properties.items() if name != "UNIQ_KEY"})

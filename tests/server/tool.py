@@ -1,4 +1,4 @@
-"""A client of a server: it sends the requests of ``mqadmin``, and those of producers and consumers."""
+"""A client of a server: it sends the requests of ``mqadmin``, of producers and of consumers."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class AccessControl:
 
         A consumer may send a retry itself. Later an operator may send its dead letter to the topic that it names. So
         the origin stays as it is only if the account may send to that topic. If the account may only read it, the name
-        stays for the consumer, and there is no id: `DeadLetters.resend` refuses such a message.
+        stays for the consumer, without an id: `DeadLetters.resend` refuses such a message.
         """
         properties = message.properties
         topics = [properties[name] for name in (Property.RETRY_TOPIC, Property.DLQ_ORIGIN_TOPIC) if name in properties]

@@ -34,13 +34,13 @@ _MAX_BYTES = 256 << 10
 """Responses are sent when they have so many bytes, though more pulls were read: they take memory, and clients wait."""
 _MAX_CHECKED = 1_000
 _NEXT_OFFSET, _MIN_OFFSET, _MAX_OFFSET, _OPAQUE = 1_234_567, 2_345_678, 3_456_789, 4_567_891
-"""Numbers in whose places a template has those of a response."""
+"""Numbers that mark the places of the numbers of a response in a template."""
 
 
 class PipelinedPulls:
     """Pulls over one connection that find messages. Their common part is decoded and checked once: `PullTemplate`.
 
-    All other pulls are processed as commands: those that may have to wait, and those that are refused.
+    All other pulls are processed as commands: they may have to wait, or they are refused.
 
     Args:
         templates: Templates of all connections.
@@ -144,7 +144,7 @@ class Pipeline:
         self._pulls = pulls
 
     def accept(self, frame: Frame) -> bool:
-        """Accept a request; return False if it has to be processed as a command, after those before it."""
+        """Accept a request; return False if it has to be processed as a command, after the requests before it."""
         if not frame[1].startswith(_STARTS_OF_PULLS):
             return self._sends.accept(frame)
         self._sends.process()  # messages are stored before a pull after them reads

@@ -1,4 +1,4 @@
-"""Pipelined sends: those that were read together are stored by one append, and answered by one write to the socket.
+"""Pipelined sends: sends that were read together are stored by one append, and answered by one write to the socket.
 
 Uniform batches are messages that differ in bodies and ids only, read as rows of one array. Batches of one template and
 of one size that were read together, and whose messages are uniform together, are stored by one append as well.
@@ -35,7 +35,7 @@ from mqtemplate.server.state.settings import BrokerServerSettings
 from mqtemplate.server.state.topics import TopicConfigs
 
 _MSG_ID, _QUEUE_ID, _QUEUE_OFFSET, _UNIQUE_ID, _OPAQUE = "0PROBE0", 1_234_567, 2_345_678, "1PROBE1", 3_456_789
-"""Values in whose places a template has those of a response."""
+"""Values that mark the places of the values of a response in a template."""
 
 
 def added_properties(settings: BrokerServerSettings) -> dict[str, str]:
@@ -157,7 +157,7 @@ def read_uniform(data: bytes, added: AddedProperties) -> UniformMessages | None:
     """
     if not BATCH_FRONT.size <= len(data) <= _MAX_UNIFORM_BYTES:
         return None
-    # If all messages are as the first one, they have its size. The lengths are those that the producer wrote, perhaps
+    # If all messages are as the first one, they have its size. The producer wrote the lengths, perhaps
     # wrong or negative: nothing is sliced before they add up.
     size, flag, body_length = BATCH_FRONT.unpack_from(data)
     body_end = BATCH_FRONT.size + body_length
@@ -188,7 +188,7 @@ class BatchRequest(NamedTuple):
     """One batch that was accepted.
 
     Attributes:
-        unique_id: Id of the whole batch, in the header; empty if there is none.
+        unique_id: Id of the whole batch, in the header; empty if it has no id.
     """
 
     template: SendTemplate
@@ -213,7 +213,7 @@ _Sent = tuple[int, bytes, int]
 class PipelinedSends:
     """Sends over one connection of ordinary messages, and of batches, to queues that exist.
 
-    All other requests are processed as commands. So are those that the store refuses together: as commands the valid
+    All other requests are processed as commands. So are sends that the store refuses together: as commands the valid
     ones among them are stored, and each of the others gets its own error.
 
     Args:
@@ -365,7 +365,7 @@ class PipelinedSends:
         return True
 
     def _joins(self, template: SendTemplate, size: int) -> bool:
-        """Return True if a batch can be stored together with those before it."""
+        """Return True if a batch can be stored together with the batches before it."""
         first = self._batches[0]
         fits = (len(self._batches) + 1) * size <= _MAX_UNIFORM_BYTES
         return template is first.template and size == len(first.body) and fits

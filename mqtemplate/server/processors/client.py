@@ -321,7 +321,7 @@ class RelayProcessor:
 def _relayed_response(
     request: RemotingCommand, client_id: str, response: RemotingCommand | BrokerError
 ) -> RemotingCommand:
-    """Return the consumer's response as the response to *request*, or an error response if there is none."""
+    """Return the consumer's response as the response to *request*, or an error response if it did not respond."""
     if isinstance(response, RemotingCommand):
         relayed = request.response(response.code, body=response.body, remark=response.remark)
         relayed.ext_fields = response.ext_fields
@@ -336,6 +336,6 @@ def _physical_offset(msg_id: str) -> int:
     except MessageError as exc:
         raise RefusedError(
             ResponseCode.INVALID_PARAMETER,
-            f"{msg_id!r} is no offset message ID ({len(msg_id)} characters): it must have 32 hex digits, or 56 for an "
+            f"{msg_id!r} is not an offset message ID ({len(msg_id)} characters): it must have 32 hex digits, or 56 for an "
             "IPv6 address",
         ) from exc

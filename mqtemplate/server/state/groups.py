@@ -72,7 +72,7 @@ class SubscriptionGroupTable:
         """Read the file.
 
         Raises:
-            StoreFormatError: The file is no such table.
+            StoreFormatError: The file is not such a table.
         """
         table = read_table(self._store_files, self._NAME)
         with format_errors(self._NAME):
@@ -126,7 +126,7 @@ class SubscriptionGroupTable:
         except DestinationError as exc:
             raise RefusedError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"{group[:40]!r} is no valid group name; use at most 248 letters, digits, '_', '-', '%', '|'",
+                f"{group[:40]!r} is not a valid group name; use at most 248 letters, digits, '_', '-', '%', '|'",
             ) from exc
         if not self._auto_create:
             raise RefusedError(

@@ -1,4 +1,4 @@
-"""Settings of a broker server, beside those of its embedded broker."""
+"""Settings of a broker server, beside the settings of its engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mqtemplate.message import HostAddress
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """Settings of a server that an operator chooses. The names are those of RocketMQ's ``BrokerConfig``.
+    """Settings of a server that an operator chooses. The names are the ones in RocketMQ's ``BrokerConfig``.
 
     The ranges in the types apply to values from ``application.yml``.
     """

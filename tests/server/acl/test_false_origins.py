@@ -157,7 +157,7 @@ def test_an_origin_to_which_the_account_may_send_is_kept(
 
 
 def test_the_consumer_of_a_retry_sees_the_topic_that_it_reads(serving: Serving, attacker: RecordingConnection) -> None:
-    """The right to read is enough for the name. The error of the resend says why there is no id, and what to do."""
+    """The right to read is enough for the name. The error of the resend says why the id is missing, and what to do."""
     write(serving, attacker, "retry topic", {"RETRY_TOPIC": "read-only"})
 
     [retry], [dead] = stored(serving, RETRY), stored(serving, DEAD)

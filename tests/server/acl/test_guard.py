@@ -168,7 +168,7 @@ def test_rights_are_parsed_from_rocketmqs_names(text: str, right: Right, shown: 
 
 
 def test_an_unknown_right_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"'READ' is no right; allowed are PUB, SUB, PUB\|SUB and DENY"):
+    with pytest.raises(ValueError, match=r"'READ' is not a right; allowed are PUB, SUB, PUB\|SUB and DENY"):
         Right.parse("READ")
 
 

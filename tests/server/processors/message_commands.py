@@ -146,7 +146,7 @@ class MessageCommands(ServerCommands):
         return [self._positions(self.serving.send(topic, bytes.fromhex(data), code=code))]
 
     def sendback(self, topic: str, queue_offset: str = "0", **options: str) -> list[str]:
-        """Send a message back to the group *billing*, or that of an option."""
+        """Send a message back to the group *billing*, or to the group of an option."""
         added, rest = _split(options)
         at = rest.pop("at", None)
         message = self._messages(topic)[int(queue_offset)] if at is None else None

@@ -111,7 +111,7 @@ def test_a_consumer_receives_one_message_to_handle_at_once(server: BrokerServer,
         (
             "nonsense",
             ResponseCode.INVALID_PARAMETER,
-            "'nonsense' is no offset message ID (8 characters): it must have 32 hex digits",
+            "'nonsense' is not an offset message ID (8 characters): it must have 32 hex digits",
         ),
         (
             "7F00000100002A9F000000000FFFFFFF",
