@@ -21,19 +21,17 @@ from mqtemplate.remoting.worker_pool import HeavyWork
 from mqtemplate.server.acl.access import AccessControl
 from mqtemplate.server.acl.guard import AclGuard
 from mqtemplate.server.acl.settings import AclSettings
-from mqtemplate.server.fast_path.pipeline import FastPath
+from mqtemplate.server.fast_path.pipelines import FastPath
 from mqtemplate.server.name_server import KVConfig, NameServer, RegisteredBrokers
 from mqtemplate.server.processors.broker_admin import BrokerAdminProcessor, QueueStatistics, Traffic
 from mqtemplate.server.processors.client import (
     ClientProcessor,
+    DelayedMessageProcessor,
     LockProcessor,
+    RecallProcessor,
     RelayProcessor,
     ReplyProcessor,
     TransactionProcessor,
-)
-from mqtemplate.server.processors.delayed import (
-    DelayedMessageProcessor,
-    RecallProcessor,
     announced_capabilities,
 )
 from mqtemplate.server.processors.pull import OffsetProcessor, PullProcessor, QueryProcessor, RecordBlockProcessor

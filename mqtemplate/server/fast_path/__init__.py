@@ -18,16 +18,15 @@ the separators are bytes there, and the broker adds its own properties at the en
 
     UNIQ_KEY 01 |7F000001A1| 02 WAIT 01 true 02 KEYS 01 |order-1| 02 MSG_REGION 01 DefaultRegion 02 ...
 
-**Uniform batch** (`pipelined_batches`, `mqtemplate.record.record_arrays`). The messages in the body of a batch, if they
-differ in body and id only, are the rows of one array. All other columns are compared with the first row::
+**Uniform batch** (`pipelines.read_uniform`, `mqtemplate.record.record_arrays`). The messages in the body of a batch,
+if they differ in body and id only, are the rows of one array. All other columns are compared with the first row::
 
     i4 size | i4 0 | i4 0 | i4 flag | i4 body length | body | i2 length | UNIQ_KEY 01 | id | 02 WAIT 01 true 02
     i4 size | i4 0 | i4 0 | i4 flag | i4 body length | body | i2 length | UNIQ_KEY 01 | id | 02 WAIT 01 true 02
                                                        differ                           differ
 
-**Pipelined requests** (`pipelined_sends`, `pipelined_batches`, `pipelined_pulls`, `pipeline`). Requests of one
-connection that were read together are stored by one append, made durable by one flush, and answered by one write to the
-socket. A request that no template matches, that needs a new topic, queue or group, and that the store refuses is
-processed as a command, in the order of the connection. With access control each request is a command: the guard checks
-its signature.
+**Pipelined requests** (`pipelines`). Sends, batches and pulls of one connection that were read together are stored by
+one append, made durable by one flush, and answered by one write to the socket. A request that no template matches, that
+needs a new topic, queue or group, or that the store refuses is processed as a command, in the order of the connection.
+With access control each request is a command: the guard checks its signature.
 """

@@ -36,10 +36,10 @@ from mqtemplate.remoting.protocol.messages import count_batch, decode_properties
 from mqtemplate.remoting.protocol.sequenced import decode_queue_batches, read_queue_batches
 from mqtemplate.server.acl.access import AccessControl
 from mqtemplate.server.acl.settings import Right
-from mqtemplate.server.fast_path.pipelined_sends import INLINE_MESSAGES, SendResponses, added_properties, read_uniform
+from mqtemplate.server.fast_path.pipelines import INLINE_MESSAGES, read_uniform
 from mqtemplate.server.requests.deferred_work import DeferredWork
 from mqtemplate.server.requests.registration import handles
-from mqtemplate.server.requests.response import RefusedError, reply_when_durable
+from mqtemplate.server.requests.response import RefusedError, SendResponses, reply_when_durable
 from mqtemplate.server.state.groups import ClientCreations, max_reconsume_times
 from mqtemplate.server.state.settings import BrokerServerSettings
 from mqtemplate.server.state.topics import TopicConfigs
@@ -94,7 +94,7 @@ class SendProcessor:
     _responses: SendResponses = field(init=False)
 
     def __post_init__(self) -> None:
-        added = added_properties(self.settings)
+        added = self.settings.added_properties()
         self._properties = AddedProperties(added, decodes_all=not self.fast_path)
         self._batch_properties = AddedProperties({}, decodes_all=not self.fast_path)
         self._responses = SendResponses(added)

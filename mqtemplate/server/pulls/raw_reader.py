@@ -82,8 +82,8 @@ class ReadAhead:
 
     The more of them, the less each costs. So where a pull ended because it had as many messages as it may have, the
     records that were read and not returned are kept, even if the list is empty. The pull that continues there returns
-    them, or reads the next ones together with the records for some pulls after it. Consumers that wait for each new message,
-    or that start somewhere, read only what they return. Thread-safe.
+    them, or reads the next ones together with the records for some pulls after it. Consumers that wait for each new
+    message, or that start somewhere, read only what they return. Thread-safe.
 
     Args:
         fewest: Fewer records are read faster one by one.

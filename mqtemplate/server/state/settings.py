@@ -131,3 +131,11 @@ class BrokerServerSettings(ServerOptions):
                 raise ConfigurationError(f"{name.replace('_', '-')} must be 1 or more, got {value}")
         if not self.cluster_name:
             raise ConfigurationError("cluster-name is empty; give a name such as DefaultCluster")
+
+    def added_properties(self) -> dict[str, str]:
+        """Return the properties that the server adds to each message that is not in a batch."""
+        return {
+            "MSG_REGION": self.region_id,
+            "TRACE_ON": "true" if self.trace_on else "false",
+            "CLUSTER": self.cluster_name,
+        }

@@ -17,8 +17,8 @@ from mqtemplate.remoting.protocol import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
 from mqtemplate.remoting.protocol.messages import encode_batch, join_in_batch
 from mqtemplate.server import BrokerServer
-from mqtemplate.server.fast_path import pipelined_sends
-from mqtemplate.server.fast_path.pipelined_sends import BatchRequest, PipelinedSends, read_uniform
+from mqtemplate.server.fast_path import pipelines
+from mqtemplate.server.fast_path.pipelines import BatchRequest, PipelinedSends, read_uniform
 from mqtemplate.store.message_store import MessageStore
 from tests.remoting.wire import RawPeer
 from tests.server.fast_path.fast_serving import (
@@ -160,7 +160,7 @@ def test_each_of_several_batches_has_its_own_time_of_birth_and_id() -> None:
 
 
 def test_batches_of_many_bytes_are_stored_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipelined_sends, "_MAX_UNIFORM_BYTES", 1_500)
+    monkeypatch.setattr(pipelines, "_MAX_UNIFORM_BYTES", 1_500)
     opaques = stored_together(monkeypatch)
     with serving() as server, known_producer(server) as peer:
         know_batches(peer)

@@ -19,8 +19,8 @@ from mqtemplate.remoting.protocol.headers.message import PullMessageResponseHead
 from mqtemplate.remoting.protocol.messages import decode_messages
 from mqtemplate.remoting.settings import ConnectionLimits, RemotingServerSettings
 from mqtemplate.server import BrokerServer
-from mqtemplate.server.fast_path import pipeline
-from mqtemplate.server.fast_path.pipeline import PipelinedPulls
+from mqtemplate.server.fast_path import pipelines
+from mqtemplate.server.fast_path.pipelines import PipelinedPulls
 from mqtemplate.store.settings import FlushDiskType
 from tests.remoting.wire import RawPeer
 from tests.server.fast_path.fast_serving import answers, in_one_turn, known_producer, pull, send, serving
@@ -102,7 +102,7 @@ def test_many_bytes_are_sent_before_all_pulls_are_read(
 ) -> None:
     """Many large responses would otherwise take memory, and their client would wait."""
     in_one_turn(monkeypatch)
-    monkeypatch.setattr(pipeline, "_MAX_BYTES", 3_000)
+    monkeypatch.setattr(pipelines, "_MAX_RESPONSE_BYTES", 3_000)
     counts: list[int] = []
     reply = Connection.reply_together
 
@@ -233,7 +233,7 @@ def test_a_pull_after_its_group_has_left_is_refused(server: BrokerServer, peer: 
 def test_the_checks_of_many_queues_are_forgotten(
     server: BrokerServer, peer: RawPeer, fast: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "_MAX_CHECKED", 2)
+    monkeypatch.setattr(pipelines, "_MAX_CHECKED", 2)
 
     for opaque in range(10, 22):
         assert code_of(peer.invoke_frame(pull(opaque, queue_id=opaque % 4))) == ResponseCode.SUCCESS

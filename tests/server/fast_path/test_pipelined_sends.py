@@ -16,8 +16,8 @@ from mqtemplate.remoting.protocol import ResponseCode, encode_command
 from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
 from mqtemplate.remoting.settings import ConnectionLimits, RemotingServerSettings
 from mqtemplate.server import AclSettings, BrokerServer, BrokerServerSettings
-from mqtemplate.server.fast_path import pipelined_sends
-from mqtemplate.server.fast_path.pipelined_sends import PipelinedSends
+from mqtemplate.server.fast_path import pipelines
+from mqtemplate.server.fast_path.pipelines import PipelinedSends
 from mqtemplate.store import key_reader
 from tests.remoting.wire import RawPeer
 from tests.server.fast_path.fast_serving import LISTEN, MAX_OFFSET, answers, in_one_turn, known_producer, send, serving
@@ -42,7 +42,7 @@ def lengths_of_appends(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_64_sends_or_many_bytes_are_stored_together_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = lengths_of_appends(monkeypatch)
-    monkeypatch.setattr(pipelined_sends, "_MAX_BYTES", 5_000)
+    monkeypatch.setattr(pipelines, "_MAX_SEND_BYTES", 5_000)
     with serving() as server, known_producer(server) as peer:
         lengths.clear()
         peer.send(b"".join(send(opaque) for opaque in range(10, 138)))

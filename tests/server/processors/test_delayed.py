@@ -127,7 +127,7 @@ def test_a_page_is_bounded_by_count_and_by_bytes(serving: Serving, count: int, k
 
 
 def test_a_count_by_too_many_spans_is_refused(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mqtemplate.server.processors.delayed._MAX_BUCKETS", 2)
+    monkeypatch.setattr("mqtemplate.server.processors.client._MAX_BUCKETS", 2)
     for delay_ms in (1_000, 2_000, 3_000):
         send_delayed(serving, delay_ms)
 
