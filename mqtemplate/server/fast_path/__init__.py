@@ -1,7 +1,9 @@
 """The fast path: frequent requests that are processed without decoding each, with the same results.
 
 It rests on the bytes below. It is only an optimization: a server without it (``BrokerServer(fast_path=False)``) stores
-the same bytes and gives the same answers, and `tests/server/fast_path/test_equivalence.py` compares the two.
+the same records and gives the same answers, and `tests/server/fast_path/test_equivalence.py` compares the two for any
+requests. Only at the end of a file of the log their positions may differ: sends that are stored by one append are in
+one file.
 
 **Header template** (`header_templates`). A frame is length, header and body. The headers of one client differ in few
 values, here marked by ``|``; a pattern finds them, and all else is known from the first header of the template::
