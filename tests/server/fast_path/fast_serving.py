@@ -16,13 +16,12 @@ from mqtemplate.record.codec import StoredRecord
 from mqtemplate.remoting import connection as connection_module
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, encode_command
 from mqtemplate.remoting.protocol.codes import PullSysFlag
-from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader
-from mqtemplate.remoting.protocol.messages import encode_batch, encode_properties_text
+from mqtemplate.remoting.protocol.messages import encode_batch
 from mqtemplate.remoting.settings import RemotingServerSettings
 from mqtemplate.server import AclSettings, BrokerServer, BrokerServerSettings
 from mqtemplate.store.settings import FlushDiskType
 from tests.remoting.wire import RawPeer
-from tests.server.tool import ANY_PORT, send_header
+from tests.server.tool import ANY_PORT, pull_header, send_header
 
 LISTEN = HostAddress("127.0.0.1", 10_911)
 MAX_OFFSET = RemotingCommand(RequestCode.GET_MAX_OFFSET, 5, ext_fields={"topic": "orders", "queueId": "0"})
@@ -36,7 +35,7 @@ def send(opaque: int, body: bytes = b"paid", *, topic: str = "orders", queue_id:
         topic,
         queue_id,
         born_timestamp=1_700_000_000_000 + opaque,
-        properties=encode_properties_text(properties),
+        properties=properties,
         reconsume_times=0,
         batch=bool(more.pop("batch", False)),
     )
@@ -68,16 +67,10 @@ def pull(
     opaque: int, at: int = 0, *, queue_id: int = 0, sys_flag: int = PullSysFlag.SUBSCRIPTION, **more: Any
 ) -> bytes:
     """Return the frame of a pull as a Java client writes it."""
-    fields = {
-        "consumer_group": "billing",
-        "topic": "orders",
-        "max_msg_nums": 32,
-        "suspend_timeout_millis": 15_000,
-        "sub_version": 1,
-        "commit_offset": more.pop("commit", 0),
-        **more,
-    }
-    header = PullMessageRequestHeader(queue_id=queue_id, queue_offset=at, sys_flag=sys_flag, **fields)
+    fields = {"topic": "orders", "group": more.pop("consumer_group", "billing"), **more}
+    header = pull_header(
+        queue_offset=at, queue_id=queue_id, sys_flag=sys_flag, commit_offset=fields.pop("commit", 0), **fields
+    )
     return encode_command(RemotingCommand.request(RequestCode.PULL_MESSAGE, header, opaque=opaque))
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, decode_command, encode_command
 from mqtemplate.remoting.protocol.acl import sign_command
-from mqtemplate.remoting.protocol.bodies.group import ConsumerData, HeartbeatData, SubscriptionGroupConfig
+from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.codes import PullSysFlag
 from mqtemplate.remoting.protocol.messages import decode_messages
 from mqtemplate.server import Account, AclSettings, BrokerServer, Right
@@ -34,6 +34,7 @@ from tests.server.fast_path.fast_serving import (
     serving,
 )
 from tests.server.serving import subscription
+from tests.server.tool import heartbeat_body
 
 SECRET = "a secret that is never shown"
 KEY = "shop-owner"
@@ -120,8 +121,7 @@ def heartbeat(number: int) -> bytes:
     """Return a heartbeat of the group *billing*: it subscribes to all messages or to a tag, or to nothing."""
     expressions = [["*"], ["a"], []][number % 3]
     data = [subscription("orders", each, sub_version=number + 1) for each in expressions]
-    consumer = ConsumerData(group_name="billing", subscription_data_set=data)
-    body = HeartbeatData(client_id="consumer-1", consumer_data_set=[consumer]).encode()
+    body = heartbeat_body("consumer-1", "billing", *data)
     return encode_command(RemotingCommand.request(RequestCode.HEART_BEAT, body=body, opaque=1))
 
 
