@@ -157,9 +157,9 @@ class ServerCommands:
         self._values[at] = str(parse_offset_msg_id(sent.offset_msg_id)[1])
         self._values[handle] = sent.handle or ""
 
-    def forge(self, name: str, handle: str, topic: str) -> None:
-        """Store a handle with another topic under a name."""
-        self._values[name] = encode_handle(decode_handle(self._values[handle])._replace(topic=topic))
+    def forge(self, name: str, handle: str, **fields: str) -> None:
+        """Store a handle with other fields under a name."""
+        self._values[name] = encode_handle(decode_handle(self._values[handle])._replace(**fields))  # type: ignore[arg-type]
 
     # --- requests ------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ A crash is a copy of the folder while the server runs: the files that a SIGKILL 
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import pytest
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.message import INTERNAL_PROPERTIES, ORIGIN_PROPERTIES, Message
-from mqtemplate.operations.doctor import examine
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import decode_properties
@@ -25,6 +23,7 @@ from mqtemplate.remoting.protocol.bodies.own_requests import SendSequencedRespon
 from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeader
 from mqtemplate.remoting.protocol.messages import encode_batch
 from mqtemplate.server import Account, AclSettings, BrokerServerSettings, Right
+from tests.server.acl.crashes import SMALL, after_a_crash
 from tests.server.serving import SECRET, RecordingConnection, Serving
 from tests.server.tool import send_header
 
@@ -42,7 +41,6 @@ ACCOUNTS = (
         group_perms={"my-group": Right.SUB},
     ),
 )
-SMALL = EmbeddedSettings(mapped_file_size_commit_log=1 << 20, max_hash_slot_num=1_000, max_index_num=4_000)
 GARBAGE = ("garbage", "-1", "9" * 5_000, "\N{BELL}[2J", "query 1 0 99", "theirs")
 INTERNAL = sorted(INTERNAL_PROPERTIES - {"TIMER_DEL_UNIQKEY"})
 BITS = [1 << bit for bit in range(31)] + [-(1 << 31), -1]
@@ -52,7 +50,7 @@ class Attack:
     """A server on a folder, and the requests of an account that has rights on its own topic and group only."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self._crashes = folder, 0
+        self.folder = folder
         self.serving = Serving(
             engine=EmbeddedBroker(folder / "store", SMALL, VirtualClock()), acl=AclSettings(accounts=ACCOUNTS)
         )
@@ -67,15 +65,7 @@ class Attack:
         return records_of(self.serving.engine, topic)
 
     def crash(self) -> EmbeddedBroker:
-        """Return a started broker on the files that a kill would leave now. The doctor has opened them before."""
-        self._crashes += 1
-        copy = self.folder / f"crashed-{self._crashes}"
-        shutil.copytree(self.folder / "store", copy, ignore=shutil.ignore_patterns("lock"))
-        report = examine(copy, SMALL)
-        assert (report.problem, report.is_damaged) == (None, False)
-        broker = EmbeddedBroker(copy, SMALL, VirtualClock(self.serving.clock.now_ms()))
-        broker.start()
-        return broker
+        return after_a_crash(self.folder / "store", self.serving.clock.now_ms())
 
 
 def records_of(broker: EmbeddedBroker, topic: str) -> list[StoredRecord]:
