@@ -21,19 +21,17 @@ from mqtemplate.remoting.worker_pool import HeavyWork
 from mqtemplate.server.acl.access import AccessControl
 from mqtemplate.server.acl.guard import AclGuard
 from mqtemplate.server.acl.settings import AclSettings
-from mqtemplate.server.fast_path.pipeline import FastPath
+from mqtemplate.server.fast_path.pipelines import FastPath
 from mqtemplate.server.name_server import KVConfig, NameServer, RegisteredBrokers
 from mqtemplate.server.processors.broker_admin import BrokerAdminProcessor, QueueStatistics, Traffic
 from mqtemplate.server.processors.client import (
     ClientProcessor,
+    DelayedMessageProcessor,
     LockProcessor,
+    RecallProcessor,
     RelayProcessor,
     ReplyProcessor,
     TransactionProcessor,
-)
-from mqtemplate.server.processors.delayed import (
-    DelayedMessageProcessor,
-    RecallProcessor,
     announced_capabilities,
 )
 from mqtemplate.server.processors.pull import OffsetProcessor, PullProcessor, QueryProcessor, RecordBlockProcessor
@@ -340,8 +338,8 @@ class BrokerServer(Generic[EngineT]):
         """Close all connections. The engine continues to run.
 
         Args:
-            timeout_s: Longest time to wait for requests in progress, whatever clients do; by default that of the
-                remoting settings (``drain_ms``).
+            timeout_s: Longest time to wait for requests in progress, whatever clients do; by default the
+                setting ``drain_ms`` of the sockets.
         """
         left = TimeLeft(self._drain_s if timeout_s is None else timeout_s)
         self.hold.close(left.seconds / 2)  # First: `RemotingServer.stop` waits for the responses to all requests.

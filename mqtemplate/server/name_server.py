@@ -243,7 +243,7 @@ class KVConfig:
         """Read the file.
 
         Raises:
-            StoreFormatError: The file is no such table.
+            StoreFormatError: The file is not such a table.
         """
         with format_errors(self._NAME):
             found = read_table(self._store_files, self._NAME).get("configTable", {})
@@ -253,7 +253,7 @@ class KVConfig:
             }
 
     def get(self, namespace: str, key: str) -> str | None:
-        """Return a value, or None if there is none."""
+        """Return a value, or None if it is missing."""
         return self._table.get(namespace, {}).get(key)
 
     def namespace(self, namespace: str) -> dict[str, str] | None:

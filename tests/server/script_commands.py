@@ -18,9 +18,7 @@ from mqtemplate.delay.recall_handle import decode_handle, encode_handle
 from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue, parse_offset_msg_id
 from mqtemplate.remoting.protocol import LanguageCode, RemotingCommand, RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.acl import sign_command
-from mqtemplate.remoting.protocol.bodies.own_requests import SendSequencedRequestHeader
 from mqtemplate.remoting.protocol.messages import decode_messages
-from mqtemplate.remoting.protocol.sequenced import encode_queue_batches
 from mqtemplate.server import Account, AclSettings, BrokerServerSettings, Right
 from tests.server.serving import SECRET, RecordingConnection, Serving
 
@@ -159,9 +157,9 @@ class ServerCommands:
         self._values[at] = str(parse_offset_msg_id(sent.offset_msg_id)[1])
         self._values[handle] = sent.handle or ""
 
-    def forge(self, name: str, handle: str, topic: str) -> None:
-        """Store a handle with another topic under a name."""
-        self._values[name] = encode_handle(decode_handle(self._values[handle])._replace(topic=topic))
+    def forge(self, name: str, handle: str, **fields: str) -> None:
+        """Store a handle with other fields under a name."""
+        self._values[name] = encode_handle(decode_handle(self._values[handle])._replace(**fields))  # type: ignore[arg-type]
 
     # --- requests ------------------------------------------------------------------------------
 
@@ -201,12 +199,8 @@ class ServerCommands:
 
     def sequenced(self, *topics: str, over: str = "") -> list[str]:
         """Send one message to queue 0 of each topic with numbers."""
-        body = encode_queue_batches([(Message(topic, b"x"), 0) for topic in topics], {each: each for each in topics})
-        header = SendSequencedRequestHeader(
-            producer_group="g", app_id="query", version=0, partition=0, first=0, born_timestamp=0
-        )
-        response = self.serving.request(RequestCode.SEND_SEQUENCED_MESSAGES, header, body, over=self._connection(over))
-        assert response is not None
+        messages = [Message(topic, b"x") for topic in topics]
+        response = self.serving.send_sequenced(*messages, over=self._connection(over), version=0)
         return _shown(response)
 
     def read(self, topic: str, queue: str = "0") -> list[str]:

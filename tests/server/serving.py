@@ -15,13 +15,15 @@ from mqtemplate.message import HostAddress, Message, MessageExt
 from mqtemplate.remoting.protocol import LanguageCode, RemotingCommand, RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.acl import sign_command
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData, HeartbeatData, ProducerData
+from mqtemplate.remoting.protocol.bodies.own_requests import SendSequencedRequestHeader
 from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
 from mqtemplate.remoting.protocol.codes import PullSysFlag
-from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader, SendMessageRequestHeaderV2
-from mqtemplate.remoting.protocol.messages import decode_messages, encode_batch, encode_properties_text
+from mqtemplate.remoting.protocol.messages import decode_messages, encode_batch
+from mqtemplate.remoting.protocol.sequenced import encode_queue_batches
 from mqtemplate.server import AclSettings, BrokerServer, BrokerServerSettings
 from mqtemplate.server.requests.response import problem_response
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
+from tests.server.tool import pull_header, send_header
 
 LISTEN = HostAddress("127.0.0.1", 10911)
 SECRET = "a secret that is never shown"
@@ -99,7 +101,7 @@ class Serving:
         version: int = Version.V5_5_0,
         one_way: bool = False,
     ) -> RemotingCommand | None:
-        """Return the response that a client would receive, errors included. None if there is none yet."""
+        """Return the response that a client would receive, errors included; None before it is there."""
         request = RemotingCommand.request(code, header, body, opaque=7, one_way=one_way)
         request.version, request.language = version, LanguageCode.JAVA
         connection = over or self.connection
@@ -156,24 +158,29 @@ class Serving:
         version: int = Version.V5_5_0,
         **header: Any,
     ) -> RemotingCommand | None:
-        fields: dict[str, Any] = {
-            "producer_group": "producers",
-            "topic": topic,
-            "default_topic": "TBW102",
-            "default_topic_queue_nums": 4,
-            "queue_id": 0,
-            "sys_flag": 0,
-            "born_timestamp": 1_700_000_000_000,
-            "flag": 0,
-            "properties": encode_properties_text(properties or {}),
-            **header,
-        }
-        sent = SendMessageRequestHeaderV2(**fields)
+        sent = send_header(topic, **{"queue_id": 0, "properties": properties or {}, **header})
         return self.request(code, sent, body, over=over, one_way=one_way, version=version)
 
     def send_batch(self, topic: str, *messages: Message, **header: Any) -> RemotingCommand | None:
         body = encode_batch(messages)
         return self.send(topic, body, {"WAIT": "true"}, code=RequestCode.SEND_BATCH_MESSAGE, batch=True, **header)
+
+    def send_sequenced(
+        self,
+        *messages: Message,
+        over: RecordingConnection | None = None,
+        app_id: str = "query",
+        version: int = 1,
+        first: int = 0,
+    ) -> RemotingCommand:
+        """Send messages to queue 0 of their topics with numbers."""
+        header = SendSequencedRequestHeader(
+            producer_group="g", app_id=app_id, version=version, partition=0, first=first, born_timestamp=1
+        )
+        body = encode_queue_batches([(each, 0) for each in messages], {each.topic: each.topic for each in messages})
+        response = self.request(RequestCode.SEND_SEQUENCED_MESSAGES, header, body, over=over)
+        assert response is not None
+        return response
 
     def heartbeat(
         self,
@@ -212,19 +219,8 @@ class Serving:
         over: RecordingConnection | None = None,
         **header: Any,
     ) -> RemotingCommand | None:
-        fields: dict[str, Any] = {
-            "consumer_group": group,
-            "topic": topic,
-            "queue_id": queue_id,
-            "queue_offset": queue_offset,
-            "max_msg_nums": 32,
-            "sys_flag": sys_flag,
-            "commit_offset": 0,
-            "suspend_timeout_millis": 15_000,
-            "sub_version": 1,
-            **header,
-        }
-        return self.request(RequestCode.PULL_MESSAGE, PullMessageRequestHeader(**fields), over=over)
+        sent = pull_header(topic, queue_offset, group=group, queue_id=queue_id, sys_flag=sys_flag, **header)
+        return self.request(RequestCode.PULL_MESSAGE, sent, over=over)
 
     def pull_all(self, topic: str, queue_offset: int = 0, *, queue_id: int = 0) -> RemotingCommand:
         """Pull all messages with a subscription in the request. The pull is not held."""

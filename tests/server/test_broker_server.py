@@ -14,20 +14,16 @@ from mqtemplate.errors import BrokerError
 from mqtemplate.message import HostAddress, Message, MessageQueue
 from mqtemplate.remoting.client import RemotingClient
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies.group import ConsumerData, HeartbeatData
 from mqtemplate.remoting.protocol.bodies.route import TopicRouteData
 from mqtemplate.remoting.protocol.codes import PullSysFlag
 from mqtemplate.remoting.protocol.headers.admin import GetRouteInfoRequestHeader
 from mqtemplate.remoting.protocol.headers.group import ConsumerGroupRequestHeader
-from mqtemplate.remoting.protocol.headers.message import (
-    PullMessageRequestHeader,
-    SendMessageResponseHeader,
-)
+from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
 from mqtemplate.remoting.protocol.messages import decode_messages
 from mqtemplate.remoting.settings import RemotingClientSettings
 from mqtemplate.server import BrokerServer, BrokerServerSettings
 from tests.server.serving import subscription
-from tests.server.tool import send_header
+from tests.server.tool import heartbeat_body, pull_header, send_header
 
 ANY_PORT = HostAddress("127.0.0.1", 0)
 ENGINE = EmbeddedSettings(listen_host=ANY_PORT)
@@ -54,18 +50,8 @@ def send_request(topic: str, body: bytes, queue_id: int = 0) -> RemotingCommand:
 
 
 def pull_request(topic: str, queue_offset: int) -> RemotingCommand:
-    header = PullMessageRequestHeader(
-        consumer_group="readers",
-        topic=topic,
-        queue_id=0,
-        queue_offset=queue_offset,
-        max_msg_nums=32,
-        sys_flag=PullSysFlag.SUSPEND | PullSysFlag.SUBSCRIPTION,
-        commit_offset=0,
-        suspend_timeout_millis=LONG,
-        subscription="*",
-        sub_version=0,
-    )
+    fields = {"sys_flag": PullSysFlag.SUSPEND | PullSysFlag.SUBSCRIPTION, "suspend_timeout_millis": LONG}
+    header = pull_header(topic, queue_offset, group="readers", subscription="*", **fields)
     return RemotingCommand.request(RequestCode.PULL_MESSAGE, header)
 
 
@@ -153,8 +139,7 @@ def test_a_member_that_disconnects_is_removed(server: BrokerServer, client: Remo
 
 
 def heartbeat(client_id: str) -> RemotingCommand:
-    consumer = ConsumerData(group_name="billing", subscription_data_set=[subscription("orders")])
-    body = HeartbeatData(client_id=client_id, consumer_data_set=[consumer]).encode()
+    body = heartbeat_body(client_id, "billing", subscription("orders"))
     return RemotingCommand.request(RequestCode.HEART_BEAT, None, body)
 
 

@@ -9,6 +9,7 @@ import socket
 import struct
 from collections import Counter
 from collections.abc import Iterator
+from itertools import product
 
 import pytest
 
@@ -105,33 +106,27 @@ def check(lines: list[str]) -> None:
     assert all(line.isprintable() and len(line) < 3_000 for line in lines)
 
 
+def ask(tool: Tool, code: RequestCode, body: str) -> RemotingCommand:
+    """Return the response to a signed request."""
+    request = RemotingCommand.request(code, body=body.encode("utf-8", "replace"))
+    sign_command(request, ACCOUNT.access_key, SECRET)
+    return tool.send_request(request)
+
+
 def test_bad_bodies_of_one_account_are_refused_and_fill_no_log(server: BrokerServer, lines: list[str]) -> None:
     """Each response has a reason. `1e999` is a number that JSON permits and no reader expects."""
     codes = [RequestCode.HEART_BEAT, RequestCode.LOCK_BATCH_MQ, RequestCode.CHECK_CLIENT_CONFIG]
     with Tool(server.address) as tool:
-        for code in codes:
-            for body in BODIES:
-                for _ in range(12):
-                    request = RemotingCommand.request(code, body=body.encode("utf-8", "replace"))
-                    sign_command(request, ACCOUNT.access_key, SECRET)
-                    response = tool.send_request(request)
-                    assert response.code == ResponseCode.SUCCESS or response.remark
-                    assert response.code != ResponseCode.SYSTEM_ERROR, (body[:60], response)
+        for code, body in product(codes, BODIES):
+            for _ in range(12):
+                response = ask(tool, code, body)
+                assert response.code == ResponseCode.SUCCESS or response.remark
+                assert response.code != ResponseCode.SYSTEM_ERROR, (body[:60], response)
+        named = ask(tool, RequestCode.HEART_BEAT, BODIES[0])
 
     check(lines)
-
-
-def test_a_client_id_that_is_no_number_of_json_is_named_in_the_response(server: BrokerServer) -> None:
-    with Tool(server.address) as tool:
-        request = RemotingCommand.request(RequestCode.HEART_BEAT, body=b'{"clientID":1e999}')
-        sign_command(request, ACCOUNT.access_key, SECRET)
-
-        response = tool.send_request(request)
-
-    assert (response.code, response.remark) == (
-        ResponseCode.INVALID_PARAMETER,
-        "the body is not a HeartbeatData: clientID must be a text, got inf",
-    )
+    assert named.code == ResponseCode.INVALID_PARAMETER
+    assert named.remark == "the body is not a HeartbeatData: clientID must be a text, got inf"
 
 
 def test_bad_headers_of_a_peer_without_account_fill_no_log(server: BrokerServer, lines: list[str]) -> None:
@@ -150,19 +145,19 @@ def test_bad_headers_of_a_peer_without_account_fill_no_log(server: BrokerServer,
 
 
 @pytest.fixture
-def plain() -> Iterator[tuple[LimitedLog, io.StringIO]]:
-    """A log with Python's own formatter, which writes texts as they are."""
+def peers() -> Iterator[tuple[logging.StreamHandler[io.StringIO], io.StringIO]]:
+    """The handler of a log, with Python's own formatter, and what it writes."""
     stream, logger = io.StringIO(), logging.getLogger("mqtemplate.peers")
     handler = logging.StreamHandler(stream)
     logger.addHandler(handler)
     logger.propagate = False
-    yield LimitedLog(EventLogger(logger, {}), lambda: 0), stream
+    yield handler, stream
     logger.removeHandler(handler)
     logger.propagate = True
 
 
-def test_fields_and_errors_of_peers_have_no_control_characters(plain: tuple[LimitedLog, io.StringIO]) -> None:
-    log, stream = plain
+def test_fields_and_errors_of_peers_have_no_control_characters(peers: tuple[object, io.StringIO]) -> None:
+    log, stream = LimitedLog(EventLogger(logging.getLogger("mqtemplate.peers"), {}), lambda: 0), peers[1]
     error = ValueError(f"bad {ESCAPE}\nFAKE line")
 
     log.log(logging.ERROR, "peer.failed", client=ESCAPE, groups=[ESCAPE], text=f"{ESCAPE} {LONG}", exc_info=error)
@@ -175,20 +170,16 @@ def test_fields_and_errors_of_peers_have_no_control_characters(plain: tuple[Limi
     assert len(text) < 2_000
 
 
-def test_the_console_format_escapes_control_characters_of_all_events() -> None:
+def test_the_console_format_escapes_control_characters_of_all_events(
+    peers: tuple[logging.StreamHandler[io.StringIO], io.StringIO],
+) -> None:
     """structlog quotes a text with blanks only."""
-    stream, logger = io.StringIO(), logging.getLogger("mqtemplate.peers")
-    handler = logging.StreamHandler(stream)
+    handler, stream = peers
     handler.setFormatter(event_formatter("CONSOLE"))
-    logger.addHandler(handler)
-    logger.propagate = False
     try:
         raise ValueError(ESCAPE)
     except ValueError:
         get_logger("mqtemplate.peers").exception("peer.failed", client=ESCAPE)
-    finally:
-        logger.removeHandler(handler)
-        logger.propagate = True
 
     assert all(line.isprintable() for line in stream.getvalue().splitlines())
     assert stream.getvalue().count(r"\x1b]0;owned\x07") == 2

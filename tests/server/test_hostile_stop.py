@@ -11,9 +11,8 @@ import pytest
 from mqtemplate.message import HostAddress
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, encode_command
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData, HeartbeatData
-from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader
 from tests.server.process import BrokerProcess
-from tests.server.tool import Tool
+from tests.server.tool import Tool, pull_header
 
 _CLIENTS = 4
 
@@ -34,18 +33,8 @@ def pulls(client: int) -> bytes:
     """Return pulls that the server holds."""
     frames = []
     for number in range(5_000):
-        header = PullMessageRequestHeader(
-            consumer_group="hostile",
-            topic="orders",
-            queue_id=0,
-            queue_offset=1,
-            max_msg_nums=32,
-            sys_flag=6,
-            commit_offset=0,
-            suspend_timeout_millis=1 << 62,
-            subscription="*",
-            sub_version=0,
-        )
+        fields = {"sys_flag": 6, "suspend_timeout_millis": 1 << 62, "subscription": "*", "sub_version": 0}
+        header = pull_header("orders", 1, group="hostile", **fields)
         request = RemotingCommand.request(RequestCode.PULL_MESSAGE, header, opaque=number)
         frames.append(encode_command(request))
     return b"".join(frames)

@@ -13,12 +13,11 @@ import pytest
 from mqtemplate.errors import BrokerError
 from mqtemplate.message import INTERNAL_PROPERTIES
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.codes import PullSysFlag
-from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader, PullMessageResponseHeader
-from mqtemplate.remoting.protocol.messages import decode_messages, encode_properties_text
+from mqtemplate.remoting.protocol.headers.message import PullMessageResponseHeader
+from mqtemplate.remoting.protocol.messages import decode_messages
 from mqtemplate.remoting.settings import Credentials
 from tests.server.process import BrokerProcess
-from tests.server.tool import Tool, send_header
+from tests.server.tool import Tool, pull_header, send_header
 
 PRODUCERS = 4
 MIN_MESSAGES = 200
@@ -43,17 +42,8 @@ def read_all(tool: Tool, queue_id: int) -> list[bytes]:
     bodies: list[bytes] = []
     at = 0
     while True:
-        header = PullMessageRequestHeader(
-            consumer_group="reader",
-            topic="orders",
-            queue_id=queue_id,
-            queue_offset=at,
-            max_msg_nums=32,
-            sys_flag=PullSysFlag.SUBSCRIPTION,
-            commit_offset=0,
-            suspend_timeout_millis=0,
-            subscription="*",
-            sub_version=0,
+        header = pull_header(
+            "orders", at, group="reader", queue_id=queue_id, suspend_timeout_millis=0, subscription="*"
         )
         response = tool.request(RequestCode.PULL_MESSAGE, header)
         if response.code != ResponseCode.SUCCESS:
@@ -103,7 +93,7 @@ def test_no_message_of_an_account_keeps_a_killed_broker_from_starting_again(tmp_
         f"mqtemplate: {{server: {{acl: {{enabled: true, accounts: {accounts}}}}}}}"
     )
     credentials = Credentials(access_key="attacker", secret_key="a-secret-key")
-    forged = encode_properties_text(dict.fromkeys(sorted(INTERNAL_PROPERTIES - {"TIMER_DEL_UNIQKEY"}), "garbage"))
+    forged = dict.fromkeys(sorted(INTERNAL_PROPERTIES - {"TIMER_DEL_UNIQKEY"}), "garbage")
 
     with BrokerProcess(tmp_path) as process:
         with Tool(process.address, credentials) as tool:

@@ -20,8 +20,6 @@ from mqtemplate.remoting.client import RemotingClient
 from mqtemplate.remoting.protocol import LanguageCode, RemotingCommand, RequestCode, Version
 from mqtemplate.remoting.protocol.bodies.group import (
     CheckClientRequestBody,
-    ConsumerData,
-    HeartbeatData,
     LockBatchRequestBody,
     LockBatchResponseBody,
 )
@@ -36,15 +34,12 @@ from mqtemplate.remoting.protocol.headers.group import (
     UnregisterClientRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
-from mqtemplate.remoting.protocol.headers.message import (
-    ConsumerSendMsgBackRequestHeader,
-    PullMessageRequestHeader,
-    SendMessageRequestHeaderV2,
-)
-from mqtemplate.remoting.protocol.messages import decode_messages, encode_batch, encode_properties_text
+from mqtemplate.remoting.protocol.headers.message import ConsumerSendMsgBackRequestHeader
+from mqtemplate.remoting.protocol.messages import decode_messages, encode_batch
 from mqtemplate.remoting.settings import RemotingClientSettings
 from mqtemplate.server import BrokerServer, BrokerServerSettings
 from tests.server.serving import subscription
+from tests.server.tool import heartbeat_body, pull_header, send_header
 
 pytestmark = pytest.mark.conformance
 
@@ -89,47 +84,18 @@ class Case(NamedTuple):
 
 
 def send(label: str, topic: str = "orders", body: bytes = b"x", *, batch: bool = False, **more: Any) -> Case:
-    fields: dict[str, Any] = {
-        "producer_group": "p",
-        "topic": topic,
-        "default_topic": "TBW102",
-        "default_topic_queue_nums": 4,
-        "queue_id": 0,
-        "sys_flag": 0,
-        "born_timestamp": 1_700_000_000_000,
-        "flag": 0,
-        "batch": batch,
-        **more,
-    }
-    fields["properties"] = encode_properties_text(more.get("properties", {}))
     code = RequestCode.SEND_BATCH_MESSAGE if batch else RequestCode.SEND_MESSAGE_V2
-    return Case(label, code, SendMessageRequestHeaderV2(**fields), body)
+    return Case(label, code, send_header(topic, producer_group="p", batch=batch, **more), body)
 
 
-def pull(label: str, queue_offset: int, topic: str = "orders", **more: Any) -> Case:
-    fields: dict[str, Any] = {
-        "consumer_group": "g",
-        "topic": topic,
-        "queue_id": 0,
-        "queue_offset": queue_offset,
-        "max_msg_nums": 32,
-        "sys_flag": PullSysFlag.SUBSCRIPTION,
-        "commit_offset": 0,
-        "suspend_timeout_millis": 1_000,
-        "sub_version": 1,
-        "subscription": "*",
-        "expression_type": "TAG",
-        **more,
-    }
-    return Case(label, RequestCode.PULL_MESSAGE, PullMessageRequestHeader(**fields))
+def pull(label: str, queue_offset: int, topic: str = "orders", *, consumer_group: str = "g", **more: Any) -> Case:
+    fields = {"suspend_timeout_millis": 1_000, "subscription": "*", "expression_type": "TAG", **more}
+    return Case(label, RequestCode.PULL_MESSAGE, pull_header(topic, queue_offset, group=consumer_group, **fields))
 
 
 def heartbeat(label: str, group: str) -> Case:
-    subscriptions = [subscription("orders"), subscription(f"%RETRY%{group}")]
-    consumer = ConsumerData(group_name=group, subscription_data_set=subscriptions)
-    return Case(
-        label, RequestCode.HEART_BEAT, None, HeartbeatData(client_id="c1", consumer_data_set=[consumer]).encode()
-    )
+    body = heartbeat_body("c1", group, subscription("orders"), subscription(f"%RETRY%{group}"))
+    return Case(label, RequestCode.HEART_BEAT, None, body)
 
 
 def query(label: str, queue_id: int = 0, topic: str = "orders", **more: Any) -> Case:
@@ -187,7 +153,7 @@ CASES = [
     send("a message with a level", properties={"DELAY": "1"}, queue_id=1),  # delivered during the next requests
     send("a message with a level too high", properties={"DELAY": "99"}, queue_id=1),
     send("a message with a timer", properties={"TIMER_DELAY_SEC": "3600"}),
-    send("a message with a timer that is no number", properties={"TIMER_DELAY_SEC": "soon"}),
+    send("a message with a timer that is not a number", properties={"TIMER_DELAY_SEC": "soon"}),
     send("a message with a timer beyond the maximum", properties={"TIMER_DELAY_SEC": str(TOO_LONG_SEC)}),
     send("a message with a deliver time in the past", properties={"TIMER_DELIVER_MS": "1000"}),
     send("a retry for a missing group", "%RETRY%missing"),
@@ -314,7 +280,7 @@ def test_the_locked_queues_equal_rocketmqs(both: Both) -> None:
 
 
 def test_the_properties_of_stored_messages_equal_rocketmqs(both: Both) -> None:
-    """It adds some to each message that is sent alone, and none to those of a batch. We add an id if there is none."""
+    """It adds some to each message that is sent alone, and none to the messages of a batch. We add a missing id."""
     actual, expected = (
         [
             (message.body, {name: value for name, value in message.properties.items() if name != "UNIQ_KEY"})

@@ -1,11 +1,11 @@
-"""A client of a server: it sends the requests of ``mqadmin``, and those of producers and consumers."""
+"""A client of a server: it sends the requests of ``mqadmin``, of producers and of consumers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import SystemClock, VirtualClock
@@ -15,8 +15,13 @@ from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import CURRENT_VERSION, RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData, HeartbeatData, ProducerData
 from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
+from mqtemplate.remoting.protocol.codes import PullSysFlag
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader
-from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeaderV2
+from mqtemplate.remoting.protocol.headers.message import (
+    PullMessageRequestHeader,
+    SendMessageRequestHeader,
+    SendMessageRequestHeaderV2,
+)
 from mqtemplate.remoting.protocol.messages import encode_properties_text
 from mqtemplate.remoting.settings import Credentials, RemotingClientSettings
 
@@ -30,19 +35,50 @@ def make_engine(clock: VirtualClock, path: Path | None = None) -> EmbeddedBroker
     return EmbeddedBroker(path, settings, clock)
 
 
-def send_header(topic: str, queue_id: int = 0, *, born_timestamp: int = 1, **fields: Any) -> SendMessageRequestHeaderV2:
+HeaderT = TypeVar("HeaderT", SendMessageRequestHeader, SendMessageRequestHeaderV2)
+
+
+def send_header(
+    topic: str,
+    queue_id: int = 0,
+    *,
+    properties: Mapping[str, str] | str = "",
+    kind: type[HeaderT] = SendMessageRequestHeaderV2,  # type: ignore[assignment]
+    **fields: Any,
+) -> HeaderT:
     """Return the header of a send as Java's producer writes it."""
-    return SendMessageRequestHeaderV2(
-        producer_group="producers",
-        topic=topic,
-        default_topic="TBW102",
-        default_topic_queue_nums=4,
-        queue_id=queue_id,
-        sys_flag=0,
-        born_timestamp=born_timestamp,
-        flag=0,
-        **fields,
+    usual: dict[str, Any] = {
+        "producer_group": "producers",
+        "default_topic": "TBW102",
+        "default_topic_queue_nums": 4,
+        "sys_flag": 0,
+        "born_timestamp": 1_700_000_000_000,
+        "flag": 0,
+        "properties": properties if isinstance(properties, str) else encode_properties_text(properties),
+    }
+    return kind(topic=topic, queue_id=queue_id, **usual | fields)
+
+
+def pull_header(
+    topic: str, queue_offset: int = 0, *, group: str = "billing", queue_id: int = 0, **fields: Any
+) -> PullMessageRequestHeader:
+    """Return the header of a pull as Java's consumer writes it. The subscription is in the request."""
+    usual: dict[str, Any] = {
+        "max_msg_nums": 32,
+        "sys_flag": PullSysFlag.SUBSCRIPTION,
+        "commit_offset": 0,
+        "suspend_timeout_millis": 15_000,
+        "sub_version": 1,
+    }
+    return PullMessageRequestHeader(
+        consumer_group=group, topic=topic, queue_id=queue_id, queue_offset=queue_offset, **usual | fields
     )
+
+
+def heartbeat_body(client_id: str, group: str, *subscriptions: SubscriptionData, **consumer: Any) -> bytes:
+    """Return the heartbeat of a client with one consumer."""
+    data = ConsumerData(group_name=group, subscription_data_set=list(subscriptions), **consumer)
+    return HeartbeatData(client_id=client_id, consumer_data_set=[data]).encode()
 
 
 class Tool:
@@ -92,16 +128,14 @@ class Tool:
     ) -> RemotingCommand:
         """Send one message, and return the response, of any code."""
         properties = {"KEYS": keys, "DELAY": str(delay_level) if delay_level else ""}
-        text = encode_properties_text({name: value for name, value in properties.items() if value})
-        header = send_header(topic, queue_id, born_timestamp=SystemClock().now_ms(), properties=text)
+        given = {name: value for name, value in properties.items() if value}
+        header = send_header(topic, queue_id, born_timestamp=SystemClock().now_ms(), properties=given)
         return self.request(RequestCode.SEND_MESSAGE_V2, header, body)
 
     def consume(self, group: str, *topics: str, client_id: str = "consumer-1") -> None:
         """Join a group."""
         subscriptions = [SubscriptionData(topic=topic, sub_version=1) for topic in topics]
-        data = ConsumerData(group_name=group, subscription_data_set=subscriptions)
-        heartbeat = HeartbeatData(client_id=client_id, consumer_data_set=[data])
-        self.request_ok(RequestCode.HEART_BEAT, body=heartbeat.encode())
+        self.request_ok(RequestCode.HEART_BEAT, body=heartbeat_body(client_id, group, *subscriptions))
 
     def produce(self, group: str, client_id: str = "producer-1") -> None:
         """Register as a producer of a group."""

@@ -111,16 +111,15 @@ class AccessControl:
                 f"({RequestCode.text(request.code)})",
             )
 
-    def checked_origin(self, request: RemotingCommand, message: Message) -> Message:
+    def checked_origin(self, access_key: str | None, message: Message) -> Message:
         """Return a client's message for a retry or dead letter topic, without an origin that it may not claim.
 
         A consumer may send a retry itself. Later an operator may send its dead letter to the topic that it names. So
         the origin stays as it is only if the account may send to that topic. If the account may only read it, the name
-        stays for the consumer, and there is no id: `DeadLetters.resend` refuses such a message.
+        stays for the consumer, without an id: `DeadLetters.resend` refuses such a message.
         """
         properties = message.properties
         topics = [properties[name] for name in (Property.RETRY_TOPIC, Property.DLQ_ORIGIN_TOPIC) if name in properties]
-        access_key = self.key_of(request)
         if self.settings is None or all(self.may(access_key, topic, Right.PUB) for topic in topics):
             return message
         left_out = {Property.ORIGIN_MESSAGE_ID, Property.DLQ_ORIGIN_TOPIC, Property.DLQ_ORIGIN_MESSAGE_ID}

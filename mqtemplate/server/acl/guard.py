@@ -23,7 +23,7 @@ class RepeatedSignatures:
     """Valid signatures of the last *window_ms*, of requests with any code.
 
     A signature of RocketMQ covers the fields and the body of a request, and neither its code nor a time. So a recorded
-    request stays valid, and with another code too: the fields of a query for a route are those of a deletion. Requests
+    request stays valid, and with another code too: a query for a route has the same fields as a deletion. Requests
     that change something are refused if their signature was used before. Clients repeat the others unchanged.
 
     Args:

@@ -95,7 +95,7 @@ def _consumed(request: RemotingCommand) -> list[Need]:
 
 
 def _ended(request: RemotingCommand) -> list[Need]:
-    """Clients of 4.9 do not name the topic. `TransactionProcessor` checks that of the half message."""
+    """Clients of 4.9 do not name the topic. `TransactionProcessor` checks the topic of the half message."""
     topic = request.ext_fields.get("topic")
     return [topic_need(topic, Right.PUB)] if topic else []
 

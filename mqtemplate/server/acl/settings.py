@@ -25,14 +25,14 @@ class Right(Flag):
         """Parse ``PUB``, ``SUB``, ``PUB|SUB`` or ``DENY``.
 
         Raises:
-            ValueError: The text is none of these.
+            ValueError: The text is something else.
         """
         right = cls.DENY
         for word in text.upper().split("|"):
             try:
                 right |= cls[word.strip()]
             except KeyError:
-                raise ValueError(f"{text!r} is no right; allowed are PUB, SUB, PUB|SUB and DENY") from None
+                raise ValueError(f"{text!r} is not a right; allowed are PUB, SUB, PUB|SUB and DENY") from None
         return right
 
     def __str__(self) -> str:
@@ -41,7 +41,7 @@ class Right(Flag):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """One access key and its rights. The names are those of RocketMQ's ``plain_acl.yml``.
+    """One access key and its rights. The names are the ones in RocketMQ's ``plain_acl.yml``.
 
     Attributes:
         secret_key: Key that requests are signed with. It is neither sent nor shown.

@@ -1,7 +1,9 @@
 """The fast path: frequent requests that are processed without decoding each, with the same results.
 
 It rests on the bytes below. It is only an optimization: a server without it (``BrokerServer(fast_path=False)``) stores
-the same bytes and gives the same answers, and `tests/server/fast_path/test_equivalence.py` compares the two.
+the same records and gives the same answers, and `tests/server/fast_path/test_equivalence.py` compares the two for any
+requests. Only at the end of a file of the log their positions may differ: sends that are stored by one append are in
+one file.
 
 **Header template** (`header_templates`). A frame is length, header and body. The headers of one client differ in few
 values, here marked by ``|``; a pattern finds them, and all else is known from the first header of the template::
@@ -18,16 +20,15 @@ the separators are bytes there, and the broker adds its own properties at the en
 
     UNIQ_KEY 01 |7F000001A1| 02 WAIT 01 true 02 KEYS 01 |order-1| 02 MSG_REGION 01 DefaultRegion 02 ...
 
-**Uniform batch** (`pipelined_batches`, `mqtemplate.record.record_arrays`). The messages in the body of a batch, if they
-differ in body and id only, are the rows of one array. All other columns are compared with the first row::
+**Uniform batch** (`pipelines.read_uniform`, `mqtemplate.record.record_arrays`). The messages in the body of a batch,
+if they differ in body and id only, are the rows of one array. All other columns are compared with the first row::
 
     i4 size | i4 0 | i4 0 | i4 flag | i4 body length | body | i2 length | UNIQ_KEY 01 | id | 02 WAIT 01 true 02
     i4 size | i4 0 | i4 0 | i4 flag | i4 body length | body | i2 length | UNIQ_KEY 01 | id | 02 WAIT 01 true 02
                                                        differ                           differ
 
-**Pipelined requests** (`pipelined_sends`, `pipelined_batches`, `pipelined_pulls`, `pipeline`). Requests of one
-connection that were read together are stored by one append, made durable by one flush, and answered by one write to the
-socket. A request that no template matches, that needs a new topic, queue or group, and that the store refuses is
-processed as a command, in the order of the connection. With access control each request is a command: the guard checks
-its signature.
+**Pipelined requests** (`pipelines`). Sends, batches and pulls of one connection that were read together are stored by
+one append, made durable by one flush, and answered by one write to the socket. A request that no template matches, that
+needs a new topic, queue or group, or that the store refuses is processed as a command, in the order of the connection.
+With access control each request is a command: the guard checks its signature.
 """

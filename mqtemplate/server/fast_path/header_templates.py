@@ -1,8 +1,8 @@
 """Header templates: request headers that are read without decoding them. `mqtemplate.server.fast_path` draws one.
 
 The headers that a client sends with requests of one kind mostly differ in few values, such as queue ID and opaque. The
-text without these values is the *key* of a header. It determines all decisions about a request but those that depend
-on the values. They are taken once for each key: a header with this key and with other values in the gaps, the
+text without these values is the *key* of a header. It determines all decisions about a request except the ones that
+depend on the values. They are taken once for each key: a header with this key and with other values in the gaps, the
 *probes*, is decoded. If its fields have the probes, the gaps are these fields, and the result is the *template* of all
 headers with this key. A header with an unknown key, or with an unusual value, is decoded as any other.
 """
@@ -100,7 +100,7 @@ class HeaderTemplates(Generic[TemplateT]):
         self._templates: dict[HeaderKey, _KnownTemplate[TemplateT] | None] = {}
 
     def __len__(self) -> int:
-        """Return the number of known keys, with those of headers that are always decoded."""
+        """Return the number of known keys, including the keys of headers that are always decoded."""
         return len(self._templates)
 
     def find(self, header: bytes, seen: set[int]) -> _KnownTemplate[TemplateT] | None:
@@ -228,7 +228,7 @@ class SendTemplate:
     message id for the batches of a producer that gives them none.
 
     Attributes:
-        properties: With those that the broker adds. None for batches: of their headers only topic, sys flag and
+        properties: Including the ones that the broker adds. None for batches: of their headers only topic, sys flag and
             reconsume times count, and the messages are in the body.
     """
 
@@ -256,7 +256,7 @@ def _send_template(added: AddedProperties, key: HeaderKey, request: RemotingComm
         return None
     properties, tags_code = None, 0
     if sent.batch or request.code == RequestCode.SEND_BATCH_MESSAGE:
-        # The response has the id of the whole batch. It may have none, since brokers 4.x gave it to each message.
+        # The response has the id of the whole batch. It may have no id, since brokers 4.x gave it to each message.
         probe = _SEND_VALUES["unique_id"].probe.decode() if "unique_id" in key else None
         if decode_properties_text(sent.properties).get(Property.UNIQ_KEY) != probe:
             return None

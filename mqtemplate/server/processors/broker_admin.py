@@ -1,7 +1,7 @@
 """Statistics for administration tools, from periodic samples and from the state of queues and groups, and requests of
 administrators about the broker: runtime information, statistics and settings.
 
-Source: RocketMQ ``broker: AdminBrokerProcessor``. The names of the values are those that ``mqadmin`` reads.
+Source: RocketMQ ``broker: AdminBrokerProcessor``. ``mqadmin`` reads the values by these names.
 """
 
 from __future__ import annotations

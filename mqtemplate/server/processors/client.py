@@ -1,29 +1,36 @@
 """Requests of connected clients beside sends and pulls, and requests that the broker relays to them.
 
 Codes 34, 35, 38, 41, 42 and 46: clients register, list the members of their groups, and lock queues. Code 37 ends a
-transaction, codes 324 and 325 reply to a request. Codes 307 and 309: a tool asks one consumer through the broker.
+transaction, codes 324 and 325 reply to a request. Codes 307 and 309: a tool asks one consumer through the broker. Code
+370, and codes 500,001 to 500,005, which RocketMQ does not have: control over pending messages.
 
 Source: RocketMQ ``broker: ClientManageProcessor``, ``ConsumerManageProcessor``, ``AdminBrokerProcessor``,
-``EndTransactionProcessor``, ``ReplyMessageProcessor``. Unlike there, replies are not stored: only the requesting
-producer could use them, and only before its timeout.
+``EndTransactionProcessor``, ``ReplyMessageProcessor``, ``RecallMessageProcessor``. Unlike there, replies are not
+stored: only the requesting producer could use them, and only before its timeout.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
+from mqtemplate.broker import Capability
+from mqtemplate.delay.pending import cursor_after
 from mqtemplate.engine.clients import ClientRegistry
+from mqtemplate.engine.delayed import LocalDelayedMessages
 from mqtemplate.engine.engine import Engine
 from mqtemplate.engine.queue_locks import QueueLockTable
 from mqtemplate.errors import BrokerError, ConversionError, MessageError, RemoteTimeoutError, StoreError
 from mqtemplate.event_log import LimitedLog
 from mqtemplate.message import Message, Property, parse_offset_msg_id
+from mqtemplate.pending import PendingMessage, PendingQuery, ScheduleChange
 from mqtemplate.record.compression import decompress_body
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import client_properties
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.acl import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE
+from mqtemplate.remoting.protocol.bodies import own_requests as own
 from mqtemplate.remoting.protocol.bodies.group import (
     CheckClientRequestBody,
     GetConsumerListByGroupResponseBody,
@@ -31,20 +38,14 @@ from mqtemplate.remoting.protocol.bodies.group import (
     LockBatchRequestBody,
     LockBatchResponseBody,
 )
-from mqtemplate.remoting.protocol.bodies.own_requests import (
-    HeartbeatRequestHeader,
-    HeartbeatResponseHeader,
-)
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.protocol.headers.group import (
-    ConsumerGroupRequestHeader,
-    GetConsumerRunningInfoRequestHeader,
-    UnregisterClientRequestHeader,
-)
+from mqtemplate.remoting.protocol.headers import group as headers
 from mqtemplate.remoting.protocol.headers.message import (
     ConsumeMessageDirectlyResultRequestHeader,
     EndTransactionRequestHeader,
+    RecallMessageRequestHeader,
+    RecallMessageResponseHeader,
     SendMessageRequestHeader,
     SendMessageRequestHeaderV2,
     SendMessageResponseHeader,
@@ -57,11 +58,24 @@ from mqtemplate.server.pulls.pull_checks import Subscriptions
 from mqtemplate.server.pulls.raw_reader import RawReader
 from mqtemplate.server.requests.deferred_work import DeferredWork
 from mqtemplate.server.requests.registration import answers, handles
-from mqtemplate.server.requests.response import RefusedError, reply_when_durable
+from mqtemplate.server.requests.response import RefusedError, decode_handles, refusing_invalid, reply_when_durable
 from mqtemplate.server.state.groups import ClientRegistration
 from mqtemplate.server.state.limits import ClientLimits
 from mqtemplate.server.state.remote_clients import ConnectionChannel, RemoteClients, connection_of
+from mqtemplate.server.state.settings import BrokerServerSettings
 from mqtemplate.server.state.topics import TopicConfigs
+
+
+def announced_capabilities(engine: Engine, settings: BrokerServerSettings) -> str:
+    """Return the names of the capabilities that remote clients of a server have, joined by commas."""
+    missing = {Capability.LOCAL_FILES}
+    if not settings.recall_message_enable:
+        missing |= {Capability.SCHEDULE_CHANGE, Capability.TIMER_CHANGE}
+    if not settings.enable_property_filter:
+        missing.add(Capability.SQL92)
+    # Only a server has blocks: an embedded broker has the files.
+    capabilities = {*engine.capabilities, Capability.RECORD_BLOCK} - missing
+    return ",".join(sorted(capability.name for capability in capabilities))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +127,13 @@ class ClientProcessor:
         if registered.refusals:
             raise registered.refusals[0]
         # A client of RocketMQ does not request the capabilities, and gets the response of RocketMQ's broker.
-        if not request.header(HeartbeatRequestHeader).requests_capabilities:
+        if not request.header(own.HeartbeatRequestHeader).requests_capabilities:
             return request.response()
         warnings = "\n".join(registered.differences) or None
-        return request.response(header=HeartbeatResponseHeader(capabilities=self.capabilities, warnings=warnings))
+        return request.response(header=own.HeartbeatResponseHeader(capabilities=self.capabilities, warnings=warnings))
 
     @answers(RequestCode.UNREGISTER_CLIENT)
-    def _unregister(self, header: UnregisterClientRequestHeader, connection: Connection) -> None:
+    def _unregister(self, header: headers.UnregisterClientRequestHeader, connection: Connection) -> None:
         if header.producer_group is not None:
             self.registration.clients.unregister_producer(header.producer_group, connection.id)
         if header.consumer_group is not None:
@@ -128,7 +142,7 @@ class ClientProcessor:
     # --- members and subscriptions -------------------------------------------------------------
 
     @answers(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
-    def _consumer_list(self, query: ConsumerGroupRequestHeader) -> GetConsumerListByGroupResponseBody:
+    def _consumer_list(self, query: headers.ConsumerGroupRequestHeader) -> GetConsumerListByGroupResponseBody:
         info = self.registration.clients.consumers.get(query.consumer_group)
         if info is None:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"group {query.consumer_group!r} has no connected consumer")
@@ -265,7 +279,7 @@ class ReplyProcessor:
         self.engine.requests.receive(Message(sent.topic, body, properties, sent.flag))
 
 
-_Header = GetConsumerRunningInfoRequestHeader | ConsumeMessageDirectlyResultRequestHeader
+_Header = headers.GetConsumerRunningInfoRequestHeader | ConsumeMessageDirectlyResultRequestHeader
 
 _TIMEOUT_MS = 10_000
 _ACL_FIELDS = (ACCESS_KEY, SECURITY_TOKEN, SIGNATURE)
@@ -284,7 +298,7 @@ class RelayProcessor:
 
     @handles(RequestCode.GET_CONSUMER_RUNNING_INFO)
     def _running_info(self, connection: Connection, request: RemotingCommand) -> None:
-        header = request.header(GetConsumerRunningInfoRequestHeader)
+        header = request.header(headers.GetConsumerRunningInfoRequestHeader)
         self._relay(connection, request, header, request.body)
 
     @handles(RequestCode.CONSUME_MESSAGE_DIRECTLY, slow=True)
@@ -321,7 +335,7 @@ class RelayProcessor:
 def _relayed_response(
     request: RemotingCommand, client_id: str, response: RemotingCommand | BrokerError
 ) -> RemotingCommand:
-    """Return the consumer's response as the response to *request*, or an error response if there is none."""
+    """Return the consumer's response as the response to *request*, or an error response if it did not respond."""
     if isinstance(response, RemotingCommand):
         relayed = request.response(response.code, body=response.body, remark=response.remark)
         relayed.ext_fields = response.ext_fields
@@ -336,6 +350,158 @@ def _physical_offset(msg_id: str) -> int:
     except MessageError as exc:
         raise RefusedError(
             ResponseCode.INVALID_PARAMETER,
-            f"{msg_id!r} is no offset message ID ({len(msg_id)} characters): it must have 32 hex digits, or 56 for an "
-            "IPv6 address",
+            f"{msg_id!r} is not an offset message ID ({len(msg_id)} characters): it must have 32 hex digits, or 56 for "
+            "an IPv6 address",
         ) from exc
+
+
+# --- pending messages -------------------------------------------------------------------------------
+
+_MAX_PAGE = 1_000
+_MAX_PAGE_BYTES = 1 << 20
+_MAX_POSITIONS = 400_000
+"""Positions of a page: 24 bytes each, in a frame of at most 16 MiB."""
+_MESSAGE_BYTES = 300
+"""Bytes of one message of a page in JSON, without its texts."""
+_MAX_BUCKETS = 100_000
+"""Most time spans of a count. The longest delay, forty days, has 57,600 minutes."""
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedMessageProcessor:
+    """Control over the pending messages of this broker, for the remote broker of this library."""
+
+    engine: Engine
+    settings: BrokerServerSettings
+
+    # --- changes -------------------------------------------------------------------------------
+
+    @answers(RequestCode.CANCEL_DELAYED_MESSAGE, slow=True)
+    def _cancel(self, header: own.CancelDelayedMessageRequestHeader) -> own.ScheduleChangeData:
+        self._check_change(header)
+        with refusing_invalid():
+            change = self.engine.delayed.cancel(
+                header.handle, key=header.key, topic=header.topic, namespace=header.namespace
+            )
+        return _change_data(change)
+
+    @answers(RequestCode.RESCHEDULE_DELAYED_MESSAGE, slow=True)
+    def _reschedule(self, header: own.RescheduleDelayedMessageRequestHeader) -> own.ScheduleChangeData:
+        self._check_change(header)
+        time_ms = header.deliver_time
+        with refusing_invalid():
+            change = self.engine.delayed.reschedule(
+                header.handle, time_ms, key=header.key, topic=header.topic, namespace=header.namespace
+            )
+        return _change_data(change)
+
+    def _check_change(self, header: own.CancelDelayedMessageRequestHeader) -> None:
+        """Raise `RefusedError` if changes are disabled, or a handle is not one of this broker."""
+        _check_enabled(self.settings)
+        name = self.engine.name
+        for handle in decode_handles(header.handle):
+            if handle.broker_name != name:
+                raise RefusedError(
+                    ResponseCode.ILLEGAL_OPERATION,
+                    f"the handle is for a message of broker {handle.broker_name!r}, not of {name!r}; send it there",
+                )
+
+    # --- queries -------------------------------------------------------------------------------
+
+    @answers(RequestCode.GET_PENDING_MESSAGES, slow=True)
+    def _page(self, header: own.GetPendingMessagesRequestHeader) -> own.PendingMessagesData:
+        with refusing_invalid():
+            page = self.engine.delayed.pending(_query(header), min(header.max_count, _MAX_PAGE), header.cursor)
+        messages = _fitting(page.messages)
+        return own.PendingMessagesData(
+            messages=[_message_data(message) for message in messages],
+            has_more=page.cursor is not None or len(messages) < len(page.messages),
+        )
+
+    @answers(RequestCode.COUNT_PENDING_MESSAGES, slow=True)
+    def _count(self, header: own.CountPendingMessagesRequestHeader) -> own.PendingCountsData:
+        with refusing_invalid():
+            counts = self.engine.delayed.count_pending(_query(header), header.bucket_millis, max_buckets=_MAX_BUCKETS)
+        return own.PendingCountsData(total=counts.total, buckets=counts.buckets)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingPositionsProcessor:
+    """Positions of pending messages in the files of this broker, for Spark's processes on the same machine."""
+
+    delayed: LocalDelayedMessages
+
+    @answers(RequestCode.GET_PENDING_POSITIONS, slow=True)
+    def _positions(self, header: own.GetPendingPositionsRequestHeader) -> bytes:
+        after, count = (header.after_due, header.after_offset), min(header.max_count, _MAX_POSITIONS)
+        return self.delayed.pending_positions(_query(header), after, count)
+
+
+def _change_data(change: ScheduleChange) -> own.ScheduleChangeData:
+    return own.ScheduleChangeData(status=change.status.name, count=change.count, handles=list(change.handles))
+
+
+def _query(header: own.PendingQueryRequestHeader) -> PendingQuery:
+    return PendingQuery(
+        topic=header.topic,
+        key=header.key,
+        tag=header.tag,
+        before_ms=header.before_time,
+        after_ms=header.after_time,
+        namespace=header.namespace,
+    )
+
+
+def _fitting(messages: Iterable[PendingMessage]) -> list[PendingMessage]:
+    """Return the first messages that fit into one response; at least one, if there is one."""
+    fitting: list[PendingMessage] = []
+    size = 0
+    for message in messages:
+        texts = (message.topic, message.msg_id, message.tags or "", message.keys or "", message.handle)
+        size += _MESSAGE_BYTES + sum(map(len, texts))
+        if fitting and size > _MAX_PAGE_BYTES:
+            break
+        fitting.append(message)
+    return fitting
+
+
+def _message_data(message: PendingMessage) -> own.PendingMessageData:
+    return own.PendingMessageData(
+        topic=message.topic,
+        msg_id=message.msg_id,
+        tags=message.tags,
+        keys=message.keys,
+        deliver_time=message.deliver_ms,
+        delay_level=message.delay_level,
+        roll_count=message.roll_count,
+        born_timestamp=message.born_timestamp,
+        store_timestamp=message.store_timestamp,
+        body_size=message.body_size,
+        handle=message.handle,
+        cursor=cursor_after(message),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RecallProcessor:
+    """Cancels delayed messages by handle. Unlike RocketMQ's broker, it refuses the recall of a delivered message."""
+
+    engine: Engine
+    topics: TopicConfigs
+    settings: BrokerServerSettings
+
+    @answers(RequestCode.RECALL_MESSAGE, slow=True)
+    def _recall(self, header: RecallMessageRequestHeader) -> RecallMessageResponseHeader:
+        _check_enabled(self.settings)
+        self.topics.get(header.topic)
+        msg_id = self.engine.delayed.recall(header.topic, header.recall_handle)
+        return RecallMessageResponseHeader(msg_id=msg_id, msg_region=self.settings.region_id)
+
+
+def _check_enabled(settings: BrokerServerSettings) -> None:
+    if not settings.recall_message_enable:
+        raise RefusedError(
+            ResponseCode.NO_PERMISSION,
+            "recall is disabled; set recall-message-enable to true",
+            own.RefusalHeader(refusal=own.Refusal.RECALL_DISABLED),
+        )

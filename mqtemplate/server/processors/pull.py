@@ -83,7 +83,8 @@ class PullProcessor:
         *,
         may_compile: bool = True,
     ) -> RemotingCommand | None:
-        group = self.creations.group(connection, request, header.consumer_group)
+        owner = self.creations.limits.owner(connection, request)
+        group = self.creations.group(owner, header.consumer_group)
         self.checks.check(header, group)
         expression = self.subscriptions.expression_of_pull(header)
         compiled = self.subscriptions.find(expression)
@@ -101,7 +102,6 @@ class PullProcessor:
         if found.status is RawStatus.NO_NEW_MSG and may_wait:
             suspend_ms = min(header.suspend_timeout_millis, self.settings.max_suspend_ms)
             deadline_ms = self.engine.clock.steady_ms() + suspend_ms
-            owner = self.creations.limits.owner(connection, request)
             self.hold.hold(HeldPull(connection, request, query, at, at, deadline_ms, owner))
             return None
         return found.response_to(request)
@@ -197,7 +197,7 @@ class OffsetProcessor:
         self, connection: Connection, request: RemotingCommand, header: headers.UpdateConsumerOffsetRequestHeader
     ) -> RemotingCommand:
         """Commit an offset, also one that is lower than before: an administrator may have reset the group."""
-        self.creations.group(connection, request, header.consumer_group)
+        self.creations.group(self.creations.limits.owner(connection, request), header.consumer_group)
         offset = max(0, header.commit_offset)
         self.engine.offsets.commit(header.consumer_group, header.topic, header.queue_id, offset)
         return request.response()

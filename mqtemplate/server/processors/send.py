@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import NamedTuple
 
+from mqtemplate.engine.clients import Owner
 from mqtemplate.engine.drafts import SendOrigin
 from mqtemplate.engine.engine import Engine
 from mqtemplate.engine.queue_locks import QueueLockTable
@@ -36,10 +37,10 @@ from mqtemplate.remoting.protocol.messages import count_batch, decode_properties
 from mqtemplate.remoting.protocol.sequenced import decode_queue_batches, read_queue_batches
 from mqtemplate.server.acl.access import AccessControl
 from mqtemplate.server.acl.settings import Right
-from mqtemplate.server.fast_path.pipelined_sends import INLINE_MESSAGES, SendResponses, added_properties, read_uniform
+from mqtemplate.server.fast_path.pipelines import INLINE_MESSAGES, read_uniform
 from mqtemplate.server.requests.deferred_work import DeferredWork
 from mqtemplate.server.requests.registration import handles
-from mqtemplate.server.requests.response import RefusedError, reply_when_durable
+from mqtemplate.server.requests.response import RefusedError, SendResponses, reply_when_durable
 from mqtemplate.server.state.groups import ClientCreations, max_reconsume_times
 from mqtemplate.server.state.settings import BrokerServerSettings
 from mqtemplate.server.state.topics import TopicConfigs
@@ -94,7 +95,7 @@ class SendProcessor:
     _responses: SendResponses = field(init=False)
 
     def __post_init__(self) -> None:
-        added = added_properties(self.settings)
+        added = self.settings.added_properties()
         self._properties = AddedProperties(added, decodes_all=not self.fast_path)
         self._batch_properties = AddedProperties({}, decodes_all=not self.fast_path)
         self._responses = SendResponses(added)
@@ -122,14 +123,14 @@ class SendProcessor:
         return topic if self.topics.has_queue(topic, header.queue_id if topic is header.topic else -1) else None
 
     def _create_and_store(self, send: _Send) -> RemotingCommand | None:
-        connection, request, header, _ = send
-        topic = header.topic
+        header, topic = send.header, send.header.topic
+        owner = self.creations.limits.owner(send.connection, send.request)
         if send.is_retry:
-            group = self.creations.group(connection, request, topic.removeprefix(RETRY_TOPIC_PREFIX))
+            group = self.creations.group(owner, topic.removeprefix(RETRY_TOPIC_PREFIX))
             topic = self._retry_target(send, group)
             self.topics.create_group_topic(topic, 1)
         else:
-            self.creations.topic(connection, request, topic, header.default_topic, header.default_topic_queue_nums)
+            self.creations.topic(owner, topic, header.default_topic, header.default_topic_queue_nums)
         if topic is header.topic and header.queue_id >= 0:
             self.engine.store.prepare(topic, self.topics.queue(topic, header.queue_id))
         return self._store_here_or_deferred(send, topic)
@@ -240,7 +241,7 @@ class SendProcessor:
 
     def _checked(self, request: RemotingCommand, message: Message) -> Message:
         has_origin = message.topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX))
-        return self.access.checked_origin(request, message) if has_origin else message
+        return self.access.checked_origin(self.access.key_of(request), message) if has_origin else message
 
     def _reply(self, send: _Send, queue_id: int, stored: StoredSend, unique_id: str | None) -> None:
         """Reply with the positions of the messages when they are durable."""
@@ -269,7 +270,7 @@ class SequencedSendProcessor:
     def _send(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         header = request.header(SendSequencedRequestHeader)
         batches = list(read_queue_batches(request.body))
-        self._create_topics(connection, request, {batch.topic for batch in batches})
+        self._create_topics(self.creations.limits.owner(connection, request), {batch.topic for batch in batches})
         for topic, queue_id in {(batch.topic, batch.queue_id) for batch in batches}:
             if queue_id < 0:
                 raise MessageError(f"a sequenced send names the queue of each message, got {queue_id} for {topic!r}")
@@ -283,7 +284,7 @@ class SequencedSendProcessor:
         account = self.access.key_of(request)
         messages = [
             # A message with an origin is decoded, and it may not be a false one.
-            (self.access.checked_origin(request, each) if isinstance(each, Message) else each, queue_id)
+            (self.access.checked_origin(account, each) if isinstance(each, Message) else each, queue_id)
             for each, queue_id in decode_queue_batches(batches)
         ]
         try:
@@ -295,15 +296,15 @@ class SequencedSendProcessor:
             return request.response(ResponseCode.SUCCESS, answer)
         return request.response(ResponseCode.FLUSH_DISK_TIMEOUT, remark="stored, but not flushed in time; send again")
 
-    def _create_topics(self, connection: Connection, request: RemotingCommand, topics: Iterable[str]) -> None:
+    def _create_topics(self, owner: Owner, topics: Iterable[str]) -> None:
         """Create missing topics and groups, within the limits that hold for ordinary messages."""
         for topic in topics:
             if topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)):
                 group = topic.removeprefix(RETRY_TOPIC_PREFIX).removeprefix(DLQ_TOPIC_PREFIX)
-                self.creations.group(connection, request, group)
+                self.creations.group(owner, group)
                 self.creations.topics.create_group_topic(topic, 1)
             else:
-                self.creations.topic(connection, request, topic, AUTO_CREATE_TOPIC, self.default_topic_queue_nums)
+                self.creations.topic(owner, topic, AUTO_CREATE_TOPIC, self.default_topic_queue_nums)
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +332,8 @@ class SendBackProcessor:
     def _store_again(
         self, connection: Connection, request: RemotingCommand, header: ConsumerSendMsgBackRequestHeader
     ) -> RemotingCommand | None:
-        engine, group = self.engine, self.creations.group(connection, request, header.group)
+        engine, owner = self.engine, self.creations.limits.owner(connection, request)
+        group = self.creations.group(owner, header.group)
         if group.retry_queue_nums <= 0:
             return request.response()  # The group has no retries.
         record = engine.store.read_at(header.offset) if header.offset >= 0 else None

@@ -238,7 +238,7 @@ def _check(config: bodies.SubscriptionGroupConfig) -> None:
     if not _NAME.fullmatch(group):
         raise RefusedError(
             ResponseCode.INVALID_PARAMETER,
-            f"{group[:40]!r} is no valid group name; use at most 120 letters, digits, '_', '-', '%', '|'",
+            f"{group[:40]!r} is not a valid group name; use at most 120 letters, digits, '_', '-', '%', '|'",
         )
     for name, value in (("retryQueueNums", config.retry_queue_nums), ("retryMaxTimes", config.retry_max_times)):
         if value < 0:
@@ -288,7 +288,7 @@ class OffsetAdmin:
         return self.statistics.consume_stats(group, self._existing(topics))
 
     def _subscribed(self, group: str, topics: Iterable[str]) -> list[str]:
-        """Return those of *topics* that the group subscribes to, sorted; all of them if it has no connected member."""
+        """Return the *topics* that the group subscribes to, sorted; all of them if it has no connected member."""
         info = self.clients.consumers.get(group)
         return sorted(topic for topic in topics if info is None or topic in info.subscriptions)
 

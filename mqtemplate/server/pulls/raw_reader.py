@@ -67,7 +67,7 @@ class RecordsAhead(NamedTuple):
         return bool(units) and queue.unit_bytes(queue_offset, len(units) // CQ_UNIT_SIZE) == units
 
     def split(self, count: int) -> tuple[RecordsAhead, RecordsAhead]:
-        """Return the first *count* records and those after them."""
+        """Return the first *count* records, and the others."""
         if not self.record_count:
             return self, self
         units_end, end = count * CQ_UNIT_SIZE, count * (len(self.records) // self.record_count)
@@ -81,9 +81,9 @@ class ReadAhead:
     """Reads records of one size together: verified as rows of an array, each costs a third of its time alone.
 
     The more of them, the less each costs. So where a pull ended because it had as many messages as it may have, the
-    records that were read and not returned are kept, even if there are none. The pull that continues there returns
-    them, or reads the next ones together with those of some pulls after it. Consumers that wait for each new message,
-    or that start somewhere, read only what they return. Thread-safe.
+    records that were read and not returned are kept, even if the list is empty. The pull that continues there returns
+    them, or reads the next ones together with the records for some pulls after it. Consumers that wait for each new
+    message, or that start somewhere, read only what they return. Thread-safe.
 
     Args:
         fewest: Fewer records are read faster one by one.
@@ -134,7 +134,7 @@ class ReadAhead:
                 del self._ahead[next(iter(self._ahead))]
 
     def _read(self, position: _Position, units: NDArray[np.void], max_count: int, *, continues: bool) -> RecordsAhead:
-        """Read the records of the first *max_count* units, or of those for several pulls. See `read`."""
+        """Read the records of the first *max_count* units, or of the units for several pulls. See `read`."""
         size = int(units["size"][0]) if len(units) else 0
         if size <= SMALLEST_RECORD:
             return RecordsAhead()
@@ -187,7 +187,7 @@ def rows_without_check(
 
 
 def _fixed_columns(rows: Rows, names: slice) -> Rows:
-    """Return the columns that must equal those of the first record, which was verified alone.
+    """Return the columns that must be the same in the first record, which was verified alone.
 
     Size and magic, queue ID, flags and body length, then *names*: the topic, and the lengths of topic and properties.
     """
@@ -299,7 +299,7 @@ class RawReader:
     """Reads what `QueueReader` reads, as bytes instead of messages.
 
     - Every record is validated. A corrupt record is logged and skipped: a Java client could not decode what follows.
-    - The checksum property of the embedded broker is removed. Records of other brokers have none, and applications
+    - The checksum property of the embedded broker is removed. Records of other brokers do not have it, and applications
       would see a property that the producer did not send.
     - One pull reads a limited number of records, however few of them match the selector.
 
@@ -412,7 +412,7 @@ class RawReader:
         return without_check(store.read_bytes(physical_offset, record.total_size), record)
 
     def store_time(self, queue: MessageQueue, queue_offset: int) -> int | None:
-        """Return when (ms) the message at *queue_offset* was stored, or None if there is no readable message."""
+        """Return when (ms) the message at *queue_offset* was stored, or None if it is not readable."""
         try:
             unit = self.store.consume_queue(queue.topic, queue.queue_id).unit(queue_offset)
             return self.store.read(unit.physical_offset, unit.size).store_timestamp

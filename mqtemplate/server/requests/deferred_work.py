@@ -34,7 +34,7 @@ class DeferredWork:
     - On a virtual clock the work runs at once, in the caller's thread.
 
     Args:
-        heavy: That of the server.
+        heavy: Counts the heavy work of the server.
     """
 
     def __init__(self, clock: Clock, heavy: HeavyWork) -> None:

@@ -13,12 +13,10 @@ from mqtemplate.clock import Clock
 from mqtemplate.engine.clients import ClientChannel, ClientRegistry, Owner
 from mqtemplate.engine.engine import Engine
 from mqtemplate.errors import DestinationError, RemoteProtocolError
-from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData, SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.bodies.own_requests import Refusal, RefusalHeader
 from mqtemplate.remoting.protocol.bodies.route import DataVersionBody
 from mqtemplate.remoting.protocol.codes import ResponseCode, Version
-from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.server.requests.response import RefusedError
 from mqtemplate.server.state.limits import ClientLimits
 from mqtemplate.server.state.topics import TopicConfigs
@@ -72,7 +70,7 @@ class SubscriptionGroupTable:
         """Read the file.
 
         Raises:
-            StoreFormatError: The file is no such table.
+            StoreFormatError: The file is not such a table.
         """
         table = read_table(self._store_files, self._NAME)
         with format_errors(self._NAME):
@@ -126,7 +124,7 @@ class SubscriptionGroupTable:
         except DestinationError as exc:
             raise RefusedError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"{group[:40]!r} is no valid group name; use at most 248 letters, digits, '_', '-', '%', '|'",
+                f"{group[:40]!r} is not a valid group name; use at most 248 letters, digits, '_', '-', '%', '|'",
             ) from exc
         if not self._auto_create:
             raise RefusedError(
@@ -204,22 +202,20 @@ class ClientCreations:
     groups: SubscriptionGroupTable
     limits: ClientLimits
 
-    def group(self, connection: Connection, request: RemotingCommand, group: str) -> SubscriptionGroupConfig:
-        """Return the settings of the group in a request. Create it if it is missing."""
+    def group(self, owner: Owner, group: str) -> SubscriptionGroupConfig:
+        """Return the settings of the group in a request of a client. Create it if it is missing."""
         found = self.groups.find(group)
         if found is not None:
             return found
         self.groups.check_new(group)
-        self.limits.new_groups.take(self.limits.owner(connection, request))
+        self.limits.new_groups.take(owner)
         return self.groups.ensure(group)
 
-    def topic(
-        self, connection: Connection, request: RemotingCommand, topic: str, default_topic: str, queue_nums: int
-    ) -> None:
+    def topic(self, owner: Owner, topic: str, default_topic: str, queue_nums: int) -> None:
         """Create the topic of a message if it is missing; see `TopicConfigs.create_by_first_message`."""
         if not self.topics.table.has(topic):
             self.topics.check_first_message(topic, default_topic)
-            self.limits.topics.take(self.limits.owner(connection, request))
+            self.limits.topics.take(owner)
             self.topics.create_by_first_message(topic, default_topic, queue_nums)
 
     def has_group(self, group: str) -> bool:

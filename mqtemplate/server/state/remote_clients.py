@@ -6,7 +6,7 @@ Source: RocketMQ ``broker: Broker2Client``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from mqtemplate.engine.checkers import TransactionCheck
 from mqtemplate.engine.clients import (
@@ -30,6 +30,7 @@ from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.group import ConsumerGroupRequestHeader
 from mqtemplate.remoting.protocol.headers.message import (
     CheckTransactionStateRequestHeader,
+    MessageRequestHeader,
     ReplyMessageRequestHeader,
     SendMessageRequestHeader,
 )
@@ -190,17 +191,9 @@ class RemoteClients:
         channel = self.clients.producer_by_client_id(client_id)
         if channel is None:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"client {client_id!r} is not connected as a producer")
+        shared = {each.name: getattr(sent, each.name) for each in fields(MessageRequestHeader)}
         header = ReplyMessageRequestHeader(
-            producer_group=sent.producer_group,
-            topic=sent.topic,
-            default_topic=sent.default_topic,
-            default_topic_queue_nums=sent.default_topic_queue_nums,
-            queue_id=sent.queue_id,
-            sys_flag=sent.sys_flag,
-            born_timestamp=sent.born_timestamp,
-            flag=sent.flag,
-            properties=encode_properties_text(properties),
-            reconsume_times=sent.reconsume_times,
+            **shared | {"properties": encode_properties_text(properties)},
             unit_mode=bool(sent.unit_mode),
             born_host=born_host,
             store_host=str(self.engine.settings.listen_host),

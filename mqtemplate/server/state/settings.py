@@ -1,4 +1,4 @@
-"""Settings of a broker server, beside those of its embedded broker."""
+"""Settings of a broker server, beside the settings of its engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mqtemplate.message import HostAddress
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """Settings of a server that an operator chooses. The names are those of RocketMQ's ``BrokerConfig``.
+    """Settings of a server that an operator chooses. The names are the ones in RocketMQ's ``BrokerConfig``.
 
     The ranges in the types apply to values from ``application.yml``.
     """
@@ -131,3 +131,11 @@ class BrokerServerSettings(ServerOptions):
                 raise ConfigurationError(f"{name.replace('_', '-')} must be 1 or more, got {value}")
         if not self.cluster_name:
             raise ConfigurationError("cluster-name is empty; give a name such as DefaultCluster")
+
+    def added_properties(self) -> dict[str, str]:
+        """Return the properties that the server adds to each message that is not in a batch."""
+        return {
+            "MSG_REGION": self.region_id,
+            "TRACE_ON": "true" if self.trace_on else "false",
+            "CLUSTER": self.cluster_name,
+        }

@@ -19,7 +19,7 @@ from mqtemplate.server.acl.settings import Account, AclSettings
 from mqtemplate.server.broker_server import ServerAssembly
 from mqtemplate.server.local_address import LocalServerAddress
 from mqtemplate.server.name_server import KVConfig, NameServer, RegisteredBrokers
-from mqtemplate.server.processors.delayed import PendingPositionsProcessor
+from mqtemplate.server.processors.client import PendingPositionsProcessor
 from mqtemplate.server.requests.registration import register
 from mqtemplate.server.requests.response import problem_response
 from mqtemplate.server.state.settings import BrokerServerSettings

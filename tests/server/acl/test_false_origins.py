@@ -14,10 +14,8 @@ from mqtemplate.errors import MessageError
 from mqtemplate.message import Message, MessageExt
 from mqtemplate.operations import BrokerAccess, DeadLetters
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies.own_requests import SendSequencedRequestHeader
 from mqtemplate.remoting.protocol.headers.message import ConsumerSendMsgBackRequestHeader
 from mqtemplate.remoting.protocol.messages import encode_batch, encode_properties_text
-from mqtemplate.remoting.protocol.sequenced import encode_queue_batches
 from mqtemplate.results import TransactionState
 from mqtemplate.server import Account, AclSettings, Right
 from tests.server.serving import SECRET, RecordingConnection, Serving
@@ -111,11 +109,7 @@ def write(serving: Serving, over: RecordingConnection, way: str, properties: dic
         serving.engine.store.flush()
         send_back(serving, over, stored(serving, "mine")[0])
     else:
-        header = SendSequencedRequestHeader(
-            producer_group="g", app_id="query", version=0, partition=0, first=0, born_timestamp=0
-        )
-        body = encode_queue_batches([(Message(DEAD, b"forged", properties), 0)], {DEAD: DEAD})
-        serving.request(RequestCode.SEND_SEQUENCED_MESSAGES, header, body, over=over)
+        serving.send_sequenced(Message(DEAD, b"forged", properties), over=over)
     assert [each.body for each in stored(serving, DEAD)] == [b"forged"]
 
 
@@ -157,7 +151,7 @@ def test_an_origin_to_which_the_account_may_send_is_kept(
 
 
 def test_the_consumer_of_a_retry_sees_the_topic_that_it_reads(serving: Serving, attacker: RecordingConnection) -> None:
-    """The right to read is enough for the name. The error of the resend says why there is no id, and what to do."""
+    """The right to read is enough for the name. The error of the resend says why the id is missing, and what to do."""
     write(serving, attacker, "retry topic", {"RETRY_TOPIC": "read-only"})
 
     [retry], [dead] = stored(serving, RETRY), stored(serving, DEAD)

@@ -12,14 +12,11 @@ from mqtemplate.errors import ConfigurationError
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.acl import sign_command
 from mqtemplate.remoting.protocol.headers.admin import GetRouteInfoRequestHeader
-from mqtemplate.remoting.protocol.headers.message import (
-    QueryMessageRequestHeader,
-    SendMessageRequestHeaderV2,
-)
+from mqtemplate.remoting.protocol.headers.message import QueryMessageRequestHeader
 from mqtemplate.remoting.settings import Credentials
 from mqtemplate.server import Account, AclSettings, BrokerServerSettings, LocalCluster, Right
 from tests.server.serving import SECRET, RecordingConnection, Serving
-from tests.server.tool import ANY_PORT, Tool, make_engine
+from tests.server.tool import ANY_PORT, Tool, make_engine, send_header
 
 ACCOUNTS = (
     Account(access_key="shop-owner", secret_key=SECRET, topic_perms={"orders": Right.PUB, "invoices": Right.SUB}),
@@ -38,19 +35,6 @@ def cluster() -> Iterator[LocalCluster]:
 
 def credentials(access_key: str, secret_key: str = SECRET) -> Credentials:
     return Credentials(access_key=access_key, secret_key=secret_key)
-
-
-def send_to(topic: str) -> SendMessageRequestHeaderV2:
-    return SendMessageRequestHeaderV2(
-        producer_group="p",
-        topic=topic,
-        default_topic="TBW102",
-        default_topic_queue_nums=4,
-        queue_id=0,
-        sys_flag=0,
-        born_timestamp=0,
-        flag=0,
-    )
 
 
 def is_refused(response: RemotingCommand) -> bool:
@@ -76,7 +60,7 @@ def test_a_request_that_was_changed_after_signing_is_refused(cluster: LocalClust
     """The signature is computed from the fields and the body."""
 
     def is_refused_after(body: bytes = b"x", **changes: str) -> bool:
-        request = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, send_to("orders"), b"x")
+        request = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, send_header("orders"), b"x")
         sign_command(request, "shop-owner", SECRET)
         request.body = body
         request.ext_fields |= changes
@@ -168,7 +152,7 @@ def test_rights_are_parsed_from_rocketmqs_names(text: str, right: Right, shown: 
 
 
 def test_an_unknown_right_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"'READ' is no right; allowed are PUB, SUB, PUB\|SUB and DENY"):
+    with pytest.raises(ValueError, match=r"'READ' is not a right; allowed are PUB, SUB, PUB\|SUB and DENY"):
         Right.parse("READ")
 
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 
-from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
+from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.message import INTERNAL_PROPERTIES, ORIGIN_PROPERTIES, Message, MessageQueue, SendSequence
-from mqtemplate.operations.doctor import examine
 from mqtemplate.pending import PendingQuery
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import encode_properties
 from mqtemplate.topics import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
+from tests.server.acl.crashes import SMALL, after_a_crash
 
-SETTINGS = EmbeddedSettings(mapped_file_size_commit_log=1 << 20, max_hash_slot_num=1_000, max_index_num=4_000)
 DIGITS = "9" * 5_000
 VALUES = (
     "garbage",
@@ -36,7 +34,7 @@ ORDERS = MessageQueue("orders", "broker-a", 0)
 
 
 def open_broker(folder: Path) -> EmbeddedBroker:
-    broker = EmbeddedBroker(folder, SETTINGS, VirtualClock())
+    broker = EmbeddedBroker(folder, SMALL, VirtualClock())
     broker.start()
     return broker
 
@@ -46,14 +44,6 @@ def put(broker: EmbeddedBroker, topic: str, properties: dict[str, str], **fields
     values = {"sys_flag": int(SysFlag.SEQUENCED), "tags_code": 1, "body": b"x", **fields}
     draft = RecordDraft(topic, 0, properties=encode_properties(properties), **values)  # type: ignore[arg-type]
     broker.store.put(draft)
-
-
-def after_a_crash(broker: EmbeddedBroker, folder: Path) -> EmbeddedBroker:
-    """Return a broker on the files that a kill would leave. The doctor has opened them before."""
-    shutil.copytree(folder, folder.with_name("crashed"), ignore=shutil.ignore_patterns("lock"))
-    report = examine(folder.with_name("crashed"), SETTINGS)
-    assert report.problem is None
-    return open_broker(folder.with_name("crashed"))
 
 
 @pytest.mark.parametrize("topic", ["orders", HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC])
@@ -71,7 +61,7 @@ def test_a_store_opens_whatever_the_properties_of_its_records_are(tmp_path: Path
             put(broker, topic, real | {name: value}, prepared_transaction_offset=7, body=f"{DIGITS},".encode())
     broker.store.flush()
 
-    with after_a_crash(broker, tmp_path / "store") as reopened:
+    with after_a_crash(tmp_path / "store", may_be_damaged=True) as reopened:
         broker.close()
         for _ in range(300):
             for service in reopened.services():
@@ -91,7 +81,7 @@ def test_a_sequence_that_cannot_be_read_is_skipped_and_the_others_are_not(tmp_pa
     put(broker, "orders", {"__SEQUENCE": f"query 1 0 {DIGITS}"})
     broker.store.flush()
 
-    with after_a_crash(broker, tmp_path / "store") as reopened:
+    with after_a_crash(tmp_path / "store", may_be_damaged=True) as reopened:
         broker.close()
         again = reopened.sends.send_sequenced([(Message("orders", b"row"), ORDERS)], SendSequence("query", 1, 0))
 

@@ -6,7 +6,6 @@ A crash is a copy of the folder while the server runs: the files that a SIGKILL 
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,17 +15,17 @@ import pytest
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.message import INTERNAL_PROPERTIES, ORIGIN_PROPERTIES, Message
-from mqtemplate.operations.doctor import examine
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import decode_properties
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies.own_requests import SendSequencedRequestHeader, SendSequencedResponseHeader
+from mqtemplate.remoting.protocol.bodies.own_requests import SendSequencedResponseHeader
 from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeader
-from mqtemplate.remoting.protocol.messages import encode_batch, encode_properties_text
-from mqtemplate.remoting.protocol.sequenced import encode_queue_batches
+from mqtemplate.remoting.protocol.messages import encode_batch
 from mqtemplate.server import Account, AclSettings, BrokerServerSettings, Right
+from tests.server.acl.crashes import SMALL, after_a_crash
 from tests.server.serving import SECRET, RecordingConnection, Serving
+from tests.server.tool import send_header
 
 ACCOUNTS = (
     Account(
@@ -42,7 +41,6 @@ ACCOUNTS = (
         group_perms={"my-group": Right.SUB},
     ),
 )
-SMALL = EmbeddedSettings(mapped_file_size_commit_log=1 << 20, max_hash_slot_num=1_000, max_index_num=4_000)
 GARBAGE = ("garbage", "-1", "9" * 5_000, "\N{BELL}[2J", "query 1 0 99", "theirs")
 INTERNAL = sorted(INTERNAL_PROPERTIES - {"TIMER_DEL_UNIQKEY"})
 BITS = [1 << bit for bit in range(31)] + [-(1 << 31), -1]
@@ -52,7 +50,7 @@ class Attack:
     """A server on a folder, and the requests of an account that has rights on its own topic and group only."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self._crashes = folder, 0
+        self.folder = folder
         self.serving = Serving(
             engine=EmbeddedBroker(folder / "store", SMALL, VirtualClock()), acl=AclSettings(accounts=ACCOUNTS)
         )
@@ -67,27 +65,7 @@ class Attack:
         return records_of(self.serving.engine, topic)
 
     def crash(self) -> EmbeddedBroker:
-        """Return a started broker on the files that a kill would leave now. The doctor has opened them before."""
-        self._crashes += 1
-        copy = self.folder / f"crashed-{self._crashes}"
-        shutil.copytree(self.folder / "store", copy, ignore=shutil.ignore_patterns("lock"))
-        report = examine(copy, SMALL)
-        assert (report.problem, report.is_damaged) == (None, False)
-        broker = EmbeddedBroker(copy, SMALL, VirtualClock(self.serving.clock.now_ms()))
-        broker.start()
-        return broker
-
-    def sequenced(
-        self, *messages: Message, over: RecordingConnection, app_id: str = "query", version: int = 1, first: int = 0
-    ) -> RemotingCommand:
-        """Send messages to queue 0 of their topics with numbers."""
-        header = SendSequencedRequestHeader(
-            producer_group="g", app_id=app_id, version=version, partition=0, first=first, born_timestamp=1
-        )
-        body = encode_queue_batches([(each, 0) for each in messages], {each.topic: each.topic for each in messages})
-        response = self.serving.request(RequestCode.SEND_SEQUENCED_MESSAGES, header, body, over=over)
-        assert response is not None
-        return response
+        return after_a_crash(self.folder / "store", self.serving.clock.now_ms())
 
 
 def records_of(broker: EmbeddedBroker, topic: str) -> list[StoredRecord]:
@@ -112,17 +90,7 @@ def single(attack: Attack, properties: dict[str, str], sys_flag: int) -> Remotin
 
 
 def long_names(attack: Attack, properties: dict[str, str], sys_flag: int) -> RemotingCommand | None:
-    header = SendMessageRequestHeader(
-        producer_group="g",
-        topic="mine",
-        default_topic="TBW102",
-        default_topic_queue_nums=4,
-        queue_id=0,
-        sys_flag=sys_flag,
-        born_timestamp=1,
-        flag=0,
-        properties=encode_properties_text(properties),
-    )
+    header = send_header("mine", properties=properties, kind=SendMessageRequestHeader, sys_flag=sys_flag)
     return attack.serving.request(RequestCode.SEND_MESSAGE, header, b"x", over=attack.attacker)
 
 
@@ -141,7 +109,7 @@ def batch(attack: Attack, properties: dict[str, str], sys_flag: int) -> Remoting
 def sequenced(attack: Attack, properties: dict[str, str], sys_flag: int) -> RemotingCommand | None:
     sequenced.version += 1  # type: ignore[attr-defined]
     message = Message("mine", b"x", properties)
-    return attack.sequenced(message, over=attack.attacker, version=sequenced.version)  # type: ignore[attr-defined]
+    return attack.serving.send_sequenced(message, over=attack.attacker, version=sequenced.version)  # type: ignore[attr-defined]
 
 
 sequenced.version = 0  # type: ignore[attr-defined]
@@ -254,31 +222,31 @@ def stored_and_repeated(response: RemotingCommand) -> tuple[int, int]:
 
 def test_the_application_id_of_another_account_drops_none_of_its_rows(attack: Attack) -> None:
     """Otherwise the rows of the owner would be dropped as repeats, with a success response."""
-    forged = attack.sequenced(Message("mine", b"x"), over=attack.attacker, version=2**63 - 1)
+    forged = attack.serving.send_sequenced(Message("mine", b"x"), over=attack.attacker, version=2**63 - 1)
     rows = [Message("theirs", b"row") for _ in range(3)]
 
-    first = attack.sequenced(*rows, over=attack.owner)
-    again = attack.sequenced(*rows, over=attack.owner)
+    first = attack.serving.send_sequenced(*rows, over=attack.owner)
+    again = attack.serving.send_sequenced(*rows, over=attack.owner)
 
     assert stored_and_repeated(forged) == (1, 0)
     assert (stored_and_repeated(first), stored_and_repeated(again)) == ((3, 0), (0, 3))
 
 
 def test_each_account_has_its_numbers_after_a_crash(attack: Attack) -> None:
-    attack.sequenced(Message("theirs", b"row"), over=attack.owner)
-    attack.sequenced(Message("mine", b"x"), over=attack.attacker, version=9)
+    attack.serving.send_sequenced(Message("theirs", b"row"), over=attack.owner)
+    attack.serving.send_sequenced(Message("mine", b"x"), over=attack.attacker, version=9)
 
     with attack.crash() as broker:
         attack.serving.engine.close()
         attack.serving = Serving(engine=broker, acl=AclSettings(accounts=ACCOUNTS))
         attack.serving.server.load()
-        repeated = attack.sequenced(Message("theirs", b"row"), over=attack.owner)
+        repeated = attack.serving.send_sequenced(Message("theirs", b"row"), over=attack.owner)
 
         assert stored_and_repeated(repeated) == (0, 1)
 
 
 def test_consumers_do_not_read_the_access_key_in_a_sequenced_message(attack: Attack) -> None:
-    attack.sequenced(Message("theirs", b"row"), over=attack.owner)
+    attack.serving.send_sequenced(Message("theirs", b"row"), over=attack.owner)
 
     assert b"their-owner" not in attack.records("theirs")[0].properties_bytes
 
@@ -287,11 +255,7 @@ def test_without_access_control_the_key_is_the_application_id(tmp_path: Path) ->
     """The table of an earlier version stays valid."""
     with Serving() as serving:
         serving.engine.create_topic("orders", 1)
-        header = SendSequencedRequestHeader(
-            producer_group="g", app_id="query", version=1, partition=0, first=0, born_timestamp=1
-        )
-        body = encode_queue_batches([(Message("orders", b"x"), 0)], {"orders": "orders"})
-        serving.request(RequestCode.SEND_SEQUENCED_MESSAGES, header, body)
+        serving.send_sequenced(Message("orders", b"x"))
 
         assert (
             decode_properties(records_of(serving.engine, "orders")[0].properties_bytes)["__SEQUENCE"] == "query 1 0 0"
@@ -312,14 +276,8 @@ def test_a_sequenced_send_creates_no_more_than_an_ordinary_one(prefix: str) -> N
         creator = RecordingConnection(access_key="creator")
         before = serving.engine.topics.count()
         for number in range(burst + 5):
-            topic = f"{prefix}new-{number}"
-            header = SendSequencedRequestHeader(
-                producer_group="g", app_id="query", version=number, partition=0, first=0, born_timestamp=1
-            )
-            body = encode_queue_batches([(Message(topic, b"x"), 0)], {topic: topic})
-            response = serving.request(RequestCode.SEND_SEQUENCED_MESSAGES, header, body, over=creator)
+            response = serving.send_sequenced(Message(f"{prefix}new-{number}", b"x"), over=creator, version=number)
 
-        assert response is not None
         assert response.code == ResponseCode.SYSTEM_BUSY
         assert "auto-create-burst" in str(response.remark)
         assert serving.engine.topics.count() - before <= 2 * burst + 2
@@ -332,15 +290,13 @@ def test_one_account_displaces_only_its_own_applications(tmp_path: Path) -> None
     with serving:
         for topic in ("theirs", "mine"):
             serving.engine.create_topic(topic, 1)
-        attack = Attack.__new__(Attack)
-        attack.serving = serving
         owner, attacker = (RecordingConnection(access_key=key) for key in ("their-owner", "attacker"))
-        attack.sequenced(Message("theirs", b"row"), over=owner)
+        serving.send_sequenced(Message("theirs", b"row"), over=owner)
         for number in range(10):
             serving.clock.move_ms(1)
-            attack.sequenced(Message("mine", b"x"), over=attacker, app_id=f"flood-{number}")
+            serving.send_sequenced(Message("mine", b"x"), over=attacker, app_id=f"flood-{number}")
 
-        repeated = attack.sequenced(Message("theirs", b"row"), over=owner)
+        repeated = serving.send_sequenced(Message("theirs", b"row"), over=owner)
 
     assert stored_and_repeated(repeated) == (0, 1)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
+from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.delay.recall_handle import decode_handle, encode_handle
 from mqtemplate.message import (
@@ -26,7 +25,6 @@ from mqtemplate.message import (
     SendSequence,
     parse_offset_msg_id,
 )
-from mqtemplate.operations.doctor import examine
 from mqtemplate.pending import PendingQuery
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.acl import sign_command
@@ -39,6 +37,7 @@ from mqtemplate.server import Account, AclSettings, Right
 from mqtemplate.server.acl.rights import ANY_ACCOUNT, RIGHTS
 from mqtemplate.topics import is_broker_topic
 from tests.remoting.protocol.code_tables import REQUEST_HEADERS
+from tests.server.acl.crashes import SMALL, after_a_crash
 from tests.server.serving import SECRET, RecordingConnection, Serving
 
 HIDDEN = b"this body is for others"
@@ -53,7 +52,6 @@ ACCOUNTS = (
     ),
 )
 QUEUE = MessageQueue("theirs", "broker-a", 0)
-SETTINGS = EmbeddedSettings(mapped_file_size_commit_log=1 << 20, max_hash_slot_num=1_000, max_index_num=4_000)
 
 
 class Others:
@@ -61,7 +59,7 @@ class Others:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        engine = EmbeddedBroker(folder / "store", SETTINGS, VirtualClock())
+        engine = EmbeddedBroker(folder / "store", SMALL, VirtualClock())
         self.serving = serving = Serving(engine=engine, acl=AclSettings(accounts=ACCOUNTS))
         serving.server.load()
         engine = serving.engine
@@ -116,20 +114,10 @@ class Others:
         code = RequestCode.SEND_REPLY_MESSAGE_V2
         self.serving.send("DefaultCluster_REPLY_TOPIC", HIDDEN, properties, code=code, over=self.client)
 
-    def crash(self) -> EmbeddedBroker:
-        """Return a started broker on the files that a kill would leave now. The doctor has opened them before."""
-        copy = self.folder / "crashed"
-        shutil.copytree(self.folder / "store", copy, ignore=shutil.ignore_patterns("lock"))
-        report = examine(copy, SETTINGS)
-        assert (report.problem, report.is_damaged) == (None, False)
-        broker = EmbeddedBroker(copy, SETTINGS, VirtualClock(self.serving.clock.now_ms()))
-        broker.start()
-        return broker
-
     def check_after_crash(self) -> None:
         """Assert that nothing of others is gone, and that their sequenced send is not stored again."""
         engine = self.serving.engine
-        with self.crash() as broker:
+        with after_a_crash(self.folder / "store", self.serving.clock.now_ms()) as broker:
             assert broker.store.topic_ends()["theirs"] == engine.store.topic_ends()["theirs"]
             assert broker.delayed.count_pending(PendingQuery(topic="theirs")).total == 1
             again = broker.sends.send_sequenced([(Message("theirs", b"row"), QUEUE)], SendSequence("query", 1, 0))

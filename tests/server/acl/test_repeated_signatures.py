@@ -110,7 +110,7 @@ def test_a_negative_window_is_refused() -> None:
 # --- the warning at the start ---------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not has_openssl(), reason="there is no openssl command to make certificates with")
+@pytest.mark.skipif(not has_openssl(), reason="the openssl command, which makes certificates, is missing")
 @pytest.mark.parametrize(("mode", "is_warned"), [(None, True), (TlsMode.PERMISSIVE, True), (TlsMode.ENFORCING, False)])
 def test_access_control_without_enforced_tls_is_logged_at_the_start(
     mode: TlsMode | None, is_warned: bool, tmp_path: Path

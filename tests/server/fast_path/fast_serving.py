@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
-from mqtemplate.message import HostAddress
+from mqtemplate.message import HostAddress, Message
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.remoting import connection as connection_module
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, encode_command
 from mqtemplate.remoting.protocol.codes import PullSysFlag
-from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader
-from mqtemplate.remoting.protocol.messages import encode_properties_text
+from mqtemplate.remoting.protocol.messages import encode_batch
 from mqtemplate.remoting.settings import RemotingServerSettings
 from mqtemplate.server import AclSettings, BrokerServer, BrokerServerSettings
 from mqtemplate.store.settings import FlushDiskType
 from tests.remoting.wire import RawPeer
-from tests.server.tool import ANY_PORT, send_header
+from tests.server.tool import ANY_PORT, pull_header, send_header
 
 LISTEN = HostAddress("127.0.0.1", 10_911)
 MAX_OFFSET = RemotingCommand(RequestCode.GET_MAX_OFFSET, 5, ext_fields={"topic": "orders", "queueId": "0"})
@@ -35,7 +35,7 @@ def send(opaque: int, body: bytes = b"paid", *, topic: str = "orders", queue_id:
         topic,
         queue_id,
         born_timestamp=1_700_000_000_000 + opaque,
-        properties=encode_properties_text(properties),
+        properties=properties,
         reconsume_times=0,
         batch=bool(more.pop("batch", False)),
     )
@@ -67,28 +67,49 @@ def pull(
     opaque: int, at: int = 0, *, queue_id: int = 0, sys_flag: int = PullSysFlag.SUBSCRIPTION, **more: Any
 ) -> bytes:
     """Return the frame of a pull as a Java client writes it."""
-    fields = {
-        "consumer_group": "billing",
-        "topic": "orders",
-        "max_msg_nums": 32,
-        "suspend_timeout_millis": 15_000,
-        "sub_version": 1,
-        "commit_offset": more.pop("commit", 0),
-        **more,
-    }
-    header = PullMessageRequestHeader(queue_id=queue_id, queue_offset=at, sys_flag=sys_flag, **fields)
+    fields = {"topic": "orders", "group": more.pop("consumer_group", "billing"), **more}
+    header = pull_header(
+        queue_offset=at, queue_id=queue_id, sys_flag=sys_flag, commit_offset=fields.pop("commit", 0), **fields
+    )
     return encode_command(RemotingCommand.request(RequestCode.PULL_MESSAGE, header, opaque=opaque))
 
 
+def batch(
+    opaque: int,
+    count: int = 10,
+    size: int = 4,
+    *,
+    grows: bool = False,
+    tag: str = "",
+    queue_id: int = 0,
+    code: int = RequestCode.SEND_BATCH_MESSAGE,
+    of_messages: Mapping[str, str] = MappingProxyType({}),
+    **more: object,
+) -> bytes:
+    """Return the frame of a batch, with ids that end with their numbers. Its messages are alike, or each is longer."""
+    properties = dict(of_messages, TAGS=tag) if tag else dict(of_messages)
+    messages = [
+        Message("orders", bytes(size + number * grows), {"UNIQ_KEY": f"B{opaque:04}{number:03}"} | properties)
+        for number in range(count)
+    ]
+    return send(opaque, encode_batch(messages), queue_id=queue_id, batch=True, code=code, **more)
+
+
+NO_ID: dict[str, None] = {"UNIQ_KEY": None}
+_LEARNED = [
+    *(send(opaque, queue_id=opaque) for opaque in range(4)),
+    *[batch(5, 3), batch(5, 3, code=RequestCode.SEND_MESSAGE_V2), batch(5, 3, properties=NO_ID), pull(5)] * 2,
+]
+
+
 @contextmanager
-def known_producer(
+def known_client(
     server: BrokerServer, signed: Callable[[Sequence[bytes]], Sequence[bytes]] = list
 ) -> Iterator[RawPeer]:
-    """Connect, and send until the queues exist and the next sends are accepted by the fast path."""
+    """Connect, and send until the queues exist and the next sends, batches and pulls are accepted by the fast path."""
     with RawPeer(server.remoting.address) as peer:
-        for opaque in range(4):
-            peer.send(*signed([send(opaque, queue_id=opaque)]))
-            assert peer.next_command().code == ResponseCode.SUCCESS
+        for frame in signed(_LEARNED):
+            assert peer.invoke_frame(frame).code == ResponseCode.SUCCESS
         yield peer
 
 

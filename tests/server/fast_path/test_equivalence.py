@@ -5,30 +5,36 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqtemplate.message import Message
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, decode_command, encode_command
 from mqtemplate.remoting.protocol.acl import sign_command
+from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.codes import PullSysFlag
-from mqtemplate.remoting.protocol.messages import decode_messages, encode_batch
-from mqtemplate.server import Account, AclSettings, Right
+from mqtemplate.remoting.protocol.messages import decode_messages
+from mqtemplate.server import Account, AclSettings, BrokerServer, Right
 from mqtemplate.store.settings import FlushDiskType
+from tests.remoting.wire import RawPeer
 from tests.server.fast_path.fast_serving import (
     MAX_OFFSET,
+    NO_ID,
     answers,
+    batch,
     in_one_turn,
-    known_producer,
+    known_client,
     pull,
     records,
     send,
     serving,
 )
+from tests.server.serving import subscription
+from tests.server.tool import heartbeat_body
 
 SECRET = "a secret that is never shown"
 KEY = "shop-owner"
@@ -53,15 +59,11 @@ class Request(NamedTuple):
     number: int
 
 
-def batch(opaque: int, request: Request, size: int, *, grows: int = 0, **properties: str) -> bytes:
-    """Return a batch whose messages have one size, or *grows* more bytes each. Its length is one of several."""
+def several(opaque: int, request: Request, size: int, *, grows: bool = False, **more: Any) -> bytes:
+    """Return a batch. Its length is one of several."""
     count = (1, 3, 8, 12, 40, 70)[request.number % 6]
-    messages = [
-        Message("orders", bytes(size + grows * each), {"UNIQ_KEY": f"B{opaque:04}{each:03}", **properties})
-        for each in range(count)
-    ]
     code = BATCH if request.number % 2 else RequestCode.SEND_MESSAGE_V2
-    return send(opaque, encode_batch(messages), queue_id=request.queue_id, batch=True, code=code)
+    return batch(opaque, count, size, grows=grows, queue_id=request.queue_id, code=code, **more)
 
 
 KINDS: dict[str, Callable[[int, Request], bytes]] = {
@@ -78,11 +80,12 @@ KINDS: dict[str, Callable[[int, Request], bytes]] = {
     "no queue": lambda o, r: send(o, queue_id=(9, -2)[r.number % 2]),
     "topic": lambda o, r: send(o, topic=("other", "SCHEDULE_TOPIC_XXXX", "bad topic")[r.number % 3]),
     "retry": lambda o, r: send(o, topic="%RETRY%billing", queue_id=0),
-    "large": lambda o, r: send(o, bytes(9_000), queue_id=r.queue_id),
-    "batch": lambda o, r: batch(o, r, r.number % 3 * 50),
-    "tagged batch": lambda o, r: batch(o, r, 8, TAGS="a", KEYS="one two"),
-    "growing batch": lambda o, r: batch(o, r, 3, grows=1),
-    "delayed batch": lambda o, r: batch(o, r, 3, DELAY="2"),
+    "too large": lambda o, r: send(o, bytes(9_000), queue_id=r.queue_id),
+    "batch": lambda o, r: several(o, r, r.number % 3 * 50),
+    "batch without id": lambda o, r: several(o, r, 50, properties=NO_ID),
+    "tagged batch": lambda o, r: several(o, r, 8, of_messages={"TAGS": "a", "KEYS": "one two"}),
+    "growing batch": lambda o, r: several(o, r, 3, grows=True),
+    "delayed batch": lambda o, r: several(o, r, 3, of_messages={"DELAY": "2"}),
     "bad batch": lambda o, r: send(o, bytes(r.number), queue_id=r.queue_id, batch=True, code=BATCH),
     "command": lambda o, r: encode_command((replace(MAX_OFFSET, opaque=o), RemotingCommand(999, o))[r.number % 2]),
     "pull": lambda o, r: pull(o, r.number, queue_id=r.queue_id, sys_flag=OWN | COMMIT, commit=r.number),
@@ -94,11 +97,38 @@ KINDS: dict[str, Callable[[int, Request], bytes]] = {
     "pull topic": lambda o, r: pull(o, topic=("missing", "orders", "other")[r.number % 3], sys_flag=0),
     "pull limits": lambda o, r: pull(o, max_msg_nums=(0, 3, 1_000)[r.number % 3], max_msg_bytes=500),
     "pull group": lambda o, r: pull(o, consumer_group="auditing", sys_flag=OWN | COMMIT, commit=r.number),
+    "pull subscribed": lambda o, r: pull(o, 0, queue_id=r.queue_id, sys_flag=0),
 }
 SENDS = [kind for kind in KINDS if not kind.startswith("pull")]
-REQUESTS = st.lists(
-    st.builds(Request, st.sampled_from(sorted(KINDS)), st.integers(0, 3), st.integers(0, 60)), max_size=40
-)
+
+
+def change_topic(server: BrokerServer, number: int) -> None:
+    perm = (2, 4, 6)[number % 3]
+    server.engine.topics.update("orders", {"perm": perm, "readQueueNums": 4, "writeQueueNums": 4})
+
+
+def change_group(server: BrokerServer, number: int) -> None:
+    may = {"consume_enable": number % 3 > 0, "consume_broadcast_enable": number % 2 > 0}
+    server.groups.put([SubscriptionGroupConfig(group_name="billing", **may)])
+
+
+def change_local_members(server: BrokerServer, number: int) -> None:
+    is_local = bool(number % 2)
+    server.engine.engine.groups.local.has_members = lambda group: is_local and group == "billing"  # type: ignore[method-assign]
+
+
+def heartbeat(number: int) -> bytes:
+    """Return a heartbeat of the group *billing*: it subscribes to all messages or to a tag, or to nothing."""
+    expressions = [["*"], ["a"], []][number % 3]
+    data = [subscription("orders", each, sub_version=number + 1) for each in expressions]
+    body = heartbeat_body("consumer-1", "billing", *data)
+    return encode_command(RemotingCommand.request(RequestCode.HEART_BEAT, body=body, opaque=1))
+
+
+CHANGES = {"topic": change_topic, "group": change_group, "local members": change_local_members}
+"""What an administrator changes between two requests. The next request must notice it, and a heartbeat too."""
+ALL = sorted({*KINDS, *CHANGES, "heartbeat"})
+REQUESTS = st.lists(st.builds(Request, st.sampled_from(ALL), st.integers(0, 3), st.integers(0, 60)), max_size=40)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -109,13 +139,14 @@ def _one_turn() -> Iterator[None]:
 
 
 class Results(NamedTuple):
-    """All that requests leave behind, to compare; *accepted* counts requests that the fast path answered."""
+    """All that requests leave behind, to compare; *count* is the number of requests that the server has counted."""
 
     answers: dict[int, RemotingCommand]
     messages: dict[int, Any]
     units: list[Any]
     committed: list[int | None]
     records: list[Any]
+    count: int
 
 
 def results_of(
@@ -130,17 +161,16 @@ def results_of(
 
     A queue that is negative is chosen at random, so each server draws the same numbers.
     """
-    frames = [KINDS[request.kind](10 + number, request) for number, request in enumerate(requests)]
-    learned = [Request("batch", 0, each) for each in (3, 3, 2, 2)] + [Request("pull again", 0, 0)] * 2
     signed = list if acl is None else _signed
     random.seed(0)
+    found: dict[int, RemotingCommand] = {}
     with serving(flush, fast_path=fast_path, acl=acl, max_message_size=8_000, **limits) as server:
-        with known_producer(server, signed) as peer:
-            for opaque, request in enumerate(learned, start=5):
-                peer.invoke_frame(*signed([KINDS[request.kind](opaque, request)]))
-            peer.send(b"".join(signed([*frames, encode_command(replace(MAX_OFFSET, opaque=9_999))])))
-            one_ways = sum(request.kind == "one-way" for request in requests)
-            found = answers(peer, len(frames) - one_ways + 1)
+        with known_client(server, signed) as peer, RawPeer(server.remoting.address) as member:
+            for is_change, part in groupby(enumerate(requests, start=11), lambda each: each[1].kind not in KINDS):
+                if is_change:
+                    _change(server, member, signed, [request for _, request in part])
+                else:
+                    found |= _answers(peer, signed, dict(part))
         store, offset = server.engine.store, server.engine.engine.offsets.offset
         queues = [store.consume_queue("orders", queue_id) for queue_id in range(4)]
         return Results(
@@ -149,7 +179,30 @@ def results_of(
             [queue.unit_tuples(0, queue.max_offset) for queue in queues],
             [offset(group, "orders", queue_id) for group in ("billing", "auditing") for queue_id in range(4)],
             records(server),
+            server.remoting.request_count,
         )
+
+
+Signed = Callable[[Sequence[bytes]], Sequence[bytes]]
+
+
+def _answers(peer: RawPeer, signed: Signed, requests: dict[int, Request]) -> dict[int, RemotingCommand]:
+    """Send requests at once, and return the responses to them and to a last command."""
+    frames = [KINDS[request.kind](opaque, request) for opaque, request in requests.items()]
+    last = encode_command(replace(MAX_OFFSET, opaque=9_999 + max(requests)))
+    peer.send(b"".join(signed([*frames, last])))
+    one_ways = sum(request.kind == "one-way" for request in requests.values())
+    return answers(peer, len(frames) - one_ways + 1)
+
+
+def _change(server: BrokerServer, member: RawPeer, signed: Signed, changes: Sequence[Request]) -> None:
+    for change in changes:
+        if change.kind in CHANGES:
+            CHANGES[change.kind](server, change.number)
+            continue
+        member.send(*signed([heartbeat(change.number)]))
+        while not member.next_command().is_response:  # members are also told of changes
+            pass
 
 
 def _signed(frames: Sequence[bytes]) -> list[bytes]:
@@ -194,7 +247,7 @@ def test_a_pipeline_stores_and_answers_as_commands_do(
     chance, counts = random.Random(seed), list[int]()
     kinds = [*SENDS, *["send", "keys", "batch"] * 12, "tag"]
     if flush is FlushDiskType.ASYNC_FLUSH:
-        kinds += [kind for kind in KINDS if kind not in SENDS] + ["pull", "pull again"] * 10
+        kinds += [kind for kind in KINDS if kind not in SENDS] + ["pull", "pull again", "pull subscribed"] * 10
     requests = [Request(chance.choice(kinds), chance.randrange(4), chance.randrange(60)) for _ in range(250)]
     reply = Connection.reply_together
 

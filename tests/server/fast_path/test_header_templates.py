@@ -158,7 +158,7 @@ def test_a_header_is_not_decoded_after_its_template_is_known(monkeypatch: pytest
 
 
 def test_a_connection_keeps_the_templates_that_it_used_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others are found again among those of all connections: nothing is decoded."""
+    """The others are found again among the templates of all connections: nothing is decoded."""
     templates = names()
     assert all(read(templates, named(f"name{number}")) is not None for number in range(6))
     monkeypatch.setattr(header_templates, "decode_json_header", lambda data: pytest.fail("it was decoded"))

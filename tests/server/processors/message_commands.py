@@ -16,7 +16,6 @@ from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.codes import PullSysFlag
 from mqtemplate.remoting.protocol.headers.message import (
     ConsumerSendMsgBackRequestHeader,
-    PullMessageRequestHeader,
     PullMessageResponseHeader,
     SendMessageRequestHeader,
     SendMessageResponseHeader,
@@ -24,6 +23,7 @@ from mqtemplate.remoting.protocol.headers.message import (
 from mqtemplate.remoting.protocol.messages import decode_messages, encode_batch, encode_properties_text
 from tests.server.script_commands import ServerCommands
 from tests.server.serving import RecordingConnection
+from tests.server.tool import pull_header, send_header
 
 _ADDED = ("MSG_REGION", "TRACE_ON", "CLUSTER")
 _FLAGS = {"commit_offset": PullSysFlag.COMMIT_OFFSET, "suspend": PullSysFlag.SUSPEND}
@@ -119,17 +119,8 @@ class MessageCommands(ServerCommands):
     def v1(self, topic: str, body: str, **options: str) -> list[str]:
         """Send with the long names of fields."""
         properties, rest = _split(options)
-        header = SendMessageRequestHeader(
-            producer_group="producers",
-            topic=topic,
-            default_topic="TBW102",
-            default_topic_queue_nums=4,
-            queue_id=rest.get("queue", 0),
-            sys_flag=0,
-            born_timestamp=1,
-            flag=0,
-            properties=encode_properties_text(properties),
-        )
+        queue_id = rest.get("queue", 0)
+        header = send_header(topic, queue_id, properties=properties, kind=SendMessageRequestHeader, born_timestamp=1)
         return [self._positions(self.serving.request(RequestCode.SEND_MESSAGE, header, body.encode()))]
 
     def batch(self, topic: str, *messages: str, **options: str) -> list[str]:
@@ -146,7 +137,7 @@ class MessageCommands(ServerCommands):
         return [self._positions(self.serving.send(topic, bytes.fromhex(data), code=code))]
 
     def sendback(self, topic: str, queue_offset: str = "0", **options: str) -> list[str]:
-        """Send a message back to the group *billing*, or that of an option."""
+        """Send a message back to the group *billing*, or to the group of an option."""
         added, rest = _split(options)
         at = rest.pop("at", None)
         message = self._messages(topic)[int(queue_offset)] if at is None else None
@@ -191,18 +182,10 @@ class MessageCommands(ServerCommands):
         queue_id, name = rest.pop("queue", 0), rest.pop("over", None)
         over = None if name is None else self._connection(str(name))
         if rest.pop("lite", False):
-            header = PullMessageRequestHeader(
-                consumer_group="lite",
-                topic=topic,
-                queue_id=queue_id,
-                queue_offset=int(at),
-                max_msg_nums=10,
-                sys_flag=flags | PullSysFlag.SUSPEND | PullSysFlag.LITE_PULL,
-                commit_offset=0,
-                suspend_timeout_millis=20_000,
-                subscription="*",
-                sub_version=1,
-                max_msg_bytes=2_147_483_647,
+            flags |= PullSysFlag.SUSPEND | PullSysFlag.LITE_PULL
+            limits = {"max_msg_nums": 10, "max_msg_bytes": 2_147_483_647, "suspend_timeout_millis": 20_000}
+            header = pull_header(
+                topic, int(at), group="lite", queue_id=queue_id, sys_flag=flags, subscription="*", **limits
             )
             response = self.serving.request(RequestCode.LITE_PULL_MESSAGE, header)
         else:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
-from mqtemplate.clock import VirtualClock
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.remoting.protocol import RequestCode
 from mqtemplate.remoting.protocol.bodies.route import KVTable
 from mqtemplate.remoting.protocol.headers.admin import GetBrokerConfigResponseHeader
-from mqtemplate.server import BrokerServer, BrokerServerSettings
-from tests.server.tool import ANY_PORT, Tool, make_engine
+from tests.server.serving import Serving
 
 READ_BY_TOOLS = [
     "brokerVersionDesc",
@@ -45,90 +42,76 @@ READ_BY_TOOLS = [
 ]
 
 
-class Served:
-    """A server on a virtual clock that the test advances."""
-
-    def __init__(self) -> None:
-        self.clock = VirtualClock()
-        self.engine = make_engine(self.clock)
-        self.server = BrokerServer(self.engine, BrokerServerSettings(listen=ANY_PORT))
-
-    def advance(self, milliseconds: int) -> None:
-        self.clock.move_ms(milliseconds)
-        for service in self.server.services():
-            service.step()
-
-    def send(self, count: int) -> None:
-        for _ in range(count):
-            self.engine.sends.send(Message("orders", b"x"), MessageQueue("orders", "broker-a", 0))
-
-
 @pytest.fixture
-def served() -> Iterator[Served]:
-    served = Served()
-    with served.server:
-        served.engine.create_topic("orders", 1)
-        served.advance(0)
-        yield served
-    served.engine.close()
+def serving(serving: Serving) -> Serving:
+    serving.engine.create_topic("orders", 1)
+    serving.step()
+    return serving
 
 
-@pytest.fixture
-def tool(served: Served) -> Iterator[Tool]:
-    with Tool(served.server.address) as tool:
-        yield tool
+def advance(serving: Serving, milliseconds: int) -> None:
+    """Advance the clock at once, and step the services."""
+    serving.clock.move_ms(milliseconds)
+    serving.step()
 
 
-def runtime_info(tool: Tool) -> dict[str, str]:
-    return KVTable.decode(tool.request_ok(RequestCode.GET_BROKER_RUNTIME_INFO).body).table
+def send(serving: Serving, count: int) -> None:
+    for _ in range(count):
+        serving.engine.sends.send(Message("orders", b"x"), MessageQueue("orders", "broker-a", 0))
 
 
-def test_the_runtime_information_has_every_value_that_tools_read(served: Served, tool: Tool) -> None:
-    served.send(1)
+def runtime_info(serving: Serving) -> dict[str, str]:
+    response = serving.request(RequestCode.GET_BROKER_RUNTIME_INFO)
+    assert response is not None
+    return KVTable.decode(response.body).table
 
-    table = runtime_info(tool)
+
+def test_the_runtime_information_has_every_value_that_tools_read(serving: Serving) -> None:
+    send(serving, 1)
+
+    table = runtime_info(serving)
 
     assert [name for name in READ_BY_TOOLS if name not in table] == []
     assert len([float(rate) for rate in table["putTps"].split()]) == 3
-    assert int(table["earliestMessageTimeStamp"]) == served.clock.now_ms()
+    assert int(table["earliestMessageTimeStamp"]) == serving.clock.now_ms()
     assert 0 <= float(table["commitLogDiskRatio"]) <= 1
     assert table["brokerVersionDesc"] == "V5_3_3"
 
 
-def test_rates_are_those_of_the_last_period(served: Served, tool: Tool) -> None:
+def test_rates_are_of_the_last_period(serving: Serving) -> None:
     """30 messages in 10 seconds are 3 per second. Half a minute later the rate is 0."""
-    served.send(30)
-    served.advance(10_000)
-    busy = runtime_info(tool)["putTps"].split()
+    send(serving, 30)
+    advance(serving, 10_000)
+    busy = runtime_info(serving)["putTps"].split()
     for _ in range(3):
-        served.advance(10_000)
+        advance(serving, 10_000)
 
-    quiet = runtime_info(tool)["putTps"].split()
+    quiet = runtime_info(serving)["putTps"].split()
 
     assert float(busy[0]) == 3.0
     assert float(quiet[0]) == 0.0
     assert float(quiet[1]) == 0.75  # 30 in 40 seconds: the server has not run longer
 
 
-def test_totals_are_counted_by_day(served: Served, tool: Tool) -> None:
-    served.send(5)
-    served.advance(86_400_000)
-    served.send(2)
+def test_totals_are_counted_by_day(serving: Serving) -> None:
+    send(serving, 5)
+    advance(serving, 86_400_000)
+    send(serving, 2)
 
-    table = runtime_info(tool)
+    table = runtime_info(serving)
 
     assert [table[f"msgPutTotal{day}"] for day in ("YesterdayMorning", "TodayMorning", "TodayNow")] == ["0", "5", "7"]
 
 
-def test_an_empty_log_has_no_first_message(tool: Tool) -> None:
-    assert runtime_info(tool)["earliestMessageTimeStamp"] == "-1"
+def test_an_empty_log_has_no_first_message(serving: Serving) -> None:
+    assert runtime_info(serving)["earliestMessageTimeStamp"] == "-1"
 
 
-def test_settings_have_rocketmqs_names(served: Served, tool: Tool) -> None:
-    response = tool.request_ok(RequestCode.GET_BROKER_CONFIG)
+def test_settings_have_rocketmqs_names(serving: Serving) -> None:
+    response = serving.request(RequestCode.GET_BROKER_CONFIG)
 
     lines = dict(line.split("=", 1) for line in response.body.decode().splitlines())
     assert (lines["brokerName"], lines["brokerClusterName"]) == ("broker-a", "DefaultCluster")
-    assert lines["listenPort"] == str(served.server.address.port)
+    assert lines["listenPort"] == "10911"
     assert (lines["autoCreateTopicEnable"], lines["flushDiskType"]) == ("true", "SYNC_FLUSH")
     assert json.loads(response.header(GetBrokerConfigResponseHeader).version)["counter"] == 0

@@ -1,4 +1,4 @@
-"""Clients: registration, subscriptions, and the notification of other members."""
+"""Clients and listeners of the broker's process. `tests/server/scripts/clients.script` has the rest."""
 
 from __future__ import annotations
 
@@ -6,71 +6,14 @@ import pytest
 
 from mqtemplate.broker import ConsumerSpec
 from mqtemplate.errors import ListenerError
-from mqtemplate.remoting.protocol import RequestCode, ResponseCode, Version
-from mqtemplate.remoting.protocol.bodies.group import (
-    GetConsumerListByGroupResponseBody,
-)
-from mqtemplate.remoting.protocol.headers.group import ConsumerGroupRequestHeader
+from mqtemplate.remoting.protocol import ResponseCode, Version
 from mqtemplate.selectors.tags import TagSelector
-from tests.server.serving import RecordingConnection, Serving
-
-
-def members(serving: Serving, group: str = "billing") -> list[str]:
-    header = ConsumerGroupRequestHeader(consumer_group=group)
-    response = serving.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
-    assert response is not None
-    if response.code != ResponseCode.SUCCESS:
-        return []
-    return GetConsumerListByGroupResponseBody.decode(response.body).consumer_id_list
-
-
-# --- heartbeats --------------------------------------------------------------------------------------
+from tests.server.serving import Serving
 
 
 def test_the_version_in_a_response_lets_clients_use_sql92(serving: Serving) -> None:
     """Java's consumers refuse to subscribe by SQL92 if the broker reports a version below 4.1.0."""
     assert serving.heartbeat("billing", "orders").version >= Version.V4_1_0_SNAPSHOT
-
-
-def test_the_registry_has_the_properties_of_a_client(serving: Serving) -> None:
-    serving.heartbeat("billing", "orders", client_id="c1", producers=["shop"])
-
-    channel = serving.server.clients.consumer("billing", "c1")
-    assert channel is not None
-    assert (channel.language, channel.version) == ("JAVA", Version.V5_5_0)
-    assert channel.connection is serving.connection
-    assert serving.server.clients.producer_by_client_id("c1") is not None
-    assert serving.server.clients.next_producer("shop") is not None
-    assert serving.server.clients.next_producer("missing") is None
-    assert serving.server.clients.groups_of_topic("orders") == ["billing"]
-
-
-def test_the_producers_of_a_group_rotate(serving: Serving) -> None:
-    for client_id in ("a", "b"):
-        serving.heartbeat("any", client_id=client_id, producers=["shop"], over=RecordingConnection())
-
-    chosen = {serving.server.clients.next_producer("shop").client_id for _ in range(2)}
-
-    assert chosen == {"a", "b"}
-
-
-# --- subscriptions -----------------------------------------------------------------------------------
-
-
-# --- members that join and leave ---------------------------------------------------------------------
-
-
-def test_a_member_that_reconnects_is_one_member(serving: Serving) -> None:
-    serving.heartbeat("billing", "orders", client_id="1", over=RecordingConnection())
-    serving.clock.move_ms(1)
-
-    serving.heartbeat("billing", "orders", client_id="1")
-
-    assert members(serving) == ["1"]
-    assert serving.server.clients.consumer("billing", "1").connection is serving.connection
-
-
-# --- remote clients and listeners of the broker's process ----------------------------------------------
 
 
 def test_a_group_of_this_process_refuses_remote_members(serving: Serving) -> None:
@@ -115,6 +58,3 @@ def test_a_remote_body_that_cannot_be_decompressed_does_not_stop_listeners_of_th
     messages = member.poll(10)
 
     assert [(message.body, message.sys_flag) for message in messages] == [(b"as lz4", 0x101), (b"plain", 0)]
-
-
-# --- new topics --------------------------------------------------------------------------------------

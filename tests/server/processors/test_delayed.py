@@ -1,4 +1,4 @@
-"""Our own requests: cancel, reschedule, list and count pending messages."""
+"""Our own requests: capabilities, and bounds of pages. `tests/server/scripts/delayed.script` has the rest."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import pytest
 
 from mqtemplate.broker import Capability
 from mqtemplate.brokers import EmbeddedSettings
-from mqtemplate.delay.recall_handle import RecallHandle, encode_handle
 from mqtemplate.message import Message, Property
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.bodies.group import HeartbeatData, ProducerData
 from mqtemplate.remoting.protocol.bodies.own_requests import (
-    MAX_HANDLES,
-    CancelDelayedMessageRequestHeader,
     CountPendingMessagesRequestHeader,
     GetPendingMessagesRequestHeader,
     HeartbeatRequestHeader,
@@ -44,10 +41,6 @@ def request(serving: Serving, code: int, header: CommandHeader) -> RemotingComma
     response = serving.request(code, header)
     assert response is not None
     return response
-
-
-def cancel(serving: Serving, **fields: str) -> RemotingCommand:
-    return request(serving, RequestCode.CANCEL_DELAYED_MESSAGE, CancelDelayedMessageRequestHeader(**fields))
 
 
 def page_of(serving: Serving, max_count: int, cursor: str | None = None) -> PendingMessagesData:
@@ -85,31 +78,6 @@ def test_what_the_settings_disable_is_not_announced() -> None:
     assert "PENDING" in names.split(",")
 
 
-# --- changes ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("fields", "code", "text"),
-    [
-        ({}, ResponseCode.INVALID_PARAMETER, "name the pending message by its handle or by key"),
-        ({"key": "two words"}, ResponseCode.INVALID_PARAMETER, "key must be one word, got 'two words'"),
-        ({"handle": "4466"}, ResponseCode.INVALID_PARAMETER, "'4466' is not a handle of a pending message"),
-        ({"handle": ",".join("a" * (MAX_HANDLES + 1))}, ResponseCode.INVALID_PARAMETER, "at most 256 handles"),
-        (
-            {"handle": encode_handle(RecallHandle("orders", "broker-b", 1, "7F", 0))},
-            ResponseCode.ILLEGAL_OPERATION,
-            "the handle is for a message of broker 'broker-b', not of 'broker-a'; send it there",
-        ),
-    ],
-    ids=["nothing", "two words", "no handle", "too many handles", "another broker"],
-)
-def test_an_invalid_change_is_refused(serving: Serving, fields: dict[str, str], code: ResponseCode, text: str) -> None:
-    response = cancel(serving, **fields)
-
-    assert response.code == code
-    assert text in (response.remark or "")
-
-
 # --- queries ----------------------------------------------------------------------------------------
 
 
@@ -127,7 +95,7 @@ def test_a_page_is_bounded_by_count_and_by_bytes(serving: Serving, count: int, k
 
 
 def test_a_count_by_too_many_spans_is_refused(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mqtemplate.server.processors.delayed._MAX_BUCKETS", 2)
+    monkeypatch.setattr("mqtemplate.server.processors.client._MAX_BUCKETS", 2)
     for delay_ms in (1_000, 2_000, 3_000):
         send_delayed(serving, delay_ms)
 

@@ -7,7 +7,6 @@ import pytest
 from mqtemplate.brokers import EmbeddedSettings
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.remoting.protocol import ResponseCode
-from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
 from mqtemplate.remoting.protocol.messages import count_batch
 from mqtemplate.server import BrokerServerSettings
 from mqtemplate.server.processors import send
@@ -26,39 +25,24 @@ def test_routes_and_new_topics_have_the_queue_number_of_the_settings() -> None:
         assert response.code == ResponseCode.SUCCESS
 
 
-def test_a_message_with_a_timer_can_be_recalled_by_its_handle(serving: Serving) -> None:
-    due_ms = serving.clock.now_ms() + 3_600_500
-    response = serving.send("orders", properties={"TIMER_DELIVER_MS": str(due_ms)})
-    serving.step()
-
-    handle = response.header(SendMessageResponseHeader).recall_handle
-    assert serving.engine.delayed.cancel(handle).status.name == "CANCELLED"
-    serving.advance(3_700_000)
-    assert serving.read("orders") == []
-
-
-@pytest.mark.parametrize(("count", "text"), [(11, "has more than 10 messages; send fewer at once, or raise max-batch")])
-def test_a_batch_with_too_many_messages_is_refused_before_it_is_read(
-    count: int, text: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("count", "size", "text"),
+    [
+        (11, 0, "has more than 10 messages; send fewer at once, or raise max-batch-messages"),
+        (1, 301, "allowed are 300; send fewer messages at once"),
+    ],
+)
+def test_a_batch_that_is_too_large_is_refused_before_it_is_read(
+    count: int, size: int, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """700,000 empty messages, far more than max-message-size allows, held the I/O thread for 3.6 seconds."""
     monkeypatch.setattr(send, "split_batch", lambda body: pytest.fail("it was read"))
-    with Serving(BrokerServerSettings(max_batch_messages=10)) as serving:
-        response = serving.send_batch("orders", *[Message("orders", b"") for _ in range(count)])
+    with Serving(BrokerServerSettings(max_batch_messages=10), None, EmbeddedSettings(max_message_size=300)) as serving:
+        response = serving.send_batch("orders", *[Message("orders", bytes(size)) for _ in range(count)])
 
     assert response is not None
     assert response.code == ResponseCode.MESSAGE_ILLEGAL
     assert text in (response.remark or "")
-
-
-def test_a_batch_with_too_many_bytes_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(send, "split_batch", lambda body: pytest.fail("it was read"))
-    with Serving(engine_settings=EmbeddedSettings(max_message_size=100)) as serving:
-        response = serving.send_batch("orders", Message("orders", bytes(101)))
-
-    assert response is not None
-    assert response.code == ResponseCode.MESSAGE_ILLEGAL
-    assert "allowed are 100; send fewer messages at once" in (response.remark or "")
 
 
 @pytest.mark.parametrize(("count", "deferred"), [(64, 0), (65, 1)])

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtemplate.brokers import EmbeddedSettings
-from mqtemplate.message import HostAddress, MessageQueue
+from mqtemplate.message import HostAddress
 from mqtemplate.record.codec import RecordDraft, pack_host, read_without_check
-from mqtemplate.selectors.tags import TagSelector
-from mqtemplate.server.pulls.raw_reader import RawQuery, RawReader, ReadAhead, rows_without_check
-from tests.server.pulls.pulled import whole
-from tests.server.serving import Serving
+from mqtemplate.server.pulls.raw_reader import rows_without_check
 
 HOST = pack_host(HostAddress("127.0.0.1", 10911))
 COUNT = 5
@@ -67,33 +61,3 @@ def test_records_with_a_long_topic_are_read_one_by_one() -> None:
 
     assert read_without_check(data[: len(data) // COUNT], topic, 3, 7, offsets[0]) is not None
     assert rows_without_check(data, topic, 3, 7, offsets) == (b"", 0)
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_a_pull_returns_the_same_with_and_without_rows(seed: int) -> None:
-    """Across files of the log, with records of other queues and sizes between, limits, and a damaged record."""
-    chance = random.Random(seed)
-    sizes = EmbeddedSettings(mapped_file_size_commit_log=4_096, mapped_file_size_consume_queue=400)
-    with Serving(engine_settings=sizes) as serving:
-        for number in range(150):
-            size = 50 if chance.random() < 0.95 else chance.randrange(60)
-            serving.send("orders", b"%03d" % number * (size // 3), {"UNIQ_KEY": f"A{number:03}"}, queue_id=0)
-            if chance.random() < 0.1:
-                serving.send("orders", b"other", queue_id=1)
-        store, queue = serving.engine.store, MessageQueue("orders", "broker-a", 0)
-        damaged = store.consume_queue("orders", 0).unit(chance.randrange(150)).physical_offset
-        file, start = store._commit_log.files.find(damaged) or pytest.fail("no file")
-        file.write_mapped(damaged - start + 95, b"\0")
-        found = []
-        for fewest in (2, 1_000_000):
-            raw = RawReader(store, serving.engine.engine.queues, ReadAhead(store, fewest=fewest))
-            pulls = []
-            for max_count in (1, 32, 40):
-                for max_bytes in (10, 2_000, 1 << 20):
-                    for selector in (None, TagSelector("*"), TagSelector("a")):
-                        query = RawQuery(queue, max_count, max_bytes, selector)
-                        pulls += [whole(raw.pull(query, at)) for at in (0, 1, 19, 60, 149)]
-            found.append(pulls)
-
-    assert found[0] == found[1]
-    assert max(pull.count for pull in found[0]) == 40

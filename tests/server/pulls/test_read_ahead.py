@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import product
 
 import pytest
 from structlog.testing import capture_logs
@@ -11,6 +12,7 @@ from structlog.testing import capture_logs
 from mqtemplate.brokers import EmbeddedSettings
 from mqtemplate.message import MessageQueue
 from mqtemplate.pending import PendingQuery
+from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.server.pulls.raw_reader import RawPull, RawQuery, RawReader, RawStatus, ReadAhead
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.topics import SCHEDULE_TOPIC
@@ -100,15 +102,14 @@ def test_pulls_that_continue_each_other_return_the_same_as_one_by_one(seed: int)
         found = []
         for fewest in (2, 1_000_000):
             raw = raw_reader(serving, fewest=fewest)
-            found.append(
-                [
-                    pulls(raw, RawQuery(ORDERS, max_count, max_bytes, None))
-                    for max_count in (1, 7, 32, 40)
-                    for max_bytes in (10, 2_000, 1 << 20)
-                ]
-            )
+            limits = list(product((1, 7, 32, 40), (10, 2_000, 1 << 20)))
+            continued = [pulls(raw, RawQuery(ORDERS, *limit, None)) for limit in limits]
+            selectors = (None, TagSelector("*"), TagSelector("a"))
+            queries = [RawQuery(ORDERS, *limit, selector) for limit in limits for selector in selectors]
+            found.append((continued, [whole(raw.pull(query, at)) for query in queries for at in (0, 1, 19, 60, 149)]))
 
-    assert [sum(pull.count for pull in each) for each in found[0]] == [299] * 12
+    assert [sum(pull.count for pull in each) for each in found[0][0]] == [299] * 12
+    assert max(pull.count for pull in found[0][1]) == 40
     assert found[0] == found[1]
 
 

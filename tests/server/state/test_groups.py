@@ -1,4 +1,4 @@
-"""Consumer groups, as administration tools see and change them."""
+"""The table of consumer groups: its file. `tests/server/scripts/groups.script` has the rest."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ from mqtemplate.errors import StoreFormatError
 from mqtemplate.remoting.protocol.bodies.group import (
     SubscriptionGroupConfig,
 )
-from mqtemplate.server.requests.response import RefusedError
 from mqtemplate.server.state.groups import SubscriptionGroupTable
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.files.store_files import MemoryStoreFiles
-
-# --- the table --------------------------------------------------------------------------------------
 
 
 def test_a_change_preserves_settings_that_are_unknown_here(tmp_path: Path) -> None:
@@ -38,32 +35,6 @@ def test_a_change_preserves_settings_that_are_unknown_here(tmp_path: Path) -> No
     assert written["dataVersion"]["counter"] == 1
 
 
-def test_a_missing_group_is_created_and_stored() -> None:
-    store_files, clock = MemoryStoreFiles(), VirtualClock()
-
-    created = SubscriptionGroupTable(store_files, clock).ensure("billing")
-
-    loaded = SubscriptionGroupTable(store_files, clock)
-    loaded.load()
-    assert created == loaded.find("billing") == SubscriptionGroupConfig(group_name="billing")
-
-
-def test_without_auto_creation_a_missing_group_is_refused() -> None:
-    table = SubscriptionGroupTable(MemoryStoreFiles(), VirtualClock(), auto_create=False)
-
-    with pytest.raises(RefusedError, match="group 'billing' does not exist; create it first, or set auto-create-"):
-        table.ensure("billing")
-
-    assert table.find("billing") is None
-
-
-def test_system_groups_exist_without_being_stored() -> None:
-    table = SubscriptionGroupTable(MemoryStoreFiles(), VirtualClock(), auto_create=False)
-
-    assert table.ensure("TOOLS_CONSUMER") == SubscriptionGroupConfig(group_name="TOOLS_CONSUMER")
-    assert table.version.counter == 0
-
-
 @pytest.mark.parametrize("text", ['{"subscriptionGroupTable": {"a": {"retryMaxTimes": "many"}}}', "[1]"])
 def test_the_error_for_a_malformed_table_suggests_the_backup(text: str) -> None:
     store_files = MemoryStoreFiles()
@@ -71,9 +42,3 @@ def test_the_error_for_a_malformed_table_suggests_the_backup(text: str) -> None:
 
     with pytest.raises(StoreFormatError, match="config/subscriptionGroup.json .*restore it from"):
         SubscriptionGroupTable(store_files, VirtualClock()).load()
-
-
-# --- settings ---------------------------------------------------------------------------------------
-
-
-# --- connected clients ------------------------------------------------------------------------------

@@ -1,13 +1,14 @@
-"""Pipelined sends: those that were read together are stored by one append, and answered by one write to the socket.
+"""Pipelines: sends and pulls of one connection that were read together, and are processed without decoding each.
 
-Uniform batches are messages that differ in bodies and ids only, read as rows of one array. Batches of one template and
-of one size that were read together, and whose messages are uniform together, are stored by one append as well.
-`mqtemplate.server.fast_path` draws the rows.
+Sends are stored by one append, and answered by one write to the socket. Uniform batches are messages that differ in
+bodies and ids only, read as rows of one array. Batches of one template and of one size that were read together, and
+whose messages are uniform together, are stored by one append as well. `mqtemplate.server.fast_path` draws the rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -23,97 +24,25 @@ from mqtemplate.record.columns import Rows
 from mqtemplate.record.properties_template import AddedProperties, CompleteProperties, PropertiesTemplate
 from mqtemplate.record.record_arrays import BatchOrigin, UniformBatch
 from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.protocol.codec import Frame, encode_command, json_frame_head
-from mqtemplate.remoting.protocol.codes import FLAG_RESPONSE, ResponseCode
+from mqtemplate.remoting.protocol.codec import Frame, json_frame_head
+from mqtemplate.remoting.protocol.codes import PullSysFlag, RequestCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
 from mqtemplate.remoting.protocol.json_header import json_header_template
 from mqtemplate.remoting.protocol.messages import BATCH_FRONT, count_batch, split_batch
-from mqtemplate.server.fast_path.header_templates import ConnectionTemplates, HeaderTemplates, SendTemplate
-from mqtemplate.server.requests.response import RefusedError, call_when_durable
+from mqtemplate.server.fast_path.header_templates import (
+    ConnectionTemplates,
+    HeaderTemplates,
+    PullTemplate,
+    SendTemplate,
+    pull_templates,
+    send_templates,
+)
+from mqtemplate.server.pulls.pull_checks import CheckedPull, PullChecks
+from mqtemplate.server.pulls.raw_reader import RawPull, RawReader, RawStatus
+from mqtemplate.server.requests.response import RefusedError, SendResponses, call_when_durable
 from mqtemplate.server.state.settings import BrokerServerSettings
 from mqtemplate.server.state.topics import TopicConfigs
-
-_MSG_ID, _QUEUE_ID, _QUEUE_OFFSET, _UNIQUE_ID, _OPAQUE = "0PROBE0", 1_234_567, 2_345_678, "1PROBE1", 3_456_789
-"""Values in whose places a template has those of a response."""
-
-
-def added_properties(settings: BrokerServerSettings) -> dict[str, str]:
-    """Return the properties that a server adds to each message that is not in a batch."""
-    return {
-        "MSG_REGION": settings.region_id,
-        "TRACE_ON": "true" if settings.trace_on else "false",
-        "CLUSTER": settings.cluster_name,
-    }
-
-
-class SendResponses:
-    """Creates the responses to the sends of one server.
-
-    Args:
-        added: Properties that the server adds to each message; the response tells them to the producer.
-    """
-
-    def __init__(self, added: Mapping[str, str]) -> None:
-        self._added = added
-        self._template = self._template_with(_UNIQUE_ID)
-        self._template_without_id = self._template_with(None)
-
-    def _template_with(self, unique_id: str | None) -> bytes:
-        values = (_MSG_ID, _QUEUE_ID, _QUEUE_OFFSET, _UNIQUE_ID, _OPAQUE)
-        return json_header_template(self._success(_MSG_ID, _QUEUE_ID, _QUEUE_OFFSET, unique_id, _OPAQUE), values)
-
-    def header(
-        self, msg_id: str, queue_id: int, queue_offset: int, unique_id: str | None, handle: str | None = None
-    ) -> SendMessageResponseHeader:
-        """Return the header for messages in the commit log.
-
-        Args:
-            msg_id: Offset message ids.
-            unique_id: Id that the producer gave the message or, in the header, the whole batch.
-            handle: For the cancellation of delayed messages.
-        """
-        return SendMessageResponseHeader(
-            msg_id=msg_id,
-            queue_id=queue_id,
-            queue_offset=queue_offset,
-            transaction_id=unique_id,
-            recall_handle=handle,
-            msg_region=self._added["MSG_REGION"],
-            trace_on=self._added["TRACE_ON"],
-        )
-
-    def _success(
-        self, msg_id: str, queue_id: int, queue_offset: int, unique_id: str | None, opaque: int
-    ) -> RemotingCommand:
-        fields = self.header(msg_id, queue_id, queue_offset, unique_id).to_ext_fields()
-        return RemotingCommand(ResponseCode.SUCCESS, opaque, FLAG_RESPONSE, ext_fields=fields)
-
-    def frame(
-        self,
-        msg_id: bytes,
-        queue_id: int,
-        queue_offset: int,
-        unique_id: bytes,
-        opaque: int,
-        error: StoreError | None = None,
-    ) -> bytes:
-        """Return the frame of a response to messages in the commit log.
-
-        Args:
-            msg_id: Offset message ids: ASCII letters and digits, joined by commas.
-            unique_id: Id of the producer; empty if it gave none.
-            error: Error of the flush: the messages are stored, but not durable.
-        """
-        # A format costs a tenth of the JSON encoder, and it is most of the work of a response.
-        if error is None and unique_id:
-            return json_frame_head(self._template % (msg_id, queue_id, queue_offset, unique_id, opaque))
-        if error is None:
-            return json_frame_head(self._template_without_id % (msg_id, queue_id, queue_offset, opaque))
-        response = self._success(msg_id.decode(), queue_id, queue_offset, unique_id.decode() or None, opaque)
-        response.code, response.remark = ResponseCode.FLUSH_DISK_TIMEOUT, str(error)
-        return encode_command(response)
-
+from mqtemplate.store.tables import ConsumerOffsets
 
 INLINE_MESSAGES = 64
 """Longest batch that is stored in the I/O thread: about a millisecond."""
@@ -157,7 +86,7 @@ def read_uniform(data: bytes, added: AddedProperties) -> UniformMessages | None:
     """
     if not BATCH_FRONT.size <= len(data) <= _MAX_UNIFORM_BYTES:
         return None
-    # If all messages are as the first one, they have its size. The lengths are those that the producer wrote, perhaps
+    # If all messages are as the first one, they have its size. The producer wrote the lengths, perhaps
     # wrong or negative: nothing is sliced before they add up.
     size, flag, body_length = BATCH_FRONT.unpack_from(data)
     body_end = BATCH_FRONT.size + body_length
@@ -188,7 +117,7 @@ class BatchRequest(NamedTuple):
     """One batch that was accepted.
 
     Attributes:
-        unique_id: Id of the whole batch, in the header; empty if there is none.
+        unique_id: Id of the whole batch, in the header; empty if it has no id.
     """
 
     template: SendTemplate
@@ -204,7 +133,7 @@ class BatchRequest(NamedTuple):
 
 _MAX_REQUESTS = 64
 """Most sends of one append: less than a millisecond in the I/O thread."""
-_MAX_BYTES = 256 << 10
+_MAX_SEND_BYTES = 256 << 10
 
 _Sent = tuple[int, bytes, int]
 """Opaque, message id and queue ID of a request that was accepted."""
@@ -213,7 +142,7 @@ _Sent = tuple[int, bytes, int]
 class PipelinedSends:
     """Sends over one connection of ordinary messages, and of batches, to queues that exist.
 
-    All other requests are processed as commands. So are those that the store refuses together: as commands the valid
+    All other requests are processed as commands. So are sends that the store refuses together: as commands the valid
     ones among them are stored, and each of the others gets its own error.
 
     Args:
@@ -289,7 +218,7 @@ class PipelinedSends:
         self._sent.append((opaque, unique_id, queue_id))
         self._frames.append(frame)
         self._bytes += len(body)
-        if len(self._sent) >= _MAX_REQUESTS or self._bytes >= _MAX_BYTES:
+        if len(self._sent) >= _MAX_REQUESTS or self._bytes >= _MAX_SEND_BYTES:
             self.process()
         return True
 
@@ -356,7 +285,7 @@ class PipelinedSends:
         return True
 
     def _joins(self, template: SendTemplate, size: int) -> bool:
-        """Return True if a batch can be stored together with those before it."""
+        """Return True if a batch can be stored together with the batches before it."""
         first = self._batches[0]
         fits = (len(self._batches) + 1) * size <= _MAX_UNIFORM_BYTES
         return template is first.template and size == len(first.body) and fits
@@ -424,3 +353,168 @@ class PipelinedSends:
             ids = offset_msg_ids(self._host, puts.physical_offsets[at : at + count]).encode()
             frames.append(frame(ids, origin.queue_id, puts.queue_offsets[at], unique_id, opaque, error))
         self._connection.reply_together([request.opaque for request in requests], [b"".join(frames)])
+
+
+# --- pulls ------------------------------------------------------------------------------------------
+
+_MAX_RESPONSE_BYTES = 256 << 10
+"""Responses are sent when they have so many bytes, though more pulls were read: they take memory, and clients wait."""
+_MAX_CHECKED = 1_000
+_NEXT_OFFSET, _MIN_OFFSET, _MAX_OFFSET, _OPAQUE = 1_234_567, 2_345_678, 3_456_789, 4_567_891
+"""Numbers that mark the places of the numbers of a response in a template."""
+
+
+class PipelinedPulls:
+    """Pulls over one connection that find messages. Their common part is decoded and checked once: `PullTemplate`.
+
+    All other pulls are processed as commands: they may have to wait, or they are refused.
+
+    Args:
+        templates: Templates of all connections.
+        on_processed: Called with the number of requests that were processed here.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        raw: RawReader,
+        offsets: ConsumerOffsets,
+        checks: PullChecks,
+        templates: HeaderTemplates[PullTemplate],
+        on_processed: Callable[[int], None],
+    ) -> None:
+        self._connection = connection
+        self._raw = raw
+        self._offsets = offsets
+        self._checks = checks
+        self._templates = ConnectionTemplates(templates)
+        self._on_processed = on_processed
+        self._checked: dict[tuple[PullTemplate, bytes], CheckedPull] = {}  # by the template and the text of the queue
+        self._opaques: list[int] = []
+        self._parts: list[bytes | memoryview] = []
+        self._bytes = 0
+
+    def accept(self, frame: Frame) -> bool:
+        """Read what a pull requests, and keep its response; return False if it has to be processed as a command."""
+        found = None if frame[0] else self._templates.match(frame[1])
+        if found is None:
+            return False
+        try:
+            return self._pull(*found)
+        except Exception:  # as a command it gets its own response, and an unexpected error is logged
+            return False
+
+    def _pull(self, template: PullTemplate, values: tuple[bytes, ...]) -> bool:
+        queue_text, offset_text, commit_text, opaque_text = values
+        pull, checked = template.header, self._checked.get((template, queue_text))
+        if checked is None or not self._checks.is_valid(pull, checked):
+            checked = self._check(template, queue_text)
+        if checked is None:
+            return False
+        found = self._raw.pull(checked.query, int(offset_text))
+        if found.status is RawStatus.NO_NEW_MSG:
+            return False
+        if pull.sys_flag & PullSysFlag.COMMIT_OFFSET:
+            self._offsets.commit(pull.consumer_group, pull.topic, checked.query.queue.queue_id, int(commit_text))
+        opaque = int(opaque_text)
+        # After the read and the commit: as a command the same pull does both again, which changes nothing.
+        if not self._connection.begin(opaque):
+            return False
+        self._add_response(opaque, found)
+        return True
+
+    def _check(self, template: PullTemplate, queue_text: bytes) -> CheckedPull | None:
+        checked = self._checks.check_once(replace(template.header, queue_id=int(queue_text)))
+        if checked is not None:
+            if len(self._checked) >= _MAX_CHECKED:
+                self._checked.clear()
+            self._checked[template, queue_text] = checked
+        return checked
+
+    def _add_response(self, opaque: int, found: RawPull) -> None:
+        size = sum(map(len, found.parts))
+        numbers = found.next_begin_offset, found.min_offset, found.max_offset, opaque
+        self._opaques.append(opaque)
+        self._parts += json_frame_head(_TEMPLATES[found.status] % numbers, size), *found.parts
+        self._bytes += size
+        if self._bytes >= _MAX_RESPONSE_BYTES:
+            self.process()
+
+    def process(self) -> None:
+        """Send the responses."""
+        opaques, parts = self._opaques, self._parts
+        if opaques:
+            self._opaques, self._parts, self._bytes = [], [], 0
+            self._on_processed(len(opaques))
+            self._connection.reply_together(opaques, parts)
+
+
+def _template(status: RawStatus) -> bytes:
+    """Return the header of the responses with *status*, as a format for the numbers of one."""
+    found = RawPull(status, _NEXT_OFFSET, _MIN_OFFSET, _MAX_OFFSET)
+    response = found.response_to(RemotingCommand(RequestCode.PULL_MESSAGE, _OPAQUE))
+    return json_header_template(response, (_NEXT_OFFSET, _MIN_OFFSET, _MAX_OFFSET, _OPAQUE))
+
+
+_TEMPLATES = {status: _template(status) for status in RawStatus}
+
+
+_STARTS_OF_PULLS = (b'{"code":11,', b'{"code":361,')
+"""Clients write the code first. Pulls of a client that does not are processed as commands."""
+
+
+# --- the pipelines of all connections ---------------------------------------------------------------
+
+
+class Pipeline:
+    """The requests of one connection that are processed without decoding each: a `RequestPipeline`."""
+
+    def __init__(self, sends: PipelinedSends, pulls: PipelinedPulls) -> None:
+        self._sends = sends
+        self._pulls = pulls
+
+    def accept(self, frame: Frame) -> bool:
+        """Accept a request; return False if it has to be processed as a command, after the requests before it."""
+        if not frame[1].startswith(_STARTS_OF_PULLS):
+            return self._sends.accept(frame)
+        self._sends.process()  # messages are stored before a pull after them reads
+        return self._pulls.accept(frame)
+
+    def process(self) -> None:
+        """Process the requests that were accepted."""
+        self._sends.process()
+        self._pulls.process()
+
+
+class FastPath:
+    """Creator of the pipelines of all connections, which share templates, and the properties that the server adds.
+
+    A server without one processes each request as a command: it stores the same bytes, and gives the same answers.
+    """
+
+    def __init__(
+        self, engine: Engine, settings: BrokerServerSettings, topics: TopicConfigs, raw: RawReader, checks: PullChecks
+    ) -> None:
+        added = settings.added_properties()
+        self._sends = partial(
+            PipelinedSends,
+            engine=engine,
+            topics=topics,
+            templates=send_templates(AddedProperties(added)),
+            max_messages=settings.max_batch_messages,
+            added=AddedProperties({}),  # messages of a batch have no more, as with RocketMQ 5.5.0
+            responses=SendResponses(added),
+        )
+        self._pulls = partial(
+            PipelinedPulls, raw=raw, offsets=engine.offsets, checks=checks, templates=pull_templates()
+        )
+
+    def pipeline(self, connection: Connection, on_processed: Callable[[int], None]) -> Pipeline:
+        """Return the pipeline of a new connection.
+
+        Args:
+            on_processed: Called with the number of requests that the pipeline has processed.
+        """
+        return Pipeline(
+            self._sends(connection, on_processed=on_processed), self._pulls(connection, on_processed=on_processed)
+        )
