@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mqtemplate.errors import SparkError
 from mqtemplate.event_log import get_logger
+from mqtemplate.metrics import Metrics
 from mqtemplate.spark.listening.checkpoint import QueryCheckpoint
 from mqtemplate.spark.listening.listener import SparkBatch, SparkListenerSettings
 from mqtemplate.spark.listening.payloads import refuse_bad_records, rows_of, split_bad_records, without_rows
 from mqtemplate.spark.listening.redelivery import FailedRow, Redelivery
-from mqtemplate.spark.listening.shared_broker import BatchMetrics
 from mqtemplate.spark.reader.options import SourceOptions
 from mqtemplate.spark.records.offsets import OffsetTable, QueueRange
 from mqtemplate.user_code import error_text, safe_text, type_name
@@ -44,6 +44,23 @@ class ListenerFunction:
     options: Mapping[str, str]
 
 
+class BatchMetrics:
+    """Metrics ``spark.<group>.*`` of the batches; docs/metrics.md has their names."""
+
+    def __init__(self, metrics: Metrics, group: str) -> None:
+        prefix = f"spark.{group}"
+        self.batches = metrics.counter(f"{prefix}.batches")
+        self.rows = metrics.counter(f"{prefix}.messages")
+        self.batch_ms = metrics.histogram(f"{prefix}.batch_ms")
+        self.failed_attempts = metrics.counter(f"{prefix}.failed_attempts")
+
+    def count(self, messages: int, took_ms: int) -> None:
+        """Count a handled batch."""
+        self.batches.add()
+        self.rows.add(messages)
+        self.batch_ms.observe(took_ms)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchWork:
     """Work on the batches of one query, which is called in the process that has the listener's function.
@@ -68,7 +85,7 @@ class BatchWork:
         """Pass a batch to the function. Its end is committed for the group when the function has returned.
 
         Raises:
-            Exception: That of the function in its last attempt, with ``on_failure="stop"``.
+            Exception: The function raised it in its last attempt, with ``on_failure="stop"``.
             SparkError: There are bad records, with ``bad_records="fail"``; or a file of the checkpoint is damaged.
         """
         settings = self.listener.settings

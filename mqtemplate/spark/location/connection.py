@@ -32,6 +32,29 @@ _REQUEST_TIMEOUT_MS = 15_000
 clients, is too short for them on a busy machine. A broker that was killed is noticed at once, by its connection."""
 
 
+def location_of(broker: Broker) -> BrokerLocation:
+    """Return where Spark's processes find the messages of a broker of this process.
+
+    Raises:
+        SparkError: They cannot reach them.
+    """
+    if isinstance(broker, RemoteBroker):
+        if broker.settings.namespace or broker.settings.namespace_v2:
+            raise SparkError(
+                "the data source has no namespaces; use a client without one, and write the prefix of the topics and "
+                "groups in the listener"
+            )
+        return BrokerLocation(name_servers=broker.settings.name_servers)
+    if not isinstance(broker, EmbeddedBroker):
+        raise SparkError(f"Spark reads from an EmbeddedBroker or a RemoteBroker, not {type(broker).__name__}")
+    if broker.path is None:
+        raise SparkError(
+            "a broker in memory has no files that Spark could read; keep the broker in a folder, such as "
+            "rocketmq.name-server: embedded:./data"
+        )
+    return BrokerLocation(store=str(broker.path))
+
+
 @contextmanager
 def open_broker(location: BrokerLocation) -> Iterator[Broker]:
     """Yield a started broker.

@@ -57,7 +57,7 @@ class MqTemplateSource(DataSource):
 
     def schema(self) -> StructType:
         if is_pending_view(self.options):
-            pending: StructType = _load("pending.options").pending_schema()
+            pending: StructType = _load("pending.reader").pending_schema()
             return pending
         schema = source_schema(include_properties=SourceOptions.wants_properties(self.options))
         if _PROVIDER in self.options:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from mqtemplate.errors import OffsetOutOfRangeError, SparkError
 from mqtemplate.selectors.tags import TagSelector
-from mqtemplate.spark.location.folder_blocks import FolderBlocks
+from mqtemplate.spark.location.folder import FolderBlocks
 from mqtemplate.spark.reader.options import SourceOptions
 from mqtemplate.spark.records.blocks import Blocks
 from mqtemplate.spark.records.offsets import QueueRange

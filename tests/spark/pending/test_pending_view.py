@@ -91,7 +91,7 @@ def test_the_view_equals_the_pending_messages_of_the_broker(spark: SparkSession,
 def test_a_wrong_option_is_refused(options: dict[str, str], reason: str) -> None:
     pytest.importorskip("pyspark")
     from mqtemplate.spark.location.option_values import is_pending_view
-    from mqtemplate.spark.pending.options import PendingOptions
+    from mqtemplate.spark.pending.reader import PendingOptions
 
     def read() -> None:
         assert is_pending_view(options)

@@ -35,11 +35,7 @@ from mqtemplate.record.layout import (
     CHECK_SIZE,
 )
 from mqtemplate.record.properties import encode_properties
-from mqtemplate.spark.location.folder import StoreFolder
-from mqtemplate.spark.location.folder_blocks import (
-    QueueSlice,
-    local_blocks,
-)
+from mqtemplate.spark.location.folder import QueueSlice, StoreFolder, local_blocks
 from mqtemplate.spark.records.record_batches import (
     ARROW_SCHEMA,
     number_column,

@@ -13,9 +13,11 @@ pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
 from mqtemplate.remoting.protocol.messages import encode_batch, split_batch  # noqa: E402
-from mqtemplate.spark.sink.columns import ColumnEncoder  # noqa: E402
 from mqtemplate.spark.sink.options import SinkOptions  # noqa: E402
-from mqtemplate.spark.sink.rows import RowReader  # noqa: E402
+from mqtemplate.spark.sink.rows import (  # noqa: E402
+    ColumnEncoder,
+    RowReader,
+)
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02"), max_size=20)
 TIME = st.integers(0, 2**53).map(lambda us: datetime.fromtimestamp(us / 1e6, UTC))

@@ -146,7 +146,7 @@ def test_a_row_that_is_no_message_is_named_with_its_reason(columns: dict[str, An
         ({"store": "a", "topic": "a b"}, "option topic='a b'"),
         ({"store": "a", "delay": "1s", "delayLevel": "3"}, "options 'delayLevel' and 'delay' contradict each other"),
         ({"store": "a", "delay": "soon"}, "option delay='soon'"),
-        ({"store": "a", "deliverTime": "2026-01-31T12:00:00"}, "it has no time zone; add one"),
+        ({"store": "a", "deliverTime": "2026-01-31T12:00:00"}, "has no time zone; add one"),
         ({"store": "a", "txnAppId": "x"}, "give both options 'txnAppId' and 'txnVersion', or none of them"),
         ({"store": "a", "txnAppId": "x", "txnVersion": "-1"}, "option txnVersion='-1' must be a whole number from 0"),
         ({"store": "a", "idempotent": "maybe"}, "option idempotent='maybe' must be true or false"),

@@ -20,10 +20,15 @@ from mqtemplate.server import BrokerServerSettings, LocalCluster
 from mqtemplate.server.local_address import LocalServerAddress
 from mqtemplate.spark import SparkListenerContainer, spark_listener
 from mqtemplate.spark.listening.redelivery import FailedRow, Redelivery
-from mqtemplate.spark.listening.shared_broker import ListenerMonitor, commit_offsets
-from mqtemplate.spark.listening.shared_brokers import SharedCluster, SharedFolder, share_broker
+from mqtemplate.spark.listening.shared_broker import (
+    ListenerMonitor,
+    SharedFolder,
+    commit_offsets,
+    share_broker,
+)
 from mqtemplate.testing import messages_in
 from tests.server.tool import ANY_PORT, make_engine
+from tests.spark.listening.listeners import resolved
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
@@ -53,15 +58,7 @@ def test_rows_of_a_cluster_come_back_through_its_broker(
     for number in range(10):
         cluster.engine.sends.send(Message("orders", b"%d" % number), queue)
     shared = share_broker(client, "by_region")
-    redelivery = Redelivery(
-        shared.broker,
-        shared.send_backs,
-        shared.metrics,
-        group="billing",
-        listener="by_region",
-        checkpoint=tmp_path,
-        max_redeliveries=16,
-    )
+    redelivery = Redelivery(shared.broker, shared.send_back, shared.metrics, "by_region", resolved(), tmp_path)
     rows = [
         FailedRow("orders", 1, 7, "no such customer", delay_ms=1, broker_name=queue.broker_name),
         FailedRow("orders", 1, 3, "not JSON", is_dead=True, broker_name=queue.broker_name),
@@ -97,7 +94,7 @@ def test_access_key_and_tls_of_the_client_reach_sparks_processes_in_a_file(monke
     settings = RemoteSettings(
         name_servers=("a:1", "b:2"), credentials=Credentials(access_key="k", secret_key="s"), tls=ClientTls()
     )
-    shared = SharedCluster(RemoteBroker(settings))
+    shared = share_broker(RemoteBroker(settings), "by_region")
     assert shared.options() == {"nameServer": "a:1;b:2"}
 
     shared.start(RETRY)
@@ -117,7 +114,8 @@ def test_the_file_of_a_client_is_read_as_its_settings(monkeypatch: pytest.Monkey
     from mqtemplate.spark.location.cluster_connection import client_settings
 
     credentials, tls = Credentials(access_key="k", secret_key="s", security_token="t"), ClientTls(check_host_name=False)
-    shared = SharedCluster(RemoteBroker(RemoteSettings(name_servers=("a:1",), credentials=credentials, tls=tls)))
+    settings = RemoteSettings(name_servers=("a:1",), credentials=credentials, tls=tls)
+    shared = share_broker(RemoteBroker(settings), "by_region")
     shared.start(RETRY)
 
     read = client_settings(shared.options()["clientFile"])
