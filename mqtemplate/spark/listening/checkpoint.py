@@ -58,7 +58,7 @@ class QueryCheckpoint:
         if newest > planned:
             raise _missing(self.folder / "offsets" / str(newest), f"the end of batch {newest}")
         for batch_id in {planned, planned - 1, committed}:
-            # Spark reads the newest two. It deletes older ones, also that of the committed batch.
+            # Spark reads the newest two. It deletes older ones, also the one of the committed batch.
             if batch_id >= 0 and self.end_of(batch_id) is None and batch_id >= planned - 1:
                 raise _missing(self.folder / "offsets" / str(batch_id), f"the end of batch {batch_id}")
         if committed >= 0:

@@ -124,7 +124,7 @@ def kept_connection(key: Hashable, connect: Callable[[], _KeptT]) -> _KeptT:
     Args:
         key: All that the connection depends on, also access key and TLS settings, and its kind.
     """
-    key = os.getpid(), key  # a forked process has none
+    key = os.getpid(), key  # a forked process has no connection
     with _connecting:
         found: _KeptT | None = _kept.get(key)
         if found is None:

@@ -38,7 +38,7 @@ def cancel_pending(
 ) -> DataFrame:
     """Cancel the pending messages with the handles of a DataFrame, and return the result of each row.
 
-    The changes are done when the function returns; they are no lazy operation of Spark.
+    The changes are done when the function returns: they are not lazy, as Spark's operations are.
 
     Args:
         rows: Has the column ``handle``, as ``view=pending`` and `SendResult.handle` have it.

@@ -112,7 +112,7 @@ class StoreReader:
         """Return the offsets of a checkpoint. In a folder all queues are of one broker, whatever its name was then.
 
         Raises:
-            SparkError: They are no offsets of this source.
+            SparkError: They are not offsets of this source.
         """
         name = self._options.broker_name
         try:
@@ -133,7 +133,7 @@ class StoreReader:
     def offsets_of(self, committed: Callable[[MessageQueue], int | None]) -> OffsetTable:
         """Return the offsets of a group from a function of the queue; None means the start of the queue.
 
-        No offset is that of a deleted message: a consumer of the broker would skip these, too.
+        No offset is before the start of its queue: a consumer of the broker would skip deleted messages, too.
         """
         return {queue: max(committed(queue) or 0, self._blocks.min_offset(queue)) for queue in self.queues()}
 

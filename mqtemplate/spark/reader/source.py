@@ -47,8 +47,7 @@ _TABLE_OPTIONS = "mqtemplate.options"
 class MqTemplateSource(DataSource):
     """Data source for ``spark.read.format("mqtemplate")`` and ``spark.readStream.format("mqtemplate")``.
 
-    The options are those of `SourceOptions`. A schema given with ``.schema(...)`` selects columns: no other one is
-    built.
+    See `SourceOptions` for the options. A schema given with ``.schema(...)`` selects columns: no other one is built.
     """
 
     @classmethod
@@ -86,7 +85,7 @@ class MqTemplateSource(DataSource):
 
 
 def _with_table_options(options: Mapping[str, str], schema: StructType) -> dict[str, str]:
-    """Return the options of a table of the catalog, below those of the query.
+    """Return the options of a table of the catalog, which the options of the query override.
 
     Spark passes them when the table is created, with a key ``provider`` of its own, and not when it is read. It keeps
     the schema with the metadata of its columns, so they are there.

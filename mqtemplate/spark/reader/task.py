@@ -168,7 +168,7 @@ class TaskReader:
                 raise SparkError(f"messages were deleted during the read: {exc}; run it again") from exc
 
     def _needed(self) -> pa.Schema:
-        """Return the columns to build: those of the result, and those that the selector needs."""
+        """Return the columns to build: the columns of the result, and what the selector needs."""
         selector, schema = self.options.selector, self.schema
         if selector.selects_all:
             return schema

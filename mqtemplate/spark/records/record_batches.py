@@ -254,7 +254,7 @@ class Records:
 
 
 def number_column(texts: pa.Array) -> pa.Array:
-    """Return a column of texts as numbers of 64 bits; null for a text that is no number. Any program may write it."""
+    """Return a column of texts as numbers of 64 bits; null for a text that is not a number. Any program may write it."""
     try:
         return texts.cast(pa.int64())
     except pa.ArrowInvalid:
@@ -322,7 +322,7 @@ class PropertyColumns:
 
     def maps(self) -> pa.Array:
         """Return all properties of each message as a column of maps."""
-        # The check of a record that another broker copied is no property of the message.
+        # The check of a record that another broker copied does not belong to the message.
         copied_checks = self._pairs_named(CHECK_NAME.encode())
         if self._common_names is not None and not len(copied_checks):
             values = text(self._cells.take(pa.array(np.arange(2, 4 * len(self._starts), 4))))

@@ -182,7 +182,7 @@ class TestRunningListener:
         assert committed(running.broker, "billing") == ends[-1] == start + 25
         assert running.container.exception is None
 
-    def test_a_body_that_is_no_json_has_a_null_payload(self, running: RunningListener) -> None:
+    def test_a_body_that_is_not_json_has_a_null_payload(self, running: RunningListener) -> None:
         running.broker.sends.send(Message("orders", b"not json", {"TAGS": "paid"}))
 
         [(_, rows)] = running.new_batches()
@@ -204,7 +204,7 @@ class TestRunningListener:
 
 
 @pytest.mark.thorough
-def test_with_bad_records_fail_a_body_that_is_no_json_ends_the_query(start: Start, broker: EmbeddedBroker) -> None:
+def test_with_bad_records_fail_a_body_that_is_not_json_ends_the_query(start: Start, broker: EmbeddedBroker) -> None:
     """The error has the position of the message, and what it contains."""
 
     @spark_listener("orders", "billing")
@@ -301,7 +301,7 @@ def test_a_stop_waits_for_the_running_batch_and_restarts_lose_and_repeat_nothing
 
 @pytest.mark.thorough
 def test_an_available_now_query_reads_from_its_groups_offset_and_ends(start: Start, broker: EmbeddedBroker) -> None:
-    """A new query starts at the offset of its group, for example that of an earlier message listener."""
+    """A new query starts at the offset of its group, for example after an earlier message listener."""
     collector = Collector()
     send(broker, *range(8))
     broker.groups.commit_offset("billing", MessageQueue("orders", broker.name, 0), 3)
@@ -332,7 +332,7 @@ def test_a_damaged_record_ends_the_query_with_file_and_offset(start: Start, brok
 
 @pytest.mark.thorough
 def test_a_table_of_the_catalog_reads_a_topic(spark: SparkSession, broker: EmbeddedBroker) -> None:
-    """Spark adds options of its own to those of the table."""
+    """Spark adds options of its own to the options of the table."""
     send(broker, 1, 2, 3)
     spark.dataSource.register(MqTemplateSource)
     spark.sql(f"CREATE TABLE orders USING mqtemplate OPTIONS (store '{broker.path}', topic 'orders')")

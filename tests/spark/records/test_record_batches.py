@@ -259,7 +259,7 @@ def test_each_flipped_bit_of_a_record_is_detected(broker: EmbeddedBroker) -> Non
     assert len(read_all(broker.path)) == 2
 
 
-def test_a_character_that_is_no_hex_digit_is_detected_in_a_check(broker: EmbeddedBroker) -> None:
+def test_a_character_that_is_not_a_hex_digit_is_detected_in_a_check(broker: EmbeddedBroker) -> None:
     """Such as ``:``, the character after 9, for ``a``, the digit after 9."""
     damaged = set[bytes]()
     for number in range(40):

@@ -77,7 +77,7 @@ def test_the_encoded_messages_are_those_of_the_rows(batch: Any, defaults: dict[s
     ],
 )
 def test_a_batch_that_is_not_simple_is_left_to_the_reader_of_rows(column: dict[str, Any]) -> None:
-    """Among them are those with a row that is no message: the reader names it."""
+    """Some have a row that is not a message: the reader names it."""
     batch = pa.RecordBatch.from_pydict({"body": ["x", "y"]} | column)
 
     assert ColumnEncoder(options()).encode(batch) is None
