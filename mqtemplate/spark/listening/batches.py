@@ -133,8 +133,12 @@ class BatchWork:
                 if self.wait(settings.retry_delay * 2 ** (attempt - 1)):
                     raise exc from exc.__cause__
             else:
-                count = self.redelivery.send(batch.query_id, batch.batch_id, self._delayed(failed))
-                self._handled(batch, started, log, count)
+                sent_back = self.redelivery.send(batch.query_id, batch.batch_id, self._delayed(failed))
+                took_ms, count = int((time.monotonic() - started) * 1_000), batch.message_count
+                self.metrics.count(count, took_ms)
+                log.info(
+                    "spark.batch_handled", took_ms=took_ms, messages=count, replay=batch.is_replay, sent_back=sent_back
+                )
                 return
 
     def _give_up(self, messages: DataFrame, batch: SparkBatch, error: Exception) -> None:
@@ -150,11 +154,6 @@ class BatchWork:
     def _delayed(self, rows: list[FailedRow]) -> list[FailedRow]:
         default = self.listener.settings.redelivery_delay
         return [row if row.delay_ms is not None else row._replace(delay_ms=default) for row in rows]
-
-    def _handled(self, batch: SparkBatch, started: float, log: Any, sent_back: int) -> None:
-        took_ms, count = int((time.monotonic() - started) * 1_000), batch.message_count
-        self.metrics.count(count, took_ms)
-        log.info("spark.batch_handled", took_ms=took_ms, messages=count, replay=batch.is_replay, sent_back=sent_back)
 
     def _ranges(self, end: OffsetTable, batch_id: int) -> tuple[QueueRange, ...]:
         """Return the offsets of a batch. A queue that is new in it starts at 0."""

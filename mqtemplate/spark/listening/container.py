@@ -30,7 +30,7 @@ from mqtemplate.spark.listening.listener import (
 )
 from mqtemplate.spark.listening.payloads import with_payload
 from mqtemplate.spark.listening.redelivery import Redelivery
-from mqtemplate.spark.listening.shared_broker import ListenerMonitor, commit_offsets, messages_of, share_broker
+from mqtemplate.spark.listening.shared_broker import ListenerMonitor, messages_of, share_broker
 from mqtemplate.spark.reader.options import SourceOptions
 from mqtemplate.spark.records.offsets import OffsetTable, to_spark
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
@@ -150,7 +150,7 @@ class SparkListenerContainer:
         first = self._first_offsets()
         planned, committed = self._checkpoint.planned(), self._checkpoint.committed()
         self._replayed = planned if planned > committed else -1
-        self._commit(self._checkpoint.end_of(committed) or {})
+        self._shared.commit(self.settings.consumer_group, self._checkpoint.end_of(committed) or {})
         self._query = self._start_query(spark, first)
         self.monitor.is_running = True
         threading.Thread(target=self._watch, args=(self._query,), name=f"watch-{self.name}", daemon=True).start()
@@ -287,7 +287,7 @@ class SparkListenerContainer:
                 shared.broker, shared.send_back, shared.metrics, self.name, settings, self._checkpoint.folder
             ),
             metrics=self.monitor,
-            commit=self._commit,
+            commit=partial(shared.commit, settings.consumer_group),
             wait=self._stopping.wait,
         )
 
@@ -378,10 +378,6 @@ class SparkListenerContainer:
 
     def _committed(self, queue: MessageQueue) -> int | None:
         return self._shared.broker.groups.committed_offset(self.settings.consumer_group, queue)
-
-    def _commit(self, end: OffsetTable) -> None:
-        """Commit the end of a batch for the group, but no lower offset than before, as a repeated batch would."""
-        commit_offsets(self._shared.broker, self._shared.queue, self.settings.consumer_group, end)
 
 
 def _is_connect(spark: object) -> bool:

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from mqtemplate.message import MessageQueue, SendSequence
 from mqtemplate.metrics import Metrics
 from mqtemplate.spark.listening.batches import BatchMetrics
 from mqtemplate.spark.listening.redelivery import SendBack
-from mqtemplate.spark.location.connection import location_of
+from mqtemplate.spark.location.connection import commit_offsets, in_broker, location_of
 from mqtemplate.spark.location.local_server import LocalServer
 from mqtemplate.spark.location.location import ACCESS_KEY, CLIENT_FILE, BrokerLocation
 from mqtemplate.spark.records.offsets import OffsetTable, from_spark
@@ -88,9 +88,9 @@ class SharedBroker(ABC):
     def queues(self, topic: str) -> Sequence[MessageQueue]:
         """Return the queues of a topic, or none if a cluster does not have it."""
 
-    def queue(self, read: MessageQueue) -> MessageQueue:
-        """Return the queue of the broker for one in a checkpoint."""
-        return read
+    def commit(self, group: str, end: OffsetTable) -> None:
+        """Commit the end of a batch for a group; see `commit_offsets`."""
+        commit_offsets(self.broker, group, end)
 
 
 class SharedFolder(SharedBroker):
@@ -117,9 +117,9 @@ class SharedFolder(SharedBroker):
         """See `SharedBroker.queues`."""
         return self.broker.queues(topic)
 
-    def queue(self, read: MessageQueue) -> MessageQueue:
-        """Return the queue with the present name of the broker: a folder has one broker, whatever its name was."""
-        return MessageQueue(read.topic, self.broker.name, read.queue_id)
+    def commit(self, group: str, end: OffsetTable) -> None:
+        """See `SharedBroker.commit`."""
+        super().commit(group, in_broker(self.broker.name, end))
 
 
 class SharedCluster(SharedBroker):
@@ -179,20 +179,6 @@ def share_broker(broker: Broker, listener: str) -> SharedBroker:
     if location.store is None:
         return SharedCluster(cast("RemoteBroker", broker), location)
     return SharedFolder(cast("EmbeddedBroker", broker), location)
-
-
-def commit_offsets(
-    broker: Broker, queue_of: Callable[[MessageQueue], MessageQueue], group: str, end: OffsetTable
-) -> None:
-    """Commit the end of a batch for a group, but no lower offset than before, as a repeated batch would.
-
-    Args:
-        queue_of: Returns the queue of the broker for one in a checkpoint.
-    """
-    for read, offset in sorted(end.items()):
-        queue = queue_of(read)
-        if offset > (broker.groups.committed_offset(group, queue) or 0):
-            broker.groups.commit_offset(group, queue, offset)
 
 
 class ListenerMonitor(BatchMetrics):

@@ -9,6 +9,7 @@ from typing import Any
 from mqtemplate.errors import BrokerError, ConfigurationError, SparkError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
+from mqtemplate.spark.location.folder import StoreFolder
 from mqtemplate.spark.reader.options import OffsetsByTime, Position, SourceOptions
 from mqtemplate.spark.reader.task import Division, Share, core_count, distribute, open_blocks
 from mqtemplate.spark.records.offsets import (
@@ -37,6 +38,8 @@ class StoreReader:
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._blocks = open_blocks(options)
+        if options.location.store is not None:
+            StoreFolder(options.location.store)  # checks the folder
         self._missing: set[str] = set()
 
     # --- queues --------------------------------------------------------------------------------

@@ -114,9 +114,6 @@ class _ReaderBase:
     def __getstate__(self) -> dict[str, Any]:
         return {"_options": self._options, "_task": self._task}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the messages of one task, whose partition has its share."""
         # If there are no partitions, Spark creates one of None.

@@ -172,7 +172,7 @@ class Records:
             "keys": lambda: self.properties.value(Property.KEYS),
             "body": self._bodies,
             "flag": lambda: pa.array(self._fields.heads["flag"].astype(np.int32)),
-            "properties": self._maps,
+            "properties": lambda: PropertyColumns.maps(self.properties),
             "bornTimestamp": lambda: timestamp_column(pa.array(self._fields.heads["born_timestamp"].astype(np.int64))),
             "storeTimestamp": lambda: timestamp_column(pa.array(self._fields.store_timestamps)),
             "deliverTimestamp": lambda: _deliver_timestamps(self.properties),
@@ -183,9 +183,6 @@ class Records:
     def properties(self) -> PropertyColumns:
         """The properties of the messages."""
         return PropertyColumns(self.cells(3))
-
-    def _maps(self) -> pa.Array:
-        return self.properties.maps()
 
     def cells(self, number: int) -> pa.Array:
         """Return the cell with this number of each record: 0 header, 1 body, 2 topic and lengths, 3 properties."""
@@ -254,7 +251,7 @@ class Records:
 
 
 def number_column(texts: pa.Array) -> pa.Array:
-    """Return a column of texts as numbers of 64 bits; null for a text that is not a number. Any program may write it."""
+    """Return a column of texts as numbers of 64 bits; null for any other text, since any program may write it."""
     try:
         return texts.cast(pa.int64())
     except pa.ArrowInvalid:

@@ -106,24 +106,20 @@ class RowReader:
             raise MessageError("topic is null")
         sent: dict[str, str] = _own_properties(properties) if properties else {}
         if tags:
-            sent[Property.TAGS] = _one_line("tags", tags)
+            sent[Property.TAGS] = storable("tags", tags)
         if keys:
-            is_text = isinstance(
-                keys, str
-            )  # stored as it is, as by columns: a mirror keeps the blanks of Java's messages
-            sent[Property.KEYS] = storable("keys", keys) if is_text else joined_keys(list(filter(None, keys)))
+            # A text is stored as it is, as by columns: a mirror keeps the blanks of Java's messages.
+            keys = keys if isinstance(keys, str) else joined_keys(list(filter(None, keys)))
+            sent[Property.KEYS] = storable("keys", keys)
         if sharding_key is not None:
-            sent[Property.SHARDING_KEY] = _one_line("shardingKey", sharding_key)
+            sent[Property.SHARDING_KEY] = storable("shardingKey", sharding_key)
         if delay_level is not None or delay is not None or deliver_time is not None:
             self._add_delay(sent, delay_level, delay, deliver_time)
         return OutgoingRow(Message(_checked_topic(topic), _body(body), sent), queue_id, sharding_key)
 
     def _add_delay(self, sent: dict[str, str], level: int | None, delay: Any, deliver_time: int | None) -> None:
-        given = [
-            name
-            for name, value in (("delayLevel", level or None), ("delay", delay), ("deliverTime", deliver_time))
-            if value is not None
-        ]
+        delays = {"delayLevel": level or None, "delay": delay, "deliverTime": deliver_time}
+        given = [name for name, value in delays.items() if value is not None]
         if len(given) > 1:
             raise MessageError(f"it has {' and '.join(given)}; a message has one delay")
         if level:
@@ -158,11 +154,7 @@ def _own_properties(properties: Sequence[tuple[str, str]] | Mapping[str, str]) -
     own = dict(properties)
     for name in RESERVED_PROPERTIES.intersection(own):
         del own[name]
-    return {_one_line("a property's name", name): _one_line(name, value) for name, value in own.items() if value}
-
-
-def _one_line(what: str, text: str) -> str:
-    return storable(what, text)
+    return {storable("a property's name", name): storable(name, value) for name, value in own.items() if value}
 
 
 def _body(value: Any) -> bytes:
@@ -171,9 +163,8 @@ def _body(value: Any) -> bytes:
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, dict):
-        return json.dumps(
-            _without_nulls(value), default=_json_value, ensure_ascii=False, separators=(",", ":")
-        ).encode()
+        plain = _without_nulls(value)
+        return json.dumps(plain, default=_json_value, ensure_ascii=False, separators=(",", ":")).encode()
     raise MessageError("body is null" if value is None else f"body is {type(value).__name__}")
 
 

@@ -159,19 +159,6 @@ _MAX_BATCH = 1_000
 _Numbered = tuple[Message, MessageQueue]
 
 
-class RowPublisher(Protocol):
-    """Sends messages with their queues, in order."""
-
-    def publish(self, messages: Sequence[_Numbered]) -> None:
-        """Send the next messages of the task."""
-
-    def finish(self) -> SequencedResult:
-        """Wait for all sends. Return the numbers of messages stored and dropped."""
-
-    def close(self) -> None:
-        """Wait until nothing is being sent, also after an error."""
-
-
 @dataclass(slots=True)
 class SequencedPublisher:
     """Sends to a broker that drops repeats: each broker of a cluster gets its own numbers.
@@ -190,14 +177,17 @@ class SequencedPublisher:
     _under_way: Future[None] | None = None
 
     def publish(self, messages: Sequence[_Numbered]) -> None:
+        """Send the next messages of the task with their queues, in order."""
         self._await_answer()
         self._under_way = self._sender.submit(self._send, messages)
 
     def finish(self) -> SequencedResult:
+        """Wait for all sends. Return the numbers of messages stored and dropped."""
         self._await_answer()
         return SequencedResult(self._stored, self._repeated)
 
     def close(self) -> None:
+        """Wait until nothing is being sent, also after an error."""
         self._sender.shutdown()
 
     def _await_answer(self) -> None:
@@ -250,6 +240,7 @@ class PlainPublisher:
     _count: int = 0
 
     def publish(self, messages: Sequence[_Numbered]) -> None:
+        """Send the next messages of the task with their queues, in order."""
         batches_delays = Capability.BATCH_DELAY in self.broker.capabilities
         for queue, part in _batches(messages, single_delays=not batches_delays):
             if len(self._futures) >= _MAX_IN_FLIGHT:
@@ -258,15 +249,19 @@ class PlainPublisher:
             self._count += len(part)
 
     def finish(self) -> SequencedResult:
+        """Wait for all sends."""
         while self._futures:
             self._futures.popleft().result()
         return SequencedResult(self._count, 0)
 
     def close(self) -> None:
+        """Wait until nothing is being sent, also after an error."""
         wait(self._futures)
 
 
-def create_publisher(broker: Broker, options: SinkOptions, sequence: SendSequence) -> RowPublisher:
+def create_publisher(
+    broker: Broker, options: SinkOptions, sequence: SendSequence
+) -> SequencedPublisher | PlainPublisher:
     """Return the publisher for a broker.
 
     Raises:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
 from mqtemplate.listener import ListenerSpec
-from mqtemplate.spark import SparkBatch, spark_listener
+from mqtemplate.spark import SparkBatch, SparkListenerContainer, spark_listener
 from mqtemplate.spark.listening.listener import SparkListenerSettings, resolve_spark_spec
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
+
+    from mqtemplate.brokers import EmbeddedBroker
 
 BODIES = (b'{"id": 1}', b'{"id": 2}', b"not json", b'{"id": 3}')
 HANDLED = [(1, 0), (2, 0), (2, 1), (3, 0)]
@@ -27,6 +30,25 @@ def resolved(
     """Return the settings of a listener with these attributes."""
     spec = ListenerSpec(topics=topics, consumer_group=consumer_group, attributes=attributes)
     return resolve_spark_spec(spec, "work", lambda text: text)
+
+
+def started(
+    spark: SparkSession,
+    broker: EmbeddedBroker,
+    checkpoints: Path,
+    endpoint: object,
+    consumer_group: str = "billing",
+    on_change: Callable[[], None] = lambda: None,
+    created: Callable[[SparkListenerContainer], None] = lambda container: None,
+    **attributes: Any,
+) -> SparkListenerContainer:
+    """Start a listener whose next batch starts when the last one is done. *created* gets it before its start."""
+    attributes = {"trigger": "0 seconds", "retry_delay": 0, **attributes}
+    spec = ListenerSpec(topics=("orders",), consumer_group=consumer_group, attributes=attributes)
+    container = SparkListenerContainer(endpoint, spark, broker, checkpoints, spec=spec, on_change=on_change)
+    created(container)
+    container.start()
+    return container
 
 
 class Order(BaseModel):

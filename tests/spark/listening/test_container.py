@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,19 +13,17 @@ from pydantic import BaseModel
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import SparkError
-from mqtemplate.listener import ListenerSpec
 from mqtemplate.message import Message, MessageQueue
-from mqtemplate.spark import AVAILABLE_NOW, SparkBatch, SparkListenerContainer, spark_listener
+from mqtemplate.spark import AVAILABLE_NOW, SparkBatch, spark_listener
 from mqtemplate.spark.reader.source import MqTemplateSource
 from mqtemplate.testing import Harness
+from tests.spark.listening.conftest import Start
+from tests.spark.listening.listeners import started
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:.*:ResourceWarning")]
-
-AT_ONCE = "0 seconds"  # the next batch starts when the last one is done
-Start = Callable[..., SparkListenerContainer]
 
 
 class Order(BaseModel):
@@ -41,35 +39,6 @@ def send(broker: EmbeddedBroker, *ids: int, tags: str = "paid", queue_id: int = 
 
 def committed(broker: EmbeddedBroker, group: str, queue_id: int = 0) -> int | None:
     return broker.groups.committed_offset(group, MessageQueue("orders", broker.name, queue_id))
-
-
-def started(
-    spark: SparkSession,
-    broker: EmbeddedBroker,
-    checkpoints: Path,
-    endpoint: object,
-    consumer_group: str = "billing",
-    **attributes: Any,
-) -> SparkListenerContainer:
-    attributes = {"trigger": AT_ONCE, "retry_delay": 0, **attributes}
-    spec = ListenerSpec(topics=("orders",), consumer_group=consumer_group, attributes=attributes)
-    container = SparkListenerContainer(endpoint, spark, broker, checkpoints, spec=spec)
-    container.start()
-    return container
-
-
-@pytest.fixture
-def start(spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path) -> Iterator[Start]:
-    """Return a function that starts a listener on the broker. The listener is stopped at the end of the test."""
-    running: list[SparkListenerContainer] = []
-
-    def start(endpoint: object, **options: Any) -> SparkListenerContainer:
-        running.append(started(spark, broker, tmp_path / "checkpoints", endpoint, **options))
-        return running[-1]
-
-    yield start
-    for container in running:
-        container.stop()
 
 
 class Collector:
