@@ -4,8 +4,9 @@ Importing it needs neither PySpark nor Java; using it raises an error that says 
 when they are used: each query starts Python processes that need the data source and nothing else.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from mqtemplate.exports import late_import
 
 if TYPE_CHECKING:
     from mqtemplate.spark.driver.jvm import find_java
@@ -24,20 +25,22 @@ if TYPE_CHECKING:
     from mqtemplate.spark.records.offsets import QueueRange
     from mqtemplate.spark.records.schema import payload_schema, source_schema
 else:
-    _MODULES = {
-        "LocalServer": "location.local_server",
-        "SparkListenerContainer": "listening.container",
-        "find_java": "driver.jvm",
-        "QueueRange": "records.offsets",
-        **dict.fromkeys(("cancel_pending", "reschedule_pending"), "pending.changes"),
-        **dict.fromkeys(("payload_schema", "source_schema"), "records.schema"),
-        **dict.fromkeys(("register", "session"), "driver.sessions"),
+    _NAMES = {
+        "driver.jvm": ("find_java",),
+        "driver.sessions": ("register", "session"),
+        "listening.container": ("SparkListenerContainer",),
+        "listening.listener": (
+            *("AVAILABLE_NOW", "SparkBatch", "SparkListenerAttributes"),
+            *("refuse_shared_groups", "spark_listener", "spark_listener_specs"),
+        ),
+        "location.local_server": ("LocalServer",),
+        "pending.changes": ("cancel_pending", "reschedule_pending"),
+        "records.offsets": ("QueueRange",),
+        "records.schema": ("payload_schema", "source_schema"),
     }
-
-    def __getattr__(name):
-        if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'listening.listener')}"), name)
+    __getattr__ = late_import(
+        __name__, {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
+    )
 
 
 __all__ = [

@@ -101,7 +101,7 @@ class SparkListeners:
             self._endpoint(component),
             self._spark,
             broker,
-            settings.absolute(settings.mqtemplate.spark.checkpoint_path, "mqtemplate.spark.listening.checkpoint-path"),
+            settings.absolute(settings.mqtemplate.spark.checkpoint_path, "mqtemplate.spark.checkpoint-path"),
             resolve=settings.resolve_text,
             spec=spec,
             on_change=self._update_readiness,

@@ -14,8 +14,10 @@ from mqtemplate.brokers import RemoteBroker, RemoteSettings  # noqa: E402
 from mqtemplate.errors import UnsupportedError  # noqa: E402
 from mqtemplate.message import SendSequence  # noqa: E402
 from mqtemplate.spark.location.cluster_connection import close_connections  # noqa: E402
-from mqtemplate.spark.pending.options import PendingOptions  # noqa: E402
-from mqtemplate.spark.pending.reader import PendingReader  # noqa: E402
+from mqtemplate.spark.pending.reader import (  # noqa: E402
+    PendingOptions,
+    PendingReader,
+)
 from mqtemplate.spark.sink.options import SinkOptions  # noqa: E402
 from mqtemplate.spark.sink.writer import Published, publish  # noqa: E402
 from mqtemplate.testing import messages_in  # noqa: E402

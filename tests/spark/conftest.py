@@ -5,19 +5,25 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mqtemplate.brokers import EmbeddedBroker
-from mqtemplate.clock import VirtualClock
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
+from mqtemplate.clock import SystemClock, VirtualClock
+from mqtemplate.message import HostAddress
+from mqtemplate.server import BrokerServerSettings, LocalCluster
+from mqtemplate.spark import LocalServer
+from mqtemplate.spark.location.cluster_connection import close_connections
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOG_FILE_SIZE = 4_096
+ANY_PORT = HostAddress("127.0.0.1", 0)
 SECRET_KEY, SECRET_VALUE = "spark.hadoop.fs.s3a.secret.key", "s3cret = a:b#c!d \\ grüße\tand\nmore"
 """A setting of the session. Its value has the characters with a meaning in files of settings."""
 
@@ -27,6 +33,31 @@ def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
     """Broker that owns a folder. On its virtual clock, sent messages are in the files at once."""
     with EmbeddedBroker(tmp_path / "store", clock=VirtualClock()) as broker:
         yield broker
+
+
+@pytest.fixture
+def served(broker: EmbeddedBroker) -> Iterator[EmbeddedBroker]:
+    """The broker, with a server for Spark's processes."""
+    with LocalServer(broker):
+        yield broker
+
+
+Serve = Callable[..., LocalCluster]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """Return a function that starts a server with a name server on loopback, which accepts other brokers."""
+    with ExitStack() as running:
+
+        def start(name: str = "broker-a", **options: Any) -> LocalCluster:
+            settings = EmbeddedSettings(broker_name=name, listen_host=ANY_PORT)
+            engine = EmbeddedBroker(tmp_path / name, settings, SystemClock())
+            server = BrokerServerSettings(listen=ANY_PORT, broker_registration_enable=True)
+            return running.enter_context(LocalCluster(engine, server, ANY_PORT, **options))
+
+        yield start
+        close_connections()
 
 
 @pytest.fixture(scope="session")

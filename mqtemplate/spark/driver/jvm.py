@@ -59,7 +59,7 @@ def find_java(java_home: str | None = None) -> Java:
     Each candidate is run to read its version. If *java_home* is given, no other one is tried.
 
     Raises:
-        SparkError: There is none; the text says which ones were found and what to install.
+        SparkError: No Java can be used; the text says which ones were found and what to install.
     """
     refused = []
     for executable, found_by in _candidates(java_home):

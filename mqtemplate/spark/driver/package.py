@@ -21,7 +21,6 @@ _STARTS = (
     "mqtemplate.spark.location.cluster",
     # Imported by name, where one is used:
     "mqtemplate.spark.sink.writer",
-    "mqtemplate.spark.pending.options",
     "mqtemplate.spark.pending.reader",
     "mqtemplate.spark.location.connection",
     "mqtemplate.spark.listening.connect",

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mqtemplate.errors import SparkError
 from mqtemplate.event_log import get_logger
+from mqtemplate.metrics import Metrics
 from mqtemplate.spark.listening.checkpoint import QueryCheckpoint
 from mqtemplate.spark.listening.listener import SparkBatch, SparkListenerSettings
 from mqtemplate.spark.listening.payloads import refuse_bad_records, rows_of, split_bad_records, without_rows
 from mqtemplate.spark.listening.redelivery import FailedRow, Redelivery
-from mqtemplate.spark.listening.shared_broker import BatchMetrics
 from mqtemplate.spark.reader.options import SourceOptions
 from mqtemplate.spark.records.offsets import OffsetTable, QueueRange
 from mqtemplate.user_code import error_text, safe_text, type_name
@@ -44,6 +44,23 @@ class ListenerFunction:
     options: Mapping[str, str]
 
 
+class BatchMetrics:
+    """Metrics ``spark.<group>.*`` of the batches; docs/metrics.md has their names."""
+
+    def __init__(self, metrics: Metrics, group: str) -> None:
+        prefix = f"spark.{group}"
+        self.batches = metrics.counter(f"{prefix}.batches")
+        self.rows = metrics.counter(f"{prefix}.messages")
+        self.batch_ms = metrics.histogram(f"{prefix}.batch_ms")
+        self.failed_attempts = metrics.counter(f"{prefix}.failed_attempts")
+
+    def count(self, messages: int, took_ms: int) -> None:
+        """Count a handled batch."""
+        self.batches.add()
+        self.rows.add(messages)
+        self.batch_ms.observe(took_ms)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchWork:
     """Work on the batches of one query, which is called in the process that has the listener's function.
@@ -68,7 +85,7 @@ class BatchWork:
         """Pass a batch to the function. Its end is committed for the group when the function has returned.
 
         Raises:
-            Exception: That of the function in its last attempt, with ``on_failure="stop"``.
+            Exception: The function raised it in its last attempt, with ``on_failure="stop"``.
             SparkError: There are bad records, with ``bad_records="fail"``; or a file of the checkpoint is damaged.
         """
         settings = self.listener.settings
@@ -116,8 +133,12 @@ class BatchWork:
                 if self.wait(settings.retry_delay * 2 ** (attempt - 1)):
                     raise exc from exc.__cause__
             else:
-                count = self.redelivery.send(batch.query_id, batch.batch_id, self._delayed(failed))
-                self._handled(batch, started, log, count)
+                sent_back = self.redelivery.send(batch.query_id, batch.batch_id, self._delayed(failed))
+                took_ms, count = int((time.monotonic() - started) * 1_000), batch.message_count
+                self.metrics.count(count, took_ms)
+                log.info(
+                    "spark.batch_handled", took_ms=took_ms, messages=count, replay=batch.is_replay, sent_back=sent_back
+                )
                 return
 
     def _give_up(self, messages: DataFrame, batch: SparkBatch, error: Exception) -> None:
@@ -133,11 +154,6 @@ class BatchWork:
     def _delayed(self, rows: list[FailedRow]) -> list[FailedRow]:
         default = self.listener.settings.redelivery_delay
         return [row if row.delay_ms is not None else row._replace(delay_ms=default) for row in rows]
-
-    def _handled(self, batch: SparkBatch, started: float, log: Any, sent_back: int) -> None:
-        took_ms, count = int((time.monotonic() - started) * 1_000), batch.message_count
-        self.metrics.count(count, took_ms)
-        log.info("spark.batch_handled", took_ms=took_ms, messages=count, replay=batch.is_replay, sent_back=sent_back)
 
     def _ranges(self, end: OffsetTable, batch_id: int) -> tuple[QueueRange, ...]:
         """Return the offsets of a batch. A queue that is new in it starts at 0."""

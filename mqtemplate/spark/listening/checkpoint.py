@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from mqtemplate.errors import SparkError
 from mqtemplate.hashes import crc32
@@ -11,6 +13,8 @@ from mqtemplate.processes import write_private
 from mqtemplate.spark.records.offsets import OffsetTable, from_spark, to_spark
 
 _FIRST_OFFSETS = "mqtemplate-first-offsets.json"
+_MALFORMED = (ValueError, AttributeError, TypeError, KeyError)
+_ParsedT = TypeVar("_ParsedT")
 _CRC_SUFFIX, _CRC_MAGIC, _CRC_FRONT = ".crc", b"crc\0", 8
 
 
@@ -35,13 +39,10 @@ class QueryCheckpoint:
     def query_id(self) -> str:
         """Return the permanent id of the query. Together with a batch id it identifies a batch for ever."""
         path = self.folder / "metadata"
-        text = _text(path)
-        if text is None:
+        found = _parsed(path, lambda text: str(json.loads(text)["id"]), "it has the id of the query")
+        if found is None:
             raise _missing(path, "the id of the query")
-        try:
-            return str(json.loads(text)["id"])
-        except (ValueError, TypeError, KeyError) as exc:
-            raise _damaged(path, "it has the id of the query", exc) from exc
+        return found
 
     def check(self) -> None:
         """Check the files that Spark and the listener read at the start of a query.
@@ -58,7 +59,7 @@ class QueryCheckpoint:
         if newest > planned:
             raise _missing(self.folder / "offsets" / str(newest), f"the end of batch {newest}")
         for batch_id in {planned, planned - 1, committed}:
-            # Spark reads the newest two. It deletes older ones, also that of the committed batch.
+            # Spark reads the newest two. It deletes older ones, also the one of the committed batch.
             if batch_id >= 0 and self.end_of(batch_id) is None and batch_id >= planned - 1:
                 raise _missing(self.folder / "offsets" / str(batch_id), f"the end of batch {batch_id}")
         if committed >= 0:
@@ -101,7 +102,7 @@ class QueryCheckpoint:
         try:
             (table,) = text.splitlines()[2:]  # a version, metadata, then one line for each source
             return from_spark(json.loads(table), self._broker_name)
-        except (ValueError, AttributeError, TypeError, KeyError) as exc:
+        except _MALFORMED as exc:
             raise SparkError(
                 f"checkpoint {path} is damaged, or is not of a Spark listener's query ({exc}); restore the folder from "
                 "a backup, or give the listener a folder of its own: a new one starts at the offsets of its group"
@@ -109,14 +110,11 @@ class QueryCheckpoint:
 
     def first_offsets(self) -> OffsetTable | None:
         """Return the start of the first batch; None before the first start of the query."""
-        path = self.folder / _FIRST_OFFSETS
-        text = _text(path)
-        if text is None:
-            return None
-        try:
-            return from_spark(json.loads(text), self._broker_name)
-        except (ValueError, AttributeError, TypeError, KeyError) as exc:
-            raise _damaged(path, "it has the start of the first batch", exc) from exc
+        return _parsed(
+            self.folder / _FIRST_OFFSETS,
+            lambda text: from_spark(json.loads(text), self._broker_name),
+            "it has the start of the first batch",
+        )
 
     def write_first_offsets(self, offsets: OffsetTable) -> None:
         """Write the start of the first batch, durably and atomically."""
@@ -186,8 +184,13 @@ def _missing(path: Path, content: str) -> SparkError:
     )
 
 
-def _damaged(path: Path, content: str, exc: Exception) -> SparkError:
-    return SparkError(
-        f"checkpoint {path} is damaged ({exc}); {content}. Restore the folder from a backup, or delete it: "
-        "the query then starts at the offsets of its group"
-    )
+def _parsed(path: Path, parse: Callable[[str], _ParsedT], content: str) -> _ParsedT | None:
+    """Return what a file contains; None if it is missing."""
+    text = _text(path)
+    try:
+        return None if text is None else parse(text)
+    except _MALFORMED as exc:
+        raise SparkError(
+            f"checkpoint {path} is damaged ({exc}); {content}. Restore the folder from a backup, or delete it: "
+            "the query then starts at the offsets of its group"
+        ) from exc

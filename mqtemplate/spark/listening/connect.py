@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from mqtemplate.broker import Broker
 from mqtemplate.errors import ListenerError
-from mqtemplate.message import MessageQueue
 from mqtemplate.metrics import Metrics
-from mqtemplate.spark.listening.batches import BatchWork, ListenerFunction
+from mqtemplate.spark.listening.batches import BatchMetrics, BatchWork, ListenerFunction
 from mqtemplate.spark.listening.checkpoint import QueryCheckpoint
 from mqtemplate.spark.listening.listener import SparkListenerSettings
 from mqtemplate.spark.listening.redelivery import Redelivery
-from mqtemplate.spark.listening.shared_broker import BatchMetrics, commit_offsets
-from mqtemplate.spark.listening.shared_brokers import send_backs_of
-from mqtemplate.spark.location.connection import open_broker
+from mqtemplate.spark.listening.shared_broker import send_back_of
+from mqtemplate.spark.location.connection import commit_offsets, in_broker, open_broker
 from mqtemplate.spark.location.location import BrokerLocation
 from mqtemplate.spark.records.offsets import OffsetTable
 
@@ -109,19 +107,12 @@ class ConnectBatches:
             checkpoint=QueryCheckpoint(folder, self.broker_name),
             first=self.first,
             replayed=self.replayed,
-            redelivery=Redelivery(
-                broker,
-                send_backs_of(broker),
-                metrics,
-                group=settings.consumer_group,
-                listener=self.name,
-                checkpoint=folder,
-                max_redeliveries=settings.max_redeliveries,
-            ),
+            redelivery=Redelivery(broker, send_back_of(broker), metrics, self.name, settings, folder),
             metrics=BatchMetrics(metrics, settings.consumer_group),
-            commit=partial(commit_offsets, broker, partial(self._queue, broker.name), settings.consumer_group),
+            commit=partial(self._commit, broker),
             wait=Event().wait,
         )
 
-    def _queue(self, name: str, read: MessageQueue) -> MessageQueue:
-        return read if self.location.store is None else MessageQueue(read.topic, name, read.queue_id)
+    def _commit(self, broker: Broker, end: OffsetTable) -> None:
+        end = end if self.location.store is None else in_broker(broker.name, end)
+        commit_offsets(broker, self.settings.consumer_group, end)

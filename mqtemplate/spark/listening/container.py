@@ -10,7 +10,6 @@ from datetime import timedelta
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from mqtemplate.errors import ListenerError, SparkError
@@ -31,7 +30,7 @@ from mqtemplate.spark.listening.listener import (
 )
 from mqtemplate.spark.listening.payloads import with_payload
 from mqtemplate.spark.listening.redelivery import Redelivery
-from mqtemplate.spark.listening.shared_broker import ListenerMonitor, SharedBroker, commit_offsets, messages_of
+from mqtemplate.spark.listening.shared_broker import ListenerMonitor, messages_of, share_broker
 from mqtemplate.spark.reader.options import SourceOptions
 from mqtemplate.spark.records.offsets import OffsetTable, to_spark
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
@@ -101,7 +100,7 @@ class SparkListenerContainer:
         self.name = _name_of(endpoint)
         self.settings = resolve_spark_spec(spec or _only_spec(endpoint), self.name, resolve)
         require_pyspark()
-        self._shared: SharedBroker = _load("shared_brokers").share_broker(broker, f"Spark listener {self.name}")
+        self._shared = share_broker(broker, f"Spark listener {self.name}")
         self._endpoint = endpoint
         self._function: Callable[[DataFrame, SparkBatch], object] = getattr(endpoint, "on_batch", endpoint)  # type: ignore[arg-type]
         self._spark = spark
@@ -151,7 +150,7 @@ class SparkListenerContainer:
         first = self._first_offsets()
         planned, committed = self._checkpoint.planned(), self._checkpoint.committed()
         self._replayed = planned if planned > committed else -1
-        self._commit(self._checkpoint.end_of(committed) or {})
+        self._shared.commit(self.settings.consumer_group, self._checkpoint.end_of(committed) or {})
         self._query = self._start_query(spark, first)
         self.monitor.is_running = True
         threading.Thread(target=self._watch, args=(self._query,), name=f"watch-{self.name}", daemon=True).start()
@@ -204,7 +203,7 @@ class SparkListenerContainer:
         else:
             try:
                 query.processAllAvailable()
-            except Exception:  # the query's own error, or that of a JVM that has ended: `_watch` gets it too
+            except Exception:  # the query's own error, or one of a JVM that has ended: `_watch` gets it too
                 if not self._ended.wait(_COMMIT_TIMEOUT_S):
                     raise
         if self.exception is not None:
@@ -260,7 +259,8 @@ class SparkListenerContainer:
         """Return the function for batches: of this object, or one that a process of Spark Connect can call."""
         if not _is_connect(spark):
             return partial(self._on_batch, self._work(first))
-        connect = _load("connect")
+        # By name: an ordinary session does not need it.
+        connect = import_module("mqtemplate.spark.listening.connect")
         batches: Callable[[DataFrame, int], None] = connect.ConnectBatches(
             endpoint=connect.ImportedFunction.of(self._endpoint, f"Spark listener {self.name}"),
             name=self.name,
@@ -284,16 +284,10 @@ class SparkListenerContainer:
             first=first,
             replayed=self._replayed,
             redelivery=Redelivery(
-                shared.broker,
-                shared.send_backs,
-                shared.metrics,
-                group=settings.consumer_group,
-                listener=self.name,
-                checkpoint=self._checkpoint.folder,
-                max_redeliveries=settings.max_redeliveries,
+                shared.broker, shared.send_back, shared.metrics, self.name, settings, self._checkpoint.folder
             ),
             metrics=self.monitor,
-            commit=self._commit,
+            commit=partial(shared.commit, settings.consumer_group),
             wait=self._stopping.wait,
         )
 
@@ -384,15 +378,6 @@ class SparkListenerContainer:
 
     def _committed(self, queue: MessageQueue) -> int | None:
         return self._shared.broker.groups.committed_offset(self.settings.consumer_group, queue)
-
-    def _commit(self, end: OffsetTable) -> None:
-        """Commit the end of a batch for the group, but no lower offset than before, as a repeated batch would."""
-        commit_offsets(self._shared.broker, self._shared.queue, self.settings.consumer_group, end)
-
-
-def _load(module: str) -> ModuleType:
-    """Return a module that imports clients and brokers: a process that has none must not load them."""
-    return import_module(f"mqtemplate.spark.listening.{module}")
 
 
 def _is_connect(spark: object) -> bool:

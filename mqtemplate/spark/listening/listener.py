@@ -182,7 +182,7 @@ def spark_listener(
 
 
 def spark_listener_specs(target: object) -> tuple[ListenerSpec, ...]:
-    """Return the specs noted on this very class or function; for another object, those of its class."""
+    """Return the specs noted on this very class or function; for another object, the specs of its class."""
     return _SPARK_LISTENER.specs(target if inspect.isclass(target) or inspect.isroutine(target) else type(target))
 
 

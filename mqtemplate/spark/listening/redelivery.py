@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from mqtemplate.broker import Broker, ConsumerSpec
 from mqtemplate.engine.group_rules import SentBack, send_back_of
@@ -17,6 +17,7 @@ from mqtemplate.message import MessageExt, MessageQueue, SendSequence
 from mqtemplate.metrics import Metrics
 from mqtemplate.processes import write_private
 from mqtemplate.record.dead_letter import dead_letter_properties
+from mqtemplate.spark.listening.listener import SparkListenerSettings
 
 _log = get_logger("mqtemplate.spark")
 
@@ -81,22 +82,18 @@ class RedeliveryPlan:
                 other.unlink(missing_ok=True)
 
 
-class SendBacks(Protocol):
-    """Sends messages back for a group, to the broker that stores them."""
+SendBack = Callable[[Sequence[SentBack], SendSequence], None]
+"""Function that sends messages back for a group, to the broker that stores them.
 
-    def send(self, sent_back: Sequence[SentBack], sequence: SendSequence) -> None:
-        """Send them back.
-
-        Args:
-            sequence: Numbers of the messages; a broker in this process stores each number once.
-        """
+The sequence numbers the messages; a broker in this process stores each number once.
+"""
 
 
 class Redelivery:
     """Sends rows of one listener back.
 
     - A retry has a delay, and ``reconsumeTimes`` one higher. After *max_redeliveries* the row is a dead letter.
-    - Dead letters have the properties ``dead_letter_*`` with their cause, as those of message listeners.
+    - Dead letters have the properties ``dead_letter_*`` with their cause, as with message listeners.
 
     Args:
         listener: Name of the listener, for dead letters.
@@ -106,17 +103,16 @@ class Redelivery:
     def __init__(
         self,
         broker: Broker,
-        send_backs: SendBacks,
+        send_back: SendBack,
         metrics: Metrics,
-        *,
-        group: str,
         listener: str,
+        settings: SparkListenerSettings,
         checkpoint: Path,
-        max_redeliveries: int,
     ) -> None:
-        self._broker, self._send_backs = broker, send_backs
+        group = settings.consumer_group
+        self._broker, self._send_back = broker, send_back
         self._listener, self._checkpoint = listener, checkpoint
-        self._spec = ConsumerSpec(group=group, subscriptions={}, max_reconsume_times=max_redeliveries)
+        self._spec = ConsumerSpec(group=group, subscriptions={}, max_reconsume_times=settings.max_redeliveries)
         self._log = _log.bind(listener=listener, group=group)
         self.redelivered = metrics.counter(f"spark.{group}.redelivered")
         self.dead_letters = metrics.counter(f"spark.{group}.dead_letters")
@@ -157,9 +153,7 @@ class Redelivery:
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             part = rows[start : start + _ROWS_AT_ONCE]
             messages = zip(self._read(part), part, strict=True)
-            self._send_backs.send(
-                [self._sent_back(message, row, error) for message, row in messages], sequence.after(start)
-            )
+            self._send_back([self._sent_back(message, row, error) for message, row in messages], sequence.after(start))
 
     def _sent_back(self, message: MessageExt, row: FailedRow, error: Exception | None) -> SentBack:
         sent_back = send_back_of(self._spec, message, -1 if row.is_dead else 0, row.delay_ms)

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Sequence
+from concurrent.futures import Future
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from mqtemplate.brokers.remote.cluster.failures import check_response
 from mqtemplate.brokers.remote.cluster.routes import MASTER_ID, NameServers
 from mqtemplate.brokers.remote.cluster.settings import Namespace
 from mqtemplate.clock import SystemClock
-from mqtemplate.errors import BrokerError, ConfigurationError, RemoteConnectError, RemoteTimeoutError, SparkError
+from mqtemplate.errors import (
+    BrokerError,
+    ConfigurationError,
+    RemoteConnectError,
+    RemoteTimeoutError,
+    SparkError,
+)
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.client import RemotingClient
-from mqtemplate.remoting.connection import InvokeCallback
 from mqtemplate.remoting.protocol.bodies.group import HeartbeatData
-from mqtemplate.remoting.protocol.bodies.own_requests import HeartbeatRequestHeader, HeartbeatResponseHeader
+from mqtemplate.remoting.protocol.bodies.own_requests import (
+    HeartbeatRequestHeader,
+    HeartbeatResponseHeader,
+)
 from mqtemplate.remoting.protocol.codes import Perm, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader
@@ -66,25 +75,28 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _settings(given: dict[str, Any], where: str) -> RemotingClientSettings:
-    unknown = sorted(set(given) - set(_KEYS))
-    if unknown:
-        raise ConfigurationError(f"{where}: key {unknown[0]!r} is unknown; known are {', '.join(_KEYS)}")
+    _refuse_unknown(given, _KEYS, f"{where}: key ")
     if ("access-key" in given) != ("secret-key" in given):
         raise ConfigurationError(f"{where} has only one of access-key and secret-key; give both, or none")
-    credentials = None
-    if "access-key" in given:
-        credentials = Credentials(
-            access_key=given["access-key"], secret_key=given["secret-key"], security_token=given.get("security-token")
+    tls, credentials = None, None
+    if "tls" in given:
+        _refuse_unknown(
+            given["tls"], sorted(each.name.replace("_", "-") for each in fields(ClientTls)), f"{where}: tls: "
         )
-    return RemotingClientSettings(tls=_tls(given["tls"], where) if "tls" in given else None, credentials=credentials)
+        tls = ClientTls(**_with_underscores(given.pop("tls")))
+    if "access-key" in given:
+        credentials = Credentials(**_with_underscores(given))
+    return RemotingClientSettings(tls=tls, credentials=credentials)
 
 
-def _tls(given: Any, where: str) -> ClientTls:
-    known = {field.name.replace("_", "-") for field in dataclasses.fields(ClientTls)}
-    unknown = sorted(set(given) - known) if isinstance(given, dict) else [given]
+def _refuse_unknown(given: Any, known: Sequence[str], where: str) -> None:
+    unknown = sorted(set(given) - set(known)) if isinstance(given, dict) else [given]
     if unknown:
-        raise ConfigurationError(f"{where}: tls: {unknown[0]!r} is unknown; known are {', '.join(sorted(known))}")
-    return ClientTls(**{name.replace("-", "_"): value for name, value in given.items()})
+        raise ConfigurationError(f"{where}{unknown[0]!r} is unknown; known are {', '.join(known)}")
+
+
+def _with_underscores(given: dict[str, Any]) -> dict[str, Any]:
+    return {name.replace("-", "_"): value for name, value in given.items()}
 
 
 BUSY = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL, ResponseCode.SERVICE_NOT_AVAILABLE})
@@ -100,12 +112,7 @@ _CONNECT_TIMEOUT_MS = 3_000
 # --- connections of this process: Spark uses its Python processes for many tasks ------------------
 
 
-class _Closable(Protocol):
-    def close(self) -> None:
-        """Close the connection."""
-
-
-_KeptT = TypeVar("_KeptT", bound=_Closable)
+_KeptT = TypeVar("_KeptT")
 _MOST = 8
 _kept: dict[Hashable, Any] = {}
 _connecting = threading.Lock()
@@ -117,7 +124,7 @@ def kept_connection(key: Hashable, connect: Callable[[], _KeptT]) -> _KeptT:
     Args:
         key: All that the connection depends on, also access key and TLS settings, and its kind.
     """
-    key = os.getpid(), key  # a forked process has none
+    key = os.getpid(), key  # a forked process has no connection
     with _connecting:
         found: _KeptT | None = _kept.get(key)
         if found is None:
@@ -157,6 +164,10 @@ def named(queue: MessageQueue) -> str:
 def pause(attempt: int) -> None:
     """Wait before the next attempt: 0.1 s, 0.2 s, 0.4 s, …"""
     threading.Event().wait(_FIRST_PAUSE_S * 2**attempt)
+
+
+Answer = Future[RemotingCommand | BrokerError]
+"""Response to a request, or the error of the connection."""
 
 
 class ClusterConnection:
@@ -233,9 +244,13 @@ class ClusterConnection:
             pause(attempt)
         raise AssertionError("the last attempt returns or raises")
 
-    def send(self, queue: MessageQueue, request: RemotingCommand, done: InvokeCallback) -> None:
-        """Send a request to the broker of a queue; *done* gets the response or an error."""
-        self.client.invoke_async(self.address(queue), request, TIMEOUT_MS, done)
+    def send(self, queue: MessageQueue, code: int, header: CommandHeader) -> Answer:
+        """Send a request to the broker of a queue. Each one ends by its time limit."""
+        answer: Answer = Future()
+        self.client.invoke_async(
+            self.address(queue), RemotingCommand.request(code, header), TIMEOUT_MS, answer.set_result
+        )
+        return answer
 
     def has_capability(self, queue: MessageQueue, name: str) -> bool:
         """Return True if the broker of a queue is a server of this library that announced the capability."""

@@ -24,12 +24,37 @@ from mqtemplate.spark.location.cluster_connection import client_settings, kept_c
 from mqtemplate.spark.location.location import BrokerLocation
 from mqtemplate.spark.records.offsets import OffsetTable
 
+_log = get_logger("mqtemplate.spark")
+
 _LOCK_FILE = "sparkWriter.lock"
 _LOCK_TIMEOUT_S = 600.0
 _POLL_S = 0.02
 _REQUEST_TIMEOUT_MS = 15_000
 """Limit of one request. A page of pending positions and a request of the sink have megabytes: 3 s, the default of
 clients, is too short for them on a busy machine. A broker that was killed is noticed at once, by its connection."""
+
+
+def location_of(broker: Broker) -> BrokerLocation:
+    """Return where Spark's processes find the messages of a broker of this process.
+
+    Raises:
+        SparkError: They cannot reach them.
+    """
+    if isinstance(broker, RemoteBroker):
+        if broker.settings.namespace or broker.settings.namespace_v2:
+            raise SparkError(
+                "the data source has no namespaces; use a client without one, and write the prefix of the topics and "
+                "groups in the listener"
+            )
+        return BrokerLocation(name_servers=broker.settings.name_servers)
+    if not isinstance(broker, EmbeddedBroker):
+        raise SparkError(f"Spark reads from an EmbeddedBroker or a RemoteBroker, not {type(broker).__name__}")
+    if broker.path is None:
+        raise SparkError(
+            "a broker in memory has no files that Spark could read; keep the broker in a folder, such as "
+            "rocketmq.name-server: embedded:./data"
+        )
+    return BrokerLocation(store=str(broker.path))
 
 
 @contextmanager
@@ -47,7 +72,8 @@ def open_broker(location: BrokerLocation) -> Iterator[Broker]:
     """
     if location.store is None:
         settings = client_settings(location.client_file)
-        yield _remote(location.name_servers, settings.credentials, settings.tls)
+        arguments = location.name_servers, settings.credentials, settings.tls
+        yield kept_connection((RemoteBroker, *arguments), lambda: _started_client(*arguments))
         return
     with open_local_server(location.store) as local:
         if local is not None:
@@ -72,33 +98,25 @@ def open_local_server(store: str) -> Iterator[RemoteBroker | None]:
 def _local_client(local: LocalServerAddress) -> RemoteBroker | None:
     """Return a client of a server of this machine; None if the process that wrote the address was killed."""
     credentials = Credentials(access_key=local.access_key, secret_key=local.secret_key)
-    client = _client((local.address,), credentials, None)
     try:
-        client.start()
+        return _started_client((local.address,), credentials)
     except RemoteConnectError:
         return None
-    return client
 
 
-def _remote(addresses: tuple[str, ...], credentials: Credentials | None, tls: ClientTls | None) -> RemoteBroker:
-    def connect() -> RemoteBroker:
-        client = _client(addresses, credentials, tls)
-        client.start()
-        return client
-
-    return kept_connection((RemoteBroker, addresses, credentials, tls), connect)
-
-
-def _client(addresses: tuple[str, ...], credentials: Credentials | None, tls: ClientTls | None) -> RemoteBroker:
-    return RemoteBroker(
-        RemoteSettings(
-            name_servers=addresses,
-            credentials=credentials,
-            tls=tls,
-            producer_group="spark-sink",
-            request_timeout_ms=_REQUEST_TIMEOUT_MS,
-        )
+def _started_client(
+    addresses: tuple[str, ...], credentials: Credentials | None, tls: ClientTls | None = None
+) -> RemoteBroker:
+    settings = RemoteSettings(
+        name_servers=addresses,
+        credentials=credentials,
+        tls=tls,
+        producer_group="spark-sink",
+        request_timeout_ms=_REQUEST_TIMEOUT_MS,
     )
+    client = RemoteBroker(settings)
+    client.start()
+    return client
 
 
 @contextmanager
@@ -145,7 +163,16 @@ def _exclusive(store: Path) -> Iterator[None]:
             ) from exc
 
 
-_log = get_logger("mqtemplate.spark")
+def commit_offsets(broker: Broker, group: str, end: OffsetTable) -> None:
+    """Commit the end of a batch for a group, but no lower offset than before, as a repeated batch would."""
+    for queue, offset in sorted(end.items()):
+        if offset > (broker.groups.committed_offset(group, queue) or 0):
+            broker.groups.commit_offset(group, queue, offset)
+
+
+def in_broker(name: str, end: OffsetTable) -> OffsetTable:
+    """Return offsets of a folder with the present name of its broker: it has one broker, whatever its name was."""
+    return {MessageQueue(queue.topic, name, queue.queue_id): offset for queue, offset in end.items()}
 
 
 def commit_group_offsets(store: str, group: str, end: OffsetTable) -> bool:
@@ -160,10 +187,7 @@ def commit_group_offsets(store: str, group: str, end: OffsetTable) -> bool:
         with open_local_server(store) as broker:
             if broker is None:
                 return False
-            for read, offset in sorted(end.items()):
-                queue = MessageQueue(read.topic, broker.name, read.queue_id)
-                if offset > (broker.groups.committed_offset(group, queue) or 0):
-                    broker.groups.commit_offset(group, queue, offset)
+            commit_offsets(broker, group, in_broker(broker.name, end))
     except MQTemplateError as exc:
         _log.warning("spark.group_not_committed", group=group, reason=str(exc))
         return False

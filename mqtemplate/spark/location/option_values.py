@@ -14,8 +14,6 @@ from mqtemplate.spark.location.location import SECRET_OPTIONS
 from mqtemplate.topics import TIMER_TOPIC, check_topic
 from mqtemplate.user_code import did_you_mean
 
-_LAST = 2**63 - 1
-
 
 def is_pending_view(options: Mapping[str, str]) -> bool:
     """Return True for ``view=pending``.
@@ -68,37 +66,51 @@ def known_options(
     return given
 
 
-def whole_number(given: Mapping[str, str], option: str) -> int | None:
-    """Return a number of at least 1; None if the option is not given.
+def whole_number(given: Mapping[str, str], option: str, low: int = 1, high: int = 2**63 - 1) -> int | None:
+    """Return a number from *low* to *high*; None if the option is not given.
 
     Raises:
-        ConfigurationError: It is no such number.
+        ConfigurationError: It is not such a number.
     """
     if option not in given:
         return None
     text = given[option].strip()
-    if not re.fullmatch(r"\d+", text) or not 1 <= int(text) <= _LAST:
-        raise ConfigurationError(f"option {option}={given[option]!r} must be a whole number from 1 to {_LAST}")
+    if not re.fullmatch("[0-9]{1,19}", text) or not low <= int(text) <= high:
+        raise ConfigurationError(f"option {option}={given[option]!r} must be a whole number from {low} to {high}")
     return int(text)
 
 
-def true_or_false(given: Mapping[str, str], option: str, default: bool) -> bool:
-    """Return a flag.
+def flag(given: Mapping[str, str], option: str) -> bool | None:
+    """Return a flag; None if the option is not given.
 
     Raises:
         ConfigurationError: It is neither ``true`` nor ``false``.
     """
-    word = given.get(option, str(default)).strip().lower()
+    if option not in given:
+        return None
+    word = given[option].strip().lower()
     if word not in ("true", "false"):
         raise ConfigurationError(f"option {option}={given[option]!r} must be true or false")
     return word == "true"
+
+
+def refuse_contradictions(given: Mapping[str, str], *exclusive: Sequence[str]) -> None:
+    """Refuse several options of a group of which one may be given.
+
+    Raises:
+        ConfigurationError: There are several.
+    """
+    for names in exclusive:
+        found = [repr(name) for name in names if name in given]
+        if len(found) > 1:
+            raise ConfigurationError(f"options {' and '.join(found)} contradict each other; give one of them")
 
 
 def duration(given: Mapping[str, str], option: str, default: str) -> int:
     """Return milliseconds.
 
     Raises:
-        ConfigurationError: It is no duration.
+        ConfigurationError: It is not a duration.
     """
     text = given.get(option, default).strip()
     try:
@@ -107,12 +119,15 @@ def duration(given: Mapping[str, str], option: str, default: str) -> int:
         raise ConfigurationError(f"option {option}={text!r} is not a duration; write 30s, 15m or 1h 30m") from exc
 
 
-def milliseconds(option: str, text: str) -> int:
-    """Return a time in epoch milliseconds.
+def milliseconds(given: Mapping[str, str], option: str) -> int | None:
+    """Return a time in epoch milliseconds; None if the option is not given.
 
     Raises:
         ConfigurationError: It is neither epoch milliseconds nor ISO 8601 with a time zone.
     """
+    if option not in given:
+        return None
+    text = given[option]
     if text.strip().isdecimal():
         return int(text)
     try:

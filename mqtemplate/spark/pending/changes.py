@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from mqtemplate.broker import Broker
 from mqtemplate.durations import Duration, duration_ms
@@ -20,12 +20,8 @@ if TYPE_CHECKING:
 _AT_ONCE = 256
 
 
-class _Changed(NamedTuple):
-    """Result for one row: the status, or ``error`` with a reason."""
-
-    handle: str
-    status: str
-    reason: str | None = None
+_Changed = tuple[str, str, str | None]
+"""Result for one row: handle, status, and for ``ERROR`` a reason."""
 
 
 def cancel_pending(
@@ -38,7 +34,7 @@ def cancel_pending(
 ) -> DataFrame:
     """Cancel the pending messages with the handles of a DataFrame, and return the result of each row.
 
-    The changes are done when the function returns; they are no lazy operation of Spark.
+    The changes are done when the function returns: they are not lazy, as Spark's operations are.
 
     Args:
         rows: Has the column ``handle``, as ``view=pending`` and `SendResult.handle` have it.
@@ -133,10 +129,10 @@ def _change(handles: Sequence[str], change: Callable[[str], ScheduleChange]) -> 
         result = change(",".join(handles))
     except MQTemplateError as exc:
         if len(handles) == 1:
-            return [_Changed(handles[0], "ERROR", str(exc))]
+            return [(handles[0], "ERROR", str(exc))]
     else:
         if len(handles) in (1, result.count):
-            return [_Changed(handle, result.status.name) for handle in handles]
+            return [(handle, result.status.name, None) for handle in handles]
     return [each for handle in handles for each in _change([handle], change)]
 
 

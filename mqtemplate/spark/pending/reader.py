@@ -1,9 +1,13 @@
-"""Reader of the pending view: positions from the broker, records from its folder; or pages of a cluster."""
+"""The pending view: its options, its columns, and its reader.
+
+The reader gets positions from the broker and records from its folder; or pages from a cluster.
+"""
 
 from __future__ import annotations
 
 from binascii import b2a_base64
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,24 +15,81 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
 
 from mqtemplate.broker import Broker
-from mqtemplate.brokers.embedded.broker import EmbeddedBroker
-from mqtemplate.brokers.remote.broker import RemoteBroker
 from mqtemplate.delay.pending_rows import PENDING_DTYPE
 from mqtemplate.message import MessageQueue, Property
 from mqtemplate.numbers import parse_number
-from mqtemplate.pending import PendingMessage
+from mqtemplate.pending import PendingMessage, PendingQuery
 from mqtemplate.record.layout import QUEUE_ID_AT
 from mqtemplate.spark.location.connection import open_broker
 from mqtemplate.spark.location.folder import StoreFolder
-from mqtemplate.spark.pending.options import PENDING_SCHEMA, PendingOptions
+from mqtemplate.spark.location.location import PATH, BrokerLocation
+from mqtemplate.spark.location.option_values import known_options, milliseconds
 from mqtemplate.spark.records.blocks import MAX_ROWS, RecordBlock, pieces
 from mqtemplate.spark.records.record_batches import ARROW_SCHEMA, Records, number_column, timestamp_column
 from mqtemplate.topics import SCHEDULE_TOPIC
 
+_ATTRIBUTES = {
+    "topic": "topic",
+    "deliverTime": "deliver_ms",
+    "delayLevel": "delay_level",
+    "tags": "tags",
+    "keys": "keys",
+    "msgId": "msg_id",
+    "bodySize": "body_size",
+    "rollCount": "roll_count",
+    "bornTimestamp": "born_timestamp",
+    "storeTimestamp": "store_timestamp",
+    "handle": "handle",
+}
+"""Column of the view -> attribute of `mqtemplate.pending.PendingMessage`."""
+
+_TYPES = dict.fromkeys(("delayLevel", "bodySize", "rollCount"), pa.int32())
+_TIMES = ("deliverTime", "bornTimestamp", "storeTimestamp")
+_TYPES |= dict.fromkeys(_TIMES, pa.timestamp("us", "UTC"))
+PENDING_SCHEMA = pa.schema([(name, _TYPES.get(name, pa.string())) for name in _ATTRIBUTES])
+"""Columns of the view."""
+
+PENDING_OPTIONS = ("view", "store", "nameServer", "clientFile", "topic", "dueAfter", "dueBefore")
+"""Names for ``.option(...)``; case does not matter."""
+
+
+def pending_schema() -> StructType:
+    """Return the columns as Spark's types."""
+    return from_arrow_schema(PENDING_SCHEMA)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingOptions:
+    """Checked options of the view."""
+
+    location: BrokerLocation
+    query: PendingQuery
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> PendingOptions:
+        """Return the checked options.
+
+        Raises:
+            ConfigurationError: An option is unknown, malformed or missing.
+        """
+        given = known_options(options, PENDING_OPTIONS, aliases=PATH, ignored={"provider"}, where=" for view='pending'")
+        return cls(
+            location=BrokerLocation.of_options(given),
+            query=PendingQuery(
+                topic=given.get("topic"),
+                after_ms=milliseconds(given, "dueAfter"),
+                before_ms=milliseconds(given, "dueBefore"),
+            ),
+        )
+
+
+# --- records as rows ---------------------------------------------------------------------------
+
 _COPIED = pa.schema([ARROW_SCHEMA.field(name) for name in ("tags", "keys", "bornTimestamp", "storeTimestamp")])
-_TIME = PENDING_SCHEMA.field("deliverTime").type
 
 
 def pending_batch(block: RecordBlock, due_ms: npt.NDArray[np.int64], topic: str | None) -> pa.RecordBatch:
@@ -46,7 +107,7 @@ def pending_batch(block: RecordBlock, due_ms: npt.NDArray[np.int64], topic: str 
     topics = pc.fill_null(properties.value(Property.REAL_TOPIC), "")
     columns = {
         "topic": topics,
-        "deliverTime": timestamp_column(pa.array(due_ms)).view(_TIME),
+        "deliverTime": timestamp_column(pa.array(due_ms)),
         "delayLevel": _levels(records, block),
         "msgId": properties.value(Property.UNIQ_KEY),
         "bodySize": pc.binary_length(records.cells(1)),
@@ -69,7 +130,7 @@ def _levels(records: Records, block: RecordBlock) -> pa.Array:
 
 
 def _numbers(texts: pa.Array) -> pa.Array:
-    """Return texts as numbers; 0 for null, and for a text that is no number of 31 bits."""
+    """Return texts as numbers; 0 for null, and for a text that is not a number of 31 bits."""
     if texts.null_count == len(texts):
         return pa.array(np.zeros(len(texts), np.int32))
     numbers = (parse_number(text) or 0 for text in texts.to_pylist())
@@ -158,7 +219,6 @@ def create_reader(options: Mapping[str, str]) -> PendingReader:
 
 
 def _positions(broker: Broker, options: PendingOptions) -> np.ndarray:
-    assert isinstance(broker, EmbeddedBroker | RemoteBroker)
     pages: list[np.ndarray] = []
     after = (-1, -1)
     while True:
@@ -176,30 +236,15 @@ def _pages(options: PendingOptions) -> Iterator[pa.RecordBatch]:
         while True:
             page = broker.delayed.pending(options.query, _CLUSTER_PAGE, cursor)
             if page.messages:
-                yield _batch([_listed(message) for message in page.messages])
+                yield _batch(page.messages)
             cursor = page.cursor
             if cursor is None:
                 return
 
 
-def _listed(message: PendingMessage) -> tuple[Any, ...]:
-    return (
-        message.topic,
-        message.deliver_ms * 1_000,
-        message.delay_level,
-        message.tags,
-        message.keys,
-        message.msg_id,
-        message.body_size,
-        message.roll_count,
-        message.born_timestamp * 1_000,
-        message.store_timestamp * 1_000,
-        message.handle,
-    )
-
-
-def _batch(rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
-    columns = [
-        pa.array(values, field.type) for values, field in zip(zip(*rows, strict=True), PENDING_SCHEMA, strict=True)
-    ]
+def _batch(messages: Sequence[PendingMessage]) -> pa.RecordBatch:
+    columns = []
+    for field in PENDING_SCHEMA:
+        values = [getattr(message, _ATTRIBUTES[field.name]) for message in messages]
+        columns.append(timestamp_column(pa.array(values)) if field.name in _TIMES else pa.array(values, field.type))
     return pa.RecordBatch.from_arrays(columns, schema=PENDING_SCHEMA)

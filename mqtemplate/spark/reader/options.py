@@ -31,7 +31,7 @@ _ALIASES = {
     "kafka.group.id": "group",
     "includeheaders": "includeProperties",
 }
-"""Other names for an option: that of Spark's file sources, and those of its Kafka source."""
+"""Other name for an option, as Spark's file sources and its Kafka source have it -> our name."""
 
 _SPARKS_OWN = frozenset({"provider", "owner", "location", "external", "comment", "serialization.format", "table"})
 """Names, in lower case, that Spark adds to the options of a table of its catalog."""
@@ -148,15 +148,15 @@ class SourceOptions:
             limits=_limits(given),
             min_partitions=values.whole_number(given, "minPartitions"),
             max_records_per_partition=values.whole_number(given, "maxRecordsPerPartition"),
-            fail_on_data_loss=values.true_or_false(given, "failOnDataLoss", True),
-            include_properties=values.true_or_false(given, "includeProperties", True),
+            fail_on_data_loss=values.flag(given, "failOnDataLoss") is not False,
+            include_properties=values.flag(given, "includeProperties") is not False,
             max_body_bytes=values.whole_number(given, "maxDecompressedSize") or MAX_BODY_BYTES,
         )
 
     @staticmethod
     def wants_properties(options: Mapping[str, str]) -> bool:
         """Return ``includeProperties`` only: Spark requests the schema before it says if the read is a stream."""
-        return values.true_or_false(_known(options), "includeProperties", True)
+        return values.flag(_known(options), "includeProperties") is not False
 
 
 def _known(options: Mapping[str, str]) -> dict[str, str]:
@@ -164,11 +164,7 @@ def _known(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _refuse_contradictions(given: Mapping[str, str], *, streaming: bool) -> None:
-    for names in _EXCLUSIVE:
-        found = [name for name in names if name in given]
-        if len(found) > 1:
-            one, other = found[:2]
-            raise ConfigurationError(f"options {one!r} and {other!r} contradict each other; give one of them")
+    values.refuse_contradictions(given, *_EXCLUSIVE)
     wrong, reason = _BATCH_ONLY if streaming else _STREAM_ONLY
     for name in wrong:
         if name in given:
@@ -205,9 +201,9 @@ def _selector(given: Mapping[str, str]) -> Selector:
 
 
 def _position(given: Mapping[str, str], which: str, default: str, streaming: bool) -> Position:
-    timestamp = given.get(f"{which}Timestamp")
+    timestamp = values.milliseconds(given, f"{which}Timestamp")
     if timestamp is not None:
-        return values.milliseconds(f"{which}Timestamp", timestamp)
+        return timestamp
     if f"{which}OffsetsByTimestamp" in given:
         return _by_time(f"{which}OffsetsByTimestamp", given[f"{which}OffsetsByTimestamp"])
     option = f"{which}Offsets"
@@ -231,7 +227,9 @@ def _position(given: Mapping[str, str], which: str, default: str, streaming: boo
 
 def _by_time(option: str, text: str) -> OffsetsByTime:
     try:
-        return OffsetsByTime(parse_queue_table(text, lambda value: values.milliseconds(option, str(value))))
+        return OffsetsByTime(
+            parse_queue_table(text, lambda value: values.milliseconds({option: str(value)}, option) or 0)
+        )
     except (ValueError, AttributeError, TypeError) as exc:
         raise ConfigurationError(
             f'option {option}: {text!r} is not times ({exc}); write JSON such as {{"orders": {{"0": 1767225600000}}}}'

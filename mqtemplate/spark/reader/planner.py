@@ -9,6 +9,7 @@ from typing import Any
 from mqtemplate.errors import BrokerError, ConfigurationError, SparkError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
+from mqtemplate.spark.location.folder import StoreFolder
 from mqtemplate.spark.reader.options import OffsetsByTime, Position, SourceOptions
 from mqtemplate.spark.reader.task import Division, Share, core_count, distribute, open_blocks
 from mqtemplate.spark.records.offsets import (
@@ -37,6 +38,8 @@ class StoreReader:
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._blocks = open_blocks(options)
+        if options.location.store is not None:
+            StoreFolder(options.location.store)  # checks the folder
         self._missing: set[str] = set()
 
     # --- queues --------------------------------------------------------------------------------
@@ -112,7 +115,7 @@ class StoreReader:
         """Return the offsets of a checkpoint. In a folder all queues are of one broker, whatever its name was then.
 
         Raises:
-            SparkError: They are no offsets of this source.
+            SparkError: They are not offsets of this source.
         """
         name = self._options.broker_name
         try:
@@ -133,7 +136,7 @@ class StoreReader:
     def offsets_of(self, committed: Callable[[MessageQueue], int | None]) -> OffsetTable:
         """Return the offsets of a group from a function of the queue; None means the start of the queue.
 
-        No offset is that of a deleted message: a consumer of the broker would skip these, too.
+        No offset is before the start of its queue: a consumer of the broker would skip deleted messages, too.
         """
         return {queue: max(committed(queue) or 0, self._blocks.min_offset(queue)) for queue in self.queues()}
 

@@ -47,8 +47,7 @@ _TABLE_OPTIONS = "mqtemplate.options"
 class MqTemplateSource(DataSource):
     """Data source for ``spark.read.format("mqtemplate")`` and ``spark.readStream.format("mqtemplate")``.
 
-    The options are those of `SourceOptions`. A schema given with ``.schema(...)`` selects columns: no other one is
-    built.
+    See `SourceOptions` for the options. A schema given with ``.schema(...)`` selects columns: no other one is built.
     """
 
     @classmethod
@@ -57,7 +56,7 @@ class MqTemplateSource(DataSource):
 
     def schema(self) -> StructType:
         if is_pending_view(self.options):
-            pending: StructType = _load("pending.options").pending_schema()
+            pending: StructType = _load("pending.reader").pending_schema()
             return pending
         schema = source_schema(include_properties=SourceOptions.wants_properties(self.options))
         if _PROVIDER in self.options:
@@ -86,7 +85,7 @@ class MqTemplateSource(DataSource):
 
 
 def _with_table_options(options: Mapping[str, str], schema: StructType) -> dict[str, str]:
-    """Return the options of a table of the catalog, below those of the query.
+    """Return the options of a table of the catalog, which the options of the query override.
 
     Spark passes them when the table is created, with a key ``provider`` of its own, and not when it is read. It keeps
     the schema with the metadata of its columns, so they are there.
@@ -114,9 +113,6 @@ class _ReaderBase:
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_options": self._options, "_task": self._task}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the messages of one task, whose partition has its share."""

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from mqtemplate.errors import OffsetOutOfRangeError, SparkError
 from mqtemplate.selectors.tags import TagSelector
-from mqtemplate.spark.location.folder_blocks import FolderBlocks
+from mqtemplate.spark.location.folder import FolderBlocks
 from mqtemplate.spark.reader.options import SourceOptions
 from mqtemplate.spark.records.blocks import Blocks
 from mqtemplate.spark.records.offsets import QueueRange
@@ -118,16 +118,9 @@ def _limited(share: list[QueueRange], most: int | None) -> list[list[QueueRange]
 
 
 def open_blocks(options: SourceOptions) -> Blocks:
-    """Return the records of the location that the options name.
-
-    Raises:
-        SparkError: The folder is not a store.
-    """
+    """Return the records of the location that the options name."""
     location = options.location
     if location.store is not None:
-        from mqtemplate.spark.location.folder import StoreFolder
-
-        StoreFolder(location.store)
         return FolderBlocks(location.store, options.broker_name)
     from mqtemplate.spark.location.cluster import ClusterBlocks
 
@@ -156,8 +149,7 @@ class TaskReader:
             return
         options = self.options
         codes = None if options.selector.codes is None or options.selector.selects_all else _codes(options)
-        store = options.location.store
-        blocks: Blocks = open_blocks(options) if store is None else FolderBlocks(store, options.broker_name)
+        blocks = open_blocks(options)
         if share.identity:
             blocks.check_identity(share.ranges[0], share.identity)
         for found in share.ranges:
@@ -168,7 +160,7 @@ class TaskReader:
                 raise SparkError(f"messages were deleted during the read: {exc}; run it again") from exc
 
     def _needed(self) -> pa.Schema:
-        """Return the columns to build: those of the result, and those that the selector needs."""
+        """Return the columns to build: the columns of the result, and what the selector needs."""
         selector, schema = self.options.selector, self.schema
         if selector.selects_all:
             return schema

@@ -140,7 +140,7 @@ class Blocks(Protocol):
         """Return the first queue offset stored at or after *timestamp_ms*; the maximum if there is none."""
 
     def committed(self, group: str, queue: MessageQueue) -> int | None:
-        """Return the offset of a group; None if it has none."""
+        """Return the offset that a group has committed, or None."""
 
     def commit(self, group: str, offsets: OffsetTable) -> None:
         """Set the offsets of a group, if this location can do so from outside of the broker."""

@@ -72,7 +72,7 @@ def from_spark(table: Mapping[str, Any], broker_name: str) -> OffsetTable:
 
     Raises:
         SparkError: A newer release wrote the object.
-        ValueError, AttributeError, TypeError: The object is no table of offsets.
+        ValueError, AttributeError, TypeError: The object is not a table of offsets.
     """
     version = table.get("version")
     if not isinstance(version, int):  # a topic may have this name

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def source_schema(*, include_properties: bool = True) -> StructType:
     """Return the columns of ``format("mqtemplate")``.
 
-    Names and types are those of rocketmq-spark where it has the column, except that ``properties`` is a map.
+    Names and types are as in rocketmq-spark where it has the column, except that ``properties`` is a map.
 
     Args:
         include_properties: False leaves out ``properties`` and ``msgId``, which take most time to build.

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mqtemplate.durations import duration_ms
 from mqtemplate.errors import ConfigurationError, DestinationError
-from mqtemplate.listener.declaration.attributes import NOT_READABLE, Attribute, flag, number
+from mqtemplate.spark.location import option_values as values
 from mqtemplate.spark.location.location import PATH, BrokerLocation
-from mqtemplate.spark.location.option_values import known_options
 from mqtemplate.topics import check_send_topic
 from mqtemplate.user_code import did_you_mean
 
@@ -27,9 +25,6 @@ SINK_OPTIONS = (
 
 _OF_SPARK = frozenset({"checkpointlocation", "queryname", "provider", "mode"})
 _DEFAULTS = ("tags", "keys", "queueId", "delayLevel", "delay", "deliverTime")
-_VERSION, _TIMEOUT = number(None, 0, 2**63 - 1), number(30_000, 1)
-_IDEMPOTENT = replace(flag(True), default=None)
-_DELAYS = ("delayLevel", "delay", "deliverTime")
 
 _TEXT, _NUMBER = frozenset({"string"}), frozenset({"tinyint", "smallint", "int", "bigint"})
 COLUMNS: dict[str, tuple[frozenset[str], str]] = {
@@ -74,22 +69,18 @@ class SinkOptions:
         Raises:
             ConfigurationError: An option is unknown, malformed, missing, or contradicts another one.
         """
-        given = known_options(options, SINK_OPTIONS, aliases=PATH, ignored=_OF_SPARK, where=" for a write")
+        given = values.known_options(options, SINK_OPTIONS, aliases=PATH, ignored=_OF_SPARK, where=" for a write")
         if ("txnAppId" in given) != ("txnVersion" in given):
             raise ConfigurationError("give both options 'txnAppId' and 'txnVersion', or none of them")
-        delays = [name for name in _DELAYS if name in given]
-        if len(delays) > 1:
-            raise ConfigurationError(
-                f"options {' and '.join(map(repr, delays))} contradict each other; give one of them"
-            )
+        values.refuse_contradictions(given, ("delayLevel", "delay", "deliverTime"))
         return cls(
             location=BrokerLocation.of_options(given),
             topic=None if "topic" not in given else _topic(given["topic"]),
-            defaults={name: _default(name, given[name]) for name in _DEFAULTS if name in given},
+            defaults={name: _default(given, name) for name in _DEFAULTS if name in given},
             txn_app_id=given.get("txnAppId"),
-            txn_version=_value(given, "txnVersion", _VERSION),
-            idempotent=_value(given, "idempotent", _IDEMPOTENT),
-            send_timeout_ms=_value(given, "sendTimeoutMs", _TIMEOUT),
+            txn_version=values.whole_number(given, "txnVersion", 0),
+            idempotent=values.flag(given, "idempotent"),
+            send_timeout_ms=values.whole_number(given, "sendTimeoutMs", 1, 2**31 - 1) or 30_000,
         )
 
     def check_columns(self, schema: StructType) -> None:
@@ -118,16 +109,6 @@ class SinkOptions:
             raise ConfigurationError("the topic is missing: give option 'topic', or a column 'topic'")
 
 
-def _value(given: Mapping[str, str], name: str, attribute: Attribute) -> Any:
-    text = given.get(name)
-    if text is None:
-        return attribute.default
-    try:
-        return attribute.read(text.strip())
-    except NOT_READABLE:
-        raise ConfigurationError(f"option {name}={text!r} must be {attribute.allowed}") from None
-
-
 def _topic(text: str) -> str:
     try:
         return check_send_topic(text)
@@ -135,22 +116,14 @@ def _topic(text: str) -> str:
         raise ConfigurationError(f"option topic={text!r}: {exc}") from exc
 
 
-def _default(name: str, text: str) -> Any:
+def _default(given: Mapping[str, str], name: str) -> Any:
     """Return a default for rows, in the form of its column; a deliver time in milliseconds."""
+    text = given[name]
     try:
         if name in ("queueId", "delayLevel"):
             return int(text)
         if name == "delay":
             return duration_ms(text, 1_000) / 1_000
-        if name == "deliverTime":
-            return int(text) if text.strip().isdecimal() else _milliseconds(text)
     except ValueError as exc:
         raise ConfigurationError(f"option {name}={text!r}: {exc}") from exc
-    return text
-
-
-def _milliseconds(text: str) -> int:
-    moment = datetime.fromisoformat(text.strip())
-    if moment.tzinfo is None:
-        raise ValueError("it has no time zone; add one, such as +00:00")
-    return int(moment.timestamp() * 1_000)
+    return values.milliseconds(given, name) if name == "deliverTime" else text

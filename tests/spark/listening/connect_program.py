@@ -18,7 +18,7 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.spark import SparkListenerContainer, register
 from mqtemplate.testing import Harness, messages_in
-from tests.spark.listening.connect_listeners import Collect, fail
+from tests.spark.listening.listeners import Collect, fail
 
 if TYPE_CHECKING:
     pass

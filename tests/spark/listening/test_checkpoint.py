@@ -193,7 +193,7 @@ def test_the_first_batch_is_not_repeated_from_another_start(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("left", ["metadata", "offsets"])
-def test_a_folder_of_which_a_part_is_missing_is_no_new_query(tmp_path: Path, left: str) -> None:
+def test_a_folder_with_a_missing_part_is_not_a_new_query(tmp_path: Path, left: str) -> None:
     """Spark would go on with another id, or give a committed batch other messages under its id."""
     checkpoint = write_interrupted(tmp_path, 3)
     shutil.rmtree(tmp_path / "offsets") if left == "offsets" else (tmp_path / "metadata").unlink()

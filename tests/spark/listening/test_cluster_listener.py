@@ -16,7 +16,7 @@ from mqtemplate.server import Account, AclSettings, BrokerServerSettings, LocalC
 from mqtemplate.spark import SparkListenerContainer
 from mqtemplate.testing import messages_in
 from tests.server.tool import ANY_PORT, make_engine
-from tests.spark.listening.order_listener import BODIES, HANDLED, OrderListener
+from tests.spark.listening.listeners import BODIES, HANDLED, OrderListener
 from tests.waiting import eventually
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from mqtemplate.spark.listening.batches import summary_of
 from mqtemplate.spark.listening.connect import ImportedFunction
 from mqtemplate.spark.listening.shared_broker import messages_of
 from mqtemplate.spark.records.offsets import to_spark
-from tests.spark.listening.connect_listeners import Collect, NeedsService, fail
+from tests.spark.listening.listeners import Collect, NeedsService, fail
 
 ROOT = Path(__file__).parents[3]
 
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.thorough
 @pytest.mark.timeout(900)
 def test_a_listener_runs_over_spark_connect(tmp_path: Path) -> None:
-    """Its batches, payloads, redeliveries, dead letters, metrics and errors are those of an ordinary session."""
+    """It has the batches, payloads, redeliveries, dead letters, metrics and errors of an ordinary session."""
     pytest.importorskip("grpc", reason="Spark Connect needs the packages of pyspark[connect]")
     command = [sys.executable, "-m", "tests.spark.listening.connect_program", str(tmp_path)]
     variables = {

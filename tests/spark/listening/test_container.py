@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,19 +13,17 @@ from pydantic import BaseModel
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import SparkError
-from mqtemplate.listener import ListenerSpec
 from mqtemplate.message import Message, MessageQueue
-from mqtemplate.spark import AVAILABLE_NOW, SparkBatch, SparkListenerContainer, spark_listener
+from mqtemplate.spark import AVAILABLE_NOW, SparkBatch, spark_listener
 from mqtemplate.spark.reader.source import MqTemplateSource
 from mqtemplate.testing import Harness
+from tests.spark.listening.conftest import Start
+from tests.spark.listening.listeners import started
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:.*:ResourceWarning")]
-
-AT_ONCE = "0 seconds"  # the next batch starts when the last one is done
-Start = Callable[..., SparkListenerContainer]
 
 
 class Order(BaseModel):
@@ -41,35 +39,6 @@ def send(broker: EmbeddedBroker, *ids: int, tags: str = "paid", queue_id: int = 
 
 def committed(broker: EmbeddedBroker, group: str, queue_id: int = 0) -> int | None:
     return broker.groups.committed_offset(group, MessageQueue("orders", broker.name, queue_id))
-
-
-def started(
-    spark: SparkSession,
-    broker: EmbeddedBroker,
-    checkpoints: Path,
-    endpoint: object,
-    consumer_group: str = "billing",
-    **attributes: Any,
-) -> SparkListenerContainer:
-    attributes = {"trigger": AT_ONCE, "retry_delay": 0, **attributes}
-    spec = ListenerSpec(topics=("orders",), consumer_group=consumer_group, attributes=attributes)
-    container = SparkListenerContainer(endpoint, spark, broker, checkpoints, spec=spec)
-    container.start()
-    return container
-
-
-@pytest.fixture
-def start(spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path) -> Iterator[Start]:
-    """Return a function that starts a listener on the broker. The listener is stopped at the end of the test."""
-    running: list[SparkListenerContainer] = []
-
-    def start(endpoint: object, **options: Any) -> SparkListenerContainer:
-        running.append(started(spark, broker, tmp_path / "checkpoints", endpoint, **options))
-        return running[-1]
-
-    yield start
-    for container in running:
-        container.stop()
 
 
 class Collector:
@@ -182,7 +151,7 @@ class TestRunningListener:
         assert committed(running.broker, "billing") == ends[-1] == start + 25
         assert running.container.exception is None
 
-    def test_a_body_that_is_no_json_has_a_null_payload(self, running: RunningListener) -> None:
+    def test_a_body_that_is_not_json_has_a_null_payload(self, running: RunningListener) -> None:
         running.broker.sends.send(Message("orders", b"not json", {"TAGS": "paid"}))
 
         [(_, rows)] = running.new_batches()
@@ -204,7 +173,7 @@ class TestRunningListener:
 
 
 @pytest.mark.thorough
-def test_with_bad_records_fail_a_body_that_is_no_json_ends_the_query(start: Start, broker: EmbeddedBroker) -> None:
+def test_with_bad_records_fail_a_body_that_is_not_json_ends_the_query(start: Start, broker: EmbeddedBroker) -> None:
     """The error has the position of the message, and what it contains."""
 
     @spark_listener("orders", "billing")
@@ -301,7 +270,7 @@ def test_a_stop_waits_for_the_running_batch_and_restarts_lose_and_repeat_nothing
 
 @pytest.mark.thorough
 def test_an_available_now_query_reads_from_its_groups_offset_and_ends(start: Start, broker: EmbeddedBroker) -> None:
-    """A new query starts at the offset of its group, for example that of an earlier message listener."""
+    """A new query starts at the offset of its group, for example after an earlier message listener."""
     collector = Collector()
     send(broker, *range(8))
     broker.groups.commit_offset("billing", MessageQueue("orders", broker.name, 0), 3)
@@ -332,7 +301,7 @@ def test_a_damaged_record_ends_the_query_with_file_and_offset(start: Start, brok
 
 @pytest.mark.thorough
 def test_a_table_of_the_catalog_reads_a_topic(spark: SparkSession, broker: EmbeddedBroker) -> None:
-    """Spark adds options of its own to those of the table."""
+    """Spark adds options of its own to the options of the table."""
     send(broker, 1, 2, 3)
     spark.dataSource.register(MqTemplateSource)
     spark.sql(f"CREATE TABLE orders USING mqtemplate OPTIONS (store '{broker.path}', topic 'orders')")

@@ -3,52 +3,29 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pydantic import BaseModel
 
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.errors import SparkError
-from mqtemplate.listener import ListenerSpec
 from mqtemplate.message import Message, MessageQueue
-from mqtemplate.spark import SparkBatch, SparkListenerContainer
+from mqtemplate.spark import SparkBatch
 from mqtemplate.testing import Harness, messages_in
 from tests.listener.hostile import KINDS
+from tests.spark.listening.conftest import Start
+from tests.spark.listening.listeners import Order
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore:.*:ResourceWarning")]
 
-Start = Callable[..., SparkListenerContainer]
-
-
-class Order(BaseModel):
-    id: int
-
 
 @pytest.fixture
-def start(spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path) -> Iterator[Start]:
-    running: list[SparkListenerContainer] = []
-
-    def start(
-        endpoint: object, on_change: Callable[[], None] = lambda: None, **attributes: Any
-    ) -> SparkListenerContainer:
-        attributes = {"trigger": "0 seconds", "retry_delay": 0, "payload": Order, **attributes}
-        spec = ListenerSpec(topics=("orders",), consumer_group="billing", attributes=attributes)
-        container = SparkListenerContainer(
-            endpoint, spark, broker, tmp_path / "checkpoints", spec=spec, on_change=on_change
-        )
-        running.append(container)
-        container.start()
-        return container
-
-    yield start
-    for container in running:
-        container.stop()
+def start(start: Start) -> Start:
+    return partial(start, payload=Order)
 
 
 def send(broker: EmbeddedBroker, *bodies: bytes) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.errors import ListenerError, SparkError
-from mqtemplate.listener import ListenerSpec
 from mqtemplate.spark import (
     AVAILABLE_NOW,
     QueueRange,
@@ -20,7 +19,8 @@ from mqtemplate.spark import (
     spark_listener,
     spark_listener_specs,
 )
-from mqtemplate.spark.listening.listener import SparkListenerSettings, resolve_spark_spec
+from mqtemplate.spark.listening.listener import SparkListenerSettings
+from tests.spark.listening.listeners import resolved
 
 
 @spark_listener("orders", "billing")
@@ -35,13 +35,6 @@ def container(endpoint: object, folder: Path | None) -> SparkListenerContainer:
         pytest.fail("no session may be created")
 
     return SparkListenerContainer(endpoint, no_spark, EmbeddedBroker(folder), "checkpoints")
-
-
-def resolved(
-    topics: tuple[str, ...] = ("orders",), consumer_group: str = "billing", **attributes: Any
-) -> SparkListenerSettings:
-    spec = ListenerSpec(topics=topics, consumer_group=consumer_group, attributes=attributes)
-    return resolve_spark_spec(spec, "work", lambda text: text)
 
 
 def test_the_decorator_returns_the_function_unchanged() -> None:

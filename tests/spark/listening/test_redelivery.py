@@ -10,8 +10,9 @@ from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.errors import SparkError
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.spark.listening.redelivery import FailedRow, Redelivery, RedeliveryPlan
-from mqtemplate.spark.listening.shared_brokers import EmbeddedSendBacks
+from mqtemplate.spark.listening.shared_broker import send_back_of
 from mqtemplate.testing import Harness, messages_in
+from tests.spark.listening.listeners import resolved
 
 QUERY = "a-query"
 RETRY, DLQ = "%RETRY%billing", "%DLQ%billing"
@@ -26,15 +27,8 @@ def filled(broker: EmbeddedBroker, count: int) -> list[FailedRow]:
 
 
 def redelivery(broker: EmbeddedBroker, tmp_path: Path, max_redeliveries: int = 16) -> Redelivery:
-    return Redelivery(
-        broker,
-        EmbeddedSendBacks(broker),
-        broker.metrics,
-        group="billing",
-        listener="by_region",
-        checkpoint=tmp_path / "checkpoint",
-        max_redeliveries=max_redeliveries,
-    )
+    settings = resolved(max_redeliveries=max_redeliveries)
+    return Redelivery(broker, send_back_of(broker), broker.metrics, "by_region", settings, tmp_path / "checkpoint")
 
 
 def delivered(broker: EmbeddedBroker, topic: str, wait: str = "3h") -> list[MessageExt]:
@@ -120,7 +114,7 @@ def test_plans_of_committed_batches_are_deleted(broker: EmbeddedBroker, tmp_path
     assert [path.name for path in (tmp_path / "checkpoint" / "mqtemplate-redeliveries").iterdir()] == ["1.json"]
 
 
-def test_a_row_that_is_no_message_of_its_queue_is_refused(broker: EmbeddedBroker, tmp_path: Path) -> None:
+def test_a_row_that_is_not_a_message_of_its_queue_is_refused(broker: EmbeddedBroker, tmp_path: Path) -> None:
     filled(broker, 1)
     with pytest.raises(SparkError, match="orders, queue 0, offset 7 cannot be sent back: .* unchanged"):
         redelivery(broker, tmp_path).send(QUERY, 0, [FailedRow("orders", 0, 7, "x")])

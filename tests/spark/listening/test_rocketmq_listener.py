@@ -14,7 +14,7 @@ from mqtemplate.message import Message, MessageQueue
 from mqtemplate.spark import SparkListenerContainer
 from mqtemplate.testing import messages_in
 from tests.contract.test_remote_rocketmq import cluster
-from tests.spark.listening.order_listener import BODIES, HANDLED, OrderListener
+from tests.spark.listening.listeners import BODIES, HANDLED, OrderListener
 from tests.waiting import eventually
 
 if TYPE_CHECKING:

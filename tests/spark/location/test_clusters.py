@@ -60,12 +60,12 @@ seen = spark.sql("SELECT count(DISTINCT queueId, queueOffset) FROM seen").first(
 # The machine of a task has another store under the path that was planned.
 from mqtemplate.spark.records.offsets import QueueRange
 from mqtemplate.spark.reader.options import SourceOptions
-from mqtemplate.spark.location.folder_blocks import LocalStore
+from mqtemplate.spark.location.folder import FolderBlocks
 from mqtemplate.spark.reader.task import Share
 from mqtemplate.spark.reader.task import TaskReader
 from mqtemplate.spark.records.record_batches import ARROW_SCHEMA
 found = QueueRange("orders", 0, 0, 10, "broker-a")
-share = Share((found,), LocalStore(store, "broker-a").identity(found))
+share = Share((found,), FolderBlocks(store, "broker-a").identity(found))
 task = TaskReader(SourceOptions.parse({"store": other_store, "topic": "orders"}, streaming=False), ARROW_SCHEMA)
 try:
     spark.sparkContext.parallelize([0], 1).map(lambda _: len(list(task.batches(share)))).collect()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import pickle
 import random
-from collections.abc import Callable, Iterator
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -16,48 +15,24 @@ pytest.importorskip("pyarrow")
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
-from mqtemplate.clock import SystemClock
-from mqtemplate.errors import BrokerError, ConfigurationError, CorruptRecordError, SparkError
-from mqtemplate.message import HostAddress, Message, MessageQueue
+from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.errors import BrokerError, CorruptRecordError, SparkError
+from mqtemplate.message import Message, MessageQueue
 from mqtemplate.record.codec import RecordDraft
-from mqtemplate.server import Account, AclSettings, BrokerServerSettings, LocalCluster, Right
+from mqtemplate.remoting.protocol.bodies.route import RegisterBrokerBody, TopicConfig, TopicConfigSerializeWrapper
+from mqtemplate.remoting.protocol.codes import RequestCode
+from mqtemplate.remoting.protocol.headers.admin import RegisterBrokerRequestHeader
+from mqtemplate.server import Account, AclSettings, LocalCluster, Right
 from mqtemplate.spark.location.cluster import ClusterBlocks
 from mqtemplate.spark.location.cluster_connection import close_connections, connect
-from mqtemplate.spark.reader.source import BatchReader, MqTemplateSource, StreamReader
 from mqtemplate.spark.records.offsets import QueueRange, to_spark
 from mqtemplate.spark.records.record_batches import ARROW_SCHEMA, record_batches
-from mqtemplate.spark.records.schema import source_schema
+from tests.server.tool import Tool
+from tests.spark.conftest import Serve
+from tests.spark.reads import read, rows_of, stream_reader
 from tests.waiting import eventually
 
 SECRET = "never shown"
-ANY_PORT = HostAddress("127.0.0.1", 0)
-Serve = Callable[..., LocalCluster]
-
-
-@pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Serve]:
-    """Return a function that starts a server with a name server on loopback."""
-    running: list[LocalCluster] = []
-
-    def start(folder: str = "store", name: str = "broker-a", **options: Any) -> LocalCluster:
-        engine = EmbeddedBroker(
-            tmp_path / folder, EmbeddedSettings(broker_name=name, listen_host=ANY_PORT), SystemClock()
-        )
-        running.append(LocalCluster(engine, BrokerServerSettings(listen=ANY_PORT), ANY_PORT, **options))
-        running[-1].start()
-        return running[-1]
-
-    yield start
-    for cluster in running:
-        cluster.stop()
-
-
-@pytest.fixture(autouse=True)
-def closed_connections() -> Iterator[None]:
-    """Close the connections of the test: a task of Spark keeps them for the next one in its process."""
-    yield
-    close_connections()
 
 
 def fill(broker: EmbeddedBroker, count: int, *, topic: str = "orders", queue_id: int = 0, size: int = 40) -> None:
@@ -67,88 +42,23 @@ def fill(broker: EmbeddedBroker, count: int, *, topic: str = "orders", queue_id:
         broker.sends.send_batch(messages[start : start + 100], MessageQueue(topic, broker.name, queue_id))
 
 
-def rows(cluster: LocalCluster, **options: str) -> list[dict[str, Any]]:
-    """Return the rows of a batch. Reader and partitions are pickled, as by Spark."""
-    given = {"nameServer": str(cluster.name_server_address), "topic": "orders", **options}
-    reader = MqTemplateSource({name.lower(): value for name, value in given.items()}).reader(source_schema())
-    assert isinstance(reader, BatchReader)
-    reader, partitions = pickle.loads(pickle.dumps((reader, reader.partitions())))
-    return [row for partition in partitions for batch in reader.read(partition) for row in batch.to_pylist()]
-
-
-def folder_rows(cluster: LocalCluster, **options: str) -> list[dict[str, Any]]:
-    given = {"store": str(cluster.engine.path), "topic": "orders", **options}
-    reader = MqTemplateSource({name.lower(): value for name, value in given.items()}).reader(source_schema())
-    assert isinstance(reader, BatchReader)
-    return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
-
-
-def read(cluster: LocalCluster, start: int, end: int, *, pulls: bool) -> list[dict[str, Any]]:
+def range_rows(cluster: LocalCluster, start: int, end: int, *, pulls: bool) -> list[dict[str, Any]]:
     place = ClusterBlocks((str(cluster.name_server_address),), pulls=pulls)
     found = QueueRange("orders", 0, start, end, cluster.engine.name)
     return [row for batch in record_batches(place.blocks(found, None), ARROW_SCHEMA) for row in batch.to_pylist()]
 
 
 @pytest.mark.parametrize("pulls", [False, True], ids=["blocks", "pulls"])
-def test_the_rows_are_those_of_the_folder(serve: Serve, pulls: bool) -> None:
-    """Whatever the server is: blocks of this library's server have 4 MiB, pulls have 32 messages."""
+def test_the_rows_equal_the_rows_of_the_folder(serve: Serve, pulls: bool) -> None:
+    """Blocks of this library's server have 4 MiB, pulls of any server have 32 messages."""
     cluster = serve()
     fill(cluster.engine, 700, size=3_000)
 
-    found = read(cluster, 5, 690, pulls=pulls)
+    found = range_rows(cluster, 5, 690, pulls=pulls)
 
-    expected = folder_rows(cluster)[5:690]
+    expected = read(cluster.engine)[5:690]
     assert [row["queueOffset"] for row in found] == list(range(5, 690))
     assert found == expected
-
-
-def test_a_read_selects_columns_tags_times_and_queues(serve: Serve) -> None:
-    """The options mean what they mean for a folder."""
-    cluster = serve()
-    for queue_id in range(3):
-        fill(cluster.engine, 50, queue_id=queue_id)
-
-    for options in (
-        {"tags": "ship"},
-        {"sql": "KEYS IN ('k3', 'k4')"},
-        {"startingOffsets": '{"orders": {"0": 10, "1": -2, "2": 45}}', "endingOffsets": '{"orders": {"1": 7}}'},
-        {"startingTimestamp": "1"},
-        {"minPartitions": "5"},
-    ):
-        assert rows(cluster, **options) == folder_rows(cluster, **options)
-
-
-def test_a_read_can_start_at_the_offsets_of_a_group(serve: Serve) -> None:
-    """The broker has them; a queue without one is read from its start."""
-    cluster = serve()
-    for queue_id in range(2):
-        fill(cluster.engine, 50, queue_id=queue_id)
-    cluster.engine.groups.commit_offset("billing", MessageQueue("orders", "broker-a", 1), 48)
-
-    found = rows(cluster, group="billing", startingOffsets="group")
-
-    assert [row["queueOffset"] for row in found] == [*range(50), 48, 49]
-
-
-def test_a_missing_topic_is_an_error_with_the_nearest_name(serve: Serve) -> None:
-    cluster = serve()
-    fill(cluster.engine, 1)
-
-    with pytest.raises(SparkError, match=r"topic 'order' is not in the cluster at .*; did you mean 'orders'"):
-        rows(cluster, topic="order")
-
-
-def test_a_pattern_selects_topics_of_the_cluster(serve: Serve) -> None:
-    cluster = serve()
-    for topic in ("orders", "orders-eu", "refunds"):
-        fill(cluster.engine, 2, topic=topic)
-    options = {"nameserver": str(cluster.name_server_address), "topicpattern": "orders.*"}
-    reader = MqTemplateSource(options).reader(source_schema())
-    assert isinstance(reader, BatchReader)
-
-    found = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
-
-    assert [row["topic"] for row in found] == ["orders", "orders", "orders-eu", "orders-eu"]
 
 
 def test_a_stream_commits_to_its_group(serve: Serve) -> None:
@@ -156,9 +66,7 @@ def test_a_stream_commits_to_its_group(serve: Serve) -> None:
     cluster = serve()
     fill(cluster.engine, 30)
     queue = MessageQueue("orders", "broker-a", 0)
-    options = {"nameserver": str(cluster.name_server_address), "topic": "orders", "group": "statistics"}
-    reader = MqTemplateSource(options).streamReader(source_schema())
-    assert isinstance(reader, StreamReader)
+    reader = stream_reader(cluster, group="statistics")
 
     end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
     reader.commit(to_spark({queue: 20}))
@@ -181,7 +89,7 @@ def test_a_damaged_record_is_an_error_and_not_skipped(serve: Serve, pulls: bool)
     )
 
     with pytest.raises(CorruptRecordError, match="broker-a at .*: bad record at physical offset 0: its zlib body"):
-        read(cluster, 0, 1, pulls=pulls)
+        range_rows(cluster, 0, 1, pulls=pulls)
 
 
 @pytest.mark.parametrize("pulls", [False, True], ids=["blocks", "pulls"])
@@ -224,15 +132,15 @@ def test_the_keys_of_a_client_file_sign_the_requests(serve: Serve, tmp_path: Pat
     keys = tmp_path / "client.json"
     keys.write_text(json.dumps({"access-key": "spark-job", "secret-key": SECRET}))
 
-    assert len(rows(cluster, clientFile=str(keys))) == 4
+    assert len(read(cluster, clientFile=str(keys))) == 4
     with pytest.raises(BrokerError, match="access key 'spark-job' has no right PUB.SUB on topic 'salaries'"):
-        rows(cluster, clientFile=str(keys), topic="salaries")
+        read(cluster, clientFile=str(keys), topic="salaries")
     with pytest.raises(BrokerError, match="access control is enabled"):
-        rows(cluster)
+        read(cluster)
     with pytest.raises(
         SparkError, match="topic 'order' is not in the cluster at .*; check its name: this account may not"
     ):
-        rows(cluster, clientFile=str(keys), topic="order")
+        read(cluster, clientFile=str(keys), topic="order")
 
 
 def test_another_key_is_another_connection(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,27 +160,40 @@ def test_the_keys_may_be_in_the_environment(serve: Serve, monkeypatch: pytest.Mo
     monkeypatch.setenv("MQTEMPLATE_ACCESS_KEY", "spark-job")
     monkeypatch.setenv("MQTEMPLATE_SECRET_KEY", SECRET)
 
-    assert len(rows(cluster)) == 4
+    assert len(read(cluster)) == 4
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("{", "is not JSON"),
-        ("[]", "is not a JSON object; its keys are access-key, secret-key"),
-        ('{"accesskey": "a"}', "key 'accesskey' is unknown; known are access-key"),
-        ('{"access-key": "a"}', "has only one of access-key and secret-key"),
-        ('{"tls": {"ca": "x"}}', "tls: 'ca' is unknown; known are cert-path, check-host-name"),
-    ],
-)
-def test_the_error_for_a_wrong_client_file_says_what_to_do(tmp_path: Path, text: str, words: str) -> None:
-    path = tmp_path / "client.json"
-    path.write_text(text)
+def test_a_broker_that_joins_the_cluster_is_read_from_its_start(serve: Serve) -> None:
+    """Each broker has a queue 0 of the topic."""
+    first, second = serve(), serve("broker-b")
+    for cluster, count in ((first, 3), (second, 2)):
+        cluster.engine.create_topic("orders", 1)
+        fill(cluster.engine, count)
+    reader = stream_reader(first)
+    start = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
 
-    with pytest.raises(ConfigurationError, match=words):
-        connect(("127.0.0.1:9",), str(path))
+    with Tool(first.name_server_address) as connection:
+        register(second, connection, "orders", 1)
+        fill(first.engine, 1)
+        end = reader.latestOffset(start, ReadAllAvailable())
+
+        assert start["topics"]["orders"] == {"broker-a": {"0": 3}}
+        rows = rows_of(reader, reader.partitions(start, end))
+    found = sorted((row["brokerName"], row["queueOffset"]) for row in rows)
+    assert found == [("broker-a", 3), ("broker-b", 0), ("broker-b", 1)]
 
 
-def test_a_missing_client_file_is_an_error_of_that_machine(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="cannot be read .*; each machine that runs tasks needs it"):
-        connect(("127.0.0.1:9",), str(tmp_path / "missing.json"))
+def register(broker: LocalCluster, connection: Tool, topic: str, queues: int) -> None:
+    """Register a broker at the name server of another one, as brokers of RocketMQ do."""
+    config = TopicConfig(topic_name=topic, read_queue_nums=queues, write_queue_nums=queues)
+    wrapper = TopicConfigSerializeWrapper(topic_config_table={topic: config})
+    body = RegisterBrokerBody(topic_config_serialize_wrapper=wrapper).encode()
+    header = RegisterBrokerRequestHeader(
+        broker_name=broker.engine.name,
+        broker_addr=str(broker.address),
+        cluster_name="DefaultCluster",
+        ha_server_addr="",
+        broker_id=0,
+        body_crc32=zlib.crc32(body) & 0x7FFF_FFFF,
+    )
+    connection.request_ok(RequestCode.REGISTER_BROKER, header, body)

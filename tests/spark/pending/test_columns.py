@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,21 +10,13 @@ import pytest
 pytest.importorskip("pyspark", reason="the view needs PySpark")
 
 from mqtemplate.brokers import EmbeddedBroker
-from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import CorruptRecordError
 from mqtemplate.message import Message
 from mqtemplate.pending import PendingMessage, PendingQuery
-from mqtemplate.spark import LocalServer
 from mqtemplate.spark.pending.reader import create_reader
 from mqtemplate.testing import Harness
 
 LONG_TOPIC = "t" * 127
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(tmp_path / "store", clock=VirtualClock()) as broker, LocalServer(broker):
-        yield broker
 
 
 def rows(broker: EmbeddedBroker, **options: str) -> list[dict[str, Any]]:

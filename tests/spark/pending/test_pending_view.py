@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from mqtemplate.brokers import EmbeddedBroker
-from mqtemplate.clock import VirtualClock
-from mqtemplate.errors import ConfigurationError
 from mqtemplate.message import Message, Property
 from mqtemplate.pending import PendingQuery
-from mqtemplate.spark import LocalServer, cancel_pending, reschedule_pending
+from mqtemplate.spark import cancel_pending, reschedule_pending
 from mqtemplate.testing import Harness, messages_in
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(tmp_path / "store", clock=VirtualClock()) as broker, LocalServer(broker):
-        yield broker
 
 
 def send(broker: EmbeddedBroker, topic: str, key: str, **delay: str) -> str:
@@ -75,32 +65,6 @@ def test_the_view_equals_the_pending_messages_of_the_broker(spark: SparkSession,
     assert served.delayed.count_pending(PendingQuery(topic="orders")).total == moved.count() > 0
     Harness(served).advance("119m")
     assert {message.keys for message in messages_in(served, "orders")} == {"k0", "level0"}
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"view": "waiting"}, "option view='waiting': allowed are 'messages', which is the default, and 'pending'"),
-        ({"view": "pending", "store": "x", "tags": "a"}, "option 'tags' is unknown for view='pending'; known are view"),
-        ({"view": "pending"}, "option 'store' is missing: give the folder"),
-        ({"view": "pending", "store": "x", "clientFile": "y"}, "option 'clientFile' needs the option 'nameServer'"),
-        ({"view": "pending", "store": "x", "dueAfter": "soon"}, "option dueAfter='soon': give epoch milliseconds"),
-        ({"view": "pending", "store": "x", "dueBefore": "2026-01-31T12:00:00"}, "has no time zone; add one"),
-    ],
-)
-def test_a_wrong_option_is_refused(options: dict[str, str], reason: str) -> None:
-    pytest.importorskip("pyspark")
-    from mqtemplate.spark.location.option_values import is_pending_view
-    from mqtemplate.spark.pending.options import PendingOptions
-
-    def read() -> None:
-        assert is_pending_view(options)
-        PendingOptions.parse(options)
-
-    with pytest.raises(ConfigurationError) as failure:
-        read()
-
-    assert reason in str(failure.value)
 
 
 def test_positions_are_paged_in_the_order_of_their_due_times(served: EmbeddedBroker) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtemplate.errors import ConfigurationError, SparkError
+from mqtemplate.errors import SparkError
 from mqtemplate.message import MessageQueue
 from mqtemplate.spark.records.offsets import OffsetTable, from_spark, limited, parse_offsets, to_spark
 
@@ -89,19 +89,3 @@ def test_offsets_are_parsed_with_and_without_the_names_of_brokers() -> None:
     assert copied == {("orders", "broker-a", 0): 23}
     assert plain == {("orders", None, 0): 23, ("orders", None, 1): -2}
     assert named == {("orders", "broker-a", 0): 23, ("orders", "broker-b", 0): 5}
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"orders"',
-        "[1]",
-        '{"orders": 3}',
-        '{"orders": {"a": 1}}',
-        '{"orders": {"0": -3}}',
-        '{"orders": {"0": true}}',
-    ],
-)
-def test_the_error_for_malformed_offsets_shows_an_example(text: str) -> None:
-    with pytest.raises(ConfigurationError, match=r'option startingOffsets: .* write JSON such as \{"orders"'):
-        parse_offsets(text, "startingOffsets")

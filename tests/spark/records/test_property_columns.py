@@ -7,7 +7,7 @@ import pytest
 pa = pytest.importorskip("pyarrow")
 
 from mqtemplate.record.properties import decode_properties  # noqa: E402
-from mqtemplate.spark.records.property_columns import PropertyColumns  # noqa: E402
+from mqtemplate.spark.records.record_batches import PropertyColumns  # noqa: E402
 
 
 def columns(*encoded: bytes) -> PropertyColumns:

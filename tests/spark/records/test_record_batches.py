@@ -35,11 +35,7 @@ from mqtemplate.record.layout import (
     CHECK_SIZE,
 )
 from mqtemplate.record.properties import encode_properties
-from mqtemplate.spark.location.folder import StoreFolder
-from mqtemplate.spark.location.folder_blocks import (
-    QueueSlice,
-    local_blocks,
-)
+from mqtemplate.spark.location.folder import QueueSlice, StoreFolder, local_blocks
 from mqtemplate.spark.records.record_batches import (
     ARROW_SCHEMA,
     number_column,
@@ -263,7 +259,7 @@ def test_each_flipped_bit_of_a_record_is_detected(broker: EmbeddedBroker) -> Non
     assert len(read_all(broker.path)) == 2
 
 
-def test_a_character_that_is_no_hex_digit_is_detected_in_a_check(broker: EmbeddedBroker) -> None:
+def test_a_character_that_is_not_a_hex_digit_is_detected_in_a_check(broker: EmbeddedBroker) -> None:
     """Such as ``:``, the character after 9, for ``a``, the digit after 9."""
     damaged = set[bytes]()
     for number in range(40):

@@ -13,9 +13,11 @@ pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
 from mqtemplate.remoting.protocol.messages import encode_batch, split_batch  # noqa: E402
-from mqtemplate.spark.sink.columns import ColumnEncoder  # noqa: E402
 from mqtemplate.spark.sink.options import SinkOptions  # noqa: E402
-from mqtemplate.spark.sink.rows import RowReader  # noqa: E402
+from mqtemplate.spark.sink.rows import (  # noqa: E402
+    ColumnEncoder,
+    RowReader,
+)
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02"), max_size=20)
 TIME = st.integers(0, 2**53).map(lambda us: datetime.fromtimestamp(us / 1e6, UTC))
@@ -75,7 +77,7 @@ def test_the_encoded_messages_are_those_of_the_rows(batch: Any, defaults: dict[s
     ],
 )
 def test_a_batch_that_is_not_simple_is_left_to_the_reader_of_rows(column: dict[str, Any]) -> None:
-    """Among them are those with a row that is no message: the reader names it."""
+    """Some have a row that is not a message: the reader names it."""
     batch = pa.RecordBatch.from_pydict({"body": ["x", "y"]} | column)
 
     assert ColumnEncoder(options()).encode(batch) is None

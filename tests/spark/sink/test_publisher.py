@@ -28,14 +28,15 @@ from mqtemplate.spark.location.connection import open_broker  # noqa: E402
 from mqtemplate.spark.reader.source import BatchReader, MqTemplateSource  # noqa: E402
 from mqtemplate.spark.records.schema import source_schema  # noqa: E402
 from mqtemplate.spark.sink.options import SinkOptions  # noqa: E402
-from mqtemplate.spark.sink.publisher import (  # noqa: E402
+from mqtemplate.spark.sink.rows import OutgoingRow  # noqa: E402
+from mqtemplate.spark.sink.writer import (  # noqa: E402
     PlainPublisher,
+    Published,
     QueueChooser,
     SequencedPublisher,
     create_publisher,
+    publish,
 )
-from mqtemplate.spark.sink.rows import OutgoingRow  # noqa: E402
-from mqtemplate.spark.sink.writer import Published, publish  # noqa: E402
 from mqtemplate.testing import Harness, messages_in  # noqa: E402
 from tests.server.tool import ANY_PORT, make_engine  # noqa: E402
 from tests.waiting import eventually  # noqa: E402

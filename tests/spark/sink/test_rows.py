@@ -86,7 +86,7 @@ def test_a_delay_is_a_level_a_duration_or_a_time_and_never_early(
     assert only_message({"body": "x"} | columns, topic="orders").properties == {property_name: value}
 
 
-def test_level_0_is_no_delay() -> None:
+def test_level_0_is_not_a_delay() -> None:
     assert only_message({"body": "x", "delayLevel": 0}, topic="orders").properties == {}
 
 
@@ -121,7 +121,7 @@ def test_messages_that_were_read_are_written_with_their_own_properties_only() ->
         ({"body": "x", "topic": "orders", "tags": "a\x01b"}, "tags contains \\x01 or \\x02, which separate properties"),
     ],
 )
-def test_a_row_that_is_no_message_is_named_with_its_reason(columns: dict[str, Any], reason: str) -> None:
+def test_a_row_that_is_not_a_message_is_named_with_its_reason(columns: dict[str, Any], reason: str) -> None:
     with pytest.raises(MessageError) as failure:
         only_message(columns)
 
@@ -131,37 +131,6 @@ def test_a_row_that_is_no_message_is_named_with_its_reason(columns: dict[str, An
 
 
 # --- options and columns ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({}, "option 'store' is missing: give the folder of an embedded broker on this machine, or the name servers"),
-        ({"store": "a", "nameServer": "b:1"}, "options 'store' and 'nameServer' contradict each other"),
-        ({"store": "a", "path": "b"}, "option 'store' is given twice, with different values, also as 'path'"),
-        ({"store": "a", "topc": "x"}, "option 'topc' is unknown for a write; did you mean 'topic'?"),
-        ({"store": "a", "startingOffsets": "x"}, "option 'startingoffsets' is unknown for a write; known are store,"),
-        ({"nameServer": "b:1", "secretKey": "x"}, "option 'secretkey' is unknown for a write; it would show in plans"),
-        ({"store": "a", "clientFile": "x"}, "option 'clientFile' needs the option 'nameServer'"),
-        ({"store": "a", "topic": "a b"}, "option topic='a b'"),
-        ({"store": "a", "delay": "1s", "delayLevel": "3"}, "options 'delayLevel' and 'delay' contradict each other"),
-        ({"store": "a", "delay": "soon"}, "option delay='soon'"),
-        ({"store": "a", "deliverTime": "2026-01-31T12:00:00"}, "it has no time zone; add one"),
-        ({"store": "a", "txnAppId": "x"}, "give both options 'txnAppId' and 'txnVersion', or none of them"),
-        ({"store": "a", "txnAppId": "x", "txnVersion": "-1"}, "option txnVersion='-1' must be a whole number from 0"),
-        ({"store": "a", "idempotent": "maybe"}, "option idempotent='maybe' must be true or false"),
-        ({"store": "a", "sendTimeoutMs": "0"}, "option sendTimeoutMs='0' must be a whole number from 1"),
-    ],
-)
-def test_a_wrong_option_is_refused(options: dict[str, str], reason: str) -> None:
-    with pytest.raises(ConfigurationError) as failure:
-        SinkOptions.parse(options)
-
-    assert reason in str(failure.value)
-
-
-def test_options_that_spark_adds_are_ignored() -> None:
-    SinkOptions.parse({"store": "a", "checkpointLocation": "c", "queryName": "q", "topic": "orders"})
 
 
 TEXT, NUMBER = pa.string(), pa.int32()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from mqtemplate.brokers import EmbeddedBroker
-from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import SparkError
 from mqtemplate.message import Message, Property
 from mqtemplate.spark import LocalServer
@@ -19,13 +17,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    """Broker of this process, with a server for Spark's processes."""
-    with EmbeddedBroker(tmp_path / "store", clock=VirtualClock()) as broker, LocalServer(broker):
-        yield broker
 
 
 def write(rows: DataFrame, broker: EmbeddedBroker, **options: str) -> None:

@@ -20,10 +20,15 @@ from mqtemplate.server import BrokerServerSettings, LocalCluster
 from mqtemplate.server.local_address import LocalServerAddress
 from mqtemplate.spark import SparkListenerContainer, spark_listener
 from mqtemplate.spark.listening.redelivery import FailedRow, Redelivery
-from mqtemplate.spark.listening.shared_broker import ListenerMonitor, commit_offsets
-from mqtemplate.spark.listening.shared_brokers import SharedCluster, SharedFolder, share_broker
+from mqtemplate.spark.listening.shared_broker import (
+    ListenerMonitor,
+    SharedFolder,
+    share_broker,
+)
+from mqtemplate.spark.location.cluster_connection import client_settings
 from mqtemplate.testing import messages_in
 from tests.server.tool import ANY_PORT, make_engine
+from tests.spark.listening.listeners import resolved
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
@@ -53,15 +58,7 @@ def test_rows_of_a_cluster_come_back_through_its_broker(
     for number in range(10):
         cluster.engine.sends.send(Message("orders", b"%d" % number), queue)
     shared = share_broker(client, "by_region")
-    redelivery = Redelivery(
-        shared.broker,
-        shared.send_backs,
-        shared.metrics,
-        group="billing",
-        listener="by_region",
-        checkpoint=tmp_path,
-        max_redeliveries=16,
-    )
+    redelivery = Redelivery(shared.broker, shared.send_back, shared.metrics, "by_region", resolved(), tmp_path)
     rows = [
         FailedRow("orders", 1, 7, "no such customer", delay_ms=1, broker_name=queue.broker_name),
         FailedRow("orders", 1, 3, "not JSON", is_dead=True, broker_name=queue.broker_name),
@@ -86,7 +83,7 @@ def test_the_lag_of_a_cluster_counts_the_queues_that_it_has(cluster: LocalCluste
     first, second = (MessageQueue("orders", cluster.engine.name, queue_id) for queue_id in range(2))
 
     for end in (4, 2):
-        commit_offsets(client, shared.queue, "billing", {first: end})
+        shared.commit("billing", {first: end})
 
     assert monitor.lag() == {first: 1, second: 5}
     assert cluster.engine.groups.committed_offset("billing", first) == 4
@@ -94,10 +91,9 @@ def test_the_lag_of_a_cluster_counts_the_queues_that_it_has(cluster: LocalCluste
 
 def test_access_key_and_tls_of_the_client_reach_sparks_processes_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only this user can read it, and it is removed at the end. What the environment has is used instead."""
-    settings = RemoteSettings(
-        name_servers=("a:1", "b:2"), credentials=Credentials(access_key="k", secret_key="s"), tls=ClientTls()
-    )
-    shared = SharedCluster(RemoteBroker(settings))
+    credentials, tls = Credentials(access_key="k", secret_key="s", security_token="t"), ClientTls(check_host_name=False)
+    settings = RemoteSettings(name_servers=("a:1", "b:2"), credentials=credentials, tls=tls)
+    shared = share_broker(RemoteBroker(settings), "by_region")
     assert shared.options() == {"nameServer": "a:1;b:2"}
 
     shared.start(RETRY)
@@ -105,25 +101,14 @@ def test_access_key_and_tls_of_the_client_reach_sparks_processes_in_a_file(monke
     assert path.parent.stat().st_mode & 0o777 == 0o700
     assert json.loads(path.read_text())["access-key"] == "k"
     assert shared.location().client_file == str(path)
+    read = client_settings(str(path))
+    assert (read.credentials, read.tls) == (credentials, tls)
     shared.stop()
     assert not path.exists()
 
     monkeypatch.setenv("MQTEMPLATE_CLIENT_FILE", "/etc/client.json")
     shared.start(RETRY)
     assert "clientFile" not in shared.options()
-
-
-def test_the_file_of_a_client_is_read_as_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mqtemplate.spark.location.cluster_connection import client_settings
-
-    credentials, tls = Credentials(access_key="k", secret_key="s", security_token="t"), ClientTls(check_host_name=False)
-    shared = SharedCluster(RemoteBroker(RemoteSettings(name_servers=("a:1",), credentials=credentials, tls=tls)))
-    shared.start(RETRY)
-
-    read = client_settings(shared.options()["clientFile"])
-    shared.stop()
-
-    assert (read.credentials, read.tls) == (credentials, tls)
 
 
 def test_a_listener_that_cannot_start_leaves_no_server_of_its_folder(broker: EmbeddedBroker, tmp_path: Path) -> None:
