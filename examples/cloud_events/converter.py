@@ -1,7 +1,7 @@
 """CloudEvents 1.0 as payloads, in the binary and in the structured content mode.
 
 Binary: the data is the body, and each attribute is a property of the message, ``CE_id``, ``CE_source`` and so on.
-Structured: the body is JSON with attributes and data. The names of the properties are those of CloudEvents' SDK for
+Structured: the body is JSON with attributes and data. The properties have the names of CloudEvents' SDK for
 Java (``cloudevents-rocketmq``), so that programs in Java read these events.
 """
 
@@ -108,7 +108,7 @@ class CloudEventConverter:
         try:
             envelope: dict[str, Any] = json.loads(body)
         except ValueError as exc:
-            raise errors.ConversionError(f"the body is no CloudEvent in JSON: {exc}") from exc
+            raise errors.ConversionError(f"the body is not a CloudEvent in JSON: {exc}") from exc
         encoded = envelope.pop("data_base64", None)
         data = envelope.pop("data", None) if encoded is None else base64.b64decode(encoded)
         return _event(envelope, data)
@@ -129,7 +129,9 @@ def _attributes(event: CloudEvent) -> dict[str, str]:
 
 def _event(attributes: Mapping[str, Any], data: object) -> CloudEvent:
     if missing := [name for name in _REQUIRED if name not in attributes]:
-        raise errors.ConversionError(f"the message is no CloudEvent: the attributes {', '.join(missing)} are missing")
+        raise errors.ConversionError(
+            f"the message is not a CloudEvent: the attributes {', '.join(missing)} are missing"
+        )
     known: dict[str, Any] = {name: attributes[name] for name in _NAMES if name in attributes}
     known.setdefault("time", None)
     extensions = {name: str(value) for name, value in attributes.items() if name not in _NAMES}
