@@ -1,7 +1,7 @@
 """CloudEvents 1.0 as payloads, in the binary and in the structured content mode.
 
 Binary: the data is the body, and each attribute is a property of the message, ``CE_id``, ``CE_source`` and so on.
-Structured: the body is JSON with attributes and data. The names of the properties are those of CloudEvents' SDK for
+Structured: the body is JSON with attributes and data. The properties have the names of CloudEvents' SDK for
 Java (``cloudevents-rocketmq``), so that programs in Java read these events.
 """
 
@@ -129,7 +129,9 @@ def _attributes(event: CloudEvent) -> dict[str, str]:
 
 def _event(attributes: Mapping[str, Any], data: object) -> CloudEvent:
     if missing := [name for name in _REQUIRED if name not in attributes]:
-        raise errors.ConversionError(f"the message is no CloudEvent: the attributes {', '.join(missing)} are missing")
+        raise errors.ConversionError(
+            f"the message is not a CloudEvent: the attributes {', '.join(missing)} are missing"
+        )
     known: dict[str, Any] = {name: attributes[name] for name in _NAMES if name in attributes}
     known.setdefault("time", None)
     extensions = {name: str(value) for name, value in attributes.items() if name not in _NAMES}

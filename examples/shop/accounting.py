@@ -53,7 +53,7 @@ class Reports:
 
     @scheduled(cron="${shop.report-cron}", zone="${shop.zone}", name="report")
     def write(self, run: ScheduledRun, unit: UnitOfWork) -> None:
-        """Write the report of the day before; on request, that of today."""
+        """Write the report of the day before; on request, the report of today."""
         day = run.scheduled_at.date() - timedelta(days=0 if run.is_manual else 1)
         start = datetime.combine(day, time(), run.scheduled_at.tzinfo)
         end = datetime.combine(day + timedelta(days=1), time(), run.scheduled_at.tzinfo)  # 23 or 25 h later, it may be

@@ -27,7 +27,7 @@ def main() -> int:
     """Run the example.
 
     Returns:
-        The exit code: 0 if Spark's sums equal those of the input, 1 if not, 130 after Ctrl-C.
+        The exit code: 0 if Spark's sums equal the sums of the input, 1 if not, 130 after Ctrl-C.
     """
     application = MQApplication(*COMPONENTS, config_folder=HERE)
     settings = application.settings.bind("tax-pipeline", PipelineSettings)

@@ -12,7 +12,7 @@ def sums_in_topic(store: Path) -> Counter[tuple[str, str]]:
     """Return the cents by region and period, from all messages in ``tax-sums``."""
     from pyspark.sql import SparkSession
 
-    spark = SparkSession.builder.getOrCreate()  # that of the listener
+    spark = SparkSession.builder.getOrCreate()  # the session of the listener
     messages = spark.read.format("mqtemplate").options(store=str(store), topic="tax-sums").load()
     rows = messages.selectExpr(f"from_json(string(body), '{_ROW}') AS row").select("row.*")
     found = rows.groupBy("region", "period").sum("amount_cents").collect()

@@ -81,7 +81,7 @@ def _time(text: str, now_ms: int, sign: int, option: str) -> int:
     if time_ms is None:
         form = "from now" if sign > 0 else "ago"
         raise typer.BadParameter(
-            f"{text!r} is no time; give a duration ({form}) such as 2h or '1h 30m', a time such as 2026-01-31T08:00 "
+            f"{text!r} is not a time; give a duration ({form}) such as 2h or '1h 30m', a time such as 2026-01-31T08:00 "
             "(local, or with its offset), or epoch milliseconds",
             param_hint=option,
         )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mqtemplate.context.settings.app import AppSettings
     from mqtemplate.context.settings.clients import check_embedded_support, remote_settings, unneeded_keys
     from mqtemplate.context.settings.source import ExplainedSetting, explain_settings, load_settings
-    from mqtemplate.context.templates.declaration import ext_consumer, ext_template
+    from mqtemplate.context.templates import ext_consumer, ext_template
 
 __all__ = [
     "AppSettings",
@@ -55,7 +55,7 @@ __getattr__ = late_import(
         "AppSettings": "mqtemplate.context.settings.app",
         "ApplicationContext": "mqtemplate.context.injection.application_context",
         "AutoConfiguration": "mqtemplate.context.autoconfigure",
-        "BrokerFactory": "mqtemplate.context.templates.clusters",
+        "BrokerFactory": "mqtemplate.context.injection.application_context",
         "ConditionOutcome": "mqtemplate.context.injection.application_context",
         "Health": "mqtemplate.context.application",
         "ExplainedSetting": "mqtemplate.context.settings.source",
@@ -67,8 +67,8 @@ __getattr__ = late_import(
         "check_embedded_support": "mqtemplate.context.settings.clients",
         "configure_logging": "mqtemplate.context.logging",
         "event_formatter": "mqtemplate.context.logging",
-        "ext_consumer": "mqtemplate.context.templates.declaration",
-        "ext_template": "mqtemplate.context.templates.declaration",
+        "ext_consumer": "mqtemplate.context.templates",
+        "ext_template": "mqtemplate.context.templates",
         "explain_settings": "mqtemplate.context.settings.source",
         "has_handlers": "mqtemplate.context.logging",
         "is_spark_listener": "mqtemplate.context.components",

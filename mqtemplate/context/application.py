@@ -58,7 +58,7 @@ class Health:
 
     Attributes:
         is_ready: True if the application is started and every listener with ``auto_startup`` runs.
-        brokers: Name -> reason why the broker cannot be reached now; None if it can. The names are those of
+        brokers: Name -> reason why the broker cannot be reached now; None if it can. The names are the keys of
             `MQApplication.brokers`.
         listeners: Id -> state, such as ``running``.
     """
@@ -103,8 +103,8 @@ class MQApplication:
         components: Classes and ``@service`` functions to build, ``@message_listener`` classes and functions,
             finished objects (the application stops them too), modules or their names to search.
         config_folder: Folder of ``application.yml``; by default the working directory.
-        profiles: Active profiles; by default those of ``MQTEMPLATE_PROFILES_ACTIVE``.
-        environment: Environment variables, instead of those of the process.
+        profiles: Active profiles; by default ``MQTEMPLATE_PROFILES_ACTIVE``.
+        environment: Environment variables, instead of the variables of the process.
         overrides: Type -> object or class that replaces it, for tests. The application does not stop its objects.
         settings: Keys that win over files and environment (``{"rocketmq.name-server": "embedded:memory"}``), or
             finished `AppSettings`; then nothing else is read.
@@ -192,8 +192,8 @@ class MQApplication:
 
     @property
     def brokers(self) -> Mapping[str, Broker]:
-        """All brokers: ``broker``, the application's own, then those of further templates by the template's name, then
-        those of listeners by the address that they name."""
+        """All brokers by name: ``broker`` for the application's own; then the name of the template for a broker of a
+        further template, and the address for a broker that a listener names."""
         return self.context.brokers
 
     def health(self) -> Health:
@@ -209,7 +209,7 @@ class MQApplication:
         """Return the object of a type, or among several the one with this name.
 
         Raises:
-            DependencyError: There is none, several have the type, or the application was not started.
+            DependencyError: No object or several have the type, or the application was not started.
         """
         if self._state is ApplicationState.NEW:
             raise DependencyError(
@@ -237,7 +237,7 @@ class MQApplication:
         return self.listeners.containers
 
     def services(self) -> Sequence[Service]:
-        """Return the services in the order in which a harness steps them: those of the brokers, then the listeners."""
+        """Return the services in the order in which a harness steps them: of the brokers, then the listeners."""
         return (*(service for broker in self.brokers.values() for service in broker.services()), *self.containers)
 
     # --- life cycle ----------------------------------------------------------------------------

@@ -38,7 +38,7 @@ class AutoConfiguration(ABC):
         return True
 
     def broker_factory(self, settings: AppSettings) -> BrokerFactory | None:
-        """Return the function that creates the broker which the settings choose; None if this starter has none.
+        """Return the function that creates the broker which the settings choose; None if the starter has none for them.
 
         The application calls it for the brokers of further templates and of listeners, whether `condition` holds or
         not. The function has an annotated return type, and starts nothing.
@@ -59,7 +59,7 @@ StarterSource: TypeAlias = EntryPoint | type[AutoConfiguration] | AutoConfigurat
 def find_starters(given: Iterable[StarterSource] | None = None) -> dict[str, AutoConfiguration]:
     """Return the starters of all installed distributions, or those *given*, by name.
 
-    The name is that of the entry point; without one, the name of ``MyAutoConfiguration`` is ``my``.
+    The name of the entry point names the starter; without one, the name of ``MyAutoConfiguration`` is ``my``.
 
     Raises:
         ConfigurationError: A starter cannot be loaded, is not an `AutoConfiguration`, or two have the same name.
@@ -102,7 +102,7 @@ def _load(source: StarterSource) -> tuple[str, AutoConfiguration]:
     configuration = loaded() if isinstance(loaded, type) else loaded
     if not isinstance(configuration, AutoConfiguration):
         raise ConfigurationError(
-            f"{origin} is no AutoConfiguration; derive it from mqtemplate.context.AutoConfiguration"
+            f"{origin} is not an AutoConfiguration; derive it from mqtemplate.context.AutoConfiguration"
         )
     return source.name, configuration
 

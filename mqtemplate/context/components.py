@@ -13,7 +13,7 @@ from typing import get_origin
 from mqtemplate.callables import name_of_callable
 from mqtemplate.calls.middlewares import MIDDLEWARE_ATTRIBUTE, middleware_order
 from mqtemplate.context.injection.marks import SERVICE_ATTRIBUTE, name_of, service_mark
-from mqtemplate.context.templates.declaration import EXT_TEMPLATE_ATTRIBUTE
+from mqtemplate.context.templates import EXT_TEMPLATE_ATTRIBUTE
 from mqtemplate.errors import DependencyError
 from mqtemplate.listener.declaration.decorator import (
     LISTENER_ATTRIBUTE,

@@ -137,7 +137,7 @@ class _StandardError(logging.StreamHandler[Any]):
         except OSError:
             return  # `handleError` would write to the same stream
 
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the name is that of `logging`)
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (`logging` calls this method)
         try:
             super().handleError(record)
         except (AttributeError, ValueError):

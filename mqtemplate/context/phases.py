@@ -21,8 +21,7 @@ from mqtemplate.context.injection.application_context import ApplicationContext
 from mqtemplate.context.injection.lifecycle import HookCaller, closing_of, hook_of
 from mqtemplate.context.injection.marks import name_of, pointing_to
 from mqtemplate.context.injection.wiring import Definition
-from mqtemplate.context.templates.clusters import Clusters, register_templates, start_broker
-from mqtemplate.context.templates.declaration import ext_template_mark
+from mqtemplate.context.templates import Clusters, ext_template_mark, register_templates, start_broker
 from mqtemplate.errors import ConfigurationError, DependencyError, ListenerError, reworded
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.declaration.hooks import Enhancer, enhancer_order
@@ -117,7 +116,7 @@ def _log_sources(context: ApplicationContext) -> None:
     for profile in origins.unmatched_profiles:
         _log.warning("config.profile_unmatched", profile=profile, hint="no file and no document is for it")
     for variable, meant in origins.unused_variables.items():
-        hint = f"did you mean {meant}?" if meant else "it is no key; see docs/configuration.md"
+        hint = f"did you mean {meant}?" if meant else "it is not a key; see docs/configuration.md"
         _log.warning("config.variable_unused", variable=variable, hint=hint)
     for outcome in context.conditions:
         event = "starter.applied" if outcome.applied else "starter.skipped"
@@ -144,7 +143,7 @@ class Phase(ABC):
 
 
 class BrokerPhase(Phase):
-    """The application's broker and template, then those of further templates."""
+    """The application's broker and template, then the brokers and objects of further templates."""
 
     async def open(self, caller: HookCaller) -> None:
         self._start_broker()
@@ -257,7 +256,7 @@ class ObjectPhase(Phase):
 
 
 class ListenerPhase(Phase):
-    """The listeners, those of schedules included."""
+    """The listeners, including the listeners of schedules."""
 
     async def open(self, caller: HookCaller) -> None:
         registry = self._register_listeners()

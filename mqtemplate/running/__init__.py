@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING
 from mqtemplate.exports import late_import
 
 if TYPE_CHECKING:
-    from mqtemplate.running.web import MQTemplateASGI, MQTemplateWSGI
+    from mqtemplate.running.hosting import MQTemplateASGI, MQTemplateWSGI
 
 __all__ = ["MQTemplateASGI", "MQTemplateWSGI"]
 
 __getattr__ = late_import(
     __name__,
     {
-        "MQTemplateASGI": "mqtemplate.running.web",
-        "MQTemplateWSGI": "mqtemplate.running.web",
+        "MQTemplateASGI": "mqtemplate.running.hosting",
+        "MQTemplateWSGI": "mqtemplate.running.hosting",
     },
 )

@@ -20,6 +20,6 @@ def post_worker_init(worker: Any) -> None:
 
 def worker_exit(_server: Any, worker: Any) -> None:
     """Stop the messages of a worker: running handlers finish."""
-    process = process_of(getattr(worker, "wsgi", None))  # a worker that could not import its application has none
+    process = process_of(getattr(worker, "wsgi", None))  # missing if the worker could not import its application
     if process is not None:
         process.stop()

@@ -116,7 +116,7 @@ def shared_server(
     directory.
 
     Returns:
-        Address and account for the workers; None if they need no other one than that of the configuration.
+        Address and account for the workers; None if they use the broker and the account of the configuration.
 
     Raises:
         ConfigurationError: The store is in memory, which other processes cannot use.

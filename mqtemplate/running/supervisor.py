@@ -1,9 +1,12 @@
-"""Supervisor of worker processes: it starts, restarts, replaces and stops them, and watches source files for it."""
+"""The program ``mqtemplate run``: an application in this process, or in worker processes and their supervisor.
+
+The supervisor starts, restarts, replaces and stops worker processes, and watches source files for it.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import os
 import queue
 import signal
 import socket
@@ -13,30 +16,30 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from types import FrameType
 
+from mqtemplate.context.application import MQApplication
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.signals import LONGEST_WAIT_S, handled_signals
 from mqtemplate.errors import ConfigurationError
-from mqtemplate.running.target import READY, RunOptions
-from mqtemplate.server.local_address import LocalServerAddress
+from mqtemplate.listener.registry import ListenerRegistry
+from mqtemplate.running.target import READY, RunOptions, load_application
 
 
-class WorkerProcess:
+class WorkerProcess(subprocess.Popen[bytes]):
     """One process that runs the application. It is not forked: it starts with an interpreter of its own.
 
     It has a process group of its own, so Ctrl-C in a terminal reaches the supervisor only, which stops it in order.
+    After `terminate` handlers finish, and offsets are committed. After `kill` messages of running handlers are
+    delivered again.
 
     Args:
         on_ready: Called in a thread when the application is ready.
         on_end: Called in a thread with the exit code when the process has ended; negative: the signal that ended it.
-
-    Attributes:
-        pid: Id of the process.
     """
 
     def __init__(self, options: RunOptions, on_ready: Callable[[], object], on_end: Callable[[int], object]) -> None:
@@ -44,30 +47,21 @@ class WorkerProcess:
         with theirs:
             # The target is for readers of lists of processes. The options may contain an account.
             command = [sys.executable, "-m", "mqtemplate.running.worker", options.target, str(theirs.fileno())]
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], process_group=0)
-        with contextlib.suppress(ConnectionError):  # it has ended already, which `_observe` reports
+            super().__init__(command, pass_fds=[theirs.fileno()], process_group=0)
+        with suppress(ConnectionError):  # it has ended already, which `_observe` reports
             self._channel.sendall(f"{options.to_json()}\n".encode())
-        self.pid = self._process.pid
         self._on_ready, self._on_end = on_ready, on_end
         threading.Thread(target=self._observe, name=f"mqtemplate-worker-{self.pid}", daemon=True).start()
 
-    def terminate(self) -> None:
-        """Request an orderly stop: handlers finish, offsets are committed."""
-        self._process.terminate()
-
-    def kill(self) -> None:
-        """End the process at once. Messages of running handlers are delivered again."""
-        self._process.kill()
-
     def _observe(self) -> None:
         # A worker that ends before it has read its options resets the connection.
-        with self._channel, contextlib.suppress(ConnectionError):
+        with self._channel, suppress(ConnectionError):
             received = b""
             while part := self._channel.recv(64):
                 received += part
                 if received == READY:
                     self._on_ready()
-        self._on_end(self._process.wait())
+        self._on_end(self.wait())
 
 
 def exit_text(code: int) -> str:
@@ -80,9 +74,9 @@ def exit_text(code: int) -> str:
         return f"was ended by signal {-code}"
 
 
-FIRST_S = 0.5
-LONGEST_S = 30.0
-HEALTHY_S = 60.0
+_FIRST_S = 0.5
+_LONGEST_S = 30.0
+_HEALTHY_S = 60.0
 
 
 class RestartBackoff:
@@ -102,10 +96,10 @@ class RestartBackoff:
 
     def ended(self, now: float) -> float:
         """Note that the worker has ended. Return the pause before its restart."""
-        if self._ready_at is not None and now - self._ready_at >= HEALTHY_S:
+        if self._ready_at is not None and now - self._ready_at >= _HEALTHY_S:
             self._failures = 0
         self._ready_at = None
-        pause = min(LONGEST_S, FIRST_S * (1 << min(self._failures, 10)))
+        pause = min(_LONGEST_S, _FIRST_S * (1 << min(self._failures, 10)))
         self._failures += 1
         return pause
 
@@ -139,7 +133,7 @@ def file_changes(folders: Sequence[Path], on_change: Callable[[list[str]], objec
         ) from exc
     for folder in folders:
         if not folder.is_dir():
-            raise ConfigurationError(f"--reload-dir {folder} is no folder; give one with source files")
+            raise ConfigurationError(f"--reload-dir {folder} is not a folder; give one with source files")
     stop = threading.Event()
 
     class SourceFilter(watchfiles.DefaultFilter):
@@ -167,9 +161,6 @@ def _shown(path: Path) -> str:
 
 Report = Callable[[str], None]
 """Function that prints a line for people."""
-
-Serve = Callable[[AppSettings, int, Report], AbstractContextManager[LocalServerAddress | None]]
-"""Context that serves the store directory of settings to so many workers: `mqtemplate.running.server`."""
 
 _MANY_FILES = 3
 
@@ -213,7 +204,6 @@ class Supervisor:
     Args:
         settings: Settings of the application.
         report: Prints a line for people.
-        serve: Serves a store directory to several workers.
         watched: Folders whose changes replace the workers.
         stop_timeout_s: Time after which a worker that stops is killed.
     """
@@ -224,7 +214,6 @@ class Supervisor:
         settings: AppSettings,
         workers: int,
         report: Report,
-        serve: Serve,
         *,
         watched: Sequence[Path] = (),
         stop_timeout_s: float = 60.0,
@@ -233,7 +222,6 @@ class Supervisor:
         self._settings = settings
         self._slots = [_Slot(number) for number in range(1, workers + 1)]
         self._report = report
-        self._serve = serve
         self._watched = watched
         self._stop_timeout_s = stop_timeout_s
         # A signal handler may put into a SimpleQueue while the thread that it interrupts waits on it.
@@ -249,10 +237,12 @@ class Supervisor:
         Raises:
             MQTemplateError: The server for the workers cannot start, or files cannot be watched.
         """
+        from mqtemplate.running.server import shared_server  # only needed for several processes
+
         count = len(self._slots)
         with (
             handled_signals(self._on_signal, signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
-            self._serve(self._settings, count, self._report) as server,
+            shared_server(self._settings, count, self._report) as server,
             file_changes(self._watched, lambda files: self._calls.put(lambda: self._reload(_named(files)))),
         ):
             if server is not None:
@@ -394,3 +384,59 @@ def _counted(workers: int) -> str:
 def _named(files: Sequence[str]) -> str:
     shown = ", ".join(files[:_MANY_FILES])
     return shown if len(files) <= _MANY_FILES else f"{shown} and {len(files) - _MANY_FILES} more"
+
+
+def run(
+    options: RunOptions,
+    report: Report,
+    *,
+    workers: int | None = None,
+    watched: Sequence[Path] = (),
+    stop_timeout_s: float = 60.0,
+) -> int:
+    """Run an application until a signal arrives. Return the exit code of the program.
+
+    Args:
+        workers: Number of processes; None: this process runs the application, unless files are watched.
+        watched: Folders whose changes start new processes.
+        stop_timeout_s: Time after which a process that stops is killed.
+
+    Raises:
+        SystemExit: The application in this process cannot start.
+        MQTemplateError: The application is invalid.
+    """
+    if workers is not None and workers < 1:
+        raise ConfigurationError(f"--workers must be 1 or more, got {workers}")
+    app = load_application(options)
+    if workers is None and not watched:
+        _run_here(app, options.target, report)
+        return 0
+    supervisor = Supervisor(options, app.settings, workers or 1, report, watched=watched, stop_timeout_s=stop_timeout_s)
+    return supervisor.run()
+
+
+def _run_here(app: MQApplication, target: str, report: Report) -> None:
+    def report_ready() -> None:
+        app.is_ready.wait()
+        report(f"{target} is running (process {os.getpid()}); press Ctrl-C to stop")
+
+    threading.Thread(target=report_ready, name="mqtemplate-ready", daemon=True).start()
+    app.run()
+    report("stopped")
+
+
+def check(options: RunOptions) -> str:
+    """Build everything and start nothing. Return a line about the application.
+
+    Raises:
+        MQTemplateError: The application could not start.
+    """
+    app = load_application(options)
+    app.check()
+    names = [container.endpoint.id for container in app.context.get(ListenerRegistry).containers]
+    objects = sum(1 for _ in app.context.in_order())
+    listeners = "no listeners" if not names else f"{'listener' if len(names) == 1 else 'listeners'} {', '.join(names)}"
+    return (
+        f"{options.target} is valid: {listeners}; objects: {objects}; broker: {app.settings.rocketmq.name_server}; "
+        "nothing was started"
+    )

@@ -32,10 +32,10 @@ class RunOptions:
 
     Attributes:
         target: Name of the application, ``module:attribute``.
-        profiles: Active profiles; empty for those of the configuration.
-        env_file: File with environment variables; those of the process win.
+        profiles: Active profiles; empty: the profiles of the configuration.
+        env_file: File with environment variables; variables of the process win.
         listeners: Names of the listeners to run; empty for all.
-        name_server: Broker instead of that of the configuration.
+        name_server: Broker, instead of the one in the configuration.
         access_key: Account of the processes on that broker.
     """
 
@@ -107,7 +107,7 @@ def import_application(target: str) -> MQApplication:
     of these. A module without an attribute has one `MQApplication`, or else components for one.
 
     Raises:
-        DependencyError: There is no such module or attribute, or it is no application.
+        DependencyError: The module or attribute is missing, or is not an application.
         Exception: The module raised it when it was imported.
     """
     module_name, colon, path = target.partition(":")
@@ -123,7 +123,7 @@ def _import(name: str) -> ModuleType:
         sys.path.insert(0, folder)  # as `python -m` does
     try:
         spec = find_spec(name)
-    except (ModuleNotFoundError, ValueError):  # a package that contains it is missing, or the name is none
+    except (ModuleNotFoundError, ValueError):  # a package that contains it is missing, or the name is not valid
         spec = None
     if spec is None:
         raise DependencyError(f"there is no module {name!r} in {folder} or among the installed ones; {_EXPECTED}")
@@ -169,8 +169,8 @@ def _application(found: Any, target: str) -> MQApplication:
         created = found()
         if (known := _known(created)) is not None:
             return known
-        raise DependencyError(f"{target}() returned {_described(created)}, which is no MQApplication; {_EXPECTED}")
-    raise DependencyError(f"{target} is {_described(found)}, which is no MQApplication; {_EXPECTED}")
+        raise DependencyError(f"{target}() returned {_described(created)}, which is not an MQApplication; {_EXPECTED}")
+    raise DependencyError(f"{target} is {_described(found)}, which is not an MQApplication; {_EXPECTED}")
 
 
 def _known(found: Any) -> MQApplication | None:

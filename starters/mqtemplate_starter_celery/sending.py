@@ -66,7 +66,7 @@ def delay_tasks(
 
 
 def _eta_ms(app: Celery, message: Any, options: dict[str, Any]) -> int | None:
-    """Return the eta of a task in epoch milliseconds, rounded up; None if it has none, or RabbitMQ delays it."""
+    """Return the eta of a task in epoch milliseconds, rounded up; None if it has no eta, or RabbitMQ delays it."""
     eta = message.headers.get("eta")
     exchange = options.get("exchange")
     if eta is None or str(getattr(exchange, "name", exchange)).startswith(_NATIVE_DELAY):
@@ -112,7 +112,7 @@ def task_forwarder(
     """Return a listener that publishes the tasks of `delay_tasks` when they are due: a component of an application.
 
     Several processes may have it: each task is published by one of them, at least once. While the broker of Celery is
-    down the listener is paused, and no task is lost. A message that is no task, or one that the application does not
+    down the listener is paused, and no task is lost. A message that is not a task, or one that the application does not
     accept, is a dead letter.
 
     Args:

@@ -36,7 +36,7 @@ _TYPES: dict[str, Any] = {
 _ENCODINGS = ("utf-8", "binary", "us-ascii")
 _DELIVERY_MODES = (None, 1, 2, "transient", "persistent")
 _ARGUMENTS = frozenset(signature(Producer.publish).parameters) - {"priority", "mandatory", "immediate"}
-"""Arguments of ``Producer.publish`` that are no properties of a message."""
+"""Arguments of ``Producer.publish`` that are not properties of a message."""
 _TRANSIENT = ("serializer", "retry", "retry_policy", "timeout", "confirm_timeout", "exchange", "declare", *_NAMES)
 
 
@@ -93,7 +93,7 @@ class StoredTask:
         """Return the task of a message. Any program that may send to the topic can have written it.
 
         Raises:
-            MessageError: The message is no task.
+            MessageError: The message is not a task.
         """
         try:
             task = cls(**loads(body))
@@ -101,7 +101,7 @@ class StoredTask:
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             reason = f"{error!s:.200}" or type(error).__name__
             raise MessageError(
-                f"the message is no task of Celery: {reason}; only mqtemplate_starter_celery may send to its topic"
+                f"the message is not a task of Celery: {reason}; only mqtemplate_starter_celery may send to its topic"
             ) from error
         return task
 
@@ -124,7 +124,7 @@ class StoredTask:
         if self.delivery_mode not in _DELIVERY_MODES:
             raise ValueError(f"delivery_mode is {self.delivery_mode!r:.64}")
         if wrong := sorted(self.properties.keys() & _ARGUMENTS):
-            raise ValueError(f"{wrong[0]} is no property of a task")
+            raise ValueError(f"{wrong[0]} is not a property of a task")
         if self.is_binary:
             base64.b64decode(self.body, validate=True)
 
@@ -183,7 +183,7 @@ class TaskTrust:
 
         Args:
             body: Body of its message.
-            signature: Header of its message; empty if it has none.
+            signature: Header of its message; empty without one.
 
         Raises:
             MessageError: It is not signed with one of the keys, or the application does not accept it.
@@ -234,6 +234,6 @@ def _check_accepted(app: Celery, task: StoredTask, *, is_signed: bool) -> None:
     exchanges = {"", app.conf.task_default_exchange, *(each.exchange.name for each in queues.values())}
     if task.exchange not in exchanges:
         raise MessageError(
-            f"the exchange of the task is {task.exchange!r:.64}, and those of the application are "
+            f"the exchange of the task is {task.exchange!r:.64}, and the application has "
             f"{', '.join(sorted(filter(None, exchanges)))}; add a queue with it to task_queues"
         )

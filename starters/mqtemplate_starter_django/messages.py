@@ -47,7 +47,7 @@ def read_project() -> Project:
     """Return the setting ``MQTEMPLATE`` of Django.
 
     Raises:
-        ConfigurationError: It is no mapping, or has an unknown name in capitals.
+        ConfigurationError: It is not a mapping, or has an unknown name in capitals.
     """
     given = getattr(settings, _NAME, {})
     if not isinstance(given, Mapping):
@@ -148,7 +148,7 @@ def send_on_commit(
     Args:
         using: Alias of the database.
         on_sent: Called with the result.
-        options: As those of ``template.sync_send``.
+        options: The options of ``template.sync_send``.
     """
 
     def send() -> None:

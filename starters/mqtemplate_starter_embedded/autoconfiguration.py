@@ -1,7 +1,5 @@
 """Creates the embedded broker, unless the application has a broker."""
 
-from __future__ import annotations
-
 from mqtemplate import Broker
 from mqtemplate.context import (
     ApplicationContext,
@@ -34,9 +32,7 @@ class EmbeddedAutoConfiguration(AutoConfiguration):
         if not settings.is_embedded:
             return None
         check_embedded_support(settings)
-        from mqtemplate_starter_embedded.broker import embedded_broker
-
-        return embedded_broker
+        return _broker_factory()
 
     def contribute(self, context: ApplicationContext) -> None:
         """Register the broker. It opens its files when the application starts it.
@@ -50,9 +46,7 @@ class EmbeddedAutoConfiguration(AutoConfiguration):
             check_embedded_support(context.settings)
             for key, reason in unneeded_keys(context.settings):
                 _log.debug("config.key_unneeded", key=key, reason=reason)
-        from mqtemplate_starter_embedded.broker import embedded_broker
-
-        context.register(embedded_broker, name="broker")
+        context.register(_broker_factory(), name="broker")
 
 
 def _check_choice(settings: AppSettings) -> None:
@@ -79,3 +73,14 @@ def _check_choice(settings: AppSettings) -> None:
         config=read,
         hint="set rocketmq.name-server: host:port of a server or cluster, or embedded if this folder is meant",
     )
+
+
+def _broker_factory() -> BrokerFactory:
+    """Return the function that creates the broker. The broker is imported here: the entry point names this module."""
+    from mqtemplate import Clock, EmbeddedBroker
+
+    # The application reads these annotations, so this module does not import them from `__future__`.
+    def embedded_broker(settings: AppSettings, clock: Clock) -> EmbeddedBroker:
+        return EmbeddedBroker(settings.store_path, settings.mqtemplate.broker, clock)
+
+    return embedded_broker

@@ -35,7 +35,8 @@ class FlaskMQTemplate:
     Flask-SQLAlchemy work, and ``teardown_appcontext`` runs after it.
 
     ``app.config["MQTEMPLATE"]`` has keys as `MQApplication` takes them in ``settings``.
-    ``app.config["MQTEMPLATE_HEALTH_URL"]`` is the URL of a route for readiness probes; without it there is none.
+    ``app.config["MQTEMPLATE_HEALTH_URL"]`` is the URL of a route for readiness probes; by default there is no such
+    route.
 
     Args:
         components: Components of `MQApplication`.
@@ -54,7 +55,7 @@ class FlaskMQTemplate:
         """Connect a Flask application. Nothing is started.
 
         Raises:
-            ConfigurationError: ``MQTEMPLATE`` of its configuration is no mapping.
+            ConfigurationError: ``MQTEMPLATE`` of its configuration is not a mapping.
         """
         settings = app.config.get(_SETTINGS, {})
         if not isinstance(settings, Mapping):

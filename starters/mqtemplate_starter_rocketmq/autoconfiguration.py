@@ -1,7 +1,5 @@
 """Creates the client of a RocketMQ cluster, unless the application has a broker."""
 
-from __future__ import annotations
-
 from mqtemplate import Broker
 from mqtemplate.context import ApplicationContext, AppSettings, AutoConfiguration, BrokerFactory, remote_settings
 
@@ -18,9 +16,7 @@ class RocketMQAutoConfiguration(AutoConfiguration):
         if settings.is_embedded:
             return None
         remote_settings(settings)  # only checked here
-        from mqtemplate_starter_rocketmq.broker import remote_broker
-
-        return remote_broker
+        return _broker_factory()
 
     def contribute(self, context: ApplicationContext) -> None:
         """Register the broker. It connects to the cluster when the application starts it.
@@ -31,6 +27,15 @@ class RocketMQAutoConfiguration(AutoConfiguration):
         """
         if not context.has(Broker):
             remote_settings(context.settings)  # only checked here
-        from mqtemplate_starter_rocketmq.broker import remote_broker
+        context.register(_broker_factory(), name="broker")
 
-        context.register(remote_broker, name="broker")
+
+def _broker_factory() -> BrokerFactory:
+    """Return the function that creates the broker. The broker is imported here: the entry point names this module."""
+    from mqtemplate import Clock, RemoteBroker
+
+    # The application reads these annotations, so this module does not import them from `__future__`.
+    def remote_broker(settings: AppSettings, clock: Clock) -> RemoteBroker:
+        return RemoteBroker(remote_settings(settings), clock)
+
+    return remote_broker

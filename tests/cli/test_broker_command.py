@@ -16,7 +16,7 @@ import pytest
 
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.cli import main
-from mqtemplate.cli.broker_process import port_owner
+from mqtemplate.cli.commands.broker import port_owner
 from mqtemplate.cli.output import print_line
 from mqtemplate.message import HostAddress, Message, Property, parse_offset_msg_id
 from mqtemplate.pending import PendingQuery
@@ -219,7 +219,7 @@ def test_the_error_for_a_used_store_names_its_owner(tmp_path: Path) -> None:
             ["--listen", "127.0.0.1:9999", "--name-server", "127.0.0.1:9999"],
             "is the broker's address too; give another port, or 'none'",
         ),
-        (["--config", "nowhere"], "config_folder 'nowhere' is no folder\n"),
+        (["--config", "nowhere"], "config_folder 'nowhere' is not a folder\n"),
     ],
 )
 def test_invalid_settings_are_reported_with_exit_code_1(
@@ -382,4 +382,4 @@ def test_an_unknown_key_in_a_property_file_ends_the_start(tmp_path: Path) -> Non
     result = run("broker", "-c", str(conf))
 
     assert result.returncode == 1
-    assert "broker.conf:1: brokerNam is no key of RocketMQ's broker; did you mean 'brokerName'?" in result.stderr
+    assert "broker.conf:1: brokerNam is not a key of RocketMQ's broker; did you mean 'brokerName'?" in result.stderr

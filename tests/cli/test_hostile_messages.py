@@ -63,7 +63,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_one_dead_letter_with_a_wrong_number_does_not_hide_the_others(run: CommandLine) -> None:
-    """Its number of attempts is that of its deliveries; the group is listed with all of its letters.
+    """Its number of attempts is its number of deliveries; the group is listed with all of its letters.
 
     The topic of the marks has messages of another program, too.
     """

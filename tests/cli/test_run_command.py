@@ -109,7 +109,7 @@ def test_options_win_over_the_program(run: Cli, shop: Path) -> None:
         ("shoop:app", "there is no module 'shoop' in "),
         ("shop:ap", "'shop:ap': shop has no attribute 'ap' (there is: app)"),
         ("shop:bill.x", "'shop:bill.x': shop has no attribute 'bill.x'"),
-        ("shop:__name__", "shop:__name__ is a str, which is no MQApplication"),
+        ("shop:__name__", "shop:__name__ is a str, which is not an MQApplication"),
         ("shop:", "'shop:' names no application"),
         ("shop:Database.on_start", "shop:Database.on_start is a function that needs arguments"),
     ],
@@ -179,7 +179,7 @@ def test_there_is_one_worker_at_least(run: Cli) -> None:
 def test_a_folder_to_watch_must_exist(run: Cli) -> None:
     result = run.plain("run", "shop:app", "--reload", "--reload-dir", "nowhere")
 
-    assert "nowhere is no folder" in result.errors
+    assert "nowhere is not a folder" in result.errors
     assert "What to do  give one with source files" in result.errors
 
 

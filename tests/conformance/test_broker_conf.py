@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mqtemplate.running.broker_conf_keys import KNOWN_NAMES
+from mqtemplate.running.broker_conf import KNOWN_NAMES
 
 CONFIGS = (
     "org.apache.rocketmq.common.BrokerConfig",

@@ -81,7 +81,7 @@ class ConfigScript:
             yield from self._lines(refused)
 
     def show(self, *keys: str) -> Iterator[str]:
-        """Print the values of keys with their origins: those of the library typed, those of the application as read."""
+        """Print the values of keys with their origins: typed for the library, as read for the application."""
         for key in keys:
             value: Any = self._loaded
             for part in key.split("."):

@@ -34,7 +34,7 @@ def app_of(app_of: AppOf) -> AppOf:
 
 
 class Session:
-    """A client that works on one event loop only, as those of databases do."""
+    """A client that works on one event loop only, as clients of databases do."""
 
     def __init__(self) -> None:
         self.events: list[str] = []

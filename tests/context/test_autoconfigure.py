@@ -168,7 +168,7 @@ def test_a_starter_is_found_through_its_entry_point(report_of: Callable[..., Rep
     [
         ("no_such_module:X", r"starter 'bad' \(no_such_module:X\) cannot be loaded: ModuleNotFoundError"),
         ("pathlib:Nothing", r"starter 'bad' \(pathlib:Nothing\) cannot be loaded: AttributeError"),
-        ("pathlib:Path", r"starter 'bad' \(pathlib:Path\) is no AutoConfiguration; derive it from"),
+        ("pathlib:Path", r"starter 'bad' \(pathlib:Path\) is not an AutoConfiguration; derive it from"),
     ],
 )
 def test_an_entry_point_without_a_starter_is_an_error(

@@ -261,7 +261,7 @@ def test_run_shows_the_events_of_the_library_on_standard_error(capsys: pytest.Ca
 
 
 def test_run_does_not_touch_the_programs_own_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    """Neither those of `logging`, nor those of structlog."""
+    """Neither events of `logging`, nor of structlog."""
 
     def main() -> None:
         logging.getLogger("shop").info("not shown by Python's default")

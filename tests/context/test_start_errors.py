@@ -74,7 +74,7 @@ def test_in_production_the_embedded_broker_must_be_chosen(
         f"{profile.lower()!r} is active: messages would go to the local folder {tmp_path / 'mqtemplate-store'}; set "
         "rocketmq.name-server to 'host:port' of a server or cluster, or to 'embedded' if that folder is meant"
     )
-    assert f"Where       {__file__}, line " in failure_report(raised.value), "the user's code, not that of the starter"
+    assert f"Where       {__file__}, line " in failure_report(raised.value), "the user's code, not the starter's"
     assert list(tmp_path.iterdir()) == []
 
 

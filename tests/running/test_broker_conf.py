@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from mqtemplate.errors import ConfigurationError
-from mqtemplate.running.broker_conf import read_broker_conf, read_property_file
-from mqtemplate.running.broker_conf_keys import KNOWN_NAMES, reason_for
+from mqtemplate.running.broker_conf import KNOWN_NAMES, read_broker_conf, read_property_file, reason_for
 from tests.context.config_script import check_config_script
 
 

@@ -253,4 +253,4 @@ def test_the_jvm_of_spark_needs_a_secret_at_its_ports() -> None:
 
     assert _of_master("local[*]")["spark.authenticate"] == "true"
     assert _of_master("local[2]")["spark.driver.bindAddress"] == "127.0.0.1"
-    assert "spark.authenticate" not in _of_master("spark://cluster:7077")  # its secret is that of the cluster
+    assert "spark.authenticate" not in _of_master("spark://cluster:7077")  # the cluster has a secret of its own

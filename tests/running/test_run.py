@@ -117,7 +117,7 @@ def test_sighup_replaces_the_workers_one_after_the_other(shop: Path) -> None:
 def test_a_changed_file_starts_the_new_code_and_a_broken_one_waits_for_the_next_change(shop: Path) -> None:
     with run(shop, "--reload") as program:
         program.wait_for(r"is ready$")
-        (shop / "shop.py").write_text("this is no Python", "utf-8")
+        (shop / "shop.py").write_text("this is not Python", "utf-8")
         program.wait_for(r"^reloading \(shop.py\)$")
         program.wait_for(r"ended with exit code 1 before it was ready; its next start is after a change of the files$")
         (shop / "shop.py").write_text(APP.replace("VERSION = 1", "VERSION = 2"), "utf-8")

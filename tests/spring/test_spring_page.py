@@ -12,7 +12,7 @@ from shutil import which
 import pytest
 
 from mqtemplate import RocketMQTemplate
-from mqtemplate.context.templates.declaration import ExtConsumerAttributes, ExtTemplateAttributes
+from mqtemplate.context.templates import ExtConsumerAttributes, ExtTemplateAttributes
 from mqtemplate.listener import ListenerAttributes
 from mqtemplate.listener.declaration.settings import ListenerSettings
 from mqtemplate.template.transactions import TransactionListenerSpec

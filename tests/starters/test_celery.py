@@ -243,7 +243,7 @@ def test_a_broker_of_celery_that_is_down_delays_tasks_and_loses_none(
     mqtemplate_harness: Harness,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Pauses are no attempts: after an hour the message has all its retries left."""
+    """Pauses do not count as attempts: after an hour the message has all its retries left."""
     remind.apply_async((1,), countdown=60)
 
     def refuse(*_: Any, **__: Any) -> Any:
@@ -265,7 +265,7 @@ def test_a_message_that_is_no_task_is_a_dead_letter(messages: MQTemplate, mqtemp
     mqtemplate_harness.run_until_idle()
 
     [dead] = messages_in(messages.template.broker, "%DLQ%celery-eta")
-    assert "the message is no task of Celery" in dead.user_properties["dead_letter_message"]
+    assert "the message is not a task of Celery" in dead.user_properties["dead_letter_message"]
 
 
 def test_a_process_that_only_sends_has_no_listener(

@@ -228,5 +228,5 @@ def test_each_body_that_no_call_of_celery_stores_is_a_dead_letter(celery: Celery
     Harness(messages.application, raise_handler_errors=False).advance("1m")
 
     assert len(reasons) == len(bodies)
-    assert all(reason.startswith("the message is no task of Celery: ") for reason in reasons)
+    assert all(reason.startswith("the message is not a task of Celery: ") for reason in reasons)
     assert [task.payload[0] for task in queues.take()] == [[1]]

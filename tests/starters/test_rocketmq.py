@@ -66,9 +66,10 @@ def test_the_starter_does_not_act_for_an_embedded_broker() -> None:
 
 
 def test_the_starter_creates_a_remote_broker() -> None:
-    from mqtemplate_starter_rocketmq.broker import remote_broker
-
-    broker = remote_broker(settings_with(), VirtualClock())
+    settings = settings_with()
+    factory = RocketMQAutoConfiguration().broker_factory(settings)
+    assert factory is not None
+    broker = factory(settings, VirtualClock())
 
     assert isinstance(broker, RemoteBroker)
     assert broker.settings.name_servers == ("127.0.0.1:1", "127.0.0.1:2")

@@ -98,8 +98,8 @@ def bench(
 ) -> None:
     """Measure message rates: send, and read again or cancel.
 
-    Without --name-server it uses a store directory that is deleted afterwards. The rates are those of this machine at
-    this moment; other programs on it change them.
+    Without --name-server it uses a store directory that is deleted afterwards. The rates hold for this machine at this
+    moment; other programs on it change them.
     """
     from mqtemplate.cli.formats import duration
     from mqtemplate.message import Message, Property

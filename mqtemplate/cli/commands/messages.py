@@ -78,7 +78,7 @@ def send(
     at: Annotated[
         str | None, typer.Option(metavar="TIME", help="deliver at a time: 2026-01-31T08:00, epoch ms")
     ] = None,
-    level: Annotated[int, typer.Option(help="delay level; 0 is none")] = 0,
+    level: Annotated[int, typer.Option(help="delay level; 0: no delay")] = 0,
     hash_key: Annotated[str | None, typer.Option(metavar="KEY", help="equal keys go to one queue, in order")] = None,
     count: Annotated[int, typer.Option(min=1, help="send the message this number of times")] = 1,
     rate: Annotated[float | None, typer.Option(help="most messages per second")] = None,

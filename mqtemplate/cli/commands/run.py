@@ -1,4 +1,4 @@
-"""``init``, ``run``, ``broker`` and ``spark``: what writes a project and starts programs."""
+"""``init``, ``run`` and ``spark``: a new project, an application, and the package for Spark's executors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import typer
 from mqtemplate.cli.invocation import TOP, CommandCall, command, command_group, refuse_dangling_link
 from mqtemplate.cli.output import ExitCode, print_line
 from mqtemplate.converters.readable import size_text
-from mqtemplate.errors import ConfigurationError, MQTemplateError
+from mqtemplate.errors import ConfigurationError
 
 _FILES = {
     # file of the project -> its template beside this package
@@ -106,7 +106,7 @@ def run(
         str | None, typer.Option(metavar="NAME,NAME", help="run only these listeners: ids, or their last parts")
     ] = None,
     env_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="file with environment variables; those of the shell win")
+        Path | None, typer.Option(metavar="FILE", help="file with environment variables; variables of the shell win")
     ] = None,
     stop_timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="kill a process that stops for longer than this")
@@ -120,9 +120,8 @@ def run(
     one after the other.
     """
     from mqtemplate.context.failure_report import reported_failures
-    from mqtemplate.running.program import check as check_application
-    from mqtemplate.running.program import run as run_application
-    from mqtemplate.running.server import shared_server
+    from mqtemplate.running.supervisor import check as check_application
+    from mqtemplate.running.supervisor import run as run_application
     from mqtemplate.running.target import RunOptions
 
     options = RunOptions(
@@ -140,81 +139,12 @@ def run(
         code = run_application(
             options,
             lambda text: print_line(text, sys.stderr),
-            shared_server,
             workers=workers,
             watched=watched,
             stop_timeout_s=stop_timeout,
         )
     if code:
         raise typer.Exit(ExitCode.FAILED)
-
-
-_KEYS = {
-    # option -> key
-    "store": "mqtemplate.broker.store-path",
-    "listen": "mqtemplate.server.listen",
-    "name_server": "mqtemplate.server.name-server",
-    "advertise": "mqtemplate.server.advertise",
-    "cluster_name": "mqtemplate.server.cluster-name",
-    "broker_name": "mqtemplate.broker.broker-name",
-}
-
-
-@command(
-    TOP,
-    "broker",
-    "broker --store ./data",
-    "broker --listen 127.0.0.1:10911 --name-server 127.0.0.1:9876",
-    "broker -c broker.conf",
-    without=("name_server", "as_json"),
-)
-def broker(
-    call: CommandCall,
-    store: Annotated[str | None, typer.Option(metavar="DIR", help="the store directory; one process owns it")] = None,
-    listen: Annotated[
-        str | None, typer.Option(metavar="IP:PORT", help="address of the broker (default 127.0.0.1:10911)")
-    ] = None,
-    name_server: Annotated[
-        str | None,
-        typer.Option(
-            metavar="IP:PORT",
-            help="address of the name server (default 127.0.0.1:9876); 'none': the broker's address",
-        ),
-    ] = None,
-    advertise: Annotated[
-        str | None, typer.Option(metavar="IP:PORT", help="address that clients connect to (default: --listen)")
-    ] = None,
-    cluster_name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="the cluster's name (default DefaultCluster)")
-    ] = None,
-    broker_name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="the broker's name (default broker-a)")
-    ] = None,
-    config_file: Annotated[
-        Path | None, typer.Option("--config-file", "-c", metavar="FILE", help="property file of RocketMQ's broker")
-    ] = None,
-) -> None:
-    """Run a broker and its name server.
-
-    Both run in this process, for RocketMQ's clients of every language and for applications of mqtemplate
-    (rocketmq.name-server: 127.0.0.1:9876).
-
-    All other settings are read from application.yml (keys mqtemplate.server.* and mqtemplate.broker.*)
-    and from the environment; or, with -c, from a file of RocketMQ's mqbroker. Ctrl-C or SIGTERM stops
-    the broker cleanly.
-    """
-    from mqtemplate.cli.broker_process import run
-    from mqtemplate.context.failure_report import failure_report, is_debug
-
-    given = (store, listen, name_server, advertise, cluster_name, broker_name)
-    arguments = {key: value for key, value in zip(_KEYS.values(), given, strict=True) if value is not None}
-    try:
-        run(call.config, call.profile, arguments, config_file)
-    except MQTemplateError as exc:
-        if call.debug or is_debug():
-            raise
-        print_line(failure_report(exc), sys.stderr)
-        raise typer.Exit(ExitCode.FAILED) from exc
 
 
 _SPARK = command_group("spark", "Prepare a Spark cluster.")

@@ -1,4 +1,4 @@
-"""The configuration after reading: all keys with their origins, those of environment variables too."""
+"""The configuration after reading: all keys with their origins, from files, variables and arguments."""
 
 from __future__ import annotations
 
@@ -94,25 +94,31 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class Configuration:
-    """All keys, those of the library and those of the application.
+    """All keys of the library and of the application.
 
     Args:
-        root: The merged tree.
+        root: The merged tree of all sources.
         environment: Variables that ``${…}`` may name; they win over keys in files.
+        arguments: The keys in *root* that win over variables: arguments of the program, options of the command line.
     """
 
-    def __init__(self, root: ConfigNode, environment: Mapping[str, str], origins: ConfigOrigins) -> None:
+    def __init__(
+        self, root: ConfigNode, environment: Mapping[str, str], origins: ConfigOrigins, arguments: ConfigNode
+    ) -> None:
         self.root = root
         self.origins = origins
         self._environment = environment
+        self._arguments = arguments
 
     def lookup(self, key: str) -> Found | None:
-        """Return the raw value of a key and its origin; None if the key has no value. An empty variable is none."""
+        """Return the raw value of a key and its origin; None if the key has no value. An empty variable has none."""
+        path = key.split(".")
+        if (argument := _value_at(self._arguments, path)) is not None:
+            return argument
         for name in _variables(key):
             if not is_empty_text(self._environment.get(name, "")):
                 return self._environment[name], f"environment {name}"
-        node = self.root.find(key.split("."))
-        return None if node is None or node.value is UNSET else (node.value, node.origin)
+        return _value_at(self.root, path)
 
     def bind(self, section: str, model: type[Model]) -> Model:
         """Read a section of the application into a model of its own; environment variables apply too.
@@ -123,11 +129,17 @@ class Configuration:
         path = tuple(section.split("."))
         merged = self.root.copy()
         merged.merge(bind_environment(model, self._environment, path).root)
+        merged.merge(self._arguments.copy())
         binding = bind(merged.find(path) or ConfigNode(), model, Placeholders(self.lookup), path)
         try:
             return model.model_validate(binding.values)
         except ValidationError as exc:
             raise binding.explain(exc) from None  # pydantic's own text may contain a secret
+
+
+def _value_at(root: ConfigNode, path: list[str]) -> Found | None:
+    node = root.find(path)
+    return None if node is None or node.value is UNSET else (node.value, node.origin)
 
 
 def _variables(key: str) -> tuple[str, ...]:

@@ -88,7 +88,7 @@ class _Loader(yaml.SafeLoader):
         if self._open:
             self._open[-1] += size
             if self._open[-1] > _MAX_VALUES:
-                raise _LimitError(f"there are more than {_MAX_VALUES:,} values, those of aliases included", mark)
+                raise _LimitError(f"there are more than {_MAX_VALUES:,} values, including the values of aliases", mark)
         return node
 
 
@@ -156,7 +156,7 @@ def split_names(value: object) -> tuple[str, ...]:
 
 
 def _remove_activation(root: ConfigNode) -> tuple[str, ...]:
-    """Remove the activation key, which is no setting, and return its profiles."""
+    """Remove the activation key, which is not a setting, and return its profiles."""
     for path in _ACTIVATION_KEYS:
         activate = root.find(path[:-1])
         node = root.find(path)
@@ -316,7 +316,7 @@ def read_env_file(file: Path) -> dict[str, str]:
     """Return the variables of a file. ``${NAME}`` is replaced by variables of the process and of the file.
 
     Raises:
-        ConfigurationError: It cannot be read, or a line is no ``NAME=value``.
+        ConfigurationError: It cannot be read, or a line is not ``NAME=value``.
     """
     from dotenv.main import DotEnv  # only needed where there is such a file
     from dotenv.parser import parse_stream
@@ -326,7 +326,7 @@ def read_env_file(file: Path) -> dict[str, str]:
             for binding in parse_stream(stream):
                 if binding.error:
                     raise ConfigurationError(
-                        f"{file}:{binding.original.line}: {binding.original.string.strip()!r} is no variable; "
+                        f"{file}:{binding.original.line}: {binding.original.string.strip()!r} is not a variable; "
                         "write NAME=value"
                     )
         values = DotEnv(file, encoding="utf-8-sig", override=False).dict()
@@ -338,7 +338,7 @@ def read_env_file(file: Path) -> dict[str, str]:
 
 
 def with_env_file(folder: Path) -> Mapping[str, str]:
-    """Return the variables of the process and, below them, those of ``.env`` in a folder. The process is not changed.
+    """Return the variables of the process and, below them, of ``.env`` in a folder. The process is not changed.
 
     Raises:
         ConfigurationError: The file is invalid.
@@ -348,5 +348,5 @@ def with_env_file(folder: Path) -> Mapping[str, str]:
 
 
 def below_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return *variables* and, above them, those of the process. An empty one counts as not given."""
+    """Return *variables* and, above them, the variables of the process. An empty one counts as not given."""
     return {**variables, **{name: value for name, value in os.environ.items() if value or name not in variables}}

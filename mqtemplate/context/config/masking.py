@@ -37,8 +37,12 @@ _QUERY = re.compile(r"\?(?=[^@]*(=|$))")
 _ORACLE = re.compile(r"(jdbc:oracle:[a-z]+:)([^\s/@]+)/(\S+?)@(?=[^@\s]*(\s|$))", re.IGNORECASE)
 _USER_AT_HOST = re.compile(r"(?<![\w.%+-])([\w.%+-]+):([^\s/:@;,\"']+)@(?=[\w\[])")
 _PAIR = re.compile(r"(?<![\w.%$\[\]-])(?P<name>[\w.%$\[\]-]*[\w\]])(?P<between>[\"']?\s*(=>|:=|[=:])\s*)", re.ASCII)
-_OPTION = re.compile(r"(?<!\S)--?(?P<name>[A-Za-z][\w.-]*)(?P<between>\s+)(?=[^\s-])", re.ASCII)
+_OPTION = re.compile(r"(?<!\S)--?(?P<name>[A-Za-z][\w.-]*)(?P<between>\s+)(?=[^\s=:-])", re.ASCII)
 _QUOTED = re.compile(r"\"(?:\\.|[^\"\\])*\"?|'(?:\\.|''|[^'\\])*'?|\{[^}]*\}?")
+_ARGUMENT = re.compile(
+    r"(?:\\.|([\"'])(?![\s,;}\])]|$)(?:\\.|(?!\1).)*(?:\1|$)|(?![}\])](?=[\s,;}\])]|$))[^\s;&\"'\\])*", re.DOTALL
+)
+"""An argument of a command line: it ends at a blank that is neither quoted nor escaped."""
 _END_OF_VALUE = re.compile(r"[;&\n]|[\"'}\])](?=[\s,;}\])]|$)|(,\s{0,9}|\s{1,9})[\w.-]+\s{0,9}[=:](?!=*(\s|$))")
 
 
@@ -135,7 +139,8 @@ def _without_secret_pairs(text: str, pattern: re.Pattern[str]) -> str:
         at = found.end()
         if not is_secret_name(found["name"]) or text.startswith("//", at):
             continue
-        end = _end_of_value(text, at)
+        is_option = found["between"] == "=" and found["name"].startswith("-")
+        end = _end_of_value(text, at, is_argument=is_option or pattern is _OPTION)
         if end > at:
             quote = text[at] if text[at] in "\"'" else ""
             parts.append(f"{quote}{HIDDEN}{quote}")
@@ -143,8 +148,12 @@ def _without_secret_pairs(text: str, pattern: re.Pattern[str]) -> str:
     return "".join(parts) + text[at:]
 
 
-def _end_of_value(text: str, start: int) -> int:
+def _end_of_value(text: str, start: int, *, is_argument: bool) -> int:
     quoted = _QUOTED.match(text, start)
+    if is_argument:
+        argument = _ARGUMENT.match(text, start if quoted is None else quoted.end())
+        assert argument is not None, "it may be empty"
+        return argument.end()
     if quoted is not None:
         return quoted.end()
     found = _END_OF_VALUE.search(text, start)

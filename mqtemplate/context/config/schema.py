@@ -133,7 +133,7 @@ def _fields_along(section: type, location: Location) -> Iterator[tuple[int | str
 
 
 def section_at(section: type, location: Location) -> type | None:
-    """Return the class of the section at a location; None if the location is no section."""
+    """Return the class of the section at a location; None if it is not a section."""
     current: type | None = section
     items: type | None = None
     for part in location:

@@ -81,7 +81,7 @@ class ConfigNode:
         return next((node for name, node in self.children.items() if same_key(name, key)), None)
 
     def find(self, path: Sequence[str]) -> ConfigNode | None:
-        """Return the node at a path, in any spelling; None if there is none."""
+        """Return the node at a path, in any spelling; None if it is missing."""
         node: ConfigNode | None = self
         for part in path:
             node = None if node is None else node.child(part)

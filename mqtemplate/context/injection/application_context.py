@@ -61,7 +61,7 @@ BrokerFactory = Callable[[AppSettings, Clock], Broker]
 
 @dataclass(frozen=True, slots=True)
 class NamedBroker:
-    """A started broker beside that of the application.
+    """A started broker beside the application's own.
 
     Attributes:
         name: Name of the template that declared it, or the address that a listener names.
@@ -72,11 +72,11 @@ class NamedBroker:
 
 
 class FurtherBrokers(ABC):
-    """The brokers of an application beside its own: those of templates, then those of listeners."""
+    """The brokers of an application beside its own: of templates, then of listeners."""
 
     @abstractmethod
     def brokers(self) -> list[NamedBroker]:
-        """Return the brokers beside that of the application: those of templates, then those of listeners."""
+        """Return the brokers of templates, then the brokers of listeners, without the application's own."""
 
 
 class Part(Protocol):
@@ -218,7 +218,7 @@ class ApplicationContext:
 
         Args:
             qualifier: The name.
-            build: Builds the object from those of *uses*, in this order.
+            build: Builds the object from the objects of *uses*, in this order.
         """
         provider = providers.ThreadSafeSingleton(build, *(each.provider for each in uses))
         name = f"rocketmq.templates.{qualifier}.{snake_case(kind.__name__)}"  # with dots: no class has such a name
@@ -283,7 +283,7 @@ class ApplicationContext:
         """Return the object of a type; build it if necessary.
 
         Raises:
-            DependencyError: There is none, several have the type, or building it failed.
+            DependencyError: No object or several have the type, or building it failed.
         """
         chosen = self.definition_for(wanted, name)
         self._wiring.link(chosen)
@@ -294,7 +294,7 @@ class ApplicationContext:
     def container(self) -> DynamicContainer:
         """The objects as a container of dependency-injector, for its ``wire``. They are built on first use.
 
-        Its providers have the names of the definitions; those of the built-in objects are ``broker``, ``template``,
+        Its providers have the names of the definitions. The built-in objects are ``broker``, ``template``,
         ``listeners``, ``schedules``, ``converter``, ``clock``, ``observation``, ``settings``, ``application_context``.
         """
         if self._container is None:
@@ -308,8 +308,8 @@ class ApplicationContext:
 
     @property
     def brokers(self) -> Mapping[str, Broker]:
-        """All brokers: ``broker``, the application's own, then those of further templates by the template's name, then
-        those of listeners by the address that they name."""
+        """All brokers by name: ``broker`` for the application's own; then the name of the template for a broker of a
+        further template, and the address for a broker that a listener names."""
         own: Broker = self.get(Broker)  # type: ignore[type-abstract]  # selected by its base class
         further: FurtherBrokers = self.get(FurtherBrokers)  # type: ignore[type-abstract]
         return {"broker": own, **{each.name: each.broker for each in further.brokers()}}
@@ -366,7 +366,7 @@ class ApplicationContext:
         """Return the definition whose object `get` returns.
 
         Raises:
-            DependencyError: There is none, or several have the type.
+            DependencyError: No object or several have the type.
         """
         slot = next((slot for slot, kind in _SLOTS.items() if kind is wanted), None)
         chosen = self._wiring.choose(wanted, name or slot)
@@ -392,7 +392,7 @@ class ApplicationContext:
         """Return the definitions of the middlewares that have a method, the outermost first.
 
         Args:
-            method: ``send`` for the middlewares of all templates, ``consume`` for those of all listeners.
+            method: ``send`` for the middlewares of all templates, ``consume`` for the middlewares of all listeners.
         """
         configured = self.configured_middlewares
         marked = [each for each in self.components if middleware_order(each) is not None and each not in configured]
@@ -456,12 +456,12 @@ class HandlerObjects:
         """Return the object for a parameter.
 
         Raises:
-            DependencyError: There is none, or several have the type.
+            DependencyError: No object or several have the type.
         """
         return self._wiring.object_for(target, read_parameter(target, parameter, annotation))
 
     def middleware(self, kind: type) -> object:
-        """Return the application's object of a class of middlewares; build one if it has none."""
+        """Return the application's object of a class of middlewares; build a new one without it."""
         definition = self._context.definition_of(kind)
         return self._context.call(kind) if definition is None else self._context.build(definition)
 

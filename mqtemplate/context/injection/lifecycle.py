@@ -160,7 +160,7 @@ class Lifecycle:
 
 
 def hook_of(instance: object, name: str) -> Callable[[], object] | None:
-    """Return the method ``on_start`` or ``on_stop`` of a service, which may be ``async``; None if it has none.
+    """Return the method ``on_start`` or ``on_stop`` of a service, which may be ``async``; None without one.
 
     Raises:
         DependencyError: The method needs arguments.
@@ -175,7 +175,7 @@ def hook_of(instance: object, name: str) -> Callable[[], object] | None:
 def closing_of(instance: object) -> Callable[[], object] | None:
     """Return the method that ends an object: ``aclose()``, ``close()`` or ``stop()``, the first that works.
 
-    It may be ``async``. None if the object has none, or all need arguments.
+    It may be ``async``. None if the object has no such method, or all need arguments.
     """
     for name in ("aclose", "close", "stop"):
         method = _method_of(instance, name)

@@ -125,7 +125,7 @@ def fits(kind: type, wanted: Any, alias: Any = None) -> bool:
 
 
 def _known_arguments(kind: type, wanted: Any, alias: Any) -> tuple[Any, ...] | None:
-    """Return the arguments of *kind* for a generic type; None if the type has none, or one of them is not known."""
+    """Return the arguments of *kind* for a generic type; None if there are none, or one is unknown."""
     origin = get_origin(wanted)
     if not isinstance(origin, type) or not _is_subclass(kind, origin):
         return None
@@ -199,7 +199,7 @@ class Wiring:
         self._uses.pop(definition, None)
 
     def choose(self, wanted: Any, name: str | None = None) -> Definition | None:
-        """Return the definition of a type, or among several the one with this name; None if there is none.
+        """Return the definition of a type, or among several the one with this name; None without one.
 
         Raises:
             DependencyError: Several have the type, and none of them the name.
@@ -225,7 +225,7 @@ class Wiring:
         """Return the definition of a type that has this name.
 
         Raises:
-            DependencyError: There is none.
+            DependencyError: No object has the type.
         """
         fitting = self._definitions.fitting(wanted)
         found = next((definition for definition in fitting if definition.is_called(name)), None)
@@ -293,7 +293,7 @@ class Wiring:
         """Return the object for one parameter; build it if necessary.
 
         Raises:
-            DependencyError: There is none, several have the type, or building it failed.
+            DependencyError: No object or several have the type, or building it failed.
         """
         uses: list[Definition] = []
         found = self._argument(target, parameter, uses)
@@ -346,7 +346,7 @@ class Wiring:
         except (ValidationError, PydanticSchemaGenerationError) as exc:
             reason = exc.errors()[0]["msg"] if isinstance(exc, ValidationError) else "text cannot be read as this type"
             raise DependencyError(
-                f"{where}: the value of {source.text!r} is no {name_of(parameter.wanted)}: {reason}"
+                f"{where}: the value of {source.text!r} is not of type {name_of(parameter.wanted)}: {reason}"
             ) from None
 
     def _missing(self, target: Callable[..., object], parameter: Parameter) -> str:

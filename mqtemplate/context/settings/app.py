@@ -53,7 +53,7 @@ class MQTemplateSettings(Properties):
             except (ValueError, AttributeError):
                 raise ValueError(f"must be dotted names of middlewares, such as shop.audit.Audit, got {name}") from None
             except ConfigurationError as exc:
-                raise ValueError(f"has a name that is no middleware: {exc}") from None
+                raise ValueError(f"has a name that is not a middleware: {exc}") from None
         return value
 
     @property
@@ -152,12 +152,12 @@ class AppSettings(BaseSettings):
 
     @property
     def store_path(self) -> Path | None:
-        """Store directory of the embedded broker; None if it has none."""
+        """Store directory of the embedded broker; None in memory, and for a cluster."""
         choice = self.broker_choice
         return self.folder_of(choice) if isinstance(choice, EmbeddedStore) else None
 
     def folder_of(self, choice: EmbeddedStore) -> Path | None:
-        """Return the store directory that a choice of the embedded broker means; None if it has none."""
+        """Return the store directory that a choice of the embedded broker means; None in memory."""
         if choice.in_memory:
             return None
         if choice.path is not None:

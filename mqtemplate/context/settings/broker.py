@@ -44,7 +44,7 @@ DEFAULT_STORE_PATH = Path("./mqtemplate-store")
 @dataclass(frozen=True, kw_only=True, config=SECTION_CONFIG)
 class BrokerSettings(EmbeddedSettings):
     """The embedded broker. Sizes are bytes, or text such as ``64MiB``; durations are numbers, or text such as
-    ``1h 30m``; names are those of RocketMQ's broker."""
+    ``1h 30m``; RocketMQ's broker has the same names."""
 
     store_path: Path = DEFAULT_STORE_PATH
     """Store directory, relative to the working directory; created if missing. One process at a time owns it."""
@@ -132,14 +132,14 @@ _Right = Annotated[Literal["DENY", "PUB", "SUB", "PUB|SUB"], BeforeValidator(_ri
 
 
 class AccountSettings(Properties):
-    """One account; the names are those of RocketMQ's ``plain_acl.yml``."""
+    """One account, with the names of RocketMQ's ``plain_acl.yml``."""
 
     access_key: str = Field(min_length=7)
     """Access key in the account's requests."""
     secret_key: SecretStr
     """Secret key that signs the requests; it is never sent."""
     admin: bool = False
-    """True: all requests are allowed, those of administrators too."""
+    """True: all requests are allowed, administrative ones too."""
     default_topic_perm: _Right = "DENY"
     """Permission on topics that are not in ``topic-perms``: PUB, SUB, PUB|SUB, or DENY."""
     default_group_perm: _Right = "DENY"
@@ -178,7 +178,7 @@ class ServerTlsSettings(Properties):
     mode: Annotated[Literal["DISABLED", "PERMISSIVE", "ENFORCING"], UpperCase] = "DISABLED"
     """DISABLED: plain connections only. PERMISSIVE: both, as the client chooses. ENFORCING: TLS only."""
     cert_path: OptionalText = None
-    """The server's certificate, followed by those of its issuers."""
+    """The server's certificate, followed by the certificates of its issuers."""
     key_path: OptionalText = None
     """Private key of the certificate."""
     key_password: OptionalSecret = None

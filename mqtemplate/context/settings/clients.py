@@ -133,7 +133,7 @@ def remote_settings(settings: AppSettings) -> RemoteSettings:
     cluster = settings.broker_choice
     if not isinstance(cluster, ClusterAddresses):
         raise ConfigurationError(
-            f"rocketmq.name-server is {masked(settings.rocketmq.name_server)!r}, which is no cluster"
+            f"rocketmq.name-server is {masked(settings.rocketmq.name_server)!r}, which is not a cluster"
         )
     check_cluster_support(settings)
     producer, own = settings.rocketmq.producer, settings.mqtemplate.cluster

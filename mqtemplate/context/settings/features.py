@@ -252,7 +252,7 @@ class DashboardSection:
     allow_changes: bool = False
     """True: changes of messages, dead letters and listeners are allowed to those who have signed in with the token."""
     allowed_hosts: CommaList = ()
-    """Host names in addresses of the dashboard, beside those of loopback, such as ``shop.example.com``."""
+    """Host names in addresses of the dashboard, beside the names of loopback, such as ``shop.example.com``."""
     audit_log: OptionalText = None
     """File of the audit log; by default ``~/.local/state/mqtemplate/dashboard-audit.jsonl``."""
 

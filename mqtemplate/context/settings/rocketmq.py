@@ -25,7 +25,7 @@ from mqtemplate.selectors.tags import SelectorType
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:;/]+):(\d{1,5})")
 _ALLOWED = "'embedded', 'embedded:memory', 'embedded:<folder>', or 'host:port;host:port'"
 _NO_FOLDER = {
-    # texts that are no folder after 'embedded:' -> the problem
+    # text after 'embedded:' that does not name a folder -> the problem
     r"^:": "a folder does not begin with a colon ('embedded:memory' is the store without a folder)",
     r"^[A-Za-z][A-Za-z0-9+.-]*:": "a folder has no scheme, drive or port before it",
     r"%[0-9A-Fa-f]{2}": "percent escapes are not decoded",
@@ -60,7 +60,7 @@ def parse_name_server(text: str) -> EmbeddedStore | ClusterAddresses:
     """Return the broker that the value of the key chooses.
 
     Raises:
-        ValueError: The value has none of the allowed forms.
+        ValueError: The form of the value is not allowed.
     """
     kind, colon, rest = text.strip().partition(":")
     if kind.lower() == "embedded":
@@ -83,7 +83,7 @@ def _folder(text: str) -> Path:
     would name another folder than the one that was meant, and its messages would seem to be lost.
 
     Raises:
-        ValueError: The text is no path in one of the allowed forms.
+        ValueError: The text is not a path in an allowed form.
     """
     if text.startswith("//") and not text.startswith("///"):
         name = text.strip("/") or "data"
@@ -200,12 +200,12 @@ class ConsumerSettings(_SubscriptionKeys, ClientSettings):
 class TemplateSettings(ProducerSettings):
     """A further template: ``<name>`` is chosen by you, and ``Named("<name>")`` injects the template.
 
-    Timeouts, retries and sizes that are not given are those of ``rocketmq.producer``. Account, namespace and TLS are,
-    too, if the template uses the cluster of the application; those of another cluster have to be given here.
+    Timeouts, retries and sizes that are not given are taken from ``rocketmq.producer``. So are account, namespace and
+    TLS if the template uses the cluster of the application; for another cluster they have to be given here.
     """
 
     name_server: OptionalText = None
-    """The broker of the template, in the forms of ``rocketmq.name-server``; that of the application if not given.
+    """The broker of the template, in the forms of ``rocketmq.name-server``; the application's broker if not given.
     Listeners use it by ``broker="<name>"``. Templates that name one folder share its broker."""
     access_channel: Annotated[Literal["LOCAL", "CLOUD"] | None, UpperCase] = None
     """Operator of the cluster, as ``rocketmq.access-channel``."""

@@ -48,9 +48,9 @@ def load_settings(
 
     Args:
         config_folder: Folder of the files; by default the working directory. A folder without files is allowed.
-        profiles: Active profiles; by default those of ``mqtemplate.profiles.active`` in *arguments*, else in
-            ``MQTEMPLATE_PROFILES_ACTIVE``, else in ``application.yml``.
-        environment: Environment variables; by default those of the process, and of the file ``.env`` in the folder.
+        profiles: Active profiles; by default ``mqtemplate.profiles.active`` in *arguments*, else
+            ``MQTEMPLATE_PROFILES_ACTIVE``, else the key in ``application.yml``.
+        environment: Environment variables; by default of the process, and of the file ``.env`` in the folder.
         arguments: Keys that the program sets, dotted or nested, in any spelling; or a tree with their origins.
 
     Raises:
@@ -67,12 +67,13 @@ def load_settings(
     active = given or _profiles_of(overlay) or _profiles_of(bound.root) or files.default_profiles()
     root = files.merged(active)
     root.merge(bound.root)
-    root.merge(drop_empty(overlay, AppSettings))
-    PROCESS.given.apply(root)
+    above = drop_empty(overlay.copy(), AppSettings)  # what wins over the environment
+    PROCESS.given.apply(root, above)
     if active:  # as a key, so that the settings contain the active profiles whatever named them
         in_force = ConfigNode()
         in_force.put(_PROFILES_KEY, list(active), "profiles in force")
-        root.merge(in_force)
+        above.merge(in_force)
+    root.merge(above.copy())
     origins = ConfigOrigins(
         files=tuple(files.read),
         profiles=active,
@@ -81,7 +82,7 @@ def load_settings(
         root=root,
         folder=files.folder,
     )
-    return _settings(Configuration(root, variables, origins))
+    return _settings(Configuration(root, variables, origins, above))
 
 
 def _settings(configuration: Configuration) -> AppSettings:
@@ -106,13 +107,13 @@ def _refuse_near_sections(root: ConfigNode) -> None:
         spring = node.find(("rocketmq",)) if same_key(key, "spring") else None
         if spring is not None:
             raise ConfigurationError(
-                f"{spring.origin}: {key}.rocketmq is no section, its keys would have no effect; "
+                f"{spring.origin}: {key}.rocketmq is not a section, its keys would have no effect; "
                 "write rocketmq: without spring: above it, as rocketmq-spring does"
             )
         near = nearest(canonical_key(key), ours, cutoff=_NEAR)
         if near is not None and canonical_key(key) not in ours:
             raise ConfigurationError(
-                f"{_first_origin(node)}: {key} is no section, its keys would have no effect; "
+                f"{_first_origin(node)}: {key} is not a section, its keys would have no effect; "
                 f"did you mean '{ours[near]}'? A section of your own needs a name that differs more"
             )
 
@@ -181,7 +182,7 @@ def _existing_folder(config_folder: Path | str | None) -> Path:
     folder = absolute_path(config_folder or "")
     if not folder.is_dir():
         raise ConfigurationError(
-            f"config_folder {str(config_folder)!r} is no folder; give the one that holds application.yml"
+            f"config_folder {str(config_folder)!r} is not a folder; give the one that holds application.yml"
         )
     return folder
 
@@ -210,24 +211,26 @@ class CommandLine:
     """Options of ``mqtemplate run`` that change settings.
 
     Attributes:
-        profiles: Active profiles; empty for those of the configuration.
+        profiles: Active profiles; empty: the profiles of the configuration.
         keys: Dotted key -> value.
     """
 
     profiles: tuple[str, ...] = ()
     keys: Mapping[str, object] = field(default_factory=dict)
 
-    def apply(self, root: ConfigNode) -> None:
-        """Set the keys in the tree of all sources.
+    def apply(self, below: ConfigNode, arguments: ConfigNode) -> None:
+        """Set the keys in the tree of the program's arguments.
 
-        Another broker makes the store directory of the configuration meaningless, so that is removed.
+        Another broker makes the store directory of the configuration meaningless, so it is removed, also from the
+        sources *below* the arguments.
         """
         given = {key: value for key, value in self.keys.items() if not is_empty_text(value)}
         if _NAME_SERVER in given:
-            _remove(root, _STORE_PATH)
+            _remove(below, _STORE_PATH)
+            _remove(arguments, _STORE_PATH)
         overlay = ConfigNode()
         insert_mapping(overlay, given, "the command line")
-        root.merge(overlay)
+        arguments.merge(overlay)
 
 
 class ProcessCommandLine:
@@ -271,7 +274,7 @@ class ExplainedSetting:
 
 
 def explain_settings(settings: AppSettings) -> list[ExplainedSetting]:
-    """Return all settings of the library, defaults included, then those of the application itself."""
+    """Return all settings of the library, defaults included, then the settings of the application itself."""
     return [*_of_section(settings, type(settings), ()), *_of_application(settings)]
 
 

@@ -7,7 +7,7 @@ from typing import Self
 import pytest
 from pydantic import BaseModel, SecretStr, model_validator
 
-from mqtemplate.context import AppSettings
+from mqtemplate.context import AppSettings, load_settings
 from mqtemplate.errors import ConfigurationError
 from tests.context.loading import Load
 
@@ -108,3 +108,10 @@ def test_the_repr_of_the_settings_contains_no_secret(load: Load) -> None:
     assert settings.rocketmq.producer.secret_key is not None
     assert settings.rocketmq.producer.secret_key.get_secret_value() == "hunter2"
     assert "hunter" not in repr(settings) + repr(settings.origins)
+
+
+def test_an_argument_of_the_program_wins_over_a_variable_in_a_section_of_the_application() -> None:
+    given = {"shop.opening-hours": "argument"}
+    settings = load_settings(profiles=(), environment={"SHOP_OPENING_HOURS": "variable"}, arguments=given)
+
+    assert settings.bind("shop", Shop).opening_hours == "argument"

@@ -30,7 +30,7 @@ def test_values_that_are_nested_too_deeply_are_refused(refusal: Refusal, value: 
 @pytest.mark.parametrize("text", ["[%s]", "{<<: [%s]}"])
 def test_aliases_that_stand_for_too_many_values_are_refused(refusal: Refusal, text: str) -> None:
     """Ten lines stand for three billion values."""
-    expected = "application.yml:6: there are more than 100,000 values, those of aliases included; write fewer"
+    expected = "application.yml:6: there are more than 100,000 values, including the values of aliases; write fewer"
     assert expected in refusal(references(10, text))
 
 

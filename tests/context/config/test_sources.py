@@ -87,7 +87,7 @@ def test_a_file_in_another_encoding_is_refused_with_the_fix(tmp_path: Path, file
 
 
 def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"nowhere' is no folder; give the one that holds application\.yml"):
+    with pytest.raises(ConfigurationError, match=r"nowhere' is not a folder; give the one that holds application\.yml"):
         load_settings(tmp_path / "nowhere", environment={})
 
 

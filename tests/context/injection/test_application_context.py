@@ -414,7 +414,7 @@ def test_the_error_for_a_value_of_the_wrong_type_names_class_and_parameter(load:
     settings = load("shop:\n  limit: many\n  limits: {perDay: 3}\n  colours: [red]")
 
     with pytest.raises(
-        DependencyError, match=r"Configured: parameter 'limit': the value of '\$\{shop.limit:10\}' is no int"
+        DependencyError, match=r"Configured: parameter 'limit': the value of '\$\{shop.limit:10\}' is not of type int"
     ):
         context_of(Configured, settings=settings)
 

@@ -1,4 +1,4 @@
-"""The section ``mqtemplate.listener.*``: the retry policy of listeners that have none of their own."""
+"""The section ``mqtemplate.listener.*``: the retry policy of listeners without one of their own."""
 
 from __future__ import annotations
 

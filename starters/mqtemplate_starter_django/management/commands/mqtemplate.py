@@ -12,7 +12,7 @@ _TARGET = "mqtemplate_starter_django:new_application"
 
 
 class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
-    """The command ``mqtemplate``. Its options are those of ``mqtemplate run``, which does the work."""
+    """The command ``mqtemplate``. It has the options of ``mqtemplate run``, which does the work."""
 
     help = "Run the listeners of this project."
 

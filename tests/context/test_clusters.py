@@ -161,7 +161,7 @@ def test_a_template_without_a_name_server_has_a_client_of_its_own_on_the_cluster
 
 
 def test_a_listener_has_an_account_of_its_own_on_its_cluster() -> None:
-    """The cluster of the application needs no account, and never sees that of the listener."""
+    """The cluster of the application needs no account, and never sees the listener's."""
     entries: SimpleQueue[str] = SimpleQueue()
     acl = AclSettings(accounts=(Account(access_key="auditor-account", secret_key="s3cret-of-audit", admin=True),))
 

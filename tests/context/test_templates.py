@@ -413,8 +413,8 @@ def of_no_address(entry: str) -> None: ...
             {"rocketmq.templates.9to5.group": "x"},
             ConfigurationError,
             (
-                "rocketmq.templates.9to5: '9to5' is no name of a template; use letters, digits, '_' and '-', and start "
-                "with a letter"
+                "rocketmq.templates.9to5: '9to5' is not a name of a template; use letters, digits, '_' and '-', and "
+                "start with a letter"
             ),
         ),
         (
@@ -533,7 +533,7 @@ class OfShop(Stamping):
         ({"middlewares": f"{__name__}.Everywhere"}, "everywhere"),
         ({"middlewares": []}, None),
     ],
-    ids=["those of the application", "objects", "a class with a service", "a dotted name", "none"],
+    ids=["the application's", "objects", "a class with a service", "a dotted name", "none"],
 )
 def test_middlewares_of_the_application_are_around_a_template_unless_it_names_its_own(
     own: dict[str, Any], stamps: str | None

@@ -1,67 +1,139 @@
-"""A broker and its name server in this process, from the settings to the end by a signal."""
+"""``broker``: a broker and its name server in this process, from the settings to the end by a signal."""
 
 from __future__ import annotations
 
 import ipaddress
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from mqtemplate.brokers.embedded.broker import EmbeddedBroker
-from mqtemplate.cli.output import print_line
-from mqtemplate.context.config.tree import ConfigNode, insert_mapping
-from mqtemplate.context.logging import has_handlers, show_events
-from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.context.settings.broker import ServerSettings
-from mqtemplate.context.settings.source import load_settings
-from mqtemplate.context.signals import StopRequests
-from mqtemplate.errors import BrokerError
-from mqtemplate.http.exchange import HttpHandler
-from mqtemplate.processes import prompt_threads
-from mqtemplate.running.broker_conf import read_broker_conf
-from mqtemplate.running.server import local_cluster
-from mqtemplate.server.broker_server import LocalCluster
+import typer
+
+from mqtemplate.cli.invocation import TOP, CommandCall, command
+from mqtemplate.cli.output import ExitCode, print_line
+from mqtemplate.errors import BrokerError, MQTemplateError
+
+if TYPE_CHECKING:
+    from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+    from mqtemplate.context.config.tree import ConfigNode
+    from mqtemplate.context.settings.app import AppSettings
+    from mqtemplate.context.settings.broker import ServerSettings
+    from mqtemplate.http.exchange import HttpHandler
+    from mqtemplate.server.broker_server import LocalCluster
 
 
-def run(
-    config: str | None, profiles: Sequence[str], given: Mapping[str, object], broker_conf: Path | None = None
+_KEYS = {
+    # option -> key
+    "store": "mqtemplate.broker.store-path",
+    "listen": "mqtemplate.server.listen",
+    "name_server": "mqtemplate.server.name-server",
+    "advertise": "mqtemplate.server.advertise",
+    "cluster_name": "mqtemplate.server.cluster-name",
+    "broker_name": "mqtemplate.broker.broker-name",
+}
+
+
+@command(
+    TOP,
+    "broker",
+    "broker --store ./data",
+    "broker --listen 127.0.0.1:10911 --name-server 127.0.0.1:9876",
+    "broker -c broker.conf",
+    without=("name_server", "as_json"),
+)
+def broker(
+    call: CommandCall,
+    store: Annotated[str | None, typer.Option(metavar="DIR", help="the store directory; one process owns it")] = None,
+    listen: Annotated[
+        str | None, typer.Option(metavar="IP:PORT", help="address of the broker (default 127.0.0.1:10911)")
+    ] = None,
+    name_server: Annotated[
+        str | None,
+        typer.Option(
+            metavar="IP:PORT",
+            help="address of the name server (default 127.0.0.1:9876); 'none': the broker's address",
+        ),
+    ] = None,
+    advertise: Annotated[
+        str | None, typer.Option(metavar="IP:PORT", help="address that clients connect to (default: --listen)")
+    ] = None,
+    cluster_name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="the cluster's name (default DefaultCluster)")
+    ] = None,
+    broker_name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="the broker's name (default broker-a)")
+    ] = None,
+    config_file: Annotated[
+        Path | None, typer.Option("--config-file", "-c", metavar="FILE", help="property file of RocketMQ's broker")
+    ] = None,
 ) -> None:
+    """Run a broker and its name server.
+
+    Both run in this process, for RocketMQ's clients of every language and for applications of mqtemplate
+    (rocketmq.name-server: 127.0.0.1:9876).
+
+    All other settings are read from application.yml (keys mqtemplate.server.* and mqtemplate.broker.*)
+    and from the environment; or, with -c, from a file of RocketMQ's mqbroker. Ctrl-C or SIGTERM stops
+    the broker cleanly.
+    """
+    from mqtemplate.context.failure_report import failure_report, is_debug
+
+    given = (store, listen, name_server, advertise, cluster_name, broker_name)
+    arguments = {key: value for key, value in zip(_KEYS.values(), given, strict=True) if value is not None}
+    try:
+        _run(call, arguments, config_file)
+    except MQTemplateError as exc:
+        if call.debug or is_debug():
+            raise
+        print_line(failure_report(exc), sys.stderr)
+        raise typer.Exit(ExitCode.FAILED) from exc
+
+
+def _run(call: CommandCall, given: Mapping[str, object], broker_conf: Path | None) -> None:
     """Start the cluster, print its addresses, and stop it after a signal.
 
     Args:
-        config: Folder of ``application.yml``; None for the current folder.
         given: Keys that win over the configuration.
         broker_conf: Property file of RocketMQ's broker; it wins over the configuration too.
 
     Raises:
         MQTemplateError: It cannot start.
     """
+    from mqtemplate.context.config.tree import ConfigNode, insert_mapping
+    from mqtemplate.context.logging import has_handlers, show_events
+    from mqtemplate.context.settings.source import load_settings
+    from mqtemplate.context.signals import StopRequests
+    from mqtemplate.processes import prompt_threads
+    from mqtemplate.running.server import local_cluster
+
     arguments = ConfigNode() if broker_conf is None else _keys_of(broker_conf)
     # The name server of the applications in the same file is not the one of this broker.
     insert_mapping(arguments, {**given, "rocketmq.name-server": "embedded"}, "argument settings")
-    settings = load_settings(config, profiles, arguments=arguments)
+    settings = load_settings(call.config, call.profile, arguments=arguments)
     logging = settings.mqtemplate.logging
-    restore_logging = show_events(logging) if logging.enabled and not has_handlers() else lambda: None
-    try:
+    with ExitStack() as closing:
+        if logging.enabled and not has_handlers():
+            closing.callback(show_events(logging))
         stop_requests = StopRequests()
-        with stop_requests.from_signals():
-            cluster = local_cluster(settings)
-            _start(cluster, settings.mqtemplate.server)
-            try:
-                with _management(cluster, settings), prompt_threads():
-                    _print_addresses(cluster, settings)
-                    reason = stop_requests.wait()
-                print_line(f"stopping ({reason}) ...")
-            finally:
-                cluster.stop()
-            print_line("stopped; all acknowledged messages are on disk")
-    finally:
-        restore_logging()
+        closing.enter_context(stop_requests.from_signals())
+        cluster = local_cluster(settings)
+        _start(cluster, settings.mqtemplate.server)
+        try:
+            with _management(cluster, settings), prompt_threads():
+                _print_addresses(cluster, settings)
+                reason = stop_requests.wait()
+            print_line(f"stopping ({reason}) ...")
+        finally:
+            cluster.stop()
+        print_line("stopped; all acknowledged messages are on disk")
 
 
 def _keys_of(file: Path) -> ConfigNode:
     """Return the keys of a property file, and print the keys that mean nothing here."""
+    from mqtemplate.running.broker_conf import read_broker_conf
+
     conf = read_broker_conf(file)
     if conf.without_meaning:
         count = len(conf.without_meaning)

@@ -1,1 +1,0 @@
-"""Further templates of an application: their classes, their settings, and the brokers that they and listeners use."""
