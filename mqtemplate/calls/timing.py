@@ -199,7 +199,7 @@ class _Call:
 
 
 class _Interruptions:
-    """Calls with one time limit. A thread raises the exception in those that are too long; it ends when there are none.
+    """Calls with one time limit. A thread raises the exception in calls that are too long; it ends with the last call.
 
     All calls have the same limit, so they are due in the order in which they started.
     """
@@ -231,7 +231,7 @@ class _Interruptions:
             time.sleep(wait_s)
 
     def _interrupt_due(self, now: float) -> float | None:
-        """Interrupt the calls that are due. Return the time until the next one; None if there are none."""
+        """Interrupt the calls that are due. Return the time until the next one; None without further calls."""
         with self._lock:
             while self._calls:
                 call = next(iter(self._calls))

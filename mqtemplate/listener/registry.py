@@ -117,7 +117,7 @@ class ListenerRegistry:
 
     @property
     def containers(self) -> Sequence[ListenerContainer]:
-        """Containers in the order of registration. A disabled listener has none."""
+        """Containers in the order of registration, without disabled listeners."""
         return tuple(self._containers.values())
 
     def __iter__(self) -> Iterator[ListenerContainer]:
@@ -153,7 +153,7 @@ class ListenerRegistry:
                 not act on it.
 
         Raises:
-            ListenerError: The object is no listener, is declared wrongly, or its id is taken.
+            ListenerError: The object is not a listener, is declared wrongly, or its id is taken.
             UnsupportedError: The broker cannot honour an attribute.
         """
         added = []
@@ -348,7 +348,7 @@ class TopicWatch:
         self._runner = ServiceRunner(self, clock, "mqtemplate-topics", _report)
 
     def start(self, containers: Iterable[ListenerContainer]) -> None:
-        """Watch for the containers that have patterns; do nothing if there are none."""
+        """Watch for the containers that have patterns; do nothing without one."""
         self._containers = [each for each in containers if each.endpoint.settings.topic_patterns]
         if not self._containers:
             return

@@ -68,7 +68,7 @@ def message_id(message: Message | str) -> str:
     """Return the id that a message keeps when it is repeated; a text is an id already.
 
     Raises:
-        ListenerError: The message has none.
+        ListenerError: The message has no id.
     """
     found = message if isinstance(message, str) else message.properties.get(Property.UNIQ_KEY)
     if not found:

@@ -52,7 +52,7 @@ class RelaySteps:
         lease: Time after which another process relays, if one dies. Clocks of machines may differ by less.
 
     Raises:
-        ConfigurationError: *lease* is no duration, or shorter than a second.
+        ConfigurationError: *lease* is not a duration, or shorter than a second.
     """
 
     def __init__(self, broker: Broker, lease: Duration = LEASE) -> None:

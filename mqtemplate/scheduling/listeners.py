@@ -96,7 +96,7 @@ class ScheduleRunner:
         """Return the run that a message requests, after the next one was sent; None if nothing is to be run.
 
         Raises:
-            MessageError: The message is no run of this schedule.
+            MessageError: The message is not a run of this schedule.
             SendError: The next message could not be sent. The message must be redelivered.
         """
         request = RunMessage.read(message)
@@ -209,7 +209,7 @@ def register_schedules(
     since_ms = schedules.topic.broker.clock.now_ms()
     runners = [ScheduleRunner(schedule, schedules.topic, since_ms) for schedule in own]
     # A schedule that is disabled has no listener, and this process does not start it.
-    # Enhancers do not see their listeners, which are no part of the application; middlewares are around the runs.
+    # Enhancers do not see their listeners, which do not belong to the application; middlewares are around the runs.
     return [
         runner
         for runner in runners

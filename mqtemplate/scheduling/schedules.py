@@ -24,7 +24,7 @@ class ScheduleState:
 
     Attributes:
         trigger: Description such as ``every 10m``; None for a schedule that only other processes have.
-        next_run: Time of the next run; None if there is none.
+        next_run: Time of the next run; None without a further run.
         paused_until: End of the pause, `datetime.max` for one without an end; None if the schedule is not paused.
     """
 
@@ -82,7 +82,7 @@ class Schedules:
             until: An aware datetime; runs at or after it are not skipped.
 
         Raises:
-            ScheduleError: There is no schedule of this name, or *until* has no offset.
+            ScheduleError: No schedule has this name, or *until* has no offset.
         """
         self._check(name)
         if until is not None and until.tzinfo is None:
@@ -93,7 +93,7 @@ class Schedules:
         """End a pause: the next run takes place.
 
         Raises:
-            ScheduleError: There is no schedule of this name.
+            ScheduleError: No schedule has this name.
         """
         self._check(name)
         self.topic.pause(name, self._clock.now_ms())
@@ -102,7 +102,7 @@ class Schedules:
         """Run a schedule now, in one of the processes that have it, also while it is paused. Its next run is unchanged.
 
         Raises:
-            ScheduleError: There is no schedule of this name.
+            ScheduleError: No schedule has this name.
         """
         self._check(name)
         now_ms = self._clock.now_ms()

@@ -382,7 +382,7 @@ def test_indices_of_a_filtered_batch_mean_the_messages_that_the_handler_got(
 
 @pytest.mark.mqtemplate(raise_handler_errors=False)
 def test_a_middleware_may_fail_some_messages_of_a_batch(kit: Kit) -> None:
-    """Its indices are those of the messages that it got. An invalid body still fails alone."""
+    """Its indices count the messages that it got. An invalid body still fails alone."""
     got: list[list[int]] = []
 
     class Strict:
@@ -493,7 +493,7 @@ def bill(order: str) -> None:
 
 
 def test_global_middlewares_are_outside_of_those_of_a_listener(kit: Kit) -> None:
-    """By order, then those of the configuration, then by registration. Classes get their services."""
+    """By order, then from the configuration, then by registration. Classes get their services."""
     ORDER.clear()
     kit.start(bill, Second, First, Audit, settings={"mqtemplate.middlewares": f"{__name__}.Configured"})
 

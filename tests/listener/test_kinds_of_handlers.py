@@ -1,4 +1,4 @@
-"""Handlers that are no plain functions: generic bases, partials, callable objects, bound, static and class methods."""
+"""Handlers that are not plain functions: generic bases, partials, callable objects, bound, static and class methods."""
 
 from __future__ import annotations
 

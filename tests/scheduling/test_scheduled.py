@@ -438,7 +438,7 @@ def test_a_message_of_someone_else_in_the_topic_is_a_dead_letter(broker: Embedde
     harness.advance("1h")
 
     [dead] = harness.assert_dead_lettered("mqtemplate-schedules-report", 1)
-    assert "is no run of a schedule" in dead.properties["dead_letter_message"]
+    assert "is not a run of a schedule" in dead.properties["dead_letter_message"]
     assert hours(runs) == ["01-01 01:00"]
 
 

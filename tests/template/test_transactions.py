@@ -273,7 +273,7 @@ def test_a_local_transaction_cannot_take_a_message_ext(mqtemplate_template: Reco
         def execute_local_transaction(self, message: MessageExt, arg: object) -> TransactionState:  # type: ignore[override]
             return COMMIT
 
-    with pytest.raises(ListenerError, match="there is none before the message is delivered; take a Message"):
+    with pytest.raises(ListenerError, match="which does not exist before the message is delivered; take a Message"):
         mqtemplate_template.add_transaction_listener(Early())
 
 

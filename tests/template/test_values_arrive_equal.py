@@ -336,7 +336,7 @@ def test_receive_refuses_a_type_before_it_takes_a_message(mqtemplate_broker: Emb
 def test_a_body_without_a_content_type_is_text_if_the_type_takes_text(
     body: bytes, annotation: Any, expected: object
 ) -> None:
-    """Producers without a template, such as those of Java, send no content type."""
+    """Producers without a template, such as Java's, send no content type."""
     received: list[object] = []
 
     def take(payload: Any) -> None:

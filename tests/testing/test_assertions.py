@@ -88,7 +88,7 @@ def test_a_listener_is_named_by_class_function_object_or_id(
         mqtemplate_harness.assert_received(listener)
     with pytest.raises(AssertionError, match="Billing has received: 1 messages, expected 0"):
         mqtemplate_harness.assert_received(Billing, times=0)
-    with pytest.raises(AssertionError, match="Harness is no listener of this harness; there is: "):
+    with pytest.raises(AssertionError, match="Harness is not a listener of this harness; it has:"):
         mqtemplate_harness.assert_received(Harness)
 
 

@@ -224,7 +224,7 @@ class ConsumeService(ABC, Generic[_Item, _Work]):
         """Discard the items of dropped queues, which need not be due."""
 
     def next_due(self) -> int | None:
-        """Return when the next delayed item becomes ready; None if there is none."""
+        """Return when the next delayed item becomes ready; None if no item is delayed."""
         return self._delayed[0][0] if self._delayed else None
 
     def release_due(self, now_ms: int) -> None:

@@ -111,7 +111,7 @@ class ListenerContainer:
         return self._failures.outcomes
 
     def positions(self) -> dict[MessageQueue, int | None]:
-        """Return the committed offset of each queue that is assigned to this member; None if there is none."""
+        """Return the committed offset of each queue that is assigned to this member; None before the first commit."""
         if self.member is None or not self.member.is_running:
             return {}
         consumer = self.member.consumer
@@ -290,7 +290,7 @@ class ListenerContainer:
 
         Raises:
             ListenerError: The listener is not running.
-            ValueError: *span* is no span of time.
+            ValueError: *span* is not a span of time.
         """
         time_ms = 0 if span is None else max(0, self._clock.now_ms() - span_ms(span))
         self._reposition(lambda positions: positions.to_time(time_ms))

@@ -177,7 +177,7 @@ class Membership:
     # --- start and stop ----------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the threads. On a virtual clock there are none but those of handlers that await something."""
+        """Start the threads. On a virtual clock only handlers that await something have threads."""
         settings, plan, name = self.endpoint.settings, self.endpoint.plan, f"mqtemplate-{self.endpoint.id}"
         number, maximum = settings.thread_number, settings.consume_thread_max
         if self._loop is not None:

@@ -216,7 +216,7 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
         """Send messages without retries left to the dead letter topic, and report the failures.
 
         Returns:
-            The other messages, and the delay (ms) before they are handled again; None if there are none.
+            The other messages, and the delay (ms) before they are handled again; None without other messages.
         """
         retried: list[MessageExt] = []
         delays_ms: list[int] = []

@@ -103,7 +103,7 @@ class ConsumeThreadPool:
             self._hanging += 1
         try:
             self._add_awake()
-        except RuntimeError:  # there is no thread for it; the message is taken away from the hanging one all the same
+        except RuntimeError:  # no thread can be started; the message is taken away from the hanging one all the same
             self._end_replacement()
             return None
         return self._end_replacement
@@ -346,7 +346,7 @@ class AsyncConsumePool:
             self._threads = ThreadPoolExecutor(_THREADS_FOR_FAILURES, f"{self._name}-failures")
         try:
             settling = self._loop.run_in_executor(self._threads, self._settle, running, failure)
-        except RuntimeError:  # there is no thread for it
+        except RuntimeError:  # no thread can be started
             self._settle(running, failure)
             return
         self._ending += 1

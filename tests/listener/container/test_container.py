@@ -104,7 +104,7 @@ def test_an_orderly_queue_is_retried_after_its_suspension(threaded_app: App) -> 
 
 @pytest.mark.feature("U19")
 def test_one_failing_handler_does_not_stop_the_others(threaded_app: App) -> None:
-    """Its own next message is handled, and so are those of another listener."""
+    """Its own next message is handled, and so are the messages of another listener."""
     received: SimpleQueue[tuple[str, str]] = SimpleQueue()
 
     @message_listener(topic="orders", consumer_group="billing", max_reconsume_times=0)

@@ -39,7 +39,7 @@ def app_of(*components: object) -> MQApplication:
 
 @pytest.mark.parametrize("converter", [Upper(), Upper, f"{__name__}.Upper"])
 def test_a_listener_has_a_converter_of_its_own_for_bodies_and_replies(converter: object) -> None:
-    """An object, a class, or its dotted name. Other listeners and the template use that of the application."""
+    """An object, a class, or its dotted name. Other listeners and the template use the application's converter."""
 
     @message_listener("prices", "pricing", converter=converter)
     def price(item: str) -> str:

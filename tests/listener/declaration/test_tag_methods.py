@@ -159,7 +159,7 @@ def test_a_tag_is_a_name(tags: Sequence[str]) -> None:
 
 
 def test_only_methods_have_tags() -> None:
-    with pytest.raises(ListenerError, match="is no method; decorate a method of a listener class"):
+    with pytest.raises(ListenerError, match="is not a method; decorate a method of a listener class"):
         on_tag("paid")(Billing)
 
 

@@ -51,7 +51,7 @@ def receipts(mqtemplate_app: StartApp) -> Inbox:
 
 @BOTH
 def test_the_result_of_a_handler_goes_to_another_topic(is_async: bool, receipts: Inbox, shop: Shop) -> None:
-    """None and a status are not sent; a list is a batch; a delay and keys are those of the decorator."""
+    """None and a status are not sent; a list is a batch; the decorator sets a delay and keys."""
     results: dict[str, object] = {
         "tea": {"paid": 3},
         "none": None,
@@ -238,7 +238,7 @@ def test_without_a_template_the_error_says_what_to_do(mqtemplate_harness: Harnes
     registry.stop()
 
     [failure] = mqtemplate_harness.failures
-    assert "there is no template; give the ListenerRegistry template=..., or let an MQApplication run" in str(
+    assert "the registry has no template; give the ListenerRegistry template=..., or let an MQApplication run" in str(
         failure.error
     )
 

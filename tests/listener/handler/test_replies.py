@@ -18,7 +18,7 @@ from tests.listener.hostile import KINDS
 
 
 def request(app: App, handler: Any, **attributes: Any) -> Any:
-    """Return the body of the handler's reply to one request; None if there is no reply."""
+    """Return the body of the handler's reply to one request; None without a reply."""
     app.listen(message_listener(topic="orders", consumer_group="answers", **attributes)(handler))
     template = RocketMQTemplate(app.broker)
     future = template.async_send_and_receive("orders", "question", bytes, timeout=1_000)
