@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mqtemplate.listener.container.workers import ConsumeThreadPool
+from mqtemplate.listener.container.consume_service import ConsumeThreadPool
 
 PATIENCE_S = 30
 
