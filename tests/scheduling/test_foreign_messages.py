@@ -101,7 +101,7 @@ def test_the_key_of_a_run_is_read_as_it_was_written() -> None:
 
 
 def bodies() -> Iterator[bytes]:
-    """Bodies of something else than a run: not JSON, other JSON, and each value of a run replaced by one that it cannot have."""
+    """Bodies of something else than a run: not JSON, other JSON, and runs with one value that they cannot have."""
     yield from (b"hello", b"", b"\xff", b"[]", b"null", b"1", b"[" * 100_000, b'{"a":' * 100_000, b"9" * 5_000)
     wrong: dict[str, list[Any]] = {
         "schedule": ["other", "", "a b", 1, None, ["report"]],

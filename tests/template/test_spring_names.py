@@ -12,7 +12,7 @@ from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.results import SendResult
 from mqtemplate.template import RocketMQTemplate
-from mqtemplate.testing import RecordingTemplate, messages_in
+from mqtemplate.testing import RecordingTemplate
 from tests.kit import Kit
 
 NOW_MS = VirtualClock().now_ms()
@@ -103,12 +103,3 @@ def test_the_message_queue_selector_has_getter_and_setter(mqtemplate_broker: Emb
 
     assert template.getMessageQueueSelector() is not first
     assert template.syncSendOrderly("orders", b"body", "k").message_queue.queue_id == 3
-
-
-@pytest.mark.feature("A5")
-def test_the_delay_method_of_the_v5_client_works(kit: Kit) -> None:
-    kit.template.syncSendDelayMessage("orders", b"body", timedelta(seconds=10))
-
-    kit.harness.advance(timedelta(seconds=10))
-
-    assert len(messages_in(kit.broker, "orders")) == 1

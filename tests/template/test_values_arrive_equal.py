@@ -20,13 +20,14 @@ from hypothesis import strategies as st
 from pydantic import AfterValidator, BaseModel, Field, SecretStr
 from typing_extensions import TypedDict
 
-from mqtemplate import Message, MQApplication, VirtualClock, message_listener
+from mqtemplate import Message, MQApplication, message_listener
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.converter import JsonMessageConverter
 from mqtemplate.converters import AvroConverter, MsgspecConverter, ProtobufConverter
 from mqtemplate.errors import ConversionError, ListenerError
 from mqtemplate.template import RocketMQTemplate
 from mqtemplate.testing import Harness
+from tests.kit import application
 
 pytestmark = pytest.mark.feature("converters")
 
@@ -238,12 +239,6 @@ def test_an_annotation_that_cannot_keep_a_value_is_refused_at_the_start(annotati
     with pytest.raises(ListenerError, match=error) as refusal:
         application(listener).start()
     assert "take" in str(refusal.value)
-
-
-def application(*components: object) -> MQApplication:
-    return MQApplication(
-        *components, settings={"rocketmq.name-server": "embedded:memory"}, environment={}, clock=VirtualClock()
-    )
 
 
 SENT: list[tuple[Any, list[Any]]] = [

@@ -79,7 +79,7 @@ def test_a_result_for_a_message_that_is_no_request_is_logged_once(app: App) -> N
         app.run_until_idle()
 
     [entry] = [entry for entry in logs if entry["event"] == "listener.result_ignored"]
-    assert "it was no request" in entry["hint"]
+    assert "it was not a request" in entry["hint"]
 
 
 def test_a_reply_that_is_too_late_is_logged_and_the_message_is_done(app: App) -> None:
