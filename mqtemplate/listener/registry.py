@@ -337,6 +337,9 @@ class TopicWatch:
     """Search for new topics, for the listeners with patterns. A `Service`; on a system clock it has a thread.
 
     A listener with a new topic leaves its group and joins it again with all of them; its handlers finish before.
+
+    Attributes:
+        stop: Ends the search.
     """
 
     name = "listener topics"
@@ -346,6 +349,7 @@ class TopicWatch:
         self._containers: list[ListenerContainer] = []
         self._due_ms = clock.steady_ms() + _INTERVAL_MS
         self._runner = ServiceRunner(self, clock, "mqtemplate-topics", _report)
+        self.stop = self._runner.stop
 
     def start(self, containers: Iterable[ListenerContainer]) -> None:
         """Watch for the containers that have patterns; do nothing without one."""
@@ -367,10 +371,6 @@ class TopicWatch:
             if container.is_running:
                 container.follow_topics()
         return wall_time(self._clock, self._due_ms)
-
-    def stop(self) -> None:
-        """End the search."""
-        self._runner.stop()
 
 
 def _report(service: Service, error: Exception) -> None:

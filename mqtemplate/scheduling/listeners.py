@@ -228,6 +228,9 @@ class ScheduleWatch:
     """Service that starts schedules again when the clock was set back; on a system clock it has a thread.
 
     Their next runs are as the clock that was ahead says: in an hour, or in years.
+
+    Attributes:
+        stop: Ends the watch.
     """
 
     name = "schedules.clock"
@@ -238,6 +241,7 @@ class ScheduleWatch:
         self._clock = schedules.topic.broker.clock
         self._watch = ClockWatch(self._clock)
         self._runner = ServiceRunner(self, self._clock, "mqtemplate-schedules", _report)
+        self.stop = self._runner.stop
 
     def start(self) -> None:
         """Send the messages of the next runs, and watch the clock."""
@@ -252,10 +256,6 @@ class ScheduleWatch:
         if self._watch.moved_ms() < 0:
             start_schedules(self._runners, self._schedules)
         return None if self._clock.is_virtual else self._clock.now_ms() + _WATCH_MS
-
-    def stop(self) -> None:
-        """Stop watching."""
-        self._runner.stop()
 
 
 def _report(service: Service, error: Exception) -> None:

@@ -15,7 +15,6 @@ from mqtemplate.scheduling.trigger import LAST_MS, Trigger, epoch_ms
 from mqtemplate.user_code import did_you_mean
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_FAR = datetime(9999, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

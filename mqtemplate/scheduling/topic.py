@@ -124,8 +124,8 @@ class RunMessage:
             request._check()
         except (ValueError, TypeError, KeyError, RecursionError, ScheduleError) as error:
             raise MessageError(
-                f"message {message.msg_id} of topic {message.topic} is not a run of a schedule: {error!r}; the topic of "
-                "mqtemplate.schedules.topic is for schedules only"
+                f"message {message.msg_id} of topic {message.topic} is not a run of a schedule: {error!r}; the topic "
+                "of mqtemplate.schedules.topic is for schedules only"
             ) from error
         return request
 

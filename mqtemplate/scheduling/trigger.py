@@ -35,7 +35,7 @@ def read_cron(expression: str) -> str:
     """Return an expression in the form that `next_time` takes: aliases and ``?`` replaced, names in capitals.
 
     Raises:
-        ValueError: It is not a cron expression, or it never matches. The text is the end of the sentence "cron must be …".
+        ValueError: It is not a cron expression, or never matches. The text is the end of the sentence "cron must be …".
     """
     from cronsim import CronSimError
 
@@ -98,7 +98,7 @@ class Trigger:
     zone: str = "UTC"
 
     def next_after(self, after_ms: int, holidays: Container[date] = NO_HOLIDAYS) -> int | None:
-        """Return the first time (epoch ms) later than *after_ms* on a day that is not excluded; None if no such time exists.
+        """Return the first time (epoch ms) later than *after_ms* on a day that is not excluded; None without one.
 
         Raises:
             ScheduleError: The calendar excludes each day of ten years.

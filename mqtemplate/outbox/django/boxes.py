@@ -1,4 +1,7 @@
-"""`DjangoOutbox` and `DjangoInbox`: they use the connection of the current thread."""
+"""`DjangoOutbox` and `DjangoInbox`: they use the connection of the current thread.
+
+A module of its own, since a package only says what is public.
+"""
 
 from __future__ import annotations
 
