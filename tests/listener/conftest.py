@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -122,9 +123,13 @@ class Gate:
         self.proceed.set()
         return self
 
-    def listener(self, **attributes: Any) -> Any:
-        """Return the gate as a listener of ``orders``."""
-        return message_listener("orders", "billing", **attributes)(self)
+    def listener(self, *, is_async: bool = False, **attributes: Any) -> Any:
+        """Return the gate as a listener of ``orders``; an async one waits in a thread."""
+
+        async def handle(body: str) -> None:
+            await asyncio.to_thread(self, body)
+
+        return message_listener("orders", "billing", **attributes)(handle if is_async else self)
 
     def take(self, count: int = 1) -> list[str]:
         """Wait for the next messages that are handled."""

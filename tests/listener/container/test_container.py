@@ -17,6 +17,7 @@ from mqtemplate.errors import CorruptRecordError
 from mqtemplate.listener import ConsumeMode, ContainerState, current_message, message_listener
 from mqtemplate.listener.container.process_queue import ProcessQueue
 from mqtemplate.message import MessageExt
+from tests.kit import both_kinds
 from tests.listener.conftest import PATIENCE_S, App, Gate
 from tests.listener.hostile import KINDS
 from tests.waiting import eventually
@@ -109,11 +110,14 @@ def test_coroutines_of_all_listeners_run_on_one_loop(threaded_app: App) -> None:
 # --- stop --------------------------------------------------------------------------------------------
 
 
-def test_a_stop_lets_running_handlers_finish_and_commits_them(threaded_app: App) -> None:
+@both_kinds
+def test_a_stop_lets_running_handlers_finish_and_commits_them(threaded_app: App, is_async: bool) -> None:
     """Graceful stop: fetched messages are handled."""
     gate = Gate()
     container = threaded_app.listen(
-        gate.listener(consume_thread_number=1, await_termination_millis_when_shutdown=PATIENCE_S * 1_000)
+        gate.listener(
+            is_async=is_async, consume_thread_number=1, await_termination_millis_when_shutdown=PATIENCE_S * 1_000
+        )
     )
     threaded_app.send("orders", "a", "b", "c")
     assert gate.started.wait(PATIENCE_S)

@@ -9,6 +9,7 @@ import pytest
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener import ConsumeMode, ContainerState, message_listener
 from mqtemplate.message import MessageQueue
+from tests.kit import both_kinds
 from tests.listener.conftest import PATIENCE_S, App, Gate
 from tests.waiting import eventually
 
@@ -37,9 +38,10 @@ def test_pause_holds_on_threads_too(threaded_app: App, mode: ConsumeMode) -> Non
     assert gate.take(2) == ["two", "three"]
 
 
-def test_resume_continues_with_the_fetched_messages(threaded_app: App) -> None:
+@both_kinds
+def test_resume_continues_with_the_fetched_messages(threaded_app: App, is_async: bool) -> None:
     gate = Gate()
-    container = threaded_app.listen(gate.listener(consume_thread_number=1))
+    container = threaded_app.listen(gate.listener(is_async=is_async, consume_thread_number=1))
     threaded_app.send("orders", "one", "two", "three")
     assert gate.started.wait(PATIENCE_S)
     container.pause()

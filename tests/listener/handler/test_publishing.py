@@ -1,12 +1,9 @@
 """Results of handlers that go on to another topic: ``@publishes``, and returned ``Send``."""
 
 from collections.abc import Callable, Generator, Iterator
-from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-import sqlalchemy as sa
-from sqlalchemy.orm import Session
 
 from mqtemplate import (
     ConsumeStatus,
@@ -21,7 +18,6 @@ from mqtemplate import (
 from mqtemplate.converter import JsonMessageConverter
 from mqtemplate.errors import ListenerError, SendError
 from mqtemplate.listener import ListenerRegistry, ResultSender
-from mqtemplate.outbox import OutboxSession, SQLAlchemyInbox, SQLAlchemyOutbox, outbox_tables
 from mqtemplate.results import SendResult
 from mqtemplate.testing import Harness, Inbox, RecordingTemplate
 from mqtemplate.testing.harness import StartApp
@@ -296,45 +292,3 @@ def test_two_senders_are_refused(mqtemplate_app: StartApp) -> None:
 
     with pytest.raises(ListenerError, match="parameter 'b' is the second one that sends results; keep one"):
         mqtemplate_app(handle)
-
-
-@pytest.mark.mqtemplate(raise_handler_errors=False)
-def test_with_an_outbox_the_result_is_in_the_transaction_of_the_handler(
-    receipts: Inbox, tmp_path: Path, kit: Kit
-) -> None:
-    """Change and receipt are stored together, or neither. With an inbox the effect happens once."""
-    engine = sa.create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
-    metadata = sa.MetaData()
-    outbox_tables(metadata)
-    payments = sa.Table("payments", metadata, sa.Column("id", sa.String, primary_key=True))
-    metadata.create_all(engine)
-    outbox = SQLAlchemyOutbox(engine, kit.template)
-    inbox = SQLAlchemyInbox(clock=kit.harness.clock)
-    kit.harness.add(outbox.relay)
-    calls: list[str] = []
-
-    def transaction(outbox: SQLAlchemyOutbox) -> Iterator[OutboxSession[Session]]:
-        with Session(engine) as session, session.begin():
-            yield OutboxSession(outbox, session)
-
-    @message_listener("orders", "billing", retry=["1s"])
-    @publishes("receipts")
-    def pay(order: str, unit: Annotated[OutboxSession[Session], Depends(transaction)]) -> str | None:
-        calls.append(order)
-        if not inbox.is_new(unit.session, f"payment of {order}"):
-            return None
-        unit.session.execute(payments.insert().values(id=order))
-        if len(calls) == 1:
-            raise ConnectionError("before the commit")
-        return f"receipt of {order}"
-
-    kit.start(pay, outbox)
-    for _ in range(2):
-        kit.template.sync_send("orders", "tea")
-    kit.harness.advance("10s")
-
-    assert len(calls) == 3
-    assert receipts.bodies == [b"receipt of tea"]
-    with engine.connect() as connection:
-        assert connection.execute(sa.select(payments)).all() == [("tea",)]
-    engine.dispose()
