@@ -31,7 +31,7 @@ from mqtemplate.testing import messages_in
 from tests.golden import check_script
 from tests.kit import application, harnessed
 from tests.template.ledger import Ledger
-from tests.template.session import Session
+from tests.template.session import TemplateSession
 
 Sending = Generator[Outgoing, object, object]
 
@@ -82,7 +82,7 @@ class WithoutSalt:
         return (yield outgoing.filter(lambda message: message.body != b"salt"))
 
 
-class Sends(Session):
+class Sends(TemplateSession):
     """Sessions with middlewares around the sends."""
 
     def __init__(self, undo: contextlib.ExitStack, logs: list[Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -21,11 +21,12 @@ from mqtemplate import (
     VirtualClock,
     message_listener,
 )
-from mqtemplate.errors import MQTemplateError
 from mqtemplate.listener import ListenerRegistry
 from mqtemplate.message import MessageQueue
+from mqtemplate.template.options import parse_destination, select_queue_by_hash
 from mqtemplate.testing import Harness, RecordingTemplate, SentMessage, messages_in
 from tests.hostile import FIRST, ZONES, Silent, Zone
+from tests.sessions import Session
 from tests.template.ledger import Ledger
 
 
@@ -69,6 +70,7 @@ def options_of(sent: SentMessage) -> dict[str, Any]:
     return {name: value for name, value in sent.options.items() if value not in (None, 0, ())}
 
 
+QUEUES = [MessageQueue("orders", "broker-a", queue_id) for queue_id in range(4)]
 NOW_MS = VirtualClock().now_ms()
 CLASSES = (
     *(
@@ -97,52 +99,44 @@ NAMES: dict[str, Any] = {each.__name__: each for each in CLASSES} | {
     "ZONES": ZONES,
     "TOO_LARGE": bytes(4 * 1024 * 1024 + 1),
     "messages_in": messages_in,
+    "parse_destination": parse_destination,
+    "queue_of": lambda key: select_queue_by_hash(QUEUES, Message("orders", b""), key).queue_id,
     "options_of": options_of,
     "utc_minus_7": timezone(timedelta(hours=-7)),
 }
 
 
-class Session:
+class TemplateSession(Session):
     """Lines of Python over a template ``t``, its ``broker`` in memory and a ``harness``; values are shown, not None."""
 
     def __init__(self, undo: contextlib.ExitStack, logs: list[Any], names: Mapping[str, Any] | None = None) -> None:
+        super().__init__(NAMES | dict(names or {}))
         self._undo = undo
         self._logs = logs
-        self._known = NAMES | dict(names or {})
+        self._known = dict(self.names)
 
     def template(self, **settings: str) -> None:
         """Open a broker and a template with a consumer and a producer group; the ones before are closed."""
         self._undo.close()
         self._broker = self._undo.enter_context(EmbeddedBroker(None, clock=VirtualClock()))
-        self._names = self._known | {"broker": self._broker, "harness": Harness(self._broker), "another": self._another}
-        given = {name: eval(text, self._names) for name, text in settings.items()}
-        self._names["t"] = self._another(**given)
+        self.names = self._known | {"broker": self._broker, "harness": Harness(self._broker), "another": self._another}
+        given = {name: eval(text, self.names) for name, text in settings.items()}
+        self.names["t"] = self._another(**given)
         self._logs.clear()
 
     def _another(self, **settings: Any) -> RecordingTemplate:
         groups = {"producer_group": "shop", "consumer_group": "billing", "consumer_topic": "orders"}
         return self._undo.enter_context(RecordingTemplate(self._broker, **groups | settings))
 
-    def show(self, text: str) -> Iterator[str]:
-        """Run lines, and print what they return or raise."""
-        for line in text.splitlines():
-            try:
-                exec(compile(f"shown = {line}", "script", "exec") if _is_expression(line) else line, self._names)
-            except (MQTemplateError, TypeError, KeyboardInterrupt) as error:
-                yield f"{type(error).__name__}: {error}"
-            else:
-                if _is_expression(line) and self._names["shown"] is not None:
-                    yield f"{self._names['shown']!r}"
-
     def called(self, text: str) -> list[str]:
         """Run lines, each a send, and print which verb each one called with which options."""
         list(self.show(text))
-        calls: list[SentMessage] = self._names["t"].sent
+        calls: list[SentMessage] = self.names["t"].sent
         return [f"{sent.verb} {sent.destination} {sent.payload} {options_of(sent)}" for sent in calls]
 
     def listen(self, *topics: str) -> None:
         """Start listeners that reply: ``prices``, and ``offers``, which itself requests a price."""
-        template: RecordingTemplate = self._names["t"]
+        template: RecordingTemplate = self.names["t"]
 
         def price_of(article: str) -> Price:
             return Price(article=article, cents=320)
@@ -154,7 +148,7 @@ class Session:
         for topic in topics:
             handler: Any = price_of if topic == "prices" else make_offer
             [container] = registry.register(message_listener(topic, topic)(handler))
-            self._names["harness"].add(container)
+            self.names["harness"].add(container)
         self._undo.callback(registry.stop)
         registry.start()
 
@@ -172,11 +166,3 @@ class Session:
         return [
             " ".join([each["event"], *(f"{name}={each[name]}" for name in fields if name in each)]) for each in events
         ]
-
-
-def _is_expression(line: str) -> bool:
-    try:
-        compile(line, "script", "eval")
-    except SyntaxError:
-        return False
-    return True

@@ -17,7 +17,7 @@ from mqtemplate import (
 )
 from mqtemplate.errors import MessageDroppedError, MessageError
 from tests.golden import check_script, scripts_in
-from tests.template.session import NAMES, Session
+from tests.template.session import NAMES, TemplateSession
 
 SCRIPTS = scripts_in(Path(__file__).parent / "scripts")
 SESSIONS = scripts_in(Path(__file__).parent / "exchanges")
@@ -70,4 +70,4 @@ def test_the_options_of_a_send_do_as_the_script_says(script: Path, mqtemplate_br
 @pytest.mark.parametrize("script", SESSIONS, ids=[path.stem for path in SESSIONS])
 def test_a_template_does_as_the_script_says(script: Path) -> None:
     with contextlib.ExitStack() as undo, capture_logs() as logs:
-        check_script(script, Session(undo, logs))
+        check_script(script, TemplateSession(undo, logs))
