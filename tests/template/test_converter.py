@@ -113,7 +113,7 @@ def from_json(body: bytes, target_type: Any, length: int = 61) -> object:
     try:
         return CONVERTER.from_body(body, target_type, {"contentType": "application/json"})
     except ConversionError as error:
-        raise ConversionError(str(error)[:length]) from None
+        raise ConversionError(str(error)[:length].rstrip()) from None
 
 
 def to_json(payload: object) -> object:
