@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from asyncio import sleep as virtual_sleep
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -67,7 +67,7 @@ def handler_of(handle: Callable[[str], object], is_async: bool) -> Callable[...,
         return handle(order)
 
     async def awaiting(order: str) -> object:
-        await asyncio.sleep(0)
+        await virtual_sleep(0)
         return handle(order)
 
     return awaiting if is_async else plain

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from asyncio import sleep as virtual_sleep
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -153,7 +154,7 @@ class Commands:
             return result
 
         async def handle_async(value: object) -> object:
-            await (asyncio.sleep(float(sleep)) if sleep else asyncio.to_thread(lambda: None))
+            await (virtual_sleep(float(sleep)) if sleep else asyncio.to_thread(lambda: None))
             return handle(value)
 
         handler: Any = handle_async if "async" in kinds else handle
