@@ -26,6 +26,7 @@ from mqtemplate import (
 )
 from mqtemplate.calls.message_trace import ConsumeCode
 from mqtemplate.context import ApplicationContext, AutoConfiguration
+from mqtemplate.errors import DestinationError
 from mqtemplate.testing import Harness, messages_in
 from mqtemplate.topics import TRACE_TOPIC
 from tests.kit import application, both_kinds, handler_of
@@ -58,6 +59,18 @@ def handled(*components: object, destination: str = "orders", span: str = "1s") 
         return harness
 
 
+class Deciding:
+    """Error handler that notes the errors, and decides the same about all of them."""
+
+    def __init__(self, status: ConsumeStatus | None = ConsumeStatus.CONSUME_SUCCESS) -> None:
+        self.status = status
+        self.errors: list[BaseException] = []
+
+    def __call__(self, error: BaseException, message: MessageExt) -> ConsumeStatus | None:
+        self.errors.append(error)
+        return self.status
+
+
 def fail(order: str) -> object:
     raise OSError("no answer")
 
@@ -76,18 +89,13 @@ def trace_of(broker: Any) -> list[tuple[str, str, str]]:
 @pytest.mark.parametrize("status", list(ConsumeStatus))
 def test_middlewares_see_the_status_of_an_error_handler_as_the_result(is_async: bool, status: ConsumeStatus) -> None:
     """The error handler is the innermost decision about a failure; middlewares see what leaves it."""
-    noting, errors = Noting(), list[str]()
-
-    def decide(error: OSError, message: MessageExt) -> ConsumeStatus:
-        errors.append(str(error))
-        return status
-
+    noting, decide = Noting(), Deciding(status)
     listener = message_listener("orders", "billing", retry=["1h"], error_handler=decide, middlewares=[noting])(
         handler_of(fail, is_async)
     )
     harness = handled(listener)
 
-    assert (errors, noting.events) == (["no answer"], [status])
+    assert (list(map(str, decide.errors)), noting.events) == (["no answer"], [status])
     assert harness.failures == []
 
 
@@ -123,21 +131,17 @@ def test_an_error_handler_gets_the_message_as_the_handler_got_it() -> None:
 
 
 def test_an_error_handler_does_not_see_what_a_middleware_raises() -> None:
-    errors: list[BaseException] = []
+    decide = Deciding(None)
 
     class Refusing:
         def consume(self, delivery: Delivery) -> Generator[Delivery, object]:
             yield delivery
             raise PermissionError("too late")
 
-    @message_listener(
-        "orders", "billing", error_handler=lambda error, message: errors.append(error), middlewares=[Refusing()]
-    )
-    def bill(order: str) -> None: ...
+    listener = message_listener("orders", "billing", error_handler=decide, middlewares=[Refusing()])
+    harness = handled(listener(handler_of(lambda order: None, False)))
 
-    harness = handled(bill)
-
-    assert errors == []
+    assert decide.errors == []
     assert [str(failure.error) for failure in harness.failures] == ["too late"]
 
 
@@ -145,35 +149,26 @@ def test_an_error_handler_does_not_see_what_a_middleware_raises() -> None:
 def test_a_pause_is_no_error(is_async: bool) -> None:
     """A handler that pauses its listener gets the message again; there is nothing to decide."""
     calls: list[str] = []
+    decide = Deciding()
 
     def pause_once(order: str) -> None:
         calls.append(order)
         if len(calls) == 1:
             raise PauseListener("10s", "the bank is down")
 
-    def decide(error: BaseException, message: MessageExt) -> ConsumeStatus:
-        calls.append(f"decided about {error}")
-        return ConsumeStatus.CONSUME_SUCCESS
-
     handled(message_listener("orders", "billing", error_handler=decide)(handler_of(pause_once, is_async)), span="1m")
 
-    assert calls == ["tea", "tea"]
+    assert (calls, decide.errors) == (["tea", "tea"], [])
 
 
 @both_kinds
 def test_an_error_handler_sees_that_a_result_could_not_be_sent(is_async: bool) -> None:
-    errors: list[str] = []
+    decide = Deciding()
+    to_nowhere = handler_of(lambda order: Send("no topic!", order), is_async)
 
-    def decide(error: BaseException, message: MessageExt) -> ConsumeStatus:
-        errors.append(type(error).__name__)
-        return ConsumeStatus.CONSUME_SUCCESS
+    harness = handled(message_listener("orders", "billing", error_handler=decide)(to_nowhere))
 
-    def to_nowhere(order: str) -> Send:
-        return Send("no topic!", order)
-
-    harness = handled(message_listener("orders", "billing", error_handler=decide)(handler_of(to_nowhere, is_async)))
-
-    assert errors == ["DestinationError"]
+    assert [type(error) for error in decide.errors] == [DestinationError]
     assert harness.failures == []
 
 

@@ -20,6 +20,7 @@ from mqtemplate import (
     TransactionState,
     VirtualClock,
     message_listener,
+    transaction_listener,
 )
 from mqtemplate.listener import ListenerRegistry
 from mqtemplate.message import MessageQueue
@@ -27,7 +28,7 @@ from mqtemplate.template.options import parse_destination, select_queue_by_hash
 from mqtemplate.testing import Harness, RecordingTemplate, SentMessage, messages_in
 from tests.hostile import FIRST, ZONES, Silent, Zone
 from tests.sessions import Session
-from tests.template.ledger import Ledger
+from tests.template.ledger import Ledger, check_async
 
 
 class Order(BaseModel):
@@ -98,7 +99,9 @@ NAMES: dict[str, Any] = {each.__name__: each for each in CLASSES} | {
     "NOW_MS": NOW_MS,
     "ZONES": ZONES,
     "TOO_LARGE": bytes(4 * 1024 * 1024 + 1),
+    "check_async": check_async,
     "messages_in": messages_in,
+    "transaction_listener": transaction_listener,
     "parse_destination": parse_destination,
     "queue_of": lambda key: select_queue_by_hash(QUEUES, Message("orders", b""), key).queue_id,
     "options_of": options_of,

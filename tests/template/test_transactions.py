@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +12,8 @@ from pydantic import BaseModel
 
 from mqtemplate import TransactionState, transaction_listener
 from mqtemplate.engine.checkers import GroupChecker
-from mqtemplate.errors import ListenerError, MessageError, UnsupportedError
-from mqtemplate.message import Message, MessageExt
+from mqtemplate.errors import ListenerError
+from mqtemplate.message import MessageExt
 from mqtemplate.template import RocketMQTemplate
 from mqtemplate.testing import RecordingTemplate, messages_in
 from tests.kit import Kit
@@ -90,43 +89,6 @@ def test_a_local_transaction_cannot_take_a_message_ext(mqtemplate_template: Reco
 
     with pytest.raises(ListenerError, match="which does not exist before the message is delivered; take a Message"):
         mqtemplate_template.add_transaction_listener(Early())
-
-
-def decorate_a_function() -> None:
-    transaction_listener()(lambda: None)  # type: ignore[type-var]
-
-
-def decorate_half_a_listener() -> None:
-    transaction_listener()(type("Half", (), {"execute_local_transaction": print}))
-
-
-def decorate_a_coroutine() -> None:
-    async def check(self: object, message: Message) -> TransactionState:
-        return COMMIT
-
-    transaction_listener()(type("Async", (), {"execute_local_transaction": print, "check_local_transaction": check}))
-
-
-@pytest.mark.parametrize(
-    ("declare", "kind", "sentence"),
-    [
-        (decorate_a_function, ListenerError, "is not a class; decorate a class with execute_local_transaction"),
-        (decorate_half_a_listener, ListenerError, "class Half has no method check_local_transaction"),
-        (decorate_a_coroutine, ListenerError, "is 'async def', and the caller needs"),
-        (lambda: transaction_listener(core_pool_size=0), ListenerError, "core_pool_size must be .* from 1 to 1000"),
-        (
-            lambda: transaction_listener(core_pool_size=4),
-            ListenerError,
-            "maximum_pool_size must be a whole number from 4 to 1000, got 1",
-        ),
-        (lambda: transaction_listener(blocking_queue_size=0), ListenerError, "blocking_queue_size"),
-        (lambda: transaction_listener(keep_alive_time=5), UnsupportedError, "keep_alive_time is not supported"),
-        (lambda: transaction_listener("orders:a || b"), MessageError, "a message has one tag"),
-    ],
-)
-def test_an_invalid_declaration_is_refused(declare: Callable[[], object], kind: type[Exception], sentence: str) -> None:
-    with pytest.raises(kind, match=sentence):
-        declare()
 
 
 def test_the_most_demanding_listener_sets_the_threads_for_checks(mqtemplate_template: RecordingTemplate) -> None:

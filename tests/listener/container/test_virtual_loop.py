@@ -157,9 +157,7 @@ def echo_port() -> Iterator[int]:
         thread.join()
 
 
-def test_a_handler_uses_a_socket(app: App, done: list[str], echo_port: int) -> None:
-    """Its timeout does not pass in virtual time while the server answers."""
-
+def echoing(done: list[str], echo_port: int) -> Callable[..., Any]:
     @message_listener(topic="orders", consumer_group="billing")
     async def bill(body: str) -> None:
         async with asyncio.timeout(5):
@@ -169,7 +167,13 @@ def test_a_handler_uses_a_socket(app: App, done: list[str], echo_port: int) -> N
             writer.close()
             await writer.wait_closed()
 
-    app.listen(bill)
+    return bill
+
+
+def test_a_handler_uses_a_socket(app: App, done: list[str], echo_port: int) -> None:
+    """Its timeout does not pass in virtual time while the server answers."""
+
+    app.listen(echoing(done, echo_port))
     app.send("orders", "a", "b")
     app.advance(60 * SECOND)
 
@@ -184,17 +188,8 @@ def test_a_handler_uses_a_socket_while_background_tasks_sleep(app: App, done: li
         background.append(asyncio.ensure_future(virtual_sleep(HOUR_S)))
         await asyncio.wait(background, timeout=0)
 
-    @message_listener(topic="orders", consumer_group="billing")
-    async def bill(body: str) -> None:
-        async with asyncio.timeout(5):
-            reader, writer = await asyncio.open_connection("127.0.0.1", echo_port)
-            writer.write(f"{body}\n".encode())
-            done.append((await reader.readline()).decode().strip())
-            writer.close()
-            await writer.wait_closed()
-
     app.registry.loop.run(on_start())
-    app.listen(bill)
+    app.listen(echoing(done, echo_port))
     app.send("orders", "a")
     app.run_until_idle()
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from mqtemplate.converter import JsonMessageConverter
 from mqtemplate.errors import ListenerError
+from mqtemplate.listener import message_headers
 from mqtemplate.listener.handler.plan import HandlerPlan
 from mqtemplate.listener.handler.signature import plan_handler
 from mqtemplate.message import Message, MessageExt, MessageQueue
@@ -129,7 +130,18 @@ def annotated(bodies: Annotated[list[str], "a note"]) -> Any:
 @pytest.mark.feature("U13", "U19", "X8")
 def test_a_handler_gets_the_values_of_the_script(make_message: MakeMessage) -> None:
     own = (text, raw, mapping, data, model, whole, as_sent, with_extras, typed_headers, named_headers, with_default)
-    own += (after_limit, Listener, orders, messages, numbers, with_queue, annotated, called, called_with_batch)
+    own += (
+        after_limit,
+        message_headers,
+        Listener,
+        orders,
+        messages,
+        numbers,
+        with_queue,
+        annotated,
+        called,
+        called_with_batch,
+    )
     names = {each.__name__: each for each in own} | {"message": make_message, "partial": functools.partial}
 
     check_script(Path(__file__).parent / "signatures.script", Session(names | {"plan": plan}))
