@@ -66,7 +66,7 @@ class Schedules:
     def list(self) -> tuple[ScheduleState, ...]:
         """Return all schedules, by name.
 
-        Those of other processes are known while they have a pending run; on a RocketMQ cluster they are not known.
+        Schedules of other processes are known while they have a pending run; on a RocketMQ cluster they are not known.
         """
         pending = self.topic.pending()
         return tuple(self._state(name, pending.get(name, [])) for name in sorted(self._own.keys() | pending.keys()))

@@ -106,7 +106,7 @@ class ResultPublisher:
 
     Args:
         listener: Name of the listener, for errors.
-        specs: Those of ``@publishes``, resolved.
+        specs: Specs of ``@publishes``, resolved.
         template: Function that returns the template; None without an application.
     """
 
