@@ -14,9 +14,13 @@ from mqtemplate.broker import Broker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import BrokerClosedError, BrokerError, CorruptRecordError, ForkedError, ListenerError
 from mqtemplate.event_log import get_logger
-from mqtemplate.listener.container.consume_modes import ConcurrentConsumeService, OrderlyConsumeService
+from mqtemplate.listener.container.consume_modes import (
+    AsyncConsumePool,
+    ConcurrentConsumeService,
+    OrderlyConsumeService,
+)
 from mqtemplate.listener.container.consume_service import ConsumePool, ConsumeService, ConsumeThreadPool
-from mqtemplate.listener.container.loops import AsyncConsumePool, HandlerLoop
+from mqtemplate.listener.container.loops import HandlerLoop
 from mqtemplate.listener.container.process_queue import ProcessQueues, Repositioning
 from mqtemplate.listener.failures.failure import is_kind, raise_if_not_of_handler
 from mqtemplate.listener.failures.failure_log import FailureLog
