@@ -12,7 +12,7 @@ from typing import TypeAlias
 from mqtemplate.numbers import PARSED_MAX
 from mqtemplate.user_code import shown
 
-__all__ = ["ALLOWED", "DelayLevel", "Duration", "duration_ms", "format_ms", "is_duration_text"]
+__all__ = ["ALLOWED", "DelayLevel", "Duration", "duration_ms", "format_ms", "is_duration_text", "option_ms"]
 
 Duration: TypeAlias = str | timedelta | float
 """A duration as text, as a timedelta, or as a number in the unit that the parameter documents."""
@@ -58,6 +58,22 @@ def duration_ms(value: object, unit_ms: int = 1) -> int:
 def is_duration_text(text: str) -> bool:
     """Return True for a text with units: ``"90s"``, but not ``"90"``."""
     return _parts_ms(text.strip()) is not None
+
+
+def option_ms(name: str, value: object, error: type[Exception], unit_ms: int = 1_000) -> int:
+    """Return a duration that a caller gives as an option, in milliseconds.
+
+    Args:
+        name: Name of the option in the error.
+        unit_ms: Unit of a number.
+
+    Raises:
+        Exception: An *error*: the value is not a duration.
+    """
+    try:
+        return duration_ms(value, unit_ms)
+    except ValueError as refusal:
+        raise error(f"{name} must be {refusal}") from None
 
 
 def format_ms(milliseconds: int) -> str:

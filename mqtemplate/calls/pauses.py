@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 from mqtemplate.calls.handling import Delivery
-from mqtemplate.durations import Duration, duration_ms
+from mqtemplate.durations import Duration, option_ms
 from mqtemplate.errors import ConfigurationError, Picklable
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageExt
@@ -36,10 +36,7 @@ class PauseListener(Picklable):  # a request, not an error of the library
     """
 
     def __init__(self, duration: Duration, reason: str = "") -> None:
-        try:
-            self.duration_ms = max(1, duration_ms(duration, 1_000))
-        except ValueError as error:
-            raise ValueError(f"PauseListener: duration must be {error}") from None
+        self.duration_ms = max(1, option_ms("PauseListener: duration", duration, ValueError))
         super().__init__(reason or "a middleware or handler requested a pause")
 
 
@@ -62,10 +59,7 @@ class RateLimit:
         for name, value in (("count", count), ("burst", count if burst is None else burst)):
             if type(value) is not int or not 1 <= value < 2**31:
                 raise ConfigurationError(f"RateLimit: {name} must be a whole number, 1 or more, got {shown(value)}")
-        try:
-            per_ms = duration_ms(per, 1_000)
-        except ValueError as error:
-            raise ConfigurationError(f"RateLimit: per must be {error}") from None
+        per_ms = option_ms("RateLimit: per", per, ConfigurationError)
         if per_ms < 1:
             raise ConfigurationError(f"RateLimit: per must be 1 ms or longer, got {shown(per)}")
         self._tokens_per_ms = count / per_ms
@@ -126,10 +120,7 @@ class CircuitBreaker:
         if type(failures) is not int or failures < 1:
             given = shown(failures)
             raise ConfigurationError(f"CircuitBreaker: failures must be a whole number, 1 or more, got {given}")
-        try:
-            self._pause_ms = max(1, duration_ms(pause, 1_000))
-        except ValueError as error:
-            raise ConfigurationError(f"CircuitBreaker: pause must be {error}") from None
+        self._pause_ms = max(1, option_ms("CircuitBreaker: pause", pause, ConfigurationError))
         kinds: tuple[Any, ...] = errors if isinstance(errors, tuple) else (errors,)
         if not kinds or not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):
             raise ConfigurationError(f"CircuitBreaker: errors must be classes of exceptions, got {shown(errors)}")
@@ -263,10 +254,7 @@ class Deduplication:
         if type(max_keys) is not int or max_keys < 1:
             given = shown(max_keys)
             raise ConfigurationError(f"Deduplication: max_keys must be a whole number, 1 or more, got {given}")
-        try:
-            self._keep_ms = duration_ms(keep, 1_000)
-        except ValueError as error:
-            raise ConfigurationError(f"Deduplication: keep must be {error}") from None
+        self._keep_ms = option_ms("Deduplication: keep", keep, ConfigurationError)
         self._key = key
         self._max_keys = max_keys
         self._handled: OrderedDict[_Key, int] = OrderedDict()  # key -> time, oldest first

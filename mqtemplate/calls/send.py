@@ -45,7 +45,7 @@ class SendCall:
         kind: Kind of the send.
         messages: One message, or the messages of a batch, with body and properties as the broker gets them.
         queue: The selected queue; None if the broker selects it.
-        timeout_ms: The rest of the caller's timeout. A one-way send has none.
+        timeout_ms: The rest of the caller's timeout. It means nothing to a one-way send.
         clock: Clock of the broker.
         group: Producer group of a transaction.
     """

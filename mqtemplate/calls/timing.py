@@ -1,4 +1,7 @@
-"""Middlewares for the time of calls: `Timing` logs it, and `TimeLimit` ends handlers that run too long."""
+"""Middlewares for the time of calls: `Timing` logs it, and `TimeLimit` ends handlers that run too long.
+
+A module of its own: only applications that use one of them load it, and `ctypes` with it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from mqtemplate.calls.handling import Delivery
 from mqtemplate.calls.pauses import PauseListener
 from mqtemplate.calls.send import Outgoing
 from mqtemplate.clock import Clock
-from mqtemplate.durations import Duration, duration_ms, format_ms
+from mqtemplate.durations import Duration, format_ms, option_ms
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.event_log import get_logger
 from mqtemplate.user_code import type_name
@@ -43,10 +46,7 @@ class Timing:
         if level not in _LEVELS:
             raise ConfigurationError(f"Timing: level must be one of {', '.join(_LEVELS)}, got {level!r}")
         self._level = getattr(logging, level)
-        try:
-            self._slow_ms = float("inf") if slow is None else duration_ms(slow, 1_000)
-        except ValueError as error:
-            raise ConfigurationError(f"Timing: slow must be {error}") from None
+        self._slow_ms = float("inf") if slow is None else option_ms("Timing: slow", slow, ConfigurationError)
 
     def consume(self, delivery: Delivery) -> Generator[Delivery, object, None]:
         """Log the call of a handler."""
@@ -131,13 +131,9 @@ class TimeLimit:
     """
 
     def __init__(self, limit: Duration) -> None:
-        try:
-            self._limit_ms = duration_ms(limit, 1_000)
-        except ValueError as error:
-            raise ConfigurationError(f"TimeLimit: limit must be {error}") from None
+        self._limit_ms = option_ms("TimeLimit: limit", limit, ConfigurationError)
         if self._limit_ms < 1:
             raise ConfigurationError(f"TimeLimit: limit must be 1 ms or longer, got {limit!r}")
-
         self._interruptions = _Interruptions(self._limit_ms / 1_000)
 
     def consume(self, delivery: Delivery) -> Generator[Delivery, object, None]:
@@ -199,7 +195,7 @@ class _Call:
 
 
 class _Interruptions:
-    """Calls with one time limit. A thread raises the exception in those that are too long; it ends when there are none.
+    """Calls with one time limit. A thread raises the exception in calls that are too long; it ends with the last call.
 
     All calls have the same limit, so they are due in the order in which they started.
     """
@@ -231,7 +227,7 @@ class _Interruptions:
             time.sleep(wait_s)
 
     def _interrupt_due(self, now: float) -> float | None:
-        """Interrupt the calls that are due. Return the time until the next one; None if there are none."""
+        """Interrupt the calls that are due. Return the time until the next one; None without further calls."""
         with self._lock:
             while self._calls:
                 call = next(iter(self._calls))

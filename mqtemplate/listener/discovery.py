@@ -57,7 +57,7 @@ def make_endpoints(
         template: Function that returns the template for results of handlers.
 
     Raises:
-        ListenerError: There is no decorator, or an attribute or the signature of the handler is wrong.
+        ListenerError: The target has no decorator, or an attribute or the signature of the handler is wrong.
         UnsupportedError: The broker cannot honour an attribute.
     """
     if inspect.isclass(target):
@@ -71,7 +71,7 @@ def make_endpoints(
     ]
     if not endpoints:
         raise ListenerError(
-            f"{target!r} is no listener; decorate it with @message_listener(topic=..., consumer_group=...)"
+            f"{target!r} is not a listener; decorate it with @message_listener(topic=..., consumer_group=...)"
         )
     return endpoints
 
@@ -159,14 +159,14 @@ def _plan(handler: Handler, settings: ListenerSettings, sources: _Sources) -> Ha
     specs = [_resolved(each, sources.resolve, where) for each in publish_specs(handler)]
     if specs:
         _check_publishes(plan, where)
-        # A class may publish the results of its tag methods, and one of them has none.
+        # A class may publish the results of its tag methods, and one of them may return nothing.
         if result is NoneType and (not has_tags(handler) or hasattr(handler, PUBLISHES_ATTRIBUTE)):
             raise ListenerError(f"{where}: @publishes sends what the handler returns, and it returns None")
     return replace(plan, publisher=ResultPublisher(where, specs, sources.template))
 
 
 def _tag_methods(target: object, handler: Handler | None) -> dict[str, Handler]:
-    """Return the tag methods of the listener that a class is; a decorated method has none."""
+    """Return the tag methods of a listener class; empty for a decorated method."""
     is_of_class = handler is None or getattr(handler, "__name__", "") == "on_message"
     return tag_methods(target) if is_of_class and not inspect.isroutine(target) else {}
 
@@ -202,7 +202,7 @@ def own_middlewares(given: Iterable[object], objects: ObjectSource | None, where
     """Return the middlewares of one listener; classes are built.
 
     Raises:
-        ListenerError: Something is no middleware for listeners.
+        ListenerError: An item is not a middleware for listeners.
     """
     found = []
     for each in given:
@@ -230,7 +230,7 @@ def error_handler_of(given: Any, target: object, listener: str) -> ErrorHandler 
         given: A function, the name of a method of *target*, or the dotted name of a function.
 
     Raises:
-        ListenerError: There is no such function, or it does not take an error and a message.
+        ListenerError: The function is missing, or it does not take an error and a message.
     """
     if given is None or given == "":
         return None

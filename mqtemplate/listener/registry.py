@@ -117,7 +117,7 @@ class ListenerRegistry:
 
     @property
     def containers(self) -> Sequence[ListenerContainer]:
-        """Containers in the order of registration. A disabled listener has none."""
+        """Containers in the order of registration, without disabled listeners."""
         return tuple(self._containers.values())
 
     def __iter__(self) -> Iterator[ListenerContainer]:
@@ -153,7 +153,7 @@ class ListenerRegistry:
                 not act on it.
 
         Raises:
-            ListenerError: The object is no listener, is declared wrongly, or its id is taken.
+            ListenerError: The object is not a listener, is declared wrongly, or its id is taken.
             UnsupportedError: The broker cannot honour an attribute.
         """
         added = []
@@ -337,6 +337,9 @@ class TopicWatch:
     """Search for new topics, for the listeners with patterns. A `Service`; on a system clock it has a thread.
 
     A listener with a new topic leaves its group and joins it again with all of them; its handlers finish before.
+
+    Attributes:
+        stop: Ends the search.
     """
 
     name = "listener topics"
@@ -346,9 +349,10 @@ class TopicWatch:
         self._containers: list[ListenerContainer] = []
         self._due_ms = clock.steady_ms() + _INTERVAL_MS
         self._runner = ServiceRunner(self, clock, "mqtemplate-topics", _report)
+        self.stop = self._runner.stop
 
     def start(self, containers: Iterable[ListenerContainer]) -> None:
-        """Watch for the containers that have patterns; do nothing if there are none."""
+        """Watch for the containers that have patterns; do nothing without one."""
         self._containers = [each for each in containers if each.endpoint.settings.topic_patterns]
         if not self._containers:
             return
@@ -367,10 +371,6 @@ class TopicWatch:
             if container.is_running:
                 container.follow_topics()
         return wall_time(self._clock, self._due_ms)
-
-    def stop(self) -> None:
-        """End the search."""
-        self._runner.stop()
 
 
 def _report(service: Service, error: Exception) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mqtemplate.calls.handling import ListenerInfo
 from mqtemplate.clock import Clock, SystemClock
-from mqtemplate.durations import Duration, duration_ms
+from mqtemplate.durations import Duration, option_ms
 from mqtemplate.errors import ConfigurationError, ListenerError
 from mqtemplate.listener.handler.current import current_group
 from mqtemplate.message import Message, Property
@@ -25,10 +25,7 @@ class InboxCore:
     """
 
     def __init__(self, keep: Duration = "7d", clock: Clock | None = None) -> None:
-        try:
-            self._keep_ms = duration_ms(keep, 1_000)
-        except ValueError as error:
-            raise ConfigurationError(f"keep must be {error}") from None
+        self._keep_ms = option_ms("keep", keep, ConfigurationError)
         self._clock = clock or SystemClock()
         self._purge_ms = 0  # steady
         self._watch = ClockWatch(self._clock)
@@ -68,7 +65,7 @@ def message_id(message: Message | str) -> str:
     """Return the id that a message keeps when it is repeated; a text is an id already.
 
     Raises:
-        ListenerError: The message has none.
+        ListenerError: The message has no id.
     """
     found = message if isinstance(message, str) else message.properties.get(Property.UNIQ_KEY)
     if not found:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from mqtemplate.broker import Broker
-from mqtemplate.durations import Duration, duration_ms
+from mqtemplate.durations import Duration, option_ms
 from mqtemplate.errors import ConfigurationError, MessageError, MQTemplateError
 from mqtemplate.event_log import get_logger
 from mqtemplate.outbox.database import Execute, OutboxRow, delete_rows, end_lease, read_rows, refuse_row, take_lease
@@ -52,7 +52,7 @@ class RelaySteps:
         lease: Time after which another process relays, if one dies. Clocks of machines may differ by less.
 
     Raises:
-        ConfigurationError: *lease* is no duration, or shorter than a second.
+        ConfigurationError: *lease* is not a duration, or shorter than a second.
     """
 
     def __init__(self, broker: Broker, lease: Duration = LEASE) -> None:
@@ -185,10 +185,7 @@ class OutboxRelay:
 
 
 def _read_lease(lease: Duration) -> int:
-    try:
-        lease_ms = duration_ms(lease, 1_000)
-    except ValueError as error:
-        raise ConfigurationError(f"lease must be {error}") from None
+    lease_ms = option_ms("lease", lease, ConfigurationError)
     if lease_ms < 1_000:
         raise ConfigurationError(f"lease must be one second or longer, got {lease!r}")
     return lease_ms

@@ -225,7 +225,7 @@ class SQLAlchemyInbox:
             consumer: Name of the effect; by default the consumer group of the listener that runs.
 
         Raises:
-            ListenerError: There is no id, or no consumer.
+            ListenerError: The id or the consumer is missing.
         """
         return self._core.record(_executor(target), message, consumer)
 

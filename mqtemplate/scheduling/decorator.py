@@ -75,7 +75,7 @@ def scheduled(
             ``"10m"`` runs at :00, :10, :20 of each hour in all processes.
         at: The only run: a datetime, ISO text, or epoch ms. Without an offset it is in *zone*.
         zone: IANA time zone.
-        name: Name of the schedule, unique in its topic: letters, digits, ``_`` and ``-``. By default that of the
+        name: Name of the schedule, unique in its topic: letters, digits, ``_`` and ``-``. By default the name of the
             function, without its module.
         catch_up: Runs that were missed because no process was running: ``none``, ``one`` for all, or ``all``.
         grace: With ``catch_up="none"``, lateness up to which a run is not missed.

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from mqtemplate.callables import name_of_callable
-from mqtemplate.durations import duration_ms
+from mqtemplate.durations import option_ms
 from mqtemplate.errors import ListenerError, ScheduleError
 from mqtemplate.listener.declaration.attributes import Resolve
 from mqtemplate.listener.declaration.resolution import default_resolve
@@ -116,10 +116,7 @@ def _in_range(trigger: Trigger) -> Trigger:
 
 
 def _read_duration(what: str, value: object, low_ms: int) -> int:
-    try:
-        found = duration_ms(value, 1_000)
-    except ValueError as error:
-        raise ScheduleError(f"{what} must be {error}") from None
+    found = option_ms(what, value, ScheduleError)
     if found < low_ms:
         raise ScheduleError(f"{what} must be one second or longer, got {value!r}")
     return found

@@ -96,7 +96,7 @@ class ScheduleRunner:
         """Return the run that a message requests, after the next one was sent; None if nothing is to be run.
 
         Raises:
-            MessageError: The message is no run of this schedule.
+            MessageError: The message is not a run of this schedule.
             SendError: The next message could not be sent. The message must be redelivered.
         """
         request = RunMessage.read(message)
@@ -209,7 +209,7 @@ def register_schedules(
     since_ms = schedules.topic.broker.clock.now_ms()
     runners = [ScheduleRunner(schedule, schedules.topic, since_ms) for schedule in own]
     # A schedule that is disabled has no listener, and this process does not start it.
-    # Enhancers do not see their listeners, which are no part of the application; middlewares are around the runs.
+    # Enhancers do not see their listeners, which do not belong to the application; middlewares are around the runs.
     return [
         runner
         for runner in runners
@@ -228,6 +228,9 @@ class ScheduleWatch:
     """Service that starts schedules again when the clock was set back; on a system clock it has a thread.
 
     Their next runs are as the clock that was ahead says: in an hour, or in years.
+
+    Attributes:
+        stop: Ends the watch.
     """
 
     name = "schedules.clock"
@@ -238,6 +241,7 @@ class ScheduleWatch:
         self._clock = schedules.topic.broker.clock
         self._watch = ClockWatch(self._clock)
         self._runner = ServiceRunner(self, self._clock, "mqtemplate-schedules", _report)
+        self.stop = self._runner.stop
 
     def start(self) -> None:
         """Send the messages of the next runs, and watch the clock."""
@@ -252,10 +256,6 @@ class ScheduleWatch:
         if self._watch.moved_ms() < 0:
             start_schedules(self._runners, self._schedules)
         return None if self._clock.is_virtual else self._clock.now_ms() + _WATCH_MS
-
-    def stop(self) -> None:
-        """Stop watching."""
-        self._runner.stop()
 
 
 def _report(service: Service, error: Exception) -> None:

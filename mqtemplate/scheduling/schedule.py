@@ -69,7 +69,7 @@ class Schedule:
     attributes: Mapping[str, Any]
 
     def next_after(self, after_ms: int) -> int | None:
-        """Return the time of the first run (epoch ms) later than *after_ms*; None if there is none."""
+        """Return the time of the first run (epoch ms) later than *after_ms*; None without a further run."""
         return self.trigger.next_after(after_ms, self.holidays)
 
 

@@ -15,7 +15,6 @@ from mqtemplate.scheduling.trigger import LAST_MS, Trigger, epoch_ms
 from mqtemplate.user_code import did_you_mean
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_FAR = datetime(9999, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +23,7 @@ class ScheduleState:
 
     Attributes:
         trigger: Description such as ``every 10m``; None for a schedule that only other processes have.
-        next_run: Time of the next run; None if there is none.
+        next_run: Time of the next run; None without a further run.
         paused_until: End of the pause, `datetime.max` for one without an end; None if the schedule is not paused.
     """
 
@@ -67,7 +66,7 @@ class Schedules:
     def list(self) -> tuple[ScheduleState, ...]:
         """Return all schedules, by name.
 
-        Those of other processes are known while they have a pending run; on a RocketMQ cluster they are not known.
+        Schedules of other processes are known while they have a pending run; on a RocketMQ cluster they are not known.
         """
         pending = self.topic.pending()
         return tuple(self._state(name, pending.get(name, [])) for name in sorted(self._own.keys() | pending.keys()))
@@ -82,7 +81,7 @@ class Schedules:
             until: An aware datetime; runs at or after it are not skipped.
 
         Raises:
-            ScheduleError: There is no schedule of this name, or *until* has no offset.
+            ScheduleError: No schedule has this name, or *until* has no offset.
         """
         self._check(name)
         if until is not None and until.tzinfo is None:
@@ -93,7 +92,7 @@ class Schedules:
         """End a pause: the next run takes place.
 
         Raises:
-            ScheduleError: There is no schedule of this name.
+            ScheduleError: No schedule has this name.
         """
         self._check(name)
         self.topic.pause(name, self._clock.now_ms())
@@ -102,7 +101,7 @@ class Schedules:
         """Run a schedule now, in one of the processes that have it, also while it is paused. Its next run is unchanged.
 
         Raises:
-            ScheduleError: There is no schedule of this name.
+            ScheduleError: No schedule has this name.
         """
         self._check(name)
         now_ms = self._clock.now_ms()

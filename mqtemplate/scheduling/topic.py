@@ -44,7 +44,7 @@ _RUN_KEY = re.compile(r"([a-zA-Z0-9_-]{1,64})@(\d{1,15})@(\d{1,15})@([0-9a-f]{8}
 
 
 def find_run_key(keys: str | None) -> RunKey | None:
-    """Return the key of a run among the keys of a message; None for a message that is no run message.
+    """Return the key of a run among the keys of a message; None for another message.
 
     Other programs may send to the topic, so nothing is assumed about the keys.
     """
@@ -124,8 +124,8 @@ class RunMessage:
             request._check()
         except (ValueError, TypeError, KeyError, RecursionError, ScheduleError) as error:
             raise MessageError(
-                f"message {message.msg_id} of topic {message.topic} is no run of a schedule: {error!r}; the topic of "
-                "mqtemplate.schedules.topic is for schedules only"
+                f"message {message.msg_id} of topic {message.topic} is not a run of a schedule: {error!r}; the topic "
+                "of mqtemplate.schedules.topic is for schedules only"
             ) from error
         return request
 
@@ -253,7 +253,7 @@ class ScheduleTopic:
         self._set_value(schedule, _PAUSED, until_ms)
 
     def last_done_ms(self, schedule: str) -> int:
-        """Return the time of the last run that is done (epoch ms); 0 if there is none."""
+        """Return the time of the last run that is done (epoch ms); 0 before the first run."""
         return self._value(schedule, _DONE)
 
     def note_done(self, schedule: str, run_ms: int) -> None:

@@ -35,7 +35,7 @@ def read_cron(expression: str) -> str:
     """Return an expression in the form that `next_time` takes: aliases and ``?`` replaced, names in capitals.
 
     Raises:
-        ValueError: It is no cron expression, or it never matches. The text is the end of the sentence "cron must be …".
+        ValueError: It is not a cron expression, or never matches. The text is the end of the sentence "cron must be …".
     """
     from cronsim import CronSimError
 
@@ -52,7 +52,7 @@ def read_cron(expression: str) -> str:
 
 
 def next_time(expression: str, after: datetime) -> datetime | None:
-    """Return the first time later than *after*, in its time zone; None if there is none within fifty years."""
+    """Return the first time later than *after*, in its time zone; None if fifty years have no such time."""
     from cronsim import CronSim
 
     for found in CronSim(expression, _start(after)):
@@ -98,7 +98,7 @@ class Trigger:
     zone: str = "UTC"
 
     def next_after(self, after_ms: int, holidays: Container[date] = NO_HOLIDAYS) -> int | None:
-        """Return the first time (epoch ms) later than *after_ms* on a day that is not excluded; None if there is none.
+        """Return the first time (epoch ms) later than *after_ms* on a day that is not excluded; None without one.
 
         Raises:
             ScheduleError: The calendar excludes each day of ten years.
@@ -128,7 +128,7 @@ class Trigger:
 
         Raises:
             ValueError: A field has a value that no declaration has.
-            ScheduleError: There is no such time zone.
+            ScheduleError: The time zone does not exist.
         """
         given = [value for value in (self.cron, self.every_ms, self.at_ms) if value is not None]
         if len(given) != 1:
@@ -177,7 +177,7 @@ def zone_of(name: str) -> ZoneInfo:
     """Return a time zone by its IANA name.
 
     Raises:
-        ScheduleError: There is none of this name on this machine.
+        ScheduleError: No time zone of this machine has the name.
     """
     try:
         return ZoneInfo(name)

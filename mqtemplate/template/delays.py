@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TypedDict, Unpack
 
 from mqtemplate.broker import Broker
-from mqtemplate.durations import Duration, duration_ms, format_ms
+from mqtemplate.durations import Duration, format_ms, option_ms
 from mqtemplate.errors import DelayError, MessageError
 from mqtemplate.message import DELAY_PROPERTIES, Property, property_text, storable
 from mqtemplate.numbers import INT_MAX, PARSED_MAX, parse_number
@@ -116,10 +116,7 @@ def _delay_ms(delay: object) -> int:
     if (isinstance(delay, timedelta) and delay < timedelta(0)) or (isinstance(delay, int | float) and delay < 0):
         given = f"-{format_ms(-(delay // _MILLISECOND))}" if isinstance(delay, timedelta) else shown(delay)
         raise DelayError(f"delay must not be negative, got {given}; to deliver at once pass no delay")
-    try:
-        return duration_ms(delay, 1_000)
-    except ValueError as exc:
-        raise DelayError(f"delay must be {exc}") from None
+    return option_ms("delay", delay, DelayError)
 
 
 def _deliver_ms(deliver_at: object, now_ms: int) -> int:
@@ -266,10 +263,7 @@ class PendingVerbs:
             by: Length of a time span: a timedelta, text, or seconds.
             conditions: See `PendingFilter`.
         """
-        try:
-            bucket_ms = duration_ms(by, 1_000)
-        except ValueError as exc:
-            raise MessageError(f"by must be {exc}") from None
+        bucket_ms = option_ms("by", by, MessageError)
         if bucket_ms < 1:
             raise MessageError(f"by must be a millisecond or more, got {shown(by)}")
         return self.broker.delayed.count_pending(_query("count_pending", topic, conditions), bucket_ms)

@@ -14,7 +14,7 @@ from mqtemplate.calls.handling import Observation
 from mqtemplate.calls.middlewares import middleware_sends
 from mqtemplate.calls.send import ASYNC, BATCH, HALF, ONE_WAY, REQUEST, SEND, SendCall, SendKind, SendPipeline
 from mqtemplate.converter import JsonMessageConverter, MessageConverter
-from mqtemplate.durations import Duration, duration_ms, format_ms
+from mqtemplate.durations import Duration, format_ms, option_ms
 from mqtemplate.errors import (
     ConfigurationError,
     DestinationError,
@@ -559,10 +559,7 @@ def _check_wait(timeout: Duration) -> int:
 def _check_timeout(timeout: Duration) -> int:
     if type(timeout) is int and 0 < timeout <= _MAX_TIMEOUT_MS:
         return timeout
-    try:
-        timeout_ms = duration_ms(timeout)
-    except ValueError as exc:
-        raise MessageError(f"timeout must be {exc}") from None
+    timeout_ms = option_ms("timeout", timeout, MessageError, 1)
     if timeout_ms < 1:
         raise MessageError(f"timeout must be 1 ms or longer, got {shown(timeout)}")
     if timeout_ms > _MAX_TIMEOUT_MS:

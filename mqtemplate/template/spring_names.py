@@ -267,6 +267,6 @@ def _callbacks(callback: Any) -> dict[str, Any]:
 
 
 def _reply_type(callback: Any) -> Any:
-    """Return the annotation of the parameter of ``onSuccess``; `MessageExt` if it has none."""
+    """Return the annotation of the parameter of ``onSuccess``; `MessageExt` without an annotation."""
     parameters = list(inspect.signature(callback.onSuccess).parameters)
     return get_type_hints(callback.onSuccess).get(parameters[0], MessageExt) if parameters else MessageExt

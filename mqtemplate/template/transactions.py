@@ -174,7 +174,7 @@ class TemplateTransactions:
 
     Args:
         observation: Gets the ends of transactions.
-        group: Producer group that the broker checks; None if the template has none.
+        group: Producer group that the broker checks, if the template has one.
     """
 
     def __init__(
@@ -296,7 +296,7 @@ class TemplateTransactions:
             raise ListenerError(f"{where}: an annotation cannot be read: {exc}; import the name") from exc
         if wanted is MessageExt and name == "execute_local_transaction":
             raise ListenerError(
-                f"{where}: takes a MessageExt, and there is none before the message is delivered; take a Message"
+                f"{where}: takes a MessageExt, which does not exist before the message is delivered; take a Message"
             )
         if wanted in (Message, MessageExt, Any, object):
             return method  # type: ignore[no-any-return]

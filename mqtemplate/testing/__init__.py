@@ -30,17 +30,12 @@ __all__ = [
     "messages_in",
 ]
 
+_MODULES = {
+    "harness": "Harness NotIdleError StartApp",
+    "recording": "HandlerFailedError HandlerFailure Inbox RecordingTemplate SentMessage messages_in",
+}
+"""Module -> the public names that it defines."""
+
 __getattr__ = late_import(
-    __name__,
-    {
-        "HandlerFailedError": "mqtemplate.testing.recording",
-        "HandlerFailure": "mqtemplate.testing.recording",
-        "Harness": "mqtemplate.testing.harness",
-        "Inbox": "mqtemplate.testing.recording",
-        "NotIdleError": "mqtemplate.testing.harness",
-        "RecordingTemplate": "mqtemplate.testing.recording",
-        "SentMessage": "mqtemplate.testing.recording",
-        "StartApp": "mqtemplate.testing.harness",
-        "messages_in": "mqtemplate.testing.recording",
-    },
+    __name__, {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names.split()}
 )

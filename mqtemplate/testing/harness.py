@@ -44,7 +44,7 @@ class Harness:
 
     Args:
         app_or_broker: A started broker, or an application that has one.
-        containers: More services, stepped after those of the application.
+        containers: More services, stepped after the services of the application.
         raise_handler_errors: False: a handler may raise, for tests of retries and dead letters.
 
     Attributes:
@@ -142,7 +142,7 @@ class Harness:
             times: Number of messages; None for one or more.
 
         Raises:
-            AssertionError: There are fewer or more, or no listener is this one.
+            AssertionError: There are fewer or more, or the harness does not have the listener.
         """
         self._services()
         records = self._records(listener)
@@ -181,7 +181,7 @@ class Harness:
         records = [record for record in self._handled if record.is_of(listener)]
         if not records:
             names = ", ".join(record.container.endpoint.id for record in self._handled) or "none"
-            raise AssertionError(f"{_title(listener)} is no listener of this harness; there is: {names}")
+            raise AssertionError(f"{_title(listener)} is not a listener of this harness; it has: {names}")
         return records
 
     def raise_failures(self) -> None:
@@ -296,4 +296,4 @@ class StartApp(Protocol):
         settings: Mapping[str, object] | None = None,
         starters: Iterable[StarterSource] | None = None,
     ) -> MQApplication:
-        """Start an application; the arguments are those of `MQApplication`. The end of the test stops it."""
+        """Start an application; arguments as `MQApplication`. The end of the test stops it."""

@@ -48,7 +48,7 @@ class SentMessage:
 
     @property
     def tag(self) -> str | None:
-        """Tag of the destination; None if it has none."""
+        """Tag of the destination, if it has one."""
         return parse_destination(self.destination).tag
 
 
@@ -130,7 +130,7 @@ def messages_in(broker: Broker, topic: str) -> list[MessageExt]:
 
 
 _REQUESTS = (RetryLater, DeadLetter, PauseListener)
-"""Exceptions by which a handler requests something: no failure of the test."""
+"""Exceptions by which a handler requests something, which does not fail the test."""
 
 
 class HandlerFailedError(AssertionError):

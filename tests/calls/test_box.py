@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from asyncio import sleep as virtual_sleep
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -14,7 +14,6 @@ import pytest
 from mqtemplate import (
     Deduplication,
     Delivery,
-    MQApplication,
     PauseListener,
     RocketMQTemplate,
     TimeLimit,
@@ -22,23 +21,8 @@ from mqtemplate import (
     message_listener,
 )
 from mqtemplate.calls.timing import TimeLimitError, _Call, _Interruptions
-from tests.kit import Kit
+from tests.kit import Kit, application, both_kinds, handler_of
 from tests.waiting import eventually
-
-BOTH = pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
-
-
-def listener(is_async: bool, handle: Callable[[str], object], group: str = "billing", **attributes: Any) -> Any:
-    """Return a plain or an async listener of ``orders`` that calls a function."""
-
-    def plain(order: str) -> object:
-        return handle(order)
-
-    async def with_await(order: str) -> object:
-        await virtual_sleep(0)
-        return handle(order)
-
-    return message_listener("orders", group, **attributes)(with_await if is_async else plain)
 
 
 def send(template: RocketMQTemplate, *orders: str) -> None:
@@ -49,7 +33,7 @@ def send(template: RocketMQTemplate, *orders: str) -> None:
 # --- pauses -------------------------------------------------------------------------------------
 
 
-@BOTH
+@both_kinds
 def test_a_pause_on_the_real_clock_ends_and_does_not_keep_a_stop_waiting(
     is_async: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -60,8 +44,8 @@ def test_a_pause_on_the_real_clock_ends_and_does_not_keep_a_stop_waiting(
         if got.count(order) == 1:
             raise PauseListener("20ms" if order == "tea" else "1h")
 
-    settings = {"rocketmq.name-server": "embedded:memory"}
-    with MQApplication(listener(is_async, handle), settings=settings, environment={}) as app:
+    listener = message_listener("orders", "billing")(handler_of(handle, is_async))
+    with application(listener, clock=None) as app:
         send(app.template, "tea")
         eventually(lambda: got == ["tea", "tea"], "the message was handled again")
         send(app.template, "cup")
@@ -187,7 +171,7 @@ def test_a_plain_handler_is_interrupted_after_its_time() -> None:
         while order:
             pass
 
-    with MQApplication(handle, settings={"rocketmq.name-server": "embedded:memory"}, environment={}) as app:
+    with application(handle, clock=None) as app:
         app.template.sync_send("orders", "endless")
         eventually(lambda: errors, "the handler was interrupted")
 
@@ -203,7 +187,7 @@ def test_a_plain_handler_in_time_runs_to_its_end() -> None:
     def handle(order: str) -> None:
         ended.set()
 
-    with MQApplication(handle, settings={"rocketmq.name-server": "embedded:memory"}, environment={}) as app:
+    with application(handle, clock=None) as app:
         app.template.sync_send("orders", "tea")
         eventually(ended.is_set, "it ran to its end")
 

@@ -27,9 +27,10 @@ from mqtemplate import (
 )
 from mqtemplate.errors import ConfigurationError, DependencyError, ListenerError
 from mqtemplate.testing.harness import StartApp
-from tests.kit import Kit
+from tests.kit import Kit, both_kinds, handler_of
 
 Consuming = Generator[Delivery, object, object]
+FAILURES = pytest.mark.mqtemplate(raise_handler_errors=False)
 
 
 class Noting:
@@ -63,23 +64,66 @@ class NotingAsync(Noting):
         self.events.append(f"{self.name} after {result}")
 
 
-def handler(is_async: bool, handle: Callable[[str], object]) -> Callable[..., Any]:
-    """Return a plain or an async handler that calls a function."""
+class Around:
+    """Middleware of two functions. The first one returns what is passed on, or None: it ends without ``yield``."""
 
-    def plain(order: str) -> object:
-        return handle(order)
+    def __init__(
+        self,
+        before: Callable[[Delivery], Delivery | None] = lambda delivery: delivery,
+        after: Callable[[object], object] = lambda result: result,
+    ) -> None:
+        self.before, self.after = before, after
 
-    async def with_await(order: str) -> object:
-        await virtual_sleep(0)
-        return handle(order)
-
-    return with_await if is_async else plain
+    def consume(self, delivery: Delivery) -> Consuming:
+        passed = self.before(delivery)
+        return None if passed is None else self.after((yield passed))
 
 
-BOTH = pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
+class Lenient:
+    def consume(self, delivery: Delivery) -> Consuming:
+        try:
+            yield delivery
+        except KeyError:
+            return None
 
 
-@BOTH
+class AsyncRetriesOnly:
+    async def consume(self, delivery: Delivery) -> AsyncGenerator[Delivery, object]:
+        if delivery.attempt > 1:
+            yield delivery
+
+
+class Twice:
+    def consume(self, delivery: Delivery) -> Consuming:
+        yield delivery
+        yield delivery
+
+
+class TwiceAsync:
+    async def consume(self, delivery: Delivery) -> AsyncGenerator[Delivery, object]:
+        yield delivery
+        yield delivery
+
+
+def listen(kit: Kit, handler: Any, *middlewares: object, **attributes: Any) -> None:
+    """Start a listener of ``orders`` with middlewares."""
+    kit.start(message_listener("orders", "billing", middlewares=list(middlewares), **attributes)(handler))
+
+
+def fails_once(got: list[str], error: BaseException) -> Callable[[str], None]:
+    def handle(order: str) -> None:
+        got.append(order)
+        if len(got) == 1:
+            raise error
+
+    return handle
+
+
+def fail(order: str) -> None:
+    raise KeyError(order)
+
+
+@both_kinds
 @pytest.mark.parametrize(
     ("outer", "inner"),
     [(Noting, Noting), (Noting, NotingAsync), (NotingAsync, Noting), (NotingAsync, NotingAsync)],
@@ -89,138 +133,77 @@ def test_middlewares_are_around_the_handler_in_their_order(
 ) -> None:
     """Plain and async ones, in any mixture, around plain and async handlers."""
     events: list[Any] = []
-    listen = message_listener("orders", "billing", middlewares=[outer(events, "outer"), inner(events, "inner")])
-    kit.start(listen(handler(is_async, events.append)))
+    listen(kit, handler_of(events.append, is_async), outer(events, "outer"), inner(events, "inner"))
 
-    kit.template.sync_send("orders", "tea")
-    kit.harness.run_until_idle()
+    kit.handle("tea")
 
     assert events == ["outer before", "inner before", "tea", "inner after None", "outer after None"]
 
 
-@BOTH
+@both_kinds
 @pytest.mark.parametrize("kind", [Noting, NotingAsync])
-@pytest.mark.mqtemplate(raise_handler_errors=False)
+@FAILURES
 def test_a_middleware_sees_the_exception_and_each_attempt(kit: Kit, is_async: bool, kind: type[Noting]) -> None:
     events: list[Any] = []
     attempts: list[int] = []
+    noting = Around(lambda delivery: attempts.append(delivery.attempt) or delivery)
+    listen(kit, handler_of(fails_once([], OSError()), is_async), noting, kind(events, "outer"), retry=["5s"])
 
-    class Attempts:
-        def consume(self, delivery: Delivery) -> Consuming:
-            attempts.append(delivery.attempt)
-            yield delivery
-
-    def fail_once(order: str) -> None:
-        if len(attempts) == 1:
-            raise OSError("bank is down")
-
-    listen = message_listener("orders", "billing", retry=["5s"], middlewares=[Attempts(), kind(events, "outer")])
-    kit.start(listen(handler(is_async, fail_once)))
-    kit.template.sync_send("orders", "tea")
-    kit.harness.advance("5s")
+    kit.handle("tea", span="5s")
 
     assert attempts == [1, 2]
     assert events == ["outer before", "outer OSError", "outer before", "outer after None"]
 
 
-@BOTH
+@both_kinds
 def test_a_middleware_changes_the_message_before_it_is_converted(kit: Kit, is_async: bool) -> None:
     """It passes on a changed copy; a retry gets the message as it was fetched."""
     got: list[str] = []
+    decrypt = Around(lambda delivery: delivery.map(lambda each: replace(each, body=each.body[::-1])))
+    listen(kit, handler_of(fails_once(got, RetryLater("1s")), is_async), decrypt)
 
-    class Decrypt:
-        def consume(self, delivery: Delivery) -> Consuming:
-            yield delivery.map(lambda each: replace(each, body=each.body[::-1]))
-
-    def fail_once(order: str) -> None:
-        got.append(order)
-        if len(got) == 1:
-            raise RetryLater("1s")
-
-    listen = message_listener("orders", "billing", middlewares=[Decrypt()])
-    kit.start(listen(handler(is_async, fail_once)))
-    kit.template.sync_send("orders", "aet")
-    kit.harness.advance("1s")
+    kit.handle("aet", span="1s")
 
     assert got == ["tea", "tea"]
 
 
-@BOTH
+@both_kinds
 def test_a_message_is_dropped_by_a_middleware_that_ends_without_yield(kit: Kit, is_async: bool) -> None:
     """It counts as done and is not delivered again."""
     got: list[str] = []
-    seen: list[str | None] = []
+    seen: list[bytes] = []
+    only_tea = Around(lambda delivery: seen.append(delivery.message.body) or (delivery if seen[-1] == b"tea" else None))
+    listen(kit, handler_of(got.append, is_async), only_tea)
 
-    class OnlyPaid:
-        def consume(self, delivery: Delivery) -> Consuming:
-            seen.append(delivery.message.user_properties.get("paid"))
-            if seen[-1] == "yes":
-                yield delivery
+    kit.handle("cup", "tea", span="3h")
 
-    listen = message_listener("orders", "billing", middlewares=[OnlyPaid()])
-    kit.start(listen(handler(is_async, got.append)))
-    kit.template.sync_send("orders", "tea", headers={"paid": "no"})
-    kit.template.sync_send("orders", "cup", headers={"paid": "yes"})
-    kit.harness.advance("3h")
-
-    assert (sorted(map(str, seen)), got) == (["no", "yes"], ["cup"])
+    assert (sorted(seen), got) == ([b"cup", b"tea"], ["tea"])
 
 
-@BOTH
-def test_a_message_that_is_filtered_out_is_dropped(kit: Kit, is_async: bool) -> None:
+@both_kinds
+@pytest.mark.parametrize("dropping", [Around(lambda delivery: delivery.filter(lambda _: False)), AsyncRetriesOnly()])
+def test_a_message_that_is_filtered_out_is_dropped(kit: Kit, is_async: bool, dropping: object) -> None:
+    """An async middleware may drop one, too."""
     got: list[str] = []
+    listen(kit, handler_of(got.append, is_async), dropping)
 
-    class Nothing:
-        def consume(self, delivery: Delivery) -> Consuming:
-            yield delivery.filter(lambda _: False)
-
-    kit.start(message_listener("orders", "billing", middlewares=[Nothing()])(handler(is_async, got.append)))
-    kit.template.sync_send("orders", "tea")
-    kit.harness.advance("3h")
+    kit.handle("tea", span="3h")
 
     assert got == []
 
 
-def test_an_async_middleware_may_drop_a_message(kit: Kit) -> None:
-    got: list[str] = []
-
-    class Nothing:
-        async def consume(self, delivery: Delivery) -> AsyncGenerator[Delivery, object]:
-            if delivery.attempt > 1:
-                yield delivery
-
-    for is_async in (False, True):
-        listen = message_listener("orders", f"group-{is_async}", middlewares=[Nothing()])
-        kit.start(listen(handler(is_async, got.append)))
-    kit.template.sync_send("orders", "tea")
-    kit.harness.advance("3h")
-
-    assert got == []
-
-
-@BOTH
+@both_kinds
 def test_a_middleware_may_suppress_an_exception(kit: Kit, is_async: bool) -> None:
     """The message is done then: without a retry and without a failure."""
     calls: list[str] = []
+    listen(kit, handler_of(lambda order: calls.append(order) or fail(order), is_async), Lenient())
 
-    class Lenient:
-        def consume(self, delivery: Delivery) -> Consuming:
-            try:
-                yield delivery
-            except KeyError:
-                calls.append("suppressed")
+    kit.handle("tea", span="3h")
 
-    def fail(order: str) -> None:
-        raise KeyError(order)
-
-    kit.start(message_listener("orders", "billing", middlewares=[Lenient()])(handler(is_async, fail)))
-    kit.template.sync_send("orders", "tea")
-    kit.harness.advance("3h")
-
-    assert calls == ["suppressed"]
+    assert calls == ["tea"]
 
 
-@BOTH
+@both_kinds
 def test_a_middleware_replaces_the_reply_or_replies_itself(kit: Kit, is_async: bool) -> None:
     """Of a request; the handler is not called if the middleware does not yield."""
 
@@ -228,47 +211,38 @@ def test_a_middleware_replaces_the_reply_or_replies_itself(kit: Kit, is_async: b
         def consume(self, delivery: Delivery) -> Consuming:
             if delivery.message.body == b"cup":
                 return "from the cache"
-            result = yield delivery
-            return f"{result}!"
+            return f"{(yield delivery)}!"
 
-    listen = message_listener("prices", "prices", middlewares=[Cache()])
-    kit.start(listen(handler(is_async, lambda article: f"{article} is 320")))
+    listen(kit, handler_of(lambda article: f"{article} is 320", is_async), Cache())
 
-    assert kit.template.send_and_receive("prices", "tea", str) == "tea is 320!"
-    assert kit.template.send_and_receive("prices", "cup", str) == "from the cache"
+    assert kit.template.send_and_receive("orders", "tea", str) == "tea is 320!"
+    assert kit.template.send_and_receive("orders", "cup", str) == "from the cache"
 
 
-@pytest.mark.mqtemplate(raise_handler_errors=False)
+@FAILURES
 def test_a_middleware_that_raises_fails_the_message(kit: Kit) -> None:
     got: list[str] = []
     calls: list[int] = []
 
-    class Broken:
-        def consume(self, delivery: Delivery) -> Consuming:
-            calls.append(delivery.attempt)
-            if delivery.attempt == 1:
-                raise OSError("no audit")
-            yield delivery
+    def fail_first(delivery: Delivery) -> Delivery:
+        calls.append(delivery.attempt)
+        if delivery.attempt == 1:
+            raise OSError("no audit")
+        return delivery
 
-    kit.start(message_listener("orders", "billing", retry=["1s"], middlewares=[Broken()])(handler(False, got.append)))
-    kit.template.sync_send("orders", "tea")
-    kit.harness.advance("1s")
+    listen(kit, handler_of(got.append, False), Around(fail_first), retry=["1s"])
+    kit.handle("tea", span="1s")
 
     assert (calls, got) == ([1, 2], ["tea"])
 
 
-@BOTH
-@pytest.mark.mqtemplate(raise_handler_errors=False)
-def test_the_stack_of_a_dead_letter_is_that_of_the_users_code(kit: Kit, is_async: bool) -> None:
+@both_kinds
+@FAILURES
+def test_the_stack_of_a_dead_letter_has_the_users_code(kit: Kit, is_async: bool) -> None:
     """The middlewares of the user are in it, and what drives them is not."""
+    listen(kit, handler_of(fail, is_async), Timing(), Noting([], "outer"), max_reconsume_times=0)
 
-    def fail(order: str) -> None:
-        raise KeyError(order)
-
-    listen = message_listener("orders", "billing", max_reconsume_times=0, middlewares=[Timing(), Noting([], "outer")])
-    kit.start(listen(handler(is_async, fail)))
-    kit.template.sync_send("orders", "tea")
-    kit.harness.run_until_idle()
+    kit.handle("tea")
 
     [letter] = kit.harness.assert_dead_lettered("billing")
     stack = letter.properties["dead_letter_stack"]
@@ -277,112 +251,61 @@ def test_the_stack_of_a_dead_letter_is_that_of_the_users_code(kit: Kit, is_async
     assert str(Path(mqtemplate.__file__).parent) not in stack
 
 
-@BOTH
-@pytest.mark.mqtemplate(raise_handler_errors=False)
-def test_a_second_yield_is_an_error(kit: Kit, is_async: bool) -> None:
-    class Twice:
-        def consume(self, delivery: Delivery) -> Consuming:
-            yield delivery
-            yield delivery
+@both_kinds
+@pytest.mark.parametrize("twice", [Twice(), TwiceAsync()])
+@FAILURES
+def test_a_second_yield_is_an_error(kit: Kit, is_async: bool, twice: object) -> None:
+    listen(kit, handler_of(str, is_async), twice, retry_for=(OSError,))
 
-    class TwiceAsync:
-        async def consume(self, delivery: Delivery) -> AsyncGenerator[Delivery, object]:
-            yield delivery
-            yield delivery
+    kit.handle("tea")
 
-    for number, each in enumerate((Twice(), TwiceAsync())):
-        listen = message_listener("orders", f"group-{number}", retry_for=(OSError,), middlewares=[each])
-        kit.start(listen(handler(is_async, str)))
-    kit.template.sync_send("orders", "tea")
-    kit.harness.run_until_idle()
-
-    assert [str(failure.error).partition(";")[0].rpartition(".")[2] for failure in kit.harness.failures] == [
-        "consume yielded twice",
-        "consume yielded twice",
-    ]
+    [failure] = kit.harness.failures
+    assert "consume yielded twice; " in str(failure.error)
 
 
 # --- batches and ordered listeners ----------------------------------------------------------------
 
 
-@BOTH
-def test_a_batch_passes_the_middlewares_once(kit: Kit, is_async: bool) -> None:
-    """The messages that are filtered out count as done; those that are changed are converted after it."""
-    seen: list[tuple[int, int]] = []
-    got: list[list[str]] = []
+def batch_handler_of(handle: Callable[[list[str]], Any], is_async: bool) -> Callable[..., Any]:
+    def plain(orders: list[str]) -> list[int] | None:
+        return handle(orders)
 
-    class Upper:
-        def consume(self, delivery: Delivery) -> Consuming:
-            kept = delivery.filter(lambda each: each.body != b"salt")
-            seen.append((len(delivery.messages), len(kept.messages)))
-            yield kept.map(lambda each: replace(each, body=each.body.upper()))
+    async def awaiting(orders: list[str]) -> list[int] | None:
+        return handle(orders)
 
-    if is_async:
-
-        @message_listener("orders", "billing", middlewares=[Upper()])
-        async def handle_async(orders: list[str]) -> None:
-            got.append(orders)
-
-        kit.start(handle_async)
-    else:
-
-        @message_listener("orders", "billing", middlewares=[Upper()])
-        def handle(orders: list[str]) -> None:
-            got.append(orders)
-
-        kit.start(handle)
-
-    kit.template.sync_send("orders", ["tea", "salt", "cup"])
-    kit.harness.advance("3h")
-
-    assert (seen, got) == ([(3, 2)], [["TEA", "CUP"]])
+    return awaiting if is_async else plain
 
 
-@BOTH
+def without_salt(delivery: Delivery) -> Delivery:
+    """Filter a message out, and change the others."""
+    kept = delivery.filter(lambda each: each.body != b"salt")
+    return kept.map(lambda each: replace(each, body=each.body.upper()))
+
+
+@both_kinds
 @pytest.mark.parametrize("raises", [False, True])
-@pytest.mark.mqtemplate(raise_handler_errors=False)
+@FAILURES
 def test_indices_of_a_filtered_batch_mean_the_messages_that_the_handler_got(
     kit: Kit, is_async: bool, raises: bool
 ) -> None:
-    """Only the failed message is delivered again, as it was fetched."""
+    """The batch passes once. Only the failed message is delivered again, as it was fetched; the others are done."""
     got: list[list[str]] = []
-
-    class WithoutFirst:
-        def consume(self, delivery: Delivery) -> Consuming:
-            kept = delivery.filter(lambda each: each.body != b"salt")
-            yield kept.map(lambda each: replace(each, body=each.body.upper()))
 
     def fail_last(orders: list[str]) -> list[int]:
         got.append(orders)
-        if len(orders) == 1:
-            return []
-        if raises:
+        if raises and len(orders) > 1:
             raise BatchFailure([1])
-        return [1]
+        return [1][: len(orders) - 1]
 
-    if is_async:
-
-        @message_listener("orders", "billing", retry=["1s"], middlewares=[WithoutFirst()])
-        async def handle_async(orders: list[str]) -> list[int]:
-            return fail_last(orders)
-
-        kit.start(handle_async)
-    else:
-
-        @message_listener("orders", "billing", retry=["1s"], middlewares=[WithoutFirst()])
-        def handle(orders: list[str]) -> list[int]:
-            return fail_last(orders)
-
-        kit.start(handle)
-    kit.template.sync_send("orders", ["salt", "tea", "cup"])
-    kit.harness.advance("3h")
+    listen(kit, batch_handler_of(fail_last, is_async), Around(without_salt), retry=["1s"])
+    kit.handle(["salt", "tea", "cup"], span="3h")
 
     assert got == [["TEA", "CUP"], ["CUP"]]
 
 
-@pytest.mark.mqtemplate(raise_handler_errors=False)
+@FAILURES
 def test_a_middleware_may_fail_some_messages_of_a_batch(kit: Kit) -> None:
-    """Its indices are those of the messages that it got. An invalid body still fails alone."""
+    """Its indices count the messages that it got. An invalid body still fails alone."""
     got: list[list[int]] = []
 
     class Strict:
@@ -391,36 +314,28 @@ def test_a_middleware_may_fail_some_messages_of_a_batch(kit: Kit) -> None:
             if len(delivery.messages) == 3:
                 raise BatchFailure([0])
 
-    @message_listener("orders", "billing", retry=["1s"], middlewares=[Strict()])
     def handle(orders: list[int]) -> None:
         got.append(orders)
 
-    kit.start(handle)
-    kit.template.sync_send("orders", [b"1", b"2", b"no number"])
-    kit.harness.advance("3h")
+    listen(kit, handle, Strict(), retry=["1s"])
+    kit.handle([b"1", b"2", b"no number"], span="3h")
 
     assert got == [[1, 2], [1]]
     kit.harness.assert_dead_lettered("billing", times=1)
 
 
-@pytest.mark.mqtemplate(raise_handler_errors=False)
+@FAILURES
 def test_the_order_of_a_queue_stays_while_a_middleware_fails_and_drops(kit: Kit) -> None:
     got: list[str] = []
     attempts: list[tuple[bytes, int]] = []
 
-    class Gate:
-        def consume(self, delivery: Delivery) -> Consuming:
-            attempts.append((delivery.message.body, delivery.attempt))
-            if delivery.message.body == b"b" and delivery.attempt == 1:
-                raise OSError("try again")
-            if delivery.message.body != b"c":
-                yield delivery
+    def gate(delivery: Delivery) -> Delivery | None:
+        attempts.append((delivery.message.body, delivery.attempt))
+        if attempts[-1] == (b"b", 1):
+            raise OSError("try again")
+        return delivery if delivery.message.body != b"c" else None
 
-    kit.start(
-        message_listener("orders", "billing", consume_mode=ConsumeMode.ORDERLY, middlewares=[Gate()])(
-            handler(False, got.append)
-        )
-    )
+    listen(kit, handler_of(got.append, False), Around(gate), consume_mode=ConsumeMode.ORDERLY)
     for body in ("a", "b", "c", "d"):
         kit.template.sync_send("orders", body, hash_key="one")
     kit.harness.advance("1m")
@@ -429,31 +344,28 @@ def test_the_order_of_a_queue_stays_while_a_middleware_fails_and_drops(kit: Kit)
     assert attempts == [(b"a", 1), (b"b", 1), (b"b", 2), (b"c", 1), (b"d", 1)]
 
 
-@pytest.mark.mqtemplate(raise_handler_errors=False)
+@FAILURES
 def test_a_requested_redelivery_is_a_result(kit: Kit) -> None:
-    results: list[object] = []
-    done: list[bool] = []
+    results: list[tuple[object, bool]] = []
 
     class Results:
         def consume(self, delivery: Delivery) -> Consuming:
             result = yield delivery
-            results.append(result)
-            done.append(delivery.listener.is_done(result))
+            results.append((result, delivery.listener.is_done(result)))
 
-    @message_listener("orders", "billing", retry=["1s"], middlewares=[Results()])
     def handle(order: str, message: MessageExt) -> ConsumeStatus | None:
         return None if message.reconsume_times else ConsumeStatus.RECONSUME_LATER
 
-    kit.start(handle)
-    kit.template.sync_send("orders", "tea")
-    kit.harness.advance("1s")
+    listen(kit, handle, Results(), retry=["1s"])
+    kit.handle("tea", span="1s")
 
-    assert (results, done) == ([ConsumeStatus.RECONSUME_LATER, None], [False, True])
+    assert results == [(ConsumeStatus.RECONSUME_LATER, False), (None, True)]
 
 
 # --- registration ---------------------------------------------------------------------------------
 
 ORDER: list[str] = []
+QUIET = message_listener("orders", "billing")(handler_of(lambda order: None, False))
 
 
 @dataclass
@@ -493,26 +405,20 @@ def bill(order: str) -> None:
 
 
 def test_global_middlewares_are_outside_of_those_of_a_listener(kit: Kit) -> None:
-    """By order, then those of the configuration, then by registration. Classes get their services."""
+    """By order, then from the configuration, then by registration. Classes get their services."""
     ORDER.clear()
     kit.start(bill, Second, First, Audit, settings={"mqtemplate.middlewares": f"{__name__}.Configured"})
 
-    kit.template.sync_send("orders", "tea")
-    kit.harness.run_until_idle()
+    kit.handle("tea")
 
     assert ORDER == ["First", "Configured", "Second", "OfListener", "Configured", "tea"]
 
 
 def test_middlewares_of_the_library_can_be_configured_by_name(kit: Kit, caplog: pytest.LogCaptureFixture) -> None:
     """With the defaults of their arguments."""
-
-    @message_listener("orders", "billing")
-    def handle(order: str) -> None: ...
-
     names = "mqtemplate.Timing, mqtemplate.Deduplication, mqtemplate.CircuitBreaker"
-    kit.start(handle, settings={"mqtemplate.middlewares": names})
-    kit.template.sync_send("orders", "tea")
-    kit.harness.run_until_idle()
+    kit.start(QUIET, settings={"mqtemplate.middlewares": names})
+    kit.handle("tea")
 
     assert "message.handled" in caplog.text
 
@@ -524,18 +430,14 @@ def test_a_function_or_an_object_can_be_marked(kit: Kit) -> None:
     def inner() -> Noting:
         return Noting(events, "inner")
 
-    @message_listener("orders", "billing")
-    def handle(order: str) -> None: ...
-
-    kit.start(handle, inner, middleware(Configured()))
+    kit.start(QUIET, inner, middleware(Configured()))
     ORDER.clear()
-    kit.template.sync_send("orders", "tea")
-    kit.harness.run_until_idle()
+    kit.handle("tea")
 
     assert (ORDER, events) == (["Configured"], ["inner before", "inner after None"])
 
 
-@BOTH
+@both_kinds
 @pytest.mark.parametrize("kind", [Noting, NotingAsync])
 def test_global_middlewares_are_around_the_functions_of_schedules(kit: Kit, is_async: bool, kind: type[Noting]) -> None:
     """A run that a middleware drops is skipped, and the schedule goes on; a paused one is repeated."""
@@ -602,10 +504,8 @@ class AsyncSend:
     ],
 )
 def test_what_is_no_middleware_is_refused_at_the_start(given: object, text: str, mqtemplate_app: StartApp) -> None:
-    listen = message_listener("orders", "billing", middlewares=[given])
-
     with pytest.raises(ListenerError, match=text):
-        mqtemplate_app(listen(handler(False, str)))
+        mqtemplate_app(message_listener("orders", "billing", middlewares=[given])(handler_of(str, False)))
 
 
 def test_a_class_without_a_method_cannot_be_marked() -> None:

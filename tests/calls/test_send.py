@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,24 +17,21 @@ from mqtemplate import (
     Outgoing,
     RocketMQTemplate,
     SendResult,
-    TransactionState,
     message_listener,
     middleware,
-    transaction_listener,
 )
 from mqtemplate.calls.middlewares import middleware_sends
 from mqtemplate.calls.send import SendPipeline
 from mqtemplate.clock import SystemClock
 from mqtemplate.errors import (
-    ConfigurationError,
     DependencyError,
-    MessageDroppedError,
-    MessageError,
-    RequestTimeoutError,
 )
 from mqtemplate.results import SendStatus
-from mqtemplate.testing import Harness, messages_in
-from tests.kit import Kit
+from mqtemplate.testing import messages_in
+from tests.golden import check_script
+from tests.kit import application, harnessed
+from tests.template.ledger import Ledger
+from tests.template.session import TemplateSession
 
 Sending = Generator[Outgoing, object, object]
 
@@ -78,146 +77,25 @@ class Drop:
         return (yield outgoing)
 
 
-@pytest.fixture
-def noting() -> Noting:
-    return Noting()
+class WithoutSalt:
+    def send(self, outgoing: Outgoing) -> Sending:
+        return (yield outgoing.filter(lambda message: message.body != b"salt"))
 
 
-@pytest.fixture
-def template(noting: Noting, mqtemplate_broker: EmbeddedBroker) -> Iterator[RocketMQTemplate]:
-    with RocketMQTemplate(mqtemplate_broker, producer_group="shop", middlewares=[noting, Stamp()]) as template:
-        yield template
+class Sends(TemplateSession):
+    """Sessions with middlewares around the sends."""
+
+    def __init__(self, undo: contextlib.ExitStack, logs: list[Any]) -> None:
+        middlewares = {each.__name__: each for each in (Drop, Ledger, Noting, Stamp, WithoutSalt)}
+        super().__init__(undo, logs, {**middlewares, "stamps": self._stamps})
+
+    def _stamps(self, topic: str) -> list[str | None]:
+        return [message.user_properties.get("stamp") for message in messages_in(self._broker, topic)]
 
 
-def stamps(broker: EmbeddedBroker, topic: str = "orders") -> list[str | None]:
-    return [message.user_properties.get("stamp") for message in messages_in(broker, topic)]
-
-
-@pytest.mark.parametrize(
-    ("send", "event"),
-    [
-        (lambda template: template.sync_send("orders", b"tea"), ("send", [b"tea"])),
-        (lambda template: template.sync_send("orders", b"tea", hash_key="a"), ("send", [b"tea"])),
-        (lambda template: template.async_send("orders", b"tea").result(), ("send", [b"tea"])),
-        (lambda template: template.async_send("orders", b"tea", hash_key="a").result(), ("send", [b"tea"])),
-        (lambda template: template.convert_and_send("orders", b"tea"), ("send", [b"tea"])),
-        (lambda template: template.syncSend("orders", b"tea"), ("send", [b"tea"])),
-    ],
-)
-def test_a_middleware_is_around_each_verb(
-    send: Callable[[RocketMQTemplate], SendResult],
-    event: Any,
-    template: RocketMQTemplate,
-    noting: Noting,
-    mqtemplate_broker: EmbeddedBroker,
-) -> None:
-    """It sees the message as the broker gets it, and the result."""
-    result = send(template)
-
-    assert noting.events == [event, "SendResult"]
-    assert result.msg_id
-    assert stamps(mqtemplate_broker) == ["paid"]
-
-
-def test_a_batch_passes_once(template: RocketMQTemplate, noting: Noting, mqtemplate_broker: EmbeddedBroker) -> None:
-    template.sync_send("orders", [b"tea", b"cup"])
-    template.async_send("orders", [b"tea", b"cup"]).result()
-
-    assert noting.events == [("send", [b"tea", b"cup"]), "SendResult"] * 2
-    assert stamps(mqtemplate_broker) == ["paid"] * 4
-
-
-def test_a_one_way_send_has_no_result(kit: Kit, template: RocketMQTemplate, noting: Noting) -> None:
-    template.send_one_way("orders", b"tea")
-    kit.harness.run_until_idle()
-
-    assert noting.events == [("one_way", [b"tea"]), "NoneType"]
-    assert stamps(kit.broker) == ["paid"]
-
-
-def test_the_result_of_a_request_is_the_reply(kit: Kit, template: RocketMQTemplate, noting: Noting) -> None:
-    @message_listener("prices", "prices")
-    def price(article: str) -> str:
-        return f"{article} is 320"
-
-    kit.start(price)
-
-    assert template.send_and_receive("prices", "tea", str) == "tea is 320"
-    assert noting.events == [("request", [b"tea"]), "MessageExt"]
-    with pytest.raises(RequestTimeoutError):
-        template.send_and_receive("nobody", "tea", str, 100)
-    assert noting.events[2:] == [("request", [b"tea"]), "RequestTimeoutError"]
-
-
-def test_the_message_of_a_transaction_passes(kit: Kit, template: RocketMQTemplate, noting: Noting) -> None:
-    @transaction_listener("orders")
-    class Orders:
-        def execute_local_transaction(self, message: Message, arg: object) -> TransactionState:
-            return TransactionState.COMMIT
-
-        def check_local_transaction(self, message: Message) -> TransactionState:
-            return TransactionState.COMMIT
-
-    template.add_transaction_listener(Orders())
-    template.send_in_transaction("orders", b"tea")
-    kit.harness.run_until_idle()
-
-    assert noting.events == [("transaction", [b"tea"]), "HalfMessage"]
-    assert stamps(kit.broker) == ["paid"]
-
-
-def test_a_dropped_message_is_not_sent(mqtemplate_broker: EmbeddedBroker, noting: Noting) -> None:
-    """The call fails, unless the middleware returns a result; a one-way send does not."""
-    template = RocketMQTemplate(mqtemplate_broker, middlewares=[noting, Drop(b"salt")])
-    earlier = template.sync_send("orders", b"tea")
-
-    with pytest.raises(MessageDroppedError, match="a middleware dropped the message for 'orders'; nothing was sent"):
-        template.sync_send("orders", b"salt")
-    assert isinstance(template.async_send("orders", b"salt").exception(), MessageDroppedError)
-    template.send_one_way("orders", b"salt")
-    assert noting.events[2:] == [
-        ("send", [b"salt"]),
-        "NoneType",
-        ("send", [b"salt"]),
-        "NoneType",
-        ("one_way", [b"salt"]),
-        "NoneType",
-    ]
-
-    lenient = RocketMQTemplate(mqtemplate_broker, middlewares=[Drop(b"salt", earlier)])
-    assert lenient.sync_send("orders", b"salt") is earlier
-    assert lenient.async_send("orders", b"salt").result() is earlier
-    assert [message.body for message in messages_in(mqtemplate_broker, "orders")] == [b"tea"]
-
-
-def test_a_batch_may_lose_messages(mqtemplate_broker: EmbeddedBroker) -> None:
-    class WithoutSalt:
-        def send(self, outgoing: Outgoing) -> Sending:
-            return (yield outgoing.filter(lambda message: message.body != b"salt"))
-
-    template = RocketMQTemplate(mqtemplate_broker, middlewares=[WithoutSalt()])
-    template.sync_send("orders", [b"tea", b"salt", b"cup"])
-    with pytest.raises(MessageDroppedError):
-        template.sync_send("orders", [b"salt"])
-
-    assert [message.body for message in messages_in(mqtemplate_broker, "orders")] == [b"tea", b"cup"]
-
-
-def test_a_middleware_sees_the_error_of_a_send(
-    noting: Noting, mqtemplate_broker: EmbeddedBroker, template: RocketMQTemplate
-) -> None:
-    too_large = b"x" * (5 * 1024 * 1024)
-
-    with pytest.raises(MessageError):
-        template.sync_send("orders", too_large)
-    error = None
-    try:
-        error = template.async_send("orders", too_large).exception()
-    except MessageError as raised:
-        error = raised
-
-    assert isinstance(error, MessageError)
-    assert noting.events[1::2] == ["MessageError", "MessageError"]
+def test_a_middleware_is_around_sends_as_the_script_says() -> None:
+    with contextlib.ExitStack() as undo:
+        check_script(Path(__file__).parent / "sends.script", Sends(undo, []))
 
 
 def test_the_part_before_an_asynchronous_send_runs_in_the_callers_thread() -> None:
@@ -254,11 +132,6 @@ def test_a_template_without_middlewares_uses_the_broker_itself(
     assert pipeline.send(Message("orders", b"1"), None, 3_000).send_status is SendStatus.SEND_OK
 
 
-def test_what_is_no_middleware_is_refused(mqtemplate_broker: EmbeddedBroker) -> None:
-    with pytest.raises(ConfigurationError, match="middleware object has neither consume nor send"):
-        RocketMQTemplate(mqtemplate_broker, middlewares=[object()])
-
-
 SENT: list[bytes] = []
 
 
@@ -276,16 +149,11 @@ class Global:
 
 
 def test_a_global_middleware_acts_on_the_template_of_the_application() -> None:
-    from mqtemplate import MQApplication, VirtualClock
-
     @message_listener("orders", "billing")
     def bill(order: str) -> None: ...
 
     SENT.clear()
-    with MQApplication(
-        bill, Global, settings={"rocketmq.name-server": "embedded:memory"}, environment={}, clock=VirtualClock()
-    ) as app:
-        harness = Harness(app)
+    with harnessed(bill, Global) as (app, harness):
         app.template.sync_send("orders", "tea")
         harness.run_until_idle()
 
@@ -294,7 +162,7 @@ def test_a_global_middleware_acts_on_the_template_of_the_application() -> None:
 
 def test_a_send_middleware_that_needs_the_template_is_a_circle(mqtemplate_broker: EmbeddedBroker) -> None:
     """The error names the middleware and the parameter."""
-    from mqtemplate import MQApplication, service
+    from mqtemplate import service
 
     @middleware
     class Copying:
@@ -307,6 +175,5 @@ def test_a_send_middleware_that_needs_the_template_is_a_circle(mqtemplate_broker
     @service
     class Shop: ...
 
-    app = MQApplication(Copying, Shop, settings={"rocketmq.name-server": "embedded:memory"}, environment={})
     with pytest.raises(DependencyError, match=r"these need each other to be built: .*Copying\(template\)"):
-        app.start()
+        application(Copying, Shop).start()

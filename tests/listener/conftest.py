@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from queue import SimpleQueue
+from threading import Event
 from typing import Any
 
 import pytest
@@ -13,11 +16,12 @@ from mqtemplate.broker import Broker
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.converter import JsonMessageConverter
-from mqtemplate.listener import ListenerContainer, ListenerRegistry
+from mqtemplate.listener import ListenerContainer, ListenerRegistry, message_listener
 from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue
 from mqtemplate.results import SendResult
 from mqtemplate.testing import Harness
 
+PATIENCE_S = 60
 MakeMessage = Callable[..., MessageExt]
 
 
@@ -100,6 +104,40 @@ class App:
         """Return the bodies of all messages in one queue, read without a group."""
         queue = MessageQueue(topic, self.broker.name, queue_id)
         return [message.body.decode() for message in self.broker.reader.pull(queue, 0, 1_000).messages]
+
+
+class Gate:
+    """Handler of text that notes its start and waits for *proceed*. Several messages may pass at once after it."""
+
+    def __init__(self) -> None:
+        self.started, self.proceed = Event(), Event()
+        self._received: SimpleQueue[str] = SimpleQueue()
+
+    def __call__(self, body: str) -> None:
+        self.started.set()
+        assert self.proceed.wait(PATIENCE_S)
+        self._received.put(body)
+
+    def opened(self) -> Gate:
+        """Let all messages pass at once."""
+        self.proceed.set()
+        return self
+
+    def listener(self, *, is_async: bool = False, **attributes: Any) -> Any:
+        """Return the gate as a listener of ``orders``; an async one waits in a thread."""
+
+        async def handle(body: str) -> None:
+            await asyncio.to_thread(self, body)
+
+        return message_listener("orders", "billing", **attributes)(handle if is_async else self)
+
+    def take(self, count: int = 1) -> list[str]:
+        """Wait for the next messages that are handled."""
+        return [self._received.get(timeout=PATIENCE_S) for _ in range(count)]
+
+    @property
+    def is_empty(self) -> bool:
+        return self._received.empty()
 
 
 @pytest.fixture

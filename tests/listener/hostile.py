@@ -127,7 +127,7 @@ KINDS: Mapping[str, Raise] = {
     "caused": caused,
     "noted": noted,
     "loop of causes": in_a_loop_of_causes,
-    "text that is none": raising(TextThatIsNoText),
+    "text of another type": raising(TextThatIsNoText),
     "long text": raising(ValueError("x\x01\x02\x00\ud800\n" * 100_000)),
     "later": raising(Later),
     "pause": raising(Pause),

@@ -69,7 +69,7 @@ def test_a_class_is_refused_and_an_object_of_it_is_required() -> None:
 
 
 def test_an_undecorated_function_is_refused() -> None:
-    with pytest.raises(ListenerError, match=r"is no listener; decorate it with @message_listener"):
+    with pytest.raises(ListenerError, match=r"is not a listener; decorate it with @message_listener"):
         make_endpoints(print)
 
 

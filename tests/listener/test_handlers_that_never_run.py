@@ -11,19 +11,14 @@ from typing import Any
 
 import pytest
 
-from mqtemplate import MQApplication, TransactionState, VirtualClock, message_listener, on_tag, publishes, scheduled
+from mqtemplate import TransactionState, message_listener, on_tag, publishes, scheduled
 from mqtemplate.errors import ConfigurationError, ListenerError, MQTemplateError, ScheduleError
 from mqtemplate.listener.declaration.decorator import LISTENER_ATTRIBUTE
 from mqtemplate.template.transactions import transaction_listener
 from mqtemplate.testing import Harness, messages_in
+from tests.kit import application
 
 pytestmark = pytest.mark.feature("listeners")
-
-
-def application(*components: object) -> MQApplication:
-    return MQApplication(
-        *components, settings={"rocketmq.name-server": "embedded:memory"}, environment={}, clock=VirtualClock()
-    )
 
 
 def yields(message: str) -> Iterator[str]:

@@ -24,16 +24,16 @@ from mqtemplate import (
     EmbeddedBroker,
     EmbeddedSettings,
     MessageModel,
-    MQApplication,
     message_listener,
 )
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.converter import JsonMessageConverter
-from mqtemplate.listener import ContainerState, ListenerContainer, ListenerRegistry
+from mqtemplate.listener import ContainerState, ListenerRegistry
 from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue
 from mqtemplate.server import BrokerServerSettings, LocalCluster
 from mqtemplate.topics import DLQ_TOPIC_PREFIX
 from mqtemplate.user_code import is_interrupt
+from tests.kit import application, both_kinds, handler_of
 from tests.listener.hostile import ATTEMPTS, KINDS, Panic, Raise, WithoutAnything
 from tests.waiting import eventually
 
@@ -51,7 +51,6 @@ MODES: dict[str, dict[str, Any]] = {
     "broadcasting": {"message_model": MessageModel.BROADCASTING},
 }
 in_every_mode = pytest.mark.parametrize("mode", MODES)
-sync_and_async = pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
 
 
 class Shop:
@@ -69,21 +68,14 @@ class Shop:
             # One message a call: a batch that fails as a whole would take the others with it.
             attributes |= {"consume_message_batch_max_size": 1, "pull_batch_size": 1}
 
-        def handle(body: str) -> None:
-            self._handle(body)
-
-        async def handle_async(body: str) -> None:
-            self._handle(body)
-
         def handle_batch(bodies: list[str]) -> None:
             self._handle(*bodies)
 
         async def handle_batch_async(bodies: list[str]) -> None:
             self._handle(*bodies)
 
-        handlers = {(False, False): handle, (False, True): handle_async}
-        batches = {(True, False): handle_batch, (True, True): handle_batch_async}
-        handler: Any = (handlers | batches)[is_batch, is_async]
+        batches = handle_batch_async if is_async else handle_batch
+        handler: Any = batches if is_batch else handler_of(self._handle, is_async)
         return message_listener("orders", "billing", **attributes)(handler)
 
     def _handle(self, body: str) -> None:
@@ -96,12 +88,30 @@ def attempts_of(kind: str, mode: str) -> int:
     return 1 if mode == "broadcasting" else ATTEMPTS.get(kind, 2)
 
 
-def settled(
-    app: App, shop: Shop, container: ListenerContainer, mode: str, kind: str = "bad", attempts: int = 2
+def settle(
+    app: App,
+    shop: Shop,
+    mode: str,
+    is_async: bool,
+    kind: str = "bad",
+    *,
+    calls: int | None = None,
+    install: Callable[[], object] = lambda: None,
+    **attributes: Any,
 ) -> None:
-    """Check what holds after a hostile message and two others, on the virtual clock."""
-    expected = 1 if mode == "broadcasting" else attempts
-    assert shop.calls == {kind: expected, "good": 1, "better": 1}
+    """Let a listener handle a hostile message and two others, on the virtual clock, and check what holds after it.
+
+    Args:
+        calls: Number of calls of the handler with the hostile message; by default as the policy says.
+        install: Called when the listener has started.
+    """
+    container = app.listen(shop.listener(mode, is_async=is_async, **attributes))
+    install()
+    app.send("orders", kind, "good", "better")
+    app.advance(1_000)
+
+    expected = attempts_of(kind, mode) if calls is None else calls
+    assert shop.calls == Counter({kind: expected, "good": 1, "better": 1})
     assert app.bodies(DEAD_LETTERS) == ([] if mode == "broadcasting" else [kind])
     assert (container.state, container.in_flight) == (ContainerState.RUNNING, 0)
     assert app.registry.is_ready
@@ -113,69 +123,43 @@ def settled(
 
 
 @in_every_mode
-@sync_and_async
+@both_kinds
 @pytest.mark.parametrize("kind", KINDS)
 def test_whatever_a_handler_raises_fails_its_message_and_nothing_else(
     app: App, kind: str, mode: str, is_async: bool
 ) -> None:
-    shop = Shop()
-    container = app.listen(shop.listener(mode, is_async=is_async))
-
-    app.send("orders", kind, "good", "better")
-    app.advance(1_000)
-
-    settled(app, shop, container, mode, kind, attempts_of(kind, mode))
+    settle(app, Shop(), mode, is_async, kind)
 
 
-def _in_middleware_before(error: BaseException) -> dict[str, Any]:
-    class Before:
-        def consume(self, delivery: Delivery) -> Generator[Delivery, object, None]:
-            if delivery.message.body == b"bad":
-                raise error
-            yield delivery
+class Raising:
+    """Middleware that raises for the bad message: before the handler, after it, or at its own end."""
 
-    return {"middlewares": [Before()]}
+    def __init__(self, error: BaseException, at: str) -> None:
+        self._error = error
+        self._at = at
 
-
-def _in_middleware_after(error: BaseException) -> dict[str, Any]:
-    class After:
-        def consume(self, delivery: Delivery) -> Generator[Delivery, object, None]:
-            yield delivery
-            if delivery.message.body == b"bad":
-                raise error
-
-    return {"middlewares": [After()]}
-
-
-def _in_middleware_that_does_not_end(error: BaseException) -> dict[str, Any]:
-    class Endless:
-        def consume(self, delivery: Delivery) -> Generator[Delivery, object, None]:
-            yield delivery
-            if delivery.message.body == b"bad":
-                try:
-                    yield delivery
-                except GeneratorExit:
-                    raise error from None
-
-    return {"middlewares": [Endless()]}
+    def consume(self, delivery: Delivery) -> Generator[Delivery, object, None]:
+        at = self._at if delivery.message.body == b"bad" else ""
+        if at == "before":
+            raise self._error
+        yield delivery
+        if at == "after":
+            raise self._error
+        if at == "at its end":
+            try:
+                yield delivery
+            except GeneratorExit:
+                raise self._error from None
 
 
-def _in_async_middleware(error: BaseException) -> dict[str, Any]:
-    class Slow:
-        async def consume(self, delivery: Delivery) -> Any:
-            yield delivery
-            if delivery.message.body == b"bad":
-                raise error
-
-    return {"middlewares": [Slow()]}
+class RaisingAsync(Raising):
+    async def consume(self, delivery: Delivery) -> Any:
+        yield delivery
+        if delivery.message.body == b"bad":
+            raise self._error
 
 
-PLACES: dict[str, Callable[[BaseException], dict[str, Any]]] = {
-    "a middleware before": _in_middleware_before,
-    "a middleware after": _in_middleware_after,
-    "a middleware at its end": _in_middleware_that_does_not_end,
-    "an async middleware": _in_async_middleware,
-}
+PLACES: dict[str, type[Raising]] = {"before": Raising, "after": Raising, "at its end": Raising, "async": RaisingAsync}
 ERRORS: dict[str, Callable[[], BaseException]] = {
     "panic": Panic,
     "interrupt": KeyboardInterrupt,
@@ -186,38 +170,24 @@ every_error = pytest.mark.parametrize("error", ERRORS)
 
 
 @in_every_mode
-@sync_and_async
+@both_kinds
 @every_error
 @pytest.mark.parametrize("place", PLACES)
 def test_whatever_a_middleware_raises_fails_its_message_and_nothing_else(
     app: App, place: str, error: str, mode: str, is_async: bool
 ) -> None:
-    shop = Shop({})
-    container = app.listen(shop.listener(mode, is_async=is_async, **PLACES[place](ERRORS[error]())))
-
-    app.send("orders", "bad", "good", "better")
-    app.advance(1_000)
-
-    if place == "a middleware before":
-        assert shop.calls["bad"] == 0
-        shop.calls["bad"] = attempts_of("bad", mode)
-    settled(app, shop, container, mode)
+    middleware = PLACES[place](ERRORS[error](), place)
+    settle(app, Shop({}), mode, is_async, calls=0 if place == "before" else None, middlewares=[middleware])
 
 
 @in_every_mode
-@sync_and_async
+@both_kinds
 @every_error
 def test_whatever_an_error_handler_raises_fails_the_message(app: App, error: str, mode: str, is_async: bool) -> None:
     def decide(_error: BaseException, _message: object) -> None:
         raise ERRORS[error]()
 
-    shop = Shop({"bad": lambda: 1 / 0})
-    container = app.listen(shop.listener(mode, is_async=is_async, error_handler=decide))
-
-    app.send("orders", "bad", "good", "better")
-    app.advance(1_000)
-
-    settled(app, shop, container, mode)
+    settle(app, Shop({"bad": lambda: 1 / 0}), mode, is_async, error_handler=decide)
 
 
 class HostileConverter(JsonMessageConverter):
@@ -234,19 +204,14 @@ class HostileConverter(JsonMessageConverter):
 
 
 @in_every_mode
-@sync_and_async
+@both_kinds
 @every_error
 def test_whatever_a_converter_raises_fails_the_message(app: App, error: str, mode: str, is_async: bool) -> None:
     converter = HostileConverter(ERRORS[error])
     app.registry = ListenerRegistry(app.broker, converter)
-    shop = Shop({})
-    container = app.listen(shop.listener(mode, is_async=is_async))
+    settle(app, Shop({}), mode, is_async, calls=0)
 
-    app.send("orders", "bad", "good", "better")
-    app.advance(1_000)
-
-    shop.calls["bad"] = converter.reads
-    settled(app, shop, container, mode)
+    assert converter.reads == attempts_of("bad", mode)
 
 
 def open_session(message: MessageExt) -> Iterator[str]:
@@ -258,7 +223,7 @@ def open_session(message: MessageExt) -> Iterator[str]:
         raise ERRORS[str(message.tags)]()
 
 
-@sync_and_async
+@both_kinds
 @every_error
 def test_whatever_a_provider_raises_fails_the_message(app: App, error: str, is_async: bool) -> None:
     calls: list[str] = []
@@ -280,7 +245,7 @@ def test_whatever_a_provider_raises_fails_the_message(app: App, error: str, is_a
 
 
 @in_every_mode
-@sync_and_async
+@both_kinds
 def test_ctrl_c_ends_the_step_and_loses_no_message(app: App, mode: str, is_async: bool) -> None:
     """On the virtual clock a handler runs in the thread of the test, where Ctrl-C arrives; no message is to blame."""
     keys = [signal.SIGINT]
@@ -308,16 +273,9 @@ def test_ctrl_c_ends_the_step_and_loses_no_message(app: App, mode: str, is_async
 # --- logging ---------------------------------------------------------------------------------------
 
 
-class HostileFilter(logging.Filter):
-    def __init__(self, error: Callable[[], BaseException]) -> None:
-        super().__init__()
-        self._error = error
+class Hostile(logging.Handler):
+    """A handler, and a filter, that raises."""
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        raise self._error()
-
-
-class HostileHandler(logging.Handler):
     def __init__(self, error: Callable[[], BaseException]) -> None:
         super().__init__()
         self._error = error
@@ -325,49 +283,42 @@ class HostileHandler(logging.Handler):
     def handle(self, record: logging.LogRecord) -> bool:
         raise self._error()
 
+    filter = handle
+
 
 @pytest.fixture(params=["filter", "handler", "factory"])
 def hostile_logging(request: pytest.FixtureRequest) -> Iterator[Callable[[Callable[[], BaseException]], None]]:
     """Let all logging of the library raise from now on."""
-    logger, handlers, factory = logging.getLogger("mqtemplate.listener"), list[Any](), logging.getLogRecordFactory()
+    logger, factory = logging.getLogger("mqtemplate.listener"), logging.getLogRecordFactory()
+    installed: list[Hostile] = []
 
     def install(error: Callable[[], BaseException]) -> None:
         def make(*_: Any, **__: Any) -> logging.LogRecord:
             raise error()
 
-        if request.param == "filter":
-            handlers.append(HostileFilter(error))
-            logger.addFilter(handlers[-1])
-        elif request.param == "handler":
-            handlers.append(HostileHandler(error))
-            logger.addHandler(handlers[-1])
-        else:
+        installed.append(Hostile(error))
+        if request.param == "factory":
             logging.setLogRecordFactory(make)
+        else:
+            (logger.addFilter if request.param == "filter" else logger.addHandler)(installed[-1])
 
     yield install
     logging.setLogRecordFactory(factory)
-    for each in handlers:
+    for each in installed:
         logger.removeFilter(each)
         logger.removeHandler(each)
 
 
 @in_every_mode
-@sync_and_async
+@both_kinds
 @every_error
 def test_whatever_logging_raises_messages_are_settled(
     app: App, hostile_logging: Callable[[Any], None], error: str, mode: str, is_async: bool
 ) -> None:
-    shop = Shop({"bad": lambda: 1 / 0})
-    container = app.listen(shop.listener(mode, is_async=is_async))
-    hostile_logging(ERRORS[error])
-
-    app.send("orders", "bad", "good", "better")
-    app.advance(1_000)
-
-    settled(app, shop, container, mode)
+    settle(app, Shop({"bad": lambda: 1 / 0}), mode, is_async, install=lambda: hostile_logging(ERRORS[error]))
 
 
-@pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
+@both_kinds
 def test_a_hanging_handler_is_replaced_though_logging_raises(threaded_app: App, is_async: bool) -> None:
     """Its message is sent back by the polling thread, which also has to live."""
     started, release, handled = threading.Event(), threading.Event(), list[str]()
@@ -385,7 +336,7 @@ def test_a_hanging_handler_is_replaced_though_logging_raises(threaded_app: App, 
     listener = message_listener(
         "orders", "billing", max_reconsume_times=0, consume_thread_number=1, consume_thread_max=2
     )
-    logger, hostile = logging.getLogger("mqtemplate.listener"), HostileFilter(Panic)
+    logger, hostile = logging.getLogger("mqtemplate.listener"), Hostile(Panic)
     logger.addFilter(hostile)
     try:
         container = threaded_app.listen(listener(handler), consume_timeout_ms=100)
@@ -444,7 +395,7 @@ def run_all(broker: Any, mode: str, *, is_async: bool, dead_letters: Callable[[]
 
 
 @in_every_mode
-@sync_and_async
+@both_kinds
 def test_threads_of_a_listener_outlive_all_of_it(mode: str, is_async: bool) -> None:
     with EmbeddedBroker(None) as broker:
         broker.create_topic("orders", 4)
@@ -457,7 +408,7 @@ def test_threads_of_a_listener_outlive_all_of_it(mode: str, is_async: bool) -> N
 
 
 @in_every_mode
-@sync_and_async
+@both_kinds
 def test_threads_of_a_listener_on_our_server_outlive_all_of_it(mode: str, is_async: bool, tmp_path: Any) -> None:
     engine = EmbeddedBroker(None, EmbeddedSettings(listen_host=ANYWHERE))
     with engine, LocalCluster(engine, BrokerServerSettings(listen=ANYWHERE)) as cluster:
@@ -484,7 +435,7 @@ def test_a_handler_on_the_loop_of_the_program_does_not_end_the_program(kind: str
 
     async def program() -> None:
         listener = message_listener("orders", "billing", max_reconsume_times=0)(handle)
-        async with MQApplication(listener, settings={"rocketmq.name-server": "embedded:memory"}, environment={}) as app:
+        async with application(listener, clock=None) as app:
             for body in ("bad", "good"):
                 await app.template.async_send("orders", body)
             await asyncio.to_thread(eventually, lambda: len(handled) == 2, "both are handled")

@@ -1,4 +1,4 @@
-"""Handlers that are no plain functions: generic bases, partials, callable objects, bound, static and class methods."""
+"""Handlers that are not plain functions: generic bases, partials, callable objects, bound, static and class methods."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Annotated, Any, Generic, Protocol, TypeVar
 
 import pytest
 
-from mqtemplate import Depends, MessageExt, MQApplication, VirtualClock, message_listener, scheduled
+from mqtemplate import Depends, MessageExt, message_listener, scheduled
 from mqtemplate.errors import DependencyError, ListenerError, MQTemplateError
 from mqtemplate.testing import Harness
+from tests.kit import application
 from tests.listener.generic_base import Listener
 
 pytestmark = pytest.mark.feature("listeners")
@@ -35,12 +36,6 @@ RECEIVED: list[object] = []
 @pytest.fixture(autouse=True)
 def nothing_received() -> None:
     RECEIVED.clear()
-
-
-def application(*components: Any) -> MQApplication:
-    return MQApplication(
-        *components, settings={"rocketmq.name-server": "embedded:memory"}, environment={}, clock=VirtualClock()
-    )
 
 
 def received(component: object, *payloads: object) -> list[object]:

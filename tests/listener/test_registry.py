@@ -55,33 +55,6 @@ def test_listeners_of_one_group_must_have_equal_subscriptions(app: App, other: d
     assert not any(container.is_running for container in app.registry)
 
 
-def test_listeners_of_one_group_share_the_queues(app: App) -> None:
-    first: list[str] = []
-    second: list[str] = []
-    app.listen(
-        listener(first, id="one", selector_expression="paid||new"),
-        listener(second, id="two", selector_expression="new || paid"),
-    )
-
-    for queue_id in range(4):
-        app.send("orders", f"q{queue_id}", tag="paid", queue_id=queue_id)
-    app.run_until_idle()
-
-    assert sorted(first + second) == ["q0", "q1", "q2", "q3"]
-    assert len(first) == len(second) == 2
-
-
-def test_different_groups_each_get_everything(app: App) -> None:
-    first: list[str] = []
-    second: list[str] = []
-    app.listen(listener(first, group="a"), listener(second, group="b", selector_expression="paid"))
-
-    app.send("orders", "x", tag="paid")
-    app.run_until_idle()
-
-    assert first == second == ["x"]
-
-
 def test_an_id_cannot_be_used_twice(app: App) -> None:
     app.registry.register(listener(id="bill"))
 
@@ -118,22 +91,6 @@ def test_the_configuration_can_disable_single_listeners(app: App) -> None:
     assert received == ["y"]
 
 
-@pytest.mark.feature("U18")
-def test_a_listener_without_auto_startup_is_started_by_hand(app: App) -> None:
-    received: list[str] = []
-    container = app.listen(listener(received, id="bill", auto_startup=False))
-    app.send("orders", "x")
-    app.run_until_idle()
-    assert received == []
-    assert app.registry.is_ready
-
-    app.registry.container("bill").start()
-    app.run_until_idle()
-
-    assert received == ["x"]
-    assert container.state is ContainerState.RUNNING
-
-
 def test_the_error_for_an_unknown_id_names_the_known_ones(app: App) -> None:
     app.registry.register(listener(id="bill"))
 
@@ -162,55 +119,6 @@ def test_no_message_is_handled_before_the_start_or_after_the_stop(app: App) -> N
     app.send("orders", "after")
     app.run_until_idle()
     assert received == ["before"]
-
-
-def test_a_restarted_container_continues_after_its_last_message(app: App) -> None:
-    received: list[str] = []
-    container = app.listen(listener(received))
-    app.send("orders", "a")
-    app.run_until_idle()
-
-    container.stop()
-    app.send("orders", "b")
-    container.start()
-    app.run_until_idle()
-
-    assert received == ["a", "b"]
-
-
-def test_a_paused_container_fetches_nothing_until_it_is_resumed(app: App) -> None:
-    received: list[str] = []
-    container = app.listen(listener(received))
-
-    container.pause()
-    app.send("orders", "x")
-    app.run_until_idle()
-    assert received == []
-    assert container.is_running
-
-    container.resume()
-    app.run_until_idle()
-    assert received == ["x"]
-
-
-def test_a_handler_may_stop_its_own_container(app: App) -> None:
-    """The messages that it did not handle stay uncommitted and are redelivered after the next start."""
-    received: list[str] = []
-
-    @message_listener(topic="orders", consumer_group="billing")
-    def handle(body: str) -> None:
-        received.append(body)
-        if len(received) == 1:
-            container.stop()
-
-    container = app.listen(handle)
-    app.send("orders", "a", "b")
-    app.run_until_idle()
-    assert received == ["a"]
-
-    container.start()
-    app.run_until_idle()
-    assert received == ["a", "a", "b"]
 
 
 def test_if_one_container_cannot_start_none_is_left_running(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,36 +176,3 @@ def test_a_failed_fetch_is_reported_and_retried(app: App, monkeypatch: pytest.Mo
     assert received == ["x"]
     assert tries[:3] == [0, 1_000, 2_000]
     assert [event["event"] for event in logs if event["log_level"] == "warning"] == ["listener.poll_failed"] * 2
-
-
-def test_a_new_group_can_start_at_a_timestamp(app: App) -> None:
-    received: list[str] = []
-    app.send("orders", "old")
-    app.advance(60_000)
-    app.send("orders", "new")
-
-    app.listen(
-        listener(
-            received,
-            consume_from_where="CONSUME_FROM_TIMESTAMP",
-            consume_timestamp=app.broker.clock.now_ms(),
-        )
-    )
-    app.run_until_idle()
-
-    assert received == ["new"]
-
-
-def test_fetches_are_a_pull_interval_apart(app: App) -> None:
-    start_ms = app.broker.clock.now_ms()
-    received: list[int] = []
-
-    @message_listener(topic="orders", consumer_group="billing", pull_interval=500, pull_batch_size=1)
-    def handle(body: str) -> None:
-        received.append(app.broker.clock.now_ms() - start_ms)
-
-    app.listen(handle)
-    app.send("orders", "a", "b", "c")
-    app.advance(5_000)
-
-    assert received == [0, 500, 1_000]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from asyncio import sleep as virtual_sleep
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -31,6 +32,7 @@ from mqtemplate.durations import duration_ms, format_ms
 from mqtemplate.errors import BrokerError, ConfigurationError, ListenerError, SendError, UnsupportedError
 from mqtemplate.listener import BatchFailure, ConsumeStatus, ListenerContainer, current_messages, message_listener
 from mqtemplate.message import Message, MessageExt, MessageQueue
+from mqtemplate.record import dead_letter
 from tests.golden import check_script, scripts_in
 from tests.listener.conftest import App
 
@@ -119,12 +121,14 @@ class Commands:
         group: str = "billing",
         payload: str = "str",
         does: str = "None",
+        sleep: str = "",
         **attributes: str,
     ) -> None:
         """Start a listener beside the others.
 
         Args:
             kinds: ``async``, ``batch`` or both.
+            sleep: Seconds that an async handler sleeps before.
             does: Expression for each call: an exception is raised, another value returned. It may use *body*, *bodies*,
                 *attempt*, *tries* (calls of this listener so far), *queue*, *committed*, *seek* and *container*.
         """
@@ -150,13 +154,14 @@ class Commands:
             return result
 
         async def handle_async(value: object) -> object:
-            await asyncio.to_thread(lambda: None)
+            await (virtual_sleep(float(sleep)) if sleep else asyncio.to_thread(lambda: None))
             return handle(value)
 
         handler: Any = handle_async if "async" in kinds else handle
         kind = self._value(payload)
         handler.__annotations__ = {"value": list[kind] if "batch" in kinds else kind}
-        given = {"consume_mode": self._mode} | {name: self._value(text) for name, text in attributes.items()}
+        values = {name: self._value(text, start_ms=self._start_ms) for name, text in attributes.items()}
+        given = {"consume_mode": self._mode} | values
         self._container: ListenerContainer = self._app.listen(
             message_listener(eval(topic), group, id=id, **given)(handler)
         )
@@ -186,6 +191,11 @@ class Commands:
         """Send messages to one queue."""
         self._app.send(topic, *bodies, tag=tag or None, queue_id=int(queue), keys=keys or None)
 
+    def sized(self, body: str, characters: str) -> None:
+        """Send a message with a property of this size."""
+        queue = MessageQueue("orders", self._app.broker.name, 0)
+        self._app.broker.sends.send(Message("orders", body.encode(), {"data": "x" * int(characters)}), queue)
+
     def delayed(self, body: str, level: str) -> None:
         self._app.broker.sends.send(Message("orders", body.encode(), {"DELAY": level}))
 
@@ -204,6 +214,17 @@ class Commands:
 
     def bodies(self, topic: str) -> list[str]:
         return [" ".join(self._app.bodies(topic)) or "none"]
+
+    def letter(self, *fields: str) -> list[str]:
+        """Print the body and fields of the only dead letter; ``field:10`` only ten characters."""
+        queue = MessageQueue("%DLQ%billing", self._app.broker.name, 0)
+        [dead] = self._app.broker.reader.pull(queue, 0).messages
+        cut = {name: int(count or 10_000) for name, _, count in (field.partition(":") for field in fields)}
+        found = (
+            f"{name}={dead.properties.get(getattr(dead_letter, name.upper()))}"[: len(name) + 1 + cut[name]]
+            for name in cut
+        )
+        return [" ".join([dead.body.decode()[:20], *found])]
 
     def logs(self, *fields: str) -> list[str]:
         """Print the events from ``info`` on, with these fields; of ``field:10`` only ten characters."""
@@ -243,6 +264,13 @@ class Commands:
         consumer.send_back = send_back  # type: ignore[method-assign]
 
     # --- pause and positions -----------------------------------------------------------------------
+
+    def stop(self) -> list[str]:
+        self._container.stop()
+        return self._printed()
+
+    def start(self) -> None:
+        self._container.start()
 
     def pause(self) -> None:
         self._container.pause()
@@ -284,7 +312,7 @@ def undo() -> Iterator[contextlib.ExitStack]:
         yield stack
 
 
-@pytest.mark.feature("C8", "F1", "U13", "U19", "X8", "X14", "error-handler")
+@pytest.mark.feature("C2", "C8", "F1", "U13", "U18", "U19", "X8", "X14", "error-handler")
 @pytest.mark.parametrize(("script", "mode"), SCRIPTS, ids=[f"{path.stem}-{mode}" for path, mode in SCRIPTS])
 def test_a_listener_does_as_the_script_says(script: Path, mode: str, undo: contextlib.ExitStack) -> None:
     with capture_logs() as logs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncio import sleep as virtual_sleep
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Annotated, Any
@@ -16,7 +16,6 @@ from mqtemplate import (
     Depends,
     EmbeddedBroker,
     MessageExt,
-    MQApplication,
     PauseListener,
     Send,
     VirtualClock,
@@ -27,14 +26,13 @@ from mqtemplate import (
 )
 from mqtemplate.calls.message_trace import ConsumeCode
 from mqtemplate.context import ApplicationContext, AutoConfiguration
+from mqtemplate.errors import DestinationError
 from mqtemplate.testing import Harness, messages_in
 from mqtemplate.topics import TRACE_TOPIC
+from tests.kit import application, both_kinds, handler_of
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.feature("listeners-together")
-
-IN_MEMORY = {"rocketmq.name-server": "embedded:memory"}
-BOTH = pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
 
 
 class Noting:
@@ -52,30 +50,25 @@ class Noting:
         self.events.append(result)
 
 
-def app_of(*components: object, **options: Any) -> MQApplication:
-    return MQApplication(*components, settings=IN_MEMORY, environment={}, **{"clock": VirtualClock(), **options})
-
-
 def handled(*components: object, destination: str = "orders", span: str = "1s") -> Harness:
     """Return the harness of an application whose listener has handled one message."""
-    with app_of(*components) as app:
+    with application(*components) as app:
         harness = Harness(app, raise_handler_errors=False)
         app.template.sync_send(destination, "tea")
         harness.advance(span)
         return harness
 
 
-def handler_of(handle: Callable[[str], object], is_async: bool) -> Callable[..., object]:
-    """Return a plain or an async handler that calls a function."""
+class Deciding:
+    """Error handler that notes the errors, and decides the same about all of them."""
 
-    def plain(order: str) -> object:
-        return handle(order)
+    def __init__(self, status: ConsumeStatus | None = ConsumeStatus.CONSUME_SUCCESS) -> None:
+        self.status = status
+        self.errors: list[BaseException] = []
 
-    async def awaiting(order: str) -> object:
-        await virtual_sleep(0)
-        return handle(order)
-
-    return awaiting if is_async else plain
+    def __call__(self, error: BaseException, message: MessageExt) -> ConsumeStatus | None:
+        self.errors.append(error)
+        return self.status
 
 
 def fail(order: str) -> object:
@@ -92,26 +85,21 @@ def trace_of(broker: Any) -> list[tuple[str, str, str]]:
 # --- error handlers inside of middlewares ---------------------------------------------------------
 
 
-@BOTH
+@both_kinds
 @pytest.mark.parametrize("status", list(ConsumeStatus))
 def test_middlewares_see_the_status_of_an_error_handler_as_the_result(is_async: bool, status: ConsumeStatus) -> None:
     """The error handler is the innermost decision about a failure; middlewares see what leaves it."""
-    noting, errors = Noting(), list[str]()
-
-    def decide(error: OSError, message: MessageExt) -> ConsumeStatus:
-        errors.append(str(error))
-        return status
-
+    noting, decide = Noting(), Deciding(status)
     listener = message_listener("orders", "billing", retry=["1h"], error_handler=decide, middlewares=[noting])(
         handler_of(fail, is_async)
     )
     harness = handled(listener)
 
-    assert (errors, noting.events) == (["no answer"], [status])
+    assert (list(map(str, decide.errors)), noting.events) == (["no answer"], [status])
     assert harness.failures == []
 
 
-@BOTH
+@both_kinds
 def test_middlewares_see_the_exception_that_an_error_handler_leaves(is_async: bool) -> None:
     noting = Noting()
 
@@ -143,57 +131,44 @@ def test_an_error_handler_gets_the_message_as_the_handler_got_it() -> None:
 
 
 def test_an_error_handler_does_not_see_what_a_middleware_raises() -> None:
-    errors: list[BaseException] = []
+    decide = Deciding(None)
 
     class Refusing:
         def consume(self, delivery: Delivery) -> Generator[Delivery, object]:
             yield delivery
             raise PermissionError("too late")
 
-    @message_listener(
-        "orders", "billing", error_handler=lambda error, message: errors.append(error), middlewares=[Refusing()]
-    )
-    def bill(order: str) -> None: ...
+    listener = message_listener("orders", "billing", error_handler=decide, middlewares=[Refusing()])
+    harness = handled(listener(handler_of(lambda order: None, False)))
 
-    harness = handled(bill)
-
-    assert errors == []
+    assert decide.errors == []
     assert [str(failure.error) for failure in harness.failures] == ["too late"]
 
 
-@BOTH
+@both_kinds
 def test_a_pause_is_no_error(is_async: bool) -> None:
     """A handler that pauses its listener gets the message again; there is nothing to decide."""
     calls: list[str] = []
+    decide = Deciding()
 
     def pause_once(order: str) -> None:
         calls.append(order)
         if len(calls) == 1:
             raise PauseListener("10s", "the bank is down")
 
-    def decide(error: BaseException, message: MessageExt) -> ConsumeStatus:
-        calls.append(f"decided about {error}")
-        return ConsumeStatus.CONSUME_SUCCESS
-
     handled(message_listener("orders", "billing", error_handler=decide)(handler_of(pause_once, is_async)), span="1m")
 
-    assert calls == ["tea", "tea"]
+    assert (calls, decide.errors) == (["tea", "tea"], [])
 
 
-@BOTH
+@both_kinds
 def test_an_error_handler_sees_that_a_result_could_not_be_sent(is_async: bool) -> None:
-    errors: list[str] = []
+    decide = Deciding()
+    to_nowhere = handler_of(lambda order: Send("no topic!", order), is_async)
 
-    def decide(error: BaseException, message: MessageExt) -> ConsumeStatus:
-        errors.append(type(error).__name__)
-        return ConsumeStatus.CONSUME_SUCCESS
+    harness = handled(message_listener("orders", "billing", error_handler=decide)(to_nowhere))
 
-    def to_nowhere(order: str) -> Send:
-        return Send("no topic!", order)
-
-    harness = handled(message_listener("orders", "billing", error_handler=decide)(handler_of(to_nowhere, is_async)))
-
-    assert errors == ["DestinationError"]
+    assert [type(error) for error in decide.errors] == [DestinationError]
     assert harness.failures == []
 
 
@@ -240,7 +215,7 @@ def test_tag_methods_take_injected_parameters_and_send_their_results(noting: Not
     from mqtemplate import middleware
 
     around = [] if noting is None else [middleware(noting)]
-    with app_of(Database, Billing, *around) as app:
+    with application(Database, Billing, *around) as app:
         for tag in ("paid", "refunded", "lost", "checked"):
             app.template.sync_send(f"orders:{tag}", tag)
         Harness(app).run_until_idle()
@@ -273,7 +248,7 @@ def test_the_error_handler_of_a_class_is_that_of_all_its_tag_methods() -> None:
             errors.append(f"{message.tags}: {error}")
             return ConsumeStatus.CONSUME_SUCCESS
 
-    with app_of(Failing) as app:
+    with application(Failing) as app:
         for tag in ("paid", "lost"):
             app.template.sync_send(f"orders:{tag}", "tea")
         Harness(app).run_until_idle()
@@ -303,7 +278,7 @@ def test_the_contexts_of_frameworks_are_around_each_tag_method() -> None:
         def on_message(self, order: str) -> None:
             entered.append("other")
 
-    with app_of(
+    with application(
         Routed, EmbeddedBroker(None, clock=VirtualClock()), starters=[FrameworkAutoConfiguration], clock=None
     ) as app:
         for destination in ("orders:paid", "orders"):
@@ -337,7 +312,7 @@ def test_the_trace_is_outside_of_middlewares_and_error_handlers() -> None:
         if message.keys != "refused":
             fail(order)
 
-    with app_of(bill) as app:
+    with application(bill) as app:
         ids = {
             key: app.template.sync_send("orders", "tea", keys=key).msg_id
             for key in ("dropped", "refused", "suppressed", "later")
@@ -368,7 +343,7 @@ def test_async_handlers_on_the_real_clock_are_traced_and_have_error_handlers() -
         if message.keys != "done":
             raise OSError("no answer")
 
-    with app_of(bill, clock=None) as app:
+    with application(bill, clock=None) as app:
         ids = {
             key: app.template.sync_send("orders", "tea", keys=key).msg_id for key in ("done", "suppressed", "failed")
         }
@@ -393,7 +368,7 @@ def test_a_paused_listener_joins_new_topics_after_its_pause() -> None:
     def bill(order: str) -> None:
         calls.append(order)
 
-    with app_of(bill) as app:
+    with application(bill) as app:
         harness = Harness(app)
         [container] = app.containers
         container.pause()

@@ -17,7 +17,7 @@ _DEBIAN = Path("/usr/lib/postgresql")
 
 
 def binaries() -> Path | None:
-    """Return the directory of the newest server that is installed; None if there is none."""
+    """Return the directory of the newest server that is installed; None without one."""
     found = sorted(_DEBIAN.glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
     if found:
         return found[-1].parent

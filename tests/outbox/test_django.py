@@ -23,7 +23,7 @@ database = {"ENGINE": f"django.db.backends.{engine}", "NAME": name, **address}
 settings.configure(INSTALLED_APPS=["mqtemplate.outbox.django"], DATABASES={"default": database}, USE_TZ=True)
 django.setup()
 call_command("migrate", verbosity=0)
-call_command("makemigrations", "--check", "--dry-run", verbosity=0)  # the migrations are those of the models
+call_command("makemigrations", "--check", "--dry-run", verbosity=0)  # the migrations match the models
 
 from mqtemplate import EmbeddedBroker, MQApplication, MessageExt, RocketMQTemplate, message_listener, service
 from mqtemplate.outbox.django import DjangoInbox, DjangoOutbox

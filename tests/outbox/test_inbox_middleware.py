@@ -107,14 +107,17 @@ def test_two_listeners_of_one_message_have_an_effect_each(
 def test_what_a_handler_publishes_is_in_the_transaction(
     engine: sa.Engine, once: SQLAlchemyInboxMiddleware, kit: Kit
 ) -> None:
-    """Effect, id of the message, and the messages that it causes, through an outbox."""
-    outbox, receipts = SQLAlchemyOutbox(engine, kit.template), []
+    """Effect, id of the message, and the messages that it causes, through an outbox: all of them, or nothing."""
+    outbox, receipts, calls = SQLAlchemyOutbox(engine, kit.template), list[str](), list[str]()
     kit.harness.add(outbox.relay)
 
-    @message_listener(topic="orders", consumer_group="billing", middlewares=[once])
+    @message_listener(topic="orders", consumer_group="billing", retry=["1s"], middlewares=[once])
     @publishes("receipts")
     def bill(text: str, unit: UnitOfWork) -> str:
+        calls.append(text)
         unit.session.execute(EFFECT, {"state": text})
+        if len(calls) == 1:
+            raise ConnectionError("before the commit")
         return f"receipt: {text}"
 
     @message_listener(topic="receipts", consumer_group="mails")
@@ -125,7 +128,7 @@ def test_what_a_handler_publishes_is_in_the_transaction(
     send_twice(kit.template)
     kit.harness.advance("1m")
 
-    assert (effects(engine), receipts) == (["paid"], ["receipt: paid"])
+    assert (len(calls), effects(engine), receipts) == (2, ["paid"], ["receipt: paid"])
 
 
 def test_an_async_handler_has_an_async_session(url: str, engine: sa.Engine) -> None:

@@ -80,7 +80,7 @@ def send_delayed(broker: EmbeddedBroker, keys: str, tag: str = "report") -> None
 def test_an_application_starts_and_runs_beside_a_foreign_key_in_the_topic(
     broker: EmbeddedBroker, app: MQApplication, runs: list[ScheduledRun], keys: str
 ) -> None:
-    """A delayed message of another program has keys of its own: it is no run, and it is reported once."""
+    """A delayed message of another program has keys of its own: it is not a run, and it is reported once."""
     send_delayed(broker, keys)
 
     with capture_logs() as logs:
@@ -101,7 +101,7 @@ def test_the_key_of_a_run_is_read_as_it_was_written() -> None:
 
 
 def bodies() -> Iterator[bytes]:
-    """Bodies that are no run: no JSON, other JSON, and each value of a run replaced by one that it cannot have."""
+    """Bodies of something else than a run: not JSON, other JSON, and runs with one value that they cannot have."""
     yield from (b"hello", b"", b"\xff", b"[]", b"null", b"1", b"[" * 100_000, b'{"a":' * 100_000, b"9" * 5_000)
     wrong: dict[str, list[Any]] = {
         "schedule": ["other", "", "a b", 1, None, ["report"]],
@@ -162,7 +162,7 @@ def test_each_body_that_is_no_run_is_refused_as_a_message(
 def test_a_message_with_the_key_of_a_run_and_another_body_does_not_take_its_place(
     broker: EmbeddedBroker, app: MQApplication, runs: list[ScheduledRun]
 ) -> None:
-    """The first message with the key of a run counts; one that is no run has no part in that."""
+    """The first message with the key of a run counts; any other message does not count."""
     app.start()
     key = RunMessage.of_run("report", VALID["run_ms"], Trigger(every_ms=HOUR_MS), 0).key
     broker.sends.send(Message(TOPIC, b"no run", {"KEYS": str(key)}), ScheduleTopic(broker)._queue_of("report"))

@@ -158,7 +158,7 @@ def test_the_loop_goes_on_while_a_receive_waits(template: RocketMQTemplate) -> N
 
 
 def test_every_verb_that_waits_has_an_awaitable_form() -> None:
-    """Its parameters are those of the verb."""
+    """It has the parameters of the verb."""
     verbs = ["convert_and_send", "send_in_transaction", "receive", "cancel", "reschedule", "pending", "count_pending"]
     for name in verbs:
         verb, form = getattr(RocketMQTemplate, name), getattr(RocketMQTemplate, f"async_{name}")

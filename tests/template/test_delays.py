@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from mqtemplate.clock import VirtualClock
-from mqtemplate.errors import DelayError
 from mqtemplate.message import Message
 from mqtemplate.template import RocketMQTemplate
 from mqtemplate.template.delays import delay_properties
-from mqtemplate.testing import RecordingTemplate, messages_in
+from mqtemplate.testing import messages_in
 from tests.kit import Kit
 
 NOW_MS = VirtualClock().now_ms()
@@ -65,30 +64,6 @@ def test_every_delay_works_on_every_verb(kit: Kit, verb: str, form: str, kind: s
     assert {message.tags for message in delivered} == {"paid"}
 
 
-@pytest.mark.feature("A17", "A19")
-def test_springs_three_delay_methods_work_in_a_loop(kit: Kit) -> None:
-    for number in range(3):
-        body = f"Hello{number}"
-        kit.template.syncSendDelayTimeSeconds("TimerTopic", body, 10)
-        kit.template.syncSendDelayTimeMills("TimerTopic", body, 10_000)
-        kit.template.syncSendDeliverTimeMills("TimerTopic", body, NOW_MS + 10_000)
-
-    kit.harness.advance("10s")
-
-    delivered = messages_in(kit.broker, "TimerTopic")
-    assert sorted(message.body for message in delivered) == [b"Hello0"] * 3 + [b"Hello1"] * 3 + [b"Hello2"] * 3
-
-
-@pytest.mark.feature("A8")
-def test_level_five_is_a_minute(kit: Kit) -> None:
-    kit.template.sync_send("TopicA:Tag", "this is a delay message", delay_level=5)
-
-    kit.harness.advance("59999ms")
-    assert messages_in(kit.broker, "TopicA") == []
-    kit.harness.advance("1ms")
-    assert [message.body for message in messages_in(kit.broker, "TopicA")] == [b"this is a delay message"]
-
-
 # --- time zones and limits --------------------------------------------------------------------------
 
 
@@ -113,12 +88,3 @@ def test_a_deliver_time_is_the_same_in_every_time_zone(month: int) -> None:
     for zone in (UTC, SummerTime(), timezone(timedelta(hours=5, minutes=30))):
         written = delay_properties(0, None, instant.astimezone(zone), NOW_MS)
         assert written == {"TIMER_DELIVER_MS": str(int(instant.timestamp()) * 1_000)}
-
-
-@pytest.mark.feature("A3")
-def test_a_delay_above_the_brokers_limit_is_refused(mqtemplate_template: RecordingTemplate) -> None:
-    """Forty days are accepted."""
-    mqtemplate_template.sync_send("orders", b"body", delay=timedelta(days=40))
-
-    with pytest.raises(DelayError):
-        mqtemplate_template.sync_send("orders", b"body", delay=timedelta(days=41))

@@ -1,34 +1,26 @@
-"""Golden scripts: the options of a send, and the message that the broker gets, or the error."""
+"""Golden scripts: the options of a send and the message that the broker gets; and sessions with a template."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Generator
-from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
-from mqtemplate import EmbeddedBroker, Message, Outgoing, RocketMQTemplate, VirtualClock
+from mqtemplate import (
+    EmbeddedBroker,
+    Message,
+    Outgoing,
+    RocketMQTemplate,
+)
 from mqtemplate.errors import MessageDroppedError, MessageError
-from mqtemplate.message import MessageQueue
 from tests.golden import check_script, scripts_in
-from tests.hostile import FIRST, ZONES, Silent, Zone
+from tests.template.session import NAMES, TemplateSession
 
-NOW_MS = VirtualClock().now_ms()
-NAMES = {
-    "FIRST": FIRST,
-    "Message": Message,
-    "MessageQueue": MessageQueue,
-    "NOW": datetime.fromtimestamp(NOW_MS / 1_000, UTC),
-    "NOW_MS": NOW_MS,
-    "Silent": Silent,
-    "ZONES": ZONES,
-    "Zone": Zone,
-    "datetime": datetime,
-    "timedelta": timedelta,
-    "utc_minus_7": timezone(timedelta(hours=-7)),
-}
 SCRIPTS = scripts_in(Path(__file__).parent / "scripts")
+SESSIONS = scripts_in(Path(__file__).parent / "exchanges")
 
 
 class Catching:
@@ -72,3 +64,10 @@ def test_the_options_of_a_send_do_as_the_script_says(script: Path, mqtemplate_br
     catching = Catching()
 
     check_script(script, Commands(RocketMQTemplate(mqtemplate_broker, middlewares=[catching]), catching.caught))
+
+
+@pytest.mark.feature("A3", "A5", "A6", "A8", "A17", "A19", "C1", "G1", "G9", "U9", "spring-v5")
+@pytest.mark.parametrize("script", SESSIONS, ids=[path.stem for path in SESSIONS])
+def test_a_template_does_as_the_script_says(script: Path) -> None:
+    with contextlib.ExitStack() as undo, capture_logs() as logs:
+        check_script(script, TemplateSession(undo, logs))

@@ -20,13 +20,14 @@ from hypothesis import strategies as st
 from pydantic import AfterValidator, BaseModel, Field, SecretStr
 from typing_extensions import TypedDict
 
-from mqtemplate import Message, MQApplication, VirtualClock, message_listener
+from mqtemplate import Message, MQApplication, message_listener
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.converter import JsonMessageConverter
 from mqtemplate.converters import AvroConverter, MsgspecConverter, ProtobufConverter
 from mqtemplate.errors import ConversionError, ListenerError
 from mqtemplate.template import RocketMQTemplate
 from mqtemplate.testing import Harness
+from tests.kit import application
 
 pytestmark = pytest.mark.feature("converters")
 
@@ -240,12 +241,6 @@ def test_an_annotation_that_cannot_keep_a_value_is_refused_at_the_start(annotati
     assert "take" in str(refusal.value)
 
 
-def application(*components: object) -> MQApplication:
-    return MQApplication(
-        *components, settings={"rocketmq.name-server": "embedded:memory"}, environment={}, clock=VirtualClock()
-    )
-
-
 SENT: list[tuple[Any, list[Any]]] = [
     (str | None, ["null", '"quoted"', "None"]),
     (int | str, ["12", 12]),
@@ -336,7 +331,7 @@ def test_receive_refuses_a_type_before_it_takes_a_message(mqtemplate_broker: Emb
 def test_a_body_without_a_content_type_is_text_if_the_type_takes_text(
     body: bytes, annotation: Any, expected: object
 ) -> None:
-    """Producers without a template, such as those of Java, send no content type."""
+    """Producers without a template, such as Java's, send no content type."""
     received: list[object] = []
 
     def take(payload: Any) -> None:

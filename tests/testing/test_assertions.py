@@ -12,7 +12,8 @@ from textwrap import dedent
 import pytest
 
 from mqtemplate import Clock, SystemClock, VirtualClock, message_listener
-from mqtemplate.testing import HandlerFailedError, Harness, Inbox, RecordingTemplate, StartApp
+from mqtemplate.testing import HandlerFailedError, Harness, Inbox, StartApp
+from tests.kit import Kit
 
 
 @message_listener("orders", "billing", max_reconsume_times=1, delay_level_when_next_consume=1)
@@ -28,68 +29,60 @@ class Billing:
         self.bills.append(order)
 
 
-def test_a_handler_that_raises_fails_the_test(
-    mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
-    mqtemplate_app(Billing)
-    sent = mqtemplate_template.sync_send("orders", "bad")
+def test_a_handler_that_raises_fails_the_test(kit: Kit) -> None:
+    kit.start(Billing)
+    sent = kit.template.sync_send("orders", "bad")
 
     with pytest.raises(HandlerFailedError) as raised:
-        mqtemplate_harness.run_until_idle()
+        kit.harness.run_until_idle()
 
     assert f"LookupError: no such order (topic orders, msg_id {sent.msg_id})" in str(raised.value)
     assert "raise_handler_errors=False" in str(raised.value)
     assert isinstance(raised.value.__cause__, LookupError)
-    mqtemplate_harness.run_until_idle()  # each failure is raised once
+    kit.harness.run_until_idle()  # each failure is raised once
 
 
 @pytest.mark.mqtemplate(raise_handler_errors=False)
-def test_retries_and_dead_letters_can_be_studied(
-    mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
-    mqtemplate_app(Billing)
-    mqtemplate_template.sync_send("orders", "bad")
-    mqtemplate_template.sync_send("orders", "good")
+def test_retries_and_dead_letters_can_be_studied(kit: Kit) -> None:
+    kit.start(Billing)
+    kit.template.sync_send("orders", "bad")
+    kit.template.sync_send("orders", "good")
 
-    mqtemplate_harness.advance("1m")
+    kit.harness.advance("1m")
 
-    assert [str(failure.error) for failure in mqtemplate_harness.failures] == ["no such order"] * 2
-    [message] = mqtemplate_harness.assert_received(Billing, times=1)
+    assert [str(failure.error) for failure in kit.harness.failures] == ["no such order"] * 2
+    [message] = kit.harness.assert_received(Billing, times=1)
     assert message.body == b"good"
     for listener in (Billing, "billing"):
-        [dead] = mqtemplate_harness.assert_dead_lettered(listener, times=1)
+        [dead] = kit.harness.assert_dead_lettered(listener, times=1)
         assert dead.body == b"bad"
 
 
-def test_messages_that_were_sent_are_counted_pending_or_not(
-    mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
-    mqtemplate_template.sync_send("orders:paid", "1")
-    mqtemplate_template.sync_send("orders:paid", "2", delay="3h")
-    mqtemplate_template.sync_send("orders:open", "3")
+def test_messages_that_were_sent_are_counted_pending_or_not(kit: Kit) -> None:
+    kit.template.sync_send("orders:paid", "1")
+    kit.template.sync_send("orders:paid", "2", delay="3h")
+    kit.template.sync_send("orders:open", "3")
 
-    assert len(mqtemplate_harness.assert_sent("orders:paid", times=2)) == 2
-    mqtemplate_harness.assert_sent("orders", times=3)
-    mqtemplate_harness.assert_sent("bills", times=0)
+    assert len(kit.harness.assert_sent("orders:paid", times=2)) == 2
+    kit.harness.assert_sent("orders", times=3)
+    kit.harness.assert_sent("bills", times=0)
     with pytest.raises(AssertionError, match="'orders:paid' has been sent: 2 messages, expected 1\n"):
-        mqtemplate_harness.assert_sent("orders:paid", times=1)
+        kit.harness.assert_sent("orders:paid", times=1)
 
 
-def test_a_listener_is_named_by_class_function_object_or_id(
-    mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_a_listener_is_named_by_class_function_object_or_id(kit: Kit) -> None:
     collect = Inbox().listener("orders", "audit")
-    app = mqtemplate_app(Billing, collect)
-    mqtemplate_template.sync_send("orders", "1")
-    mqtemplate_harness.run_until_idle()
+    app = kit.start(Billing, collect)
+    kit.template.sync_send("orders", "1")
+    kit.harness.run_until_idle()
 
     for listener in (Billing, app.get(Billing), collect, app.containers[0].endpoint.id):
-        mqtemplate_harness.assert_received(listener, times=1)
-        mqtemplate_harness.assert_received(listener)
+        kit.harness.assert_received(listener, times=1)
+        kit.harness.assert_received(listener)
     with pytest.raises(AssertionError, match="Billing has received: 1 messages, expected 0"):
-        mqtemplate_harness.assert_received(Billing, times=0)
-    with pytest.raises(AssertionError, match="Harness is no listener of this harness; there is: "):
-        mqtemplate_harness.assert_received(Harness)
+        kit.harness.assert_received(Billing, times=0)
+    with pytest.raises(AssertionError, match="Harness is not a listener of this harness; it has:"):
+        kit.harness.assert_received(Harness)
 
 
 @pytest.mark.mqtemplate(start=datetime(2030, 5, 1, 12, tzinfo=UTC))

@@ -37,9 +37,20 @@ class Alarm:
         return self._due[0] if self._due else None
 
 
+class Alarms:
+    """Alarms over one broker and clock, and the log that they share."""
+
+    def __init__(self, broker: EmbeddedBroker, clock: VirtualClock) -> None:
+        self.broker, self.clock = broker, clock
+        self.log: list[tuple[str, int]] = []
+
+    def alarm(self, name: str, *after_ms: int, kind: type[Alarm] = Alarm) -> Alarm:
+        return kind(name, self.clock, self.log, *after_ms)
+
+
 @pytest.fixture
-def log() -> list[tuple[str, int]]:
-    return []
+def alarms(mqtemplate_broker: EmbeddedBroker, mqtemplate_clock: VirtualClock) -> Alarms:
+    return Alarms(mqtemplate_broker, mqtemplate_clock)
 
 
 def listeners_of(broker: EmbeddedBroker, *targets: object) -> ListenerRegistry:
@@ -112,83 +123,70 @@ def test_a_message_that_a_handler_sends_is_delivered_within_the_same_span(
     registry.stop()
 
 
-def test_services_are_stepped_in_the_order_given_and_at_their_times(
-    mqtemplate_broker: EmbeddedBroker, mqtemplate_clock: VirtualClock, log: list[tuple[str, int]]
-) -> None:
-    now = mqtemplate_clock.now_ms()
-    early = Alarm("early", mqtemplate_clock, log, 1_000, 5_000)
-    late = Alarm("late", mqtemplate_clock, log, 2_000, 5_000)
+def test_services_are_stepped_in_the_order_given_and_at_their_times(alarms: Alarms) -> None:
+    now = alarms.clock.now_ms()
+    early, late = alarms.alarm("early", 1_000, 5_000), alarms.alarm("late", 2_000, 5_000)
 
-    Harness(mqtemplate_broker, late, early).advance("5s")
+    Harness(alarms.broker, late, early).advance("5s")
 
-    assert log == [("early", now + 1_000), ("late", now + 2_000), ("late", now + 5_000), ("early", now + 5_000)]
-    assert mqtemplate_clock.now_ms() == now + 5_000
+    assert alarms.log == [("early", now + 1_000), ("late", now + 2_000), ("late", now + 5_000), ("early", now + 5_000)]
+    assert alarms.clock.now_ms() == now + 5_000
 
 
-def test_no_time_passes_after_the_span(
-    mqtemplate_broker: EmbeddedBroker, mqtemplate_clock: VirtualClock, log: list[tuple[str, int]]
-) -> None:
-    harness = Harness(mqtemplate_broker, Alarm("alarm", mqtemplate_clock, log, 5_000))
+def test_no_time_passes_after_the_span(alarms: Alarms) -> None:
+    harness = Harness(alarms.broker, alarms.alarm("alarm", 5_000))
 
     harness.advance("4999ms")
 
-    assert log == []
-    assert harness.run_until_idle() == mqtemplate_clock.now_ms() + 1
+    assert alarms.log == []
+    assert harness.run_until_idle() == alarms.clock.now_ms() + 1
 
 
-def test_a_service_that_another_one_wakes_is_stepped_again(
-    mqtemplate_broker: EmbeddedBroker, mqtemplate_clock: VirtualClock, log: list[tuple[str, int]]
-) -> None:
+def test_a_service_that_another_one_wakes_is_stepped_again(alarms: Alarms) -> None:
     """The sleeper comes before its waker, so in the first round it has no work yet."""
-    sleeper = Alarm("sleeper", mqtemplate_clock, log)
+    sleeper = alarms.alarm("sleeper")
 
     class Waker(Alarm):
         def step(self) -> int | None:
-            if not sleeper._due and not log:
-                sleeper._due.append(mqtemplate_clock.now_ms())
+            if not sleeper._due and not alarms.log:
+                sleeper._due.append(alarms.clock.now_ms())
                 sleeper.wake()
             return None
 
-    Harness(mqtemplate_broker, sleeper, Waker("waker", mqtemplate_clock, log)).run_until_idle()
+    Harness(alarms.broker, sleeper, alarms.alarm("waker", kind=Waker)).run_until_idle()
 
-    assert log == [("sleeper", mqtemplate_clock.now_ms())]
+    assert alarms.log == [("sleeper", alarms.clock.now_ms())]
 
 
-def test_a_service_may_be_added_later(
-    mqtemplate_harness: Harness, mqtemplate_clock: VirtualClock, log: list[tuple[str, int]]
-) -> None:
+def test_a_service_may_be_added_later(mqtemplate_harness: Harness, alarms: Alarms) -> None:
     mqtemplate_harness.advance("1s")
-    mqtemplate_harness.add(Alarm("alarm", mqtemplate_clock, log, 1_000))
+    mqtemplate_harness.add(alarms.alarm("alarm", 1_000))
 
     mqtemplate_harness.advance("1s")
 
-    assert [name for name, _ in log] == ["alarm"]
+    assert [name for name, _ in alarms.log] == ["alarm"]
 
 
-def test_the_error_for_endless_work_names_the_busy_service(
-    mqtemplate_broker: EmbeddedBroker, mqtemplate_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_error_for_endless_work_names_the_busy_service(alarms: Alarms, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mqtemplate.testing.harness._MAX_ROUNDS", 50)
 
     class Restless(Alarm):
         def step(self) -> int | None:
-            return mqtemplate_clock.now_ms()
+            return alarms.clock.now_ms()
 
-    harness = Harness(mqtemplate_broker, Restless("restless", mqtemplate_clock, []))
+    harness = Harness(alarms.broker, alarms.alarm("restless", kind=Restless))
 
     with pytest.raises(NotIdleError, match="after 50 rounds at one instant there is still work for restless; does"):
         harness.advance("1s")
 
 
-def test_an_error_in_a_service_reaches_the_test(
-    mqtemplate_broker: EmbeddedBroker, mqtemplate_clock: VirtualClock
-) -> None:
+def test_an_error_in_a_service_reaches_the_test(alarms: Alarms) -> None:
     class Broken(Alarm):
         def step(self) -> int | None:
             raise RuntimeError("out of order")
 
     with pytest.raises(RuntimeError, match="out of order"):
-        Harness(mqtemplate_broker, Broken("broken", mqtemplate_clock, [])).advance("1s")
+        Harness(alarms.broker, alarms.alarm("broken", kind=Broken)).advance("1s")
 
 
 def test_a_broker_on_a_real_clock_is_refused() -> None:

@@ -12,7 +12,8 @@ from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.listener import message_listener
 from mqtemplate.template import RocketMQTemplate
-from mqtemplate.testing import Harness, Inbox, RecordingTemplate, StartApp
+from mqtemplate.testing import Harness, Inbox, RecordingTemplate
+from tests.kit import Kit
 
 
 def test_loading_the_plugin_imports_nothing_else() -> None:
@@ -74,16 +75,14 @@ class Billing:
 
 
 @pytest.mark.feature("C9", "X4")
-def test_an_application_runs_on_the_broker_of_the_test(
-    mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_an_application_runs_on_the_broker_of_the_test(kit: Kit) -> None:
     inbox = Inbox()
-    app = mqtemplate_app(OrderService, Billing, inbox.listener("orders", "audit"), starters=())
+    app = kit.start(OrderService, Billing, inbox.listener("orders", "audit"), starters=())
 
     app.get(OrderService).place("hello")
-    mqtemplate_harness.advance("10s")
+    kit.harness.advance("10s")
 
-    assert app.template is mqtemplate_template
-    assert [(sent.destination, sent.payload) for sent in mqtemplate_template.sent] == [("orders:paid", "hello")]
+    assert app.template is kit.template
+    assert [(sent.destination, sent.payload) for sent in kit.template.sent] == [("orders:paid", "hello")]
     assert app.get(Billing).received == ["hello"]
     assert inbox.bodies == [b"hello"]

@@ -13,13 +13,13 @@ from mqtemplate.calls.handling import Observation
 from mqtemplate.calls.message_trace import MessageTrace, TraceDispatcher
 from mqtemplate.clock import Clock, VirtualClock
 from mqtemplate.converter import MessageConverter
-from mqtemplate.durations import Duration
+from mqtemplate.durations import Duration, option_ms
 from mqtemplate.errors import ListenerError
 from mqtemplate.event_log import get_logger
 from mqtemplate.futures import running_loop
 from mqtemplate.listener.container.loops import HandlerLoop, LoopThread, RunningLoop
 from mqtemplate.listener.container.membership import ContainerState, Membership
-from mqtemplate.listener.container.process_queue import Repositioning, epoch_ms, span_ms
+from mqtemplate.listener.container.process_queue import Repositioning, epoch_ms
 from mqtemplate.listener.declaration.resolution import matching
 from mqtemplate.listener.failures.failure_log import FailureLog
 from mqtemplate.listener.handler.invoke import HandlerInvocation, Observer, around, listener_info, uses_loop
@@ -111,7 +111,7 @@ class ListenerContainer:
         return self._failures.outcomes
 
     def positions(self) -> dict[MessageQueue, int | None]:
-        """Return the committed offset of each queue that is assigned to this member; None if there is none."""
+        """Return the committed offset of each queue that is assigned to this member; None before the first commit."""
         if self.member is None or not self.member.is_running:
             return {}
         consumer = self.member.consumer
@@ -290,9 +290,9 @@ class ListenerContainer:
 
         Raises:
             ListenerError: The listener is not running.
-            ValueError: *span* is no span of time.
+            ValueError: *span* is not a span of time.
         """
-        time_ms = 0 if span is None else max(0, self._clock.now_ms() - span_ms(span))
+        time_ms = 0 if span is None else max(0, self._clock.now_ms() - option_ms("span", span, ValueError))
         self._reposition(lambda positions: positions.to_time(time_ms))
 
     def reset_to_time(self, time: datetime | int) -> None:

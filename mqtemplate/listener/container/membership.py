@@ -14,12 +14,14 @@ from mqtemplate.broker import Broker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import BrokerClosedError, BrokerError, CorruptRecordError, ForkedError, ListenerError
 from mqtemplate.event_log import get_logger
-from mqtemplate.listener.container.concurrent import ConcurrentConsumeService
-from mqtemplate.listener.container.consume_service import ConsumeService
+from mqtemplate.listener.container.consume_modes import (
+    AsyncConsumePool,
+    ConcurrentConsumeService,
+    OrderlyConsumeService,
+)
+from mqtemplate.listener.container.consume_service import ConsumePool, ConsumeService, ConsumeThreadPool
 from mqtemplate.listener.container.loops import HandlerLoop
-from mqtemplate.listener.container.orderly import OrderlyConsumeService
 from mqtemplate.listener.container.process_queue import ProcessQueues, Repositioning
-from mqtemplate.listener.container.workers import AsyncConsumePool, ConsumeThreadPool
 from mqtemplate.listener.failures.failure import is_kind, raise_if_not_of_handler
 from mqtemplate.listener.failures.failure_log import FailureLog
 from mqtemplate.listener.failures.policy import FailurePolicy
@@ -150,7 +152,7 @@ class Membership:
         self.repositioning = Repositioning(broker, self.consumer, self.queues, self.service.discard_dropped)
         self._requests = PollingRequests(f"listener {endpoint.id}")
         self._thread: threading.Thread | None = None
-        self._pool: ConsumeThreadPool | AsyncConsumePool | None = None
+        self._pool: ConsumePool | None = None
         self._virtual_threads: VirtualThreads | None = None
 
     def _make_service(self, failures: FailureLog) -> ConsumeService[Any, Any]:
@@ -177,7 +179,7 @@ class Membership:
     # --- start and stop ----------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the threads. On a virtual clock there are none but those of handlers that await something."""
+        """Start the threads. On a virtual clock only handlers that await something have threads."""
         settings, plan, name = self.endpoint.settings, self.endpoint.plan, f"mqtemplate-{self.endpoint.id}"
         number, maximum = settings.thread_number, settings.consume_thread_max
         if self._loop is not None:
@@ -345,7 +347,7 @@ class Membership:
         else:
             self._requests.submit(action, self.wake_polling)
 
-    def _poll_loop(self, pool: ConsumeThreadPool | AsyncConsumePool) -> None:
+    def _poll_loop(self, pool: ConsumePool) -> None:
         wait_ms = 0
         try:
             while self.is_running:
@@ -358,7 +360,7 @@ class Membership:
             self._requests.close()
             self._break("listener.polling_ended")
 
-    def _poll(self, pool: ConsumeThreadPool | AsyncConsumePool, wait_ms: int) -> int:
+    def _poll(self, pool: ConsumePool, wait_ms: int) -> int:
         """Fetch once, waiting for messages at most *wait_ms*. Return how long the next fetch may wait."""
         self._requests.run()
         now_ms = self._clock.steady_ms()
@@ -372,7 +374,7 @@ class Membership:
         self.service.check_hanging(pool.replace)
         return self._next_wait_ms(pool)
 
-    def _next_wait_ms(self, pool: ConsumeThreadPool | AsyncConsumePool) -> int:
+    def _next_wait_ms(self, pool: ConsumePool) -> int:
         now_ms = self._clock.steady_ms()
         due_ms = self.service.next_due()
         if due_ms is not None and due_ms <= now_ms:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
 from mqtemplate.broker import Broker, Consumer
-from mqtemplate.durations import Duration, duration_ms
 from mqtemplate.errors import ListenerError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageExt, MessageQueue, Property
@@ -279,11 +278,3 @@ def epoch_ms(time: datetime | int) -> int:
     if not 0 < time < _SECONDS_BELOW:
         return time
     raise ListenerError(f"the time {time} is epoch seconds; give epoch milliseconds ({time * 1_000}) or a datetime")
-
-
-def span_ms(span: Duration) -> int:
-    """Return a span of time in milliseconds; a number is seconds."""
-    try:
-        return duration_ms(span, 1_000)
-    except ValueError as exc:
-        raise ValueError(f"span must be {exc}") from None

@@ -28,7 +28,7 @@ class VirtualThreads:
     resumes it.
 
     Args:
-        run_next: Takes the next piece of work and does it. Returns False if there is none.
+        run_next: Takes the next piece of work and does it. Returns False if nothing is ready.
         maximum: Number of threads, and so of handlers that run at once.
         on_free: Called when a thread that had paused ends.
         on_error: Called with its error, if it has one.
@@ -50,7 +50,7 @@ class VirtualThreads:
         self._paused = 0
 
     def run_next(self) -> bool:
-        """Do the next piece of work until it ends or pauses. Return False if there is none, or no thread is free."""
+        """Do the next piece of work until it ends or pauses. Return False if nothing is ready, or no thread is free."""
         if self._paused >= self._maximum:
             return False
         thread = VirtualThread(self._run_next, self._ended)

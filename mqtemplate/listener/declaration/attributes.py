@@ -109,7 +109,7 @@ def read_exceptions(value: Any) -> tuple[type[BaseException], ...]:
     """Return the classes of exceptions for classes, or for their dotted names; a name without a dot is Python's own.
 
     Raises:
-        ValueError: A module does not exist, or something is no class of exceptions.
+        ValueError: A module does not exist, or an item is not a class of exceptions.
         AttributeError: A module has no such name.
     """
     items = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
@@ -159,7 +159,7 @@ class ListenerDecorator:
 
         Raises:
             TypeError: An attribute has an unknown name.
-            ListenerError: A topic is no name, or is named twice.
+            ListenerError: A topic is not a name, or is named twice.
         """
         self.check_names(given)
         spec = ListenerSpec(topics=self.topics_of(topic), consumer_group=consumer_group, attributes=given)
@@ -205,7 +205,7 @@ class ListenerDecorator:
         return _read(listener, name, _table(self.declaration)[name], value, str)
 
     def check_names(self, given: Iterable[str]) -> None:
-        """Raise `TypeError` for the first name that is no attribute."""
+        """Raise `TypeError` for the first unknown name."""
         table = _table(self.declaration)
         for name in given:
             if name not in table:

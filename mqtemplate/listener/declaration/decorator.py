@@ -98,7 +98,7 @@ class ListenerAttributes(TypedDict, total=False):
     None: several messages, if the annotation names the type of the items."""
 
     middlewares: Annotated[Sequence[object] | str, Attribute((), _MIDDLEWARES, read_middlewares)]
-    """Middlewares around each call of the handler, the outermost first, inside of those of all listeners: objects,
+    """Middlewares around each call of the handler, the outermost first, inside of the shared middlewares: objects,
     classes that the application builds, or dotted names of these."""
 
     retry: Annotated[Sequence[Duration] | Backoff | str | None, Attribute(None, SCHEDULE_FORMS, read_schedule)]
@@ -109,7 +109,7 @@ class ListenerAttributes(TypedDict, total=False):
     not_retry_for: Annotated[ExceptionTypes, exceptions()]
     """These exceptions are not retried, and go to the dead letter topic at once."""
     max_reconsume_times: Annotated[int | str, number(-1, -1, 10_000)]
-    """Number of retries before the dead letter topic; -1 means those of *retry*, without it 16, or unlimited if
+    """Number of retries before the dead letter topic; -1 means the number in *retry*, without it 16, or unlimited if
     ``ORDERLY``. With more retries than delays in *retry*, the last delay repeats."""
     delay_level_when_next_consume: Annotated[int | str, number(0, -1, 1_000)]
     """Delay level of a retry; 0: the delays of *retry*, -1: no retry but the dead letter topic."""
@@ -124,14 +124,14 @@ class ListenerAttributes(TypedDict, total=False):
     `DeadLetter` or another error, or return None: as if it were not there."""
     converter: Annotated[object, Attribute(None, "a converter, or a class of converters", read_converter)]
     """Converter of this listener's bodies and replies: an object, its class (built by the application), or the dotted
-    name of one. None: that of the application."""
+    name of one. None: the converter of the application."""
     content_type: Annotated[str, text("")]
     """Content type of bodies that name none, and of replies."""
     charset: Annotated[str, text("")]
-    """Encoding of text in bodies and replies; empty for that of the converter, UTF-8."""
+    """Encoding of text in bodies and replies; empty for the encoding of the converter, UTF-8."""
 
     id: Annotated[str, text("")]
-    """Name in logs and errors; by default that of the class or function."""
+    """Name in logs and errors; by default the name of the class or function."""
     enabled: Annotated[bool | str, flag(True)]
     """False: the listener is left out."""
     auto_startup: Annotated[bool | str, flag(True)]
@@ -144,9 +144,9 @@ class ListenerAttributes(TypedDict, total=False):
     """Name of a further template of the application (``rocketmq.templates.<name>``): the listener reads from its
     broker."""
     name_server: Annotated[str, text("${rocketmq.name-server:}")]
-    """Address of the cluster to read from, as ``rocketmq.name-server``; by default that of the application."""
+    """Address of the cluster to read from, as ``rocketmq.name-server``; by default the cluster of the application."""
 
-    # For a cluster that the listener itself names. For that of the application they must equal its own, and the
+    # For a cluster that the listener itself names. On the application's cluster they must equal its values, and the
     # embedded broker refuses them with a reason.
     access_key: Annotated[str, text("${rocketmq.consumer.access-key:}")]
     secret_key: Annotated[str, text("${rocketmq.consumer.secret-key:}")]
@@ -197,7 +197,7 @@ def is_itself_marked(component: object) -> bool:
 
 
 def listener_specs(target: object) -> tuple[ListenerSpec, ...]:
-    """Return the specs noted on this very class or function; those of a base class do not count."""
+    """Return the specs noted on this very class or function; specs of a base class do not count."""
     return MESSAGE_LISTENER.specs(target)
 
 

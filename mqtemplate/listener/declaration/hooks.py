@@ -138,7 +138,7 @@ class PreparedConsumer:
 
 
 def hook_of(target: object) -> Prepare | None:
-    """Return the method ``prepare_start`` of a listener object; None if it has none.
+    """Return the method ``prepare_start`` of a listener object, if it has one.
 
     Raises:
         ListenerError: It is ``async``, or takes no consumer.

@@ -111,7 +111,7 @@ def retry_delay_ms(delay: object) -> int:
     """Return the delay of a retry in milliseconds; a number is seconds. It is never shorter than the one given.
 
     Raises:
-        ValueError: It is no duration, or longer than 40 days. The text is the end of the sentence "… must be".
+        ValueError: It is not a duration, or longer than 40 days. The text is the end of the sentence "… must be".
     """
     delay_ms = duration_ms(delay, 1_000)
     if delay_ms > _LONGEST_DELAY_MS:
@@ -304,7 +304,7 @@ class ListenerSettings:
         return None if limit == _UNLIMITED_RETRIES else limit + 1
 
     def with_defaults(self, defaults: RetryDefaults) -> ListenerSettings:
-        """Return the settings with the retry policy of the application where the listener has none."""
+        """Return the settings with the retry policy of the application where the listener does not set it."""
         has_schedule = self.retry is not None or self.delay_level_when_next_consume != 0 or self.is_broadcasting
         return replace(
             self,

@@ -40,7 +40,7 @@ def on_tag(*tags: str) -> Callable[[_Target], _Target]:
 
     def mark(target: _Target) -> _Target:
         if not inspect.isfunction(target):
-            raise ListenerError(f"@on_tag: {target!r} is no method; decorate a method of a listener class")
+            raise ListenerError(f"@on_tag: {target!r} is not a method; decorate a method of a listener class")
         if (kind := lazy_kind(target)) is not None:
             raise ListenerError(
                 f"@on_tag: {name_of_callable(target)} has a 'yield' ({kind}), so a call of it runs nothing; "

@@ -55,7 +55,7 @@ class FailureLog:
     - ``listener.send_back_failed`` (error): the broker did not take a message back; it is retried here.
     - ``listener.blocked`` (error): a handler hangs, that is, it takes longer than its ``consume_timeout``.
     - ``listener.reply_failed`` (error): a reply could not be converted or sent.
-    - ``listener.result_ignored`` (warning): a handler returned a reply, but the message is no request.
+    - ``listener.result_ignored`` (warning): a handler returned a reply, but the message is not a request.
 
     Attributes:
         outcomes: Next step (`NextStep.value`, or ``hanging``) -> number of messages.
@@ -122,7 +122,7 @@ class FailureLog:
         self._log.warning(
             "listener.result_ignored",
             result=safe_text(result, 200, repr),
-            hint="it was no request; return nothing when done, ConsumeStatus.RECONSUME_LATER to get the message "
+            hint="it was not a request; return nothing when done, ConsumeStatus.RECONSUME_LATER to get the message "
             "again, or raise",
         )
 

@@ -109,7 +109,7 @@ class Endpoint:
 
     Attributes:
         middlewares: Middlewares around each call, the outermost first.
-        on_error: Function that is called when the handler raised; None if the listener has none.
+        on_error: Function that is called when the handler raised, if the listener has one.
     """
 
     settings: ListenerSettings

@@ -119,11 +119,11 @@ class ObjectSource(Protocol):
         """Return the object for a parameter.
 
         Raises:
-            DependencyError: There is none, or several have the type.
+            DependencyError: No object or several objects have the type.
         """
 
     def middleware(self, kind: type) -> object:
-        """Return the application's object of a class of middlewares; build one if it has none."""
+        """Return the application's object of a class of middlewares; build it if it is missing."""
 
     def middlewares(self) -> Sequence[object]:
         """Return the middlewares of all listeners, the outermost first."""
@@ -219,7 +219,7 @@ def _made(provider: Provider) -> Call:
 
 
 def _named(arguments: HandlerArguments) -> Callable[[Any, Values], dict[str, object]] | None:
-    """Return the function that returns arguments by name; None if there are none."""
+    """Return the function that returns arguments by name; None without arguments."""
     reads, slots = tuple(arguments.reads.items()), tuple(arguments.slots.items())
     if not reads:
         return (lambda _source, values: {name: values[slot] for name, slot in slots}) if slots else None

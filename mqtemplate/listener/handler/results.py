@@ -44,7 +44,7 @@ def failed_indices(result: object, count: int) -> frozenset[int]:
         count: Number of messages that the handler got.
 
     Raises:
-        ListenerError: The result is none of these, or an index is not in the batch.
+        ListenerError: The result is something else, or an index is not in the batch.
     """
     if result is None or result is ConsumeStatus.CONSUME_SUCCESS or is_sends(result):
         return frozenset()
@@ -106,7 +106,7 @@ class ResultPublisher:
 
     Args:
         listener: Name of the listener, for errors.
-        specs: Those of ``@publishes``, resolved.
+        specs: Specs of ``@publishes``, resolved.
         template: Function that returns the template; None without an application.
     """
 
@@ -169,7 +169,7 @@ class ResultPublisher:
     def _found(self) -> SendingTemplate:
         if self._template is None:
             raise ListenerError(
-                f"{self._listener}: its result goes to another topic, and there is no template; give the "
+                f"{self._listener}: its result goes to another topic, and the registry has no template; give the "
                 "ListenerRegistry template=..., or let an MQApplication run the listener"
             )
         return self._template()

@@ -1,4 +1,7 @@
-"""`DjangoOutbox` and `DjangoInbox`: they use the connection of the current thread."""
+"""`DjangoOutbox` and `DjangoInbox`: they use the connection of the current thread.
+
+A module of its own, since a package only says what is public.
+"""
 
 from __future__ import annotations
 
@@ -89,8 +92,8 @@ class DjangoInbox:
             consumer: Name of the effect; by default the consumer group of the listener that runs.
 
         Raises:
-            ConfigurationError: There is no transaction, so the record and the effect would be separate.
-            ListenerError: There is no id, or no consumer.
+            ConfigurationError: No transaction is open, so the record and the effect would be separate.
+            ListenerError: The id or the consumer is missing.
         """
         check_database(connections[self._using].vendor)
         if not connections[self._using].in_atomic_block:

@@ -18,7 +18,7 @@ _HANG_S = 30.0
 
 
 def _queues_of(consumer: Consumer, topic: str) -> set[int]:
-    """Return the ids of the member's queues of *topic*, without those of the retry topic."""
+    """Return the ids of the member's queues of *topic*, without queues of the retry topic."""
     return {queue.queue_id for queue in consumer.assignment() if queue.topic == topic}
 
 
@@ -327,7 +327,7 @@ class RetryContract:
         assert message.reconsume_times == 3
 
     def test_the_delay_of_a_retry_is_exact(self, under_test: BrokerUnderTest) -> None:
-        """On a broker with the capability: a delay that is no level, to the millisecond where time is virtual."""
+        """On a broker with the capability: a delay without a level, to the millisecond where time is virtual."""
         under_test.needs(Capability.RETRY_DELAY)
         member, first = _send_and_take(under_test, "hard")
         sent_back_ms = under_test.now_ms()

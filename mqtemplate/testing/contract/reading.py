@@ -360,7 +360,7 @@ class SelectorContract:
 
 
 def _priced(under_test: BrokerUnderTest) -> MessageQueue:
-    """Return a queue with five messages, each with a price, which may be no number. Skip the test without SQL92."""
+    """Return a queue with five messages, each with a price, which need not be a number. Skip the test without SQL92."""
     under_test.needs(Capability.SQL92)
     queue = under_test.queue()
     for price in ("3", "7", "12", "cheap", "20"):

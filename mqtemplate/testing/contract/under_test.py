@@ -199,7 +199,7 @@ class BrokerUnderTest:
         return self.take_one(consumer)
 
     def takes_nothing(self, consumer: Consumer) -> bool:
-        """Return True if there is no message for this member now."""
+        """Return True if no message for this member is ready now."""
         return consumer.poll(32, 0 if self.broker.clock.is_virtual else _NOTHING_MS) == []
 
     def commit_all(self, consumer: Consumer) -> None:

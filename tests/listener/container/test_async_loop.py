@@ -308,7 +308,7 @@ def test_the_loop_outlives_what_a_task_of_a_handler_raises(threaded_app: App, ki
 def test_a_stop_does_not_wait_for_ever_for_a_task_that_ignores_the_cancellation(
     threaded_app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mqtemplate.listener.container.loops._CANCEL_S", 0.05)
+    monkeypatch.setattr("mqtemplate.listener.container.loops._CANCEL_S", 0.5)
     started, release = threading.Event(), threading.Event()
 
     @message_listener("orders", "orders", await_termination_millis_when_shutdown=0)

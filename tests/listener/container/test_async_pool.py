@@ -12,7 +12,6 @@ from structlog.testing import capture_logs
 
 from mqtemplate.errors import RequestTimeoutError
 from mqtemplate.listener import ConsumeStatus, DeadLetter, current_message, message_listener
-from mqtemplate.message import MessageExt
 from mqtemplate.template import RocketMQTemplate
 from mqtemplate.topics import DLQ_TOPIC_PREFIX
 from tests.waiting import eventually
@@ -84,31 +83,6 @@ def test_a_request_gets_its_reply_and_one_that_was_dropped_none(threaded_app: Ap
         template.send_and_receive("prices", "salt", str, 50)
 
 
-def test_a_stop_waits_for_the_tasks_and_the_fetched_messages(threaded_app: App) -> None:
-    entered, release = threading.Event(), threading.Event()
-    handled: list[str] = []
-
-    @message_listener(
-        "orders", "billing", consume_thread_number=1, await_termination_millis_when_shutdown=PATIENCE_S * 1_000
-    )
-    async def handle(order: str) -> None:
-        entered.set()
-        await asyncio.to_thread(release.wait)
-        handled.append(order)
-
-    container = threaded_app.listen(handle)
-    threaded_app.send("orders", "one", "two")
-    assert entered.wait(PATIENCE_S)
-    stopping = threading.Thread(target=container.stop)
-    stopping.start()
-    eventually(lambda: container.state.value == "stopping", "the container is being stopped")
-    release.set()
-    stopping.join(PATIENCE_S)
-
-    assert handled == ["one", "two"]
-    assert threaded_app.committed("billing") == 2
-
-
 def test_a_task_that_outlasts_the_stop_is_cancelled_and_its_message_is_redelivered(threaded_app: App) -> None:
     entered = threading.Event()
     ends: SimpleQueue[str] = SimpleQueue()
@@ -154,23 +128,3 @@ def test_a_hanging_task_is_replaced_and_its_message_sent_back(threaded_app: App)
 
     [blocked, *_] = [each for each in logs if each["event"] == "listener.blocked"]
     assert "here it hangs" in blocked["handler_stack"]
-
-
-def test_a_paused_listener_starts_no_task(threaded_app: App) -> None:
-    handled: SimpleQueue[str] = SimpleQueue()
-
-    @message_listener("orders", "billing")
-    async def handle(order: str, message: MessageExt) -> None:
-        handled.put(order)
-
-    container = threaded_app.listen(handle)
-    container.pause()
-    threaded_app.send("orders", "one")
-    container.resume()
-    assert handled.get(timeout=PATIENCE_S) == "one"
-
-    container.pause()
-    threaded_app.send("orders", "two")
-    assert handled.empty()
-    container.resume()
-    assert handled.get(timeout=PATIENCE_S) == "two"

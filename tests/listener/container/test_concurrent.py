@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
 from structlog.testing import capture_logs
 
-from mqtemplate.listener import current_group, current_message, message_listener
+from mqtemplate.listener import message_listener
 from mqtemplate.record.dead_letter import iso_time
 
 if TYPE_CHECKING:
@@ -69,38 +68,3 @@ def test_a_failure_is_one_structured_error_with_its_stack(app: App) -> None:
         "retry_in_ms": 10_000,
         "retry_at": iso_time(app.broker.clock.now_ms() + 10_000),
     }
-
-
-def test_a_coroutine_handler_runs_when_a_running_loop_moves_the_clock(app: App) -> None:
-    """An async test moves the clock just as a plain one does."""
-    received: list[str] = []
-
-    @message_listener(topic="orders", consumer_group="billing")
-    async def bill(body: str) -> None:
-        await asyncio.to_thread(lambda: None)
-        received.append(body)
-
-    async def test() -> None:
-        app.send("orders", "x")
-        app.run_until_idle()
-
-    app.listen(bill)
-    asyncio.run(test())
-
-    assert received == ["x"]
-
-
-def test_the_current_message_is_set_only_while_it_is_handled(app: App) -> None:
-    seen: list[tuple[str | None, str | None]] = []
-
-    @message_listener(topic="orders", consumer_group="billing")
-    def bill(body: str) -> None:
-        message = current_message()
-        seen.append((current_group(), message and message.body.decode()))
-
-    app.listen(bill)
-    app.send("orders", "x")
-    app.run_until_idle()
-
-    assert seen == [("billing", "x")]
-    assert (current_group(), current_message()) == (None, None)

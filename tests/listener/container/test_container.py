@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -17,27 +17,10 @@ from mqtemplate.errors import CorruptRecordError
 from mqtemplate.listener import ConsumeMode, ContainerState, current_message, message_listener
 from mqtemplate.listener.container.process_queue import ProcessQueue
 from mqtemplate.message import MessageExt
+from tests.kit import both_kinds
+from tests.listener.conftest import PATIENCE_S, App, Gate
 from tests.listener.hostile import KINDS
 from tests.waiting import eventually
-
-if TYPE_CHECKING:
-    from tests.listener.conftest import App
-
-PATIENCE_S = 30
-
-
-@pytest.mark.feature("C2")
-def test_messages_reach_their_handler_on_the_real_clock(threaded_app: App) -> None:
-    received: SimpleQueue[str] = SimpleQueue()
-
-    @message_listener(topic="orders", consumer_group="billing")
-    def bill(body: str) -> None:
-        received.put(body)
-
-    threaded_app.listen(bill)
-    threaded_app.send("orders", "a", "b", "c")
-
-    assert {received.get(timeout=PATIENCE_S) for _ in range(3)} == {"a", "b", "c"}
 
 
 def test_as_many_handlers_run_at_once_as_configured(threaded_app: App) -> None:
@@ -102,31 +85,6 @@ def test_an_orderly_queue_is_retried_after_its_suspension(threaded_app: App) -> 
     assert [tries.get(timeout=PATIENCE_S) for _ in range(4)] == [0, 1, 2, 0]
 
 
-@pytest.mark.feature("U19")
-def test_one_failing_handler_does_not_stop_the_others(threaded_app: App) -> None:
-    """Its own next message is handled, and so are those of another listener."""
-    received: SimpleQueue[tuple[str, str]] = SimpleQueue()
-
-    @message_listener(topic="orders", consumer_group="billing", max_reconsume_times=0)
-    def bill(body: str) -> None:
-        received.put(("billing", body))
-        raise RuntimeError("never")
-
-    @message_listener(topic="orders", consumer_group="audit")
-    def audit(body: str) -> None:
-        received.put(("audit", body))
-
-    threaded_app.listen(bill, audit)
-    threaded_app.send("orders", "a", "b")
-
-    assert sorted(received.get(timeout=PATIENCE_S) for _ in range(4)) == [
-        ("audit", "a"),
-        ("audit", "b"),
-        ("billing", "a"),
-        ("billing", "b"),
-    ]
-
-
 def test_coroutines_of_all_listeners_run_on_one_loop(threaded_app: App) -> None:
     """The current message is set there, too."""
     received: SimpleQueue[tuple[str, int, asyncio.AbstractEventLoop]] = SimpleQueue()
@@ -149,110 +107,57 @@ def test_coroutines_of_all_listeners_run_on_one_loop(threaded_app: App) -> None:
     assert len({id(loop) for *_, loop in results}) == 1
 
 
-def test_sys_exit_in_a_coroutine_does_not_end_the_loop(threaded_app: App) -> None:
-    """asyncio would end the loop with SystemExit, and the other listeners use the same loop."""
-    received: SimpleQueue[str] = SimpleQueue()
-
-    @message_listener(topic="orders", consumer_group="billing", max_reconsume_times=0)
-    async def bill(body: str) -> None:
-        if body == "bad":
-            raise SystemExit(1)
-        received.put(body)
-
-    threaded_app.listen(bill)
-    threaded_app.send("orders", "bad", "good")
-
-    assert received.get(timeout=PATIENCE_S) == "good"
-
-
 # --- stop --------------------------------------------------------------------------------------------
 
 
-def test_a_stop_lets_running_handlers_finish_and_commits_them(threaded_app: App) -> None:
+@both_kinds
+def test_a_stop_lets_running_handlers_finish_and_commits_them(threaded_app: App, is_async: bool) -> None:
     """Graceful stop: fetched messages are handled."""
-    started, proceed = threading.Event(), threading.Event()
-    received: list[str] = []
-
-    @message_listener(
-        topic="orders",
-        consumer_group="billing",
-        consume_thread_number=1,
-        await_termination_millis_when_shutdown=PATIENCE_S * 1_000,
+    gate = Gate()
+    container = threaded_app.listen(
+        gate.listener(
+            is_async=is_async, consume_thread_number=1, await_termination_millis_when_shutdown=PATIENCE_S * 1_000
+        )
     )
-    def bill(body: str) -> None:
-        started.set()
-        assert proceed.wait(PATIENCE_S)
-        received.append(body)
-
-    container = threaded_app.listen(bill)
     threaded_app.send("orders", "a", "b", "c")
-    assert started.wait(PATIENCE_S)
-    stopping = _in_thread(container.stop)
-    proceed.set()
-    stopping.result(PATIENCE_S)
+    assert gate.started.wait(PATIENCE_S)
+    with ThreadPoolExecutor(1) as other:
+        stopping = other.submit(container.stop)
+        gate.proceed.set()
+        stopping.result(PATIENCE_S)
 
     assert container.state is ContainerState.STOPPED
-    assert threaded_app.committed("billing") == len(received) >= 1
-    assert received == ["a", "b", "c"][: len(received)]
+    handled = threaded_app.committed("billing")
+    assert handled
+    assert gate.take(handled) == ["a", "b", "c"][:handled]
+    assert gate.is_empty
 
 
 def test_an_unfinished_message_stays_uncommitted_at_a_stop_and_is_redelivered(threaded_app: App) -> None:
     """A hanging handler does not block the stop. When it returns late, nothing is committed."""
-    started, proceed = threading.Event(), threading.Event()
-    received: SimpleQueue[str] = SimpleQueue()
-
-    @message_listener(topic="orders", consumer_group="billing", await_termination_millis_when_shutdown=1)
-    def bill(body: str) -> None:
-        if not started.is_set():
-            started.set()
-            assert proceed.wait(PATIENCE_S)
-        received.put(body)
-
-    container = threaded_app.listen(bill)
+    gate = Gate()
+    container = threaded_app.listen(gate.listener(await_termination_millis_when_shutdown=1))
     threaded_app.send("orders", "a")
-    assert started.wait(PATIENCE_S)
+    assert gate.started.wait(PATIENCE_S)
     with capture_logs() as logs:
         container.stop()
     assert [event["unfinished"] for event in logs if event["event"] == "listener.stopped"] == [1]
     assert not threaded_app.committed("billing")
 
-    proceed.set()
-    assert received.get(timeout=PATIENCE_S) == "a"
+    gate.proceed.set()
+    assert gate.take() == ["a"]
     assert not threaded_app.committed("billing")
 
     container.start()
-    assert received.get(timeout=PATIENCE_S) == "a"
-
-
-def test_a_resumed_container_fetches_again(threaded_app: App) -> None:
-    received: SimpleQueue[str] = SimpleQueue()
-
-    @message_listener(topic="orders", consumer_group="billing")
-    def bill(body: str) -> None:
-        received.put(body)
-
-    container = threaded_app.listen(bill)
-    threaded_app.send("orders", "a")
-    assert received.get(timeout=PATIENCE_S) == "a"
-
-    container.pause()
-    container.pause()
-    container.resume()
-    threaded_app.send("orders", "b")
-
-    assert received.get(timeout=PATIENCE_S) == "b"
+    assert gate.take() == ["a"]
 
 
 def test_whatever_a_fetch_raises_the_polling_thread_goes_on(threaded_app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mqtemplate.listener.container.membership._RETRY_POLL_MS", 1)
-    received: SimpleQueue[str] = SimpleQueue()
+    gate = Gate().opened()
     kinds = [KINDS[kind] for kind in ("panic", "exit", "interrupt", "generator exit", "without anything")]
 
-    @message_listener(topic="orders", consumer_group="billing")
-    def bill(body: str) -> None:
-        received.put(body)
-
-    container = threaded_app.listen(bill)
+    container = threaded_app.listen(gate.listener())
     refresh = container.member.queues.refresh
 
     def hostile() -> None:
@@ -265,7 +170,7 @@ def test_whatever_a_fetch_raises_the_polling_thread_goes_on(threaded_app: App, m
     eventually(lambda: not kinds, "each of them was raised", timeout_s=PATIENCE_S)
     threaded_app.send("orders", "good")
 
-    assert received.get(timeout=PATIENCE_S) == "good"
+    assert gate.take() == ["good"]
     assert container.state is ContainerState.RUNNING
 
 
@@ -275,10 +180,7 @@ def test_a_listener_whose_polling_thread_has_ended_is_not_ready(
     """Nothing that an application does ends the thread. If something does all the same, probes must see it."""
     broken = threading.Event()
 
-    @message_listener(topic="orders", consumer_group="billing")
-    def bill(body: str) -> None: ...
-
-    container = threaded_app.listen(bill)
+    container = threaded_app.listen(Gate().listener())
     container.on_broken = broken.set
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     monkeypatch.setattr(container.member, "_report", KINDS["panic"])
@@ -292,10 +194,7 @@ def test_a_listener_whose_polling_thread_has_ended_is_not_ready(
 
 
 def test_a_broker_that_is_closed_first_ends_its_listeners_without_an_error(threaded_app: App) -> None:
-    @message_listener(topic="orders", consumer_group="billing")
-    def bill(body: str) -> None: ...
-
-    container = threaded_app.listen(bill)
+    container = threaded_app.listen(Gate().listener())
     threaded_app.broker.close()
 
     eventually(lambda: container.state is ContainerState.BROKEN, "the container is broken", timeout_s=PATIENCE_S)
@@ -346,13 +245,8 @@ def test_a_damaged_record_is_reported_and_the_other_messages_arrive(
     threaded_app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The event names file and offset."""
-    received: SimpleQueue[str] = SimpleQueue()
-
-    @message_listener(topic="orders", consumer_group="billing", auto_startup=False)
-    def bill(body: str) -> None:
-        received.put(body)
-
-    [container] = threaded_app.registry.register(bill)
+    gate = Gate().opened()
+    [container] = threaded_app.registry.register(gate.listener(auto_startup=False))
     with capture_logs() as logs:
         container.start()
         poll = container.member.consumer.poll
@@ -365,9 +259,9 @@ def test_a_damaged_record_is_reported_and_the_other_messages_arrive(
 
         monkeypatch.setattr(container.member.consumer, "poll", damaged_poll)
         threaded_app.send("orders", "first", "second")
-        assert {received.get(timeout=PATIENCE_S) for _ in range(2)} == {"first", "second"}
+        assert set(gate.take(2)) == {"first", "second"}
         threaded_app.send("orders", "third")
-        assert received.get(timeout=PATIENCE_S) == "third"
+        assert gate.take() == ["third"]
         container.stop()
 
     [event] = [event for event in logs if event["event"] == "listener.record_corrupt"]
@@ -395,20 +289,6 @@ def test_fetching_pauses_while_too_many_messages_are_unfinished(
 
     assert {received.get(timeout=PATIENCE_S) for _ in range(500)} == set(range(500))
     assert max(most_in_flight) < 40 + 8
-
-
-def _in_thread(call: Callable[[], None]) -> Future[None]:
-    """Start *call* in a thread."""
-    future: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(call())
-        except Exception as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future
 
 
 def test_all_listeners_stop_fetching_before_the_first_one_waits_for_its_handlers(threaded_app: App) -> None:

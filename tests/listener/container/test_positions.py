@@ -3,35 +3,17 @@
 from __future__ import annotations
 
 import threading
-from queue import SimpleQueue
-from typing import TYPE_CHECKING
 
 import pytest
 
 from mqtemplate.errors import ListenerError
-from mqtemplate.listener import ConsumeMode, ContainerState, ListenerContainer, message_listener
+from mqtemplate.listener import ConsumeMode, ContainerState, message_listener
 from mqtemplate.message import MessageQueue
+from tests.kit import both_kinds
+from tests.listener.conftest import PATIENCE_S, App, Gate
 from tests.waiting import eventually
 
-if TYPE_CHECKING:
-    from tests.listener.conftest import App
-
 MODES = pytest.mark.parametrize("mode", list(ConsumeMode), ids=lambda mode: mode.value)
-SECOND = 1_000
-MINUTE = 60 * SECOND
-PATIENCE_S = 60
-
-
-def queue_of(app: App, queue_id: int = 0) -> MessageQueue:
-    return MessageQueue("orders", app.broker.name, queue_id)
-
-
-def listen(app: App, received: list[str], mode: ConsumeMode = ConsumeMode.CONCURRENTLY) -> ListenerContainer:
-    @message_listener(topic="orders", consumer_group="billing", consume_mode=mode, id="bill")
-    def bill(message: str) -> None:
-        received.append(message)
-
-    return app.listen(bill)
 
 
 # --- pause -------------------------------------------------------------------------------------------
@@ -40,50 +22,35 @@ def listen(app: App, received: list[str], mode: ConsumeMode = ConsumeMode.CONCUR
 @MODES
 def test_pause_holds_on_threads_too(threaded_app: App, mode: ConsumeMode) -> None:
     """A handler that runs finishes. The stop counts the fetched messages as unfinished; a restart gets them again."""
-    started, proceed = threading.Event(), threading.Event()
-    received: SimpleQueue[str] = SimpleQueue()
-
-    @message_listener(topic="orders", consumer_group="billing", consume_mode=mode, consume_thread_number=1)
-    def bill(message: str) -> None:
-        started.set()
-        assert proceed.wait(PATIENCE_S)
-        received.put(message)
-
-    container = threaded_app.listen(bill)
+    gate = Gate()
+    container = threaded_app.listen(gate.listener(consume_mode=mode, consume_thread_number=1))
     threaded_app.send("orders", "one", "two", "three")
-    assert started.wait(PATIENCE_S)
+    assert gate.started.wait(PATIENCE_S)
     eventually(lambda: container.member.queues.in_flight == 3, "all three are fetched")
 
     container.pause()
-    proceed.set()
-    assert received.get(timeout=PATIENCE_S) == "one"
+    gate.proceed.set()
+    assert gate.take() == ["one"]
     container.stop()
-    assert received.empty()
+    assert gate.is_empty
     container.start()
 
-    assert [received.get(timeout=PATIENCE_S) for _ in range(2)] == ["two", "three"]
+    assert gate.take(2) == ["two", "three"]
 
 
-def test_resume_continues_with_the_fetched_messages(threaded_app: App) -> None:
-    started, proceed = threading.Event(), threading.Event()
-    received: SimpleQueue[str] = SimpleQueue()
-
-    @message_listener(topic="orders", consumer_group="billing", consume_thread_number=1)
-    def bill(message: str) -> None:
-        started.set()
-        assert proceed.wait(PATIENCE_S)
-        received.put(message)
-
-    container = threaded_app.listen(bill)
+@both_kinds
+def test_resume_continues_with_the_fetched_messages(threaded_app: App, is_async: bool) -> None:
+    gate = Gate()
+    container = threaded_app.listen(gate.listener(is_async=is_async, consume_thread_number=1))
     threaded_app.send("orders", "one", "two", "three")
-    assert started.wait(PATIENCE_S)
+    assert gate.started.wait(PATIENCE_S)
     container.pause()
-    proceed.set()
-    assert received.get(timeout=PATIENCE_S) == "one"
+    gate.proceed.set()
+    assert gate.take() == ["one"]
 
     container.resume()
 
-    assert {received.get(timeout=PATIENCE_S) for _ in range(2)} == {"two", "three"}
+    assert set(gate.take(2)) == {"two", "three"}
 
 
 @MODES
@@ -113,28 +80,23 @@ def test_a_pause_at_any_moment_stops_all_threads(threaded_app: App, mode: Consum
 
 
 def test_seek_on_threads_waits_until_it_holds(threaded_app: App) -> None:
-    received: SimpleQueue[str] = SimpleQueue()
-
-    @message_listener(topic="orders", consumer_group="billing", id="bill")
-    def bill(message: str) -> None:
-        received.put(message)
-
-    container = threaded_app.listen(bill)
+    gate = Gate().opened()
+    container = threaded_app.listen(gate.listener())
     threaded_app.send("orders", "one", "two")
-    assert {received.get(timeout=PATIENCE_S) for _ in range(2)} == {"one", "two"}
+    assert set(gate.take(2)) == {"one", "two"}
 
-    container.seek(queue_of(threaded_app), 1)
-    assert received.get(timeout=PATIENCE_S) == "two"
+    container.seek(MessageQueue("orders", threaded_app.broker.name, 0), 1)
+    assert gate.take() == ["two"]
     container.rewind("1h")
 
-    assert {received.get(timeout=PATIENCE_S) for _ in range(2)} == {"one", "two"}
+    assert set(gate.take(2)) == {"one", "two"}
 
 
 # --- mistakes ----------------------------------------------------------------------------------------
 
 
 def test_a_stopped_listener_has_no_position_to_change(threaded_app: App) -> None:
-    container = listen(threaded_app, [])
+    container = threaded_app.listen(Gate().listener(id="bill"))
     container.stop()
     assert container.state is ContainerState.STOPPED
 

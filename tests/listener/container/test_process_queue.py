@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +14,7 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.listener.container.process_queue import ProcessQueue, ProcessQueues
 from mqtemplate.message import Message, MessageQueue, Property
 from mqtemplate.selectors.tags import TagSelector
+from tests.golden import check_script
 
 if TYPE_CHECKING:
     from tests.listener.conftest import MakeMessage
@@ -21,34 +22,37 @@ if TYPE_CHECKING:
 QUEUE = MessageQueue("orders", "broker-a", 0)
 
 
-@pytest.fixture
-def resumed() -> list[str]:
-    return []
+class Commands:
+    """``queue`` creates a process queue; the others print its offset to commit, and if it is full or has resumed."""
+
+    def __init__(self, make_message: MakeMessage) -> None:
+        self._make_message = make_message
+
+    def queue(self) -> list[str]:
+        self._events: list[str] = []
+        self._process = ProcessQueue(QUEUE, lambda: self._events.append("resumed"))
+        return self._state()
+
+    def add(self, first: str, count: str = "1", size: str = "100") -> list[str]:
+        """Add messages; print those that are unfinished already."""
+        for offset in range(int(first), int(first) + int(count)):
+            if not self._process.add(self._make_message(offset=offset, store_size=int(size))):
+                self._events.append(f"has {offset}")
+        return self._state()
+
+    def finish(self, first: str, count: str = "1") -> list[str]:
+        for offset in range(int(first), int(first) + int(count)):
+            self._process.finish(offset)
+        return self._state()
+
+    def _state(self) -> list[str]:
+        words = [f"commit {self._process.commit_offset}", *["full"] * self._process.is_full, *self._events]
+        self._events.clear()
+        return [" ".join(words)]
 
 
-@pytest.fixture
-def process(resumed: list[str]) -> ProcessQueue:
-    return ProcessQueue(QUEUE, lambda: resumed.append("resumed"))
-
-
-def test_an_unread_queue_may_not_be_committed(process: ProcessQueue) -> None:
-    """Otherwise a group that starts at offset 100 would be set back to 0."""
-    assert process.commit_offset == -1
-
-
-def test_the_first_unfinished_message_is_the_offset_to_commit(process: ProcessQueue, make_message: MakeMessage) -> None:
-    for offset in range(5, 9):
-        process.add(make_message(offset=offset))
-
-    process.finish(6)
-    process.finish(7)
-    assert process.commit_offset == 5
-
-    process.finish(5)
-    assert process.commit_offset == 8
-
-    process.finish(8)
-    assert process.commit_offset == 9
+def test_a_process_queue_does_as_the_script_says(make_message: MakeMessage) -> None:
+    check_script(Path(__file__).parent / "process_queue.script", Commands(make_message))
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # the fixture has no state
@@ -63,47 +67,6 @@ def test_no_unfinished_message_is_before_the_offset_to_commit(make_message: Make
         process.finish(offset)
         unfinished.remove(offset)
         assert process.commit_offset == min(unfinished, default=8)
-
-
-def test_an_unfinished_message_is_not_added_twice(process: ProcessQueue, make_message: MakeMessage) -> None:
-    """It is fetched twice if a queue was reassigned and assigned back at once."""
-    assert process.add(make_message(offset=3))
-    assert not process.add(make_message(offset=3))
-
-
-def test_a_queue_that_is_read_again_commits_a_lower_offset(process: ProcessQueue, make_message: MakeMessage) -> None:
-    for offset in (7, 8):
-        process.add(make_message(offset=offset))
-        process.finish(offset)
-
-    process.add(make_message(offset=4))
-
-    assert process.commit_offset == 4
-
-
-def test_a_queue_is_full_with_a_thousand_unfinished_messages(
-    process: ProcessQueue, resumed: list[str], make_message: MakeMessage
-) -> None:
-    """Flow control: fetching pauses, and resumes when half of them are finished."""
-    for offset in range(1_000):
-        process.add(make_message(offset=offset))
-    assert process.is_full
-
-    for offset in range(499):
-        process.finish(offset)
-    assert process.is_full
-    assert resumed == []
-
-    process.finish(499)
-    assert not process.is_full
-    assert resumed == ["resumed"]
-
-
-def test_a_queue_is_full_with_64_mebibytes(process: ProcessQueue, make_message: MakeMessage) -> None:
-    for offset in range(16):
-        process.add(make_message(offset=offset, store_size=4 << 20))
-
-    assert process.is_full
 
 
 def test_a_redelivered_message_belongs_to_a_queue_of_the_retry_topic(make_message: MakeMessage) -> None:

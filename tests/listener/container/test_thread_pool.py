@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mqtemplate.listener.container.workers import ConsumeThreadPool
+from mqtemplate.listener.container.consume_service import ConsumeThreadPool
 
 PATIENCE_S = 30
+MakePool = Callable[..., ConsumeThreadPool]
 
 
 class Work:
@@ -42,7 +43,7 @@ def work() -> Work:
 
 
 @pytest.fixture
-def make_pool(work: Work) -> Iterator[Callable[..., ConsumeThreadPool]]:
+def make_pool(work: Work) -> Iterator[MakePool]:
     pools: list[ConsumeThreadPool] = []
 
     def make(number: int, maximum: int = 64) -> ConsumeThreadPool:
@@ -60,7 +61,7 @@ def supervise_until(pool: ConsumeThreadPool, event: threading.Event) -> None:
         pool.supervise()
 
 
-def test_one_thread_is_enough_for_quick_work(work: Work, make_pool: Callable[..., ConsumeThreadPool]) -> None:
+def test_one_thread_is_enough_for_quick_work(work: Work, make_pool: MakePool) -> None:
     pool = make_pool(20)
     done = threading.Event()
 
@@ -74,9 +75,7 @@ def test_one_thread_is_enough_for_quick_work(work: Work, make_pool: Callable[...
     assert len(work.threads) == 1
 
 
-def test_a_second_thread_is_woken_if_the_first_one_hangs(
-    work: Work, make_pool: Callable[..., ConsumeThreadPool]
-) -> None:
+def test_a_second_thread_is_woken_if_the_first_one_hangs(work: Work, make_pool: MakePool) -> None:
     """The second function ends the first one. With one thread neither would end."""
     pool = make_pool(2)
     proceed, done = threading.Event(), threading.Event()
@@ -88,7 +87,7 @@ def test_a_second_thread_is_woken_if_the_first_one_hangs(
     assert len(work.threads) == 2
 
 
-def test_there_are_never_more_threads_than_configured(work: Work, make_pool: Callable[..., ConsumeThreadPool]) -> None:
+def test_there_are_never_more_threads_than_configured(work: Work, make_pool: MakePool) -> None:
     pool = make_pool(3)
     three = threading.Barrier(3)
     count = threading.Semaphore(3)
@@ -109,9 +108,7 @@ def test_there_are_never_more_threads_than_configured(work: Work, make_pool: Cal
     assert not any(too_many)
 
 
-def test_a_hanging_thread_is_replaced_up_to_the_maximum(
-    work: Work, make_pool: Callable[..., ConsumeThreadPool]
-) -> None:
+def test_a_hanging_thread_is_replaced_up_to_the_maximum(work: Work, make_pool: MakePool) -> None:
     pool = make_pool(1, 2)
     started, proceed, done = threading.Event(), threading.Event(), threading.Event()
 
@@ -133,7 +130,7 @@ def test_a_hanging_thread_is_replaced_up_to_the_maximum(
     assert pool.replace() is not None
 
 
-def test_an_error_of_the_broker_ends_no_thread(work: Work, make_pool: Callable[..., ConsumeThreadPool]) -> None:
+def test_an_error_of_the_broker_ends_no_thread(work: Work, make_pool: MakePool) -> None:
     pool = make_pool(1)
     done = threading.Event()
 
@@ -147,7 +144,7 @@ def test_an_error_of_the_broker_ends_no_thread(work: Work, make_pool: Callable[.
     assert len(work.threads) == 1
 
 
-def test_a_stop_finishes_the_ready_work(work: Work, make_pool: Callable[..., ConsumeThreadPool]) -> None:
+def test_a_stop_finishes_the_ready_work(work: Work, make_pool: MakePool) -> None:
     pool = make_pool(2)
     done: list[int] = []
     work.pieces += [lambda: done.append(1)] * 100

@@ -14,10 +14,9 @@ from structlog.testing import capture_logs
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import EventLoopBlockedError, UnsupportedError
-from mqtemplate.listener import current_message, message_listener
+from mqtemplate.listener import message_listener
 from mqtemplate.listener.container import virtual
 from mqtemplate.listener.container.virtual import VirtualLoop
-from mqtemplate.message import MessageExt
 from mqtemplate.template import RocketMQTemplate
 
 if TYPE_CHECKING:
@@ -45,28 +44,6 @@ def sleeper(done: list[str], seconds: float = 3, **attributes: Any) -> Callable[
 # --- sleeping ------------------------------------------------------------------------------------
 
 
-def test_a_handler_sleeps_in_virtual_time(app: App, done: list[str]) -> None:
-    app.listen(sleeper(done))
-    app.send("orders", "a")
-    app.run_until_idle()
-
-    app.advance(2_999)
-    assert done == []
-    app.advance(1)
-    assert done == ["a"]
-
-
-def test_a_long_sleep_takes_no_real_time(app: App, done: list[str]) -> None:
-    """Longer than a day: asyncio sleeps at most a day at once. A year in floats is exact enough."""
-    app.listen(sleeper(done, 400 * 24 * HOUR_S + 0.1))
-    app.send("orders", "a")
-    app.advance(400 * 24 * HOUR_S * SECOND + 99)
-
-    assert done == []
-    app.advance(1)
-    assert done == ["a"]
-
-
 def test_sleeps_of_this_python_are_told_from_timeouts() -> None:
     """asyncio schedules a private function of its own for a sleep. If another version has another one, see below."""
     scheduled: list[object] = []
@@ -91,74 +68,6 @@ def test_a_handler_sleeps_also_where_sleeps_cannot_be_told_from_timeouts(
     app.advance(3 * SECOND)
 
     assert done == ["a"]
-
-
-def test_a_sleeping_message_is_not_committed(app: App, done: list[str]) -> None:
-    app.listen(sleeper(done))
-    app.send("orders", "a")
-
-    app.advance(SECOND)
-    assert app.committed("billing") in (None, 0)
-    app.advance(2 * SECOND)
-    assert app.committed("billing") == 1
-
-
-def test_handlers_sleep_side_by_side_up_to_the_number_of_threads(app: App, done: list[str]) -> None:
-    app.listen(sleeper(done, consume_thread_number=2))
-    app.send("orders", *"abcde")
-
-    app.advance(3 * SECOND)
-    assert done == ["a", "b"]
-    app.advance(3 * SECOND)
-    assert done == ["a", "b", "c", "d"]
-    app.advance(3 * SECOND)
-    assert done == ["a", "b", "c", "d", "e"]
-
-
-def test_an_ordered_queue_waits_for_a_sleeping_handler(app: App, done: list[str]) -> None:
-    app.listen(sleeper(done, consume_mode="ORDERLY"))
-    app.send("orders", "a", "b")
-
-    app.advance(3 * SECOND)
-    assert done == ["a"]
-    app.advance(3 * SECOND)
-    assert done == ["a", "b"]
-
-
-def test_a_handler_that_fails_after_a_sleep_is_retried(app: App) -> None:
-    tried: list[int] = []
-
-    @message_listener(topic="orders", consumer_group="billing")
-    async def bill(message: MessageExt) -> None:
-        await virtual_sleep(1)
-        tried.append(app.broker.clock.now_ms() - started_ms)
-        if len(tried) < 2:
-            raise RuntimeError("not today")
-
-    started_ms = app.broker.clock.now_ms()
-    app.listen(bill)
-    app.send("orders", "a")
-    app.advance(60 * SECOND)
-
-    assert tried == [1 * SECOND, 12 * SECOND]  # a second, ten seconds until the retry, a second
-
-
-def test_a_handler_keeps_its_message_while_it_sleeps(app: App) -> None:
-    seen: list[tuple[str, str]] = []
-
-    @message_listener(topic="orders", consumer_group="billing")
-    async def bill(body: str) -> None:
-        await virtual_sleep(3)
-        message = current_message()
-        assert message is not None
-        seen.append((body, message.body.decode()))
-
-    app.listen(bill)
-    app.send("orders", "a", "b")
-    app.advance(3 * SECOND)
-
-    assert seen == [("a", "a"), ("b", "b")]
-    assert current_message() is None
 
 
 def test_a_timeout_of_asyncio_ends_in_virtual_time(app: App, done: list[str]) -> None:
@@ -248,9 +157,7 @@ def echo_port() -> Iterator[int]:
         thread.join()
 
 
-def test_a_handler_uses_a_socket(app: App, done: list[str], echo_port: int) -> None:
-    """Its timeout does not pass in virtual time while the server answers."""
-
+def echoing(done: list[str], echo_port: int) -> Callable[..., Any]:
     @message_listener(topic="orders", consumer_group="billing")
     async def bill(body: str) -> None:
         async with asyncio.timeout(5):
@@ -260,7 +167,13 @@ def test_a_handler_uses_a_socket(app: App, done: list[str], echo_port: int) -> N
             writer.close()
             await writer.wait_closed()
 
-    app.listen(bill)
+    return bill
+
+
+def test_a_handler_uses_a_socket(app: App, done: list[str], echo_port: int) -> None:
+    """Its timeout does not pass in virtual time while the server answers."""
+
+    app.listen(echoing(done, echo_port))
     app.send("orders", "a", "b")
     app.advance(60 * SECOND)
 
@@ -275,17 +188,8 @@ def test_a_handler_uses_a_socket_while_background_tasks_sleep(app: App, done: li
         background.append(asyncio.ensure_future(virtual_sleep(HOUR_S)))
         await asyncio.wait(background, timeout=0)
 
-    @message_listener(topic="orders", consumer_group="billing")
-    async def bill(body: str) -> None:
-        async with asyncio.timeout(5):
-            reader, writer = await asyncio.open_connection("127.0.0.1", echo_port)
-            writer.write(f"{body}\n".encode())
-            done.append((await reader.readline()).decode().strip())
-            writer.close()
-            await writer.wait_closed()
-
     app.registry.loop.run(on_start())
-    app.listen(bill)
+    app.listen(echoing(done, echo_port))
     app.send("orders", "a")
     app.run_until_idle()
 
@@ -310,18 +214,6 @@ def test_a_handler_uses_a_thread(app: App, done: list[str]) -> None:
 
 
 # --- stop ----------------------------------------------------------------------------------------
-
-
-def test_a_stop_lets_sleeping_handlers_finish(app: App, done: list[str]) -> None:
-    """Virtual time passes, up to await_termination_millis_when_shutdown."""
-    container = app.listen(sleeper(done, await_termination_millis_when_shutdown=5 * SECOND))
-    app.send("orders", "a")
-    app.run_until_idle()
-
-    container.stop()
-
-    assert done == ["a"]
-    assert app.committed("billing") == 1
 
 
 def test_a_stop_cancels_handlers_that_sleep_longer(app: App, done: list[str]) -> None:

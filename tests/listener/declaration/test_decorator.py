@@ -7,11 +7,8 @@ from typing import Any
 import pytest
 from dependency_injector.wiring import Provide, inject
 
-from mqtemplate.broker import ConsumeFromWhere, MessageModel
 from mqtemplate.errors import ListenerError
-from mqtemplate.listener import ConsumeMode, ListenerSpec, listener_specs, message_listener
-from mqtemplate.listener.declaration.decorator import MESSAGE_LISTENER
-from mqtemplate.selectors.tags import SelectorType
+from mqtemplate.listener import ListenerSpec, listener_specs, message_listener
 
 
 def test_a_decorated_function_is_the_same_function() -> None:
@@ -36,59 +33,6 @@ def test_a_decorated_class_is_the_same_class() -> None:
     assert isinstance(decorated(), ScheduleListener)
     [spec] = listener_specs(ScheduleListener)
     assert (spec.topics, spec.consumer_group) == (("schedule-message-topic",), "schedule-consumer-group")
-
-
-def test_the_defaults_are_those_of_the_spring_annotation() -> None:
-    spec = ListenerSpec(topics=("t",), consumer_group="g", attributes={})
-
-    def resolve(text: str) -> str:
-        if "enable-msg-trace" in text:
-            return "false"
-        return "1000" if "await-termination" in text else text
-
-    assert MESSAGE_LISTENER.read("listener t", spec, resolve) == {
-        "selector_type": SelectorType.TAG,
-        "selector_expression": "*",
-        "consume_mode": ConsumeMode.CONCURRENTLY,
-        "message_model": MessageModel.CLUSTERING,
-        "consume_thread_max": 64,
-        "consume_thread_number": 20,
-        "max_reconsume_times": -1,
-        "consume_timeout": 15,
-        "reply_timeout": 3_000,
-        "access_key": "${rocketmq.consumer.access-key:}",
-        "secret_key": "${rocketmq.consumer.secret-key:}",
-        "enable_msg_trace": False,
-        "customized_trace_topic": "${rocketmq.consumer.customized-trace-topic:}",
-        "name_server": "${rocketmq.name-server:}",
-        "access_channel": "${rocketmq.access-channel:}",
-        "tls_enable": False,
-        "namespace": "",
-        "namespace_v2": "",
-        "delay_level_when_next_consume": 0,
-        "suspend_current_queue_time_millis": 1_000,
-        "await_termination_millis_when_shutdown": 1_000,
-        "instance_name": "DEFAULT",
-        "pull_interval": 0,
-        "pull_batch_size": 32,
-        "consume_message_batch_max_size": 1,
-        "consume_from_where": ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
-        # attributes that Spring does not have
-        "broker": "",
-        "error_handler": None,
-        "converter": None,
-        "content_type": "",
-        "charset": "",
-        "retry": None,
-        "retry_for": (),
-        "not_retry_for": (),
-        "consume_timestamp": None,
-        "batch": None,
-        "middlewares": (),
-        "enabled": True,
-        "auto_startup": True,
-        "id": "",
-    }
 
 
 def test_several_topics_are_one_subscription() -> None:

@@ -19,14 +19,13 @@ from mqtemplate.errors import ListenerError
 from mqtemplate.listener.declaration.decorator import MESSAGE_LISTENER
 from mqtemplate.listener.declaration.settings import ListenerSettings
 from mqtemplate.testing import Harness
+from tests.kit import application
 
 pytestmark = pytest.mark.feature("enhancers")
 
-IN_MEMORY = {"rocketmq.name-server": "embedded:memory", "shop.suffix": "-berlin"}
-
 
 def app_of(*components: object) -> MQApplication:
-    return MQApplication(*components, settings=IN_MEMORY, environment={}, clock=VirtualClock())
+    return application(*components, settings={"shop.suffix": "-berlin"})
 
 
 def settings_of(*components: object) -> ListenerSettings:

@@ -7,26 +7,20 @@ import pytest
 from mqtemplate import (
     ConsumeStatus,
     MessageExt,
-    MQApplication,
-    VirtualClock,
     message_listener,
 )
 from mqtemplate.errors import ListenerError
 from mqtemplate.testing import Harness
+from tests.kit import application
 
 pytestmark = pytest.mark.feature("error-handler")
 
-IN_MEMORY = {"rocketmq.name-server": "embedded:memory"}
 errors: list[tuple[str, object]] = []
 
 
 @pytest.fixture(autouse=True)
 def no_errors() -> None:
     errors.clear()
-
-
-def app_of(*components: object) -> MQApplication:
-    return MQApplication(*components, settings=IN_MEMORY, environment={}, clock=VirtualClock())
 
 
 def note(error: BaseException, message: MessageExt) -> None:
@@ -43,7 +37,7 @@ def test_it_may_declare_the_message_done() -> None:
             note(error, message)
             return ConsumeStatus.CONSUME_SUCCESS
 
-    with app_of(Billing) as app:
+    with application(Billing) as app:
         app.template.sync_send("orders", "order 0")
         harness = Harness(app)
         harness.advance("1h")
@@ -57,7 +51,7 @@ def test_a_dotted_name_names_a_function() -> None:
     def bill(order: str) -> None:
         raise OSError("no answer")
 
-    with app_of(bill) as app:
+    with application(bill) as app:
         assert app.containers[0].endpoint.on_error is note
 
 
@@ -78,6 +72,6 @@ def test_a_wrong_error_handler_is_refused_at_the_start(given: object, text: str)
     def bill(order: str) -> None: ...
 
     with pytest.raises(ListenerError) as raised:
-        app_of(bill).start()
+        application(bill).start()
 
     assert text in str(raised.value)

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from mqtemplate import JsonMessageConverter, MQApplication, VirtualClock, message_listener, service
+from mqtemplate import JsonMessageConverter, message_listener, service
 from mqtemplate.converter import CONTENT_TYPE
 from mqtemplate.errors import ConfigurationError, ListenerError
 from mqtemplate.testing import Harness, messages_in
+from tests.kit import application
 
 pytestmark = pytest.mark.feature("listener-converter")
-
-IN_MEMORY = {"rocketmq.name-server": "embedded:memory"}
 
 
 class Upper:
@@ -33,19 +32,15 @@ class Upper:
         return body.decode().lower()
 
 
-def app_of(*components: object) -> MQApplication:
-    return MQApplication(*components, settings=IN_MEMORY, environment={}, clock=VirtualClock())
-
-
 @pytest.mark.parametrize("converter", [Upper(), Upper, f"{__name__}.Upper"])
 def test_a_listener_has_a_converter_of_its_own_for_bodies_and_replies(converter: object) -> None:
-    """An object, a class, or its dotted name. Other listeners and the template use that of the application."""
+    """An object, a class, or its dotted name. Other listeners and the template use the application's converter."""
 
     @message_listener("prices", "pricing", converter=converter)
     def price(item: str) -> str:
         return f"{item}: 3 eur"
 
-    with app_of(price) as app:
+    with application(price) as app:
         answer = app.template.async_send_and_receive("prices", "TEA", bytes)
         Harness(app).run_until_idle()
 
@@ -59,7 +54,7 @@ def test_a_class_of_converters_is_that_of_the_application() -> None:
     @message_listener("prices", "pricing", converter=Own)
     def price(item: str) -> None: ...
 
-    with app_of(price, Own) as app:
+    with application(price, Own) as app:
         assert app.containers[0].converter is app.get(Own)
 
 
@@ -70,7 +65,7 @@ def test_a_content_type_holds_for_bodies_without_one_and_for_replies() -> None:
     def price(item: str) -> str:
         return item
 
-    with app_of(price) as app:
+    with application(price) as app:
         app.template.sync_send("prices", "TEA")
         app.template.sync_send("prices", "TEA", headers={"contentType": "text/csv"})
         reply = app.template.async_send_and_receive("prices", "TEA", dict, timeout=3_000)
@@ -88,7 +83,7 @@ def test_a_charset_holds_for_text() -> None:
     def read(text: str) -> None:
         received.append(text)
 
-    with app_of(read) as app:
+    with application(read) as app:
         app.template.sync_send("news", "消息".encode("gbk"))
         Harness(app).run_until_idle()
 
@@ -96,7 +91,7 @@ def test_a_charset_holds_for_text() -> None:
 
 
 def test_a_template_writes_text_in_the_charset_of_its_converter() -> None:
-    with app_of(JsonMessageConverter("gbk")) as app:
+    with application(JsonMessageConverter("gbk")) as app:
         app.template.sync_send("news", "消息")
 
         assert messages_in(app.broker, "news")[0].body == "消息".encode("gbk")
@@ -126,4 +121,4 @@ def test_a_wrong_converter_is_refused_at_the_start(
     def price(item: str) -> None: ...
 
     with pytest.raises(error, match=text):
-        app_of(price).start()
+        application(price).start()

@@ -7,22 +7,17 @@ from dataclasses import dataclass
 
 import pytest
 
-from mqtemplate import MessageExt, MQApplication, VirtualClock, message_listener, on_tag
+from mqtemplate import MessageExt, message_listener, on_tag
 from mqtemplate.errors import ListenerError
 from mqtemplate.testing import Harness
+from tests.kit import application
 
 pytestmark = pytest.mark.feature("tag-methods")
-
-IN_MEMORY = {"rocketmq.name-server": "embedded:memory"}
 
 
 @dataclass
 class Payment:
     amount: int
-
-
-def app_of(*components: object) -> MQApplication:
-    return MQApplication(*components, settings=IN_MEMORY, environment={}, clock=VirtualClock())
 
 
 class Received:
@@ -46,7 +41,7 @@ class Billing:
 
 def test_each_method_gets_the_messages_of_its_tags_in_its_own_type() -> None:
     """A plain and an ``async`` method stand side by side, each with parameters of its own."""
-    with app_of(Received, Billing) as app:
+    with application(Received, Billing) as app:
         app.template.sync_send("orders:paid", Payment(7))
         app.template.sync_send("orders:returned", "tea")
         app.template.sync_send("orders:refunded", "milk")
@@ -60,7 +55,7 @@ def test_each_method_gets_the_messages_of_its_tags_in_its_own_type() -> None:
 
 
 def test_the_listener_subscribes_to_the_tags_of_its_methods() -> None:
-    with app_of(Received, Billing) as app:
+    with application(Received, Billing) as app:
         assert app.containers[0].endpoint.settings.selector.expression == "paid || refunded || returned"
 
 
@@ -69,7 +64,7 @@ def test_on_message_beside_them_gets_all_other_messages() -> None:
         def on_message(self, body: bytes) -> None:
             self.calls.append(("other", body))
 
-    with app_of(Received, message_listener("orders", "billing")(Rest)) as app:
+    with application(Received, message_listener("orders", "billing")(Rest)) as app:
         for tag in (":paid", ":unknown", ""):
             app.template.sync_send(f"orders{tag}", '{"amount": 1}')
         Harness(app).run_until_idle()
@@ -86,7 +81,7 @@ def test_a_message_without_a_method_is_a_dead_letter() -> None:
         @on_tag("paid")
         def paid(self, order: str) -> None: ...
 
-    with app_of(Paid) as app:
+    with application(Paid) as app:
         harness = Harness(app, raise_handler_errors=False)
         app.template.sync_send("orders:lost", "tea")
         harness.advance("1s")
@@ -106,7 +101,7 @@ def test_a_failed_method_is_retried_with_its_tag() -> None:
             if len(attempts) == 1:
                 raise OSError("no answer")
 
-    with app_of(Failing) as app:
+    with application(Failing) as app:
         app.template.sync_send("orders:paid", "tea")
         Harness(app, raise_handler_errors=False).advance("2s")
 
@@ -147,7 +142,7 @@ class SelectsLess:
 )
 def test_a_wrong_class_is_refused_at_the_start(listener: type, text: str) -> None:
     with pytest.raises(ListenerError) as raised:
-        app_of(listener).start()
+        application(listener).start()
 
     assert text in str(raised.value)
 
@@ -159,7 +154,7 @@ def test_a_tag_is_a_name(tags: Sequence[str]) -> None:
 
 
 def test_only_methods_have_tags() -> None:
-    with pytest.raises(ListenerError, match="is no method; decorate a method of a listener class"):
+    with pytest.raises(ListenerError, match="is not a method; decorate a method of a listener class"):
         on_tag("paid")(Billing)
 
 

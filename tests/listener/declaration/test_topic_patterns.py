@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from mqtemplate import Message, MessageExt, MQApplication, VirtualClock, message_listener
+from mqtemplate import Message, MessageExt, message_listener
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener.declaration.resolution import is_pattern, matching
 from mqtemplate.testing import Harness
+from tests.kit import application
 
 pytestmark = pytest.mark.feature("topic-patterns")
 
@@ -24,14 +25,9 @@ def nothing_received() -> None:
     received.clear()
 
 
-def app_of(*components: object) -> MQApplication:
-    settings = {"rocketmq.name-server": "embedded:memory"}
-    return MQApplication(*components, settings=settings, environment={}, clock=VirtualClock())
-
-
 def test_topics_that_exist_and_those_that_are_created_later_are_read() -> None:
     """A new topic is found within half a minute, and read from its first message on."""
-    with app_of(audit) as app:
+    with application(audit) as app:
         harness = Harness(app)
         app.template.sync_send("orders-berlin", "tea")
         app.template.sync_send("invoices-berlin", "1")
@@ -49,7 +45,7 @@ def test_a_name_may_stand_beside_a_pattern() -> None:
     def note(message: MessageExt) -> None:
         received.append((message.topic, message.body))
 
-    with app_of(note) as app:
+    with application(note) as app:
         harness = Harness(app)
         app.broker.create_topic("orders-1", 1)
         app.broker.create_topic("orders-12", 1)
@@ -70,7 +66,7 @@ def test_a_retry_of_a_message_survives_a_new_topic() -> None:
         if len(attempts) == 1:
             raise OSError("no answer")
 
-    with app_of(fail_once) as app:
+    with application(fail_once) as app:
         harness = Harness(app, raise_handler_errors=False)
         app.template.sync_send("orders-berlin", "tea")
         harness.advance("31s")
@@ -85,7 +81,7 @@ def test_members_of_a_group_must_have_equal_patterns() -> None:
     def other(message: MessageExt) -> None: ...
 
     with pytest.raises(ListenerError, match=r"have different subscriptions: orders-\*:\* and orders-b\*:\*"):
-        app_of(audit, other).start()
+        application(audit, other).start()
 
 
 def test_only_these_characters_make_a_pattern() -> None:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mqtemplate import DeadLetter
 from mqtemplate.listener import ConsumeMode, message_listener
-from mqtemplate.message import Message, MessageExt, MessageQueue, Property
+from mqtemplate.message import MessageExt, MessageQueue, Property
 from mqtemplate.record import dead_letter
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.compression import CompressionType
@@ -68,39 +67,6 @@ def test_a_dead_letter_explains_itself(app: App, mode: ConsumeMode) -> None:
     assert (dead.msg_id, dead.tags, dead.properties[Property.DLQ_ORIGIN_TOPIC]) == (sent.msg_id, "paid", "orders")
 
 
-def test_a_dead_letter_has_the_time_of_its_first_failure(app: App) -> None:
-    start_ms = app.broker.clock.now_ms()
-    listen(app, PaymentError("card declined"), retry=["2s", "3s"])
-    app.send("orders", "bad")
-    app.advance(5 * SECOND)
-
-    assert only_dead_letter(app).properties[dead_letter.FIRST_FAILED_AT] == iso_time(start_ms)
-
-
-def test_the_reason_of_the_handler_is_the_text(app: App) -> None:
-    listen(app, DeadLetter("customer 7 was deleted"))
-    app.send("orders", "bad")
-    app.run_until_idle()
-
-    headers = only_dead_letter(app).user_properties
-    assert headers[dead_letter.EXCEPTION] == "mqtemplate.DeadLetter"
-    assert headers[dead_letter.MESSAGE] == "customer 7 was deleted"
-
-
-def test_an_invalid_body_has_the_error_of_the_conversion(app: App) -> None:
-    @message_listener(topic="orders", consumer_group="billing")
-    def bill(order: dict[str, int]) -> None: ...
-
-    app.listen(bill)
-    app.send("orders", "no json")
-    app.run_until_idle()
-
-    headers = only_dead_letter(app).user_properties
-    assert headers[dead_letter.EXCEPTION] == "mqtemplate.errors.ConversionError"
-    assert "Invalid JSON" in headers[dead_letter.MESSAGE]
-    assert dead_letter.STACK not in headers
-
-
 def test_long_texts_are_shortened_and_separators_of_properties_replaced(app: App) -> None:
     r"""RocketMQ separates properties by ``\x01`` and ``\x02``."""
     listen(app, PaymentError("a\x01b\x02c" + "é" * 10_000), depth=100, max_reconsume_times=0)
@@ -111,14 +77,6 @@ def test_long_texts_are_shortened_and_separators_of_properties_replaced(app: App
     assert headers[dead_letter.MESSAGE].startswith("a b c")
     assert len(headers[dead_letter.MESSAGE]) == 500
     assert len(headers[dead_letter.STACK]) <= 2_000
-
-
-def test_a_message_whose_properties_have_no_room_is_a_dead_letter_all_the_same(app: App) -> None:
-    listen(app, PaymentError("card declined"), max_reconsume_times=0)
-    app.broker.sends.send(Message("orders", b"bad", {"data": "x" * 32_000}), MessageQueue("orders", app.broker.name, 0))
-    app.run_until_idle()
-
-    assert only_dead_letter(app).body == b"bad"
 
 
 @pytest.mark.parametrize("payload_type", [bytes, str, dict])

@@ -13,7 +13,7 @@ from mqtemplate.context import ApplicationContext, AutoConfiguration
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener import message_listener
 from mqtemplate.testing.harness import StartApp
-from tests.listener.handler.conftest import Shop
+from tests.kit import Kit
 
 events: list[str] = []
 
@@ -68,39 +68,16 @@ async def ship(order: str) -> None:
     events.append(order)
 
 
-def test_a_handler_runs_inside_of_the_contexts_of_starters(shop: Shop) -> None:
-    shop.start(bill, starters=STARTERS).template.sync_send("orders", "A1")
-    shop.harness.run_until_idle()
-
-    assert events == ["enter outer", "enter sync", "A1", "leave sync", "leave outer"]
-
-
-def test_a_test_names_the_handler_and_not_what_is_around_it(shop: Shop) -> None:
+def test_a_test_names_the_handler_and_not_what_is_around_it(kit: Kit) -> None:
     class Packing:
         @message_listener(topic="orders", consumer_group="packing")
         def pack(self, order: str) -> None: ...
 
-    shop.start(bill, Packing, starters=STARTERS).template.sync_send("orders", "A1")
-    shop.harness.run_until_idle()
+    kit.start(bill, Packing, starters=STARTERS)
+    kit.handle("A1")
 
-    shop.harness.assert_received(bill, times=1)
-    shop.harness.assert_received(Packing, times=1)
-
-
-def test_an_async_handler_runs_inside_of_async_contexts(shop: Shop) -> None:
-    shop.start(ship, starters=STARTERS).template.sync_send("orders", "A1")
-    shop.harness.run_until_idle()
-
-    assert events == ["enter outer", "enter async", "A1", "leave async", "leave outer"]
-
-
-@pytest.mark.mqtemplate(raise_handler_errors=False)
-def test_the_contexts_see_the_error_of_the_handler(shop: Shop) -> None:
-    shop.start(bill, starters=STARTERS).template.sync_send("orders", "bad")
-    shop.harness.run_until_idle()
-
-    assert events[2:5] == ["bad", "sync sees no customer", "leave sync"]
-    assert events[5] == "outer sees no customer"
+    kit.harness.assert_received(bill, times=1)
+    kit.harness.assert_received(Packing, times=1)
 
 
 @middleware
@@ -122,27 +99,31 @@ def store(order: str, session: Annotated[str, Depends(session)]) -> None:
     events.append(order)
 
 
-def test_the_contexts_are_outside_of_middlewares_and_of_providers(shop: Shop) -> None:
-    """So a middleware and a provider may use what the framework has in its context, such as a database session."""
-    shop.start(store, Noting, starters=STARTERS).template.sync_send("orders", "A1")
-    shop.harness.run_until_idle()
-
-    assert events == [
-        *("enter outer", "enter sync", "enter middleware", "open session"),
+OUTER, SYNC, ASYNC = ("enter outer", "leave outer"), ("enter sync", "leave sync"), ("enter async", "leave async")
+AROUND = ("enter middleware", "leave middleware")
+# The contexts are outside of middlewares and of providers, so these may use what the framework has in its context.
+CALLS: list[tuple[list[object], str, list[str]]] = [
+    ([bill], "A1", [OUTER[0], SYNC[0], "A1", SYNC[1], OUTER[1]]),
+    ([ship], "A1", [OUTER[0], ASYNC[0], "A1", ASYNC[1], OUTER[1]]),
+    ([bill], "bad", [OUTER[0], SYNC[0], "bad", "sync sees no customer", SYNC[1], "outer sees no customer", OUTER[1]]),
+    (
+        [store, Noting],
         "A1",
-        *("close session", "leave middleware", "leave sync", "leave outer"),
-    ]
+        [OUTER[0], SYNC[0], AROUND[0], "open session", "A1", "close session", AROUND[1], SYNC[1], OUTER[1]],
+    ),
+    ([ship, Noting], "A1", [OUTER[0], ASYNC[0], AROUND[0], "A1", AROUND[1], ASYNC[1], OUTER[1]]),
+]
 
 
-def test_the_contexts_are_around_a_middleware_of_an_async_handler(shop: Shop) -> None:
-    shop.start(ship, Noting, starters=STARTERS).template.sync_send("orders", "A1")
-    shop.harness.run_until_idle()
+@pytest.mark.parametrize(("components", "order", "expected"), CALLS)
+@pytest.mark.mqtemplate(raise_handler_errors=False)
+def test_a_handler_runs_inside_of_the_contexts_of_starters(
+    kit: Kit, components: list[object], order: str, expected: list[str]
+) -> None:
+    kit.start(*components, starters=STARTERS)
+    kit.handle(order)
 
-    assert events == [
-        *("enter outer", "enter async", "enter middleware"),
-        "A1",
-        *("leave middleware", "leave async", "leave outer"),
-    ]
+    assert events == expected
 
 
 def test_without_a_context_the_handler_is_called_directly(mqtemplate_app: StartApp) -> None:

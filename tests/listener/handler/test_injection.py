@@ -15,7 +15,7 @@ from mqtemplate.errors import ListenerError
 from mqtemplate.listener import ListenerRegistry
 from mqtemplate.testing import Harness
 from mqtemplate.testing.harness import StartApp
-from tests.listener.handler.conftest import Shop
+from tests.kit import Kit
 
 EVENTS: list[Any] = []
 
@@ -92,17 +92,17 @@ async def tenant(message: MessageExt) -> str:
     return message.user_properties["tenant"]
 
 
-def run(shop: Shop, handler: Any, *components: object) -> None:
+def run(kit: Kit, handler: Any, *components: object) -> None:
     """Start a listener of ``orders`` and send it one message."""
-    shop.start(handler, Audit, Engine, *components, settings={"shop": {"limit": 3}})
-    shop.template.sync_send("orders", "tea", keys="4466", headers={"tenant": "acme"})
-    shop.harness.run_until_idle()
+    kit.start(handler, Audit, Engine, *components, settings={"shop": {"limit": 3}})
+    kit.template.sync_send("orders", "tea", keys="4466", headers={"tenant": "acme"})
+    kit.harness.run_until_idle()
 
 
 # --- objects of the application -------------------------------------------------------------------
 
 
-def test_a_handler_takes_objects_of_the_application_by_type(shop: Shop) -> None:
+def test_a_handler_takes_objects_of_the_application_by_type(kit: Kit) -> None:
     """Beside the values of the message, in any order; a value of the configuration by its annotation."""
 
     @message_listener("orders", "billing")
@@ -118,12 +118,12 @@ def test_a_handler_takes_objects_of_the_application_by_type(shop: Shop) -> None:
     ) -> None:
         EVENTS.append((order, audit.name, message.keys, len(audits), template, limit, shop.limit, factor))
 
-    run(shop, handle)
+    run(kit, handle)
 
-    assert [("tea", "audit", "4466", 1, shop.template, 3, 3, 2)] == EVENTS
+    assert [("tea", "audit", "4466", 1, kit.template, 3, 3, 2)] == EVENTS
 
 
-def test_a_method_and_an_async_batch_handler_take_objects(shop: Shop) -> None:
+def test_a_method_and_an_async_batch_handler_take_objects(kit: Kit) -> None:
     @message_listener("orders", "billing")
     class Billing:
         def __init__(self, engine: Engine) -> None:
@@ -136,7 +136,7 @@ def test_a_method_and_an_async_batch_handler_take_objects(shop: Shop) -> None:
     async def handle(orders: list[str], headers: list[dict[str, str]], audit: Audit) -> None:
         EVENTS.append((orders, headers[0]["tenant"], audit.name))
 
-    run(shop, Billing, handle)
+    run(kit, Billing, handle)
 
     assert EVENTS == [True, (["tea"], "acme", "audit")]
 
@@ -144,15 +144,15 @@ def test_a_method_and_an_async_batch_handler_take_objects(shop: Shop) -> None:
 # --- values of one call ---------------------------------------------------------------------------
 
 
-def test_a_provider_is_opened_before_the_handler_and_closed_after_it(shop: Shop) -> None:
+def test_a_provider_is_opened_before_the_handler_and_closed_after_it(kit: Kit) -> None:
     """Once for each message, also if another provider uses it."""
 
     @message_listener("orders", "billing")
     def handle(order: str, repository: Annotated[Repository, Depends(Repository)], session: DbSession) -> None:
         EVENTS.append((order, repository.key, repository.session is session, session.engine.audit.name, session.number))
 
-    run(shop, handle)
-    shop.handle("cup")
+    run(kit, handle)
+    kit.handle("cup")
 
     assert EVENTS == [
         "open",
@@ -167,7 +167,7 @@ def test_a_provider_is_opened_before_the_handler_and_closed_after_it(shop: Shop)
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["plain provider", "async provider"])
-def test_an_async_handler_takes_providers_of_all_kinds(is_async: bool, shop: Shop) -> None:
+def test_an_async_handler_takes_providers_of_all_kinds(is_async: bool, kit: Kit) -> None:
     provider: Callable[..., Any] = open_async_session if is_async else open_session
 
     @message_listener("orders", "billing")
@@ -180,8 +180,8 @@ def test_an_async_handler_takes_providers_of_all_kinds(is_async: bool, shop: Sho
         await virtual_sleep(1)
         EVENTS.append((order, owner, session.engine.audit.name, repository.key))
 
-    run(shop, handle)
-    shop.harness.advance("1s")
+    run(kit, handle)
+    kit.harness.advance("1s")
 
     assert ("tea", "acme", "audit", "4466") in EVENTS
     assert EVENTS[0] == "open"
@@ -190,7 +190,7 @@ def test_an_async_handler_takes_providers_of_all_kinds(is_async: bool, shop: Sho
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
 @pytest.mark.mqtemplate(raise_handler_errors=False)
-def test_a_provider_sees_the_exception_of_the_handler(is_async: bool, shop: Shop) -> None:
+def test_a_provider_sees_the_exception_of_the_handler(is_async: bool, kit: Kit) -> None:
     @message_listener("orders", "billing", max_reconsume_times=0)
     def handle(order: str, session: DbSession) -> None:
         raise KeyError(order)
@@ -199,10 +199,10 @@ def test_a_provider_sees_the_exception_of_the_handler(is_async: bool, shop: Shop
     async def handle_async(order: str, session: AsyncDbSession) -> None:
         raise KeyError(order)
 
-    run(shop, handle_async if is_async else handle)
+    run(kit, handle_async if is_async else handle)
 
     assert EVENTS[:2] == ["open", "rollback KeyError"]
-    shop.harness.assert_dead_lettered("billing", times=1)
+    kit.harness.assert_dead_lettered("billing", times=1)
 
 
 def swallow() -> Iterator[int]:
@@ -220,7 +220,7 @@ async def swallow_async() -> AsyncIterator[int]:
 
 
 @pytest.mark.mqtemplate(raise_handler_errors=False)
-def test_a_provider_cannot_suppress_an_exception(shop: Shop) -> None:
+def test_a_provider_cannot_suppress_an_exception(kit: Kit) -> None:
     """Else a forgotten ``raise`` in a provider would lose messages."""
 
     @message_listener("orders", "one", max_reconsume_times=0)
@@ -231,24 +231,24 @@ def test_a_provider_cannot_suppress_an_exception(shop: Shop) -> None:
     async def handle_async(order: str, one: Annotated[int, Depends(swallow_async)]) -> None:
         raise KeyError(order)
 
-    run(shop, handle, handle_async)
+    run(kit, handle, handle_async)
 
     assert EVENTS == ["suppressed", "suppressed"]
-    assert [type(failure.error) for failure in shop.harness.failures] == [KeyError, KeyError]
+    assert [type(failure.error) for failure in kit.harness.failures] == [KeyError, KeyError]
 
 
-def test_a_body_that_cannot_be_read_opens_nothing(shop: Shop) -> None:
-    shop.harness.raise_handler_errors = False
+def test_a_body_that_cannot_be_read_opens_nothing(kit: Kit) -> None:
+    kit.harness.raise_handler_errors = False
 
     @message_listener("orders", "billing")
     def handle(order: int, session: DbSession) -> None: ...
 
-    run(shop, handle)
+    run(kit, handle)
 
     assert EVENTS == []
 
 
-def test_a_batch_has_one_scope(shop: Shop) -> None:
+def test_a_batch_has_one_scope(kit: Kit) -> None:
     """Its providers take lists of values, as the handler does."""
 
     def count(messages: list[MessageExt]) -> int:
@@ -258,18 +258,18 @@ def test_a_batch_has_one_scope(shop: Shop) -> None:
     def handle(orders: list[str], session: DbSession, number: Annotated[int, Depends(count)]) -> None:
         EVENTS.append((orders, number))
 
-    shop.start(handle, Audit, Engine)
-    shop.handle(["tea", "cup"])
+    kit.start(handle, Audit, Engine)
+    kit.handle(["tea", "cup"])
 
     assert EVENTS == ["open", (["tea", "cup"], 2), "commit", "close"]
 
 
-def test_depends_may_be_the_default_as_in_fastapi(shop: Shop) -> None:
+def test_depends_may_be_the_default_as_in_fastapi(kit: Kit) -> None:
     @message_listener("orders", "billing")
     def handle(order: str, session: Session = Depends(open_session)) -> None:  # type: ignore[assignment]  # noqa: B008
         EVENTS.append(session.number)
 
-    run(shop, handle)
+    run(kit, handle)
 
     assert EVENTS == ["open", 1, "commit", "close"]
 
@@ -282,12 +282,12 @@ class Numbers:
         yield len(audit.name)
 
 
-def test_a_provider_may_be_an_object_that_is_called(shop: Shop) -> None:
+def test_a_provider_may_be_an_object_that_is_called(kit: Kit) -> None:
     @message_listener("orders", "billing")
     def handle(order: str, number: Annotated[int, Depends(Numbers())]) -> None:
         EVENTS.append(number)
 
-    run(shop, handle)
+    run(kit, handle)
 
     assert EVENTS == ["open", 5]
 
@@ -393,8 +393,8 @@ async def twice_async() -> AsyncIterator[int]:
 
 
 @pytest.mark.parametrize("provider", [nothing, nothing_async, twice, twice_async])
-def test_a_provider_yields_once(provider: Callable[..., Any], shop: Shop) -> None:
-    shop.harness.raise_handler_errors = False
+def test_a_provider_yields_once(provider: Callable[..., Any], kit: Kit) -> None:
+    kit.harness.raise_handler_errors = False
 
     async def handle(order: str, value: Annotated[int, Depends(provider)]) -> None: ...
 
@@ -402,11 +402,11 @@ def test_a_provider_yields_once(provider: Callable[..., Any], shop: Shop) -> Non
 
     handler = handle if provider.__name__.endswith("async") else handle_plain
     run(
-        shop,
+        kit,
         message_listener("orders", "billing", max_reconsume_times=0)(handler),
     )
 
-    [failure] = shop.harness.failures
+    [failure] = kit.harness.failures
     expected = "yielded twice; it yields one value" if "twice" in provider.__name__ else "ended without a yield"
     assert isinstance(failure.error, ListenerError)
     assert expected in str(failure.error)

@@ -1,12 +1,9 @@
 """Results of handlers that go on to another topic: ``@publishes``, and returned ``Send``."""
 
 from collections.abc import Callable, Generator, Iterator
-from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-import sqlalchemy as sa
-from sqlalchemy.orm import Session
 
 from mqtemplate import (
     ConsumeStatus,
@@ -21,25 +18,10 @@ from mqtemplate import (
 from mqtemplate.converter import JsonMessageConverter
 from mqtemplate.errors import ListenerError, SendError
 from mqtemplate.listener import ListenerRegistry, ResultSender
-from mqtemplate.outbox import OutboxSession, SQLAlchemyInbox, SQLAlchemyOutbox, outbox_tables
 from mqtemplate.results import SendResult
 from mqtemplate.testing import Harness, Inbox, RecordingTemplate
 from mqtemplate.testing.harness import StartApp
-from tests.listener.handler.conftest import Shop
-
-BOTH = pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
-
-
-def returning(is_async: bool, result: Callable[[str], object]) -> Callable[..., Any]:
-    """Return a handler that returns the result of a function."""
-
-    def plain(order: str) -> object:
-        return result(order)
-
-    async def with_await(order: str) -> object:
-        return result(order)
-
-    return with_await if is_async else plain
+from tests.kit import Kit, both_kinds, handler_of
 
 
 @pytest.fixture
@@ -49,9 +31,9 @@ def receipts(mqtemplate_app: StartApp) -> Inbox:
     return inbox
 
 
-@BOTH
-def test_the_result_of_a_handler_goes_to_another_topic(is_async: bool, receipts: Inbox, shop: Shop) -> None:
-    """None and a status are not sent; a list is a batch; a delay and keys are those of the decorator."""
+@both_kinds
+def test_the_result_of_a_handler_goes_to_another_topic(is_async: bool, receipts: Inbox, kit: Kit) -> None:
+    """None and a status are not sent; a list is a batch; the decorator sets a delay and keys."""
     results: dict[str, object] = {
         "tea": {"paid": 3},
         "none": None,
@@ -59,36 +41,36 @@ def test_the_result_of_a_handler_goes_to_another_topic(is_async: bool, receipts:
         "list": ["a", "b"],
     }
     publish = publishes("${shop.receipts:receipts}:new", delay="5s", keys="7")
-    shop.start(message_listener("orders", "billing")(publish(returning(is_async, results.__getitem__))))
+    kit.start(message_listener("orders", "billing")(publish(handler_of(results.__getitem__, is_async))))
     for order in results:
-        shop.template.sync_send("orders", order)
-    shop.harness.advance("4s")
+        kit.template.sync_send("orders", order)
+    kit.harness.advance("4s")
     assert receipts.received == []
-    shop.harness.advance("1s")
+    kit.harness.advance("1s")
 
     assert sorted(receipts.bodies) == [b"a", b"b", b'{"paid":3}']
     assert {(message.tags, message.keys) for message in receipts.received} == {("new", "7")}
 
 
-@BOTH
+@both_kinds
 @pytest.mark.parametrize("middlewares", [[], [Deduplication()]], ids=["alone", "in a middleware"])
 def test_a_handler_returns_messages_to_send(
-    is_async: bool, middlewares: list[object], receipts: Inbox, shop: Shop
+    is_async: bool, middlewares: list[object], receipts: Inbox, kit: Kit
 ) -> None:
     results: dict[str, object] = {
         "one": Send("receipts:new", "tea", keys="4466"),
         "two": [Send("receipts", b"cup"), Send("receipts", b"salt", hash_key="a")],
     }
     listen = message_listener("orders", "billing", middlewares=middlewares)
-    shop.start(listen(returning(is_async, results.__getitem__)))
+    kit.start(listen(handler_of(results.__getitem__, is_async)))
     for order in results:
-        shop.handle(order)
+        kit.handle(order)
 
     assert sorted(receipts.bodies) == [b"cup", b"salt", b"tea"]
     assert [message.keys for message in receipts.received if message.body == b"tea"] == ["4466"]
 
 
-def test_each_decorator_sends_and_a_class_may_be_decorated(receipts: Inbox, shop: Shop) -> None:
+def test_each_decorator_sends_and_a_class_may_be_decorated(receipts: Inbox, kit: Kit) -> None:
     @publishes("receipts:first")
     @message_listener("orders", "billing")
     @publishes("receipts:second")
@@ -96,8 +78,8 @@ def test_each_decorator_sends_and_a_class_may_be_decorated(receipts: Inbox, shop
         def on_message(self, order: str) -> str:
             return f"receipt of {order}"
 
-    shop.start(Billing)
-    shop.handle("tea")
+    kit.start(Billing)
+    kit.handle("tea")
 
     assert sorted((message.tags, message.body) for message in receipts.received) == [
         ("first", b"receipt of tea"),
@@ -105,8 +87,8 @@ def test_each_decorator_sends_and_a_class_may_be_decorated(receipts: Inbox, shop
     ]
 
 
-@BOTH
-def test_a_batch_handler_returns_messages_to_send(is_async: bool, receipts: Inbox, shop: Shop) -> None:
+@both_kinds
+def test_a_batch_handler_returns_messages_to_send(is_async: bool, receipts: Inbox, kit: Kit) -> None:
     @message_listener("orders", "billing")
     def handle(orders: list[str]) -> list[Send]:
         return [Send("receipts", order) for order in orders]
@@ -115,23 +97,23 @@ def test_a_batch_handler_returns_messages_to_send(is_async: bool, receipts: Inbo
     async def handle_async(orders: list[str]) -> Send:
         return Send("receipts", orders)
 
-    shop.start(handle_async if is_async else handle)
-    shop.template.sync_send("orders", ["tea", "cup"])
-    shop.harness.advance("3h")
+    kit.start(handle_async if is_async else handle)
+    kit.template.sync_send("orders", ["tea", "cup"])
+    kit.harness.advance("3h")
 
     assert sorted(receipts.bodies) == [b"cup", b"tea"]
 
 
-def test_a_request_gets_the_result_too(receipts: Inbox, shop: Shop) -> None:
+def test_a_request_gets_the_result_too(receipts: Inbox, kit: Kit) -> None:
     @message_listener("orders", "billing")
     @publishes("receipts")
     def handle(order: str) -> str:
         return f"receipt of {order}"
 
-    shop.start(handle)
+    kit.start(handle)
 
-    assert shop.template.send_and_receive("orders", "tea", str) == "receipt of tea"
-    shop.harness.run_until_idle()
+    assert kit.template.send_and_receive("orders", "tea", str) == "receipt of tea"
+    kit.harness.run_until_idle()
     assert receipts.bodies == [b"receipt of tea"]
 
 
@@ -174,21 +156,21 @@ def test_a_result_that_cannot_be_sent_fails_the_message(
     assert (handled, inbox.bodies) == (["tea", "tea"], [b"receipt"])
 
 
-def test_a_middleware_sees_the_result_after_it_was_sent(receipts: Inbox, shop: Shop) -> None:
+def test_a_middleware_sees_the_result_after_it_was_sent(receipts: Inbox, kit: Kit) -> None:
     seen: list[tuple[object, int]] = []
 
     class Results:
         def consume(self, delivery: Delivery) -> Generator[Delivery, object, None]:
             result = yield delivery
-            seen.append((result, sum(call.topic == "receipts" for call in shop.template.sent)))
+            seen.append((result, sum(call.topic == "receipts" for call in kit.template.sent)))
 
     @message_listener("orders", "billing", middlewares=[Results()])
     @publishes("receipts")
     def handle(order: str) -> str:
         return "receipt"
 
-    shop.start(handle)
-    shop.handle("tea")
+    kit.start(handle)
+    kit.handle("tea")
 
     assert seen == [("receipt", 1)]
 
@@ -205,8 +187,8 @@ def returns_none(order: str) -> None: ...
     [
         (batch, "receipts", r"@publishes is for handlers of single messages, .*return Send\(...\) or a list of them"),
         (returns_none, "receipts", "@publishes sends what the handler returns, and it returns None"),
-        (returning(False, str), "re ceipts", "@publishes: .*re ceipts"),
-        (returning(False, str), ":tag", "@publishes: destination ':tag' has no topic"),
+        (handler_of(str, False), "re ceipts", "@publishes: .*re ceipts"),
+        (handler_of(str, False), ":tag", "@publishes: destination ':tag' has no topic"),
     ],
 )
 def test_a_wrong_declaration_is_refused_at_the_start(
@@ -231,14 +213,14 @@ def test_without_a_template_the_error_says_what_to_do(mqtemplate_harness: Harnes
     mqtemplate_harness.raise_handler_errors = False
     registry = ListenerRegistry(mqtemplate_harness.broker, JsonMessageConverter())
     listen = message_listener("orders", "billing", max_reconsume_times=0)
-    mqtemplate_harness.add(registry.register(listen(returning(False, lambda order: Send("receipts", order))))[0])
+    mqtemplate_harness.add(registry.register(listen(handler_of(lambda order: Send("receipts", order), False)))[0])
     registry.start()
     RecordingTemplate(mqtemplate_harness.broker).sync_send("orders", "tea")
     mqtemplate_harness.run_until_idle()
     registry.stop()
 
     [failure] = mqtemplate_harness.failures
-    assert "there is no template; give the ListenerRegistry template=..., or let an MQApplication run" in str(
+    assert "the registry has no template; give the ListenerRegistry template=..., or let an MQApplication run" in str(
         failure.error
     )
 
@@ -268,10 +250,10 @@ class AsyncNotes(Notes):
         return super().send(destination, payload, delay_level, **options)
 
 
-@BOTH
+@both_kinds
 @pytest.mark.parametrize("kind", [Notes, AsyncNotes])
 @pytest.mark.mqtemplate(raise_handler_errors=False)
-def test_a_sender_of_the_scope_sends_before_the_scope_ends(is_async: bool, kind: type[Notes], shop: Shop) -> None:
+def test_a_sender_of_the_scope_sends_before_the_scope_ends(is_async: bool, kind: type[Notes], kit: Kit) -> None:
     events: list[Any] = []
 
     def scope() -> Iterator[Notes]:
@@ -288,14 +270,14 @@ def test_a_sender_of_the_scope_sends_before_the_scope_ends(is_async: bool, kind:
     async def handle_async(order: str, sender: Annotated[Notes, Depends(scope)]) -> str:
         return "receipt"
 
-    shop.start(handle_async if is_async else handle)
-    shop.handle("tea")
+    kit.start(handle_async if is_async else handle)
+    kit.handle("tea")
 
     if kind is AsyncNotes and not is_async:
-        assert "AsyncNotes.send is async; write the handler with 'async def'" in str(shop.harness.failures[0].error)
+        assert "AsyncNotes.send is async; write the handler with 'async def'" in str(kit.harness.failures[0].error)
     else:
         assert events == [("receipts", "receipt", {"keys": "1"}), "commit"]
-        assert [call.topic for call in shop.template.sent] == ["orders"]
+        assert [call.topic for call in kit.template.sent] == ["orders"]
 
 
 def test_two_senders_are_refused(mqtemplate_app: StartApp) -> None:
@@ -310,45 +292,3 @@ def test_two_senders_are_refused(mqtemplate_app: StartApp) -> None:
 
     with pytest.raises(ListenerError, match="parameter 'b' is the second one that sends results; keep one"):
         mqtemplate_app(handle)
-
-
-@pytest.mark.mqtemplate(raise_handler_errors=False)
-def test_with_an_outbox_the_result_is_in_the_transaction_of_the_handler(
-    receipts: Inbox, tmp_path: Path, shop: Shop
-) -> None:
-    """Change and receipt are stored together, or neither. With an inbox the effect happens once."""
-    engine = sa.create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
-    metadata = sa.MetaData()
-    outbox_tables(metadata)
-    payments = sa.Table("payments", metadata, sa.Column("id", sa.String, primary_key=True))
-    metadata.create_all(engine)
-    outbox = SQLAlchemyOutbox(engine, shop.template)
-    inbox = SQLAlchemyInbox(clock=shop.harness.clock)
-    shop.harness.add(outbox.relay)
-    calls: list[str] = []
-
-    def transaction(outbox: SQLAlchemyOutbox) -> Iterator[OutboxSession[Session]]:
-        with Session(engine) as session, session.begin():
-            yield OutboxSession(outbox, session)
-
-    @message_listener("orders", "billing", retry=["1s"])
-    @publishes("receipts")
-    def pay(order: str, unit: Annotated[OutboxSession[Session], Depends(transaction)]) -> str | None:
-        calls.append(order)
-        if not inbox.is_new(unit.session, f"payment of {order}"):
-            return None
-        unit.session.execute(payments.insert().values(id=order))
-        if len(calls) == 1:
-            raise ConnectionError("before the commit")
-        return f"receipt of {order}"
-
-    shop.start(pay, outbox)
-    for _ in range(2):
-        shop.template.sync_send("orders", "tea")
-    shop.harness.advance("10s")
-
-    assert len(calls) == 3
-    assert receipts.bodies == [b"receipt of tea"]
-    with engine.connect() as connection:
-        assert connection.execute(sa.select(payments)).all() == [("tea",)]
-    engine.dispose()

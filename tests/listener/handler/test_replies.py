@@ -18,7 +18,7 @@ from tests.listener.hostile import KINDS
 
 
 def request(app: App, handler: Any, **attributes: Any) -> Any:
-    """Return the body of the handler's reply to one request; None if there is no reply."""
+    """Return the body of the handler's reply to one request; None without a reply."""
     app.listen(message_listener(topic="orders", consumer_group="answers", **attributes)(handler))
     template = RocketMQTemplate(app.broker)
     future = template.async_send_and_receive("orders", "question", bytes, timeout=1_000)
@@ -79,7 +79,7 @@ def test_a_result_for_a_message_that_is_no_request_is_logged_once(app: App) -> N
         app.run_until_idle()
 
     [entry] = [entry for entry in logs if entry["event"] == "listener.result_ignored"]
-    assert "it was no request" in entry["hint"]
+    assert "it was not a request" in entry["hint"]
 
 
 def test_a_reply_that_is_too_late_is_logged_and_the_message_is_done(app: App) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import pytest
@@ -13,9 +14,13 @@ from dependency_injector.wiring import Provide, inject
 from pydantic import BaseModel
 
 from mqtemplate.converter import JsonMessageConverter
-from mqtemplate.errors import ConversionError, ListenerError
+from mqtemplate.errors import ListenerError
+from mqtemplate.listener import message_headers
+from mqtemplate.listener.handler.plan import HandlerPlan
 from mqtemplate.listener.handler.signature import plan_handler
 from mqtemplate.message import Message, MessageExt, MessageQueue
+from tests.golden import check_script
+from tests.sessions import Session
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -36,92 +41,114 @@ class Invoice(BaseModel):
 
 def called(handler: Callable[..., Any], message: MessageExt, **options: Any) -> Any:
     """Call a handler with one message and return its result, which is the values that it got."""
-    return plan_handler(handler, "listener test", **options).single_call(CONVERTER)(message)
+    return plan(handler, **options).single_call(CONVERTER)(message)
 
 
 def called_with_batch(handler: Callable[..., Any], messages: list[MessageExt], **options: Any) -> Any:
-    plan = plan_handler(handler, "listener test", **options)
-    return plan.batch_call()(list(map(plan.payload_reader(CONVERTER), messages)), messages)
+    found = plan(handler, **options)
+    return found.batch_call()(list(map(found.payload_reader(CONVERTER), messages)), messages)
 
 
-def test_a_payload_can_be_text_or_bytes(make_message: MakeMessage) -> None:
-    def text(message: str) -> Any:
-        return message
-
-    def raw(message: bytes) -> Any:
-        return message
-
-    assert called(text, make_message("grüß".encode())) == "grüß"
-    assert called(raw, make_message(b"\xff")) == b"\xff"
+# --- handlers: each returns the values that it got ---------------------------------------------------
 
 
-@pytest.mark.feature("U19")
-def test_a_json_body_is_converted_to_the_annotated_type(make_message: MakeMessage) -> None:
-    """The annotation decides, not the producer's type."""
-
-    def mapping(order: dict[str, int]) -> Any:
-        return order
-
-    def data(order: Order) -> Any:
-        return order
-
-    def model(order: Invoice) -> Any:
-        return order
-
-    message = make_message(b'{"id": 7}')
-
-    assert called(mapping, message) == {"id": 7}
-    assert called(data, message) == Order(7)
-    assert called(model, message) == Invoice(id=7)
+def text(message: str) -> Any:
+    return message
 
 
-def test_a_body_that_cannot_be_converted_is_a_conversion_error(make_message: MakeMessage) -> None:
-    def handle(order: Order) -> Any:
-        return order
-
-    with pytest.raises(ConversionError):
-        called(handle, make_message(b"no json"))
+def raw(message: bytes) -> Any:
+    return message
 
 
-@pytest.mark.parametrize("kind", [Message, MessageExt])
-def test_the_message_itself_can_be_the_payload(kind: type, make_message: MakeMessage) -> None:
-    def handle(message: Any) -> Any:
-        return message
-
-    handle.__annotations__["message"] = kind
-    message = make_message()
-
-    assert called(handle, message) is message
+def mapping(order: dict[str, int]) -> Any:
+    return order
 
 
-def test_a_handler_can_take_the_message_its_queue_and_its_headers_after_the_payload(make_message: MakeMessage) -> None:
-    def handle(order: Order, message: MessageExt, *, queue: MessageQueue, headers: dict[str, str]) -> Any:
-        return order, message, queue, headers["rocketmq_TOPIC"]
-
-    message = make_message(b'{"id": 7}')
-
-    assert called(handle, message) == (Order(7), message, MessageQueue("orders", "broker-a", 0), "orders")
+def data(order: Order) -> Any:
+    return order
 
 
-def test_a_headers_parameter_is_recognised_by_type_or_by_name(make_message: MakeMessage) -> None:
-    def typed(body: str, values: Mapping[str, str]) -> Any:
-        return values["rocketmq_QUEUE_ID"]
-
-    def named(body, headers) -> Any:  # type: ignore[no-untyped-def]
-        return headers["rocketmq_QUEUE_ID"]
-
-    named.__annotations__["body"] = str
-
-    assert called(typed, make_message()) == called(named, make_message()) == "0"
+def model(order: Invoice) -> Any:
+    return order
 
 
-def test_parameters_with_defaults_keep_them(make_message: MakeMessage) -> None:
-    """So dependency-injector can give services to a function with @inject."""
+def whole(message: MessageExt) -> Any:
+    return message
 
-    def handle(body: str, limit: int = 5) -> Any:
-        return body, limit
 
-    assert called(handle, make_message()) == ("hello", 5)
+def as_sent(message: Message) -> Any:
+    return message
+
+
+def with_extras(order: Order, message: MessageExt, *, queue: MessageQueue, headers: dict[str, str]) -> Any:
+    return order, message.topic, queue, headers["rocketmq_TOPIC"]
+
+
+def typed_headers(body: str, values: Mapping[str, str]) -> Any:
+    return values["rocketmq_QUEUE_ID"]
+
+
+def named_headers(body: str, headers) -> Any:  # type: ignore[no-untyped-def]
+    return headers["rocketmq_QUEUE_ID"]
+
+
+def with_default(body: str, limit: int = 5) -> Any:
+    return body, limit
+
+
+def after_limit(limit: int, body: str) -> Any:
+    return body
+
+
+class Listener:
+    def on_message(self, body: str) -> Any:
+        return body
+
+    __call__ = on_message
+
+
+def orders(orders: list[Order]) -> Any:
+    return orders
+
+
+def messages(messages: Sequence[MessageExt], headers: list[dict[str, str]]) -> Any:
+    return [each.queue_offset for each in messages], [values["rocketmq_TOPIC"] for values in headers]
+
+
+def numbers(numbers: list[int]) -> Any:
+    return numbers
+
+
+def with_queue(bodies: list[str], queue: MessageQueue) -> Any:
+    return queue.queue_id
+
+
+def annotated(bodies: Annotated[list[str], "a note"]) -> Any:
+    return bodies
+
+
+@pytest.mark.feature("U13", "U19", "X8")
+def test_a_handler_gets_the_values_of_the_script(make_message: MakeMessage) -> None:
+    own = (text, raw, mapping, data, model, whole, as_sent, with_extras, typed_headers, named_headers, with_default)
+    own += (
+        after_limit,
+        message_headers,
+        Listener,
+        orders,
+        messages,
+        numbers,
+        with_queue,
+        annotated,
+        called,
+        called_with_batch,
+    )
+    names = {each.__name__: each for each in own} | {"message": make_message, "partial": functools.partial}
+
+    check_script(Path(__file__).parent / "signatures.script", Session(names | {"plan": plan}))
+
+
+def plan(handler: Callable[..., Any], **options: Any) -> HandlerPlan:
+    return plan_handler(handler, "listener test", **options)
 
 
 class Services(containers.DeclarativeContainer):
@@ -142,71 +169,6 @@ def test_a_function_with_inject_gets_its_services(make_message: MakeMessage) -> 
         assert called(injected, make_message()) == ("hello", 5)
     finally:
         services.unwire()
-
-
-def test_a_handler_can_be_a_method_a_partial_or_a_callable_object(make_message: MakeMessage) -> None:
-    class Listener:
-        def on_message(self, body: str) -> Any:
-            return body
-
-        def __call__(self, body: str) -> Any:
-            return body
-
-    def handle(limit: int, body: str) -> Any:
-        return body
-
-    assert called(Listener().on_message, make_message()) == "hello"
-    assert called(Listener(), make_message()) == "hello"
-    assert called(functools.partial(handle, 5), make_message()) == "hello"
-
-
-# --- batches ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.feature("U13", "X8")
-def test_a_list_of_a_type_is_a_batch_of_messages(make_message: MakeMessage) -> None:
-    """``list[Order]`` gets many messages in one call, each converted."""
-
-    def handle(orders: list[Order]) -> Any:
-        return orders
-
-    messages = [make_message(b'{"id": 1}'), make_message(b'{"id": 2}', offset=1)]
-
-    assert plan_handler(handle, "listener test").is_batch
-    assert called_with_batch(handle, messages) == [Order(1), Order(2)]
-
-
-def test_a_batch_handler_can_take_messages_and_their_headers(make_message: MakeMessage) -> None:
-    def handle(messages: Sequence[MessageExt], headers: list[dict[str, str]]) -> Any:
-        return messages, [values["rocketmq_TOPIC"] for values in headers]
-
-    messages = [make_message(), make_message(offset=1)]
-
-    assert called_with_batch(handle, messages) == (messages, ["orders", "orders"])
-
-
-def test_with_batch_false_a_list_payload_is_one_body_with_a_json_list(make_message: MakeMessage) -> None:
-    def handle(numbers: list[int]) -> Any:
-        return numbers
-
-    assert not plan_handler(handle, "listener test", batch=False).is_batch
-    assert called(handle, make_message(b"[1, 2]"), batch=False) == [1, 2]
-
-
-def test_only_an_orderly_batch_handler_can_take_the_queue(make_message: MakeMessage) -> None:
-    def handle(bodies: list[str], queue: MessageQueue) -> Any:
-        return queue.queue_id
-
-    assert called_with_batch(handle, [make_message(queue_id=3)], is_orderly=True) == 3
-    with pytest.raises(ListenerError, match="a concurrent batch mixes queues"):
-        plan_handler(handle, "listener test")
-
-
-def test_annotated_metadata_is_ignored(make_message: MakeMessage) -> None:
-    def handle(bodies: Annotated[list[str], "a note"]) -> Any:
-        return bodies
-
-    assert plan_handler(handle, "listener test").is_batch
 
 
 # --- errors ------------------------------------------------------------------------------------------
@@ -240,10 +202,3 @@ def positional_only(order: str, message: MessageExt, /) -> None: ...
 def test_a_signature_that_cannot_be_called_is_refused(handler: Callable[..., Any], sentence: str) -> None:
     with pytest.raises(ListenerError, match=f"^listener test: {sentence}|^listener test: .*{sentence}"):
         plan_handler(handler, "listener test")
-
-
-def test_batch_true_needs_a_list_payload() -> None:
-    def handle(order: dict[str, int]) -> None: ...
-
-    with pytest.raises(ListenerError, match="batch=True needs a list"):
-        plan_handler(handle, "listener test", batch=True)

@@ -1,0 +1,5 @@
+"""The fixtures of these tests."""
+
+from tests.kit import kit
+
+__all__ = ["kit"]
