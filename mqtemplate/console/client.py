@@ -38,7 +38,7 @@ class ActuatorClient:
         token: Token of reads and changes.
 
     Raises:
-        ConfigurationError: The URL is no address of an actuator.
+        ConfigurationError: The URL is not the address of an actuator.
     """
 
     def __init__(self, url: str, token: str | None = None) -> None:
@@ -175,7 +175,7 @@ class LocalActuator:
         headers = {} if self._token is None else {"authorization": f"Bearer {self._token}"}
         request = HttpRequest(method=method, path=f"/{unquote(path)}", headers=headers, body=body, remote=self.address)
         response = self._actuator.handle(request)
-        assert isinstance(response.body, bytes), "a document is no stream"
+        assert isinstance(response.body, bytes), "a document is not a stream"
         return _checked(response.status, json.loads(response.body), f"status {response.status}")
 
 

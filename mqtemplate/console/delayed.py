@@ -95,7 +95,7 @@ def _listing(site: Site, call: Call, query: PendingQuery) -> dict[str, Any]:
 
 
 def _timeline(site: Site, call: Call, now_ms: int, wait_s: float) -> dict[str, Any]:
-    """Return the histogram, or why there is none."""
+    """Return the histogram, or the reason why it is missing."""
     query = query_of(call)
     # Topic and time are in the timing wheel and cost little to compare; key and tag are in each record.
     wanted = PendingQuery(topic=query.topic)

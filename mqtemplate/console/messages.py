@@ -96,7 +96,7 @@ def _path(access: BrokerAccess, msg_id: str, topic: str | None) -> MessagePath |
 
 
 def _last_record(path: MessagePath) -> MessageExt | None:
-    """Return the last record that has the body: a delete marker has none."""
+    """Return the last record that has the body: a delete marker has no body."""
     records = [step.record for step in path.steps if step.record is not None and step.kind is not StepKind.CANCELLED]
     return records[-1] if records else None
 

@@ -87,7 +87,7 @@ class Call:
         """Names and values of the form in the body.
 
         Raises:
-            MessageError: The body is no form, or has too many fields.
+            MessageError: The body is not a form, or has too many fields.
         """
         content_type = self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if content_type != _FORM:

@@ -20,7 +20,7 @@ class BrokerSource(ABC):
 
     Attributes:
         label: Name of the broker for a reader, such as its directory.
-        path: The store directory; None if there is none on this machine.
+        path: The store directory; None if it is not on this machine.
     """
 
     label: str

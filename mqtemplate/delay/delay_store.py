@@ -29,7 +29,7 @@ from mqtemplate.message import split_keys
 from mqtemplate.record.codec import Drafts, RecordDraft, StoredRecord
 from mqtemplate.record.properties import KEYS, TIMER_DEL_UNIQKEY, UNIQ_KEY, find_property
 from mqtemplate.record.record_arrays import AlikeCopies, RecordShape, ReleasedCopies
-from mqtemplate.store.log_reader import read_records
+from mqtemplate.store.commit_log import read_records
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.topics import TIMER_TOPIC, UNDELIVERABLE_TOPIC
 
