@@ -80,7 +80,7 @@ class Racer:
         self._gap_ms = _GAP * cancelling_s * 1_000 / len(keys)
 
     def _send(self, keys: list[str], due_ms: list[int]) -> Sequence[str | None]:
-        """Send a batch and return the handles. A message that is due when it arrives has none."""
+        """Send a batch and return the handles. A message that is due when it arrives gets no handle."""
         messages = [
             Message(_TOPIC, b"x", {Property.KEYS: key, Property.TIMER_DELIVER_MS: str(due)})
             for key, due in zip(keys, due_ms, strict=True)

@@ -21,7 +21,7 @@ if name_server := os.environ.get("BENCH_NAME_SERVER"):
 
 @celery.task(name="tick", ignore_result=True)
 def tick(number: int, due_ms: int) -> None:
-    """Note that the task has run. One small write with O_APPEND is not mixed with those of other processes."""
+    """Note that the task has run. One small write with O_APPEND is not mixed with writes of other processes."""
     file = os.open(os.environ["BENCH_RUNS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
         os.write(file, RUN.pack(number, due_ms, time.time_ns() // 1_000_000))

@@ -158,7 +158,7 @@ class Mutator:
         return encode_command(command)
 
     def next_frame(self) -> bytes:
-        """Return a frame with one to three kinds of damage; one frame in fifty has none."""
+        """Return a frame with one to three kinds of damage; one frame in fifty is whole."""
         frame = bytearray(self._random.choice(self._frames))
         if self._random.random() > 0.02:
             for _ in range(self._random.choice((1, 1, 2, 3))):
@@ -254,7 +254,7 @@ class Outcome:
     closed: int = 0  # the server closed the connection
     incomplete: int = 0  # the frame announces more bytes than it has: the check request became a part of it
     responses: int = 0  # to damaged frames
-    refused: int = 0  # those of them with another code than SUCCESS
+    refused: int = 0  # with another code than SUCCESS
     hanging: list[str] = field(default_factory=list)
     other_us: list[float] = field(default_factory=list)
     other_errors: list[str] = field(default_factory=list)

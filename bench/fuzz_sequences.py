@@ -164,7 +164,7 @@ class Client:
             self._halves = [*self._halves[-20:], (stored.queue_offset, parse_offset_msg_id(stored.msg_id)[1])]
 
     def _end(self) -> None:
-        """End a transaction: an open one, one that has ended, that of another group, or none."""
+        """End a transaction: an open one, one that has ended, one of another group, or none."""
         queue_offset, physical_offset = self._random.choice(self._halves or [(0, 0)])
         header = message.EndTransactionRequestHeader(
             producer_group=self._group(),

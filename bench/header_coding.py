@@ -1,6 +1,6 @@
 """Header coding: the functions that `headers/fields.py` generates, and a plain loop over the fields, in ns per header.
 
-The headers are those of the hot path: a send, its response, a pull, its response. The plain loop uses the same
+The headers are from the hot path: a send, its response, a pull, its response. The plain loop uses the same
 declarations. Whole frames are coded too: bytes to a command with its header, and back.
 
     python -m bench.header_coding [--count 20000]

@@ -28,7 +28,7 @@ _CONSUMED = 5_000
 
 
 class _NoExport(SpanExporter):
-    """Exporter that drops the spans: the cost is that of the SDK, not of a network."""
+    """Exporter that drops the spans: the cost is the SDK's, without a network."""
 
     def export(self, spans: object) -> SpanExportResult:
         return SpanExportResult.SUCCESS

@@ -1,4 +1,4 @@
-"""500,000 messages of 1 KiB due in the same second: the time until all are delivered, and that of RocketMQ 5.5.0.
+"""500,000 messages of 1 KiB due in the same second: the time until all are delivered, beside RocketMQ 5.5.0.
 
 RocketMQ's Java client sends the timers with 32 threads, the embedded broker in batches. The time of sending is not
 measured. All are due at a full second, so that RocketMQ's rounding does not delay them.

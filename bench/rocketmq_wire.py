@@ -113,7 +113,7 @@ class Server(NamedTuple):
 
 
 def java_send(server: Server, work: Work, seconds: float) -> Result:
-    """Send with the Java client: a warm-up, then a measured time. The processor time is that of both."""
+    """Send with the Java client: a warm-up, then a measured time. The processor time is of both."""
     batch = 32 if work.kind == "batch" else 1
     arguments = [server.address, "orders", work.threads, len(BODY), batch, seconds, 1]
     before = server.processor_s()

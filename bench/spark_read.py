@@ -6,7 +6,7 @@ python -m bench.spark_read 200 100000   # and another number of messages
 python -m bench.spark_read remote       # from our server, by blocks and by pulls; and from RocketMQ 5.5.0
 
 The physical reference yields the same columns with as many bytes from ``range`` and ``mapInArrow``. It has the costs of
-Spark, Arrow and Python, and none of reading. CPU seconds are those of the JVM and all its Python processes.
+Spark, Arrow and Python, and none of reading. CPU seconds are the sum over the JVM and all its Python processes.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def read_from_our_server(spark: SparkSession, folder: Path, body_size: int, coun
 
 
 def read_from_rocketmq(spark: SparkSession, folder: Path, body_size: int, count: int) -> None:
-    """Print the rate from RocketMQ beside that of pulls whose messages are not parsed."""
+    """Print the rate from RocketMQ beside the rate of pulls whose messages are not parsed."""
     from bench.peer.jvm import unavailable_reason
     from bench.peer.rocketmq import NameServer, RocketMQ
     from mqtemplate.spark.location.cluster import ClusterBlocks

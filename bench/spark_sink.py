@@ -2,7 +2,7 @@
 
 Writes: 200,000 rows with a body of 200 bytes and a key, `local[2]`, four tasks, warm; the median of five. The embedded
 broker is in the driver's process, our server in a process of its own, in both flush modes. The peer is the same job
-into Spark's ``noop`` sink, which makes the rows and drops them. CPU is that of all processes: driver, JVM, Python
+into Spark's ``noop`` sink, which makes the rows and drops them. CPU is the sum over all processes: driver, JVM, Python
 workers and server.
 
     python -m bench.spark_sink [ROWS] [PENDING]      200,000 and 1,000,000 by default

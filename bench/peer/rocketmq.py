@@ -102,7 +102,7 @@ class NameServer:
 def broker_options(settings: EmbeddedSettings) -> dict[str, object]:
     """Return the options with which RocketMQ opens the store of an embedded broker with *settings*.
 
-    A size that they do not set is that of a new store.
+    A size that they do not set is the size of a new store.
     """
     sizes = file_sizes(settings)
     return {

@@ -1,7 +1,7 @@
 """Generator of the pictures in ``docs/pictures``: ``python -m docs.site.pictures`` writes them, a test compares them.
 
 Numbers come from the code: the delay levels, the slots of the timing wheel, the delays of retries. The colours are
-variables of CSS: those of the theme on the site, and the reader's setting anywhere else.
+variables of CSS: from the theme on the site, and the reader's setting anywhere else.
 """
 
 from __future__ import annotations

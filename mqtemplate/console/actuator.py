@@ -78,7 +78,7 @@ class ActuatorSources:
 class Actuator:
     """Answers requests for the documents, and takes changes of listeners and schedules behind a token.
 
-    The open endpoints can be read without the token: probes and scrapers have none. The others tell what an application
+    The open endpoints can be read without the token, for probes and scrapers. The others tell what an application
     is configured with and works on, so reading them needs it, as a change does.
 
     Args:
@@ -113,12 +113,12 @@ class Actuator:
     def handle(self, request: HttpRequest) -> HttpResponse:
         """Return the response to a request. Its path is below ``/actuator``, or with it, as frameworks mount it.
 
-        Without the header ``Host`` it comes from this process, or from another program that is no browser.
+        Without the header ``Host`` it comes from this process, or from another program than a browser.
         """
         path = request.path if (rest_of := below(request.path, "/actuator")) is None else rest_of
         name, *rest = path.strip("/").split("/")
         host = request.headers.get("host")
-        # A probe may use any name: the health is no secret.
+        # A probe may use any name: the health is not secret.
         if host is not None and name != "health" and not self._is_host_allowed(host):
             return _error(421, f"host {host[:100]!r} is not allowed; name it in mqtemplate.management.allowed-hosts")
         if request.method in ("GET", "HEAD"):

@@ -37,6 +37,7 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
         shop.send("orders", SCRIPT.encode(), "hostile", tag=SCRIPT, **{SCRIPT: SCRIPT})
         shop.harness.advance("30m")
         late(shop)
+        shop.sign_in()
         yield shop
 
 

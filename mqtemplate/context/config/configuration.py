@@ -111,7 +111,7 @@ class Configuration:
         self._arguments = arguments
 
     def lookup(self, key: str) -> Found | None:
-        """Return the raw value of a key and its origin; None if the key has no value. An empty variable has none."""
+        """Return the raw value of a key and its origin; None if the key has no value, or an empty one."""
         path = key.split(".")
         if (argument := _value_at(self._arguments, path)) is not None:
             return argument
