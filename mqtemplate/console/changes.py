@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from mqtemplate.clock import Clock
-from mqtemplate.errors import ConfigurationError, MessageError, MQTemplateError
+from mqtemplate.errors import ConfigurationError, MessageError, MQTemplateError, UnknownNameError
 from mqtemplate.event_log import get_logger
 from mqtemplate.processes import absolute_path, home_folder
 
@@ -112,6 +112,7 @@ class Job:
         done: Number of messages that are done.
         result: Text for a reader, at the end.
         back: Path of the page to go back to.
+        must_stop: Set it to end the job before its next message.
     """
 
     def __init__(self, title: str, total: int | None, back: str) -> None:
@@ -122,11 +123,7 @@ class Job:
         self.done = 0
         self.state = JobState.RUNNING
         self.result = ""
-        self._stop = threading.Event()
-
-    def stop(self) -> None:
-        """End the job before its next message."""
-        self._stop.set()
+        self.must_stop = False
 
     def advance(self, count: int) -> None:
         """Count messages that are done.
@@ -135,7 +132,7 @@ class Job:
             StoppedError: The job shall end.
         """
         self.done += count
-        if self._stop.is_set():
+        if self.must_stop:
             raise StoppedError(f"stopped after {self.done} messages")
 
     def run(self, work: Work) -> None:
@@ -188,11 +185,18 @@ class Jobs:
             job.run(work)
         return job
 
-    def get(self, job_id: str) -> Job | None:
-        """Return a job; None if it is not kept any more."""
-        return self._jobs.get(job_id)
+    def get(self, job_id: str) -> Job:
+        """Return a job.
+
+        Raises:
+            UnknownNameError: It is not kept any more.
+        """
+        job = self._jobs.get(job_id)
+        if job is None:
+            raise UnknownNameError("there is no such change; the dashboard was restarted, or it is too long ago")
+        return job
 
     def close(self) -> None:
         """Stop the running job."""
         for job in list(self._jobs.values()):
-            job.stop()
+            job.must_stop = True

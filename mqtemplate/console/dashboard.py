@@ -12,7 +12,7 @@ from mqtemplate.console import application, dead_letters, delayed, messages, ove
 from mqtemplate.console.access import Access
 from mqtemplate.console.actuator import Actuator
 from mqtemplate.console.cache import BackgroundCache, Rates
-from mqtemplate.console.changes import AuditLog, Job, Jobs, JobState, default_audit_path
+from mqtemplate.console.changes import AuditLog, Jobs, JobState, default_audit_path
 from mqtemplate.console.client import LocalActuator
 from mqtemplate.console.rendering import STATIC_TYPES, compile_templates, static_files
 from mqtemplate.console.server import MAX_FORM_BYTES, ConsoleServer
@@ -65,23 +65,16 @@ _STATUS: tuple[tuple[type[MQTemplateError], int], ...] = (
 
 def _show_job(site: Site, call: Call) -> HttpResponse:
     """Return the page of a job. It reloads itself while the job runs."""
-    job = _job(site, call.needed("id"))
+    job = site.jobs.get(call.needed("id"))
     return site.page(call, "job.html", job=job, is_running=job.state is JobState.RUNNING)
 
 
 def _stop_job(site: Site, call: Call) -> HttpResponse:
     """Stop a job before its next message."""
-    job = _job(site, call.field("id"))
+    job = site.jobs.get(call.field("id"))
     with site.audit.change("job.stop", call.request.remote, job=job.title):
-        job.stop()
+        job.must_stop = True
     return site.redirect(call.url("/jobs", id=job.id))
-
-
-def _job(site: Site, job_id: str) -> Job:
-    job = site.jobs.get(job_id)
-    if job is None:
-        raise UnknownNameError("there is no such change; the dashboard was restarted, or it is too long ago")
-    return job
 
 
 _ROUTES = merged(

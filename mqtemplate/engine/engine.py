@@ -197,7 +197,7 @@ class Engine:
         self.topics.load()
         self.topics.create(SCHEDULE_TOPIC, _SCHEDULE_QUEUES)
         self.topics.create(TIMER_TOPIC, 1)
-        self.routes.expect(self.settings.topics)
+        self.routes.unknown.expect(self.settings.topics)
         for topic in self.settings.topics:
             self.routes.queues(topic)
         self.offsets.load()

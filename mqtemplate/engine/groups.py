@@ -396,7 +396,7 @@ class Groups:
                 f"group {spec.group!r} is read by remote clients of this broker, which share no queues with listeners "
                 "in its own process; give the listener a group of its own"
             )
-        self._routes.expect(spec.subscriptions)
+        self._routes.unknown.expect(spec.subscriptions)
         group, offsets = self.local.group(spec.group), self.committed.table(spec)
         return EmbeddedConsumer(self._store, self._queues, self._routes, group, spec, offsets, self._send_back)
 

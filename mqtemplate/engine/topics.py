@@ -95,6 +95,7 @@ class TopicRoutes:
 
     Attributes:
         table: The topics that exist.
+        unknown: Knows the topics that the application reads, or that its configuration names.
     """
 
     def __init__(
@@ -110,13 +111,9 @@ class TopicRoutes:
         self._broker_name = broker_name
         self._default_queue_count = default_queue_count
         self._on_grow = on_grow
-        self._unknown = UnknownTopics(_log, auto_create=auto_create)
+        self.unknown = UnknownTopics(_log, auto_create=auto_create)
         self._routes: dict[str, _Route] = {}
         self._lock = threading.Lock()
-
-    def expect(self, topics: Iterable[str]) -> None:
-        """Note topics that the application reads, or that its configuration names."""
-        self._unknown.expect(topics)
 
     def select(self, topic: str, queue: MessageQueue | None) -> MessageQueue:
         """Return the queue that a message to *topic* goes to: *queue*, or the next one if it is None.
@@ -163,7 +160,7 @@ class TopicRoutes:
         if queue_count is None:
             queue_count = self.table.queue_count(topic)
         if queue_count == 0:
-            self._unknown.check(topic, self.table.names, _REASON)
+            self.unknown.check(topic, self.table.names, _REASON)
             queue_count = self._default_queue_count
         with self._lock:
             queues = self._queues(topic, queue_count)

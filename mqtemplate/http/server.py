@@ -141,7 +141,7 @@ class _Places:
         self._lock = threading.Lock()
         self._waiting: dict[_HttpConnection, float] = {}
         self._handled: set[_HttpConnection] = set()
-        self._handlers = threading.BoundedSemaphore(most_handled)
+        self.handlers = threading.BoundedSemaphore(most_handled)
         self.is_closed = False
 
     def add(self, connection: _HttpConnection) -> bool:
@@ -179,10 +179,7 @@ class _Places:
 
     def take_handler(self) -> bool:
         """Return True if one more request, which is not urgent, may be handled now."""
-        return self._handlers.acquire(blocking=False)
-
-    def free_handler(self) -> None:
-        self._handlers.release()
+        return self.handlers.acquire(blocking=False)
 
     def remove(self, connection: _HttpConnection) -> None:
         with self._lock:
@@ -360,7 +357,7 @@ class _HttpConnection:
         finally:
             # Not later: a client that does not take its response must not occupy the handler.
             if not is_urgent:
-                self._places.free_handler()
+                self._places.handlers.release()
         try:
             self._send(response, head)
         finally:

@@ -146,7 +146,7 @@ def test_one_change_of_many_messages_runs_at_a_time() -> None:
 
     with pytest.raises(MessageError, match="another change is running: first; wait for it, or stop it"):
         jobs.start("second", None, "/", lambda job: "done")
-    first.stop()
+    first.must_stop = True
     eventually(lambda: first.state is JobState.STOPPED, "the job has stopped")
 
     assert first.result.startswith("stopped after ")

@@ -108,7 +108,7 @@ class EmbeddedBroker(Broker):
         return [topic for topic in self.topics.names() if is_application_topic(topic)]
 
     def expect_topics(self, topics: Iterable[str]) -> None:
-        self.engine.routes.expect(topics)
+        self.engine.routes.unknown.expect(topics)
 
     def create_topic(self, topic: str, queue_count: int = 4) -> None:
         self._check_open()
