@@ -14,10 +14,12 @@ from flask import Flask
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
 from mqtemplate import MQApplication
+from mqtemplate.broker import Broker
+from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.console import Actuator, Dashboard, dashboard_asgi_app, dashboard_wsgi_app
 from mqtemplate.console.dashboard import managed_dashboard
-from mqtemplate.errors import ConfigurationError
+from mqtemplate.errors import ConfigurationError, UnsupportedError
 from tests.console.pages import COMPLETE, KEYS, MANAGEMENT_TOKEN, bill
 
 pytestmark = pytest.mark.feature("14.2")
@@ -122,15 +124,15 @@ def test_a_dashboard_without_what_it_needs_is_an_error(keys: dict[str, Any], tex
         pass
 
 
-def test_a_broker_of_the_user_that_is_of_another_kind_is_an_error() -> None:
+def test_a_broker_of_the_user_without_administration_is_an_error() -> None:
     with application() as app:
         actuator, settings = app.get(Actuator), app.settings.mqtemplate.management
 
-        class Other:
-            clock = VirtualClock()
+        class Other(EmbeddedBroker):
+            admin = Broker.admin
 
-        with pytest.raises(ConfigurationError, match="embedded broker or a cluster, and the broker is a Other"):
-            managed_dashboard(Other(), actuator, settings, "shop")  # type: ignore[arg-type]
+        with pytest.raises(UnsupportedError, match="broker 'broker-a', a Other, does not list its topics and groups"):
+            managed_dashboard(Other(), actuator, settings, "shop")
 
 
 def test_without_jinja_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,8 +196,8 @@ def test_an_old_snapshot_is_replaced_beside_its_readers(tmp_path: Path) -> None:
         owner.sends.send(Message("invoices", b"x"))
 
         def topics() -> list[str]:
-            with source.reading() as admin:
-                return admin.topic_names()
+            with source.reading() as access:
+                return access.admin.topic_names()
 
         before = topics()
         eventually(lambda: "invoices" in topics(), "a new snapshot is read")
