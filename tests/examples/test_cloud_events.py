@@ -98,9 +98,7 @@ def test_in_the_structured_mode_the_body_has_everything() -> None:
 def test_a_message_that_is_no_event_is_an_error_and_other_types_are_read_as_before() -> None:
     converter = CloudEventConverter()
 
-    with pytest.raises(
-        ConversionError, match="not a CloudEvent: the attributes id, source, type, spec.* are missing"
-    ):
+    with pytest.raises(ConversionError, match="not a CloudEvent: the attributes id, source, type, spec.* are missing"):
         converter.from_body(b"x", CloudEvent, {})
     assert converter.from_body(b'{"id": 7}', dict, {}) == {"id": 7}
 
