@@ -240,10 +240,7 @@ class LocalSends:
         queue_id = target.queue_id
         # As `MessageWriter.send`, with fewer calls: this is the most frequent kind of send.
         draft, unique_id = self._drafts.make(message, queue_id, store.clock.now_ms())
-        try:
-            put = self._writer.put(draft, topic, queue_id)
-        except StoreError as exc:
-            raise SendError(f"not stored: {exc}") from exc
+        put = self._put(draft, topic, queue_id)
         store.start_flush(put)
         result = SendResult(  # complete before `confirm`: the disk writes meanwhile
             SendStatus.SEND_OK,
@@ -291,9 +288,10 @@ class LocalSends:
     def send_one_way(self, message: Message, queue: MessageQueue | None = None) -> None:
         """See `MessageSends.send_one_way`."""
         self._check_open()
-        target = self._routes.select(message.topic, queue)
-        stored = _stored(lambda: self._writer.send(message, target.queue_id))
-        self._store.confirm_async(stored.end, stored.topics)
+        queue_id = self._routes.select(message.topic, queue).queue_id
+        draft, _ = self._drafts.make(message, queue_id, self._store.clock.now_ms())
+        put = self._put(draft, message.topic, queue_id)
+        self._store.confirm_async(put.physical_offset + put.size, (draft.topic,))
 
     def send_half(
         self, message: Message, group: str, queue: MessageQueue | None = None, timeout_ms: int = 3_000
@@ -330,6 +328,12 @@ class LocalSends:
         if not self._store.confirm(end, topics, timeout_ms):
             raise SendTimeoutError("the messages are stored, but were not flushed in time; send them again")
         return result
+
+    def _put(self, draft: RecordDraft, topic: str, queue_id: int) -> PutResult:
+        try:
+            return self._writer.put(draft, topic, queue_id)
+        except StoreError as exc:
+            raise SendError(f"not stored: {exc}") from exc
 
     def _store_batch(self, messages: Sequence[Message], queue: MessageQueue | None) -> tuple[MessageQueue, StoredSend]:
         target = self._routes.select(_batch_topic(messages), queue)
