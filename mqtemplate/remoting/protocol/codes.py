@@ -96,7 +96,7 @@ class RequestCode(_Code):
     """Operation of a request. Source: ``remoting: RequestCode``; 50-53 are from 4.9.x.
 
     Codes from 500,001 to 500,099 are our own: RocketMQ's highest code is 200,151. A client sends them only to a server
-    that announced the capability; see `headers.delayed.HeartbeatResponseHeader`.
+    that announced the capability; see `bodies.own_requests.HeartbeatResponseHeader`.
     """
 
     SEND_MESSAGE = 10

@@ -2,7 +2,7 @@
 
 The needs follow from the names in a request. What else a request reaches (the topic of a record, the owner of a
 transaction) its processor checks with `AccessControl`. A code that is in no table needs an administrator, so a new
-request is never open by mistake. ``docs/request-codes.md`` shows the same table.
+request is never open by mistake. ``docs/request-rights.md`` shows the same table.
 
 Source: RocketMQ ``acl: PlainAccessValidator`` (ACL 1.0), ``auth`` (ACL 2.0).
 """

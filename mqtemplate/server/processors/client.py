@@ -2,7 +2,7 @@
 
 Codes 34, 35, 38, 41, 42 and 46: clients register, list the members of their groups, and lock queues. Code 37 ends a
 transaction, codes 324 and 325 reply to a request. Codes 307 and 309: a tool asks one consumer through the broker. Code
-370, and codes 500,001 to 500,005, which RocketMQ does not have: control over pending messages.
+370, and codes 500,001 to 500,004 and 500,011, which RocketMQ does not have: control over pending messages.
 
 Source: RocketMQ ``broker: ClientManageProcessor``, ``ConsumerManageProcessor``, ``AdminBrokerProcessor``,
 ``EndTransactionProcessor``, ``ReplyMessageProcessor``, ``RecallMessageProcessor``. Unlike there, replies are not
